@@ -1,0 +1,10 @@
+# Flags for the targets that are sherd's own.
+function(sherd_own_target target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+    $<$<BOOL:${SHERD_WERROR}>:-Werror>)
+  if(SHERD_SANITIZE)
+    target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer
+      -fno-sanitize-recover=all)
+    target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
+  endif()
+endfunction()

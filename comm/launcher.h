@@ -1,0 +1,39 @@
+// Runs ranks as threads of this process.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <sherd/comm/communicator.h>
+
+namespace sherd {
+
+struct LaunchOptions {
+  /// "cpu" or "reference".
+  std::string kernels = "cpu";
+  /// Kernel threads per rank; 0 = cores of this process / ranks, at least 1.
+  int threads_per_rank = 0;
+  /// Largest live bytes per rank; 0 = no limit.
+  int64_t memory_limit = 0;
+  /// A collective that waits longer than this for a peer fails with a CommError naming who is missing.
+  std::chrono::milliseconds timeout{300'000};
+};
+
+/// What a rank is given.
+struct RankContext {
+  std::shared_ptr<Device> device;
+  std::shared_ptr<Communicator> world;
+};
+
+/// Runs body on `ranks` threads with one device and one world communicator each, and returns when all are done.
+///
+/// When a rank throws, the group is aborted so that no other rank waits for it, and after all have ended the
+/// *first* failure is rethrown with its original type (CommErrors that only report a peer's failure never hide the
+/// cause). @throws InvalidArgument when ranks < 1.
+void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
+inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }
+
+}  // namespace sherd

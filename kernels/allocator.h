@@ -1,0 +1,72 @@
+// Pooling allocator with named allocations and a limit.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd {
+
+/// One line of the memory table.
+struct MemoryLine {
+  std::string name;
+  int64_t bytes = 0;       // live now
+  int64_t peak_bytes = 0;  // largest `bytes` ever was
+  int64_t peak_count = 0;  // largest number of live allocations of this name
+};
+
+/// Hands out 128-byte aligned host memory and keeps freed blocks for the next request of the same size.
+///
+/// Thread-safe. Sizes are rounded up to 128 bytes; every figure it reports is in rounded bytes of live
+/// allocations (blocks kept for reuse are not counted). Reuse follows the order of calls: a block that is
+/// released while work still queued on the device's compute stream reads it may be handed out again, which is
+/// safe for later work of the *same* stream only (see Device).
+class Allocator {
+ public:
+  /// @param label names the owner in messages, e.g. "rank 2".
+  /// @param limit_bytes live bytes never pass this; 0 = no limit.
+  explicit Allocator(std::string label, int64_t limit_bytes = 0);
+  ~Allocator();
+  Allocator(const Allocator&) = delete;
+  Allocator& operator=(const Allocator&) = delete;
+
+  /// @throws OutOfMemory with the table of live allocations when the limit would be passed.
+  void* allocate(int64_t bytes, std::string_view name);
+  /// Returns a block; `bytes` and `name` as given to allocate(). Never throws.
+  void release(void* p, int64_t bytes, std::string_view name) noexcept;
+
+  int64_t live_bytes() const;
+  /// Largest live_bytes() since construction or the last reset_peak().
+  int64_t peak_bytes() const;
+  /// Live bytes of all allocations whose name starts with `prefix`.
+  int64_t live_bytes(std::string_view prefix) const;
+  int64_t limit_bytes() const { return limit_; }
+  void reset_peak();
+  /// Lines sorted by peak bytes, largest first.
+  std::vector<MemoryLine> table() const;
+  /// The table as text, one line per name.
+  std::string format_table() const;
+
+  static int64_t rounded(int64_t bytes) { return bytes <= 0 ? 128 : (bytes + 127) / 128 * 128; }
+
+ private:
+  std::string format_locked() const;
+  std::vector<MemoryLine> table_locked() const;
+
+  mutable std::mutex mutex_;
+  std::string label_;
+  int64_t limit_;
+  int64_t live_ = 0;
+  int64_t peak_ = 0;
+  struct Entry {
+    int64_t bytes = 0, peak = 0, count = 0, peak_count = 0;
+  };
+  std::map<std::string, Entry, std::less<>> names_;
+  std::map<int64_t, std::vector<void*>> free_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,126 @@
+// Element types and the two 16-bit float formats.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+namespace sherd {
+
+enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u8 };
+
+/// Bytes of one element.
+constexpr int64_t size_of(DType t) {
+  switch (t) {
+    case DType::f64:
+    case DType::i64:
+      return 8;
+    case DType::f32:
+    case DType::i32:
+      return 4;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::u8:
+      return 1;
+  }
+  return 0;
+}
+
+/// Short name as printed in messages: "f32", "bf16", ...
+constexpr const char* name_of(DType t) {
+  switch (t) {
+    case DType::f32:
+      return "f32";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::f64:
+      return "f64";
+    case DType::i32:
+      return "i32";
+    case DType::i64:
+      return "i64";
+    case DType::u8:
+      return "u8";
+  }
+  return "?";
+}
+
+/// The upper half of an IEEE binary32; conversions round to nearest, ties to even, and keep NaN a NaN.
+struct bf16 {
+  uint16_t bits;
+  bf16() = default;
+  explicit bf16(float v) {
+    uint32_t u = std::bit_cast<uint32_t>(v);
+    bits = (u & 0x7fffffffu) > 0x7f800000u ? static_cast<uint16_t>((u >> 16) | 0x40u)
+                                           : static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  explicit operator float() const { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
+};
+
+/// IEEE binary16; conversions round to nearest, ties to even, with subnormals.
+struct f16 {
+  uint16_t bits;
+  f16() = default;
+  explicit f16(float v) {
+    const uint32_t u = std::bit_cast<uint32_t>(v);
+    const uint32_t sign = (u >> 16) & 0x8000u;
+    const uint32_t a = u & 0x7fffffffu;
+    if (a > 0x7f800000u) {
+      bits = static_cast<uint16_t>(sign | 0x7e00u);
+    } else if (a >= 0x477ff000u) {  // rounds to 2^16 or more
+      bits = static_cast<uint16_t>(sign | 0x7c00u);
+    } else if (a < 0x38800000u) {  // subnormal half: add a constant that puts the ulp at 2^-24
+      const float r = std::bit_cast<float>(a) + 0.5f;
+      bits = static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(r) - 0x3f000000u));
+    } else {
+      bits = static_cast<uint16_t>(sign | ((a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13));
+    }
+  }
+  explicit operator float() const {
+    const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+    const uint32_t e = (bits >> 10) & 0x1fu;
+    const uint32_t m = bits & 0x3ffu;
+    if (e == 31) return std::bit_cast<float>(sign | 0x7f800000u | (m << 13));
+    if (e == 0) {
+      const float f = static_cast<float>(m) * 0x1p-24f;
+      return sign ? -f : f;
+    }
+    return std::bit_cast<float>(sign | ((e + 112u) << 23) | (m << 13));
+  }
+};
+
+template <class T>
+constexpr DType dtype_of();
+template <>
+constexpr DType dtype_of<float>() {
+  return DType::f32;
+}
+template <>
+constexpr DType dtype_of<bf16>() {
+  return DType::bf16;
+}
+template <>
+constexpr DType dtype_of<f16>() {
+  return DType::f16;
+}
+template <>
+constexpr DType dtype_of<double>() {
+  return DType::f64;
+}
+template <>
+constexpr DType dtype_of<int32_t>() {
+  return DType::i32;
+}
+template <>
+constexpr DType dtype_of<int64_t>() {
+  return DType::i64;
+}
+template <>
+constexpr DType dtype_of<uint8_t>() {
+  return DType::u8;
+}
+
+}  // namespace sherd

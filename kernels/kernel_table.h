@@ -1,0 +1,156 @@
+// The kernels behind the door: one function pointer per operation, on raw memory, run inside a stream.
+//
+// ops.h checks shapes and queues; a table only computes. Every table implements every entry. `T` below is the
+// activation dtype (f32 or bf16); arithmetic inside a kernel is always fp32 or better, and gradients of weights
+// are always f32 and accumulated (`+=`).
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/stream.h>
+
+namespace sherd {
+
+/// Untyped pointer with its dtype.
+struct Ref {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+/// C[m,n] = alpha * op(A) op(B) + beta * C, row-major with leading dimensions.
+/// A and B have one dtype (f32 or bf16); C is f32 or that dtype; the sum over k is fp32.
+/// beta = 0 never reads C. m, n or k may be 0.
+struct GemmArgs {
+  bool trans_a = false, trans_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  float alpha = 1, beta = 0;
+  Ref a, b, c;
+  int64_t lda = 0, ldb = 0, ldc = 0;
+};
+
+/// y = x * rstd * w per row, rstd = 1/sqrt(mean(x^2) + eps); rstd is f32 [rows].
+struct RmsNormArgs {
+  int64_t rows = 0, cols = 0;
+  float eps = 0;
+  Ref x, w, y;
+  float* rstd = nullptr;
+  Ref dy, dx;           // backward
+  float* dw = nullptr;  // backward, += over rows in increasing order
+};
+
+/// Causal self-attention over packed rows: qkv is [batch*seq, 3*heads*head_dim] with q, k, v side by side
+/// (head h at columns h*head_dim of each third); out is [batch*seq, heads*head_dim]; softmax scale is
+/// 1/sqrt(head_dim). lse f32 [batch, heads, seq] is the log-sum-exp of each score row, kept for backward.
+struct AttentionArgs {
+  int64_t batch = 0, seq = 0, heads = 0, head_dim = 0;
+  Ref qkv, out;
+  float* lse = nullptr;
+  Ref dout, dqkv;  // backward; dqkv is overwritten
+};
+
+/// out[i] = table[token[i]] + positions[i mod seq]; positions may be null. Backward adds, in increasing i.
+struct EmbeddingArgs {
+  int64_t count = 0, seq = 0, width = 0, vocab = 0;
+  const int32_t* tokens = nullptr;
+  Ref table, positions, out;
+  Ref dout;
+  float* dtable = nullptr;
+  float* dpositions = nullptr;
+};
+
+/// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
+/// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
+struct CrossEntropyArgs {
+  int64_t rows = 0, vocab = 0;
+  Ref logits, dlogits;
+  const int32_t* targets = nullptr;
+  float* losses = nullptr;
+  float scale = 1;
+};
+
+/// Decoupled AdamW (Loshchilov & Hutter 2019) with PyTorch's order of operations, per element:
+///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
+///   w -= (lr/bias1) * m / (sqrt(v)/sqrt(bias2) + eps),  bias_i = 1 - beta_i^step.
+/// The result for an element must not depend on where it lies in the range.
+struct AdamWArgs {
+  int64_t count = 0;
+  float* w = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  const float* g = nullptr;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, bias1 = 1, bias2 = 1;
+};
+
+/// buffer += (1-mu)*(g - buffer); update = nesterov ? g + mu*(buffer - g) : buffer  (torch.optim.Muon).
+/// The result for an element must not depend on where it lies in the range.
+struct MuonMomentumArgs {
+  int64_t count = 0;
+  float* buffer = nullptr;
+  const float* g = nullptr;
+  float* update = nullptr;
+  float mu = 0;
+  bool nesterov = true;
+};
+
+/// Newton-Schulz iteration on a row-major [rows, cols] f32 matrix, in the orientation with rows <= cols:
+/// X0 = U/(||U||_F + eps); X <- aX + b(XX^T)X + c(XX^T)^2 X, with row i of `coefficients` (a,b,c) at step i.
+/// out may not alias in. A zero matrix gives zero.
+struct NewtonSchulzArgs {
+  int64_t rows = 0, cols = 0;
+  const float* in = nullptr;
+  float* out = nullptr;
+  float eps = 1e-7f;
+  int steps = 0;
+  float coefficients[16][3] = {};
+};
+
+struct KernelTable {
+  const char* name;
+  void (*fill)(ExecutionContext&, Ref dst, int64_t count, double value);
+  void (*copy)(ExecutionContext&, void* dst, const void* src, int64_t bytes);
+  /// Any pair of f32, bf16, f16, f64.
+  void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
+  /// x *= factor (f32, bf16).
+  void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
+  /// dst += alpha * src; dst f32, src f32 or bf16.
+  void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
+  /// dst = decay * dst + alpha * src, all f32.
+  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
+  /// out = a + b, one dtype (f32 or bf16); out may alias either.
+  void (*add)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
+  void (*gemm)(ExecutionContext&, const GemmArgs&);
+  void (*rms_norm_forward)(ExecutionContext&, const RmsNormArgs&);
+  void (*rms_norm_backward)(ExecutionContext&, const RmsNormArgs&);
+  void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
+  void (*attention_backward)(ExecutionContext&, const AttentionArgs&);
+  /// 0.5x(1+tanh(sqrt(2/pi)(x+0.044715x^3)))
+  void (*gelu_forward)(ExecutionContext&, Ref y, Ref x, int64_t count);
+  /// dx = dy * gelu'(x); dx may alias dy.
+  void (*gelu_backward)(ExecutionContext&, Ref dx, Ref dy, Ref x, int64_t count);
+  void (*embedding_forward)(ExecutionContext&, const EmbeddingArgs&);
+  void (*embedding_backward)(ExecutionContext&, const EmbeddingArgs&);
+  void (*cross_entropy_forward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*cross_entropy_backward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*adamw)(ExecutionContext&, const AdamWArgs&);
+  void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
+  void (*newton_schulz)(ExecutionContext&, const NewtonSchulzArgs&);
+  /// Adds the exact sum of x[i]^2, the number of zeros and of non-finite elements; see exact_sum.h.
+  void (*accumulate_squares)(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+  /// out[0] += sum of x in increasing order, in double.
+  void (*accumulate_sum)(ExecutionContext&, double* out, const float* x, int64_t count);
+  /// Element i of the range is element begin + i of an infinite N(mean, stddev) sequence named by `key`.
+  void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
+                        float stddev);
+};
+
+/// Slow and obvious; the oracle of every test.
+const KernelTable& reference_kernels();
+/// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN. Entries that need no speed are the reference's.
+const KernelTable& cpu_kernels();
+
+}  // namespace sherd

@@ -1,0 +1,98 @@
+// The one door to computation: checks shapes and dtypes, then queues the kernel on a stream.
+//
+// Every function returns at once. Tensors named as outputs are overwritten unless the comment says "adds".
+// The caller keeps the memory alive until the stream has run the work (see Device for the reuse rule).
+// @throws ShapeMismatch / InvalidArgument at the call when arguments do not fit; kernels themselves do not fail.
+// Formulas and accumulation rules are those of the argument structs in kernel_table.h.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include <sherd/kernels/tensor.h>
+
+namespace sherd::ops {
+
+void fill(Stream& s, const Tensor& dst, double value);
+/// Same dtype and element count. Counted in Device::copied_bytes().
+void copy(Stream& s, const Tensor& dst, const Tensor& src);
+/// Copies host memory into dst; the bytes are taken before the call returns.
+void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes);
+/// Waits for the stream, then copies into host memory.
+void copy_to_host(Stream& s, void* dst, const Tensor& src);
+/// copy_to_host into a vector of floats; src is f32, bf16 or f16.
+std::vector<float> to_floats(Stream& s, const Tensor& src);
+
+/// Element count equal, any pair of float dtypes.
+void cast(Stream& s, const Tensor& dst, const Tensor& src);
+void scale(Stream& s, const Tensor& x, float factor);
+/// x *= factor[0]; x f32, factor f32 [1] read on the stream; a factor of exactly 1 leaves x untouched.
+void scale_by(Stream& s, const Tensor& x, const Tensor& factor);
+/// dst += alpha * src.
+void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src);
+/// dst = decay * dst + alpha * src (f32).
+void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const Tensor& src);
+void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
+
+/// C = alpha * op(A) op(B) + beta * C for 2-D tensors.
+void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+          float alpha = 1, float beta = 0);
+
+/// x, y [rows, cols]; w [cols]; rstd f32 [rows].
+void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w, float eps);
+/// dw (f32 [cols]) adds.
+void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                       const Tensor& w, const Tensor& rstd);
+
+/// qkv [batch*seq, 3*heads*head_dim], out [batch*seq, heads*head_dim], lse f32 [batch, heads, seq].
+void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
+                       int64_t heads);
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
+                        const Tensor& qkv, int64_t batch, int64_t heads);
+
+void gelu_forward(Stream& s, const Tensor& y, const Tensor& x);
+void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x);
+
+/// tokens i32 [batch, seq]; table [vocab, width]; positions [>= seq, width] or undefined; out [batch*seq, width].
+/// A token outside [0, vocab) fails the stream with InvalidArgument.
+void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const Tensor& table,
+                       const Tensor& positions);
+/// dtable and dpositions (f32; dpositions may be undefined) add.
+void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dpositions, const Tensor& dout,
+                        const Tensor& tokens);
+
+/// logits [rows, vocab], targets i32 (rows elements), losses f32 [rows].
+void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets);
+/// dlogits may be logits itself.
+void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
+                            float scale);
+
+struct AdamWStep {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
+  /// Counted from 1.
+  int64_t step = 1;
+};
+/// All f32 of one element count.
+void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g, const AdamWStep& step);
+
+void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu, bool nesterov);
+
+struct Coefficients {
+  float a, b, c;
+};
+/// in, out f32 [rows, cols], distinct; one row of coefficients per step, at most 16.
+void newton_schulz(Stream& s, const Tensor& out, const Tensor& in, std::span<const Coefficients> steps,
+                   float eps = 1e-7f);
+
+/// accumulator i64 [ExactSum::kWords] adds; x f32.
+void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x);
+/// out f64 [1] adds the sum of x (f32).
+void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x);
+
+/// dst f32 receives elements [begin, begin + numel) of the normal sequence of (seed, name); Philox4x32-10.
+void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name, float mean,
+                   float stddev);
+
+}  // namespace sherd::ops

@@ -1,0 +1,66 @@
+// Streams and events: ordered queues of device work, with the meaning they have in CUDA, on every device.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace sherd {
+
+class Device;
+struct KernelTable;
+
+/// What a piece of work sees while it runs on its stream.
+struct ExecutionContext {
+  /// Threads a kernel may use (CPU).
+  int threads = 1;
+  /// Grow-only scratch memory of the stream, valid until the running piece of work returns.
+  std::function<void*(int64_t bytes)> scratch;
+  /// Native queue (cudaStream_t) on devices that have one.
+  void* native = nullptr;
+};
+
+/// Completion of everything that was queued on a stream when the event was recorded.
+/// A cheap handle; a default-constructed event counts as complete.
+class Event {
+ public:
+  struct State {
+    virtual ~State() = default;
+    virtual bool done() const = 0;
+    virtual void synchronize() const = 0;
+  };
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  bool done() const { return !state_ || state_->done(); }
+  /// Blocks the calling thread. @throws what the recording stream failed with, if it failed before the event.
+  void synchronize() const {
+    if (state_) state_->synchronize();
+  }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+/// An ordered queue of work on one device. Work of one stream runs in submission order; work of different
+/// streams runs concurrently unless ordered by record()/wait().
+///
+/// Failure: once a piece of work throws, the stream drops everything after it, its later events fail with the
+/// same exception, streams waiting for those events fail too, and synchronize() rethrows it. A failed stream
+/// stays failed. submit/record/wait are called by one host thread at a time.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  /// Queues `work`; `what` is a static string naming it in traces and messages.
+  virtual void submit(const char* what, std::function<void(ExecutionContext&)> work) = 0;
+  virtual Event record() = 0;
+  /// Later work of this stream starts only after `event`.
+  virtual void wait(const Event& event) = 0;
+  /// Blocks the host until all queued work is done. @throws the stream's first failure.
+  virtual void synchronize() = 0;
+  virtual Device& device() const = 0;
+  virtual const std::string& name() const = 0;
+};
+
+}  // namespace sherd
