@@ -46,6 +46,8 @@ class Communicator {
   virtual int size() const = 0;
   /// Rank of this process in the group the launcher made (for messages).
   virtual int world_rank() const = 0;
+  /// The device this rank computes on (given by the launcher; outlives the communicator).
+  virtual Device& device() const = 0;
 
   /// recv (size()*n elements) = the n elements of `send` of every rank, in rank order.
   /// In place when send is recv.flat(rank*n, (rank+1)*n).

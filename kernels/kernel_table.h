@@ -1,8 +1,8 @@
 // The kernels behind the door: one function pointer per operation, on raw memory, run inside a stream.
 //
 // ops.h checks shapes and queues; a table only computes. Every table implements every entry. `T` below is the
-// activation dtype (f32 or bf16); arithmetic inside a kernel is always fp32 or better, and gradients of weights
-// are always f32 and accumulated (`+=`).
+// activation dtype (f32 or bf16); arithmetic inside a kernel is always fp32 or better, and gradients of
+// weights are always f32 and accumulated (`+=`).
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct GemmArgs {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
   float alpha = 1, beta = 0;
-  Ref a, b, c;
+  Ref a{}, b{}, c{};
   int64_t lda = 0, ldb = 0, ldc = 0;
 };
 
@@ -37,9 +37,9 @@ struct GemmArgs {
 struct RmsNormArgs {
   int64_t rows = 0, cols = 0;
   float eps = 0;
-  Ref x, w, y;
+  Ref x{}, w{}, y{};
   float* rstd = nullptr;
-  Ref dy, dx;           // backward
+  Ref dy{}, dx{};       // backward
   float* dw = nullptr;  // backward, += over rows in increasing order
 };
 
@@ -48,17 +48,17 @@ struct RmsNormArgs {
 /// 1/sqrt(head_dim). lse f32 [batch, heads, seq] is the log-sum-exp of each score row, kept for backward.
 struct AttentionArgs {
   int64_t batch = 0, seq = 0, heads = 0, head_dim = 0;
-  Ref qkv, out;
+  Ref qkv{}, out{};
   float* lse = nullptr;
-  Ref dout, dqkv;  // backward; dqkv is overwritten
+  Ref dout{}, dqkv{};  // backward; dqkv is overwritten
 };
 
 /// out[i] = table[token[i]] + positions[i mod seq]; positions may be null. Backward adds, in increasing i.
 struct EmbeddingArgs {
   int64_t count = 0, seq = 0, width = 0, vocab = 0;
   const int32_t* tokens = nullptr;
-  Ref table, positions, out;
-  Ref dout;
+  Ref table{}, positions{}, out{};
+  Ref dout{};
   float* dtable = nullptr;
   float* dpositions = nullptr;
 };
@@ -67,7 +67,7 @@ struct EmbeddingArgs {
 /// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
 struct CrossEntropyArgs {
   int64_t rows = 0, vocab = 0;
-  Ref logits, dlogits;
+  Ref logits{}, dlogits{};
   const int32_t* targets = nullptr;
   float* losses = nullptr;
   float scale = 1;
@@ -120,7 +120,8 @@ struct KernelTable {
   /// dst += alpha * src; dst f32, src f32 or bf16.
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
   /// dst = decay * dst + alpha * src, all f32.
-  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
+  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src,
+                        int64_t count);
   /// out = a + b, one dtype (f32 or bf16); out may alias either.
   void (*add)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
   void (*gemm)(ExecutionContext&, const GemmArgs&);
@@ -150,7 +151,8 @@ struct KernelTable {
 
 /// Slow and obvious; the oracle of every test.
 const KernelTable& reference_kernels();
-/// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN. Entries that need no speed are the reference's.
+/// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN. Entries that need no speed are the
+/// reference's.
 const KernelTable& cpu_kernels();
 
 }  // namespace sherd

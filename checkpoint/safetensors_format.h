@@ -1,0 +1,63 @@
+// What the safetensors reader and writer share.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/shape.h>
+
+namespace sherd::safetensors {
+
+static_assert(std::endian::native == std::endian::little, "tensor data is copied to and from files unchanged");
+
+constexpr std::string_view kMetadata = "__metadata__";
+constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kMaxHeaderBytes = 100'000'000;
+
+struct Type {
+  std::string_view name;
+  int64_t bytes;
+  std::optional<DType> dtype;
+};
+
+/// Every element type of whole bytes that the format knows.
+constexpr Type kTypes[] = {
+    {"F32", 4, DType::f32},     {"BF16", 2, DType::bf16},   {"F16", 2, DType::f16},
+    {"F64", 8, DType::f64},     {"I32", 4, DType::i32},     {"I64", 8, DType::i64},
+    {"U8", 1, DType::u8},       {"BOOL", 1, std::nullopt},  {"I8", 1, std::nullopt},
+    {"I16", 2, std::nullopt},   {"U16", 2, std::nullopt},   {"U32", 4, std::nullopt},
+    {"U64", 8, std::nullopt},   {"C64", 8, std::nullopt},   {"F8_E4M3", 1, std::nullopt},
+    {"F8_E5M2", 1, std::nullopt}, {"F8_E8M0", 1, std::nullopt},
+};
+
+constexpr const Type* find_type(std::string_view name) {
+  for (const Type& type : kTypes) {
+    if (type.name == name) return &type;
+  }
+  return nullptr;
+}
+
+constexpr std::string_view type_name(DType dtype) {
+  for (const Type& type : kTypes) {
+    if (type.dtype == dtype) return type.name;
+  }
+  return "";
+}
+
+/// Bytes of a tensor; nullopt when a size is negative or the product of its non-zero sizes passes 2^63 - 1, so that
+/// later arithmetic on accepted shapes (rows, strides) cannot overflow either.
+inline std::optional<int64_t> checked_bytes(const Shape& shape, int64_t element_bytes) {
+  int64_t bytes = element_bytes;
+  bool empty = false;
+  for (int64_t size : shape) {
+    if (size < 0) return std::nullopt;
+    empty = empty || size == 0;
+    if (size != 0 && __builtin_mul_overflow(bytes, size, &bytes)) return std::nullopt;
+  }
+  return empty ? 0 : bytes;
+}
+
+}  // namespace sherd::safetensors

@@ -1,0 +1,198 @@
+#include <sherd/checkpoint/safetensors.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/safetensors_format.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+using namespace safetensors;
+
+/// Text from the file, safe to print: escaped, and cut when absurdly long.
+std::string quoted(std::string_view text) {
+  constexpr size_t kShown = 300;
+  const std::string shown = json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
+  return text.size() <= kShown ? shown : shown + "...";
+}
+
+/// The header as JSON. Plain parsing would keep the last of several equal keys; here they are an error.
+json parse_json(std::string_view header) {
+  std::vector<std::set<std::string>> open_objects;
+  const auto check_keys = [&](int, json::parse_event_t event, json& parsed) {
+    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
+    if (event == json::parse_event_t::object_end) open_objects.pop_back();
+    if (event == json::parse_event_t::key &&
+        !open_objects.back().insert(parsed.get_ref<const std::string&>()).second) {
+      throw CorruptCheckpoint(fmt::format("{}: this key appears twice",
+                                          quoted(parsed.get_ref<const std::string&>())));
+    }
+    return true;
+  };
+  try {
+    return json::parse(header, check_keys);
+  } catch (const json::exception& e) {
+    throw CorruptCheckpoint(fmt::format("the header is not valid JSON: {}", quoted(e.what())));
+  }
+}
+
+/// A size or an offset: an integer in [0, 2^63).
+std::optional<int64_t> whole_number(const json& value) {
+  constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax) return std::nullopt;
+  return value.get<int64_t>();
+}
+
+Shape whole_numbers(const json& entry, const char* key) {
+  const auto found = entry.find(key);
+  if (found == entry.end()) throw CorruptCheckpoint(fmt::format("\"{}\" is missing", key));
+  if (!found->is_array()) throw CorruptCheckpoint(fmt::format("\"{}\" is not an array", key));
+  Shape numbers;
+  for (const json& value : *found) {
+    const std::optional<int64_t> number = whole_number(value);
+    if (!number) {
+      throw CorruptCheckpoint(fmt::format("\"{}\" holds something other than integers from 0 to 2^63 - 1", key));
+    }
+    numbers.push_back(*number);
+  }
+  return numbers;
+}
+
+/// Checks one entry by itself; the caller adds name and file to the message.
+SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
+  if (!value.is_object()) throw CorruptCheckpoint("the entry is not an object");
+  SafetensorsEntry entry;
+  const auto dtype = value.find("dtype");
+  if (dtype == value.end() || !dtype->is_string()) throw CorruptCheckpoint("\"dtype\" is missing or not a string");
+  entry.dtype_name = dtype->get<std::string>();
+  const Type* type = find_type(entry.dtype_name);
+  if (type == nullptr) throw CorruptCheckpoint(fmt::format("unknown dtype {}", quoted(entry.dtype_name)));
+  entry.dtype = type->dtype;
+  entry.shape = whole_numbers(value, "shape");
+  const Shape offsets = whole_numbers(value, "data_offsets");
+  if (offsets.size() != 2) throw CorruptCheckpoint("\"data_offsets\" is not a pair");
+  entry.begin = offsets[0];
+  entry.end = offsets[1];
+  if (entry.end < entry.begin) {
+    throw CorruptCheckpoint(fmt::format("its data ends at {}, before its begin at {}", entry.end, entry.begin));
+  }
+  if (entry.end > data_bytes) {
+    throw CorruptCheckpoint(fmt::format("its data ends at byte {}, but the file has {} bytes of data: it was cut off",
+                                        entry.end, data_bytes));
+  }
+  const std::optional<int64_t> needed = checked_bytes(entry.shape, type->bytes);
+  if (!needed) throw CorruptCheckpoint("the product of its shape passes 2^63 - 1 bytes");
+  if (*needed != entry.end - entry.begin) {
+    throw CorruptCheckpoint(fmt::format("{} of shape {} takes {} bytes, but its data has {}", entry.dtype_name,
+                                        to_string(entry.shape), *needed, entry.end - entry.begin));
+  }
+  return entry;
+}
+
+std::map<std::string, std::string> parse_metadata(const json& value) {
+  if (!value.is_object()) throw CorruptCheckpoint("it is not an object");
+  std::map<std::string, std::string> metadata;
+  for (const auto& [key, text] : value.items()) {
+    if (!text.is_string()) throw CorruptCheckpoint(fmt::format("the value of {} is not a string", quoted(key)));
+    metadata[key] = text.get<std::string>();
+  }
+  return metadata;
+}
+
+/// Sorts by place and demands that the entries cover the data without hole, overlap or rest.
+void check_coverage(std::vector<SafetensorsEntry>& entries, int64_t data_bytes) {
+  std::sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
+  });
+  int64_t covered = 0;
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.begin != covered) {
+      throw CorruptCheckpoint(fmt::format("{}: its data begins at byte {}, but what lies before ends at {}: {}",
+                                          quoted(entry.name), entry.begin, covered,
+                                          entry.begin < covered ? "they overlap" : "there is a hole"));
+    }
+    covered = entry.end;
+  }
+  if (covered != data_bytes) {
+    throw CorruptCheckpoint(
+        fmt::format("{} bytes follow the last tensor and belong to none", data_bytes - covered));
+  }
+}
+
+}  // namespace
+
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(File::open_to_read(path)) {
+  try {
+    const int64_t size = file_.size();
+    if (size < kLengthBytes) {
+      throw CorruptCheckpoint(fmt::format("{} bytes are too few to hold even a header's length", size));
+    }
+    uint64_t length = 0;
+    file_.read_at(0, &length, kLengthBytes);
+    if (length > kMaxHeaderBytes) {
+      throw CorruptCheckpoint(fmt::format("the header claims {} bytes; the format allows {}", length, kMaxHeaderBytes));
+    }
+    const auto header_bytes = static_cast<int64_t>(length);
+    if (header_bytes > size - kLengthBytes) {
+      throw CorruptCheckpoint(fmt::format("the header claims {} bytes, but only {} follow: the file was cut off",
+                                          header_bytes, size - kLengthBytes));
+    }
+    std::string header(length, '\0');
+    file_.read_at(kLengthBytes, header.data(), header_bytes);
+    data_start_ = kLengthBytes + header_bytes;
+    parse(header, size - data_start_);
+  } catch (const CorruptCheckpoint& e) {
+    throw CorruptCheckpoint(fmt::format("'{}' is not a sound safetensors file: {}", path.string(), e.what()));
+  }
+}
+
+void SafetensorsReader::parse(std::string_view header, int64_t data_bytes) {
+  if (!header.starts_with('{')) throw CorruptCheckpoint("the header does not start with '{'");
+  // The JSON parser takes a zero byte for the end of its input and would not see what follows.
+  if (header.find('\0') != header.npos) throw CorruptCheckpoint("the header holds a zero byte");
+  const json parsed = parse_json(header);
+  for (const auto& [name, value] : parsed.items()) {
+    try {
+      if (name == kMetadata) {
+        metadata_ = parse_metadata(value);
+        continue;
+      }
+      entries_.push_back(parse_entry(value, data_bytes));
+      entries_.back().name = name;
+    } catch (const CorruptCheckpoint& e) {
+      throw CorruptCheckpoint(fmt::format("{}: {}", quoted(name), e.what()));
+    }
+  }
+  check_coverage(entries_, data_bytes);
+  for (size_t i = 0; i < entries_.size(); ++i) by_name_[entries_[i].name] = i;
+}
+
+const SafetensorsEntry* SafetensorsReader::find(std::string_view name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &entries_[found->second];
+}
+
+void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64_t count, void* to) const {
+  if (!entry.dtype) {
+    throw NotSupported(fmt::format("'{}': {} has dtype {}, which sherd cannot read; convert the file to one of "
+                                   "F32, BF16, F16, F64, I32, I64, U8",
+                                   path().string(), quoted(entry.name), entry.dtype_name));
+  }
+  const int64_t numel = numel_of(entry.shape);
+  if (first < 0 || count < 0 || first > numel || count > numel - first) {
+    throw InvalidArgument(fmt::format("'{}': {} elements from {} on are outside {}, which has {}", path().string(),
+                                      count, first, quoted(entry.name), numel));
+  }
+  const int64_t width = size_of(*entry.dtype);
+  file_.read_at(data_start_ + entry.begin + first * width, to, count * width);
+}
+
+}  // namespace sherd

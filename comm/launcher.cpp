@@ -1,0 +1,115 @@
+#include <sherd/comm/launcher.h>
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <sherd/comm/local/abort_domain.h>
+#include <sherd/comm/local/local_communicator.h>
+
+namespace sherd {
+namespace {
+
+/// Cores this process may run on.
+int available_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+std::string text_of(const std::exception_ptr& e) noexcept {
+  try {
+    std::rethrow_exception(e);
+  } catch (const std::exception& x) {
+    return x.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+/// Keeps the failure that the launch is to report: the first one that does not merely report a peer's.
+class FirstFailure {
+ public:
+  void add(const std::exception_ptr& e) {
+    std::lock_guard lock(mutex_);
+    auto& slot = reports_a_peer(e) ? secondary_ : primary_;
+    if (!slot) slot = e;
+  }
+  void rethrow_if_any() const {
+    if (const auto& e = primary_ ? primary_ : secondary_) std::rethrow_exception(e);
+  }
+
+ private:
+  static bool reports_a_peer(const std::exception_ptr& e) {
+    try {
+      std::rethrow_exception(e);
+    } catch (const local::PeerFailure&) {
+      return true;
+    } catch (...) {
+      return false;
+    }
+  }
+
+  std::mutex mutex_;
+  std::exception_ptr primary_, secondary_;
+};
+
+void run_rank(RankContext& context, const std::function<void(RankContext&)>& body, FirstFailure& failure) {
+  // The body may reset the context's members; the rank's end needs them.
+  const RankContext own = context;
+  try {
+    body(context);
+    own.device->compute().synchronize();
+  } catch (...) {
+    failure.add(std::current_exception());
+    own.world->abort(text_of(std::current_exception()));
+  }
+  // Peers may still read this rank's memory, and queued work of this rank theirs: no device goes before all
+  // streams have run dry.
+  try {
+    own.device->compute().synchronize();
+  } catch (...) {  // recorded above
+  }
+}
+
+}  // namespace
+
+void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
+  if (ranks < 1) throw InvalidArgument(fmt::format("launch of {} ranks; use at least 1", ranks));
+  if (options.threads_per_rank < 0)
+    throw InvalidArgument(fmt::format(
+        "threads_per_rank is {}; use 0 for an equal share of the cores, or more", options.threads_per_rank));
+  const int threads =
+      options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
+
+  const auto worlds = make_local_world(ranks, options.timeout);
+  std::vector<std::shared_ptr<Device>> devices;
+  std::vector<RankContext> contexts;
+  for (int r = 0; r < ranks; ++r) {
+    devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
+                                       .threads = threads,
+                                       .kernels = options.kernels,
+                                       .memory_limit = options.memory_limit}));
+    contexts.push_back({devices.back(), worlds[static_cast<size_t>(r)]});
+  }
+
+  FirstFailure failure;
+  {
+    std::vector<std::jthread> rank_threads;
+    try {
+      for (auto& context : contexts) rank_threads.emplace_back([&] { run_rank(context, body, failure); });
+    } catch (...) {  // the system has no further thread
+      failure.add(std::current_exception());
+      worlds[rank_threads.size()]->abort(text_of(std::current_exception()));
+    }
+  }
+  failure.rethrow_if_any();
+}
+
+}  // namespace sherd

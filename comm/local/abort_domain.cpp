@@ -1,0 +1,69 @@
+#include <sherd/comm/local/abort_domain.h>
+
+#include <fmt/format.h>
+
+namespace sherd::local {
+
+std::shared_ptr<WaitPoint> AbortDomain::make_wait_point() {
+  auto point = std::make_shared<WaitPoint>();
+  std::lock_guard lock(mutex_);
+  std::erase_if(points_, [](const auto& p) { return p.expired(); });
+  points_.push_back(point);
+  return point;
+}
+
+bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
+  std::lock_guard lock(mutex_);
+  if (aborted()) return false;
+  try {
+    cause_ = cause;
+  } catch (const std::bad_alloc&) {
+    cause_.clear();  // the abort itself must not fail for want of memory
+  }
+  failed_rank_ = failed_rank;
+  aborted_.store(true, std::memory_order_release);
+  return true;
+}
+
+void AbortDomain::wake_all() noexcept {
+  std::vector<std::weak_ptr<WaitPoint>> points;
+  {
+    std::lock_guard lock(mutex_);
+    points.swap(points_);  // later wait points see aborted() before they wait
+  }
+  for (const auto& weak : points) {
+    if (const auto point = weak.lock()) {
+      // A waiter is either before its check of aborted(), which will then be true, or asleep.
+      { std::lock_guard lock(point->mutex); }
+      point->changed.notify_all();
+    }
+  }
+}
+
+void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
+  declare(failed_rank, cause);
+  wake_all();
+}
+
+void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
+                       const std::string& cause) {
+  const bool first = declare(failed_rank, cause);
+  lock.unlock();
+  wake_all();
+  if (first) throw CommError(cause, failed_rank);
+  raise(where);
+}
+
+void AbortDomain::raise(const std::string& where) const {
+  std::lock_guard lock(mutex_);
+  throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);
+}
+
+std::string AbortDomain::timeout_message(const std::string& where, const std::vector<int>& missing) const {
+  return fmt::format(
+      "{}: waited {} ms for rank{} {}, which did not call it; look there for what went wrong, or raise the "
+      "timeout",
+      where, timeout_.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+}  // namespace sherd::local

@@ -1,0 +1,79 @@
+// One launch's failure: the first cause, and the means to wake every thread that waits for a peer.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/error.h>
+
+namespace sherd::local {
+
+/// A CommError that only reports what another rank failed with; the launcher prefers the cause over it.
+class PeerFailure final : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// A mutex and condition on which the ranks of a group wait for each other.
+struct WaitPoint {
+  std::mutex mutex;
+  std::condition_variable changed;
+};
+
+enum class Wait { ready, aborted, timed_out };
+
+/// Shared by all groups of a launch. Lock order: a WaitPoint's mutex before the domain's.
+class AbortDomain {
+ public:
+  explicit AbortDomain(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  AbortDomain(const AbortDomain&) = delete;
+  AbortDomain& operator=(const AbortDomain&) = delete;
+
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+
+  /// A wait point that abort() wakes for as long as it lives.
+  std::shared_ptr<WaitPoint> make_wait_point();
+
+  /// Waits until ready(), which is asked under `lock` (of point.mutex), or abort, or timeout.
+  template <class Ready>
+  Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready) const {
+    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    const bool woken = point.changed.wait_until(lock, deadline, [&] { return ready() || aborted(); });
+    if (!woken) return Wait::timed_out;
+    return ready() ? Wait::ready : Wait::aborted;
+  }
+
+  /// The first call records the cause; all calls wake everybody. Takes every WaitPoint's mutex in turn.
+  void abort(int failed_rank, const std::string& cause) noexcept;
+
+  /// For the holder of a WaitPoint's mutex: records `cause` (so that no other rank's later view of the same
+  /// trouble can win), unlocks, wakes everybody. @throws CommError(cause), or as raise() when something else
+  /// failed before.
+  [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
+                         const std::string& cause);
+
+  /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.
+  [[noreturn]] void raise(const std::string& where) const;
+
+  /// "<where>: waited 300 ms for ranks 2, 3, ..."
+  std::string timeout_message(const std::string& where, const std::vector<int>& missing) const;
+
+ private:
+  bool declare(int failed_rank, const std::string& cause) noexcept;
+  void wake_all() noexcept;
+
+  const std::chrono::milliseconds timeout_;
+  std::atomic<bool> aborted_{false};
+  mutable std::mutex mutex_;
+  std::string cause_;
+  int failed_rank_ = -1;
+  std::vector<std::weak_ptr<WaitPoint>> points_;
+};
+
+}  // namespace sherd::local

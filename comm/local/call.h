@@ -1,0 +1,32 @@
+// One rank's side of a collective, as its peers see it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/communicator.h>
+
+namespace sherd::local {
+
+/// Lives in the queued work, which also keeps the tensors' memory alive. Fields that an operation does not
+/// use keep their defaults, so that agreement is plain comparison.
+struct Call {
+  const char* op = "";
+  int64_t sequence = 0;  // of this operation on its communicator, from 1
+  DType dtype = DType::u8;
+  int64_t elements = 0;         // of the whole collective, equal on every rank where the operation fixes it
+  std::vector<int64_t> counts;  // per rank, equal on every rank
+  int root = -1;
+  ReduceOp reduce = ReduceOp::sum;
+  std::vector<int64_t> send_counts, recv_counts;  // all_to_all_v only: mine, agree crosswise
+  Tensor send, recv;
+};
+
+/// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes)"
+std::string describe(const Call& call);
+
+/// Why the calls of the ranks of a group do not belong together; empty when they do.
+std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks);
+
+}  // namespace sherd::local

@@ -1,0 +1,116 @@
+#include <sherd/comm/local/local_group.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <tuple>
+
+namespace sherd::local {
+
+LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks)
+    : domain_(std::move(domain)),
+      world_ranks_(std::move(world_ranks)),
+      point_(domain_->make_wait_point()),
+      calls_(*domain_, *point_, world_ranks_),
+      sends_(world_ranks_.size()),
+      splits_(*domain_, *point_, world_ranks_),
+      split_results_(world_ranks_.size()),
+      mailboxes_(world_ranks_.size() * world_ranks_.size()) {}
+
+void LocalGroup::collective(int rank, const Call& call, Move move) {
+  calls_.enter(rank, call, [this] {
+    std::string reason = disagreement(calls_.slots(), world_ranks_);
+    if (reason.empty())
+      std::transform(calls_.slots().begin(), calls_.slots().end(), sends_.begin(),
+                     [](const Call* c) -> const void* { return c->send.raw(); });
+    return reason;
+  });
+  move({rank, calls_, sends_});
+  calls_.sync(true);
+}
+
+std::string LocalGroup::place(int rank, const Call& call, const char* preposition, int peer) const {
+  return fmt::format("{} on rank {} {} rank {}", describe(call), world_rank(rank), preposition,
+                     world_rank(peer));
+}
+
+void LocalGroup::send(int rank, int peer, const Call& call) {
+  const std::string where = place(rank, call, "to", peer);
+  Mailbox& box = mailbox(rank, peer);
+  std::unique_lock lock(point_->mutex);
+  if (domain_->aborted()) {
+    lock.unlock();
+    domain_->raise(where);
+  }
+  box.posted = &call;
+  point_->changed.notify_all();
+  const Wait outcome = domain_->wait(*point_, lock, [&] { return box.done; });
+  if (box.taken) point_->changed.wait(lock, [&] { return box.done; });
+  const bool arrived = box.done;
+  box = {};
+  if (arrived) return;
+  if (outcome == Wait::timed_out)
+    domain_->fail(lock, world_rank(peer), where, domain_->timeout_message(where, {world_rank(peer)}));
+  lock.unlock();
+  domain_->raise(where);
+}
+
+void LocalGroup::recv(int rank, int peer, const Call& call) {
+  const std::string where = place(rank, call, "from", peer);
+  Mailbox& box = mailbox(peer, rank);
+  std::unique_lock lock(point_->mutex);
+  if (domain_->aborted()) {
+    lock.unlock();
+    domain_->raise(where);
+  }
+  // A box that is done still belongs to the sender of the message before.
+  switch (domain_->wait(*point_, lock, [&] { return box.posted != nullptr && !box.done; })) {
+    case Wait::ready:
+      break;
+    case Wait::aborted:
+      lock.unlock();
+      domain_->raise(where);
+    case Wait::timed_out:
+      domain_->fail(lock, world_rank(peer), where, domain_->timeout_message(where, {world_rank(peer)}));
+  }
+  const Call& sent = *box.posted;
+  if (sent.dtype != call.dtype || sent.elements != call.elements)
+    domain_->fail(lock, -1, where,
+                  fmt::format("{}: does not match {} there; give both the same element count and dtype",
+                              where, describe(sent)));
+  box.taken = true;
+  lock.unlock();
+  if (call.elements > 0)
+    std::memcpy(call.recv.raw(), sent.send.raw(), static_cast<size_t>(call.recv.nbytes()));
+  lock.lock();
+  box.done = true;
+  point_->changed.notify_all();
+}
+
+std::pair<std::shared_ptr<LocalGroup>, int> LocalGroup::split(int rank, const SplitRequest& request) {
+  splits_.enter(rank, request, [this] { return make_groups(); });
+  auto result = std::move(split_results_[static_cast<size_t>(rank)]);
+  splits_.sync(true);
+  return result;
+}
+
+std::string LocalGroup::make_groups() {
+  std::map<int, std::vector<std::pair<int, int>>> members;  // color -> (key, rank)
+  for (int r = 0; r < size(); ++r) {
+    const SplitRequest& s = *splits_.slots()[static_cast<size_t>(r)];
+    members[s.color].emplace_back(s.key, r);
+  }
+  for (auto& [color, ranks] : members) {
+    std::sort(ranks.begin(), ranks.end());
+    std::vector<int> world;
+    for (auto [key, r] : ranks) world.push_back(world_rank(r));
+    const auto group = std::make_shared<LocalGroup>(domain_, std::move(world));
+    for (size_t i = 0; i < ranks.size(); ++i)
+      split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
+  }
+  return "";
+}
+
+}  // namespace sherd::local

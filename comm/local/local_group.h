@@ -1,0 +1,62 @@
+// The state that the ranks of one communicator share.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <sherd/comm/local/collectives.h>
+
+namespace sherd::local {
+
+/// What a rank asks of split().
+struct SplitRequest {
+  int color = 0;
+  int key = 0;
+};
+inline std::string describe(const SplitRequest& s) {
+  return "split(color " + std::to_string(s.color) + ", key " + std::to_string(s.key) + ")";
+}
+
+/// Thread-safe; `rank` says which rank the calling thread acts for. Ranks are numbered in the group; messages
+/// name world ranks. Every function blocks the caller until its peers have come.
+/// @throws CommError as Communicator says.
+class LocalGroup {
+ public:
+  LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks);
+
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
+  AbortDomain& domain() { return *domain_; }
+
+  void collective(int rank, const Call& call, Move move);
+  void send(int rank, int peer, const Call& call);
+  void recv(int rank, int peer, const Call& call);
+  /// The new group and this rank's number in it.
+  std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
+
+ private:
+  /// One message under way between an ordered pair of ranks.
+  struct Mailbox {
+    const Call* posted = nullptr;
+    bool taken = false;  // the receiver copies: the sender may no longer withdraw
+    bool done = false;
+  };
+  Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
+  std::string place(int rank, const Call& call, const char* preposition, int peer) const;
+  std::string make_groups();
+
+  const std::shared_ptr<AbortDomain> domain_;
+  const std::vector<int> world_ranks_;
+  const std::shared_ptr<WaitPoint> point_;
+
+  Rendezvous<const Call> calls_;
+  std::vector<const void*> sends_;
+
+  Rendezvous<const SplitRequest> splits_;
+  std::vector<std::pair<std::shared_ptr<LocalGroup>, int>> split_results_;
+
+  std::vector<Mailbox> mailboxes_;
+};
+
+}  // namespace sherd::local

@@ -1,0 +1,112 @@
+// Where the ranks of a group meet, agree and leave together.
+#pragma once
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/local/abort_domain.h>
+
+namespace sherd::local {
+
+/// A reusable meeting of `world_ranks.size()` threads. Each enter()s with a slot, works with the slots of
+/// all, and leaves with sync(). Slots of the others may be read from enter() to the last sync().
+///
+/// Only enter() can fail, and then no rank gets in: it is the last to arrive who decides, for all. Once
+/// inside, no rank waits for anything but its peers inside, so sync() needs no timeout and no abort, and
+/// nobody can leave while a peer still reads its memory. What runs between enter() and sync() must not throw.
+template <class Slot>
+class Rendezvous {
+ public:
+  /// All three outlive the rendezvous.
+  Rendezvous(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks)
+      : domain_(domain), point_(point), world_ranks_(world_ranks), slots_(world_ranks.size()) {}
+
+  /// agree() runs once per meeting, on the last rank to arrive, under the lock; it returns why the ranks
+  /// cannot proceed, or "". describe(Slot) names the operation in messages.
+  /// @throws CommError on disagreement or timeout, PeerFailure after an abort.
+  template <class Agree>
+  void enter(int rank, Slot& slot, Agree agree) {
+    std::unique_lock lock(point_.mutex);
+    if (domain_.aborted()) {
+      lock.unlock();
+      domain_.raise(place(rank, slot));
+    }
+    slots_[static_cast<size_t>(rank)] = &slot;
+    if (++arrived_ == slots_.size()) {
+      std::string reason;
+      try {
+        reason = agree();
+      } catch (const std::exception& e) {
+        reason = place(rank, slot) + ": " + e.what();
+      }
+      if (!reason.empty()) {
+        withdraw(rank);
+        domain_.fail(lock, -1, place(rank, slot), reason);
+      }
+      arrived_ = 0;
+      inside_ = slots_.size();
+      ++meeting_;
+      point_.changed.notify_all();
+      return;
+    }
+    const auto before = meeting_;
+    switch (domain_.wait(point_, lock, [&] { return meeting_ != before; })) {
+      case Wait::ready:
+        return;
+      case Wait::aborted:
+        withdraw(rank);
+        lock.unlock();
+        domain_.raise(place(rank, slot));
+      case Wait::timed_out: {
+        const std::vector<int> missing = missing_ranks();
+        withdraw(rank);
+        const std::string where = place(rank, slot);
+        domain_.fail(lock, missing.front(), where, domain_.timeout_message(where, missing));
+      }
+    }
+  }
+
+  /// Returns when all ranks inside have called it as often. After the `last` one the slots are gone.
+  void sync(bool last) noexcept {
+    std::unique_lock lock(point_.mutex);
+    if (--inside_ == 0) {
+      if (last)
+        std::fill(slots_.begin(), slots_.end(), nullptr);
+      else
+        inside_ = slots_.size();
+      ++phase_;
+      point_.changed.notify_all();
+      return;
+    }
+    point_.changed.wait(lock, [&, before = phase_] { return phase_ != before; });
+  }
+
+  /// By rank. Complete for agree() and between enter() and the last sync().
+  const std::vector<Slot*>& slots() const { return slots_; }
+
+ private:
+  void withdraw(int rank) {
+    slots_[static_cast<size_t>(rank)] = nullptr;
+    --arrived_;
+  }
+  std::vector<int> missing_ranks() const {
+    std::vector<int> missing;
+    for (size_t r = 0; r < slots_.size(); ++r)
+      if (slots_[r] == nullptr) missing.push_back(world_ranks_[r]);
+    return missing;
+  }
+  std::string place(int rank, const Slot& slot) const {
+    return describe(slot) + " on rank " + std::to_string(world_ranks_[static_cast<size_t>(rank)]);
+  }
+
+  AbortDomain& domain_;
+  WaitPoint& point_;
+  const std::vector<int>& world_ranks_;
+  std::vector<Slot*> slots_;
+  size_t arrived_ = 0, inside_ = 0;
+  uint64_t meeting_ = 0, phase_ = 0;
+};
+
+}  // namespace sherd::local

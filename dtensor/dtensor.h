@@ -1,0 +1,84 @@
+// A tensor spread over a mesh.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/dtensor/mesh.h>
+#include <sherd/dtensor/placement.h>
+#include <sherd/kernels/tensor.h>
+
+namespace sherd {
+
+/// Extent of an even shard: n elements over `parts` ranks in chunks of ceil(n/parts); trailing ranks may get
+/// less or nothing, then at offset n.
+struct EvenChunk {
+  int64_t offset = 0, size = 0;
+};
+EvenChunk even_chunk(int64_t n, int parts, int index);
+
+/// Global shape, one placement per mesh dimension, and this rank's local tensor.
+///
+/// Two kinds of shards. *Even*: Shard(d) gives chunks of ceil(size/ranks); when several mesh dimensions shard
+/// the same tensor dimension, the innermost (last) mesh dimension cuts first and outer ones cut its pieces.
+/// *Ragged*: the local tensor is the flat interval of one parameter of a ShardLayout, cut over a list of mesh
+/// dimensions (all of which report Shard(0)), flattened in the list's order, first name outermost.
+/// Partial tensors are summed in the communicator's fixed tree, innermost mesh dimension first.
+class DTensor {
+ public:
+  /// Wraps a local tensor. @throws ShapeMismatch when its shape is not the even shard's, InvalidArgument for
+  /// bad placements (count, dim out of range).
+  static DTensor from_local(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local);
+  /// Wraps the flat local interval of parameter `param` of `layout`; `over` names the mesh dimensions.
+  static DTensor from_layout(DeviceMesh mesh, std::vector<std::string> over,
+                             std::shared_ptr<const ShardLayout> layout, int param, Tensor local);
+  /// This rank's shards of a tensor that every rank holds whole. No communication; Partial puts the value on
+  /// coordinate 0 and zeros elsewhere.
+  static DTensor distribute(Stream& stream, DeviceMesh mesh, const Tensor& full,
+                            std::vector<Placement> placements);
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  const Shape& shape() const { return global_; }
+  const std::vector<Placement>& placements() const { return placements_; }
+  const Tensor& local() const { return local_; }
+  bool ragged() const { return layout_ != nullptr; }
+  /// Even: shape and global offset of the local piece; an empty one has offset = size on its dimension.
+  /// @throws NotSupported for a ragged tensor that is not a whole number of rows.
+  Shape local_shape() const;
+  Shape global_offset() const;
+  /// The local piece as global boxes (none when empty or Partial-free padding only).
+  std::vector<Box> boxes() const;
+
+  /// The same tensor under other placements (even shards). Collective over the mesh; queued on `stream`.
+  /// Any of R, S, P to any of R, S, P, per mesh dimension; to P puts the value on coordinate 0.
+  DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
+  /// The whole tensor on every rank.
+  Tensor full_tensor(Stream& stream) const;
+
+ private:
+  DTensor(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local);
+
+  DeviceMesh mesh_;
+  Shape global_;
+  std::vector<Placement> placements_;
+  Tensor local_;
+  std::shared_ptr<const ShardLayout> layout_;
+  std::vector<std::string> over_;
+  int param_ = 0;
+};
+
+/// The verb behind every group buffer: moves a flat buffer of n equal slices between placements along one
+/// group.
+///
+/// `full` has comm.size() * slice.numel() elements; `slice` is this rank's slice: either the view of `full`
+/// at rank * slice.numel() (in place, nothing is copied) or separate memory. Placements are R, S(0), P:
+///   S -> R all-gather; P -> S reduce-scatter; P -> R all-reduce (of full); R -> S copies the slice out
+///   unless it is a view; X -> X nothing. In a group of one, S, R and P are the same thing and only a
+///   non-view is copied.
+/// @throws NotSupported for the other pairs.
+void redistribute_flat(Stream& stream, Communicator& comm, Placement from, Placement to, const Tensor& full,
+                       const Tensor& slice);
+
+}  // namespace sherd

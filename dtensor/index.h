@@ -1,0 +1,60 @@
+// Index spaces as types: a place in a buffer is not a place in a parameter.
+#pragma once
+
+#include <algorithm>
+#include <compare>
+#include <cstdint>
+#include <vector>
+
+#include <sherd/kernels/shape.h>
+
+namespace sherd {
+
+/// A position in the index space named by Tag. Differences are plain counts.
+template <class Tag>
+struct Index {
+  int64_t value = 0;
+  Index() = default;
+  explicit constexpr Index(int64_t v) : value(v) {}
+  friend constexpr Index operator+(Index i, int64_t n) { return Index(i.value + n); }
+  friend constexpr Index operator-(Index i, int64_t n) { return Index(i.value - n); }
+  friend constexpr int64_t operator-(Index a, Index b) { return a.value - b.value; }
+  friend constexpr auto operator<=>(Index, Index) = default;
+};
+
+/// Half-open interval [begin, end).
+template <class Tag>
+struct Range {
+  Index<Tag> begin, end;
+  int64_t size() const { return end - begin; }
+  bool empty() const { return end <= begin; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+template <class Tag>
+Range<Tag> intersect(Range<Tag> a, Range<Tag> b) {
+  const auto begin = std::max(a.begin, b.begin);
+  return {begin, std::max(begin, std::min(a.end, b.end))};
+}
+
+/// Element of a parameter in row-major order.
+using ParamIndex = Index<struct ParamTag>;
+using ParamRange = Range<struct ParamTag>;
+/// Element of the full buffer of a group, in which every parameter is contiguous.
+using FullIndex = Index<struct FullTag>;
+using FullRange = Range<struct FullTag>;
+/// Element of one rank's slice of the communication buffer.
+using SliceIndex = Index<struct SliceTag>;
+using SliceRange = Range<struct SliceTag>;
+
+/// A rectangular piece of a global tensor.
+struct Box {
+  Shape offset, size;
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+/// Splits a flat row-major interval of a tensor of `shape` into at most 2*(ndim-1)+1 boxes, in order.
+/// A scalar is treated as shape [1]; an empty interval gives no box.
+std::vector<Box> boxes_of(const Shape& shape, ParamRange range);
+
+}  // namespace sherd

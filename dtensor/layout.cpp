@@ -1,0 +1,149 @@
+#include <sherd/dtensor/layout.h>
+
+#include <algorithm>
+#include <bit>
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <sherd/dtensor/ragged_placement.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+void check(const std::vector<LayoutParam>& params, int world, const LayoutOptions& options) {
+  std::string bad;
+  if (world < 1) bad += fmt::format("\n  world is {}; it must be at least 1", world);
+  if (params.empty()) bad += "\n  there are no parameters; pass at least one";
+  if (options.align < 1) bad += fmt::format("\n  align is {}; it must be at least 1", options.align);
+  if (!(options.padding_budget >= 0 && options.padding_budget <= 1))
+    bad += fmt::format("\n  padding_budget is {}; it must lie in [0, 1]", options.padding_budget);
+  for (const auto& p : params)
+    for (int64_t d : p.shape)
+      if (d < 0)
+        bad += fmt::format("\n  parameter '{}' of shape {}: a size is negative", p.name, to_string(p.shape));
+  if (!bad.empty()) throw InvalidArgument("ShardLayout::make:" + bad);
+}
+
+}  // namespace
+
+ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const LayoutOptions& options) {
+  check(params, world, options);
+  ShardLayout l;
+  l.params_ = std::move(params);
+  l.options_ = options;
+  l.world_ = world;
+  int64_t total = 0;
+  for (const auto& p : l.params_) total += numel_of(p.shape);
+
+  if (options.policy == LayoutPolicy::ragged) {
+    RaggedPlacement placed = place_ragged(l.params_, world, options);
+    l.slice_ = placed.slice;
+    l.full_begin_ = std::move(placed.begin);
+    l.full_elements_ = l.buffer_elements();
+  } else {
+    int64_t at = 0;
+    for (const auto& p : l.params_) {
+      const int64_t rows = (row_count(p.shape) + world - 1) / world;
+      l.full_begin_.push_back(l.full_elements_);
+      l.full_elements_ += numel_of(p.shape);
+      l.chunk_rows_.push_back(rows);
+      l.chunk_begin_.push_back(at);
+      at += rows * row_size(p.shape);
+    }
+    l.slice_ = (std::max<int64_t>(at, 1) + options.align - 1) / options.align * options.align;
+  }
+  l.padding_ = l.buffer_elements() - total;
+  l.find_cut_rows();
+  return l;
+}
+
+void ShardLayout::find_cut_rows() {
+  if (options_.policy != LayoutPolicy::ragged) return;
+  for (int p = 0; p < static_cast<int>(params_.size()); ++p) {
+    if (params_[p].cut != CutClass::row) continue;
+    const FullRange full = full_range(p);
+    const int64_t width = row_size(params_[p].shape);
+    for (int64_t r = full.begin.value / slice_ + 1; r * slice_ < full.end.value; ++r) {
+      const ParamIndex at(r * slice_ - full.begin.value);
+      if (at.value % width != 0) cut_rows_.push_back({p, static_cast<int>(r), at});
+    }
+  }
+}
+
+FullRange ShardLayout::full_range(int p) const {
+  const FullIndex begin(full_begin_.at(p));
+  return {begin, begin + numel_of(params_[p].shape)};
+}
+
+ParamRange ShardLayout::piece(int p, int r) const {
+  const Shape& shape = params_.at(p).shape;
+  const int64_t numel = numel_of(shape);
+  // Both policies give rank r the r-th of equal steps, counted from some origin and cut off at the ends.
+  const int64_t step = zero_copy() ? slice_ : chunk_rows_[p] * row_size(shape);
+  const int64_t origin = zero_copy() ? -full_begin_[p] : 0;
+  const auto clamped = [&](int64_t at) { return ParamIndex(std::clamp<int64_t>(at, 0, numel)); };
+  return {clamped(origin + r * step), clamped(origin + (r + 1) * step)};
+}
+
+SliceIndex ShardLayout::local_begin(int p, int r) const {
+  if (!zero_copy()) return SliceIndex(chunk_begin_.at(p));
+  return SliceIndex(std::clamp<int64_t>(full_begin_.at(p) - r * slice_, 0, slice_));
+}
+
+std::vector<Box> ShardLayout::boxes(int p, int r) const { return boxes_of(params_.at(p).shape, piece(p, r)); }
+
+uint64_t ShardLayout::fingerprint() const {
+  std::vector<uint64_t> words;
+  const auto put = [&](auto v) { words.push_back(static_cast<uint64_t>(v)); };
+  const auto put_all = [&](const std::vector<int64_t>& values) {
+    put(values.size());
+    for (int64_t v : values) put(v);
+  };
+  put(options_.policy);
+  put(options_.align);
+  put(std::bit_cast<uint64_t>(options_.padding_budget));
+  put(options_.rotation);
+  put(world_);
+  put(slice_);
+  put(full_elements_);
+  put(padding_);
+  put(params_.size());
+  for (const auto& p : params_) {
+    put(XXH64(p.name.data(), p.name.size(), 0));
+    put(p.cut);
+    put_all(p.shape);
+  }
+  put_all(full_begin_);
+  put_all(chunk_rows_);
+  put_all(chunk_begin_);
+  put(cut_rows_.size());
+  for (const CutRow& c : cut_rows_) {
+    put(c.param);
+    put(c.rank);
+    put(c.at.value);
+  }
+  return XXH64(words.data(), words.size() * sizeof(uint64_t), 0);
+}
+
+std::string ShardLayout::describe() const {
+  const int64_t total = buffer_elements() - padding_;
+  std::string s = fmt::format("{} layout of {} parameters with {} elements over {} ranks\n",
+                              zero_copy() ? "ragged" : "even_rows", params_.size(), total, world_);
+  s += fmt::format("slice {} elements, padding {} ({:.2f} %), {} rows cut\n", slice_, padding_,
+                   total > 0 ? 100.0 * static_cast<double>(padding_) / static_cast<double>(total) : 0.0,
+                   cut_rows_.size());
+  for (size_t i = 0; i < cut_rows_.size(); ++i) {
+    const CutRow& c = cut_rows_[i];
+    const LayoutParam& p = params_[c.param];
+    if (i == 0 || cut_rows_[i - 1].param != c.param)
+      s += fmt::format("{}{} {} cut in rows (first rank behind the cut):", i ? "\n" : "", p.name,
+                       to_string(p.shape));
+    s += fmt::format(" {} ({})", c.at.value / row_size(p.shape), c.rank);
+  }
+  if (!cut_rows_.empty()) s += '\n';
+  return s;
+}
+
+}  // namespace sherd

@@ -1,0 +1,99 @@
+// Where every element of a group of parameters lies on every rank: pure arithmetic, no communication.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/index.h>
+
+namespace sherd {
+
+/// Where a parameter may be cut by a rank boundary.
+enum class CutClass {
+  element,  // anywhere (the optimizer works element by element)
+  row,      // between rows, wherever that fits the padding budget
+};
+
+enum class LayoutPolicy {
+  ragged,     // full parameters contiguous in the communication buffer; cut anywhere / between rows
+  even_rows,  // ceil(rows / world) rows of every parameter on each rank, with padding rows (DTensor, FSDP2)
+};
+
+struct LayoutParam {
+  std::string name;
+  Shape shape;
+  CutClass cut = CutClass::element;
+};
+
+struct LayoutOptions {
+  LayoutPolicy policy = LayoutPolicy::ragged;
+  /// Slices are a multiple of this many elements; 64 makes them multiples of 128 bytes down to 16-bit types.
+  int64_t align = 64;
+  /// Padding that may be spent on keeping rows whole, as a fraction of the parameters' elements.
+  double padding_budget = 0.03;
+  /// Rotates the order of parameters in the buffer, so that units of one shape load different ranks.
+  int rotation = 0;
+};
+
+/// A row that two ranks share: element `at` of parameter `param` is the first of rank `rank`, inside a row.
+struct CutRow {
+  int param = 0;
+  int rank = 0;
+  ParamIndex at;
+};
+
+/// Assignment of the elements of a list of parameters to `world` ranks.
+///
+/// Two buffers: the *communication buffer* of world * slice() elements, of which rank r owns elements
+/// [r*slice(), (r+1)*slice()); and the *full buffer* of full_elements(), in which every parameter is
+/// contiguous in row-major order. zero_copy() layouts have one buffer for both. Everything that belongs to no
+/// parameter is padding. The result depends on the arguments only.
+class ShardLayout {
+ public:
+  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1 or a budget outside [0,
+  /// 1].
+  static ShardLayout make(std::vector<LayoutParam> params, int world, const LayoutOptions& options = {});
+
+  const std::vector<LayoutParam>& params() const { return params_; }
+  int world() const { return world_; }
+  LayoutPolicy policy() const { return options_.policy; }
+  int64_t slice() const { return slice_; }
+  int64_t buffer_elements() const { return slice_ * world_; }
+  int64_t full_elements() const { return full_elements_; }
+  bool zero_copy() const { return options_.policy == LayoutPolicy::ragged; }
+  /// Elements of the communication buffer that belong to no parameter.
+  int64_t padding() const { return padding_; }
+
+  /// Where parameter p lies in the full buffer.
+  FullRange full_range(int p) const;
+  /// The elements of parameter p that rank r owns (flat interval of the parameter, possibly empty; an empty
+  /// piece behind the end starts at numel).
+  ParamRange piece(int p, int r) const;
+  /// Where that piece starts in rank r's slice.
+  SliceIndex local_begin(int p, int r) const;
+  /// piece(p, r) as boxes of the global tensor.
+  std::vector<Box> boxes(int p, int r) const;
+  /// All rows of CutClass::row parameters that a rank boundary cuts.
+  const std::vector<CutRow>& cut_rows() const { return cut_rows_; }
+  /// 64-bit digest of everything above; equal on all ranks that computed the same layout.
+  uint64_t fingerprint() const;
+  /// A few lines for people: slice, padding, and every row that had to be cut.
+  std::string describe() const;
+
+ private:
+  void find_cut_rows();
+
+  std::vector<LayoutParam> params_;
+  LayoutOptions options_;
+  int world_ = 1;
+  int64_t slice_ = 0;
+  int64_t full_elements_ = 0;
+  int64_t padding_ = 0;
+  std::vector<int64_t> full_begin_;   // per parameter
+  std::vector<int64_t> chunk_rows_;   // even_rows: rows per rank, per parameter
+  std::vector<int64_t> chunk_begin_;  // even_rows: start of the chunk in every slice, per parameter
+  std::vector<CutRow> cut_rows_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,66 @@
+#include <sherd/fsdp/fully_shard.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace sherd {
+namespace {
+
+void check(Module& root, const FullyShardOptions& root_options) {
+  std::vector<std::string> wrong;
+  auto check_one = [&](const std::string& name, const Wrap& w) {
+    const std::string who = name.empty() ? "root" : name;
+    const FullyShardOptions& o = w.options;
+    if (!w.mesh.has(o.shard_dim))
+      wrong.push_back(fmt::format("{}: mesh '{}' has no dimension '{}'", who, w.mesh.describe(), o.shard_dim));
+    if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
+      wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
+    if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
+      wrong.push_back(fmt::format("{}: reduce dtype {} (use f32 or bf16)", who, name_of(o.reduce_dtype)));
+    if (o.compute_dtype != root_options.compute_dtype || o.reduce_dtype != root_options.reduce_dtype)
+      wrong.push_back(fmt::format("{}: compute/reduce dtype {}/{} differs from the root's {}/{}", who,
+                                  name_of(o.compute_dtype), name_of(o.reduce_dtype),
+                                  name_of(root_options.compute_dtype), name_of(root_options.reduce_dtype)));
+  };
+  root.visit([&](const std::string& name, Module& m) {
+    if (const Wrap* w = m.wrap()) check_one(name, *w);
+  });
+  if (root_options.prefetch < 0) wrong.push_back(fmt::format("prefetch {} is negative", root_options.prefetch));
+  const auto params = root.named_parameters();
+  if (params.empty()) wrong.push_back("the model has no parameters");
+  for (auto& name : root_options.ignored) {
+    const bool known = std::any_of(params.begin(), params.end(), [&](auto& p) { return p.first == name; });
+    if (!known) wrong.push_back(fmt::format("ignored parameter '{}' does not exist", name));
+  }
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("fully_shard: {}", fmt::join(wrong, "; ")));
+}
+
+}  // namespace
+
+void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
+  if (module.parent_ != nullptr) {
+    module.visit([](const std::string&, Module& m) {
+      if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
+    });
+  }
+  module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
+  if (!module.is_root()) return;
+  try {
+    check(module, options);
+  } catch (...) {
+    module.wrap_ = nullptr;
+    throw;
+  }
+  module.runtime_ = std::make_shared<ShardRuntime>(module);
+}
+
+ShardRuntime& runtime_of(const Module& root) {
+  if (!root.runtime_)
+    throw InvalidArgument("the model is not sharded; call fully_shard() on the root module (the one without a parent)");
+  return *root.runtime_;
+}
+
+}  // namespace sherd

@@ -1,0 +1,235 @@
+#include <sherd/fsdp/group.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+
+ParamGroup::ParamGroup(Device& device, Spec spec)
+    : device_(device), spec_(std::move(spec)), trainable_(spec_.params.front().trainable()) {
+  const FullyShardOptions& o = spec_.options;
+  const int inner = spec_.replicated ? 1 : spec_.mesh.size(o.shard_dim);
+  const int outer = spec_.replicated || !spec_.mesh.has(o.replicate_dim) ? 1 : spec_.mesh.size(o.replicate_dim);
+  inner_ = inner_row(o.strategy, inner);
+  outer_ = outer_row(o.outer, outer);
+  wire_ = inner;
+  ranks_ = inner * outer;
+  int cells = 1;
+  if (sharded_inner()) {
+    over_.push_back(o.shard_dim);
+    cells *= inner;
+    cell_ = spec_.mesh.coordinate(o.shard_dim);
+  }
+  if (sharded_outer()) {
+    over_.push_back(o.replicate_dim);
+    cells *= outer;
+    cell_ = cell_ * outer + spec_.mesh.coordinate(o.replicate_dim);
+  }
+
+  std::vector<LayoutParam> described;
+  for (auto& p : spec_.params) described.push_back({p.name(), p.shape(), p.cut()});
+  layout_ = std::make_shared<ShardLayout>(ShardLayout::make(
+      std::move(described), cells,
+      {.policy = o.layout, .padding_budget = o.padding_budget, .rotation = spec_.rotation}));
+  staged_ = !layout_->zero_copy() && cells > 1;
+
+  part_ = layout_->buffer_elements() / (sharded_inner() ? inner : 1);
+  part_begin_ = sharded_inner() ? spec_.mesh.coordinate(o.shard_dim) * part_ : 0;
+  cell_size_ = layout_->slice();
+  cell_begin_ = sharded_outer() ? spec_.mesh.coordinate(o.replicate_dim) * cell_size_ : 0;
+
+  touched_.assign(spec_.params.size(), false);
+  for (size_t i = 0; i < spec_.params.size(); ++i) {
+    spec_.params[i].state_->group = this;
+    spec_.params[i].state_->index = static_cast<int>(i);
+  }
+}
+
+void ParamGroup::allocate() {
+  const DType dtype = spec_.options.compute_dtype;
+  if (needs_slot()) {
+    rest_ = Tensor::empty(device_, {part_}, dtype, "parameters");
+  } else if (staged_) {
+    resident_ = Tensor::empty(device_, {full_elements()}, dtype, "parameters");
+  } else {
+    rest_ = Tensor::empty(device_, {layout_->buffer_elements()}, dtype, "parameters");
+  }
+  if (rest_.defined() && dtype == DType::f32) {
+    const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
+    master_ = rest_.flat(begin, begin + cell_size_);
+  } else {
+    master_ = Tensor::empty(device_, {cell_size_}, DType::f32, "master weights");
+  }
+  if (!trainable_) return;
+  if (!needs_grad_slot()) grad_full_ = Tensor::empty(device_, {full_elements()}, DType::f32, "gradients");
+  const bool in_place = grad_full_.defined() && !staged_;
+  grad_part_ = in_place ? grad_full_.flat(part_begin_, part_begin_ + part_)
+                        : Tensor::empty(device_, {part_}, DType::f32, "gradients");
+}
+
+void ParamGroup::initialise(Stream& stream, uint64_t seed) {
+  ops::fill(stream, master_, 0);
+  for (size_t i = 0; i < spec_.params.size(); ++i) {
+    const Parameter& p = spec_.params[i];
+    const Tensor piece = shard(static_cast<int>(i));
+    if (p.init().stddev == 0) {
+      ops::fill(stream, piece, p.init().mean);
+    } else {
+      ops::random_normal(stream, piece, p.shard_range().begin.value, seed, p.name(), p.init().mean,
+                         p.init().stddev);
+    }
+  }
+}
+
+void ParamGroup::publish(Stream& stream, const Staging& staging) {
+  const Tensor whole = rest_.defined() ? rest_ : staging.gather.flat(0, staging_elements());
+  const Tensor part = needs_slot() ? whole : whole.flat(part_begin_, part_begin_ + part_);
+  const Tensor cell = part.flat(cell_begin_, cell_begin_ + cell_size_);
+  if (cell.raw() != master_.raw()) {
+    if (cell.dtype() == DType::f32) {
+      ops::copy(stream, cell, master_);
+    } else {
+      ops::cast(stream, cell, master_);
+    }
+  }
+  redistribute_flat(stream, *spec_.comms.gather_outer, outer_.state, outer_.param, part, cell);
+  if (needs_slot()) return;
+  redistribute_flat(stream, *spec_.comms.gather_inner, inner_.state, inner_.param, whole, part);
+  if (staged_) unpack(stream, resident_, whole);
+}
+
+void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& staging) {
+  if (!needs_slot()) {
+    full_ = staged_ ? resident_ : rest_;
+    return;
+  }
+  full_ = slot;
+  const Tensor whole = staged_ ? staging.gather.flat(0, staging_elements()) : slot;
+  redistribute_flat(stream, *spec_.comms.gather_inner, inner_.param, Replicate(), whole, rest_);
+  if (staged_) unpack(stream, full_, whole);
+}
+
+void ParamGroup::reshard() {
+  if (needs_slot()) full_ = Tensor();
+}
+
+void ParamGroup::open_grad(Stream& stream, const Tensor& slot) {
+  if (!trainable_) return;
+  grad_open_ = needs_grad_slot() ? slot : grad_full_;
+  if (needs_grad_slot() || grads_fresh_) ops::fill(stream, grad_open_, 0);
+  grads_fresh_ = false;
+}
+
+void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
+  if (!trainable_) return;
+  const Placement target = last ? inner_.grad : inner_.grad_micro;
+  if (!target.is_partial()) {
+    Tensor g = grad_open_;
+    if (stages_reduce()) {
+      g = staging.reduce.flat(0, staging_elements());
+      pack(stream, g, grad_open_);
+    }
+    Communicator& comm = *spec_.comms.reduce_inner;
+    const Tensor own = g.flat(part_begin_, part_begin_ + part_);
+    if (target.is_replicate()) {
+      redistribute_flat(stream, comm, Partial(), Replicate(), g, g);
+    } else if (part_fresh_ && g.dtype() == DType::f32) {
+      redistribute_flat(stream, comm, Partial(), Shard(0), g, grad_part_);
+    } else {
+      redistribute_flat(stream, comm, Partial(), Shard(0), g, own);
+    }
+    const bool landed = target.is_replicate() ? g.raw() == grad_part_.raw() : part_fresh_ && g.dtype() == DType::f32;
+    if (!landed) {
+      if (part_fresh_) {
+        g.dtype() == DType::f32 ? ops::copy(stream, grad_part_, own) : ops::cast(stream, grad_part_, own);
+      } else {
+        ops::scaled_add(stream, grad_part_, 1.0f, own);
+      }
+    }
+    part_fresh_ = false;
+  }
+  if (!last) return;
+  const Tensor cell = grad_part_.flat(cell_begin_, cell_begin_ + cell_size_);
+  redistribute_flat(stream, *spec_.comms.reduce_outer, outer_.grad_micro, outer_.grad, grad_part_,
+                    outer_.grad.is_shard() ? cell : grad_part_);
+  if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
+}
+
+void ParamGroup::close_grad() { grad_open_ = Tensor(); }
+
+void ParamGroup::reset_grads() {
+  grads_fresh_ = part_fresh_ = true;
+  touched_.assign(touched_.size(), false);
+}
+
+std::vector<std::string> ParamGroup::untouched() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; trainable_ && i < touched_.size(); ++i)
+    if (!touched_[i]) names.push_back(spec_.params[i].name());
+  return names;
+}
+
+Tensor ParamGroup::data(int p) const {
+  if (!full_.defined())
+    throw InvalidArgument(fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
+                                      "(inside the wrapped module's forward and backward, or after unshard())",
+                                      spec_.params[static_cast<size_t>(p)].name(), spec_.unit));
+  const FullRange r = layout_->full_range(p);
+  return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());
+}
+
+Tensor ParamGroup::grad(int p) {
+  const Parameter& param = spec_.params[static_cast<size_t>(p)];
+  if (!trainable_) throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
+  if (!grad_open_.defined())
+    throw InvalidArgument(fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), spec_.unit));
+  touched_[static_cast<size_t>(p)] = true;
+  const FullRange r = layout_->full_range(p);
+  return grad_open_.flat(r.begin.value, r.end.value).view(param.shape());
+}
+
+Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
+  const int64_t begin = layout_->local_begin(p, cell_).value;
+  return cell.flat(begin, begin + layout_->piece(p, cell_).size());
+}
+
+Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
+
+Tensor ParamGroup::grad_shard(int p) const {
+  if (!trainable_)
+    throw InvalidArgument(
+        fmt::format("parameter '{}' is frozen and has no gradient", spec_.params[static_cast<size_t>(p)].name()));
+  return cell_view(grad_part_.flat(cell_begin_, cell_begin_ + cell_size_), p);
+}
+
+ParamRange ParamGroup::shard_range(int p) const { return layout_->piece(p, cell_); }
+
+DTensor ParamGroup::dtensor(int p) const {
+  return DTensor::from_layout(spec_.mesh, over_, layout_, p, shard(p));
+}
+
+template <class F>
+void ParamGroup::for_pieces(F f) const {
+  for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
+    for (int r = 0; r < layout_->world(); ++r) {
+      const ParamRange piece = layout_->piece(p, r);
+      if (piece.empty()) continue;
+      const int64_t full = layout_->full_range(p).begin.value + piece.begin.value;
+      const int64_t comm = r * layout_->slice() + layout_->local_begin(p, r).value;
+      f(comm, full, piece.size());
+    }
+  }
+}
+
+void ParamGroup::pack(Stream& stream, const Tensor& comm, const Tensor& full) const {
+  auto move = comm.dtype() == full.dtype() ? ops::copy : ops::cast;
+  if (!staged_) return move(stream, comm, full);
+  for_pieces([&](int64_t c, int64_t f, int64_t n) { move(stream, comm.flat(c, c + n), full.flat(f, f + n)); });
+}
+
+void ParamGroup::unpack(Stream& stream, const Tensor& full, const Tensor& comm) const {
+  for_pieces([&](int64_t c, int64_t f, int64_t n) { ops::copy(stream, full.flat(f, f + n), comm.flat(c, c + n)); });
+}
+
+}  // namespace sherd

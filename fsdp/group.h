@@ -1,0 +1,131 @@
+// The flat buffers of parameters that are gathered and reduced together, and their redistributions.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/options.h>
+#include <sherd/fsdp/parameter.h>
+
+namespace sherd {
+
+/// Communicators of one mesh as the runtime uses it. Gathers and reductions have their own, so that neither
+/// blocks the other; `state` spans the dimensions that shard the optimizer state.
+struct GroupComms {
+  std::shared_ptr<Communicator> gather_inner, gather_outer;
+  std::shared_ptr<Communicator> reduce_inner, reduce_outer;
+};
+
+/// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16 bits.
+/// One for each stream that uses it; grows to the largest request before training starts.
+struct Staging {
+  Tensor gather;  // compute dtype
+  Tensor reduce;  // reduce dtype
+};
+
+/// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension within
+/// a part). The verbs below are redistributions between the placements of the strategy table; nothing else knows
+/// which strategy runs. All verbs queue on the given stream and return.
+class ParamGroup {
+ public:
+  struct Spec {
+    std::string unit;                // for messages
+    std::vector<Parameter> params;   // all trainable or all frozen
+    DeviceMesh mesh;
+    GroupComms comms;
+    FullyShardOptions options;
+    bool replicated = false;  // ignored parameters: no communication at all
+    int rotation = 0;
+  };
+  ParamGroup(Device& device, Spec spec);
+  ParamGroup(const ParamGroup&) = delete;
+  ParamGroup& operator=(const ParamGroup&) = delete;
+
+  const std::vector<Parameter>& params() const { return spec_.params; }
+  const ShardLayout& layout() const { return *layout_; }
+  const DeviceMesh& mesh() const { return spec_.mesh; }
+  const std::string& unit() const { return spec_.unit; }
+  const FullyShardOptions& options() const { return spec_.options; }
+  bool trainable() const { return trainable_; }
+  /// True when the full parameter lives in a gather slot while in use (strategy rests it sharded).
+  bool needs_slot() const { return inner_.param.is_shard(); }
+  bool needs_grad_slot() const { return trainable_ && inner_.grad_micro.is_shard(); }
+  /// Elements of the full buffer (and of its gradient) that a slot must hold.
+  int64_t full_elements() const { return staged_ ? layout_->full_elements() : layout_->buffer_elements(); }
+  int64_t staging_elements() const { return layout_->buffer_elements(); }
+  bool stages_gather() const { return staged_; }
+  bool stages_reduce() const { return trainable_ && (staged_ || (wire_ > 1 && spec_.options.reduce_dtype != DType::f32)); }
+  /// Mesh dimensions over which gradients and states are sharded, outermost of the layout first.
+  const std::vector<std::string>& sharded_over() const { return over_; }
+  bool sharded_inner() const { return inner_.state.is_shard(); }
+  bool sharded_outer() const { return outer_.state.is_shard(); }
+  /// The rank of the layout that this process is.
+  int cell() const { return cell_; }
+
+  /// Allocates everything that lives longer than a step.
+  void allocate();
+  /// Fills the master weights by each parameter's Init.
+  void initialise(Stream& stream, uint64_t seed);
+
+  // Verbs on parameters.
+  /// Brings new master weights to where parameters rest (S -> R over the dimensions the table says).
+  void publish(Stream& stream, const Staging& staging);
+  /// Rest -> whole. `slot` has full_elements() when needs_slot().
+  void unshard(Stream& stream, const Tensor& slot, const Staging& staging);
+  void reshard();
+  bool unsharded() const { return full_.defined(); }
+
+  // Verbs on gradients.
+  /// Opens the full gradient for backward; zeroes it on `stream` where it starts anew.
+  void open_grad(Stream& stream, const Tensor& slot);
+  /// After a microbatch's backward: P -> grad_micro, or P -> grad when `last`; then the outer dimension and the
+  /// average when `last`.
+  void reduce(Stream& stream, bool last, const Staging& staging);
+  void close_grad();
+  /// The optimizer has used the gradients: the next step starts from zero.
+  void reset_grads();
+  /// Names of trainable parameters whose grad() nobody asked for since reset_grads().
+  std::vector<std::string> untouched() const;
+
+  // Views for Parameter.
+  Tensor data(int p) const;
+  Tensor grad(int p);
+  Tensor shard(int p) const;
+  Tensor grad_shard(int p) const;
+  ParamRange shard_range(int p) const;
+  DTensor dtensor(int p) const;
+
+ private:
+  Tensor cell_view(const Tensor& cell, int p) const;
+  void pack(Stream& stream, const Tensor& comm, const Tensor& full) const;
+  void unpack(Stream& stream, const Tensor& full, const Tensor& comm) const;
+  template <class F>
+  void for_pieces(F f) const;
+
+  Device& device_;
+  Spec spec_;
+  bool trainable_;
+  PlacementRow inner_, outer_;
+  std::vector<std::string> over_;
+  std::shared_ptr<const ShardLayout> layout_;
+  bool staged_ = false;
+  int wire_ = 1;   // ranks of the shard dimension
+  int ranks_ = 1;  // data-parallel ranks, the divisor of the average
+  int cell_ = 0;
+  int64_t part_begin_ = 0, part_ = 0;  // this rank's inner part of the communication buffer
+  int64_t cell_begin_ = 0, cell_size_ = 0;  // its cell within the part
+
+  Tensor master_;     // f32, the cell
+  Tensor rest_;       // compute dtype: the part (param S) or all of it (param R); undefined when staged and R
+  Tensor resident_;   // staged and param R: the contiguous full buffer
+  Tensor full_;       // while unsharded
+  Tensor grad_full_;  // persistent when grad_micro is P
+  Tensor grad_open_;  // during backward
+  Tensor grad_part_;  // f32, the part
+  bool grads_fresh_ = true;     // nothing accumulated in grad_full_ yet
+  bool part_fresh_ = true;      // nothing accumulated in grad_part_ yet
+  std::vector<bool> touched_;
+};
+
+}  // namespace sherd

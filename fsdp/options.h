@@ -1,0 +1,46 @@
+// What a caller may choose when wrapping a module.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/fsdp/strategy.h>
+#include <sherd/kernels/dtype.h>
+
+namespace sherd {
+
+/// Options of fully_shard(). Those marked (root) are taken from the root's call only.
+struct FullyShardOptions {
+  Strategy strategy = Strategy::optim_grads_params;
+  /// What the mesh's replicate dimension shards.
+  Outer outer = Outer::no_shard;
+  /// Under optim_grads_params: free the unsharded parameters between forward and backward. When false they stay
+  /// in a buffer of the unit's own until its backward is done.
+  bool reshard_after_forward = true;
+  /// (root) Units gathered ahead of the one that computes; prefetch + 1 gather buffers exist.
+  int prefetch = 1;
+  /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.
+  bool overlap_reduce = true;
+  /// dtype in which parameters are gathered and used: f32 or bf16. Master weights stay f32. Equal in all units.
+  DType compute_dtype = DType::f32;
+  /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed, accumulated
+  /// and kept in f32 in either case; the replicate dimension always reduces f32.
+  DType reduce_dtype = DType::f32;
+  LayoutPolicy layout = LayoutPolicy::ragged;
+  /// Padding that may be spent on keeping rows whole (LayoutOptions::padding_budget).
+  double padding_budget = 0.03;
+  /// (root) Accept trainable parameters that no backward touched: their gradient is zero. Otherwise the last
+  /// backward of a step throws, naming all of them.
+  bool allow_unused = false;
+  /// (root) Full names of parameters that are left alone: whole on every rank, never reduced.
+  std::vector<std::string> ignored;
+  /// (root) Seed of the initial weights.
+  uint64_t seed = 0;
+  /// Names of the mesh dimensions to use. A mesh without the replicate dimension has one replica.
+  std::string shard_dim = "shard";
+  std::string replicate_dim = "replicate";
+};
+
+}  // namespace sherd

@@ -1,0 +1,64 @@
+#include <sherd/fsdp/parameter.h>
+
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include <sherd/fsdp/group.h>
+
+namespace sherd {
+
+Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::make_shared<State>()) {
+  for (int64_t d : shape)
+    if (d < 0) throw InvalidArgument(fmt::format("parameter '{}': shape {} has a negative size", name, to_string(shape)));
+  state_->name = std::move(name);
+  state_->shape = std::move(shape);
+  state_->init = init;
+}
+
+Parameter::State& Parameter::state() const {
+  if (!state_) throw InvalidArgument("an undefined Parameter was used; make parameters with Module::param()");
+  return *state_;
+}
+
+void Parameter::require_unsharded_tree(const char* what) const {
+  if (sharded())
+    throw InvalidArgument(fmt::format("parameter '{}': {} must come before fully_shard() of the root", name(), what));
+}
+
+Parameter& Parameter::freeze() {
+  require_unsharded_tree("freeze()");
+  state().trainable = false;
+  return *this;
+}
+
+Parameter& Parameter::set_cut(CutClass cut) {
+  require_unsharded_tree("set_cut()");
+  state().cut = cut;
+  return *this;
+}
+
+Parameter& Parameter::set_row_blocks(std::vector<int64_t> rows) {
+  require_unsharded_tree("set_row_blocks()");
+  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
+  if (sum != row_count(shape()))
+    throw ShapeMismatch(fmt::format("parameter '{}' of shape {}: its row blocks sum to {} rows", name(),
+                                    to_string(shape()), sum));
+  state().row_blocks = std::move(rows);
+  return *this;
+}
+
+ParamGroup& Parameter::group() const {
+  if (!sharded())
+    throw InvalidArgument(fmt::format("parameter '{}' has no memory yet; call fully_shard() on the root module", name()));
+  return *state_->group;
+}
+
+Tensor Parameter::data() const { return group().data(index_in_group()); }
+Tensor Parameter::grad() const { return group().grad(index_in_group()); }
+Tensor Parameter::shard() const { return group().shard(index_in_group()); }
+Tensor Parameter::grad_shard() const { return group().grad_shard(index_in_group()); }
+ParamRange Parameter::shard_range() const { return group().shard_range(index_in_group()); }
+DTensor Parameter::dtensor() const { return group().dtensor(index_in_group()); }
+
+}  // namespace sherd

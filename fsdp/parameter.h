@@ -1,0 +1,94 @@
+// A parameter: a name, a shape and a rule for its first values; later, views of a group's buffers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/dtensor.h>
+
+namespace sherd {
+
+class Module;
+class ParamGroup;
+void assign_names(Module& root);
+
+/// How a parameter gets its first values. Element i depends only on the seed, the parameter's full name and i,
+/// so every mesh starts from the same model.
+struct Init {
+  float mean = 0;
+  float stddev = 0;  // 0: the constant `mean`
+};
+inline Init normal(float stddev) { return {0, stddev}; }
+inline Init constant(float value) { return {value, 0}; }
+
+/// A handle; copies mean the same parameter. Made by Module::param(), described only: memory comes with
+/// fully_shard() of the root. Used by one rank's thread.
+class Parameter {
+ public:
+  Parameter() = default;
+  Parameter(std::string name, Shape shape, Init init);
+
+  /// Full name in the module tree, e.g. "blocks.0.qkv.weight" (the local name until the root is sharded).
+  const std::string& name() const { return state().name; }
+  const Shape& shape() const { return state().shape; }
+  int64_t numel() const { return numel_of(state().shape); }
+  const Init& init() const { return state().init; }
+  bool trainable() const { return state().trainable; }
+  CutClass cut() const { return state().cut; }
+  /// Rows of each logical block (q, k and v of a fused projection); empty = one block, the whole matrix.
+  const std::vector<int64_t>& row_blocks() const { return state().row_blocks; }
+
+  /// Excludes it from training: gathered with its unit, no gradient, no optimizer state.
+  /// @throws InvalidArgument after fully_shard() (the three below, too).
+  Parameter& freeze();
+  Parameter& set_cut(CutClass cut);
+  /// @throws ShapeMismatch when the rows do not sum to the first dimension.
+  Parameter& set_row_blocks(std::vector<int64_t> rows);
+
+  /// The whole parameter in the compute dtype; valid while its unit is unsharded.
+  /// @throws InvalidArgument otherwise, saying which unit to unshard.
+  Tensor data() const;
+  /// The whole gradient, f32; backward adds into it. Valid between the unit's pre_backward and post_backward.
+  Tensor grad() const;
+
+  /// This rank's master weights: the flat f32 interval that its layout gives it (may be empty).
+  Tensor shard() const;
+  /// The reduced, averaged gradient of exactly that interval; valid after the last backward of a step.
+  Tensor grad_shard() const;
+  /// shard() as a tensor over the mesh.
+  DTensor dtensor() const;
+  /// The interval of the parameter that shard() holds.
+  ParamRange shard_range() const;
+
+  bool defined() const { return state_ != nullptr; }
+  bool sharded() const { return state_ && state_->group != nullptr; }
+  ParamGroup& group() const;
+  int index_in_group() const { return state().index; }
+  /// Same parameter (tied handles compare equal).
+  friend bool operator==(const Parameter& a, const Parameter& b) { return a.state_ == b.state_; }
+
+ private:
+  friend class Module;
+  friend class ParamGroup;
+  friend class ShardRuntime;
+  friend void assign_names(Module& root);
+  struct State {
+    std::string name;
+    Shape shape;
+    Init init;
+    bool trainable = true;
+    CutClass cut = CutClass::element;
+    std::vector<int64_t> row_blocks;
+    int registrations = 0;  // modules that hold it (more than one: tied)
+    ParamGroup* group = nullptr;
+    int index = 0;
+  };
+  State& state() const;
+  void require_unsharded_tree(const char* what) const;
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,252 @@
+#include <sherd/fsdp/runtime.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+namespace {
+
+// Parameters of `module`'s tree that nobody claimed, without those that are registered outside of it as well.
+std::vector<Parameter> unclaimed(Module& module, const std::function<int(const Parameter&)>& registrations) {
+  std::unordered_map<std::string, int> inside;
+  std::vector<Parameter> found;
+  module.visit([&](const std::string&, Module& m) {
+    for (auto& p : m.own_parameters()) {
+      if (p.sharded()) continue;
+      if (inside[p.name()]++ == 0) found.push_back(p);
+    }
+  });
+  std::erase_if(found, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
+  return found;
+}
+
+}  // namespace
+
+ShardRuntime::ShardRuntime(Module& root)
+    : device_(root.wrap_->mesh.world()->device()), mesh_(root.wrap_->mesh), options_(root.wrap_->options) {
+  assign_names(root);
+  gather_ = device_.make_stream("gather");
+  reduce_ = device_.make_stream("reduce");
+  alone_ = mesh_.flatten({});
+
+  // Children before parents, so that inner wraps claim first.
+  std::vector<std::pair<std::string, Module*>> wrapped;
+  root.visit([&](const std::string& name, Module& m) {
+    if (m.wrap_ && &m != &root) wrapped.emplace_back(name, &m);
+  });
+  std::vector<std::shared_ptr<Unit>> by_position(wrapped.size());
+  for (size_t i = wrapped.size(); i-- > 0;) by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, false);
+  for (auto& u : by_position)
+    if (u) {
+      u->index_ = static_cast<int>(units_.size());
+      units_.push_back(u);
+    }
+  units_.push_back(make_unit(root, "root", true));
+  check_fingerprints();
+  assign_slots();
+  initialise();
+}
+
+ShardRuntime::~ShardRuntime() = default;
+
+std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string& name, bool root) {
+  const Wrap& wrap = *module.wrap_;
+  auto unit = std::make_shared<Unit>(*this, name, -1, root);
+  unit->reshard_after_forward_ = wrap.options.reshard_after_forward;
+  module.visit([&](const std::string&, Module& m) {
+    if (&m != &module && m.unit_) unit->contains_units_ = true;
+  });
+  const auto params = unclaimed(module, [](const Parameter& p) { return p.state_->registrations; });
+  const auto& ignored = options_.ignored;
+  auto is_ignored = [&](const Parameter& p) {
+    return std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end();
+  };
+  for (const bool replicated : {false, true}) {
+    for (const bool trainable : {true, false}) {
+      std::vector<Parameter> some;
+      for (auto& p : params)
+        if (p.trainable() == trainable && is_ignored(p) == replicated) some.push_back(p);
+      if (some.empty()) continue;
+      const GroupComms comms = replicated ? GroupComms{alone_, alone_, alone_, alone_} : comms_of(wrap);
+      unit->groups_.push_back(std::make_unique<ParamGroup>(
+          device_, ParamGroup::Spec{name, std::move(some), wrap.mesh, comms, wrap.options, replicated,
+                                    static_cast<int>(comms_.size() + units_.size())}));
+    }
+  }
+  module.unit_ = unit;
+  return unit;
+}
+
+const GroupComms& ShardRuntime::comms_of(const Wrap& wrap) {
+  const auto& inner = wrap.mesh.comm(wrap.options.shard_dim);
+  auto [it, fresh] = comms_.try_emplace(inner.get());
+  if (fresh) {
+    const bool hsdp = wrap.mesh.has(wrap.options.replicate_dim);
+    it->second.gather_inner = inner->clone();
+    it->second.reduce_inner = inner->clone();
+    it->second.gather_outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim)->clone() : alone_;
+    it->second.reduce_outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim)->clone() : alone_;
+  }
+  return it->second;
+}
+
+std::vector<ParamGroup*> ShardRuntime::groups() const {
+  std::vector<ParamGroup*> all;
+  for (auto& u : units_)
+    for (auto& g : u->groups()) all.push_back(g.get());
+  return all;
+}
+
+void ShardRuntime::check_fingerprints() {
+  uint64_t digest = 0;
+  for (auto* g : groups()) digest = (digest ^ g->layout().fingerprint()) * 0x9e3779b97f4a7c15ull;
+  // Equal everywhere exactly when the largest is the smallest; min(x) = -max(-x) without a second call.
+  const int64_t both[2] = {static_cast<int64_t>(digest >> 2), -static_cast<int64_t>(digest >> 2)};
+  Stream& s = device_.compute();
+  Tensor t = Tensor::empty(device_, {2}, DType::i64, "fingerprint");
+  ops::copy_from_host(s, t, both, sizeof both);
+  mesh_.world()->all_reduce(s, t, ReduceOp::max);
+  int64_t got[2];
+  ops::copy_to_host(s, got, t);
+  if (got[0] != -got[1])
+    throw ShapeMismatch(fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options "
+                                    "(layout fingerprint {:016x} here); build the same model on every rank",
+                                    device_.label(), mesh_.describe(), digest));
+}
+
+void ShardRuntime::assign_slots() {
+  auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares, int shared, DType dtype, const char* name) {
+    std::vector<int64_t> shared_size(static_cast<size_t>(shared), 0);
+    for (auto& u : units_) {
+      int64_t n = 0;
+      for (auto& g : u->groups_) n += needs(*g) ? g->full_elements() : 0;
+      (*u).*elements = n;
+      if (n > 0 && shares(*u)) {
+        int64_t& size = shared_size[static_cast<size_t>(u->index_ % shared)];
+        size = std::max(size, n);
+      }
+    }
+    std::vector<int> shared_slot(static_cast<size_t>(shared), -1);
+    for (auto& u : units_) {
+      const int64_t n = (*u).*elements;
+      if (n == 0) continue;
+      int* known = shares(*u) ? &shared_slot[static_cast<size_t>(u->index_ % shared)] : nullptr;
+      if (known && *known >= 0) {
+        (*u).*at = *known;
+        continue;
+      }
+      const int64_t size = known ? shared_size[static_cast<size_t>(u->index_ % shared)] : n;
+      (*u).*at = static_cast<int>(slots.size());
+      if (known) *known = (*u).*at;
+      slots.push_back({Tensor::empty(device_, {size}, dtype, name), nullptr, {}});
+    }
+  };
+  auto alone = [](const Unit& u) { return u.root_ || u.contains_units_; };
+  place(
+      slots_, &Unit::slot_elements_, &Unit::slot_, [](const ParamGroup& g) { return g.needs_slot(); },
+      [&](const Unit& u) { return !alone(u) && u.reshard_after_forward_; }, options_.prefetch + 1,
+      options_.compute_dtype, "unsharded parameters");
+  place(
+      grad_slots_, &Unit::grad_slot_elements_, &Unit::grad_slot_,
+      [](const ParamGroup& g) { return g.needs_grad_slot(); }, [&](const Unit& u) { return !alone(u); },
+      options_.overlap_reduce ? 2 : 1, DType::f32, "unsharded gradients");
+}
+
+void ShardRuntime::initialise() {
+  int64_t gather = 0, reduce = 0;
+  DType reduce_dtype = options_.reduce_dtype;
+  for (auto* g : groups()) {
+    if (g->stages_gather()) gather = std::max(gather, g->staging_elements());
+    if (g->stages_reduce()) reduce = std::max(reduce, g->staging_elements());
+    g->allocate();
+    g->initialise(device_.compute(), options_.seed);
+  }
+  if (gather > 0) staging_.gather = Tensor::empty(device_, {gather}, options_.compute_dtype, "staging");
+  if (reduce > 0) staging_.reduce = Tensor::empty(device_, {reduce}, reduce_dtype, "staging");
+  weights_changed();
+}
+
+void ShardRuntime::require_gradients(const char* who) const {
+  if (units_.back()->finished_) return;
+  throw InvalidArgument(fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
+                                    "previous optimizer step",
+                                    device_.label(), who));
+}
+
+void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
+
+void ShardRuntime::weights_changed() {
+  weights_ready_ = device_.compute().record();
+  for (auto& u : units_) {
+    u->reshard();
+    u->stale_ = true;
+    u->reduced_ = u->finished_ = false;
+    u->due_ = 0;
+    for (auto& g : u->groups_) g->reset_grads();
+  }
+}
+
+void ShardRuntime::record(const char* what, const Unit& unit) {
+  if (tracing_) trace_.push_back(fmt::format("{} {}", what, unit.name()));
+}
+
+void ShardRuntime::prefetch(Unit& unit) {
+  if (unit.unsharded()) return;
+  if (unit.slot_ >= 0 && slots_[static_cast<size_t>(unit.slot_)].occupant != nullptr) return;
+  unit.unshard();
+}
+
+void ShardRuntime::prefetch_forward(Unit& unit) {
+  if (unit.root()) {
+    recording_.clear();
+    follows_order_ = true;
+  } else {
+    recording_.push_back(&unit);
+    const size_t at = recording_.size() - 1;
+    follows_order_ = follows_order_ && at < order_.size() && order_[at] == &unit;
+  }
+  if (!follows_order_) return;
+  const size_t next = recording_.size();
+  const size_t end = std::min(order_.size(), next + static_cast<size_t>(options_.prefetch));
+  for (size_t i = next; i < end; ++i) prefetch(*order_[i]);
+}
+
+void ShardRuntime::prefetch_backward(Unit& unit) {
+  if (unit.root()) {
+    backward_at_ = order_.size();
+  } else {
+    size_t at = backward_at_;
+    while (at > 0 && order_[at - 1] != &unit) --at;
+    if (at == 0) return;  // not in the recorded forward: nothing to predict
+    backward_at_ = at - 1;
+  }
+  for (int k = 1; k <= options_.prefetch && backward_at_ >= static_cast<size_t>(k); ++k)
+    prefetch(*order_[backward_at_ - static_cast<size_t>(k)]);
+}
+
+void ShardRuntime::finish_backward() {
+  if (!last_microbatch_) return;
+  std::vector<std::string> missing;
+  for (auto* g : groups()) {
+    const auto names = g->untouched();
+    missing.insert(missing.end(), names.begin(), names.end());
+  }
+  if (!missing.empty() && !options_.allow_unused)
+    throw InvalidArgument(fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
+                                      "backward, freeze() them, or set FullyShardOptions::allow_unused",
+                                      device_.label(), missing.size(), fmt::join(missing, ", ")));
+  // Units that no backward of this microbatch reached still owe their collectives.
+  for (auto& u : units_) {
+    if (u->root() || u->finished_) continue;
+    u->due_ = 1;
+    u->pre_backward();
+    u->post_backward();
+  }
+}
+
+}  // namespace sherd

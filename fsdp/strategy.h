@@ -1,0 +1,36 @@
+// The strategy table: a strategy is a row of placements, nothing else.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include <sherd/dtensor/placement.h>
+
+namespace sherd {
+
+/// ZeRO stages by what they shard (Rajbhandari et al. 2020): zero0, zero1, zero2, zero3.
+enum class Strategy { no_shard, optim, optim_grads, optim_grads_params };
+
+/// What HSDP's outer dimension shards: nothing, or the optimizer state too.
+enum class Outer { no_shard, optim };
+
+/// "no_shard" ... "optim_grads_params", or the aliases "zero0" ... "zero3".
+/// @throws InvalidArgument listing the legal names.
+Strategy parse_strategy(std::string_view name);
+Outer parse_outer(std::string_view name);
+const char* name_of(Strategy s);
+const char* name_of(Outer o);
+
+/// Placements of a group's flat buffers along one mesh dimension.
+struct PlacementRow {
+  Placement param;       // at rest, between uses
+  Placement grad_micro;  // after each microbatch
+  Placement grad;        // after the last microbatch
+  Placement state;       // optimizer state and fp32 master weights
+};
+
+/// The table, for the shard (inner) and the replicate (outer) dimension. A dimension of one rank shards nothing.
+PlacementRow inner_row(Strategy s, int ranks);
+PlacementRow outer_row(Outer o, int ranks);
+
+}  // namespace sherd

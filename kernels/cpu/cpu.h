@@ -1,0 +1,43 @@
+// Declarations of the fast CPU kernels and dispatch on the dtype. Private to kernels/cpu/.
+#pragma once
+
+#include <sherd/kernels/error.h>
+#include <sherd/kernels/kernel_table.h>
+
+namespace sherd::cpu {
+
+/// Calls f(T{}) with the activation type of `t`; ops.h lets no other dtype through.
+template <class F>
+void with_activation(DType t, F&& f) {
+  if (t == DType::f32) return f(float{});
+  if (t == DType::bf16) return f(bf16{});
+  throw InvalidArgument("cpu kernels: the activation dtype must be f32 or bf16");
+}
+
+/// dst = v rounded to its type. (Assigning bf16(v) in place would stop GCC 12 from vectorising the loop.)
+inline void store(float& dst, float v) { dst = v; }
+inline void store(bf16& dst, float v) { dst = bf16(v); }
+
+void fill(ExecutionContext&, Ref dst, int64_t count, double value);
+void cast(ExecutionContext&, Ref dst, Ref src, int64_t count);
+void scale(ExecutionContext&, Ref x, int64_t count, float factor);
+void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
+void scale_and_add(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
+void add(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
+void gemm(ExecutionContext&, const GemmArgs&);
+void rms_norm_forward(ExecutionContext&, const RmsNormArgs&);
+void rms_norm_backward(ExecutionContext&, const RmsNormArgs&);
+void attention_forward(ExecutionContext&, const AttentionArgs&);
+void attention_backward(ExecutionContext&, const AttentionArgs&);
+void gelu_forward(ExecutionContext&, Ref y, Ref x, int64_t count);
+void gelu_backward(ExecutionContext&, Ref dx, Ref dy, Ref x, int64_t count);
+void embedding_forward(ExecutionContext&, const EmbeddingArgs&);
+void embedding_backward(ExecutionContext&, const EmbeddingArgs&);
+void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs&);
+void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs&);
+void adamw(ExecutionContext&, const AdamWArgs&);
+void muon_momentum(ExecutionContext&, const MuonMomentumArgs&);
+void newton_schulz(ExecutionContext&, const NewtonSchulzArgs&);
+void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+
+}  // namespace sherd::cpu

@@ -1,0 +1,53 @@
+// Splits a range over the threads of a stream. Private to kernels/cpu/.
+#pragma once
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+
+#include <sherd/kernels/stream.h>
+
+namespace sherd::cpu {
+
+/// Elements per block of simple elementwise loops: enough work to pay for waking a thread.
+constexpr int64_t kGrain = 16384;
+
+/// One compiled body for every caller: all threads run the same code, and since f is a private copy, what it
+/// captured cannot alias what it writes (which would keep its loops from being vectorised).
+template <class F>
+[[gnu::noinline]] void run_range(F f, int64_t begin, int64_t end) {
+  f(begin, end);
+}
+
+/// Calls f(begin, end) for disjoint ranges that cover [0, n), at most one per thread; every boundary is a
+/// multiple of `grain`, so that a vectorised f treats an element alike however many threads there are (choose
+/// grains that are multiples of 16 where that matters). Rethrows the first exception of any f.
+/// Inside f, omp_get_thread_num() is below ctx.threads and names the caller. With one thread OpenMP is not
+/// entered.
+template <class F>
+void parallel_for(const ExecutionContext& ctx, int64_t n, int64_t grain, F&& f) {
+  if (n <= 0) return;
+  const int64_t blocks = (n + grain - 1) / grain;
+  const int threads = static_cast<int>(std::min<int64_t>(ctx.threads, blocks));
+  if (threads == 1) {
+    run_range(f, 0, n);
+    return;
+  }
+  std::exception_ptr failure;
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t t = omp_get_thread_num(), count = omp_get_num_threads();
+    const int64_t begin = blocks * t / count * grain, end = std::min(n, blocks * (t + 1) / count * grain);
+    try {
+      if (begin < end) run_range(f, begin, end);
+    } catch (...) {
+#pragma omp critical(sherd_parallel_for)
+      failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace sherd::cpu

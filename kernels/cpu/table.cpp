@@ -1,0 +1,58 @@
+#include "cpu.h"
+
+#include <string_view>
+
+namespace sherd {
+namespace {
+
+/// @throws NotSupported when the kernels were compiled for a newer processor than this one.
+void check_processor() {
+#ifdef SHERD_CPU_ARCH
+  const std::string_view arch = SHERD_CPU_ARCH;
+  const bool v3 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if ((arch == "x86-64-v3" && !v3) || (arch == "x86-64-v4" && !(v3 && v4))) {
+    throw NotSupported(
+        "the cpu kernels were compiled for " SHERD_CPU_ARCH
+        " and this processor lacks some of its instructions; configure with -DSHERD_CPU_ARCH=native "
+        "(or =x86-64), or choose the 'reference' kernels");
+  }
+#endif
+}
+
+}  // namespace
+
+const KernelTable& cpu_kernels() {
+  static const KernelTable table = [] {
+    check_processor();
+    KernelTable t = reference_kernels();  // copy, accumulate_sum and random_normal need no speed
+    t.name = "cpu";
+    t.fill = cpu::fill;
+    t.cast = cpu::cast;
+    t.scale = cpu::scale;
+    t.scaled_add = cpu::scaled_add;
+    t.scale_and_add = cpu::scale_and_add;
+    t.add = cpu::add;
+    t.gemm = cpu::gemm;
+    t.rms_norm_forward = cpu::rms_norm_forward;
+    t.rms_norm_backward = cpu::rms_norm_backward;
+    t.attention_forward = cpu::attention_forward;
+    t.attention_backward = cpu::attention_backward;
+    t.gelu_forward = cpu::gelu_forward;
+    t.gelu_backward = cpu::gelu_backward;
+    t.embedding_forward = cpu::embedding_forward;
+    t.embedding_backward = cpu::embedding_backward;
+    t.cross_entropy_forward = cpu::cross_entropy_forward;
+    t.cross_entropy_backward = cpu::cross_entropy_backward;
+    t.adamw = cpu::adamw;
+    t.muon_momentum = cpu::muon_momentum;
+    t.newton_schulz = cpu::newton_schulz;
+    t.accumulate_squares = cpu::accumulate_squares;
+    return t;
+  }();
+  return table;
+}
+
+}  // namespace sherd

@@ -1,0 +1,478 @@
+#include <sherd/kernels/ops.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <string>
+#include <type_traits>
+
+#include <sherd/kernels/exact_sum.h>
+#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/random.h>
+
+namespace sherd::ops {
+namespace {
+
+constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::bf16, DType::f16, DType::f64};
+constexpr std::initializer_list<DType> kActivations = {DType::f32, DType::bf16};
+
+/// Collects everything that is wrong with the arguments of one operation; done() throws if anything is.
+class Check {
+ public:
+  explicit Check(const char* op) : op_(op) {}
+
+  Check& dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
+    if (!t.defined()) return problem(fmt::format("{} is undefined", name));
+    if (std::find(allowed.begin(), allowed.end(), t.dtype()) != allowed.end()) return *this;
+    std::string list;
+    for (DType d : allowed) list += fmt::format("{}{}", list.empty() ? "" : " or ", name_of(d));
+    return problem(fmt::format("{} is {}, must be {}", name, name_of(t.dtype()), list));
+  }
+  Check& dtype(const char* name, const Tensor& t, DType wanted) { return dtype(name, t, {wanted}); }
+  Check& shape(const char* name, const Tensor& t, const Shape& wanted) {
+    if (t.defined() && t.shape() != wanted)
+      problem(fmt::format("{} is {}, must be {}", name, to_string(t.shape()), to_string(wanted)));
+    return *this;
+  }
+  Check& count(const char* name, const Tensor& t, int64_t wanted) {
+    if (t.defined() && t.numel() != wanted)
+      problem(fmt::format("{} is {} ({} elements), must have {} elements", name, to_string(t.shape()),
+                          t.numel(), wanted));
+    return *this;
+  }
+  /// For tensors whose sizes are read to derive the others': fails at once.
+  Check& dims(const char* name, const Tensor& t, int64_t wanted) {
+    if (!t.defined()) {
+      problem(fmt::format("{} is undefined", name)).done();
+    } else if (t.dim() != wanted) {
+      problem(fmt::format("{} is {}, must have {} dimensions", name, to_string(t.shape()), wanted)).done();
+    }
+    return *this;
+  }
+  Check& that(bool ok, std::string otherwise) { return ok ? *this : problem(std::move(otherwise)); }
+
+  void done() const {
+    if (!problems_.empty()) throw ShapeMismatch(fmt::format("{}: {}", op_, problems_));
+  }
+
+ private:
+  Check& problem(std::string text) {
+    problems_ += (problems_.empty() ? "" : "; ") + text;
+    return *this;
+  }
+  const char* op_;
+  std::string problems_;
+};
+
+void require(bool ok, const std::string& otherwise) {
+  if (!ok) throw InvalidArgument(otherwise);
+}
+
+Ref ref(const Tensor& t) { return {t.raw(), t.dtype()}; }
+
+template <class T>
+T* pointer(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
+
+/// Queues a kernel; its arguments are copied and hold no tensor alive.
+template <class... A>
+void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
+           const std::type_identity_t<std::remove_cvref_t<A>>&... args) {
+  s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });
+}
+
+const KernelTable& kernels(Stream& s) { return s.device().kernels(); }
+
+/// Runs on the stream: an index outside the table would touch foreign memory.
+void check_indices(const char* op, const char* what, const int32_t* indices, int64_t count, int64_t vocab) {
+  for (int64_t i = 0; i < count; ++i) {
+    if (indices[i] < 0 || indices[i] >= vocab)
+      throw InvalidArgument(
+          fmt::format("{}: {} {} at position {} lies outside [0, {}); was the data written with "
+                      "another tokenizer?",
+                      op, what, indices[i], i, vocab));
+  }
+}
+
+}  // namespace
+
+void fill(Stream& s, const Tensor& dst, double value) {
+  Check("fill").that(dst.defined(), "dst is undefined").done();
+  queue(s, "fill", kernels(s).fill, ref(dst), dst.numel(), value);
+}
+
+void copy(Stream& s, const Tensor& dst, const Tensor& src) {
+  Check check("copy");
+  check.that(dst.defined() && src.defined(), "dst or src is undefined").done();
+  check.dtype("dst", dst, src.dtype()).count("dst", dst, src.numel()).done();
+  if (dst.raw() == src.raw()) return;
+  s.device().count_copy(src.nbytes());
+  queue(s, "copy", kernels(s).copy, dst.raw(), src.raw(), src.nbytes());
+}
+
+void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes) {
+  Check check("copy_from_host");
+  check.that(dst.defined(), "dst is undefined").done();
+  check.that(dst.nbytes() == bytes, fmt::format("dst has {} bytes, {} are given", dst.nbytes(), bytes))
+      .done();
+  auto host = std::make_shared<std::vector<char>>(static_cast<size_t>(bytes));
+  if (bytes > 0) std::memcpy(host->data(), src, static_cast<size_t>(bytes));
+  s.submit("copy_from_host", [f = kernels(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
+    f(c, to, host->data(), bytes);
+  });
+}
+
+void copy_to_host(Stream& s, void* dst, const Tensor& src) {
+  Check("copy_to_host").that(src.defined(), "src is undefined").done();
+  queue(s, "copy_to_host", kernels(s).copy, dst, src.raw(), src.nbytes());
+  s.synchronize();
+}
+
+std::vector<float> to_floats(Stream& s, const Tensor& src) {
+  Check("to_floats").dtype("src", src, {DType::f32, DType::bf16, DType::f16}).done();
+  std::vector<float> out(static_cast<size_t>(src.numel()));
+  if (src.dtype() == DType::f32) {
+    copy_to_host(s, out.data(), src);
+    return out;
+  }
+  std::vector<uint16_t> bits(out.size());
+  copy_to_host(s, bits.data(), src);
+  std::transform(bits.begin(), bits.end(), out.begin(), [&](uint16_t b) {
+    return src.dtype() == DType::bf16 ? float(std::bit_cast<bf16>(b)) : float(std::bit_cast<f16>(b));
+  });
+  return out;
+}
+
+void cast(Stream& s, const Tensor& dst, const Tensor& src) {
+  Check("cast").dtype("dst", dst, kFloats).dtype("src", src, kFloats).count("dst", dst, src.numel()).done();
+  queue(s, "cast", kernels(s).cast, ref(dst), ref(src), src.numel());
+}
+
+void scale(Stream& s, const Tensor& x, float factor) {
+  Check("scale").dtype("x", x, kActivations).done();
+  queue(s, "scale", kernels(s).scale, ref(x), x.numel(), factor);
+}
+
+void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
+  Check("scale_by")
+      .dtype("x", x, DType::f32)
+      .dtype("factor", factor, DType::f32)
+      .count("factor", factor, 1)
+      .done();
+  s.submit("scale_by", [f = kernels(s).scale, x = ref(x), n = x.numel(),
+                        factor = factor.data<float>()](ExecutionContext& c) {
+    if (factor[0] != 1.0f) f(c, x, n, factor[0]);
+  });
+}
+
+void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
+  Check check("scaled_add");
+  check.dtype("dst", dst, DType::f32).dtype("src", src, kActivations).count("src", src, dst.numel()).done();
+  queue(s, "scaled_add", kernels(s).scaled_add, dst.data<float>(), alpha, ref(src), dst.numel());
+}
+
+void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const Tensor& src) {
+  Check check("scale_and_add");
+  check.dtype("dst", dst, DType::f32).dtype("src", src, DType::f32).count("src", src, dst.numel()).done();
+  queue(s, "scale_and_add", kernels(s).scale_and_add, dst.data<float>(), decay, alpha, src.data<float>(),
+        dst.numel());
+}
+
+void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
+  Check check("add");
+  check.dtype("out", out, kActivations).done();
+  check.dtype("a", a, out.dtype()).dtype("b", b, out.dtype());
+  check.count("a", a, out.numel()).count("b", b, out.numel()).done();
+  queue(s, "add", kernels(s).add, ref(out), ref(a), ref(b), out.numel());
+}
+
+void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+          float alpha, float beta) {
+  Check check("gemm");
+  check.dims("A", a, 2).dims("B", b, 2).dims("C", c, 2).dtype("A", a, kActivations).dtype("B", b, a.dtype());
+  check.dtype("C", c, {DType::f32, a.dtype()});
+  GemmArgs g{.trans_a = trans_a,
+             .trans_b = trans_b,
+             .alpha = alpha,
+             .beta = beta,
+             .a = ref(a),
+             .b = ref(b),
+             .c = ref(c)};
+  g.m = a.size(trans_a ? 1 : 0);
+  g.k = a.size(trans_a ? 0 : 1);
+  g.n = b.size(trans_b ? 0 : 1);
+  g.lda = std::max<int64_t>(1, a.size(1));
+  g.ldb = std::max<int64_t>(1, b.size(1));
+  g.ldc = std::max<int64_t>(1, g.n);
+  check.that(b.size(trans_b ? 1 : 0) == g.k,
+             fmt::format("op(A) op(B) do not fit: A {}{}, B {}{}", to_string(a.shape()), trans_a ? "^T" : "",
+                         to_string(b.shape()), trans_b ? "^T" : ""));
+  check.shape("C", c, {g.m, g.n}).done();
+  queue(s, "gemm", kernels(s).gemm, g);
+}
+
+void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
+                      float eps) {
+  Check check("rms_norm_forward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("w", w, x.dtype());
+  check.dtype("rstd", rstd, DType::f32).shape("y", y, x.shape());
+  check.count("w", w, x.size(1)).count("rstd", rstd, x.size(0)).done();
+  RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .eps = eps, .x = ref(x), .w = ref(w), .y = ref(y)};
+  r.rstd = rstd.data<float>();
+  queue(s, "rms_norm_forward", kernels(s).rms_norm_forward, r);
+}
+
+void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                       const Tensor& w, const Tensor& rstd) {
+  Check check("rms_norm_backward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
+  check.dtype("dy", dy, x.dtype())
+      .dtype("dx", dx, x.dtype())
+      .dtype("dw", dw, DType::f32)
+      .dtype("rstd", rstd, DType::f32);
+  check.shape("dy", dy, x.shape()).shape("dx", dx, x.shape());
+  check.count("w", w, x.size(1)).count("dw", dw, x.size(1)).count("rstd", rstd, x.size(0)).done();
+  RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
+  r.rstd = rstd.data<float>();
+  r.dy = ref(dy);
+  r.dx = ref(dx);
+  r.dw = dw.data<float>();
+  queue(s, "rms_norm_backward", kernels(s).rms_norm_backward, r);
+}
+
+namespace {
+
+AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse, const Tensor& qkv,
+                             int64_t batch, int64_t heads) {
+  check.dims("qkv", qkv, 2)
+      .dtype("qkv", qkv, kActivations)
+      .dtype("out", out, qkv.dtype())
+      .dtype("lse", lse, DType::f32);
+  require(batch > 0 && heads > 0,
+          fmt::format("attention: batch {} and heads {} must be positive", batch, heads));
+  check.that(
+      qkv.size(0) % batch == 0 && qkv.size(1) % (3 * heads) == 0,
+      fmt::format("qkv is {}, must be [{} x seq, 3 x {} x head_dim]", to_string(qkv.shape()), batch, heads));
+  check.done();
+  AttentionArgs a{
+      .batch = batch, .seq = qkv.size(0) / batch, .heads = heads, .head_dim = qkv.size(1) / (3 * heads)};
+  check.shape("out", out, {batch * a.seq, heads * a.head_dim}).shape("lse", lse, {batch, heads, a.seq});
+  a.qkv = ref(qkv);
+  a.out = ref(out);
+  a.lse = lse.data<float>();
+  return a;
+}
+
+}  // namespace
+
+void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
+                       int64_t heads) {
+  Check check("attention_forward");
+  const AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads);
+  check.done();
+  queue(s, "attention_forward", kernels(s).attention_forward, a);
+}
+
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
+                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads) {
+  Check check("attention_backward");
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads);
+  check.dtype("dout", dout, qkv.dtype()).dtype("dqkv", dqkv, qkv.dtype());
+  check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
+  a.dout = ref(dout);
+  a.dqkv = ref(dqkv);
+  queue(s, "attention_backward", kernels(s).attention_backward, a);
+}
+
+void gelu_forward(Stream& s, const Tensor& y, const Tensor& x) {
+  Check check("gelu_forward");
+  check.dtype("x", x, kActivations).done();
+  check.dtype("y", y, x.dtype()).count("y", y, x.numel()).done();
+  queue(s, "gelu_forward", kernels(s).gelu_forward, ref(y), ref(x), x.numel());
+}
+
+void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x) {
+  Check check("gelu_backward");
+  check.dtype("x", x, kActivations).done();
+  check.dtype("dx", dx, x.dtype()).dtype("dy", dy, x.dtype());
+  check.count("dx", dx, x.numel()).count("dy", dy, x.numel()).done();
+  queue(s, "gelu_backward", kernels(s).gelu_backward, ref(dx), ref(dy), ref(x), x.numel());
+}
+
+void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const Tensor& table,
+                       const Tensor& positions) {
+  Check check("embedding_forward");
+  check.dims("tokens", tokens, 2).dims("table", table, 2);
+  check.dtype("tokens", tokens, DType::i32)
+      .dtype("table", table, kActivations)
+      .dtype("out", out, table.dtype());
+  EmbeddingArgs e{
+      .count = tokens.numel(), .seq = tokens.size(1), .width = table.size(1), .vocab = table.size(0)};
+  check.shape("out", out, {e.count, e.width});
+  if (positions.defined()) {
+    check.dims("positions", positions, 2).dtype("positions", positions, table.dtype());
+    check.that(positions.size(0) >= e.seq && positions.size(1) == e.width,
+               fmt::format("positions is {}, must be [at least {}, {}]", to_string(positions.shape()), e.seq,
+                           e.width));
+    e.positions = ref(positions);
+  }
+  check.done();
+  e.tokens = tokens.data<int32_t>();
+  e.table = ref(table);
+  e.out = ref(out);
+  s.submit("embedding_forward", [f = kernels(s).embedding_forward, e](ExecutionContext& c) {
+    check_indices("embedding_forward", "token", e.tokens, e.count, e.vocab);
+    f(c, e);
+  });
+}
+
+void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dpositions, const Tensor& dout,
+                        const Tensor& tokens) {
+  Check check("embedding_backward");
+  check.dims("tokens", tokens, 2).dims("dtable", dtable, 2);
+  check.dtype("tokens", tokens, DType::i32)
+      .dtype("dtable", dtable, DType::f32)
+      .dtype("dout", dout, kActivations);
+  EmbeddingArgs e{
+      .count = tokens.numel(), .seq = tokens.size(1), .width = dtable.size(1), .vocab = dtable.size(0)};
+  check.shape("dout", dout, {e.count, e.width});
+  if (dpositions.defined()) {
+    check.dims("dpositions", dpositions, 2).dtype("dpositions", dpositions, DType::f32);
+    check.that(dpositions.size(0) >= e.seq && dpositions.size(1) == e.width,
+               fmt::format("dpositions is {}, must be [at least {}, {}]", to_string(dpositions.shape()),
+                           e.seq, e.width));
+  }
+  check.done();
+  e.tokens = tokens.data<int32_t>();
+  e.dout = ref(dout);
+  e.dtable = dtable.data<float>();
+  e.dpositions = pointer<float>(dpositions);
+  s.submit("embedding_backward", [f = kernels(s).embedding_backward, e](ExecutionContext& c) {
+    check_indices("embedding_backward", "token", e.tokens, e.count, e.vocab);
+    f(c, e);
+  });
+}
+
+namespace {
+
+CrossEntropyArgs cross_entropy_args(Check& check, const Tensor& logits, const Tensor& targets) {
+  check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
+  check.count("targets", targets, logits.size(0)).done();
+  CrossEntropyArgs a{.rows = logits.size(0), .vocab = logits.size(1), .logits = ref(logits)};
+  a.targets = targets.data<int32_t>();
+  return a;
+}
+
+}  // namespace
+
+void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets) {
+  Check check("cross_entropy_forward");
+  CrossEntropyArgs a = cross_entropy_args(check, logits, targets);
+  check.dtype("losses", losses, DType::f32).count("losses", losses, a.rows).done();
+  a.losses = losses.data<float>();
+  s.submit("cross_entropy_forward", [f = kernels(s).cross_entropy_forward, a](ExecutionContext& c) {
+    check_indices("cross_entropy_forward", "target", a.targets, a.rows, a.vocab);
+    f(c, a);
+  });
+}
+
+void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
+                            float scale) {
+  Check check("cross_entropy_backward");
+  CrossEntropyArgs a = cross_entropy_args(check, logits, targets);
+  check.dtype("dlogits", dlogits, logits.dtype()).shape("dlogits", dlogits, logits.shape()).done();
+  a.dlogits = ref(dlogits);
+  a.scale = scale;
+  s.submit("cross_entropy_backward", [f = kernels(s).cross_entropy_backward, a](ExecutionContext& c) {
+    check_indices("cross_entropy_backward", "target", a.targets, a.rows, a.vocab);
+    f(c, a);
+  });
+}
+
+void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
+           const AdamWStep& step) {
+  Check check("adamw");
+  check.dtype("w", w, DType::f32)
+      .dtype("m", m, DType::f32)
+      .dtype("v", v, DType::f32)
+      .dtype("g", g, DType::f32);
+  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel()).done();
+  require(step.step >= 1, fmt::format("adamw: step {}; steps are counted from 1", step.step));
+  require(step.beta1 >= 0 && step.beta1 < 1 && step.beta2 >= 0 && step.beta2 < 1,
+          fmt::format("adamw: beta1 {} and beta2 {} must lie in [0, 1)", step.beta1, step.beta2));
+  AdamWArgs a{.count = w.numel(),
+              .w = w.data<float>(),
+              .m = m.data<float>(),
+              .v = v.data<float>(),
+              .g = g.data<float>()};
+  a.lr = step.lr;
+  a.beta1 = step.beta1;
+  a.beta2 = step.beta2;
+  a.eps = step.eps;
+  a.weight_decay = step.weight_decay;
+  a.bias1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
+  a.bias2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
+  queue(s, "adamw", kernels(s).adamw, a);
+}
+
+void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu,
+                   bool nesterov) {
+  Check check("muon_momentum");
+  check.dtype("update", update, DType::f32).dtype("buffer", buffer, DType::f32).dtype("g", g, DType::f32);
+  check.count("update", update, g.numel()).count("buffer", buffer, g.numel()).done();
+  queue(
+      s, "muon_momentum", kernels(s).muon_momentum,
+      MuonMomentumArgs{g.numel(), buffer.data<float>(), g.data<float>(), update.data<float>(), mu, nesterov});
+}
+
+void newton_schulz(Stream& s, const Tensor& out, const Tensor& in, std::span<const Coefficients> steps,
+                   float eps) {
+  Check check("newton_schulz");
+  check.dims("in", in, 2)
+      .dtype("in", in, DType::f32)
+      .dtype("out", out, DType::f32)
+      .shape("out", out, in.shape())
+      .done();
+  require(out.raw() != in.raw() || in.numel() == 0,
+          "newton_schulz: out and in are the same memory; use two tensors");
+  NewtonSchulzArgs a{
+      .rows = in.size(0), .cols = in.size(1), .in = in.data<float>(), .out = out.data<float>(), .eps = eps};
+  require(steps.size() <= std::size(a.coefficients),
+          fmt::format("newton_schulz: {} steps; at most {}", steps.size(), std::size(a.coefficients)));
+  a.steps = static_cast<int>(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    a.coefficients[i][0] = steps[i].a;
+    a.coefficients[i][1] = steps[i].b;
+    a.coefficients[i][2] = steps[i].c;
+  }
+  queue(s, "newton_schulz", kernels(s).newton_schulz, a);
+}
+
+void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
+  Check check("accumulate_squares");
+  check.dtype("accumulator", accumulator, DType::i64).dtype("x", x, DType::f32);
+  check.count("accumulator", accumulator, ExactSum::kWords).done();
+  queue(s, "accumulate_squares", kernels(s).accumulate_squares, accumulator.data<int64_t>(), x.data<float>(),
+        x.numel());
+}
+
+void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x) {
+  Check("accumulate_sum").dtype("out", out, DType::f64).dtype("x", x, DType::f32).count("out", out, 1).done();
+  queue(s, "accumulate_sum", kernels(s).accumulate_sum, out.data<double>(), x.data<float>(), x.numel());
+}
+
+void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                   float mean, float stddev) {
+  Check("random_normal").dtype("dst", dst, DType::f32).done();
+  require(begin >= 0, fmt::format("random_normal of '{}': first element {} is negative", name, begin));
+  queue(s, "random_normal", kernels(s).random_normal, dst.data<float>(), begin, dst.numel(),
+        hash64(seed, name), mean, stddev);
+}
+
+}  // namespace sherd::ops

@@ -1,0 +1,42 @@
+#include <cstring>
+
+#include "reference.h"
+
+namespace sherd::reference {
+
+void fill(ExecutionContext&, Ref dst, int64_t count, double value) {
+  for (int64_t i = 0; i < count; ++i) put(dst, i, value);
+}
+
+void copy(ExecutionContext&, void* dst, const void* src, int64_t bytes) {
+  if (bytes > 0) std::memcpy(dst, src, static_cast<size_t>(bytes));
+}
+
+void cast(ExecutionContext&, Ref dst, Ref src, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) put(dst, i, get(src, i));
+}
+
+// Single fp32 operations, rounded one by one: other tables must give the same bits.
+
+void scale(ExecutionContext&, Ref x, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) put(x, i, static_cast<float>(get(x, i)) * factor);
+}
+
+void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) dst[i] = dst[i] + alpha * static_cast<float>(get(src, i));
+}
+
+void scale_and_add(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) dst[i] = decay * dst[i] + alpha * src[i];
+}
+
+void add(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count) {
+  for (int64_t i = 0; i < count; ++i)
+    put(out, i, static_cast<float>(get(a, i)) + static_cast<float>(get(b, i)));
+}
+
+void accumulate_sum(ExecutionContext&, double* out, const float* x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[0] += x[i];
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,25 @@
+#include "reference.h"
+
+namespace sherd::reference {
+
+void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
+  for (int64_t i = 0; i < e.count; ++i) {
+    for (int64_t c = 0; c < e.width; ++c) {
+      double v = get(e.table, e.tokens[i] * e.width + c);
+      if (e.positions.data != nullptr) v += get(e.positions, i % e.seq * e.width + c);
+      put(e.out, i * e.width + c, v);
+    }
+  }
+}
+
+void embedding_backward(ExecutionContext&, const EmbeddingArgs& e) {
+  for (int64_t i = 0; i < e.count; ++i) {
+    for (int64_t c = 0; c < e.width; ++c) {
+      const float d = static_cast<float>(get(e.dout, i * e.width + c));
+      e.dtable[e.tokens[i] * e.width + c] += d;
+      if (e.dpositions != nullptr) e.dpositions[i % e.seq * e.width + c] += d;
+    }
+  }
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,18 @@
+#include "reference.h"
+
+namespace sherd::reference {
+
+void gemm(ExecutionContext&, const GemmArgs& g) {
+  for (int64_t i = 0; i < g.m; ++i) {
+    for (int64_t j = 0; j < g.n; ++j) {
+      double sum = 0;
+      for (int64_t p = 0; p < g.k; ++p)
+        sum += get(g.a, g.trans_a ? p * g.lda + i : i * g.lda + p) *
+               get(g.b, g.trans_b ? j * g.ldb + p : p * g.ldb + j);
+      const int64_t c = i * g.ldc + j;
+      put(g.c, c, g.alpha * sum + (g.beta == 0 ? 0.0 : g.beta * get(g.c, c)));
+    }
+  }
+}
+
+}  // namespace sherd::reference

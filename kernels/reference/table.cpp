@@ -1,0 +1,37 @@
+#include "reference.h"
+
+namespace sherd {
+
+const KernelTable& reference_kernels() {
+  namespace k = reference;
+  static constexpr KernelTable table{
+      .name = "reference",
+      .fill = k::fill,
+      .copy = k::copy,
+      .cast = k::cast,
+      .scale = k::scale,
+      .scaled_add = k::scaled_add,
+      .scale_and_add = k::scale_and_add,
+      .add = k::add,
+      .gemm = k::gemm,
+      .rms_norm_forward = k::rms_norm_forward,
+      .rms_norm_backward = k::rms_norm_backward,
+      .attention_forward = k::attention_forward,
+      .attention_backward = k::attention_backward,
+      .gelu_forward = k::gelu_forward,
+      .gelu_backward = k::gelu_backward,
+      .embedding_forward = k::embedding_forward,
+      .embedding_backward = k::embedding_backward,
+      .cross_entropy_forward = k::cross_entropy_forward,
+      .cross_entropy_backward = k::cross_entropy_backward,
+      .adamw = k::adamw,
+      .muon_momentum = k::muon_momentum,
+      .newton_schulz = k::newton_schulz,
+      .accumulate_squares = k::accumulate_squares,
+      .accumulate_sum = k::accumulate_sum,
+      .random_normal = k::random_normal,
+  };
+  return table;
+}
+
+}  // namespace sherd

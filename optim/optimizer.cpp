@@ -1,0 +1,38 @@
+#include <sherd/optim/optimizer.h>
+
+namespace sherd {
+
+Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options)
+    : runtime_(runtime_of(root)) {
+  std::vector<AdamW::Item> adamw;
+  std::vector<Muon::Item> muon;
+  for (auto& r : routing.routes) {
+    const double decay = r.param.shape().size() >= 2 ? options.weight_decay : 0;
+    if (r.algorithm == Algorithm::muon) {
+      muon.push_back({r.param, decay});
+    } else {
+      adamw.push_back({r.param, decay});
+    }
+  }
+  adamw_ = std::make_unique<AdamW>(runtime_.device(), std::move(adamw), options.adamw);
+  muon_ = std::make_unique<Muon>(runtime_.device(), std::move(muon), options.muon);
+}
+
+void Optimizer::step(double lr) {
+  runtime_.require_gradients("Optimizer::step()");
+  runtime_.wait_gradients();
+  Stream& stream = runtime_.device().compute();
+  ++steps_;
+  adamw_->step(stream, lr, steps_);
+  muon_->step(stream, lr);
+  runtime_.weights_changed();
+}
+
+std::vector<StateTensor> Optimizer::state() const {
+  std::vector<StateTensor> all;
+  adamw_->collect(all);
+  muon_->collect(all);
+  return all;
+}
+
+}  // namespace sherd

@@ -1,0 +1,75 @@
+#include <sherd/optim/routing.h>
+
+#include <fmt/format.h>
+
+#include <regex>
+
+namespace sherd {
+namespace {
+
+std::regex compile(const std::string& pattern) {
+  try {
+    return std::regex(pattern);
+  } catch (const std::regex_error& e) {
+    throw InvalidArgument(fmt::format("routing pattern '{}' is not a regular expression: {}", pattern, e.what()));
+  }
+}
+
+}  // namespace
+
+const char* name_of(Algorithm a) { return a == Algorithm::muon ? "muon" : "adamw"; }
+
+Algorithm parse_algorithm(std::string_view name) {
+  if (name == "adamw") return Algorithm::adamw;
+  if (name == "muon") return Algorithm::muon;
+  throw InvalidArgument(fmt::format("optimizer '{}' is unknown; use adamw or muon", name));
+}
+
+Routing route(Module& root, const RoutingOptions& options) {
+  const std::regex not_hidden = compile(options.not_hidden);
+  std::vector<std::regex> patterns;
+  for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
+
+  Routing routing;
+  for (auto& [name, param] : root.named_parameters()) {
+    if (!param.trainable()) continue;
+    Route r{name, param, Algorithm::adamw, ""};
+    const bool matrix = param.shape().size() == 2;
+    size_t hit = 0;
+    while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
+    if (hit < patterns.size()) {
+      r.algorithm = options.rules[hit].algorithm;
+      r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
+      if (r.algorithm == Algorithm::muon && !matrix)
+        throw InvalidArgument(fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices only",
+                                          options.rules[hit].pattern, name, to_string(param.shape())));
+    } else if (options.optimizer == Algorithm::adamw) {
+      r.reason = "AdamW for all";
+    } else if (!matrix) {
+      r.reason = "not a matrix";
+    } else if (std::regex_search(name, not_hidden)) {
+      r.reason = "embedding, head or norm";
+    } else {
+      r.algorithm = Algorithm::muon;
+      r.reason = "hidden matrix";
+    }
+    param.set_cut(r.algorithm == Algorithm::muon ? CutClass::row : CutClass::element);
+    routing.routes.push_back(std::move(r));
+  }
+  return routing;
+}
+
+std::string Routing::format() const {
+  size_t width = 9;
+  int64_t elements[2] = {0, 0};
+  for (auto& r : routes) width = std::max(width, r.name.size());
+  std::string out = fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", "parameter", width, "shape", "update", "why");
+  for (auto& r : routes) {
+    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.shape()), name_of(r.algorithm),
+                       r.reason);
+    elements[r.algorithm == Algorithm::muon] += r.param.numel();
+  }
+  return out + fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);
+}
+
+}  // namespace sherd

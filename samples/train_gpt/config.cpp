@@ -1,0 +1,150 @@
+#include "config.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/error.h>
+
+#include "config_fields.h"
+#include "config_file.h"
+
+namespace train_gpt {
+namespace {
+
+using Problems = std::vector<std::string>;
+
+struct RawFlags {
+  std::map<const Field*, std::string> values;  // of the flags that were given
+  std::string config_file;
+  bool help = false;
+};
+
+RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
+  RawFlags raw;
+  std::map<const Field*, std::pair<CLI::Option*, std::string>> options;
+  CLI::App app;
+  app.allow_extras();
+  app.set_help_flag("-h,--help");
+  CLI::Option* config_option = app.add_option("--config", raw.config_file)->take_last();
+  for (const FieldGroup& group : field_groups()) {
+    for (const Field& field : group.fields) {
+      auto& [option, text] = options[&field];
+      const bool is_switch = field.value[0] == '\0';
+      option = is_switch ? app.add_flag(flag_of(field)) : app.add_option(flag_of(field), text)->take_last();
+      if (is_switch) text = "true";
+    }
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    raw.help = true;
+    return raw;
+  } catch (const CLI::ParseError& e) {
+    problems.push_back(e.what());
+    return raw;
+  }
+  bool after_unknown_flag = false;
+  for (const std::string& extra : app.remaining()) {
+    const bool is_flag = extra.starts_with('-');
+    if (is_flag) problems.push_back(fmt::format("{}: unknown flag; --help lists all", extra));
+    if (!is_flag && !after_unknown_flag) problems.push_back(fmt::format("'{}': expected a flag", extra));
+    after_unknown_flag = is_flag;
+  }
+  for (const auto& [field, option] : options) {
+    if (option.first->count() > 0) raw.values[field] = option.second;
+  }
+  if (config_option->count() > 0 && raw.config_file.empty()) problems.push_back("--config: the file's name is empty");
+  return raw;
+}
+
+void check_together(const TrainConfig& c, Problems& problems) {
+  if (!(c.lr > 0)) problems.push_back(fmt::format("--lr {}: must be greater than 0", c.lr));
+  if (!(c.comm_timeout > 0)) {
+    problems.push_back(fmt::format("--comm-timeout {}: must be greater than 0", c.comm_timeout));
+  }
+  if (c.data.empty()) problems.push_back("--data: the path is empty; name a file or a folder");
+  if (c.ranks < 1 || c.replicas < 1 || c.heads < 1 || c.grad_accum < 1) return;  // reported by their bounds
+  if (c.ranks % c.replicas != 0) {
+    problems.push_back(fmt::format("--replicas {}: must divide --ranks {}", c.replicas, c.ranks));
+  }
+  if (c.dim % c.heads != 0) {
+    problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
+                                   (c.dim / c.heads + 1) * c.heads));
+  }
+  const int64_t shares = c.ranks * std::min(c.grad_accum, int64_t{1} << 40);
+  if (c.batch % shares != 0) {
+    problems.push_back(fmt::format(
+        "--batch {}: must be a multiple of --ranks {} x --grad-accum {} = {}, so that every rank takes an equal share "
+        "of each microbatch; e.g. {}",
+        c.batch, c.ranks, c.grad_accum, shares, (c.batch / shares + 1) * shares));
+  }
+}
+
+/// "--lr" on the command line, "lr in run.txt" when only the file gave it.
+std::string source_of(const Field& field, const RawFlags& raw) {
+  return raw.values.contains(&field) || raw.config_file.empty()
+             ? flag_of(field)
+             : fmt::format("{} in {} (or its default)", field.name, raw.config_file);
+}
+
+void throw_if_any(const Problems& problems) {
+  if (problems.empty()) return;
+  throw sherd::InvalidArgument(
+      fmt::format("{} in the arguments:\n  {}",
+                  problems.size() == 1 ? "a problem" : fmt::format("{} problems", problems.size()),
+                  fmt::join(problems, "\n  ")));
+}
+
+}  // namespace
+
+CommandLine parse_config(int argc, const char* const* argv) {
+  Problems problems;
+  const RawFlags raw = read_flags(argc, argv, problems);
+  if (raw.help) return {.config = {}, .help = help_text()};
+  CommandLine line;
+  if (!raw.config_file.empty()) read_config_file(raw.config_file, line.config, problems);
+  for (const auto& [field, text] : raw.values) {
+    const std::string wrong = set_from_text(*field, line.config, text);
+    if (!wrong.empty()) problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
+  }
+  for (const FieldGroup& group : field_groups()) {
+    for (const Field& field : group.fields) {
+      const std::string wrong = check_value(field, line.config);
+      if (wrong.empty()) continue;
+      problems.push_back(fmt::format("{} {}: {}", source_of(field, raw), show_value(field, line.config), wrong));
+    }
+  }
+  check_together(line.config, problems);
+  throw_if_any(problems);
+  return line;
+}
+
+nlohmann::ordered_json to_json(const TrainConfig& config) {
+  nlohmann::ordered_json json;
+  for (const FieldGroup& group : field_groups()) {
+    for (const Field& field : group.fields) {
+      std::visit([&](auto member) { json[field.name] = config.*member; }, field.member);
+    }
+  }
+  return json;
+}
+
+double learning_rate(const TrainConfig& config, int64_t step) {
+  if (step < config.warmup) {
+    return config.lr * static_cast<double>(step + 1) / static_cast<double>(config.warmup);
+  }
+  if (config.lr_schedule == "constant" || config.steps <= config.warmup) return config.lr;
+  const double progress = static_cast<double>(std::min(step, config.steps) - config.warmup) /
+                          static_cast<double>(config.steps - config.warmup);
+  return config.lr * (0.1 + 0.9 * 0.5 * (1.0 + std::cos(std::numbers::pi * progress)));
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,79 @@
+// What one run of train_gpt is asked to do.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "data.h"
+
+namespace train_gpt {
+
+/// Every flag but --config, with its default; flags are spelled with dashes. Words such as `strategy` are checked
+/// here and hold the canonical spelling. An empty file name means "no such file".
+struct TrainConfig {
+  // Data.
+  std::string data = default_data_folder();
+  int64_t seq = 128;
+  int64_t batch = 16;
+  int64_t grad_accum = 1;
+  // Ranks and sharding.
+  int64_t ranks = 1;
+  int64_t replicas = 1;
+  std::string strategy = "optim_grads_params";
+  std::string outer = "no_shard";
+  std::string layout = "ragged";
+  bool reshard_after_forward = true;
+  int64_t prefetch = 1;
+  // Model.
+  int64_t dim = 128;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  uint64_t seed = 0;
+  std::string init_weights;
+  // Training.
+  std::string optimizer = "adamw";
+  int64_t steps = 100;
+  double lr = 3e-3;
+  std::string lr_schedule = "constant";
+  int64_t warmup = 0;
+  double weight_decay = 0.1;
+  double grad_clip = 1.0;
+  std::string precision = "fp32";
+  // Machine.
+  std::string kernels = "cpu";
+  int64_t threads = 0;
+  int64_t memory_limit = 0;
+  double comm_timeout = 300;
+  // Output.
+  int64_t eval_every = 0;
+  int64_t sample = 0;
+  std::string metrics;
+  std::string loss_svg;
+  std::string export_weights;
+  bool quiet = false;
+
+  bool operator==(const TrainConfig&) const = default;
+};
+
+/// What the command line asks for: a run or, when `help` is set, that text on stdout and nothing else.
+struct CommandLine {
+  TrainConfig config;
+  std::optional<std::string> help;
+};
+
+/// Defaults, overridden by the --config file, overridden by flags. The last of equal flags counts.
+/// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors of
+/// the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
+CommandLine parse_config(int argc, const char* const* argv);
+
+/// The flags' names with underscores, in the order of --help.
+nlohmann::ordered_json to_json(const TrainConfig& config);
+
+/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr, or with
+/// the cosine schedule half a cosine from lr down to lr / 10, which step number `steps` would have.
+double learning_rate(const TrainConfig& config, int64_t step);
+
+}  // namespace train_gpt

@@ -1,0 +1,195 @@
+#include "config_fields.h"
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <type_traits>
+
+#include <fmt/format.h>
+
+namespace train_gpt {
+namespace {
+
+using C = TrainConfig;
+
+constexpr double kAny = 1e15;  // counters: far from any overflow
+// The product batch * seq * 4 * dim of the largest values is below 2^63.
+constexpr double kMaxDim = 1 << 17, kMaxSeq = 1 << 20, kMaxBatch = 1 << 20;
+
+const std::vector<FieldGroup>& groups() {
+  static const std::vector<FieldGroup> all = {
+      {"Data",
+       {{"data", &C::data, "PATH", "text: a file, or a folder with all files below it"},
+        {"seq", &C::seq, "T", "bytes (tokens) per sequence", 1, kMaxSeq},
+        {"batch", &C::batch, "N", "sequences per step over all ranks", 1, kMaxBatch},
+        {"grad_accum", &C::grad_accum, "N", "microbatches each rank splits its sequences into", 1, kMaxBatch}}},
+      {"Ranks and sharding",
+       {{"ranks", &C::ranks, "N", "all ranks (threads): replicas x shards", 1, 1024},
+        {"replicas", &C::replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
+        {"strategy", &C::strategy, "no_shard|optim|optim_grads|optim_grads_params",
+         "what is sharded; also known as zero0, zero1, zero2, zero3"},
+        {"outer", &C::outer, "no_shard|optim", "what is sharded over replicas as well"},
+        {"layout", &C::layout, "ragged|even_rows", "where parameters are cut"},
+        {"reshard_after_forward", &C::reshard_after_forward, "true|false",
+         "zero3: free gathered parameters between forward and backward"},
+        {"prefetch", &C::prefetch, "N", "units gathered ahead of the one that computes", 0, 1024}}},
+      {"Model",
+       {{"dim", &C::dim, "D", "width", 1, kMaxDim},
+        {"layers", &C::layers, "L", "blocks", 1, 10000},
+        {"heads", &C::heads, "H", "attention heads; divides --dim", 1, kMaxDim},
+        {"seed", &C::seed, "N", "of the initial weights and of --sample"},
+        {"init_weights", &C::init_weights, "FILE", "start from these weights (safetensors)"}}},
+      {"Training",
+       {{"optimizer", &C::optimizer, "adamw|muon", "muon: for the blocks' matrices, AdamW for the rest"},
+        {"steps", &C::steps, "N", "0: only build the model, e.g. for --export-weights", 0, kAny},
+        {"lr", &C::lr, "X", "learning rate, greater than 0", 0, 1e6},
+        {"lr_schedule", &C::lr_schedule, "constant|cosine", "after warm-up; cosine falls to lr / 10 at --steps"},
+        {"warmup", &C::warmup, "N", "first steps, in which the rate rises linearly to --lr", 0, kAny},
+        {"weight_decay", &C::weight_decay, "X", "of parameters with two or more dimensions", 0, 1e6},
+        {"grad_clip", &C::grad_clip, "X", "largest global gradient norm; 0: no clipping", 0, 1e30},
+        {"precision", &C::precision, "fp32|bf16", "of gathered parameters and activations"}}},
+      {"Machine",
+       {{"kernels", &C::kernels, "cpu|reference", "reference: slow and plain"},
+        {"threads", &C::threads, "N", "kernel threads per rank; 0: cores / ranks", 0, 1024},
+        {"memory_limit", &C::memory_limit, "BYTES", "per rank, with suffix K, M or G; 0: none", 0, kAny},
+        {"comm_timeout", &C::comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0, 1e6}}},
+      {"Output",
+       {{"eval_every", &C::eval_every, "N", "evaluate on held-out text every N steps; 0: never", 0, kAny},
+        {"sample", &C::sample, "N", "bytes of text to generate at the end", 0, 1e6},
+        {"metrics", &C::metrics, "FILE", "one JSON object per step"},
+        {"loss_svg", &C::loss_svg, "FILE", "picture of the loss curve"},
+        {"export_weights", &C::export_weights, "FILE", "final weights (safetensors, full tensors)"},
+        {"quiet", &C::quiet, "", "print errors only"}}},
+  };
+  return all;
+}
+
+std::vector<std::string_view> allowed_words(const Field& field) {
+  std::vector<std::string_view> words;
+  std::string_view rest = field.value;
+  if (rest.find('|') == rest.npos) return words;
+  while (true) {
+    const size_t bar = rest.find('|');
+    words.push_back(rest.substr(0, bar));
+    if (bar == rest.npos) return words;
+    rest.remove_prefix(bar + 1);
+  }
+}
+
+/// The whole text as a number.
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  T parsed{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+  if (error != std::errc() || end != text.data() + text.size()) return false;
+  value = parsed;
+  return true;
+}
+
+bool parse_bytes(std::string_view text, int64_t& value) {
+  int shift = 0;
+  if (!text.empty()) {
+    const size_t suffix = std::string_view("KMGkmg").find(text.back());
+    if (suffix != std::string_view::npos) {
+      shift = 10 * static_cast<int>(suffix % 3 + 1);
+      text.remove_suffix(1);
+    }
+  }
+  int64_t number = 0;
+  if (!parse_number(text, number) || number < 0) return false;
+  if (number > (std::numeric_limits<int64_t>::max() >> shift)) return false;
+  value = number << shift;
+  return true;
+}
+
+std::string_view canonical(std::string_view word) {
+  if (word == "zero0") return "no_shard";
+  if (word == "zero1") return "optim";
+  if (word == "zero2") return "optim_grads";
+  if (word == "zero3") return "optim_grads_params";
+  return word;
+}
+
+}  // namespace
+
+std::span<const FieldGroup> field_groups() { return groups(); }
+
+std::string flag_of(const Field& field) {
+  std::string flag = std::string("--") + field.name;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string set_from_text(const Field& field, TrainConfig& config, const std::string& text) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        auto& value = config.*member;
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          value = field.name == std::string_view("strategy") ? canonical(text) : text;
+          return "";
+        } else if constexpr (std::is_same_v<T, bool>) {
+          if (text != "true" && text != "false") return "must be true or false";
+          value = text == "true";
+          return "";
+        } else if constexpr (std::is_same_v<T, int64_t>) {
+          const bool bytes = field.value == std::string_view("BYTES");
+          if (bytes) return parse_bytes(text, value) ? "" : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
+          return parse_number(text, value) ? "" : "must be a whole number";
+        } else if constexpr (std::is_same_v<T, uint64_t>) {
+          return parse_number(text, value) ? "" : "must be a whole number from 0 to 2^64 - 1";
+        } else {
+          return parse_number(text, value) ? "" : "must be a number";
+        }
+      },
+      field.member);
+}
+
+std::string check_value(const Field& field, const TrainConfig& config) {
+  return std::visit(
+      [&](auto member) -> std::string {
+        const auto& value = config.*member;
+        using T = std::decay_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          const auto words = allowed_words(field);
+          if (words.empty() || std::find(words.begin(), words.end(), value) != words.end()) return "";
+          return fmt::format("must be one of {}", field.value);
+        } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
+          const auto number = static_cast<double>(value);
+          if (number >= field.low && number <= field.high) return "";  // false for a NaN
+          return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
+        } else {
+          return "";
+        }
+      },
+      field.member);
+}
+
+std::string show_value(const Field& field, const TrainConfig& config) {
+  return std::visit([&](auto member) { return fmt::format("{}", config.*member); }, field.member);
+}
+
+std::string help_text() {
+  std::string text =
+      "train_gpt: trains a byte-level GPT on in-process ranks, sharded the way --strategy says.\n\n"
+      "Usage: train_gpt [flags]\n\n"
+      "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); flags win\n"
+      "  --help                    this text\n";
+  const TrainConfig defaults;
+  for (const FieldGroup& group : groups()) {
+    text += fmt::format("\n{}\n", group.title);
+    for (const Field& field : group.fields) {
+      const bool words = !allowed_words(field).empty();
+      const std::string flag = flag_of(field) + (words ? "" : fmt::format(" {}", field.value));
+      text += fmt::format("  {:<25} {}", flag, field.help);
+      const std::string value = show_value(field, defaults);
+      const bool is_switch = field.value[0] == '\0';
+      if (words) text += fmt::format("\n{:28}{}", "", field.value);
+      if (!value.empty() && !is_switch) text += fmt::format(" [{}]", value);
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+}  // namespace train_gpt

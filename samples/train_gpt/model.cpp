@@ -1,0 +1,146 @@
+#include "model.h"
+
+#include <cmath>
+
+#include <sherd/kernels/ops.h>
+
+namespace train_gpt {
+
+using sherd::DType;
+using sherd::Stream;
+namespace ops = sherd::ops;
+namespace {
+
+constexpr float kEps = 1e-6f;
+constexpr float kStd = 0.02f;
+
+Tensor like(const Tensor& x, Shape shape) {
+  return Tensor::empty(x.device(), std::move(shape), x.dtype(), "activations");
+}
+Tensor f32(const Tensor& x, Shape shape) {
+  return Tensor::empty(x.device(), std::move(shape), DType::f32, "activations");
+}
+
+// x [n, in] times the transpose of w [out, in].
+Tensor linear(Stream& s, const Tensor& x, const Parameter& w) {
+  Tensor y = like(x, {x.size(0), w.shape()[0]});
+  ops::gemm(s, y, x, false, w.data(), true);
+  return y;
+}
+
+// Adds the weight's gradient and returns the input's.
+Tensor linear_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w) {
+  ops::gemm(s, w.grad(), dy, true, x, false, 1, 1);
+  Tensor dx = like(dy, {dy.size(0), w.shape()[1]});
+  ops::gemm(s, dx, dy, false, w.data(), false);
+  return dx;
+}
+
+Tensor add(Stream& s, const Tensor& a, const Tensor& b) {
+  Tensor y = like(a, a.shape());
+  ops::add(s, y, a, b);
+  return y;
+}
+
+Tensor norm(Stream& s, const Tensor& x, const Parameter& w, Tensor& rstd) {
+  Tensor y = like(x, x.shape());
+  rstd = f32(x, {x.size(0)});
+  ops::rms_norm_forward(s, y, rstd, x, w.data(), kEps);
+  return y;
+}
+
+Tensor norm_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w, const Tensor& rstd) {
+  Tensor dx = like(x, x.shape());
+  ops::rms_norm_backward(s, dx, w.grad(), dy, x, w.data(), rstd);
+  return dx;
+}
+
+}  // namespace
+
+Block::Block(const GptShape& shape) : shape_(shape) {
+  const int64_t d = shape.dim;
+  const float small = kStd / std::sqrt(2.0f * static_cast<float>(shape.layers));
+  norm1_ = param("norm1.weight", {d}, sherd::constant(1));
+  qkv_ = param("qkv.weight", {3 * d, d}, sherd::normal(kStd)).set_row_blocks({d, d, d});
+  proj_ = param("proj.weight", {d, d}, sherd::normal(small));
+  norm2_ = param("norm2.weight", {d}, sherd::constant(1));
+  fc_ = param("fc.weight", {4 * d, d}, sherd::normal(kStd));
+  out_ = param("out.weight", {d, 4 * d}, sherd::normal(small));
+}
+
+Tensor Block::forward(const Tensor& x) {
+  Stream& s = x.device().compute();
+  Saved v;
+  v.x = x;
+  v.n1 = norm(s, x, norm1_, v.rstd1);
+  v.qkv = linear(s, v.n1, qkv_);
+  v.att = like(x, x.shape());
+  v.lse = f32(x, {batch_, shape_.heads, x.size(0) / batch_});
+  ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, shape_.heads);
+  v.x2 = add(s, x, linear(s, v.att, proj_));
+  v.n2 = norm(s, v.x2, norm2_, v.rstd2);
+  v.h = linear(s, v.n2, fc_);
+  v.a = like(x, v.h.shape());
+  ops::gelu_forward(s, v.a, v.h);
+  Tensor y = add(s, v.x2, linear(s, v.a, out_));
+  if (training()) saved_.push_back(std::move(v));
+  return y;
+}
+
+Tensor Block::backward(const Tensor& dy) {
+  Stream& s = dy.device().compute();
+  const Saved v = std::move(saved_.back());
+  saved_.pop_back();
+  const Tensor dh = linear_backward(s, dy, v.a, out_);
+  ops::gelu_backward(s, dh, dh, v.h);
+  const Tensor dx2 = norm_backward(s, linear_backward(s, dh, v.n2, fc_), v.x2, norm2_, v.rstd2);
+  ops::add(s, dx2, dx2, dy);
+  const Tensor datt = linear_backward(s, dx2, v.att, proj_);
+  const Tensor dqkv = like(v.qkv, v.qkv.shape());
+  ops::attention_backward(s, dqkv, datt, v.att, v.lse, v.qkv, batch_, shape_.heads);
+  const Tensor dx = norm_backward(s, linear_backward(s, dqkv, v.n1, qkv_), v.x, norm1_, v.rstd1);
+  ops::add(s, dx, dx, dx2);
+  return dx;
+}
+
+Gpt::Gpt(const GptShape& shape) : shape_(shape) {
+  tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
+  pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
+  for (int64_t i = 0; i < shape.layers; ++i) {
+    blocks_.push_back(std::make_unique<Block>(shape));
+    child("blocks." + std::to_string(i), *blocks_.back());
+  }
+  norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
+  head_ = param("head.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
+}
+
+Tensor Gpt::forward(const Tensor& tokens) {
+  Stream& s = tokens.device().compute();
+  const int64_t batch = tokens.size(0), rows = tokens.numel();
+  Tensor x = like(tok_.data(), {rows, shape_.dim});
+  ops::embedding_forward(s, x, tokens, tok_.data(), pos_.data());
+  for (auto& b : blocks_) {
+    b->set_batch(batch);
+    x = (*b)(x);
+  }
+  Saved v{tokens, targets_, x, {}, {}, {}};
+  v.n = norm(s, x, norm_, v.rstd);
+  v.logits = linear(s, v.n, head_);
+  if (!targets_.defined()) return v.logits;
+  Tensor losses = f32(x, {rows});
+  ops::cross_entropy_forward(s, losses, v.logits, targets_);
+  if (training()) saved_ = std::move(v);
+  return losses;
+}
+
+Tensor Gpt::backward(const Tensor&) {
+  const Saved v = std::exchange(saved_, {});
+  Stream& s = v.x.device().compute();
+  ops::cross_entropy_backward(s, v.logits, v.logits, v.targets, loss_scale_);
+  Tensor dx = norm_backward(s, linear_backward(s, v.logits, v.n, head_), v.x, norm_, v.rstd);
+  for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
+  ops::embedding_backward(s, tok_.grad(), pos_.grad(), dx, v.tokens);
+  return {};
+}
+
+}  // namespace train_gpt

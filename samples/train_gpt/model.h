@@ -1,0 +1,74 @@
+// The byte-level GPT of the sample: pre-norm blocks, learned positions, untied head, no biases.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <sherd/fsdp/module.h>
+
+namespace train_gpt {
+
+using sherd::Module;
+using sherd::Parameter;
+using sherd::Shape;
+using sherd::Tensor;
+
+struct GptShape {
+  int64_t dim = 128, layers = 4, heads = 4, seq = 128;
+  static constexpr int64_t kVocab = 256;
+};
+
+/// x + proj(attention(qkv(norm1(x)))), then + out(gelu(fc(norm2(.)))). Input and output [batch*seq, dim].
+class Block : public Module {
+ public:
+  explicit Block(const GptShape& shape);
+  /// Sequences in the coming inputs.
+  void set_batch(int64_t batch) { batch_ = batch; }
+
+ protected:
+  Tensor forward(const Tensor& x) override;
+  Tensor backward(const Tensor& dy) override;
+
+ private:
+  // What backward needs of one forward.
+  struct Saved {
+    Tensor x, rstd1, n1, qkv, lse, att, x2, rstd2, n2, h, a;
+  };
+  GptShape shape_;
+  int64_t batch_ = 0;
+  Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
+  std::vector<Saved> saved_;
+};
+
+/// Tokens in, losses (or logits) out.
+class Gpt : public Module {
+ public:
+  explicit Gpt(const GptShape& shape);
+  Block& block(size_t i) { return *blocks_[i]; }
+  size_t blocks() const { return blocks_.size(); }
+
+  /// Targets of the coming call, i32 [batch, seq]: it returns the losses f32 [batch*seq] in nats. Without targets
+  /// (an undefined tensor) it returns the logits [batch*seq, 256].
+  void set_targets(const Tensor& targets) { targets_ = targets; }
+  /// d(objective)/d(loss of one token), applied by the coming backward.
+  void set_loss_scale(float scale) { loss_scale_ = scale; }
+
+ protected:
+  /// tokens i32 [batch, seq].
+  Tensor forward(const Tensor& tokens) override;
+  /// The argument is not used: the objective is loss_scale * sum of losses.
+  Tensor backward(const Tensor&) override;
+
+ private:
+  GptShape shape_;
+  Parameter tok_, pos_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  Parameter norm_, head_;
+  Tensor targets_;
+  float loss_scale_ = 1;
+  struct Saved {
+    Tensor tokens, targets, x, rstd, n, logits;
+  } saved_;
+};
+
+}  // namespace train_gpt
