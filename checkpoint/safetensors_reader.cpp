@@ -18,10 +18,10 @@ using nlohmann::json;
 using namespace safetensors;
 
 /// Text from the file, safe to print: escaped, and cut when absurdly long.
-std::string quoted(std::string_view text) {
+std::string shown(std::string_view text) {
   constexpr size_t kShown = 300;
-  const std::string shown = json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
-  return text.size() <= kShown ? shown : shown + "...";
+  const std::string json_text = json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
+  return text.size() <= kShown ? json_text : json_text + "...";
 }
 
 /// The header as JSON. Plain parsing would keep the last of several equal keys; here they are an error.
@@ -33,14 +33,14 @@ json parse_json(std::string_view header) {
     if (event == json::parse_event_t::key &&
         !open_objects.back().insert(parsed.get_ref<const std::string&>()).second) {
       throw CorruptCheckpoint(fmt::format("{}: this key appears twice",
-                                          quoted(parsed.get_ref<const std::string&>())));
+                                          shown(parsed.get_ref<const std::string&>())));
     }
     return true;
   };
   try {
     return json::parse(header, check_keys);
   } catch (const json::exception& e) {
-    throw CorruptCheckpoint(fmt::format("the header is not valid JSON: {}", quoted(e.what())));
+    throw CorruptCheckpoint(fmt::format("the header is not valid JSON: {}", shown(e.what())));
   }
 }
 
@@ -74,7 +74,7 @@ SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
   if (dtype == value.end() || !dtype->is_string()) throw CorruptCheckpoint("\"dtype\" is missing or not a string");
   entry.dtype_name = dtype->get<std::string>();
   const Type* type = find_type(entry.dtype_name);
-  if (type == nullptr) throw CorruptCheckpoint(fmt::format("unknown dtype {}", quoted(entry.dtype_name)));
+  if (type == nullptr) throw CorruptCheckpoint(fmt::format("unknown dtype {}", shown(entry.dtype_name)));
   entry.dtype = type->dtype;
   entry.shape = whole_numbers(value, "shape");
   const Shape offsets = whole_numbers(value, "data_offsets");
@@ -101,7 +101,7 @@ std::map<std::string, std::string> parse_metadata(const json& value) {
   if (!value.is_object()) throw CorruptCheckpoint("it is not an object");
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
-    if (!text.is_string()) throw CorruptCheckpoint(fmt::format("the value of {} is not a string", quoted(key)));
+    if (!text.is_string()) throw CorruptCheckpoint(fmt::format("the value of {} is not a string", shown(key)));
     metadata[key] = text.get<std::string>();
   }
   return metadata;
@@ -116,7 +116,7 @@ void check_coverage(std::vector<SafetensorsEntry>& entries, int64_t data_bytes) 
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != covered) {
       throw CorruptCheckpoint(fmt::format("{}: its data begins at byte {}, but what lies before ends at {}: {}",
-                                          quoted(entry.name), entry.begin, covered,
+                                          shown(entry.name), entry.begin, covered,
                                           entry.begin < covered ? "they overlap" : "there is a hole"));
     }
     covered = entry.end;
@@ -168,7 +168,7 @@ void SafetensorsReader::parse(std::string_view header, int64_t data_bytes) {
       entries_.push_back(parse_entry(value, data_bytes));
       entries_.back().name = name;
     } catch (const CorruptCheckpoint& e) {
-      throw CorruptCheckpoint(fmt::format("{}: {}", quoted(name), e.what()));
+      throw CorruptCheckpoint(fmt::format("{}: {}", shown(name), e.what()));
     }
   }
   check_coverage(entries_, data_bytes);
@@ -184,12 +184,12 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64
   if (!entry.dtype) {
     throw NotSupported(fmt::format("'{}': {} has dtype {}, which sherd cannot read; convert the file to one of "
                                    "F32, BF16, F16, F64, I32, I64, U8",
-                                   path().string(), quoted(entry.name), entry.dtype_name));
+                                   path().string(), shown(entry.name), entry.dtype_name));
   }
   const int64_t numel = numel_of(entry.shape);
   if (first < 0 || count < 0 || first > numel || count > numel - first) {
     throw InvalidArgument(fmt::format("'{}': {} elements from {} on are outside {}, which has {}", path().string(),
-                                      count, first, quoted(entry.name), numel));
+                                      count, first, shown(entry.name), numel));
   }
   const int64_t width = size_of(*entry.dtype);
   file_.read_at(data_start_ + entry.begin + first * width, to, count * width);

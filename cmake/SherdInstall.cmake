@@ -1,1 +1,15 @@
-install(TARGETS sherd)
+# cmake --install: headers as <sherd/...>, the library, and a package for find_package(sherd).
+include(CMakePackageConfigHelpers)
+
+install(TARGETS sherd EXPORT sherdTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(folder IN LISTS SHERD_FOLDERS)
+  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${folder} FILES_MATCHING PATTERN "*.h")
+endforeach()
+install(FILES cmake/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
+
+install(EXPORT sherdTargets NAMESPACE sherd:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
+configure_package_config_file(cmake/sherdConfig.cmake.in ${CMAKE_BINARY_DIR}/sherdConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/sherdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/sherdConfig.cmake ${CMAKE_BINARY_DIR}/sherdConfigVersion.cmake
+  cmake/SherdDependencies.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)

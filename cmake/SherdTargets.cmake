@@ -1,6 +1,7 @@
 # Flags for the targets that are sherd's own.
 function(sherd_own_target target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+    -Wno-missing-field-initializers
     $<$<BOOL:${SHERD_WERROR}>:-Werror>)
   if(SHERD_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer

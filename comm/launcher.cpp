@@ -88,16 +88,15 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   const int threads =
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
 
-  const auto worlds = make_local_world(ranks, options.timeout);
   std::vector<std::shared_ptr<Device>> devices;
-  std::vector<RankContext> contexts;
-  for (int r = 0; r < ranks; ++r) {
+  for (int r = 0; r < ranks; ++r)
     devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
                                        .threads = threads,
                                        .kernels = options.kernels,
                                        .memory_limit = options.memory_limit}));
-    contexts.push_back({devices.back(), worlds[static_cast<size_t>(r)]});
-  }
+  const auto worlds = make_local_world(devices, options.timeout);
+  std::vector<RankContext> contexts;
+  for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
 
   FirstFailure failure;
   {

@@ -44,21 +44,26 @@ class DTensor {
   const std::vector<Placement>& placements() const { return placements_; }
   const Tensor& local() const { return local_; }
   bool ragged() const { return layout_ != nullptr; }
-  /// Even: shape and global offset of the local piece; an empty one has offset = size on its dimension.
+  /// Shape and global offset of the local piece; an empty one has offset = size on its dimension. A ragged
+  /// scalar counts as [1].
   /// @throws NotSupported for a ragged tensor that is not a whole number of rows.
   Shape local_shape() const;
   Shape global_offset() const;
-  /// The local piece as global boxes (none when empty or Partial-free padding only).
+  /// The local piece as global boxes, in the order of its elements; none when it is empty. A scalar counts as
+  /// [1].
   std::vector<Box> boxes() const;
 
   /// The same tensor under other placements (even shards). Collective over the mesh; queued on `stream`.
-  /// Any of R, S, P to any of R, S, P, per mesh dimension; to P puts the value on coordinate 0.
+  /// Any of R, S, P to any of R, S, P, per mesh dimension; to P puts the value on coordinate 0. The result
+  /// shares memory with this tensor where nothing had to move.
+  /// @throws InvalidArgument for bad placements, NotSupported for a ragged tensor.
   DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
-  /// The whole tensor on every rank.
+  /// The whole tensor on every rank; the local one itself when it is whole already. Collective over the mesh.
   Tensor full_tensor(Stream& stream) const;
 
  private:
   DTensor(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local);
+  Box local_box() const;
 
   DeviceMesh mesh_;
   Shape global_;
@@ -67,6 +72,7 @@ class DTensor {
   std::shared_ptr<const ShardLayout> layout_;
   std::vector<std::string> over_;
   int param_ = 0;
+  int layout_rank_ = 0;
 };
 
 /// The verb behind every group buffer: moves a flat buffer of n equal slices between placements along one

@@ -15,12 +15,12 @@ struct Call {
   const char* op = "";
   int64_t sequence = 0;  // of this operation on its communicator, from 1
   DType dtype = DType::u8;
-  int64_t elements = 0;         // of the whole collective, equal on every rank where the operation fixes it
-  std::vector<int64_t> counts;  // per rank, equal on every rank
+  int64_t elements = 0;           // of the whole collective, equal on every rank where the operation fixes it
+  std::vector<int64_t> counts{};  // per rank, equal on every rank
   int root = -1;
   ReduceOp reduce = ReduceOp::sum;
-  std::vector<int64_t> send_counts, recv_counts;  // all_to_all_v only: mine, agree crosswise
-  Tensor send, recv;
+  std::vector<int64_t> send_counts{}, recv_counts{};  // all_to_all_v only: mine, agree crosswise
+  Tensor send{}, recv{};
 };
 
 /// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes)"

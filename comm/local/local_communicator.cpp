@@ -18,9 +18,11 @@ using local::LocalGroup;
 
 class LocalCommunicator final : public Communicator {
  public:
-  LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<CommCounters> counters)
+  LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
+                    std::shared_ptr<CommCounters> counters)
       : group_(std::move(group)),
         rank_(rank),
+        device_(std::move(device)),
         counters_(std::move(counters)),
         sent_(static_cast<size_t>(group_->size())),
         received_(static_cast<size_t>(group_->size())) {}
@@ -28,6 +30,7 @@ class LocalCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return group_->size(); }
   int world_rank() const override { return group_->world_rank(rank_); }
+  Device& device() const override { return *device_; }
 
   void all_gather(Stream& stream, const Tensor& recv, const Tensor& send) override {
     const auto check = checking("all_gather");
@@ -203,7 +206,7 @@ class LocalCommunicator final : public Communicator {
           fmt::format("split on rank {}: color {} is negative; every rank joins a group, use 0 or more",
                       world_rank(), color));
     auto [group, rank] = group_->split(rank_, {color, key});
-    return std::make_shared<LocalCommunicator>(std::move(group), rank, counters_);
+    return std::make_shared<LocalCommunicator>(std::move(group), rank, device_, counters_);
   }
 
   void abort(const std::string& cause) noexcept override {
@@ -231,6 +234,7 @@ class LocalCommunicator final : public Communicator {
 
   const std::shared_ptr<LocalGroup> group_;
   const int rank_;
+  const std::shared_ptr<Device> device_;
   const std::shared_ptr<CommCounters> counters_;
   int64_t sequence_ = 0;
   std::vector<int64_t> sent_, received_;  // messages to and from each rank
@@ -238,20 +242,21 @@ class LocalCommunicator final : public Communicator {
 
 }  // namespace
 
-std::vector<std::shared_ptr<Communicator>> make_local_world(int ranks, std::chrono::milliseconds timeout) {
-  if (ranks < 1) throw InvalidArgument(fmt::format("a world of {} ranks; use at least 1", ranks));
+std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std::shared_ptr<Device>> devices,
+                                                            std::chrono::milliseconds timeout) {
+  if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
   if (timeout.count() <= 0)
     throw InvalidArgument(fmt::format("a collective timeout of {} ms; use at least 1", timeout.count()));
   // Far enough to mean "never", near enough not to overflow the clock.
   const auto bounded = std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
-  std::vector<int> world(static_cast<size_t>(ranks));
-  std::iota(world.begin(), world.end(), 0);
-  const auto group =
-      std::make_shared<LocalGroup>(std::make_shared<local::AbortDomain>(bounded), std::move(world));
-  std::vector<std::shared_ptr<Communicator>> result;
-  for (int r = 0; r < ranks; ++r)
-    result.push_back(std::make_shared<LocalCommunicator>(group, r, std::make_shared<CommCounters>()));
-  return result;
+  std::vector<int> ranks(devices.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto group = std::make_shared<LocalGroup>(std::make_shared<local::AbortDomain>(bounded), ranks);
+  std::vector<std::shared_ptr<Communicator>> world;
+  for (int r : ranks)
+    world.push_back(std::make_shared<LocalCommunicator>(group, r, devices[static_cast<size_t>(r)],
+                                                        std::make_shared<CommCounters>()));
+  return world;
 }
 
 }  // namespace sherd

@@ -3,15 +3,18 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include <sherd/comm/communicator.h>
 
 namespace sherd {
 
-/// The world communicators of `ranks` threads, by rank. All tensors they are given must stay mapped until
-/// every rank has synchronised its streams (the launcher keeps all devices until then).
-/// @throws InvalidArgument when ranks < 1 or timeout <= 0.
-std::vector<std::shared_ptr<Communicator>> make_local_world(int ranks, std::chrono::milliseconds timeout);
+/// The world communicators of as many threads as there are devices, by rank. They share ownership of the
+/// devices. All tensors they are given must stay mapped until every rank has synchronised its streams (the
+/// launcher keeps all devices until then).
+/// @throws InvalidArgument when there is no device or timeout <= 0.
+std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std::shared_ptr<Device>> devices,
+                                                            std::chrono::milliseconds timeout);
 
 }  // namespace sherd

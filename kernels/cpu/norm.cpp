@@ -11,21 +11,24 @@ int64_t row_grain(const RmsNormArgs& a) {
 }
 
 template <class T>
-void forward(ExecutionContext& ctx, const RmsNormArgs& a) {
-  const T* w = a.w.as<T>();
-  parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const T* x = a.x.as<T>() + r * a.cols;
-      T* y = a.y.as<T>() + r * a.cols;
-      float squares = 0;
+float forward_row(T* y, const T* x, const T* w, int64_t cols, float eps) {
+  float squares = 0;
 #pragma omp simd reduction(+ : squares)
-      for (int64_t c = 0; c < a.cols; ++c) squares += float(x[c]) * float(x[c]);
-      const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(a.cols) + a.eps);
+  for (int64_t c = 0; c < cols; ++c) squares += float(x[c]) * float(x[c]);
+  const float rstd = 1.0f / std::sqrt(squares / static_cast<float>(cols) + eps);
 #pragma omp simd
-      for (int64_t c = 0; c < a.cols; ++c) store(y[c], float(x[c]) * rstd * float(w[c]));
-      a.rstd[r] = rstd;
-    }
-  });
+  for (int64_t c = 0; c < cols; ++c) store(y[c], float(x[c]) * rstd * float(w[c]));
+  return rstd;
+}
+
+template <class T>
+void backward_row(T* dx, const T* dy, const T* x, const T* w, float rstd, int64_t cols) {
+  float dot = 0;
+#pragma omp simd reduction(+ : dot)
+  for (int64_t c = 0; c < cols; ++c) dot += float(dy[c]) * float(w[c]) * float(x[c]);
+  const float mean = dot * rstd * rstd / static_cast<float>(cols);
+#pragma omp simd
+  for (int64_t c = 0; c < cols; ++c) store(dx[c], rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
 }
 
 constexpr int64_t kBlock = 64;
@@ -57,35 +60,28 @@ void backward_weight(ExecutionContext& ctx, const RmsNormArgs& a) {
   });
 }
 
-template <class T>
-void backward_input(ExecutionContext& ctx, const RmsNormArgs& a) {
-  const T* w = a.w.as<T>();
-  parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const T *x = a.x.as<T>() + r * a.cols, *dy = a.dy.as<T>() + r * a.cols;
-      T* dx = a.dx.as<T>() + r * a.cols;
-      const float rstd = a.rstd[r];
-      float dot = 0;
-#pragma omp simd reduction(+ : dot)
-      for (int64_t c = 0; c < a.cols; ++c) dot += float(dy[c]) * float(w[c]) * float(x[c]);
-      const float mean = dot * rstd * rstd / static_cast<float>(a.cols);
-#pragma omp simd
-      for (int64_t c = 0; c < a.cols; ++c)
-        store(dx[c], rstd * (float(dy[c]) * float(w[c]) - float(x[c]) * mean));
-    }
-  });
-}
-
 }  // namespace
 
 void rms_norm_forward(ExecutionContext& ctx, const RmsNormArgs& a) {
-  with_activation(a.x.dtype, [&](auto type) { forward<decltype(type)>(ctx, a); });
+  with_activation(a.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        a.rstd[r] =
+            forward_row(a.y.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols, a.w.as<T>(), a.cols, a.eps);
+    });
+  });
 }
 
 void rms_norm_backward(ExecutionContext& ctx, const RmsNormArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
-    backward_weight<decltype(type)>(ctx, a);  // first: dx may be dy
-    backward_input<decltype(type)>(ctx, a);
+    using T = decltype(type);
+    backward_weight<T>(ctx, a);  // first: dx may be dy
+    parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r)
+        backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols,
+                     a.w.as<T>(), a.rstd[r], a.cols);
+    });
   });
 }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <map>
 #include <numbers>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -65,21 +67,20 @@ RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
   return raw;
 }
 
-void check_together(const TrainConfig& c, Problems& problems) {
-  if (!(c.lr > 0)) problems.push_back(fmt::format("--lr {}: must be greater than 0", c.lr));
-  if (!(c.comm_timeout > 0)) {
-    problems.push_back(fmt::format("--comm-timeout {}: must be greater than 0", c.comm_timeout));
-  }
+/// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
+void check_together(const TrainConfig& c, const std::set<std::string_view>& bad, Problems& problems) {
+  const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
+  if (c.lr == 0) problems.push_back("--lr 0: must be greater than 0; --steps 0 is the way not to train");
+  if (c.comm_timeout == 0) problems.push_back("--comm-timeout 0: must be greater than 0 seconds");
   if (c.data.empty()) problems.push_back("--data: the path is empty; name a file or a folder");
-  if (c.ranks < 1 || c.replicas < 1 || c.heads < 1 || c.grad_accum < 1) return;  // reported by their bounds
-  if (c.ranks % c.replicas != 0) {
+  if (good("ranks", "replicas") && c.ranks % c.replicas != 0) {
     problems.push_back(fmt::format("--replicas {}: must divide --ranks {}", c.replicas, c.ranks));
   }
-  if (c.dim % c.heads != 0) {
+  if (good("dim", "heads") && c.dim % c.heads != 0) {
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
                                    (c.dim / c.heads + 1) * c.heads));
   }
-  const int64_t shares = c.ranks * std::min(c.grad_accum, int64_t{1} << 40);
+  const int64_t shares = good("ranks", "grad_accum", "batch") ? c.ranks * c.grad_accum : 1;
   if (c.batch % shares != 0) {
     problems.push_back(fmt::format(
         "--batch {}: must be a multiple of --ranks {} x --grad-accum {} = {}, so that every rank takes an equal share "
@@ -88,11 +89,9 @@ void check_together(const TrainConfig& c, Problems& problems) {
   }
 }
 
-/// "--lr" on the command line, "lr in run.txt" when only the file gave it.
+/// "--lr", or "run.txt: lr" when the file gave it: a bad value is never a default.
 std::string source_of(const Field& field, const RawFlags& raw) {
-  return raw.values.contains(&field) || raw.config_file.empty()
-             ? flag_of(field)
-             : fmt::format("{} in {} (or its default)", field.name, raw.config_file);
+  return raw.values.contains(&field) ? flag_of(field) : fmt::format("{}: {}", raw.config_file, field.name);
 }
 
 void throw_if_any(const Problems& problems) {
@@ -115,14 +114,16 @@ CommandLine parse_config(int argc, const char* const* argv) {
     const std::string wrong = set_from_text(*field, line.config, text);
     if (!wrong.empty()) problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
   }
+  std::set<std::string_view> bad;
   for (const FieldGroup& group : field_groups()) {
     for (const Field& field : group.fields) {
       const std::string wrong = check_value(field, line.config);
       if (wrong.empty()) continue;
+      bad.insert(field.name);
       problems.push_back(fmt::format("{} {}: {}", source_of(field, raw), show_value(field, line.config), wrong));
     }
   }
-  check_together(line.config, problems);
+  check_together(line.config, bad, problems);
   throw_if_any(problems);
   return line;
 }

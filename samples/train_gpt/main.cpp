@@ -1,0 +1,136 @@
+// train_gpt: trains a byte-level GPT on in-process ranks. `train_gpt --help` lists the flags.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <cstdio>
+#include <exception>
+
+#include <sherd/comm/launcher.h>
+
+#include "config.h"
+#include "loss_svg.h"
+#include "metrics.h"
+#include "progress.h"
+#include "trainer.h"
+
+namespace train_gpt {
+namespace {
+
+constexpr int kFailure = 1, kUsage = 2;
+
+// What rank 0 says and writes; the other ranks have none.
+struct Output {
+  explicit Output(const TrainConfig& config) : quiet(config.quiet) {
+    if (!config.metrics.empty()) metrics.emplace(config.metrics, config);
+  }
+  bool quiet;
+  std::optional<MetricsWriter> metrics;
+  std::vector<double> losses;
+  std::vector<std::pair<int64_t, double>> held_out;
+  double seconds = 0;
+
+  template <class... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) const {
+    if (quiet) return;
+    fmt::print(format, std::forward<Args>(args)...);
+    std::fflush(stdout);
+  }
+};
+
+void train(Trainer& trainer, const TrainConfig& config, Output* out) {
+  Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps);
+  for (int64_t step = 0; step < config.steps; ++step) {
+    StepResult result = trainer.train_step(step);
+    const bool last = step + 1 == config.steps;
+    if (config.eval_every > 0 && ((step + 1) % config.eval_every == 0 || last)) result.eval_loss = trainer.evaluate();
+    if (!out) continue;
+    out->losses.push_back(result.loss);
+    if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
+    if (out->metrics) out->metrics->write(result);
+    progress.step(result);
+  }
+  if (out) out->seconds = progress.seconds();
+}
+
+void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
+  const std::vector<RankMemory> memory = trainer.memory();
+  if (!out) return;
+  Summary s;
+  s.first_loss = out->losses.front();
+  s.last_loss = out->losses.back();
+  if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
+  s.steps = config.steps;
+  s.seconds = out->seconds;
+  s.tokens_per_s = static_cast<double>(config.steps * config.batch * config.seq) / out->seconds;
+  s.ranks = memory;
+  s.replicated = trainer.replicated_memory();
+  out->say("\n{}", format_summary(s));
+  if (!config.loss_svg.empty()) write_loss_svg(config.loss_svg, out->losses, out->held_out);
+}
+
+void run_rank(sherd::RankContext& rank, const TrainConfig& config, const std::shared_ptr<const Windows>& windows,
+              Output* out) {
+  Trainer trainer(rank, config, windows);
+  if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
+  if (config.steps > 0) {
+    train(trainer, config, out);
+    summarise(trainer, config, out);
+  }
+  if (!config.export_weights.empty()) {
+    trainer.export_weights(config.export_weights);
+    if (out) out->say("weights written to {}\n", config.export_weights);
+  }
+  if (config.sample > 0) {
+    const std::string text = trainer.sample("\n", config.sample);
+    if (out) out->say("\n{}", format_sample(text));
+  }
+}
+
+int run(const TrainConfig& config) {
+  std::shared_ptr<const Windows> windows;
+  if (config.steps > 0) {
+    const auto data = ByteData::load(config.data);
+    windows = std::make_shared<const Windows>(data, config.seq);
+    if (!config.quiet)
+      fmt::print("data {}: {} bytes, {} windows of {} to train on, {} held out\n", data->source(), data->size(),
+                 windows->train_count(), config.seq, windows->held_out_count());
+  }
+  Output output(config);
+  sherd::LaunchOptions launch;
+  launch.kernels = config.kernels;
+  launch.threads_per_rank = static_cast<int>(config.threads);
+  launch.memory_limit = config.memory_limit;
+  launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
+  sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
+    run_rank(rank, config, windows, rank.world->rank() == 0 ? &output : nullptr);
+  });
+  return 0;
+}
+
+}  // namespace
+
+int main_of(int argc, const char* const* argv) {
+  CommandLine line;
+  try {
+    line = parse_config(argc, argv);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    const bool missing_file = dynamic_cast<const sherd::IoError*>(&e) != nullptr;
+    return missing_file ? kFailure : kUsage;
+  }
+  if (line.help) {
+    fmt::print("{}", *line.help);
+    return 0;
+  }
+  try {
+    return run(line.config);
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    return kFailure;
+  }
+}
+
+}  // namespace train_gpt
+
+int main(int argc, char** argv) { return train_gpt::main_of(argc, argv); }

@@ -1,0 +1,55 @@
+#include "metrics.h"
+
+#include <cerrno>
+#include <cmath>
+#include <system_error>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/error.h>
+
+namespace train_gpt {
+namespace {
+
+/// Not left to a JSON library: they print the fewest digits that restore the number, which may be fewer than 17.
+std::string number(double value) { return std::isfinite(value) ? fmt::format("{:#.17g}", value) : "null"; }
+
+[[noreturn]] void fail(const std::string& path) {
+  throw sherd::IoError(
+      fmt::format("cannot write the metrics '{}': {}", path, std::system_category().message(errno)));
+}
+
+}  // namespace
+
+std::string format_metrics(const StepResult& s) {
+  std::vector<std::string> comm;
+  for (const auto& [name, count] : s.comm) {
+    comm.push_back(fmt::format(R"("{}": {{"calls": {}, "bytes": {}}})", name, count.calls, count.bytes));
+  }
+  return fmt::format(
+      R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "lr": {}, "tokens_per_s": {}, )"
+      R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}}})",
+      s.step, number(s.loss), s.eval_loss ? fmt::format(R"("eval_loss": {}, )", number(*s.eval_loss)) : "",
+      number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms), number(s.optim_ms),
+      fmt::join(comm, ", "), s.peak_bytes);
+}
+
+MetricsWriter::MetricsWriter(const std::string& path, const TrainConfig& config)
+    : path_(path), file_(std::fopen(path.c_str(), "we")) {
+  if (!file_) fail(path_);
+  const nlohmann::ordered_json line = {{"config", to_json(config)}};
+  // Paths may be any bytes; what is not UTF-8 in them is replaced.
+  write_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+}
+
+void MetricsWriter::write(const StepResult& step) { write_line(format_metrics(step)); }
+
+void MetricsWriter::write_line(const std::string& line) {
+  const bool written = std::fputs((line + '\n').c_str(), file_.get()) >= 0 && std::fflush(file_.get()) == 0;
+  if (!written) fail(path_);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,45 @@
+// The --metrics file: one JSON object per line.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "config.h"
+#include "report.h"
+
+namespace train_gpt {
+
+/// Line 1 is {"config": {...}}, every other line one step:
+///
+///   step          from 1
+///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
+///   grad_norm     before clipping; num_zeros: gradient elements that are zero
+///   lr, tokens_per_s, step_ms, optim_ms
+///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
+///   peak_bytes    largest over ranks
+///
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or not a
+/// number, which JSON cannot say, is written as null.
+class MetricsWriter {
+ public:
+  /// Creates or empties the file and writes line 1. @throws sherd::IoError.
+  MetricsWriter(const std::string& path, const TrainConfig& config);
+
+  /// Appends a line; it is in the file (handed to the system) when this returns. @throws sherd::IoError.
+  void write(const StepResult& step);
+
+ private:
+  void write_line(const std::string& line);
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;
+};
+
+/// The line of one step, without line break.
+std::string format_metrics(const StepResult& step);
+
+}  // namespace train_gpt

@@ -1,0 +1,261 @@
+#include "trainer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+
+#include <sherd/checkpoint/weights.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/kernels/random.h>
+
+namespace train_gpt {
+namespace {
+
+using namespace sherd;
+using Clock = std::chrono::steady_clock;
+
+double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
+
+// When the compute stream got here.
+std::shared_ptr<Clock::time_point> stamp(Stream& stream) {
+  auto at = std::make_shared<Clock::time_point>();
+  stream.submit("timestamp", [at](ExecutionContext&) { *at = Clock::now(); });
+  return at;
+}
+
+// In [0, 1), a pure function of its arguments.
+double uniform(uint64_t seed, int64_t index) {
+  const uint64_t key = hash64(seed, "sample");
+  const auto words = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
+                                {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
+  return words[0] * 0x1p-32;
+}
+
+CommCounts minus(CommCounts after, const CommCounts& before) {
+  for (auto& [name, count] : before) {
+    after[name].calls -= count.calls;
+    after[name].bytes -= count.bytes;
+  }
+  std::erase_if(after, [](auto& c) { return c.second.calls == 0; });
+  return after;
+}
+
+DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
+  if (c.replicas == 1) return DeviceMesh(rank.world, {{"shard", static_cast<int>(c.ranks)}});
+  return DeviceMesh(rank.world,
+                    {{"replicate", static_cast<int>(c.replicas)}, {"shard", static_cast<int>(c.ranks / c.replicas)}});
+}
+
+FullyShardOptions shard_options(const TrainConfig& c) {
+  FullyShardOptions o;
+  o.strategy = parse_strategy(c.strategy);
+  o.outer = parse_outer(c.outer);
+  o.reshard_after_forward = c.reshard_after_forward;
+  o.prefetch = static_cast<int>(c.prefetch);
+  o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
+  o.layout = c.layout == "even_rows" ? LayoutPolicy::even_rows : LayoutPolicy::ragged;
+  o.seed = c.seed;
+  return o;
+}
+
+}  // namespace
+
+Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows)
+    : rank_(rank),
+      config_(config),
+      windows_(std::move(windows)),
+      model_({config.dim, config.layers, config.heads, config.seq}) {
+  RoutingOptions routing;
+  routing.optimizer = parse_algorithm(config.optimizer);
+  routing_ = route(model_, routing);
+  const DeviceMesh mesh = make_mesh(rank, config);
+  const FullyShardOptions options = shard_options(config);
+  for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh, options);
+  fully_shard(model_, mesh, options);
+  if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
+  if (config.steps == 0) return;  // nothing to train: no optimizer state
+  OptimizerOptions optimizer;
+  optimizer.weight_decay = config.weight_decay;
+  optimizer_.emplace(model_, routing_, optimizer);
+}
+
+std::string Trainer::describe() const {
+  const ShardRuntime& runtime = runtime_of(model_);
+  std::string out = fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
+                                config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "",
+                                config_.layout, runtime.units().size(), config_.precision);
+  for (ParamGroup* g : runtime.groups()) {
+    if (!g->layout().cut_rows().empty())
+      out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(), g->layout().cut_rows().size());
+  }
+  return out;
+}
+
+Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
+  const int64_t n = static_cast<int64_t>(windows.size()), t = config_.seq;
+  std::vector<int32_t> inputs(static_cast<size_t>(n * t)), targets(inputs.size());
+  for (int64_t i = 0; i < n; ++i)
+    windows_->fill(windows[static_cast<size_t>(i)], inputs.data() + i * t, targets.data() + i * t);
+  Batch b{Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations"),
+          Tensor::empty(*rank_.device, {n, t}, DType::i32, "activations")};
+  Stream& s = rank_.device->compute();
+  ops::copy_from_host(s, b.inputs, inputs.data(), b.inputs.nbytes());
+  ops::copy_from_host(s, b.targets, targets.data(), b.targets.nbytes());
+  return b;
+}
+
+StepResult Trainer::train_step(int64_t step) {
+  const auto start = Clock::now();
+  const CommCounts before = rank_.world->counts();
+  Stream& s = rank_.device->compute();
+  ShardRuntime& runtime = runtime_of(model_);
+  const int64_t micro = config_.batch / (config_.ranks * config_.grad_accum);
+  const int64_t tokens = config_.batch * config_.seq;
+  const Tensor loss_sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
+  ops::fill(s, loss_sum, 0);
+  model_.set_training(true);
+  model_.set_loss_scale(1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum));
+  for (int64_t m = 0; m < config_.grad_accum; ++m) {
+    std::vector<int64_t> windows;
+    const int64_t first = rank_.world->rank() * micro * config_.grad_accum + m * micro;
+    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(step, config_.batch, first + i));
+    const Batch batch = load(windows);
+    model_.set_targets(batch.targets);
+    runtime.set_last_microbatch(m + 1 == config_.grad_accum);
+    const Tensor losses = model_(batch.inputs);
+    ops::accumulate_sum(s, loss_sum, losses);
+    model_.run_backward({});
+  }
+  const auto stats = clip_grad_norm(model_, config_.grad_clip);
+  const auto reduced = stamp(s);
+  const double lr = learning_rate(config_, step);
+  optimizer_->step(lr);
+  const auto updated = stamp(s);
+  s.synchronize();
+
+  StepResult r;
+  r.step_ms = ms(Clock::now() - start);
+  r.comm = minus(rank_.world->counts(), before);
+  double local = 0;
+  ops::copy_to_host(s, &local, loss_sum);
+  r.step = step + 1;
+  r.loss = all_sum(local) / static_cast<double>(tokens);
+  r.grad_norm = stats->norm;
+  r.num_zeros = stats->zeros;
+  r.lr = lr;
+  r.optim_ms = ms(*updated - *reduced);
+  r.tokens_per_s = static_cast<double>(tokens) / r.step_ms * 1e3;
+  r.peak_bytes = all_max(rank_.device->allocator().peak_bytes());
+  return r;
+}
+
+double Trainer::evaluate() {
+  const int64_t held = windows_->held_out_count();
+  if (held == 0) return std::numeric_limits<double>::quiet_NaN();
+  Stream& s = rank_.device->compute();
+  const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.ranks * config_.grad_accum));
+  const int64_t share = (held + config_.ranks - 1) / config_.ranks;
+  const int64_t begin = std::min(held, rank_.world->rank() * share), end = std::min(held, begin + share);
+  const Tensor sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
+  ops::fill(s, sum, 0);
+  model_.set_training(false);
+  // Every rank runs the same number of forwards; those behind its share repeat a window and are not counted.
+  for (int64_t at = 0; at < share; at += micro) {
+    std::vector<int64_t> windows;
+    for (int64_t i = 0; i < micro; ++i)
+      windows.push_back(windows_->train_count() + std::min(begin + at + i, held - 1));
+    const Batch batch = load(windows);
+    model_.set_targets(batch.targets);
+    const Tensor losses = model_(batch.inputs);
+    const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
+    if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
+    s.synchronize();  // bounds the queued host copies
+  }
+  double local = 0;
+  ops::copy_to_host(s, &local, sum);
+  return all_sum(local) / static_cast<double>(held * config_.seq);
+}
+
+std::string Trainer::sample(const std::string& prompt, int64_t count) {
+  Stream& s = rank_.device->compute();
+  std::string text = prompt;
+  model_.set_training(false);
+  model_.set_targets({});
+  std::vector<float> probabilities(GptShape::kVocab);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), config_.seq);
+    std::vector<int32_t> context(static_cast<size_t>(length));
+    for (int64_t k = 0; k < length; ++k)
+      context[static_cast<size_t>(k)] = static_cast<uint8_t>(text[text.size() - static_cast<size_t>(length - k)]);
+    const Tensor tokens = Tensor::empty(*rank_.device, {1, length}, DType::i32, "activations");
+    ops::copy_from_host(s, tokens, context.data(), tokens.nbytes());
+    const std::vector<float> logits = ops::to_floats(s, model_(tokens).rows(length - 1, length));
+    const float top = *std::max_element(logits.begin(), logits.end());
+    double total = 0;
+    for (size_t v = 0; v < logits.size(); ++v) total += probabilities[v] = std::exp((logits[v] - top) / 0.7f);
+    double left = uniform(config_.seed, i) * total;
+    size_t pick = 0;
+    while (pick + 1 < logits.size() && (left -= probabilities[pick]) >= 0) ++pick;
+    text.push_back(static_cast<char>(pick));
+  }
+  return text;
+}
+
+void Trainer::export_weights(const std::string& path) { sherd::export_weights(model_, path); }
+
+std::vector<RankMemory> Trainer::memory() {
+  RankMemory mine;
+  for (auto& line : rank_.device->allocator().table()) {
+    if (line.name == "parameters" || line.name == "master weights" || line.name == "unsharded parameters") {
+      mine.parameters += line.peak_bytes;
+    } else if (line.name == "gradients" || line.name == "unsharded gradients") {
+      mine.gradients += line.peak_bytes;
+    } else if (line.name.starts_with("optimizer")) {
+      mine.optimizer += line.peak_bytes;
+    }
+  }
+  mine.other_peak = rank_.device->allocator().peak_bytes() - mine.parameters - mine.gradients - mine.optimizer;
+  static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
+  std::vector<RankMemory> all(static_cast<size_t>(rank_.world->size()));
+  Stream& s = rank_.device->compute();
+  const Tensor send = Tensor::empty(*rank_.device, {4}, DType::i64, "metrics");
+  const Tensor recv = Tensor::empty(*rank_.device, {4 * rank_.world->size()}, DType::i64, "metrics");
+  ops::copy_from_host(s, send, &mine, sizeof mine);
+  rank_.world->all_gather(s, recv, send);
+  ops::copy_to_host(s, all.data(), recv);
+  return all;
+}
+
+RankMemory Trainer::replicated_memory() {
+  RankMemory r;
+  const int64_t compute = config_.precision == "bf16" ? 2 : 0;  // the copy beside the f32 master weights
+  for (auto& route : routing_.routes) {
+    const int64_t n = route.param.numel();
+    r.parameters += n * (4 + compute);
+    r.gradients += n * 4;
+    r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
+  }
+  return r;
+}
+
+double Trainer::all_sum(double value) {
+  Stream& s = rank_.device->compute();
+  const Tensor t = Tensor::empty(*rank_.device, {1}, DType::f64, "metrics");
+  ops::copy_from_host(s, t, &value, sizeof value);
+  rank_.world->all_reduce(s, t);
+  ops::copy_to_host(s, &value, t);
+  return value;
+}
+
+int64_t Trainer::all_max(int64_t value) {
+  Stream& s = rank_.device->compute();
+  const Tensor t = Tensor::empty(*rank_.device, {1}, DType::i64, "metrics");
+  ops::copy_from_host(s, t, &value, sizeof value);
+  rank_.world->all_reduce(s, t, ReduceOp::max);
+  ops::copy_to_host(s, &value, t);
+  return value;
+}
+
+}  // namespace train_gpt

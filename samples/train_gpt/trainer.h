@@ -1,0 +1,58 @@
+// The training loop of one rank.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/launcher.h>
+#include <sherd/optim/clip.h>
+#include <sherd/optim/optimizer.h>
+
+#include "config.h"
+#include "data.h"
+#include "model.h"
+#include "report.h"
+
+namespace train_gpt {
+
+class Trainer {
+ public:
+  /// Builds the model, shards it, loads --init-weights. Collective. `windows` is null when nothing is trained.
+  Trainer(sherd::RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows);
+
+  /// The routing table, as printed at start.
+  std::string routing() const { return routing_.format(); }
+  /// Lines for people about the sharding: mesh, strategy, units, rows cut by the layout.
+  std::string describe() const;
+
+  /// Trains step number `step` (from 0).
+  StepResult train_step(int64_t step);
+  /// Mean loss over all held-out windows; NaN when there are none.
+  double evaluate();
+  /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all ranks.
+  std::string sample(const std::string& prompt, int64_t count);
+  void export_weights(const std::string& path);
+  /// Of every rank, in rank order; collective.
+  std::vector<RankMemory> memory();
+  /// What one rank would hold under no_shard: parameters, gradients, optimizer states.
+  RankMemory replicated_memory();
+
+ private:
+  struct Batch {
+    sherd::Tensor inputs, targets;
+  };
+  Batch load(const std::vector<int64_t>& windows);
+  double all_sum(double value);
+  int64_t all_max(int64_t value);
+
+  sherd::RankContext& rank_;
+  const TrainConfig& config_;
+  std::shared_ptr<const Windows> windows_;
+  Gpt model_;
+  sherd::Routing routing_;
+  std::optional<sherd::Optimizer> optimizer_;
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds, runs all tests. Usage: scripts/test.sh [preset] [ctest arguments...]
+# Presets: release (default), debug, asan, tsan.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset=${1:-release}
+[ $# -gt 0 ] && shift
+scripts/install_deps.sh
+cmake --preset "$preset" >/dev/null
+cmake --build --preset "$preset"
+ctest --preset "$preset" -j "$(nproc)" "$@"

@@ -1,0 +1,62 @@
+// A project of its own: wraps and trains a module of its own with the installed package.
+#include <cmath>
+#include <cstdio>
+#include <vector>
+
+#include <sherd/sherd.h>
+
+using namespace sherd;
+
+// Fits y = W x to a fixed rotation; loss = mean squared error.
+struct Regression : Module {
+  static constexpr int64_t kRows = 32, kWidth = 6;
+  Parameter w = param("w.weight", {kWidth, kWidth}, normal(0.1f));
+  Tensor x, error;
+
+ protected:
+  Tensor forward(const Tensor& in) override {
+    Stream& s = in.device().compute();
+    x = in;
+    error = Tensor::empty(in.device(), in.shape(), DType::f32, "activations");
+    ops::gemm(s, error, in, false, w.data(), true);
+    // target: coordinates shifted by one
+    std::vector<float> values = ops::to_floats(s, in), target(values.size());
+    for (int64_t r = 0; r < kRows; ++r)
+      for (int64_t c = 0; c < kWidth; ++c)
+        target[static_cast<size_t>(r * kWidth + c)] = values[static_cast<size_t>(r * kWidth + (c + 1) % kWidth)];
+    Tensor t = Tensor::empty(in.device(), in.shape(), DType::f32, "activations");
+    ops::copy_from_host(s, t, target.data(), t.nbytes());
+    ops::scaled_add(s, error, -1.0f, t);
+    return error;
+  }
+  Tensor backward(const Tensor&) override {
+    ops::gemm(x.device().compute(), w.grad(), error, true, x, false, 2.0f / kRows, 1);
+    return {};
+  }
+};
+
+int main() {
+  double first = 0, last = 0;
+  launch(3, [&](RankContext& rank) {
+    Regression model;
+    const DeviceMesh mesh(rank.world, {{"shard", 3}});
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    fully_shard(model, mesh);
+    Optimizer optimizer(model, routing, {});
+    Stream& s = rank.device->compute();
+    for (int step = 0; step < 200; ++step) {
+      Tensor x = Tensor::empty(*rank.device, {Regression::kRows, Regression::kWidth}, DType::f32, "data");
+      ops::random_normal(s, x, 1000 * step, 1, "data " + std::to_string(rank.world->rank()), 0, 1);
+      const std::vector<float> e = ops::to_floats(s, model(x));
+      model.run_backward({});
+      clip_grad_norm(model, 1.0);
+      optimizer.step(0.02);
+      double loss = 0;
+      for (float v : e) loss += v * v / Regression::kRows;
+      if (rank.world->rank() == 0) (step == 0 ? first : last) = loss;
+    }
+    s.synchronize();
+  });
+  std::printf("consumer: loss %.4f -> %.6f\n", first, last);
+  return std::isfinite(last) && last < 0.01 * first ? 0 : 1;
+}

@@ -1,0 +1,104 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sherd/kernels/allocator.h>
+#include <sherd/kernels/error.h>
+
+#include <thread>
+
+namespace sherd {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(Allocator, RoundsTo128BytesAndAligns) {
+  EXPECT_EQ(Allocator::rounded(0), 128);
+  EXPECT_EQ(Allocator::rounded(128), 128);
+  EXPECT_EQ(Allocator::rounded(129), 256);
+  Allocator a("rank 0");
+  void* p = a.allocate(1, "x");
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 128, 0u);
+  EXPECT_EQ(a.live_bytes(), 128);
+  a.release(p, 1, "x");
+  EXPECT_EQ(a.live_bytes(), 0);
+}
+
+TEST(Allocator, TracksPeaksPerName) {
+  Allocator a("rank 0");
+  void* p = a.allocate(1000, "grad");
+  void* q = a.allocate(1000, "grad");
+  void* r = a.allocate(128, "state");
+  a.release(q, 1000, "grad");
+  EXPECT_EQ(a.peak_bytes(), 2 * 1024 + 128);
+  EXPECT_EQ(a.live_bytes(), 1024 + 128);
+  EXPECT_EQ(a.live_bytes("gr"), 1024);
+  EXPECT_EQ(a.live_bytes("grad"), 1024);
+  EXPECT_EQ(a.live_bytes("z"), 0);
+  const auto table = a.table();
+  ASSERT_EQ(table.size(), 2u);
+  EXPECT_EQ(table[0].name, "grad");  // largest peak first
+  EXPECT_EQ(table[0].bytes, 1024);
+  EXPECT_EQ(table[0].peak_bytes, 2048);
+  EXPECT_EQ(table[0].peak_count, 2);
+  a.reset_peak();
+  EXPECT_EQ(a.peak_bytes(), 1024 + 128);
+  EXPECT_EQ(a.table()[0].peak_bytes, 1024);
+  EXPECT_THAT(a.format_table(), AllOf(HasSubstr("rank 0"), HasSubstr("grad"), HasSubstr("state")));
+  a.release(p, 1000, "grad");
+  a.release(r, 128, "state");
+}
+
+TEST(Allocator, ReusesBlocksOfOneSize) {
+  Allocator a("rank 0");
+  void* p = a.allocate(1000, "x");
+  a.release(p, 1000, "x");
+  void* q = a.allocate(1024, "y");  // the same rounded size
+  EXPECT_EQ(p, q);
+  void* r = a.allocate(1024, "y");
+  EXPECT_NE(q, r);
+  a.release(q, 1024, "y");
+  a.release(r, 1024, "y");
+}
+
+TEST(Allocator, LimitIsExactAndExplainsItself) {
+  Allocator a("rank 3", 1024);
+  void* p = a.allocate(896, "weights");
+  void* q = a.allocate(128, "small");  // exactly full
+  try {
+    a.allocate(1, "straw");
+    FAIL() << "the limit was passed";
+  } catch (const OutOfMemory& e) {
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 3"), HasSubstr("straw"), HasSubstr("1024"),
+                                HasSubstr("weights"), HasSubstr("896")));
+  }
+  EXPECT_EQ(a.live_bytes(), 1024);  // a failed request changes nothing
+  a.release(q, 128, "small");
+  void* r = a.allocate(1, "straw");
+  a.release(r, 1, "straw");
+  a.release(p, 896, "weights");
+}
+
+TEST(Allocator, RejectsNegativeSizes) {
+  EXPECT_THROW(Allocator("x", -1), InvalidArgument);
+  Allocator a("x");
+  EXPECT_THROW(a.allocate(-1, "y"), InvalidArgument);
+}
+
+TEST(Allocator, ServesThreads) {
+  Allocator a("rank 0");
+  auto work = [&] {
+    for (int i = 0; i < 200; ++i) {
+      void* p = a.allocate(256, "x");
+      *static_cast<int*>(p) = i;
+      a.release(p, 256, "x");
+    }
+  };
+  std::thread t(work);
+  work();
+  t.join();
+  EXPECT_EQ(a.live_bytes(), 0);
+  EXPECT_LE(a.peak_bytes(), 512);
+}
+
+}  // namespace
+}  // namespace sherd

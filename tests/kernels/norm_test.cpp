@@ -1,0 +1,79 @@
+#include "lab.h"
+
+namespace sherd::test {
+namespace {
+
+constexpr float kEps = 1e-5f;
+
+TEST(RmsNorm, KnownRow) {
+  for (const char* kernels : {"cpu", "reference"}) {
+    Lab lab(kernels);
+    Tensor x = lab.tensor({1, 2}, {3, 4}), w = lab.tensor({2}, {1, 2}), y = lab.empty({1, 2}),
+           rstd = lab.empty({1});
+    ops::rms_norm_forward(lab.s, y, rstd, x, w, 0);
+    const float r = 1 / std::sqrt(12.5f);
+    expect_close(lab.floats(rstd), {r}, 1e-6);
+    expect_close(lab.floats(y), {3 * r, 8 * r}, 1e-6);
+  }
+}
+
+/// y, rstd, dx and dw one after the other.
+Floats both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype) {
+  Tensor x = lab.random({rows, cols}, 1, dtype), w = lab.random({cols}, 2, dtype),
+         dy = lab.random({rows, cols}, 3, dtype);
+  Tensor y = lab.empty({rows, cols}, dtype), dx = lab.empty({rows, cols}, dtype), rstd = lab.empty({rows});
+  Tensor dw = lab.full({cols}, 1);  // adds
+  ops::rms_norm_forward(lab.s, y, rstd, x, w, kEps);
+  ops::rms_norm_backward(lab.s, dx, dw, dy, x, w, rstd);
+  Floats all;
+  for (const Tensor& t : {y, rstd, dx, dw}) {
+    const Floats f = lab.floats(t);
+    all.insert(all.end(), f.begin(), f.end());
+  }
+  return all;
+}
+
+TEST(RmsNorm, MatchesReference) {
+  for (DType t : {DType::f32, DType::bf16})
+    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{
+             {0, 5}, {1, 1}, {3, 7}, {9, 64}, {33, 65}, {20, 200}, {100, 129}})
+      expect_same_as_reference([&, r = rows, c = cols](Lab& lab) { return both_ways(lab, r, c, t); },
+                               t == DType::f32 ? 1e-5 : 2 * epsilon(t),
+                               std::to_string(rows) + "x" + std::to_string(cols));
+}
+
+TEST(RmsNorm, BackwardMayOverwriteItsInput) {
+  for (const char* kernels : {"cpu", "reference"}) {
+    Lab lab(kernels);
+    Tensor x = lab.random({5, 11}, 1), w = lab.random({11}, 2), dy = lab.random({5, 11}, 3),
+           rstd = lab.random({5}, 4);
+    Tensor dx = lab.empty({5, 11}), dw = lab.full({11}, 0), dw2 = lab.full({11}, 0);
+    ops::rms_norm_backward(lab.s, dx, dw, dy, x, w, rstd);
+    ops::rms_norm_backward(lab.s, dy, dw2, dy, x, w, rstd);
+    EXPECT_EQ(lab.floats(dx), lab.floats(dy));
+    EXPECT_EQ(lab.floats(dw), lab.floats(dw2));
+  }
+}
+
+TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
+  const int64_t rows = 3, cols = 5;
+  std::vector<double> x = doubles(rows * cols, 1), w = doubles(cols, 2), dy = doubles(rows * cols, 3);
+  std::vector<double> y(x.size()), dx(x.size());
+  std::vector<float> rstd(3), dw(5, 0);
+  RmsNormArgs a{.rows = rows, .cols = cols, .eps = kEps, .x = ref(x), .w = ref(w), .y = ref(y)};
+  a.rstd = rstd.data();
+  a.dy = ref(dy);
+  a.dx = ref(dx);
+  a.dw = dw.data();
+  auto loss = [&] {
+    reference_kernels().rms_norm_forward(no_context(), a);
+    return dot(y, dy);
+  };
+  loss();
+  reference_kernels().rms_norm_backward(no_context(), a);
+  expect_gradient(x, dx, loss, 3e-6);  // rstd and dw are fp32
+  expect_gradient(w, {dw.begin(), dw.end()}, loss, 3e-6);
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,75 @@
+#include <sherd/kernels/random.h>
+
+#include <set>
+
+#include "lab.h"
+
+namespace sherd::test {
+namespace {
+
+using Block = std::array<uint32_t, 4>;
+
+// The known-answer vectors published with the Random123 library.
+TEST(Philox, KnownAnswers) {
+  constexpr uint32_t f = 0xffffffff;
+  EXPECT_EQ(philox4x32({0, 0, 0, 0}, {0, 0}), (Block{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
+  EXPECT_EQ(philox4x32({f, f, f, f}, {f, f}), (Block{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
+  EXPECT_EQ(philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+            (Block{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+}
+
+TEST(Hash64, SeparatesSeedsAndNames) {
+  std::set<uint64_t> keys;
+  for (uint64_t seed = 0; seed < 50; ++seed)
+    for (const char* name : {"", "a", "b", "ab", "ba", "blocks.0.w", "blocks.1.w", "blocks.10.w"})
+      keys.insert(hash64(seed, name));
+  EXPECT_EQ(keys.size(), 50u * 8u);
+  static_assert(hash64(1, "w") == hash64(1, "w"));
+}
+
+Floats draw(Lab& lab, int64_t begin, int64_t count, uint64_t seed = 7, const char* name = "w") {
+  Tensor t = lab.empty({count});
+  ops::random_normal(lab.s, t, begin, seed, name, 0.5f, 2.0f);
+  return lab.floats(t);
+}
+
+TEST(RandomNormal, AnElementDependsOnlyOnItsIndex) {
+  Lab lab;
+  const Floats all = draw(lab, 0, 103);
+  for (int64_t begin : {0, 1, 2, 3, 4, 5, 50, 102, 103}) {
+    for (int64_t count : {0, 1, 2, 3, 4, 7}) {
+      const int64_t end = std::min<int64_t>(begin + count, 103);
+      EXPECT_EQ(bits(draw(lab, begin, end - begin)), bits(Floats(all.begin() + begin, all.begin() + end)));
+    }
+  }
+}
+
+TEST(RandomNormal, HasTheMomentsOfANormal) {
+  Lab lab;
+  const int64_t n = 200000;
+  double mean = 0, variance = 0, fourth = 0;
+  for (float x : draw(lab, int64_t{1} << 40, n)) {
+    const double z = (x - 0.5) / 2;
+    mean += z / n;
+    variance += z * z / n;
+    fourth += z * z * z * z / n;
+  }
+  EXPECT_NEAR(mean, 0, 4 / std::sqrt(double(n)));  // four standard errors each
+  EXPECT_NEAR(variance, 1, 4 * std::sqrt(2.0 / n));
+  EXPECT_NEAR(fourth, 3, 4 * std::sqrt(96.0 / n));
+}
+
+TEST(RandomNormal, SequencesOfOtherSeedsAndNamesDiffer) {
+  Lab lab;
+  const auto base = bits(draw(lab, 0, 16));
+  EXPECT_NE(base, bits(draw(lab, 0, 16, 8)));
+  EXPECT_NE(base, bits(draw(lab, 0, 16, 7, "v")));
+  EXPECT_NE(base, bits(draw(lab, int64_t{1} << 34, 16)));  // the counter's high word counts
+}
+
+TEST(RandomNormal, ReferenceAgrees) {
+  expect_bits_of_reference([](Lab& lab) { return draw(lab, 3, 1001); });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,65 @@
+#include <gtest/gtest.h>
+#include <sherd/kernels/tensor.h>
+
+namespace sherd {
+namespace {
+
+struct TensorTest : testing::Test {
+  std::shared_ptr<Device> device = make_cpu_device();
+  Tensor t = Tensor::empty(*device, {4, 3}, DType::f32, "t");
+};
+
+TEST_F(TensorTest, DescribesItself) {
+  EXPECT_TRUE(t.defined());
+  EXPECT_EQ(t.numel(), 12);
+  EXPECT_EQ(t.nbytes(), 48);
+  EXPECT_EQ(t.dim(), 2);
+  EXPECT_EQ(t.size(1), 3);
+  EXPECT_EQ(&t.device(), device.get());
+  EXPECT_FALSE(Tensor().defined());
+  EXPECT_EQ(Tensor().raw(), nullptr);
+}
+
+TEST_F(TensorTest, ViewsShareMemory) {
+  EXPECT_EQ(t.view({2, 6}).raw(), t.raw());
+  EXPECT_EQ(t.flat(5, 7).data<float>(), t.data<float>() + 5);
+  EXPECT_EQ(t.flat(5, 7).shape(), (Shape{2}));
+  EXPECT_EQ(t.rows(1, 3).data<float>(), t.data<float>() + 3);
+  EXPECT_EQ(t.rows(1, 3).shape(), (Shape{2, 3}));
+  EXPECT_EQ(t.rows(4, 4).shape(), (Shape{0, 3}));
+  EXPECT_EQ(t.flat().numel(), 12);
+}
+
+TEST_F(TensorTest, RejectsWhatDoesNotFit) {
+  EXPECT_THROW(t.view({5}), ShapeMismatch);
+  EXPECT_THROW(t.flat(-1, 2), InvalidArgument);
+  EXPECT_THROW(t.flat(3, 2), InvalidArgument);
+  EXPECT_THROW(t.flat(0, 13), InvalidArgument);
+  EXPECT_THROW(t.rows(3, 5), InvalidArgument);
+  EXPECT_THROW(t.data<int32_t>(), ShapeMismatch);
+  EXPECT_THROW(Tensor::empty(*device, {2, -1}, DType::f32, "bad"), InvalidArgument);
+  EXPECT_THROW(Tensor().view({0}), InvalidArgument);
+  EXPECT_THROW(Tensor().device(), InvalidArgument);
+}
+
+TEST_F(TensorTest, MemoryLivesAsLongAsAnyView) {
+  EXPECT_EQ(device->allocator().live_bytes("t"), 128);
+  Tensor part = t.rows(1, 2);
+  t = Tensor();
+  EXPECT_EQ(device->allocator().live_bytes("t"), 128);
+  part = Tensor();
+  EXPECT_EQ(device->allocator().live_bytes("t"), 0);
+}
+
+TEST_F(TensorTest, EmptyTensorsAreDefined) {
+  Tensor e = Tensor::empty(*device, {0, 7}, DType::bf16, "e");
+  EXPECT_TRUE(e.defined());
+  EXPECT_EQ(e.numel(), 0);
+  EXPECT_EQ(e.nbytes(), 0);
+  Tensor scalar = Tensor::empty(*device, {}, DType::f64, "s");
+  EXPECT_EQ(scalar.numel(), 1);
+  EXPECT_EQ(scalar.nbytes(), 8);
+}
+
+}  // namespace
+}  // namespace sherd

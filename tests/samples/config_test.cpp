@@ -1,0 +1,302 @@
+#include "config.h"
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/error.h>
+
+#include "config.pb.h"
+#include "config_fields.h"
+#include "temporary_folder.h"
+
+namespace train_gpt {
+namespace {
+
+using sherd::InvalidArgument;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+CommandLine parse_line(const std::vector<std::string>& flags) {
+  std::vector<const char*> argv = {"train_gpt"};
+  for (const auto& flag : flags) argv.push_back(flag.c_str());
+  return parse_config(static_cast<int>(argv.size()), argv.data());
+}
+
+TrainConfig parse(const std::vector<std::string>& flags) {
+  const CommandLine line = parse_line(flags);
+  EXPECT_EQ(line.help, std::nullopt);
+  return line.config;
+}
+
+std::string refusal(const std::vector<std::string>& flags) {
+  return message_of<InvalidArgument>([&] { parse_line(flags); });
+}
+
+/// Every field differs from its default.
+TrainConfig other_config() {
+  TrainConfig c;
+  c.data = "some/text";
+  c.seq = 64;
+  c.batch = 48;
+  c.grad_accum = 3;
+  c.ranks = 8;
+  c.replicas = 2;
+  c.strategy = "optim";
+  c.outer = "optim";
+  c.layout = "even_rows";
+  c.reshard_after_forward = false;
+  c.prefetch = 0;
+  c.dim = 96;
+  c.layers = 2;
+  c.heads = 6;
+  c.seed = 18446744073709551615u;
+  c.init_weights = "in file.safetensors";
+  c.optimizer = "muon";
+  c.steps = 7;
+  c.lr = 0.1234567890123456789;
+  c.lr_schedule = "cosine";
+  c.warmup = 5;
+  c.weight_decay = 0;
+  c.grad_clip = 0;
+  c.precision = "bf16";
+  c.kernels = "reference";
+  c.threads = 2;
+  c.memory_limit = 3 << 20;
+  c.comm_timeout = 0.5;
+  c.eval_every = 10;
+  c.sample = 200;
+  c.metrics = "m.jsonl";
+  c.loss_svg = "l.svg";
+  c.export_weights = "out.safetensors";
+  c.quiet = true;
+  return c;
+}
+
+/// The config as flags, through its JSON.
+std::vector<std::string> flags_of(const TrainConfig& config) {
+  std::vector<std::string> flags;
+  for (const auto& [name, value] : to_json(config).items()) {
+    std::string flag = "--" + name;
+    std::replace(flag.begin(), flag.end(), '_', '-');
+    if (name != "quiet") flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
+    if (name == "quiet" && value.get<bool>()) flags.push_back(flag);
+  }
+  return flags;
+}
+
+/// The config as the text of a --config file, through its JSON.
+std::string file_of(const TrainConfig& config) {
+  std::string text = "# made by a test\n";
+  for (const auto& [name, value] : to_json(config).items()) {
+    const bool as_text = name == "memory_limit";
+    text += name + ": " + (as_text ? "\"" + value.dump() + "\"" : value.dump()) + "\n";
+  }
+  return text;
+}
+
+TEST(Config, DefaultsAreThoseOfTheManual) {
+  const TrainConfig c = parse({});
+  EXPECT_EQ(c, TrainConfig{});
+  EXPECT_EQ(c.data, default_data_folder());
+  const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
+    "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
+    "ranks": 1, "replicas": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
+    "reshard_after_forward": true, "prefetch": 1,
+    "dim": 128, "layers": 4, "heads": 4, "seed": 0, "init_weights": "",
+    "optimizer": "adamw", "steps": 100, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
+    "grad_clip": 1.0, "precision": "fp32",
+    "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
+    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "quiet": false})");
+  nlohmann::ordered_json shown = to_json(c);
+  shown["data"] = "";
+  EXPECT_EQ(shown.dump(), expected.dump());
+}
+
+TEST(Config, EveryFieldHasAFlag) { EXPECT_EQ(parse(flags_of(other_config())), other_config()); }
+
+TEST(Config, EveryFieldIsInTheFile) {
+  const TemporaryFolder folder;
+  EXPECT_EQ(parse({"--config", folder.write("c.txt", file_of(other_config()))}), other_config());
+}
+
+TEST(Config, FileAndFlagsKnowTheSameFields) {
+  EXPECT_EQ(static_cast<size_t>(proto::TrainConfig::descriptor()->field_count()), to_json(TrainConfig{}).size());
+  for (const auto& [name, value] : to_json(TrainConfig{}).items()) {
+    EXPECT_NE(proto::TrainConfig::descriptor()->FindFieldByName(name), nullptr) << name;
+    EXPECT_NE(to_json(other_config())[name], value) << "other_config() must differ in " << name;
+  }
+}
+
+TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "ranks: 4\nlr: 0.5 quiet: true\nstrategy: 'zero1'");
+  for (const auto& flags : {std::vector<std::string>{"--lr", "0.25", "--config", file},
+                            std::vector<std::string>{"--config=" + file, "--lr=0.25"}}) {
+    const TrainConfig c = parse(flags);
+    EXPECT_EQ(c.ranks, 4);
+    EXPECT_EQ(c.lr, 0.25);
+    EXPECT_EQ(c.strategy, "optim");
+    EXPECT_TRUE(c.quiet);
+    EXPECT_EQ(c.seq, 128);
+  }
+  // A default given as a flag still wins, and repairs what would be wrong in the file.
+  EXPECT_EQ(parse({"--config", folder.write("d.txt", "ranks: 0"), "--ranks", "1"}).ranks, 1);
+}
+
+TEST(Config, LastOfEqualFlagsCounts) {
+  EXPECT_EQ(parse({"--steps", "5", "--quiet", "--steps=6", "--quiet"}).steps, 6);
+}
+
+TEST(Config, StrategyAliases) {
+  const std::pair<const char*, const char*> aliases[] = {
+      {"zero0", "no_shard"}, {"zero1", "optim"}, {"zero2", "optim_grads"}, {"zero3", "optim_grads_params"}};
+  for (const auto& [alias, name] : aliases) {
+    EXPECT_EQ(parse({"--strategy", alias}).strategy, name);
+    EXPECT_EQ(parse({"--strategy", name}).strategy, name);
+  }
+  EXPECT_THAT(refusal({"--strategy", "zero4"}),
+              AllOf(HasSubstr("--strategy zero4"), HasSubstr("no_shard|optim|optim_grads|optim_grads_params")));
+  EXPECT_THAT(refusal({"--outer", "zero1"}), HasSubstr("--outer zero1: must be one of no_shard|optim"));
+}
+
+TEST(Config, ReshardAfterForwardTakesAValue) {
+  EXPECT_TRUE(parse({"--reshard-after-forward", "true"}).reshard_after_forward);
+  EXPECT_FALSE(parse({"--reshard-after-forward", "false"}).reshard_after_forward);
+  EXPECT_THAT(refusal({"--reshard-after-forward", "no"}), HasSubstr("--reshard-after-forward no: must be true or false"));
+}
+
+TEST(Config, MemoryLimitSuffixes) {
+  EXPECT_EQ(parse({"--memory-limit", "1500000"}).memory_limit, 1500000);
+  EXPECT_EQ(parse({"--memory-limit", "64K"}).memory_limit, 64 << 10);
+  EXPECT_EQ(parse({"--memory-limit", "200m"}).memory_limit, 200 << 20);
+  EXPECT_EQ(parse({"--memory-limit", "2G"}).memory_limit, int64_t{2} << 30);
+  for (const char* wrong : {"", "G", "2T", "2GB", "-1", "-9223372036854775808K", "1.5G", "9223372036854775807K", "2 G"}) {
+    EXPECT_THAT(refusal({"--memory-limit", wrong}), HasSubstr("must be a number of bytes")) << wrong;
+  }
+  const TemporaryFolder folder;
+  EXPECT_EQ(parse({"--config", folder.write("c", "memory_limit: '3M'")}).memory_limit, 3 << 20);
+  EXPECT_THAT(refusal({"--config", folder.write("d", "memory_limit: '3X'")}),
+              HasSubstr(folder / "d: memory_limit \"3X\": must be a number of bytes"));
+}
+
+TEST(Config, BoundsAreChecked) {
+  const std::pair<const char*, const char*> wrong[] = {
+      {"--ranks", "0"}, {"--ranks", "-1"}, {"--ranks", "1025"}, {"--ranks", "99999999999999999999"},
+      {"--ranks", "2x"}, {"--ranks", "1.0"}, {"--ranks", ""}, {"--replicas", "0"}, {"--prefetch", "-1"},
+      {"--dim", "0"}, {"--dim", "1000000000"}, {"--layers", "0"}, {"--heads", "0"}, {"--seq", "0"}, {"--batch", "0"},
+      {"--grad-accum", "0"}, {"--steps", "-1"}, {"--lr", "0"}, {"--lr", "-0.1"}, {"--lr", "nan"}, {"--lr", "inf"},
+      {"--lr", "1e999"}, {"--lr", "fast"}, {"--warmup", "-1"}, {"--weight-decay", "-1"}, {"--weight-decay", "nan"},
+      {"--grad-clip", "-1"}, {"--seed", "-1"}, {"--seed", "18446744073709551616"}, {"--precision", "fp16"},
+      {"--optimizer", "sgd"}, {"--lr-schedule", "linear"}, {"--layout", "even"}, {"--kernels", "cuda"},
+      {"--threads", "-1"}, {"--comm-timeout", "0"}, {"--comm-timeout", "-3"}, {"--eval-every", "-1"},
+      {"--sample", "-1"}, {"--data", ""}};
+  for (const auto& [flag, value] : wrong) {
+    EXPECT_THAT(refusal({flag, value}), HasSubstr(std::string(flag))) << flag << " " << value;
+    EXPECT_THAT(refusal({flag, value}), HasSubstr("a problem in the arguments")) << "exactly one: " << flag << " " << value;
+  }
+}
+
+TEST(Config, RulesAmongFields) {
+  EXPECT_THAT(refusal({"--ranks", "6", "--replicas", "4", "--batch", "12"}),
+              HasSubstr("--replicas 4: must divide --ranks 6"));
+  EXPECT_THAT(refusal({"--dim", "130", "--heads", "4"}),
+              HasSubstr("--dim 130: must be a multiple of --heads 4, e.g. 132"));
+  EXPECT_THAT(refusal({"--ranks", "3", "--grad-accum", "2"}),
+              AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
+  EXPECT_EQ(parse({"--ranks", "4", "--replicas", "2", "--batch", "24", "--grad-accum", "3"}).batch, 24);
+}
+
+TEST(Config, AllOffendersAreInOneMessage) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "layers: 0\nmemory_limit: 'much'\nheads: 3");
+  const std::string message = refusal({"--ranks", "two", "--config", file, "--seq", "0", "--frobnicate", "3", "--lr",
+                                       "-1", "--batch", "15", "--grad-accum", "2", "stray", "--warmup=-2"});
+  EXPECT_THAT(message, AllOf(HasSubstr("10 problems"), HasSubstr("--ranks two: must be a whole number"),
+                             HasSubstr("--seq 0"), HasSubstr("--frobnicate: unknown flag"), HasSubstr("--lr -1"),
+                             HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
+  EXPECT_THAT(message, AllOf(HasSubstr(file + ": layers 0"), HasSubstr(file + ": memory_limit \"much\""),
+                             HasSubstr("--dim 128: must be a multiple of --heads 3"), Not(HasSubstr("'3'"))));
+}
+
+TEST(Config, UnknownFlagsAreNamed) {
+  EXPECT_THAT(refusal({"--rank", "3"}), HasSubstr("--rank: unknown flag"));
+  EXPECT_THAT(refusal({"-r"}), HasSubstr("-r: unknown flag"));
+  EXPECT_THAT(refusal({"--grad_accum", "3"}), HasSubstr("--grad_accum: unknown flag"));
+  EXPECT_THAT(refusal({"--no-such=1", "--other"}), AllOf(HasSubstr("--no-such"), HasSubstr("--other")));
+  EXPECT_THAT(refusal({"--steps"}), HasSubstr("--steps"));
+  EXPECT_THAT(refusal({"--metrics", "--quiet"}), HasSubstr("--metrics"));
+}
+
+TEST(Config, ErrorsInTheFileNameLineAndColumn) {
+  const TemporaryFolder folder;
+  const std::string typo = folder.write("typo.txt", "ranks: 4\n  stepz: 10\nlr: 0.1\n");
+  EXPECT_THAT(refusal({"--config", typo}), AllOf(HasSubstr(typo + ":2:"), HasSubstr("stepz")));
+  const std::string type = folder.write("type.txt", "ranks: 4\nlr: 0.1\nsteps: \"many\"\n");
+  EXPECT_THAT(refusal({"--config", type}), HasSubstr(type + ":3:8:"));
+  const std::string twice = folder.write("twice.txt", "ranks: 4\nranks: 5\n");
+  EXPECT_THAT(refusal({"--config", twice}), AllOf(HasSubstr(twice + ":2:"), HasSubstr("ranks")));
+  const std::string cut = folder.write("cut.txt", "data: \"abc\n");
+  EXPECT_THAT(refusal({"--config", cut, "--seq", "0"}), AllOf(HasSubstr(cut + ":1:"), HasSubstr("--seq 0")));
+}
+
+TEST(Config, MissingFileIsAnIoError) {
+  EXPECT_THAT(message_of<sherd::IoError>([] { parse_line({"--config", "/no/such/file"}); }), HasSubstr("/no/such/file"));
+  EXPECT_THAT(refusal({"--config", ""}), HasSubstr("--config"));
+}
+
+TEST(Config, HelpListsEveryFlagAndPrintsNothing) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  const CommandLine line = parse_line({"--steps", "5", "--help"});
+  EXPECT_EQ(::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr(), "");
+  ASSERT_TRUE(line.help.has_value());
+  for (const FieldGroup& group : field_groups()) {
+    for (const Field& field : group.fields) EXPECT_THAT(*line.help, HasSubstr("  " + flag_of(field)));
+  }
+  EXPECT_THAT(*line.help, AllOf(HasSubstr("--config FILE"), HasSubstr("zero3"), HasSubstr("constant|cosine")));
+}
+
+// ---- learning rate --------------------------------------------------------------------------------------------------
+
+TEST(LearningRate, ConstantAfterLinearWarmUp) {
+  TrainConfig c;
+  c.lr = 0.5;
+  EXPECT_EQ(learning_rate(c, 0), 0.5);
+  c.warmup = 4;
+  EXPECT_EQ(learning_rate(c, 0), 0.125);
+  EXPECT_EQ(learning_rate(c, 1), 0.25);
+  EXPECT_EQ(learning_rate(c, 3), 0.5);
+  EXPECT_EQ(learning_rate(c, 4), 0.5);
+  EXPECT_EQ(learning_rate(c, 1000), 0.5);
+}
+
+TEST(LearningRate, CosineFallsToATenth) {
+  TrainConfig c;
+  c.lr = 1.0;
+  c.lr_schedule = "cosine";
+  c.warmup = 10;
+  c.steps = 110;
+  EXPECT_EQ(learning_rate(c, 9), 1.0);
+  EXPECT_EQ(learning_rate(c, 10), 1.0);
+  EXPECT_NEAR(learning_rate(c, 60), 0.55, 1e-12);
+  EXPECT_NEAR(learning_rate(c, 35), 0.1 + 0.45 * (1 + std::sqrt(0.5)), 1e-12);
+  EXPECT_NEAR(learning_rate(c, 110), 0.1, 1e-12);
+  EXPECT_NEAR(learning_rate(c, 500), 0.1, 1e-12);
+  for (int64_t step = 10; step < 110; ++step) EXPECT_GT(learning_rate(c, step), learning_rate(c, step + 1));
+}
+
+TEST(LearningRate, WarmUpThatFillsTheRun) {
+  TrainConfig c;
+  c.lr = 1.0;
+  c.lr_schedule = "cosine";
+  c.warmup = c.steps = 10;
+  EXPECT_EQ(learning_rate(c, 9), 1.0);
+  EXPECT_EQ(learning_rate(c, 10), 1.0);
+}
+
+}  // namespace
+}  // namespace train_gpt

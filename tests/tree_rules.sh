@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Rules that no compiler checks: folders include only folders to their left, every test file is in a target, no
+# device is told apart outside a backend.
+set -uo pipefail
+cd "$1"
+failed=0
+complain() { echo "$*"; failed=1; }
+
+order=(kernels comm dtensor fsdp optim checkpoint)
+for i in "${!order[@]}"; do
+  for ((j = i + 1; j < ${#order[@]}; ++j)); do
+    found=$(grep -rnE "#include [<\"]sherd/${order[j]}/" "${order[i]}" --include=*.h --include=*.cpp --include=*.cu) &&
+      complain "folder ${order[i]} includes ${order[j]}, which is to its right:"$'\n'"$found"
+  done
+  found=$(grep -rnE '#include "(samples|tools|bench|tests)/' "${order[i]}" --include=*.h --include=*.cpp) &&
+    complain "folder ${order[i]} includes a program's header:"$'\n'"$found"
+  found=$(grep -rnE '^#\s*(if|ifdef|ifndef)\b' "${order[i]}" --include=*.h --include=*.cpp |
+    grep -vE '^(kernels/(cpu|cuda|reference)|comm/(local|mpi|nccl))/') &&
+    complain "conditional compilation outside a backend:"$'\n'"$found"
+done
+
+while IFS= read -r file; do
+  list=$(dirname "$file")/CMakeLists.txt
+  grep -qF "$(basename "$file")" "$list" 2>/dev/null || complain "$file is in no target of $list"
+done < <(find tests -name '*_test.cpp')
+
+exit $failed
