@@ -17,7 +17,8 @@ namespace sherd {
 namespace {
 
 [[noreturn]] void fail(std::string_view what, const std::filesystem::path& path, int error) {
-  throw IoError(fmt::format("cannot {} '{}': {}", what, path.string(), std::system_category().message(error)));
+  throw IoError(
+      fmt::format("cannot {} '{}': {}", what, path.string(), std::system_category().message(error)));
 }
 
 /// Repeats a system call that a signal interrupted.
@@ -40,7 +41,8 @@ File File::open_to_read(const std::filesystem::path& path) {
   struct stat status;
   if (::fstat(descriptor, &status) == -1) fail("examine", path, errno);
   if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
-  if (!S_ISREG(status.st_mode)) throw IoError(fmt::format("cannot read '{}': not a regular file", path.string()));
+  if (!S_ISREG(status.st_mode))
+    throw IoError(fmt::format("cannot read '{}': not a regular file", path.string()));
   return file;
 }
 
@@ -74,7 +76,8 @@ int64_t File::size() const {
 void File::read_at(int64_t offset, void* to, int64_t bytes) const {
   for (int64_t done = 0; done < bytes;) {
     const ssize_t got = retry([&] {
-      return ::pread(descriptor_, static_cast<char*>(to) + done, static_cast<size_t>(bytes - done), offset + done);
+      return ::pread(descriptor_, static_cast<char*>(to) + done, static_cast<size_t>(bytes - done),
+                     offset + done);
     });
     if (got == -1) fail("read", path_, errno);
     if (got == 0) {

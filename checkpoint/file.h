@@ -7,8 +7,8 @@
 
 namespace sherd {
 
-/// An open file that closes itself. Every failure is an IoError naming the operation, the path and the system's
-/// reason. Reading is const and safe from several threads at once; writing is not.
+/// An open file that closes itself. Every failure is an IoError naming the operation, the path and the
+/// system's reason. Reading is const and safe from several threads at once; writing is not.
 class File {
  public:
   /// @throws IoError when missing, unreadable or not a regular file (links are followed).

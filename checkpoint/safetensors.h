@@ -23,7 +23,8 @@ struct SafetensorsEntry {
   std::string name;
   /// As written in the file: "F32", "BF16", ...
   std::string dtype_name;
-  /// Empty for the format's types that sherd has no tensors of (BOOL, I8, I16, ...): they are listed, not read.
+  /// Empty for the format's types that sherd has no tensors of (BOOL, I8, I16, ...): they are listed, not
+  /// read.
   std::optional<DType> dtype;
   Shape shape;
   /// Byte range [begin, end) in the file's data, which starts after the header.
@@ -35,8 +36,8 @@ struct SafetensorsEntry {
 class SafetensorsReader {
  public:
   /// Reads and checks the header; holds the file open, and no tensor data.
-  /// @throws IoError when the file is missing or unreadable, CorruptCheckpoint naming the file and the offending
-  /// entry when anything in it is not as the format demands: every byte is accounted for.
+  /// @throws IoError when the file is missing or unreadable, CorruptCheckpoint naming the file and the
+  /// offending entry when anything in it is not as the format demands: every byte is accounted for.
   explicit SafetensorsReader(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const { return file_.path(); }
@@ -47,7 +48,8 @@ class SafetensorsReader {
   /// The entry of that name, owned by this reader, or nullptr.
   const SafetensorsEntry* find(std::string_view name) const;
 
-  /// Copies elements [first, first + count) of an entry of this file, in row-major order, to host memory `to`.
+  /// Copies elements [first, first + count) of an entry of this file, in row-major order, to host memory
+  /// `to`.
   /// @throws InvalidArgument outside the tensor, NotSupported for a type without a DType, IoError.
   void read(const SafetensorsEntry& entry, int64_t first, int64_t count, void* to) const;
 
@@ -69,8 +71,8 @@ struct SafetensorsSpec {
 };
 
 /// Writes one file from front to back, holding no tensor data. The file appears under its name, complete, in
-/// finish(), or not at all: until then the bytes lie beside it under `<path>.tmp-<process>-<number>`, and a writer
-/// that is destroyed before finish() removes them. An existing file is replaced, and so is a link.
+/// finish(), or not at all: until then the bytes lie beside it under `<path>.tmp-<process>-<number>`, and a
+/// writer that is destroyed before finish() removes them. An existing file is replaced, and so is a link.
 class SafetensorsWriter {
  public:
   /// Writes the header. Data offsets follow the order of `tensors`.

@@ -11,7 +11,8 @@
 
 namespace sherd::safetensors {
 
-static_assert(std::endian::native == std::endian::little, "tensor data is copied to and from files unchanged");
+static_assert(std::endian::native == std::endian::little,
+              "tensor data is copied to and from files unchanged");
 
 constexpr std::string_view kMetadata = "__metadata__";
 constexpr int64_t kLengthBytes = 8;
@@ -25,11 +26,11 @@ struct Type {
 
 /// Every element type of whole bytes that the format knows.
 constexpr Type kTypes[] = {
-    {"F32", 4, DType::f32},     {"BF16", 2, DType::bf16},   {"F16", 2, DType::f16},
-    {"F64", 8, DType::f64},     {"I32", 4, DType::i32},     {"I64", 8, DType::i64},
-    {"U8", 1, DType::u8},       {"BOOL", 1, std::nullopt},  {"I8", 1, std::nullopt},
-    {"I16", 2, std::nullopt},   {"U16", 2, std::nullopt},   {"U32", 4, std::nullopt},
-    {"U64", 8, std::nullopt},   {"C64", 8, std::nullopt},   {"F8_E4M3", 1, std::nullopt},
+    {"F32", 4, DType::f32},       {"BF16", 2, DType::bf16},     {"F16", 2, DType::f16},
+    {"F64", 8, DType::f64},       {"I32", 4, DType::i32},       {"I64", 8, DType::i64},
+    {"U8", 1, DType::u8},         {"BOOL", 1, std::nullopt},    {"I8", 1, std::nullopt},
+    {"I16", 2, std::nullopt},     {"U16", 2, std::nullopt},     {"U32", 4, std::nullopt},
+    {"U64", 8, std::nullopt},     {"C64", 8, std::nullopt},     {"F8_E4M3", 1, std::nullopt},
     {"F8_E5M2", 1, std::nullopt}, {"F8_E8M0", 1, std::nullopt},
 };
 
@@ -47,8 +48,8 @@ constexpr std::string_view type_name(DType dtype) {
   return "";
 }
 
-/// Bytes of a tensor; nullopt when a size is negative or the product of its non-zero sizes passes 2^63 - 1, so that
-/// later arithmetic on accepted shapes (rows, strides) cannot overflow either.
+/// Bytes of a tensor; nullopt when a size is negative or the product of its non-zero sizes passes 2^63 - 1,
+/// so that later arithmetic on accepted shapes (rows, strides) cannot overflow either.
 inline std::optional<int64_t> checked_bytes(const Shape& shape, int64_t element_bytes) {
   int64_t bytes = element_bytes;
   bool empty = false;

@@ -20,7 +20,8 @@ using namespace safetensors;
 /// Text from the file, safe to print: escaped, and cut when absurdly long.
 std::string shown(std::string_view text) {
   constexpr size_t kShown = 300;
-  const std::string json_text = json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
+  const std::string json_text =
+      json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
   return text.size() <= kShown ? json_text : json_text + "...";
 }
 
@@ -32,8 +33,8 @@ json parse_json(std::string_view header) {
     if (event == json::parse_event_t::object_end) open_objects.pop_back();
     if (event == json::parse_event_t::key &&
         !open_objects.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw CorruptCheckpoint(fmt::format("{}: this key appears twice",
-                                          shown(parsed.get_ref<const std::string&>())));
+      throw CorruptCheckpoint(
+          fmt::format("{}: this key appears twice", shown(parsed.get_ref<const std::string&>())));
     }
     return true;
   };
@@ -59,7 +60,8 @@ Shape whole_numbers(const json& entry, const char* key) {
   for (const json& value : *found) {
     const std::optional<int64_t> number = whole_number(value);
     if (!number) {
-      throw CorruptCheckpoint(fmt::format("\"{}\" holds something other than integers from 0 to 2^63 - 1", key));
+      throw CorruptCheckpoint(
+          fmt::format("\"{}\" holds something other than integers from 0 to 2^63 - 1", key));
     }
     numbers.push_back(*number);
   }
@@ -71,7 +73,8 @@ SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
   if (!value.is_object()) throw CorruptCheckpoint("the entry is not an object");
   SafetensorsEntry entry;
   const auto dtype = value.find("dtype");
-  if (dtype == value.end() || !dtype->is_string()) throw CorruptCheckpoint("\"dtype\" is missing or not a string");
+  if (dtype == value.end() || !dtype->is_string())
+    throw CorruptCheckpoint("\"dtype\" is missing or not a string");
   entry.dtype_name = dtype->get<std::string>();
   const Type* type = find_type(entry.dtype_name);
   if (type == nullptr) throw CorruptCheckpoint(fmt::format("unknown dtype {}", shown(entry.dtype_name)));
@@ -82,17 +85,20 @@ SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
   entry.begin = offsets[0];
   entry.end = offsets[1];
   if (entry.end < entry.begin) {
-    throw CorruptCheckpoint(fmt::format("its data ends at {}, before its begin at {}", entry.end, entry.begin));
+    throw CorruptCheckpoint(
+        fmt::format("its data ends at {}, before its begin at {}", entry.end, entry.begin));
   }
   if (entry.end > data_bytes) {
-    throw CorruptCheckpoint(fmt::format("its data ends at byte {}, but the file has {} bytes of data: it was cut off",
-                                        entry.end, data_bytes));
+    throw CorruptCheckpoint(
+        fmt::format("its data ends at byte {}, but the file has {} bytes of data: it was cut off", entry.end,
+                    data_bytes));
   }
   const std::optional<int64_t> needed = checked_bytes(entry.shape, type->bytes);
   if (!needed) throw CorruptCheckpoint("the product of its shape passes 2^63 - 1 bytes");
   if (*needed != entry.end - entry.begin) {
-    throw CorruptCheckpoint(fmt::format("{} of shape {} takes {} bytes, but its data has {}", entry.dtype_name,
-                                        to_string(entry.shape), *needed, entry.end - entry.begin));
+    throw CorruptCheckpoint(fmt::format("{} of shape {} takes {} bytes, but its data has {}",
+                                        entry.dtype_name, to_string(entry.shape), *needed,
+                                        entry.end - entry.begin));
   }
   return entry;
 }
@@ -101,7 +107,8 @@ std::map<std::string, std::string> parse_metadata(const json& value) {
   if (!value.is_object()) throw CorruptCheckpoint("it is not an object");
   std::map<std::string, std::string> metadata;
   for (const auto& [key, text] : value.items()) {
-    if (!text.is_string()) throw CorruptCheckpoint(fmt::format("the value of {} is not a string", shown(key)));
+    if (!text.is_string())
+      throw CorruptCheckpoint(fmt::format("the value of {} is not a string", shown(key)));
     metadata[key] = text.get<std::string>();
   }
   return metadata;
@@ -115,9 +122,9 @@ void check_coverage(std::vector<SafetensorsEntry>& entries, int64_t data_bytes) 
   int64_t covered = 0;
   for (const SafetensorsEntry& entry : entries) {
     if (entry.begin != covered) {
-      throw CorruptCheckpoint(fmt::format("{}: its data begins at byte {}, but what lies before ends at {}: {}",
-                                          shown(entry.name), entry.begin, covered,
-                                          entry.begin < covered ? "they overlap" : "there is a hole"));
+      throw CorruptCheckpoint(fmt::format(
+          "{}: its data begins at byte {}, but what lies before ends at {}: {}", shown(entry.name),
+          entry.begin, covered, entry.begin < covered ? "they overlap" : "there is a hole"));
     }
     covered = entry.end;
   }
@@ -138,12 +145,14 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
     uint64_t length = 0;
     file_.read_at(0, &length, kLengthBytes);
     if (length > kMaxHeaderBytes) {
-      throw CorruptCheckpoint(fmt::format("the header claims {} bytes; the format allows {}", length, kMaxHeaderBytes));
+      throw CorruptCheckpoint(
+          fmt::format("the header claims {} bytes; the format allows {}", length, kMaxHeaderBytes));
     }
     const auto header_bytes = static_cast<int64_t>(length);
     if (header_bytes > size - kLengthBytes) {
-      throw CorruptCheckpoint(fmt::format("the header claims {} bytes, but only {} follow: the file was cut off",
-                                          header_bytes, size - kLengthBytes));
+      throw CorruptCheckpoint(
+          fmt::format("the header claims {} bytes, but only {} follow: the file was cut off", header_bytes,
+                      size - kLengthBytes));
     }
     std::string header(length, '\0');
     file_.read_at(kLengthBytes, header.data(), header_bytes);
@@ -182,14 +191,15 @@ const SafetensorsEntry* SafetensorsReader::find(std::string_view name) const {
 
 void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64_t count, void* to) const {
   if (!entry.dtype) {
-    throw NotSupported(fmt::format("'{}': {} has dtype {}, which sherd cannot read; convert the file to one of "
-                                   "F32, BF16, F16, F64, I32, I64, U8",
-                                   path().string(), shown(entry.name), entry.dtype_name));
+    throw NotSupported(
+        fmt::format("'{}': {} has dtype {}, which sherd cannot read; convert the file to one of "
+                    "F32, BF16, F16, F64, I32, I64, U8",
+                    path().string(), shown(entry.name), entry.dtype_name));
   }
   const int64_t numel = numel_of(entry.shape);
   if (first < 0 || count < 0 || first > numel || count > numel - first) {
-    throw InvalidArgument(fmt::format("'{}': {} elements from {} on are outside {}, which has {}", path().string(),
-                                      count, first, shown(entry.name), numel));
+    throw InvalidArgument(fmt::format("'{}': {} elements from {} on are outside {}, which has {}",
+                                      path().string(), count, first, shown(entry.name), numel));
   }
   const int64_t width = size_of(*entry.dtype);
   file_.read_at(data_start_ + entry.begin + first * width, to, count * width);

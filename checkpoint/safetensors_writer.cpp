@@ -5,8 +5,8 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/safetensors_format.h>
 #include <sherd/kernels/error.h>
@@ -42,8 +42,7 @@ void check(const std::filesystem::path& path, const std::vector<SafetensorsSpec>
     }
   }
   if (!problems.empty()) {
-    throw InvalidArgument(
-        fmt::format("cannot write '{}': {}", path.string(), fmt::join(problems, "; ")));
+    throw InvalidArgument(fmt::format("cannot write '{}': {}", path.string(), fmt::join(problems, "; ")));
   }
 }
 
@@ -67,9 +66,10 @@ std::string make_header(const std::vector<SafetensorsSpec>& tensors,
   std::string header = fmt::format("{{{}}}", fmt::join(members, ","));
   header.resize((header.size() + 7) / 8 * 8, ' ');
   if (header.size() > kMaxHeaderBytes) {
-    throw InvalidArgument(fmt::format("names, shapes and metadata take {} bytes; the format allows {}: write several "
-                                      "files",
-                                      header.size(), kMaxHeaderBytes));
+    throw InvalidArgument(
+        fmt::format("names, shapes and metadata take {} bytes; the format allows {}: write several "
+                    "files",
+                    header.size(), kMaxHeaderBytes));
   }
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
@@ -113,10 +113,12 @@ void SafetensorsWriter::discard() noexcept {
 }
 
 void SafetensorsWriter::append(const void* data, int64_t bytes) {
-  if (!file_) throw InvalidArgument(fmt::format("'{}' is finished or has failed; nothing can be appended", path_.string()));
+  if (!file_)
+    throw InvalidArgument(
+        fmt::format("'{}' is finished or has failed; nothing can be appended", path_.string()));
   if (bytes < 0 || bytes > data_bytes_ - written_) {
-    throw InvalidArgument(fmt::format("'{}': {} bytes appended after {} of {}", path_.string(), bytes, written_,
-                                      data_bytes_));
+    throw InvalidArgument(
+        fmt::format("'{}': {} bytes appended after {} of {}", path_.string(), bytes, written_, data_bytes_));
   }
   try {
     file_->write(data, bytes);
@@ -128,13 +130,16 @@ void SafetensorsWriter::append(const void* data, int64_t bytes) {
 }
 
 void SafetensorsWriter::finish() {
-  if (!file_) throw InvalidArgument(fmt::format("'{}' is finished or has failed; nothing can be finished", path_.string()));
+  if (!file_)
+    throw InvalidArgument(
+        fmt::format("'{}' is finished or has failed; nothing can be finished", path_.string()));
   int64_t end = 0;
   for (const SafetensorsSpec& tensor : tensors_) {
     end += bytes_of(tensor);
     if (written_ < end) {
-      throw InvalidArgument(fmt::format("'{}': only {} of {} bytes were appended; the first incomplete tensor is '{}'",
-                                        path_.string(), written_, data_bytes_, tensor.name));
+      throw InvalidArgument(
+          fmt::format("'{}': only {} of {} bytes were appended; the first incomplete tensor is '{}'",
+                      path_.string(), written_, data_bytes_, tensor.name));
     }
   }
   file_->sync();

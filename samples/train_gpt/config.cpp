@@ -8,9 +8,9 @@
 #include <string_view>
 #include <vector>
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <sherd/kernels/error.h>
@@ -63,7 +63,8 @@ RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
   for (const auto& [field, option] : options) {
     if (option.first->count() > 0) raw.values[field] = option.second;
   }
-  if (config_option->count() > 0 && raw.config_file.empty()) problems.push_back("--config: the file's name is empty");
+  if (config_option->count() > 0 && raw.config_file.empty())
+    problems.push_back("--config: the file's name is empty");
   return raw;
 }
 
@@ -82,10 +83,11 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   }
   const int64_t shares = good("ranks", "grad_accum", "batch") ? c.ranks * c.grad_accum : 1;
   if (c.batch % shares != 0) {
-    problems.push_back(fmt::format(
-        "--batch {}: must be a multiple of --ranks {} x --grad-accum {} = {}, so that every rank takes an equal share "
-        "of each microbatch; e.g. {}",
-        c.batch, c.ranks, c.grad_accum, shares, (c.batch / shares + 1) * shares));
+    problems.push_back(
+        fmt::format("--batch {}: must be a multiple of --ranks {} x --grad-accum {} = {}, so that every rank "
+                    "takes an equal share "
+                    "of each microbatch; e.g. {}",
+                    c.batch, c.ranks, c.grad_accum, shares, (c.batch / shares + 1) * shares));
   }
 }
 
@@ -120,7 +122,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
       const std::string wrong = check_value(field, line.config);
       if (wrong.empty()) continue;
       bad.insert(field.name);
-      problems.push_back(fmt::format("{} {}: {}", source_of(field, raw), show_value(field, line.config), wrong));
+      problems.push_back(
+          fmt::format("{} {}: {}", source_of(field, raw), show_value(field, line.config), wrong));
     }
   }
   check_together(line.config, bad, problems);

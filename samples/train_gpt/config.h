@@ -11,8 +11,8 @@
 
 namespace train_gpt {
 
-/// Every flag but --config, with its default; flags are spelled with dashes. Words such as `strategy` are checked
-/// here and hold the canonical spelling. An empty file name means "no such file".
+/// Every flag but --config, with its default; flags are spelled with dashes. Words such as `strategy` are
+/// checked here and hold the canonical spelling. An empty file name means "no such file".
 struct TrainConfig {
   // Data.
   std::string data = default_data_folder();
@@ -65,15 +65,15 @@ struct CommandLine {
 };
 
 /// Defaults, overridden by the --config file, overridden by flags. The last of equal flags counts.
-/// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors of
-/// the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
+/// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
+/// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);
 
 /// The flags' names with underscores, in the order of --help.
 nlohmann::ordered_json to_json(const TrainConfig& config);
 
-/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr, or with
-/// the cosine schedule half a cosine from lr down to lr / 10, which step number `steps` would have.
+/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr,
+/// or with the cosine schedule half a cosine from lr down to lr / 10, which step number `steps` would have.
 double learning_rate(const TrainConfig& config, int64_t step);
 
 }  // namespace train_gpt

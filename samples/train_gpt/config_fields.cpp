@@ -22,7 +22,8 @@ const std::vector<FieldGroup>& groups() {
        {{"data", &C::data, "PATH", "text: a file, or a folder with all files below it"},
         {"seq", &C::seq, "T", "bytes (tokens) per sequence", 1, kMaxSeq},
         {"batch", &C::batch, "N", "sequences per step over all ranks", 1, kMaxBatch},
-        {"grad_accum", &C::grad_accum, "N", "microbatches each rank splits its sequences into", 1, kMaxBatch}}},
+        {"grad_accum", &C::grad_accum, "N", "microbatches each rank splits its sequences into", 1,
+         kMaxBatch}}},
       {"Ranks and sharding",
        {{"ranks", &C::ranks, "N", "all ranks (threads): replicas x shards", 1, 1024},
         {"replicas", &C::replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
@@ -43,7 +44,8 @@ const std::vector<FieldGroup>& groups() {
        {{"optimizer", &C::optimizer, "adamw|muon", "muon: for the blocks' matrices, AdamW for the rest"},
         {"steps", &C::steps, "N", "0: only build the model, e.g. for --export-weights", 0, kAny},
         {"lr", &C::lr, "X", "learning rate, greater than 0", 0, 1e6},
-        {"lr_schedule", &C::lr_schedule, "constant|cosine", "after warm-up; cosine falls to lr / 10 at --steps"},
+        {"lr_schedule", &C::lr_schedule, "constant|cosine",
+         "after warm-up; cosine falls to lr / 10 at --steps"},
         {"warmup", &C::warmup, "N", "first steps, in which the rate rises linearly to --lr", 0, kAny},
         {"weight_decay", &C::weight_decay, "X", "of parameters with two or more dimensions", 0, 1e6},
         {"grad_clip", &C::grad_clip, "X", "largest global gradient norm; 0: no clipping", 0, 1e30},
@@ -52,7 +54,8 @@ const std::vector<FieldGroup>& groups() {
        {{"kernels", &C::kernels, "cpu|reference", "reference: slow and plain"},
         {"threads", &C::threads, "N", "kernel threads per rank; 0: cores / ranks", 0, 1024},
         {"memory_limit", &C::memory_limit, "BYTES", "per rank, with suffix K, M or G; 0: none", 0, kAny},
-        {"comm_timeout", &C::comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0, 1e6}}},
+        {"comm_timeout", &C::comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0,
+         1e6}}},
       {"Output",
        {{"eval_every", &C::eval_every, "N", "evaluate on held-out text every N steps; 0: never", 0, kAny},
         {"sample", &C::sample, "N", "bytes of text to generate at the end", 0, 1e6},
@@ -134,7 +137,9 @@ std::string set_from_text(const Field& field, TrainConfig& config, const std::st
           return "";
         } else if constexpr (std::is_same_v<T, int64_t>) {
           const bool bytes = field.value == std::string_view("BYTES");
-          if (bytes) return parse_bytes(text, value) ? "" : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
+          if (bytes)
+            return parse_bytes(text, value) ? ""
+                                            : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
           return parse_number(text, value) ? "" : "must be a whole number";
         } else if constexpr (std::is_same_v<T, uint64_t>) {
           return parse_number(text, value) ? "" : "must be a whole number from 0 to 2^64 - 1";
@@ -173,7 +178,8 @@ std::string help_text() {
   std::string text =
       "train_gpt: trains a byte-level GPT on in-process ranks, sharded the way --strategy says.\n\n"
       "Usage: train_gpt [flags]\n\n"
-      "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); flags win\n"
+      "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); "
+      "flags win\n"
       "  --help                    this text\n";
   const TrainConfig defaults;
   for (const FieldGroup& group : groups()) {

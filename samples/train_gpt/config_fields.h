@@ -17,8 +17,8 @@ struct Field {
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
   Member member;
-  /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and G;
-  /// empty: a switch without value.
+  /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
+  /// G; empty: a switch without value.
   const char* value;
   const char* help;
   /// Inclusive bounds of numbers.

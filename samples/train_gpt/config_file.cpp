@@ -57,7 +57,8 @@ void read_config_file(const std::string& path, TrainConfig& config, std::vector<
       if (described->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_STRING) {
         const std::string value = get<std::string>(message, described);
         const std::string wrong = set_from_text(field, config, value);
-        if (!wrong.empty()) problems.push_back(fmt::format("{}: {} \"{}\": {}", path, field.name, value, wrong));
+        if (!wrong.empty())
+          problems.push_back(fmt::format("{}: {} \"{}\": {}", path, field.name, value, wrong));
         continue;
       }
       std::visit(

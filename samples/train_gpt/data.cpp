@@ -55,16 +55,18 @@ Windows::Windows(std::shared_ptr<const ByteData> data, int64_t seq) : data_(std:
   held_out_count_ = windows / 50;
   train_count_ = windows - held_out_count_;
   if (train_count_ < 1) {
-    throw sherd::IoError(fmt::format(
-        "the data '{}' has {} bytes, but sequences of {} tokens need at least {}; name a larger file or folder with "
-        "--data, or lower --seq",
-        data_->source(), data_->size(), seq, seq + 1));
+    throw sherd::IoError(
+        fmt::format("the data '{}' has {} bytes, but sequences of {} tokens need at least {}; name a larger "
+                    "file or folder with "
+                    "--data, or lower --seq",
+                    data_->source(), data_->size(), seq, seq + 1));
   }
 }
 
 int64_t Windows::train_window(int64_t step, int64_t batch, int64_t index) const {
   // A fixed odd multiplier scatters consecutive sequences over the text. Unsigned, so that it wraps.
-  const uint64_t sequence = static_cast<uint64_t>(step) * static_cast<uint64_t>(batch) + static_cast<uint64_t>(index);
+  const uint64_t sequence =
+      static_cast<uint64_t>(step) * static_cast<uint64_t>(batch) + static_cast<uint64_t>(index);
   return static_cast<int64_t>(sequence * 2654435761u % static_cast<uint64_t>(train_count_));
 }
 

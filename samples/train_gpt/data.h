@@ -20,7 +20,8 @@ class ByteData {
   static std::shared_ptr<const ByteData> load(const std::filesystem::path& path);
 
   /// `source` stands in messages for where the bytes came from.
-  ByteData(std::string source, std::vector<uint8_t> bytes) : source_(std::move(source)), bytes_(std::move(bytes)) {}
+  ByteData(std::string source, std::vector<uint8_t> bytes)
+      : source_(std::move(source)), bytes_(std::move(bytes)) {}
 
   const std::string& source() const { return source_; }
   const std::vector<uint8_t>& bytes() const { return bytes_; }
@@ -31,7 +32,8 @@ class ByteData {
   std::vector<uint8_t> bytes_;
 };
 
-/// The bytes as windows of `seq` tokens: W = floor((bytes - 1) / seq), of which the last floor(W / 50) are held out.
+/// The bytes as windows of `seq` tokens: W = floor((bytes - 1) / seq), of which the last floor(W / 50) are
+/// held out.
 class Windows {
  public:
   /// @throws sherd::IoError when there is no window to train on, with the bytes found and needed.

@@ -84,30 +84,35 @@ std::string grid(const Axes& axes) {
   const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(axes.distance) + 1e-9)));
   for (int64_t i = 0; i <= ticks; ++i) {
     const double loss = axes.low + static_cast<double>(i) * axes.distance;
-    svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kLeft, axes.y(loss), kWidth - kRight);
+    svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kLeft, axes.y(loss),
+                       kWidth - kRight);
     svg += text_at(kLeft - 8, axes.y(loss) + 4, "end", fmt::format("{:.{}f}", loss, decimals));
   }
   const double distance = std::max(1.0, tick_distance(axes.last_step, 8));
   for (double step = 0; step <= axes.last_step; step += distance) {
-    svg += fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step), kHeight - kBottom);
+    svg +=
+        fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step), kHeight - kBottom);
     svg += text_at(axes.x(step), kHeight - kBottom + 20, "middle", fmt::format("{:.0f}", step));
   }
-  svg += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n", kLeft, kTop,
-                     kHeight - kBottom, kWidth - kRight);
+  svg += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n", kLeft,
+                     kTop, kHeight - kBottom, kWidth - kRight);
   svg += text_at((kLeft + kWidth - kRight) / 2, kHeight - 12, "middle", "step");
-  svg += fmt::format("<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte"
-                     "</text>\n",
-                     (kTop + kHeight - kBottom) / 2);
+  svg += fmt::format(
+      "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte"
+      "</text>\n",
+      (kTop + kHeight - kBottom) / 2);
   return svg;
 }
 
 std::string curve(const Axes& axes, const Points& points, const char* color, bool dots) {
-  std::string svg = fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"", color);
+  std::string svg =
+      fmt::format("<polyline fill=\"none\" stroke=\"{}\" stroke-width=\"1.5\" points=\"", color);
   for (const auto& [step, loss] : points) svg += fmt::format("{:.1f},{:.1f} ", axes.x(step), axes.y(loss));
   svg += "\"/>\n";
   if (!dots && points.size() > 1) return svg;
   for (const auto& [step, loss] : points) {
-    svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", axes.x(step), axes.y(loss), color);
+    svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", axes.x(step),
+                       axes.y(loss), color);
   }
   return svg;
 }
@@ -119,7 +124,8 @@ std::string legend(double x, const char* color, const std::string& title) {
 
 }  // namespace
 
-std::string draw_losses(const std::vector<double>& losses, const std::vector<std::pair<int64_t, double>>& held_out) {
+std::string draw_losses(const std::vector<double>& losses,
+                        const std::vector<std::pair<int64_t, double>>& held_out) {
   const Points train = thinned(losses);
   Points evaluated;
   for (const auto& [step, loss] : held_out) {
@@ -143,7 +149,8 @@ void write_loss_svg(const std::string& path, const std::vector<double>& losses,
   std::ofstream file(path, std::ios::binary);
   file << draw_losses(losses, held_out);
   file.close();
-  if (!file) throw sherd::IoError(fmt::format("cannot write the loss curve '{}'; check the path and the disk", path));
+  if (!file)
+    throw sherd::IoError(fmt::format("cannot write the loss curve '{}'; check the path and the disk", path));
 }
 
 }  // namespace train_gpt

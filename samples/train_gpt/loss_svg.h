@@ -8,9 +8,10 @@
 
 namespace train_gpt {
 
-/// Losses of steps 1, 2, ... and (step, held-out loss) pairs as the text of an SVG picture with axes, legend and both
-/// curves. Values that are not finite are left out; above 1000 steps neighbours are averaged.
-std::string draw_losses(const std::vector<double>& losses, const std::vector<std::pair<int64_t, double>>& held_out);
+/// Losses of steps 1, 2, ... and (step, held-out loss) pairs as the text of an SVG picture with axes, legend
+/// and both curves. Values that are not finite are left out; above 1000 steps neighbours are averaged.
+std::string draw_losses(const std::vector<double>& losses,
+                        const std::vector<std::pair<int64_t, double>>& held_out);
 
 /// The same as a file. @throws sherd::IoError.
 void write_loss_svg(const std::string& path, const std::vector<double>& losses,

@@ -14,7 +14,8 @@
 namespace train_gpt {
 namespace {
 
-/// Not left to a JSON library: they print the fewest digits that restore the number, which may be fewer than 17.
+/// Not left to a JSON library: they print the fewest digits that restore the number, which may be fewer
+/// than 17.
 std::string number(double value) { return std::isfinite(value) ? fmt::format("{:#.17g}", value) : "null"; }
 
 [[noreturn]] void fail(const std::string& path) {
@@ -33,8 +34,8 @@ std::string format_metrics(const StepResult& s) {
       R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "lr": {}, "tokens_per_s": {}, )"
       R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}}})",
       s.step, number(s.loss), s.eval_loss ? fmt::format(R"("eval_loss": {}, )", number(*s.eval_loss)) : "",
-      number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms), number(s.optim_ms),
-      fmt::join(comm, ", "), s.peak_bytes);
+      number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms),
+      number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes);
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, const TrainConfig& config)

@@ -19,8 +19,8 @@ namespace train_gpt {
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
 ///
-/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or not a
-/// number, which JSON cannot say, is written as null.
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
+/// not a number, which JSON cannot say, is written as null.
 class MetricsWriter {
  public:
   /// Creates or empties the file and writes line 1. @throws sherd::IoError.

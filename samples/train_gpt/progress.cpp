@@ -53,14 +53,16 @@ std::string Progress::describe(const StepResult& result) const {
   const double left = elapsed / static_cast<double>(result.step) * static_cast<double>(steps_ - result.step);
   const std::optional<double>& eval_loss = mode_ == Mode::bar ? eval_loss_ : result.eval_loss;
   const auto width = fmt::formatted_size("{}", steps_);
-  return fmt::format("step {:>{}}/{}  loss {:.4f}  {}{} tokens/s  {}", result.step, width, steps_, result.loss,
-                     eval_loss ? fmt::format("held-out {:.4f}  ", *eval_loss) : "", format_count(result.tokens_per_s),
-                     result.step == steps_ ? "took " + format_duration(elapsed) : "left " + format_duration(left));
+  return fmt::format(
+      "step {:>{}}/{}  loss {:.4f}  {}{} tokens/s  {}", result.step, width, steps_, result.loss,
+      eval_loss ? fmt::format("held-out {:.4f}  ", *eval_loss) : "", format_count(result.tokens_per_s),
+      result.step == steps_ ? "took " + format_duration(elapsed) : "left " + format_duration(left));
 }
 
 std::string Progress::draw_bar(const StepResult& result) const {
   std::string text = describe(result);
-  const auto room = static_cast<int64_t>(columns_) - static_cast<int64_t>(text.size()) - 4;  // " [", "]", cursor
+  const auto room =
+      static_cast<int64_t>(columns_) - static_cast<int64_t>(text.size()) - 4;  // " [", "]", cursor
   if (room < 8) return text.substr(0, static_cast<size_t>(std::max(columns_ - 1, 0)));
   const int64_t cells = std::min<int64_t>(room, 40);
   const int64_t full = cells * result.step / steps_;

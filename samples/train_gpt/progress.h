@@ -10,8 +10,8 @@
 
 namespace train_gpt {
 
-/// A one-line bar that is redrawn on a terminal, plain lines (the first and the last step, every evaluation, and about
-/// 20 in between) elsewhere, or nothing.
+/// A one-line bar that is redrawn on a terminal, plain lines (the first and the last step, every evaluation,
+/// and about 20 in between) elsewhere, or nothing.
 class Progress {
  public:
   enum class Mode { bar, lines, off };

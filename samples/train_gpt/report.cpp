@@ -16,8 +16,8 @@ std::string ratio(int64_t part, int64_t whole) {
 
 std::string table_line(std::string_view title, std::string_view parameters, std::string_view gradients,
                        std::string_view optimizer, std::string_view sum, std::string_view other = "") {
-  return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}\n", title, parameters, gradients, optimizer, sum, other,
-                     other.empty() ? 0 : 12);
+  return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}\n", title, parameters, gradients, optimizer, sum,
+                     other, other.empty() ? 0 : 12);
 }
 
 int64_t sum_of(const RankMemory& m) { return m.parameters + m.gradients + m.optimizer; }
@@ -34,9 +34,10 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory&
   }
   text += table_line("if replicated", mebibytes(replicated.parameters), mebibytes(replicated.gradients),
                      mebibytes(replicated.optimizer), mebibytes(sum_of(replicated)));
-  text += table_line("largest rank", ratio(largest.parameters, replicated.parameters),
-                     ratio(largest.gradients, replicated.gradients), ratio(largest.optimizer, replicated.optimizer),
-                     ratio(sum_of(largest), sum_of(replicated)));
+  text +=
+      table_line("largest rank", ratio(largest.parameters, replicated.parameters),
+                 ratio(largest.gradients, replicated.gradients),
+                 ratio(largest.optimizer, replicated.optimizer), ratio(sum_of(largest), sum_of(replicated)));
   return text;
 }
 
@@ -57,8 +58,8 @@ std::string format_duration(double seconds) {
 std::string format_summary(const Summary& summary) {
   std::string text;
   if (summary.steps > 0) {
-    text += fmt::format("trained {} steps in {}, {} tokens/s\n", summary.steps, format_duration(summary.seconds),
-                        format_count(summary.tokens_per_s));
+    text += fmt::format("trained {} steps in {}, {} tokens/s\n", summary.steps,
+                        format_duration(summary.seconds), format_count(summary.tokens_per_s));
     text += fmt::format("loss {:.4f} -> {:.4f} nats per byte\n", summary.first_loss, summary.last_loss);
     if (summary.eval_loss) text += fmt::format("held-out loss {:.4f} nats per byte\n", *summary.eval_loss);
     text += '\n';

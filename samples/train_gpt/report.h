@@ -43,8 +43,8 @@ struct Summary {
 /// Several aligned lines: losses, speed, and the memory of every rank beside what replication would take.
 std::string format_summary(const Summary& summary);
 
-/// Generated text under a heading, indented; bytes that a terminal would not print as one character each are shown
-/// as \xNN, line breaks are kept.
+/// Generated text under a heading, indented; bytes that a terminal would not print as one character each are
+/// shown as \xNN, line breaks are kept.
 std::string format_sample(std::string_view text);
 
 /// "987", "45.2k", "1.23M"

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -39,7 +40,7 @@ rc::Gen<Case> any_case() {
   return rc::gen::exec([] {
     Case c;
     c.params = *rc::gen::container<std::vector<LayoutParam>>(*rc::gen::inRange<size_t>(1, 12), any_param());
-    for (size_t i = 0; i < c.params.size(); ++i) c.params[i].name = "p" + std::to_string(i);
+    for (size_t i = 0; i < c.params.size(); ++i) c.params[i].name = fmt::format("p{}", i);
     c.world = *rc::gen::element(1, 2, 3, 4, 5, 6, 7, 8, 16, 64, 128);
     c.options.policy = *rc::gen::element(LayoutPolicy::ragged, LayoutPolicy::even_rows);
     c.options.align = *rc::gen::element<int64_t>(1, 8, 64);

@@ -111,8 +111,9 @@ void verify(const Grid& grid, const Change& change, const std::vector<std::vecto
                              << to_string(change.to) << " rank " << rank;
     // A sum that was not owed before lies on coordinate 0.
     for (size_t i = 0; i < mine.size(); ++i)
-      if (change.to[i].is_partial() && !change.from[i].is_partial() && mine[i] > 0)
+      if (change.to[i].is_partial() && !change.from[i].is_partial() && mine[i] > 0) {
         ASSERT_EQ(locals[rank], std::vector<float>(locals[rank].size())) << to_string(change.from);
+      }
   }
 }
 

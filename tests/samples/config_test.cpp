@@ -79,10 +79,12 @@ TrainConfig other_config() {
 /// The config as flags, through its JSON.
 std::vector<std::string> flags_of(const TrainConfig& config) {
   std::vector<std::string> flags;
-  for (const auto& [name, value] : to_json(config).items()) {
+  const nlohmann::ordered_json json = to_json(config);
+  for (const auto& [name, value] : json.items()) {
     std::string flag = "--" + name;
     std::replace(flag.begin(), flag.end(), '_', '-');
-    if (name != "quiet") flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
+    if (name != "quiet")
+      flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (name == "quiet" && value.get<bool>()) flags.push_back(flag);
   }
   return flags;
@@ -91,7 +93,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
 /// The config as the text of a --config file, through its JSON.
 std::string file_of(const TrainConfig& config) {
   std::string text = "# made by a test\n";
-  for (const auto& [name, value] : to_json(config).items()) {
+  const nlohmann::ordered_json json = to_json(config);
+  for (const auto& [name, value] : json.items()) {
     const bool as_text = name == "memory_limit";
     text += name + ": " + (as_text ? "\"" + value.dump() + "\"" : value.dump()) + "\n";
   }
@@ -124,8 +127,10 @@ TEST(Config, EveryFieldIsInTheFile) {
 }
 
 TEST(Config, FileAndFlagsKnowTheSameFields) {
-  EXPECT_EQ(static_cast<size_t>(proto::TrainConfig::descriptor()->field_count()), to_json(TrainConfig{}).size());
-  for (const auto& [name, value] : to_json(TrainConfig{}).items()) {
+  EXPECT_EQ(static_cast<size_t>(proto::TrainConfig::descriptor()->field_count()),
+            to_json(TrainConfig{}).size());
+  const nlohmann::ordered_json json = to_json(TrainConfig{});
+  for (const auto& [name, value] : json.items()) {
     EXPECT_NE(proto::TrainConfig::descriptor()->FindFieldByName(name), nullptr) << name;
     EXPECT_NE(to_json(other_config())[name], value) << "other_config() must differ in " << name;
   }
@@ -158,15 +163,17 @@ TEST(Config, StrategyAliases) {
     EXPECT_EQ(parse({"--strategy", alias}).strategy, name);
     EXPECT_EQ(parse({"--strategy", name}).strategy, name);
   }
-  EXPECT_THAT(refusal({"--strategy", "zero4"}),
-              AllOf(HasSubstr("--strategy zero4"), HasSubstr("no_shard|optim|optim_grads|optim_grads_params")));
+  EXPECT_THAT(
+      refusal({"--strategy", "zero4"}),
+      AllOf(HasSubstr("--strategy zero4"), HasSubstr("no_shard|optim|optim_grads|optim_grads_params")));
   EXPECT_THAT(refusal({"--outer", "zero1"}), HasSubstr("--outer zero1: must be one of no_shard|optim"));
 }
 
 TEST(Config, ReshardAfterForwardTakesAValue) {
   EXPECT_TRUE(parse({"--reshard-after-forward", "true"}).reshard_after_forward);
   EXPECT_FALSE(parse({"--reshard-after-forward", "false"}).reshard_after_forward);
-  EXPECT_THAT(refusal({"--reshard-after-forward", "no"}), HasSubstr("--reshard-after-forward no: must be true or false"));
+  EXPECT_THAT(refusal({"--reshard-after-forward", "no"}),
+              HasSubstr("--reshard-after-forward no: must be true or false"));
 }
 
 TEST(Config, MemoryLimitSuffixes) {
@@ -174,7 +181,8 @@ TEST(Config, MemoryLimitSuffixes) {
   EXPECT_EQ(parse({"--memory-limit", "64K"}).memory_limit, 64 << 10);
   EXPECT_EQ(parse({"--memory-limit", "200m"}).memory_limit, 200 << 20);
   EXPECT_EQ(parse({"--memory-limit", "2G"}).memory_limit, int64_t{2} << 30);
-  for (const char* wrong : {"", "G", "2T", "2GB", "-1", "-9223372036854775808K", "1.5G", "9223372036854775807K", "2 G"}) {
+  for (const char* wrong :
+       {"", "G", "2T", "2GB", "-1", "-9223372036854775808K", "1.5G", "9223372036854775807K", "2 G"}) {
     EXPECT_THAT(refusal({"--memory-limit", wrong}), HasSubstr("must be a number of bytes")) << wrong;
   }
   const TemporaryFolder folder;
@@ -184,19 +192,50 @@ TEST(Config, MemoryLimitSuffixes) {
 }
 
 TEST(Config, BoundsAreChecked) {
-  const std::pair<const char*, const char*> wrong[] = {
-      {"--ranks", "0"}, {"--ranks", "-1"}, {"--ranks", "1025"}, {"--ranks", "99999999999999999999"},
-      {"--ranks", "2x"}, {"--ranks", "1.0"}, {"--ranks", ""}, {"--replicas", "0"}, {"--prefetch", "-1"},
-      {"--dim", "0"}, {"--dim", "1000000000"}, {"--layers", "0"}, {"--heads", "0"}, {"--seq", "0"}, {"--batch", "0"},
-      {"--grad-accum", "0"}, {"--steps", "-1"}, {"--lr", "0"}, {"--lr", "-0.1"}, {"--lr", "nan"}, {"--lr", "inf"},
-      {"--lr", "1e999"}, {"--lr", "fast"}, {"--warmup", "-1"}, {"--weight-decay", "-1"}, {"--weight-decay", "nan"},
-      {"--grad-clip", "-1"}, {"--seed", "-1"}, {"--seed", "18446744073709551616"}, {"--precision", "fp16"},
-      {"--optimizer", "sgd"}, {"--lr-schedule", "linear"}, {"--layout", "even"}, {"--kernels", "cuda"},
-      {"--threads", "-1"}, {"--comm-timeout", "0"}, {"--comm-timeout", "-3"}, {"--eval-every", "-1"},
-      {"--sample", "-1"}, {"--data", ""}};
+  const std::pair<const char*, const char*> wrong[] = {{"--ranks", "0"},
+                                                       {"--ranks", "-1"},
+                                                       {"--ranks", "1025"},
+                                                       {"--ranks", "99999999999999999999"},
+                                                       {"--ranks", "2x"},
+                                                       {"--ranks", "1.0"},
+                                                       {"--ranks", ""},
+                                                       {"--replicas", "0"},
+                                                       {"--prefetch", "-1"},
+                                                       {"--dim", "0"},
+                                                       {"--dim", "1000000000"},
+                                                       {"--layers", "0"},
+                                                       {"--heads", "0"},
+                                                       {"--seq", "0"},
+                                                       {"--batch", "0"},
+                                                       {"--grad-accum", "0"},
+                                                       {"--steps", "-1"},
+                                                       {"--lr", "0"},
+                                                       {"--lr", "-0.1"},
+                                                       {"--lr", "nan"},
+                                                       {"--lr", "inf"},
+                                                       {"--lr", "1e999"},
+                                                       {"--lr", "fast"},
+                                                       {"--warmup", "-1"},
+                                                       {"--weight-decay", "-1"},
+                                                       {"--weight-decay", "nan"},
+                                                       {"--grad-clip", "-1"},
+                                                       {"--seed", "-1"},
+                                                       {"--seed", "18446744073709551616"},
+                                                       {"--precision", "fp16"},
+                                                       {"--optimizer", "sgd"},
+                                                       {"--lr-schedule", "linear"},
+                                                       {"--layout", "even"},
+                                                       {"--kernels", "cuda"},
+                                                       {"--threads", "-1"},
+                                                       {"--comm-timeout", "0"},
+                                                       {"--comm-timeout", "-3"},
+                                                       {"--eval-every", "-1"},
+                                                       {"--sample", "-1"},
+                                                       {"--data", ""}};
   for (const auto& [flag, value] : wrong) {
     EXPECT_THAT(refusal({flag, value}), HasSubstr(std::string(flag))) << flag << " " << value;
-    EXPECT_THAT(refusal({flag, value}), HasSubstr("a problem in the arguments")) << "exactly one: " << flag << " " << value;
+    EXPECT_THAT(refusal({flag, value}), HasSubstr("a problem in the arguments"))
+        << "exactly one: " << flag << " " << value;
   }
 }
 
@@ -205,19 +244,22 @@ TEST(Config, RulesAmongFields) {
               HasSubstr("--replicas 4: must divide --ranks 6"));
   EXPECT_THAT(refusal({"--dim", "130", "--heads", "4"}),
               HasSubstr("--dim 130: must be a multiple of --heads 4, e.g. 132"));
-  EXPECT_THAT(refusal({"--ranks", "3", "--grad-accum", "2"}),
-              AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
+  EXPECT_THAT(
+      refusal({"--ranks", "3", "--grad-accum", "2"}),
+      AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
   EXPECT_EQ(parse({"--ranks", "4", "--replicas", "2", "--batch", "24", "--grad-accum", "3"}).batch, 24);
 }
 
 TEST(Config, AllOffendersAreInOneMessage) {
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txt", "layers: 0\nmemory_limit: 'much'\nheads: 3");
-  const std::string message = refusal({"--ranks", "two", "--config", file, "--seq", "0", "--frobnicate", "3", "--lr",
-                                       "-1", "--batch", "15", "--grad-accum", "2", "stray", "--warmup=-2"});
-  EXPECT_THAT(message, AllOf(HasSubstr("10 problems"), HasSubstr("--ranks two: must be a whole number"),
-                             HasSubstr("--seq 0"), HasSubstr("--frobnicate: unknown flag"), HasSubstr("--lr -1"),
-                             HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
+  const std::string message =
+      refusal({"--ranks", "two", "--config", file, "--seq", "0", "--frobnicate", "3", "--lr", "-1", "--batch",
+               "15", "--grad-accum", "2", "stray", "--warmup=-2"});
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("10 problems"), HasSubstr("--ranks two: must be a whole number"),
+                    HasSubstr("--seq 0"), HasSubstr("--frobnicate: unknown flag"), HasSubstr("--lr -1"),
+                    HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
   EXPECT_THAT(message, AllOf(HasSubstr(file + ": layers 0"), HasSubstr(file + ": memory_limit \"much\""),
                              HasSubstr("--dim 128: must be a multiple of --heads 3"), Not(HasSubstr("'3'"))));
 }
@@ -244,7 +286,10 @@ TEST(Config, ErrorsInTheFileNameLineAndColumn) {
 }
 
 TEST(Config, MissingFileIsAnIoError) {
-  EXPECT_THAT(message_of<sherd::IoError>([] { parse_line({"--config", "/no/such/file"}); }), HasSubstr("/no/such/file"));
+  EXPECT_THAT(message_of<sherd::IoError>([] {
+                parse_line({"--config", "/no/such/file"});
+              }),
+              HasSubstr("/no/such/file"));
   EXPECT_THAT(refusal({"--config", ""}), HasSubstr("--config"));
 }
 
@@ -257,10 +302,12 @@ TEST(Config, HelpListsEveryFlagAndPrintsNothing) {
   for (const FieldGroup& group : field_groups()) {
     for (const Field& field : group.fields) EXPECT_THAT(*line.help, HasSubstr("  " + flag_of(field)));
   }
-  EXPECT_THAT(*line.help, AllOf(HasSubstr("--config FILE"), HasSubstr("zero3"), HasSubstr("constant|cosine")));
+  EXPECT_THAT(*line.help,
+              AllOf(HasSubstr("--config FILE"), HasSubstr("zero3"), HasSubstr("constant|cosine")));
 }
 
-// ---- learning rate --------------------------------------------------------------------------------------------------
+// ---- learning rate
+// --------------------------------------------------------------------------------------------------
 
 TEST(LearningRate, ConstantAfterLinearWarmUp) {
   TrainConfig c;

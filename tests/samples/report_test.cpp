@@ -44,7 +44,8 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-// ---- metrics --------------------------------------------------------------------------------------------------------
+// ---- metrics
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   const TemporaryFolder folder;
@@ -82,7 +83,8 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
 }
 
 TEST(Metrics, SeventeenDigitsRestoreEveryBit) {
-  for (double loss : {0.1, 1.0 / 3.0, 5.5451774444795623, 5.0, 1e-300, 4.9e-324, 1.7976931348623157e308, -0.0}) {
+  for (double loss :
+       {0.1, 1.0 / 3.0, 5.5451774444795623, 5.0, 1e-300, 4.9e-324, 1.7976931348623157e308, -0.0}) {
     StepResult step = result_of(1);
     step.loss = loss;
     step.eval_loss = std::nextafter(loss, 10.0);
@@ -112,12 +114,15 @@ TEST(Metrics, UnwritableFilesAreIoErrors) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer(folder / "no/m", {}); }),
               AllOf(HasSubstr(folder / "no/m"), HasSubstr("No such file")));
-  EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer("/dev/full", {}); }), HasSubstr("No space left"));
+  EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer("/dev/full", {}); }),
+              HasSubstr("No space left"));
 }
 
-// ---- progress -------------------------------------------------------------------------------------------------------
+// ---- progress
+// -------------------------------------------------------------------------------------------------------
 
-std::string run(Progress::Mode mode, int64_t steps, const std::set<int64_t>& evaluated = {}, int columns = 100) {
+std::string run(Progress::Mode mode, int64_t steps, const std::set<int64_t>& evaluated = {},
+                int columns = 100) {
   std::ostringstream out;
   {
     Progress progress(out, mode, steps, columns);
@@ -133,7 +138,8 @@ std::string run(Progress::Mode mode, int64_t steps, const std::set<int64_t>& eva
 TEST(Progress, PipeGetsFewPlainLines) {
   const auto lines = lines_of(run(Progress::Mode::lines, 1000, {123, 777}));
   EXPECT_EQ(lines.size(), 1 + 20 + 2u);
-  EXPECT_THAT(lines.front(), AllOf(HasSubstr("step    1/1000"), HasSubstr("loss 2.5000"), HasSubstr("45.2k tokens/s")));
+  EXPECT_THAT(lines.front(),
+              AllOf(HasSubstr("step    1/1000"), HasSubstr("loss 2.5000"), HasSubstr("45.2k tokens/s")));
   EXPECT_THAT(lines.back(), AllOf(HasSubstr("step 1000/1000"), HasSubstr("took 0:00")));
   size_t evaluated = 0;
   for (const auto& line : lines) {
@@ -177,7 +183,8 @@ TEST(Progress, InterruptedBarEndsItsLine) {
   EXPECT_EQ(out.str().back(), '\n');
 }
 
-// ---- summary --------------------------------------------------------------------------------------------------------
+// ---- summary
+// --------------------------------------------------------------------------------------------------------
 
 TEST(Summary, ShowsMemoryOfEveryRankBesideReplication) {
   const int64_t mib = 1 << 20;
@@ -207,7 +214,8 @@ TEST(Summary, WithoutTrainingThereIsOnlyMemory) {
   Summary s;
   s.ranks = {{1 << 20, 0, 0, 0}};
   s.replicated = {1 << 20, 0, 0, 0};
-  EXPECT_THAT(format_summary(s), AllOf(Not(HasSubstr("trained")), HasSubstr("100.0 %           -           -")));
+  EXPECT_THAT(format_summary(s),
+              AllOf(Not(HasSubstr("trained")), HasSubstr("100.0 %           -           -")));
 }
 
 TEST(Summary, SampleCannotDriveTheTerminal) {
@@ -226,7 +234,8 @@ TEST(Summary, ShortNumbers) {
   EXPECT_EQ(format_duration(kNan), "0:00");
 }
 
-// ---- picture --------------------------------------------------------------------------------------------------------
+// ---- picture
+// --------------------------------------------------------------------------------------------------------
 
 size_t count_of(const std::string& text, const std::string& part) {
   size_t count = 0;
@@ -240,15 +249,21 @@ TEST(LossSvg, HasAxesAndBothCurves) {
   EXPECT_TRUE(svg.ends_with("</svg>\n"));
   EXPECT_EQ(count_of(svg, "<polyline"), 2u);
   EXPECT_EQ(count_of(svg, "<circle"), 2u);
-  EXPECT_THAT(svg, AllOf(HasSubstr(">training<"), HasSubstr(">held out<"), HasSubstr(">step<"), HasSubstr("nats per byte")));
+  EXPECT_THAT(svg, AllOf(HasSubstr(">training<"), HasSubstr(">held out<"), HasSubstr(">step<"),
+                         HasSubstr("nats per byte")));
   // 4.0 is the top of the axis and 2.0 its bottom, 5 steps reach the right edge.
   EXPECT_THAT(svg, AllOf(HasSubstr("212.0,40.0 "), HasSubstr("780.0,425.0 ")));
   EXPECT_EQ(count_of(draw_losses({4.0, 3.0}, {}), "<polyline"), 1u);
 }
 
 TEST(LossSvg, SurvivesAnything) {
-  for (const std::vector<double>& losses :
-       {std::vector<double>{}, {2.0}, {2.0, 2.0}, {kNan, kInfinity}, {kNan, 2.0, kInfinity, 1.0}, {0.0, 0.0}, {-1.0, 1e9}}) {
+  for (const std::vector<double>& losses : {std::vector<double>{},
+                                            {2.0},
+                                            {2.0, 2.0},
+                                            {kNan, kInfinity},
+                                            {kNan, 2.0, kInfinity, 1.0},
+                                            {0.0, 0.0},
+                                            {-1.0, 1e9}}) {
     const std::string svg = draw_losses(losses, {{1, kNan}});
     EXPECT_THAT(svg, AllOf(Not(HasSubstr("nan")), Not(HasSubstr("inf")))) << svg;
   }
@@ -263,7 +278,8 @@ TEST(LossSvg, WritesAFileOrThrows) {
   const TemporaryFolder folder;
   write_loss_svg(folder / "l.svg", {1.0, 2.0}, {});
   EXPECT_EQ(read_bytes(folder / "l.svg"), draw_losses({1.0, 2.0}, {}));
-  EXPECT_THAT(message_of<IoError>([&] { write_loss_svg(folder / "no/l.svg", {}, {}); }), HasSubstr(folder / "no/l.svg"));
+  EXPECT_THAT(message_of<IoError>([&] { write_loss_svg(folder / "no/l.svg", {}, {}); }),
+              HasSubstr(folder / "no/l.svg"));
   EXPECT_THROW(write_loss_svg("/dev/full", {1.0}, {}), IoError);
 }
 
