@@ -17,28 +17,31 @@ void redistribute_flat(Stream& stream, Communicator& comm, Placement from, Place
     throw NotSupported(
         fmt::format("redistribute_flat from {} to {}; it knows S(0)->R, P->S(0), P->R and R->S(0)",
                     to_string(from), to_string(to)));
+  if (from == to) return;
+  if (reduce) {
+    if (comm.size() > 1 && full.numel() > 0) comm.all_reduce(stream, full.flat());
+    return;
+  }
   const int64_t n = slice.numel();
   if (full.numel() != comm.size() * n || full.dtype() != slice.dtype())
     throw ShapeMismatch(
         fmt::format("redistribute_flat over {} ranks: full has {} elements of {}, slice {} of {}; "
                     "full must hold one slice per rank",
                     comm.size(), full.numel(), name_of(full.dtype()), n, name_of(slice.dtype())));
-  if (from == to || n == 0) return;
+  if (n == 0) return;
 
   const Tensor own = full.flat(comm.rank() * n, (comm.rank() + 1) * n);
   const bool view = own.raw() == slice.raw();
   if (cut || comm.size() == 1) {
-    if (view || reduce) return;
+    if (view) return;
     if (gather)
       ops::copy(stream, own, slice.flat());
     else
       ops::copy(stream, slice.flat(), own);
   } else if (gather) {
     comm.all_gather(stream, full.flat(), slice.flat());
-  } else if (reduce_to_slice) {
-    comm.reduce_scatter(stream, slice.flat(), full.flat());
   } else {
-    comm.all_reduce(stream, full.flat());
+    comm.reduce_scatter(stream, slice.flat(), full.flat());
   }
 }
 

@@ -113,7 +113,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
   CommandLine line;
   if (!raw.config_file.empty()) read_config_file(raw.config_file, line.config, problems);
   for (const auto& [field, text] : raw.values) {
-    const std::string wrong = set_from_text(*field, line.config, text);
+    const std::string wrong = text.starts_with("--") ? "this is a flag where a value should be"
+                                                     : set_from_text(*field, line.config, text);
     if (!wrong.empty()) problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
   }
   std::set<std::string_view> bad;

@@ -1,0 +1,262 @@
+// Nobody hangs: mismatches, timeouts and failing ranks end every rank with the first cause.
+#include <gmock/gmock.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "comm/integer_tensors.h"
+
+namespace sherd::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+struct Boom : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What the ranks that ended in a CommError were told, and what launch() threw.
+struct Outcome {
+  std::vector<std::string> texts;
+  std::vector<int> failed_ranks;
+  std::exception_ptr thrown;
+  double seconds = 0;
+
+  template <class E>
+  std::string thrown_as() const {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const E& e) {
+      return e.what();
+    } catch (const std::exception& e) {
+      return std::string("another type: ") + e.what();
+    }
+    return "nothing was thrown";
+  }
+};
+
+Outcome run(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
+  Outcome outcome;
+  std::mutex mutex;
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    launch(ranks, options, [&](RankContext& c) {
+      try {
+        body(c);
+        c.device->compute().synchronize();
+      } catch (const CommError& e) {
+        std::lock_guard lock(mutex);
+        outcome.texts.emplace_back(e.what());
+        outcome.failed_ranks.push_back(e.failed_rank());
+        throw;
+      }
+    });
+  } catch (...) {
+    outcome.thrown = std::current_exception();
+  }
+  outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return outcome;
+}
+Outcome run(int ranks, const std::function<void(RankContext&)>& body) { return run(ranks, {}, body); }
+
+/// Rank 2 of 4 calls `odd`, the others `even`, after two collectives that fit.
+template <class F, class G>
+void expect_mismatch(const std::string& even_text, const std::string& odd_text, F even, G odd) {
+  SCOPED_TRACE(odd_text);
+  const Outcome outcome = run(4, [&](RankContext& c) {
+    Stream& s = c.device->compute();
+    c.world->barrier(s);
+    c.world->barrier(s);
+    const auto f = [&](int64_t n) { return make_tensor(*c.device, DType::f32, poison(n)); };
+    if (c.world->rank() == 2)
+      odd(*c.world, s, f);
+    else
+      even(*c.world, s, f);
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(4));
+  EXPECT_THAT(outcome.texts,
+              Each(AllOf(HasSubstr("rank 0 called " + even_text), HasSubstr("rank 2 called " + odd_text))));
+  EXPECT_THAT(outcome.thrown_as<CommError>(), Not(HasSubstr("aborted because")));
+  EXPECT_LT(outcome.seconds, 1.0);
+}
+
+TEST(Mismatch, IsACommErrorOnEveryRankThatNamesBothCalls) {
+  using C = Communicator;
+  const auto sum = [](C& c, Stream& s, auto f) { c.all_reduce(s, f(8)); };
+  expect_mismatch("all_reduce #3 (sum, f32, 8 elements, 32 bytes)", "barrier #3", sum,
+                  [](C& c, Stream& s, auto) { c.barrier(s); });
+  expect_mismatch("all_reduce #3", "all_reduce #3 (sum, f32, 9 elements, 36 bytes)", sum,
+                  [](C& c, Stream& s, auto f) { c.all_reduce(s, f(9)); });
+  expect_mismatch("all_reduce #3", "all_reduce #3 (max,", sum,
+                  [](C& c, Stream& s, auto f) { c.all_reduce(s, f(8), ReduceOp::max); });
+  expect_mismatch("all_reduce #3", "all_reduce #3 (sum, i32, 8 elements", sum, [](C& c, Stream& s, auto) {
+    c.all_reduce(s, make_tensor(c.device(), DType::i32, poison(8)));
+  });
+  expect_mismatch(
+      "broadcast #3 (f32, 4 elements, 16 bytes, root 1)", "broadcast #3 (f32, 4 elements, 16 bytes, root 0)",
+      [](C& c, Stream& s, auto f) { c.broadcast(s, f(4), 1); },
+      [](C& c, Stream& s, auto f) { c.broadcast(s, f(4), 0); });
+  const std::vector<int64_t> counts{1, 2, 3, 4}, others{4, 2, 3, 1};
+  expect_mismatch(
+      "all_gather_v #3 (f32, 10 elements, 40 bytes, counts [1, 2, 3, 4])",
+      "all_gather_v #3 (f32, 10 elements, 40 bytes, counts [4, 2, 3, 1])",
+      [&](C& c, Stream& s, auto f) {
+        c.all_gather_v(s, f(10), counts, f(counts[static_cast<size_t>(c.rank())]));
+      },
+      [&](C& c, Stream& s, auto f) { c.all_gather_v(s, f(10), others, f(3)); });
+}
+
+TEST(Mismatch, AllToAllCountsMustAgreeCrosswise) {
+  const Outcome outcome = run(3, [](RankContext& c) {
+    const std::vector<int64_t> ones{1, 1, 1}, wrong{1, 0, 1};
+    const bool odd = c.world->rank() == 2;
+    c.world->all_to_all_v(c.device->compute(), make_tensor(*c.device, DType::f32, poison(3)), ones,
+                          make_tensor(*c.device, DType::f32, poison(odd ? 2 : 3)), odd ? wrong : ones);
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(3));
+  EXPECT_THAT(outcome.texts, Each(HasSubstr("rank 2 sends 0 elements to rank 1, which expects 1")));
+}
+
+TEST(Mismatch, SendAndReceiveOfDifferentSizes) {
+  const Outcome outcome = run(2, [](RankContext& c) {
+    const int rank = c.world->rank();
+    const Tensor t = make_tensor(*c.device, DType::f32, poison(3 + rank));
+    if (rank == 0)
+      c.world->send(c.device->compute(), t, 1);
+    else
+      c.world->recv(c.device->compute(), t, 0);
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(2));
+  EXPECT_THAT(outcome.texts,
+              Each(AllOf(HasSubstr("recv #1 (f32, 4 elements"), HasSubstr("send #1 (f32, 3 elements"))));
+}
+
+LaunchOptions short_timeout() {
+  LaunchOptions options;
+  options.timeout = 300ms;
+  return options;
+}
+
+TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
+  const Outcome outcome = run(4, short_timeout(), [](RankContext& c) {
+    Stream& s = c.device->compute();
+    c.world->barrier(s);
+    if (c.world->rank() == 1 || c.world->rank() == 3) return;
+    c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(16)));
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(2));
+  EXPECT_THAT(outcome.texts, Each(AllOf(HasSubstr("all_reduce #2"), HasSubstr("64 bytes"),
+                                        HasSubstr("waited 300 ms for ranks 1, 3,"))));
+  EXPECT_THAT(outcome.failed_ranks, Each(1));
+  EXPECT_THAT(outcome.thrown_as<CommError>(), HasSubstr("waited 300 ms"));
+  EXPECT_GT(outcome.seconds, 0.25);
+  EXPECT_LT(outcome.seconds, 2.0);
+}
+
+TEST(Timeout, CoversGroupsSendReceiveAndSplit) {
+  const auto lonely = [](int rank, const std::function<void(RankContext&, const Tensor&)>& call) {
+    return run(3, short_timeout(), [&](RankContext& c) {
+      const auto pair = c.world->split(c.world->rank() == 1, 0);
+      if (c.world->rank() == rank) call(c, make_tensor(*c.device, DType::f32, poison(2)));
+    });
+  };
+  const Outcome send =
+      lonely(0, [](RankContext& c, const Tensor& t) { c.world->send(c.device->compute(), t, 2); });
+  EXPECT_THAT(send.thrown_as<CommError>(), AllOf(HasSubstr("send #1"), HasSubstr("for rank 2,")));
+  EXPECT_THAT(send.failed_ranks, testing::ElementsAre(2));
+  const Outcome recv =
+      lonely(2, [](RankContext& c, const Tensor& t) { c.world->recv(c.device->compute(), t, 1); });
+  EXPECT_THAT(recv.thrown_as<CommError>(), AllOf(HasSubstr("recv #1"), HasSubstr("for rank 1,")));
+  const Outcome split = lonely(1, [](RankContext& c, const Tensor&) { c.world->split(0, 5); });
+  EXPECT_THAT(split.thrown_as<CommError>(),
+              AllOf(HasSubstr("split(color 0, key 5)"), HasSubstr("ranks 0, 2,")));
+  const Outcome group = run(3, short_timeout(), [](RankContext& c) {
+    const auto pair = c.world->split(c.world->rank() == 1, 0);
+    if (c.world->rank() == 0) pair->barrier(c.device->compute());
+  });
+  EXPECT_THAT(group.thrown_as<CommError>(),
+              AllOf(HasSubstr("barrier #1"), HasSubstr("for rank 2,")));  // world rank
+}
+
+TEST(Abort, WakesRanksWaitingAnywhereAndKeepsTheCausesType) {
+  const Outcome outcome = run(7, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    const int rank = c.world->rank();
+    const auto group = c.world->split(rank == 3 || rank == 0, 0);
+    const Tensor t = make_tensor(*c.device, DType::f32, poison(4));
+    switch (rank) {
+      case 0:
+        std::this_thread::sleep_for(50ms);
+        throw Boom("boom");
+      case 1:
+        return c.world->send(s, t, 0);
+      case 2:
+        return c.world->recv(s, t, 0);
+      case 3:
+        return group->barrier(s);
+      case 4:
+        group->split(0, 0);
+        return;
+      default:
+        return c.world->all_reduce(s, t);
+    }
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(6));
+  EXPECT_THAT(outcome.texts, Each(HasSubstr("aborted because rank 0 failed: boom")));
+  EXPECT_THAT(outcome.failed_ranks, Each(0));
+  EXPECT_EQ(outcome.thrown_as<Boom>(), "boom");
+  EXPECT_LT(outcome.seconds, 1.0);
+}
+
+TEST(Abort, FailsLaterCollectivesAndSplitsToo) {
+  const Outcome outcome = run(2, [](RankContext& c) {
+    c.world->abort("enough");
+    c.world->abort("not this");
+    EXPECT_THROW(c.world->clone(), CommError);
+    c.world->barrier(c.device->compute());
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(2));
+  EXPECT_THAT(outcome.texts, Each(HasSubstr("failed: enough")));
+  EXPECT_THAT(outcome.thrown_as<CommError>(), HasSubstr("failed: enough"));
+}
+
+TEST(Abort, WorkThatFailsOnAStreamIsTheCause) {
+  const Outcome outcome = run(4, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    if (c.world->rank() == 1) s.submit("bad work", [](ExecutionContext&) { throw Boom("on the stream"); });
+    c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(5)));
+  });
+  EXPECT_EQ(outcome.thrown_as<Boom>(), "on the stream");
+  EXPECT_THAT(outcome.texts, SizeIs(3));
+  EXPECT_THAT(outcome.texts, Each(HasSubstr("rank 1 failed: on the stream")));
+}
+
+TEST(Abort, MidwayThroughTrainingLikeTrafficLeavesNoRankBehind) {
+  for (int round = 0; round < 20; ++round) {
+    const Outcome outcome = run(4, [round](RankContext& c) {
+      Stream& compute = c.device->compute();
+      const auto other = c.device->make_stream("other");
+      const auto clone = c.world->clone();
+      for (int i = 0; i < 30; ++i) {
+        const Tensor whole = make_tensor(*c.device, DType::f32, poison(4000));
+        const int64_t r = c.world->rank();
+        clone->all_gather(*other, whole, whole.flat(1000 * r, 1000 * (r + 1)));
+        compute.wait(other->record());
+        c.world->reduce_scatter(compute, whole.flat(1000 * r, 1000 * (r + 1)), whole);
+        if (r == round % 4 && i == round) throw Boom("midway");
+        if (i % 4 == 0) compute.synchronize();
+      }
+    });
+    EXPECT_EQ(outcome.thrown_as<Boom>(), "midway");
+    EXPECT_THAT(outcome.texts, Each(HasSubstr("midway")));
+    EXPECT_LT(outcome.seconds, 2.0);
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,85 @@
+// Tensors of small integers, which every dtype holds exactly, so that collectives can be compared with a
+// serial model.
+#pragma once
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <sherd/comm/launcher.h>
+
+namespace sherd::test {
+
+using Ints = std::vector<int>;
+
+template <class F>
+auto dispatch(DType dtype, F f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(float{});
+    case DType::bf16:
+      return f(bf16{});
+    case DType::f16:
+      return f(f16{});
+    case DType::f64:
+      return f(double{});
+    case DType::i32:
+      return f(int32_t{});
+    case DType::i64:
+      return f(int64_t{});
+    case DType::u8:
+      break;
+  }
+  return f(uint8_t{});
+}
+
+inline Tensor make_tensor(Device& device, DType dtype, const Ints& values) {
+  const Tensor t = Tensor::empty(device, {static_cast<int64_t>(values.size())}, dtype, "test");
+  dispatch(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if constexpr (std::is_class_v<T>)
+        t.data<T>()[i] = T(static_cast<float>(values[i]));
+      else
+        t.data<T>()[i] = static_cast<T>(values[i]);
+    }
+  });
+  return t;
+}
+
+/// Waits for the stream first.
+inline Ints read_tensor(Stream& stream, const Tensor& t) {
+  stream.synchronize();
+  Ints values(static_cast<size_t>(t.numel()));
+  dispatch(t.dtype(), [&](auto zero) {
+    using T = decltype(zero);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if constexpr (std::is_class_v<T>)
+        values[i] = static_cast<int>(static_cast<float>(t.data<T>()[i]));
+      else
+        values[i] = static_cast<int>(t.data<T>()[i]);
+    }
+  });
+  return values;
+}
+
+/// Element i of rank r's data: 0 to 30, so that a sum over 8 ranks is exact in bf16 and fits u8.
+inline int value_of(int rank, int64_t i) { return static_cast<int>((rank * 17 + i * 7 + i / 31) % 31); }
+
+/// Elements [begin, begin + count) of a rank's data.
+inline Ints data_of(int rank, int64_t begin, int64_t count) {
+  Ints v;
+  for (int64_t i = begin; i < begin + count; ++i) v.push_back(value_of(rank, i));
+  return v;
+}
+
+inline Ints poison(int64_t count) { return Ints(static_cast<size_t>(count), 77); }
+
+inline void append(Ints& to, const Ints& from) { to.insert(to.end(), from.begin(), from.end()); }
+
+inline constexpr DType kAllDTypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64,
+                                       DType::i32, DType::i64,  DType::u8};
+inline constexpr DType kReducedDTypes[] = {DType::f32, DType::bf16, DType::f16,
+                                           DType::f64, DType::i32,  DType::i64};
+
+}  // namespace sherd::test

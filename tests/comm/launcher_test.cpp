@@ -1,0 +1,112 @@
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "comm/integer_tensors.h"
+
+namespace sherd::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Launch, GivesEveryRankItsOwnDeviceThreadAndNumber) {
+  std::mutex mutex;
+  std::set<int> numbers;
+  std::set<Device*> devices;
+  std::set<std::thread::id> threads;
+  launch(5, [&](RankContext& c) {
+    std::lock_guard lock(mutex);
+    numbers.insert(c.world->rank());
+    devices.insert(c.device.get());
+    threads.insert(std::this_thread::get_id());
+    EXPECT_EQ(c.world->size(), 5);
+    EXPECT_EQ(c.world->world_rank(), c.world->rank());
+    EXPECT_EQ(&c.world->device(), c.device.get());
+    EXPECT_EQ(c.device->label(), "rank " + std::to_string(c.world->rank()));
+  });
+  EXPECT_EQ(numbers, (std::set<int>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(devices.size(), 5u);
+  EXPECT_EQ(threads.size(), 5u);
+}
+
+TEST(Launch, AppliesItsOptions) {
+  LaunchOptions options;
+  options.threads_per_rank = 3;
+  options.memory_limit = 4096;
+  options.kernels = "reference";
+  launch(2, options, [](RankContext& c) {
+    EXPECT_EQ(c.device->allocator().limit_bytes(), 4096);
+    EXPECT_EQ(&c.device->kernels(), &make_cpu_device({.kernels = "reference"})->kernels());
+    c.device->compute().submit("threads", [](ExecutionContext& x) { EXPECT_EQ(x.threads, 3); });
+  });
+}
+
+TEST(Launch, RefusesOptionsThatCannotBeRight) {
+  const auto nothing = [](RankContext&) { FAIL(); };
+  EXPECT_THROW(launch(0, nothing), InvalidArgument);
+  EXPECT_THROW(launch(-2, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.kernels = "tpu"}, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.threads_per_rank = -1}, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.timeout = 0ms}, nothing), InvalidArgument);
+}
+
+TEST(Launch, AcceptsATimeoutOfForever) {
+  launch(2, {.timeout = std::chrono::milliseconds::max()},
+         [](RankContext& c) { c.world->barrier(c.device->compute()); });
+}
+
+TEST(Launch, RethrowsTheFirstFailure) {
+  try {
+    launch(3, [](RankContext& c) {
+      if (c.world->rank() == 0) std::this_thread::sleep_for(100ms);
+      if (c.world->rank() == 0) throw std::logic_error("late");
+      if (c.world->rank() == 2) throw OutOfMemory("early");
+      c.world->barrier(c.device->compute());
+    });
+    FAIL();
+  } catch (const OutOfMemory& e) {
+    EXPECT_STREQ(e.what(), "early");
+  }
+}
+
+TEST(Launch, RethrowsWhatIsNotAStdException) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& c) {
+                        if (c.world->rank() == 1) throw 42;
+                        c.world->barrier(c.device->compute());
+                      }),
+               int);
+}
+
+TEST(Launch, FinishesQueuedWorkBeforeItReturns) {
+  std::atomic<int> ran{0};
+  launch(3, [&](RankContext& c) {
+    for (int i = 0; i < 10; ++i) {
+      c.world->barrier(c.device->compute());
+      c.device->compute().submit("count", [&](ExecutionContext&) { ++ran; });
+    }
+  });
+  EXPECT_EQ(ran.load(), 30);
+}
+
+TEST(Launch, ReportsWorkThatFailsAfterTheBodyReturned) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& c) {
+                        if (c.world->rank() == 1)
+                          c.device->compute().submit("bad",
+                                                     [](ExecutionContext&) { throw std::domain_error("x"); });
+                      }),
+               std::domain_error);
+}
+
+TEST(Launch, RunsOneAfterAnotherAndInsideEachOther) {
+  launch(2, [](RankContext& outer) {
+    launch(2, [&](RankContext& inner) { EXPECT_NE(inner.device, outer.device); });
+    outer.world->barrier(outer.device->compute());
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
