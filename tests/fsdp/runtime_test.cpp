@@ -535,7 +535,7 @@ TEST(Runtime, DifferentModelsOnDifferentRanksAreRefused) {
 
 TEST(Runtime, AMemoryLimitStopsZero0AndLetsZero3Train) {
   auto train = [](Strategy s) {
-    launch(4, {.memory_limit = 900'000}, [s](RankContext& r) {
+    launch(4, {.memory_limit = 2'600'000}, [s](RankContext& r) {
       FullyShardOptions options;
       options.strategy = s;
       Rig rig(r, options, 1, nullptr, 96, 384);
@@ -548,7 +548,7 @@ TEST(Runtime, AMemoryLimitStopsZero0AndLetsZero3Train) {
     train(Strategy::no_shard);
     FAIL();
   } catch (const OutOfMemory& e) {
-    EXPECT_THAT(e.what(), HasSubstr("memory limit of 900000 bytes"));
+    EXPECT_THAT(e.what(), HasSubstr("memory limit of 2600000 bytes"));
     EXPECT_THAT(e.what(), HasSubstr("gradients"));
   }
 }

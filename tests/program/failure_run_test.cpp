@@ -1,0 +1,104 @@
+// Whatever goes wrong ends every rank within seconds, with one message and the right exit code.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "program/program.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+using Flags = std::vector<std::string>;
+
+constexpr int kFailure = 1, kUsage = 2;
+
+void expect_failure(const Flags& flags, int code, const std::vector<std::string>& words) {
+  const Finished f = run_train_gpt(flags);
+  std::string line;
+  for (auto& a : flags) line += a + " ";
+  EXPECT_EQ(f.exit_code, code) << line << "\n" << f.err;
+  EXPECT_LT(f.seconds, 10) << line;
+  for (auto& w : words) EXPECT_THAT(f.err, HasSubstr(w)) << line;
+  EXPECT_EQ(f.err.rfind("train_gpt: ", 0), 0u) << f.err;
+  size_t messages = 0;
+  for (size_t at = f.err.find("train_gpt: "); at != std::string::npos; at = f.err.find("train_gpt: ", at + 1)) ++messages;
+  EXPECT_EQ(messages, 1u) << f.err;
+  if (code == kUsage) {
+    EXPECT_EQ(f.out, "") << "arguments are checked before anything is printed";
+  }
+}
+
+Flags small(const Flags& extra) {
+  const auto data = scratch("text");
+  write_file(data, golden_text());
+  Flags flags = {"--data", data.string(), "--ranks", "4", "--steps", "3", "--dim", "16", "--layers", "2", "--heads", "2",
+                 "--seq", "16", "--batch", "8"};
+  flags.insert(flags.end(), extra.begin(), extra.end());
+  return flags;
+}
+
+TEST(FailureRun, WrongFlagsAreUsageErrors) {
+  expect_failure(small({"--no-such-flag"}), kUsage, {"--no-such-flag"});
+  expect_failure(small({"--strategy", "zero4"}), kUsage, {"zero4", "optim_grads_params"});
+  expect_failure(small({"--replicas", "3"}), kUsage, {"--replicas", "3"});
+  expect_failure(small({"--heads", "3"}), kUsage, {"--heads", "3", "16"});
+  expect_failure(small({"--batch", "6"}), kUsage, {"--batch", "6"});
+  expect_failure(small({"--grad-accum", "3"}), kUsage, {"--grad-accum"});
+  expect_failure(small({"--lr", "fast"}), kUsage, {"--lr", "fast"});
+  expect_failure(small({"--ranks", "0", "--heads", "5", "--lr", "-1"}), kUsage, {"--ranks", "--heads", "--lr"});
+}
+
+TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
+  expect_failure(small({"--data", "/nowhere/at/all"}), kFailure, {"/nowhere/at/all"});
+  expect_failure(small({"--config", "/nowhere/config"}), kFailure, {"/nowhere/config"});
+  expect_failure(small({"--init-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
+  expect_failure(small({"--export-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
+  expect_failure(small({"--metrics", "/nowhere/m"}), kFailure, {"/nowhere/m"});
+  const auto tiny = scratch("tiny");
+  write_file(tiny, "short");
+  expect_failure(small({"--data", tiny.string()}), kFailure, {"5 bytes"});
+}
+
+TEST(FailureRun, WeightsOfAnotherModelAreRefusedNamingEverything) {
+  const auto weights = scratch("other.safetensors");
+  ASSERT_EQ(run_train_gpt(small({"--steps", "0", "--layers", "1", "--dim", "8", "--export-weights", weights.string()})).exit_code, 0);
+  expect_failure(small({"--init-weights", weights.string()}), kFailure,
+                 {"'blocks.1.qkv.weight' is missing", "'tok.weight' has shape [256, 8] where the model has [256, 16]"});
+}
+
+TEST(FailureRun, DamagedWeightsAreRefused) {
+  const auto weights = scratch("torn.safetensors");
+  ASSERT_EQ(run_train_gpt(small({"--steps", "0", "--export-weights", weights.string()})).exit_code, 0);
+  const std::string bytes = read_file(weights);
+  write_file(weights, bytes.substr(0, bytes.size() - 100));
+  expect_failure(small({"--init-weights", weights.string()}), kFailure, {"torn.safetensors"});
+}
+
+TEST(FailureRun, AMemoryLimitStopsZero0ButNotZero3) {
+  const Flags model = small({"--dim", "128", "--layers", "4", "--steps", "2", "--seq", "8", "--batch", "4", "--quiet"});
+  // 0.87 M parameters: 13.2 MiB replicated with AdamW; zero3 over 4 ranks stays under 9.
+  auto with = [&](const char* strategy) {
+    Flags f = model;
+    for (const char* a : {"--memory-limit", "10M", "--strategy", strategy}) f.push_back(a);
+    return f;
+  };
+  const Finished fits = run_train_gpt(with("zero3"));
+  EXPECT_EQ(fits.exit_code, 0) << fits.err;
+  expect_failure(with("zero0"), kFailure, {"over the memory limit of 10485760 bytes", "gradients"});
+}
+
+TEST(FailureRun, HelpIsNotAnError) {
+  const Finished f = run_train_gpt({"--help"});
+  EXPECT_EQ(f.exit_code, 0);
+  for (const char* flag : {"--data", "--ranks", "--strategy", "--replicas", "--outer", "--layout", "--reshard-after-forward",
+                           "--prefetch", "--optimizer", "--dim", "--layers", "--heads", "--seq", "--batch", "--grad-accum",
+                           "--steps", "--lr", "--lr-schedule", "--warmup", "--weight-decay", "--grad-clip", "--seed",
+                           "--precision", "--metrics", "--export-weights", "--init-weights", "--eval-every", "--sample",
+                           "--quiet", "--config", "--memory-limit"})
+    EXPECT_THAT(f.out, HasSubstr(flag));
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,139 @@
+// Whole runs of the program: one arithmetic, whatever is sharded.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+
+#include "program/program.h"
+
+namespace sherd::test {
+namespace {
+
+using Flags = std::vector<std::string>;
+
+struct Run {
+  std::vector<double> losses, norms;
+  std::vector<int64_t> zeros;
+  std::string weights;
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+Run train(const Flags& extra) {
+  const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
+  write_file(data, golden_text());
+  // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
+  Flags flags = {"--data", data.string(), "--metrics", metrics.string(), "--export-weights", weights.string(), "--quiet",
+                 "--steps", "20", "--dim", "36", "--layers", "3", "--heads", "3", "--seq", "24", "--batch", "12",
+                 "--ranks", "4", "--seed", "5"};
+  flags.insert(flags.end(), extra.begin(), extra.end());
+  const Finished f = run_train_gpt(flags);
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(f.out + f.err, "") << "--quiet prints errors only";
+  Run run;
+  for (auto& s : read_steps(metrics)) {
+    run.losses.push_back(s["loss"]);
+    run.norms.push_back(s["grad_norm"]);
+    run.zeros.push_back(s["num_zeros"]);
+  }
+  run.weights = read_file(weights);
+  return run;
+}
+
+Flags operator+(Flags a, const Flags& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::string show(const Flags& flags) {
+  std::string s;
+  for (auto& f : flags) s += f + " ";
+  return s;
+}
+
+const Flags kStrategies = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+
+class ParityRun : public ::testing::TestWithParam<Flags> {};
+
+TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
+  const Run want = train(GetParam() + Flags{"--strategy", "no_shard"});
+  ASSERT_EQ(want.losses.size(), 20u);
+  EXPECT_LT(want.losses.back(), want.losses.front());
+  for (const Flags& replicas : {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "2", "--outer", "optim"}}) {
+    for (const char* layout : {"ragged", "even_rows"}) {
+      for (auto& strategy : kStrategies) {
+        const Flags flags = GetParam() + replicas + Flags{"--layout", layout, "--strategy", strategy};
+        EXPECT_TRUE(train(flags) == want) << show(flags);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, ParityRun,
+                         ::testing::Values(Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
+                                           Flags{"--optimizer", "muon", "--precision", "bf16"}),
+                         [](const auto& info) { return std::to_string(info.index); });
+
+TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
+  for (const char* optimizer : {"adamw", "muon"}) {
+    std::vector<Run> runs;
+    for (auto& s : kStrategies) runs.push_back(train({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
+    EXPECT_TRUE(runs[0] == runs[1]);
+    EXPECT_TRUE(runs[2] == runs[3]);
+    for (size_t i = 0; i < runs[0].losses.size(); ++i)
+      EXPECT_NEAR(runs[0].losses[i], runs[2].losses[i], 1e-5 * runs[0].losses[i]) << i;
+  }
+}
+
+TEST(ProgramRun, OneRankAndFourAgreeOverTenSteps) {
+  for (const char* optimizer : {"adamw", "muon"}) {
+    const Run four = train({"--optimizer", optimizer, "--steps", "10"});
+    const Run one = train({"--optimizer", optimizer, "--steps", "10", "--ranks", "1"});
+    for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[i], four.losses[i], 1e-5 * one.losses[i]) << i;
+  }
+}
+
+TEST(ProgramRun, MoreRanksThanRowsOfSomeTensors) {
+  const Flags flags = {"--ranks", "8", "--dim", "6", "--heads", "2", "--batch", "8", "--steps", "6"};
+  const Run want = train(flags + Flags{"--strategy", "no_shard"});
+  for (const char* layout : {"ragged", "even_rows"})
+    EXPECT_TRUE(train(flags + Flags{"--layout", layout, "--optimizer", "adamw"}) == want) << layout;
+}
+
+TEST(ProgramRun, WeightsGoOutAndComeBack) {
+  const auto weights = scratch("first");
+  const Run start = train({"--steps", "0"});
+  write_file(weights, start.weights);
+  const Run direct = train({"--steps", "5"});
+  const Run again = train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
+  EXPECT_TRUE(direct == again);
+}
+
+TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
+  const auto data = scratch("text"), metrics = scratch("metrics");
+  write_file(data, golden_text());
+  const Finished f = run_train_gpt({"--data", data.string(), "--metrics", metrics.string(), "--steps", "4", "--ranks", "2",
+                                    "--dim", "16", "--layers", "2", "--heads", "2", "--seq", "16", "--batch", "4",
+                                    "--eval-every", "2", "--sample", "20"});
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  std::ifstream in(metrics);
+  std::string first;
+  std::getline(in, first);
+  EXPECT_EQ(nlohmann::json::parse(first)["config"]["strategy"], "optim_grads_params");
+  const auto steps = read_steps(metrics);
+  ASSERT_EQ(steps.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(steps[i]["step"], i + 1);
+    for (const char* field : {"loss", "grad_norm", "num_zeros", "lr", "tokens_per_s", "step_ms", "optim_ms", "comm", "peak_bytes"})
+      EXPECT_TRUE(steps[i].contains(field)) << field;
+    EXPECT_EQ(steps[i].contains("eval_loss"), i % 2 == 1);
+    // Two blocks and the root: 3 gathers forward, 2 backward; 3 reductions; one all-reduce to clip.
+    EXPECT_EQ(steps[i]["comm"]["all_gather"]["calls"], 5);
+    EXPECT_EQ(steps[i]["comm"]["reduce_scatter"]["calls"], 3);
+    EXPECT_EQ(steps[i]["comm"]["all_reduce"]["calls"], 1);
+  }
+  EXPECT_NE(f.out.find("memory per rank"), std::string::npos);
+  EXPECT_EQ(f.out.find('\r'), std::string::npos) << "plain lines in a pipe";
+}
+
+}  // namespace
+}  // namespace sherd::test
