@@ -25,16 +25,17 @@ using CommCounts = std::map<std::string, CommCount>;
 /// A group of ranks that call collectives together.
 ///
 /// Asynchronous: a call queues the collective on `stream` and returns. Every rank of the group calls the same
-/// collectives in the same order with matching sizes and dtypes; a mismatch, a timeout or a failed peer fails the
-/// streams of all ranks with one CommError that names rank, operation and sequence number. One communicator runs
-/// one collective at a time and is driven from one stream at a time; use clones for collectives that must
-/// overlap. Ranks with nothing to contribute still call, with empty tensors. Buffers stay alive until the stream
-/// has run the collective.
+/// collectives in the same order with matching sizes and dtypes; a mismatch, a timeout or a failed peer fails
+/// the streams of all ranks with one CommError that names rank, operation and sequence number. One
+/// communicator runs one collective at a time and is driven from one stream at a time; use clones for
+/// collectives that must overlap. Ranks with nothing to contribute still call, with empty tensors. Buffers
+/// stay alive until the stream has run the collective.
 ///
 /// Sums (f32, bf16, f16, f64, i32, i64): bf16 and f16 are accumulated in fp32 and rounded once. The order is
-/// one fixed pairwise tree over ranks: neighbours (0,1), (2,3), ... are added, then the sums of neighbours, an
-/// odd one out is carried up unchanged. Hence a sum over groups of a power-of-two size, followed by a sum
-/// over the groups in rank order, has the same bits as the sum over all ranks at once.
+/// one fixed pairwise tree over ranks: neighbours (0,1), (2,3), ... are added, then the sums of neighbours,
+/// an odd one out is carried up unchanged. Hence a sum over groups of a power-of-two size, followed by a sum
+/// over the groups in rank order, has the same bits as the sum over all ranks at once. max and min give
+/// NaN when any rank has one.
 ///
 /// bytes in counts(): payload this rank receives from others, in bytes: all_gather and reduce_scatter
 /// (n-1) * slice; all_reduce 2 * (n-1)/n * size rounded up to elements; the v-variants what they receive.
@@ -65,11 +66,11 @@ class Communicator {
   virtual void all_to_all_v(Stream& stream, const Tensor& recv, std::span<const int64_t> recv_counts,
                             const Tensor& send, std::span<const int64_t> send_counts) = 0;
   /// Root receives counts[r] elements from every rank, packed; recv is ignored (may be undefined) elsewhere.
-  virtual void gather_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts, const Tensor& send,
-                        int root) = 0;
+  virtual void gather_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts,
+                        const Tensor& send, int root) = 0;
   /// Root sends counts[r] elements to rank r; send is ignored elsewhere.
-  virtual void scatter_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts, const Tensor& send,
-                         int root) = 0;
+  virtual void scatter_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts,
+                         const Tensor& send, int root) = 0;
   /// Point to point; matched in order per (sender, receiver). send completes when the receiver has the data.
   virtual void send(Stream& stream, const Tensor& data, int peer) = 0;
   virtual void recv(Stream& stream, const Tensor& data, int peer) = 0;

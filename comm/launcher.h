@@ -28,11 +28,12 @@ struct RankContext {
   std::shared_ptr<Communicator> world;
 };
 
-/// Runs body on `ranks` threads with one device and one world communicator each, and returns when all are done.
+/// Runs body on `ranks` threads with one device and one world communicator each, and returns when all are
+/// done.
 ///
 /// When a rank throws, the group is aborted so that no other rank waits for it, and after all have ended the
-/// *first* failure is rethrown with its original type (CommErrors that only report a peer's failure never hide the
-/// cause). @throws InvalidArgument when ranks < 1.
+/// *first* failure is rethrown with its original type (CommErrors that only report a peer's failure never
+/// hide the cause). @throws InvalidArgument when ranks < 1.
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <type_traits>
 
 namespace sherd {
@@ -102,6 +103,11 @@ bool can_reduce(DType dtype) { return dtype != DType::u8; }
 
 void reduce_pairwise(ReduceOp op, DType dtype, void* dst, std::span<const void* const> sources, int64_t begin,
                      int64_t count) {
+  if (sources.size() == 1) {
+    const char* from = static_cast<const char*>(sources[0]) + begin * size_of(dtype);
+    if (from != dst && count > 0) std::memcpy(dst, from, static_cast<size_t>(count * size_of(dtype)));
+    return;
+  }
   switch (op) {
     case ReduceOp::sum:
       return reduce_any<Sum>(dtype, dst, sources, begin, count);

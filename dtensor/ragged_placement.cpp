@@ -210,10 +210,10 @@ class Search {
           if (std::tie(c, g) < std::tie(cuts, gap)) std::tie(cuts, gap) = std::tie(c, g);
         };
         const int64_t to_boundary = slice - at % slice;
-        // Up to a whole row before one of the next boundaries, or behind the next boundary altogether.
+        // Whole rows up to one of the next boundaries; or start behind the next one, whole rows up to that
+        // after it.
         for (int64_t k = 0; k < std::min<int64_t>(rows.period(), 4); ++k)
           offer((to_boundary + k * slice) % item.width);
-        offer(to_boundary);
         offer(to_boundary + slice % item.width);
         trial.cuts += cuts;
       }

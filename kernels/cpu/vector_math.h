@@ -16,7 +16,7 @@ inline float mul_add(float a, float b, float c) {
 #endif
 }
 
-/// e^x to about 1e-7 relative; 0 below -87, infinity above 88; NaN stays NaN.
+/// e^x to within 3e-7 relative; 0 below -87, infinity above 88; NaN stays NaN.
 inline float exp_fast(float x) {
   // x = n ln2 + r with |r| <= ln2/2; adding 1.5*2^23 rounds to an integer, left in the low bits of the sum.
   float c = x < -87.0f ? -87.0f : x;

@@ -1,9 +1,12 @@
 // train_gpt: trains a byte-level GPT on in-process ranks. `train_gpt --help` lists the flags.
 #include <fmt/format.h>
 
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 
 #include <sherd/comm/launcher.h>
 
@@ -86,11 +89,25 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config, const std::sh
   }
 }
 
+// A file that is written at the end must not turn out impossible then.
+void require_writable(const std::string& path) {
+  if (path.empty()) return;
+  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK | X_OK) != 0)
+    throw sherd::IoError(fmt::format("cannot write {}: {} is not a folder that can be written to", path, folder.string()));
+}
+
 int run(const TrainConfig& config) {
+  require_writable(config.export_weights);
+  require_writable(config.loss_svg);
   std::shared_ptr<const Windows> windows;
   if (config.steps > 0) {
     const auto data = ByteData::load(config.data);
     windows = std::make_shared<const Windows>(data, config.seq);
+    if (config.eval_every > 0 && windows->held_out_count() == 0)
+      throw sherd::IoError(fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "
+                                       "more are needed",
+                                       data->source(), data->size(), config.seq));
     if (!config.quiet)
       fmt::print("data {}: {} bytes, {} windows of {} to train on, {} held out\n", data->source(), data->size(),
                  windows->train_count(), config.seq, windows->held_out_count());

@@ -41,6 +41,16 @@ TEST(DTensor, TheInnermostMeshDimensionCutsFirst) {
   });
 }
 
+TEST(DTensor, AnEmptyPieceOfAPieceLiesAtTheEndOfTheTensor) {
+  launch(6, [](RankContext& rank) {
+    const DeviceMesh mesh(rank.world, {{"outer", 3}, {"inner", 2}});
+    const bool empty = mesh.coordinate("outer") == 2;  // both inner pieces have 2 rows
+    const Tensor local = Tensor::empty(*rank.device, {empty ? 0 : 1}, DType::f32, "local");
+    const auto t = DTensor::from_local(mesh, {4}, {Shard(0), Shard(0)}, local);
+    EXPECT_EQ(t.global_offset(), Shape{empty ? 4 : mesh.coordinate("inner") * 2 + mesh.coordinate("outer")});
+  });
+}
+
 TEST(DTensor, DistributeNeedsNoCommunication) {
   launch(2, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"x", 2}});

@@ -1,8 +1,7 @@
 // Every change of placements, against a serial model: small integers, so that sums are exact.
 #include <algorithm>
-#include <chrono>
+#include <future>
 #include <random>
-#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -222,21 +221,23 @@ TEST(Redistribute, MovesNoMoreThanItMust) {
 }
 
 TEST(Redistribute, OnAnotherStreamKeepsItsTemporaries) {
-  launch(2, [](RankContext& rank) {
+  launch(4, [](RankContext& rank) {
     const auto side = rank.device->make_stream("side");
-    const DeviceMesh mesh(rank.world, {{"x", 2}});
-    const auto from = DTensor::from_local(mesh, {4, 6}, {Shard(0)}, make_tensor(rank, {2, 6}, counting(12)));
+    const DeviceMesh mesh(rank.world, {{"x", 2}, {"y", 2}});
+    const Tensor full = make_tensor(rank, {2, 8}, counting(16));
     side->wait(rank.device->compute().record());
-    side->submit("hold",
-                 [](ExecutionContext&) { std::this_thread::sleep_for(std::chrono::milliseconds(30)); });
-    const auto to = from.redistribute(*side, {Shard(1)});
-    const int64_t queued = rank.device->allocator().live_bytes("redistribute");
+    std::promise<void> go;
+    side->submit("hold", [&](ExecutionContext&) { go.get_future().wait(); });
+    const auto cut = DTensor::distribute(*side, mesh, full, {Shard(1), Shard(1)});
+    // Cut along y, then along x: memory of the first step must not serve anyone else before the second has
+    // run.
+    EXPECT_EQ(rank.device->allocator().live_bytes("redistribute"), 2 * 128);
+    go.set_value();
     side->synchronize();
-    EXPECT_EQ(queued, 3 * 128);  // packed, received and the result
     EXPECT_EQ(rank.device->allocator().live_bytes("redistribute"), 128);
-    const std::vector<float> left = {1, 2, 3, 7, 8, 9, 1, 2, 3, 7, 8, 9};
-    const std::vector<float> right = {4, 5, 6, 10, 11, 12, 4, 5, 6, 10, 11, 12};
-    EXPECT_EQ(ops::to_floats(*side, to.local()), rank.world->rank() == 0 ? left : right);
+    const auto first = static_cast<float>(mesh.coordinate("y") * 4 + mesh.coordinate("x") * 2 + 1);
+    EXPECT_EQ(ops::to_floats(*side, cut.local()),
+              (std::vector<float>{first, first + 1, first + 8, first + 9}));
   });
 }
 

@@ -9,6 +9,7 @@ namespace sherd::test {
 namespace {
 
 using Words = std::vector<int64_t>;
+__extension__ typedef unsigned __int128 Wide;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Adds `parts` one after the other.
@@ -102,16 +103,13 @@ TEST(ExactSum, DigitsOfRanksAddUp) {
 
 TEST(ExactSum, FullBinsDoNotOverflow) {
   Lab lab;
-  const int64_t n = 3 * 65536 + 5;  // several flushes of the largest mantissa
+  const int64_t n = 5 * 65536 + 5;  // several flushes of the largest mantissa
   const float x = 0x1.fffffep0f;
   const uint64_t mantissa = 0xffffff;
   const Words w = squares(lab, {Floats(static_cast<size_t>(n), x)});
-  const long double exact =
-      static_cast<long double>(mantissa * mantissa) * static_cast<long double>(n);  // < 2^66
-  EXPECT_EQ(ExactSum::value(w), static_cast<double>(std::ldexp(exact, -46)));
+  const Wide exact = static_cast<Wide>(mantissa * mantissa) * static_cast<Wide>(n);  // 67 bits
+  EXPECT_EQ(ExactSum::value(w), std::ldexp(static_cast<double>(exact), -46));
 }
-
-__extension__ typedef unsigned __int128 Wide;
 
 TEST(ExactSum, AgreesWithWideIntegers) {
   Lab lab;

@@ -83,7 +83,7 @@ TEST_P(Golden, LossesAgreeWithPyTorch) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Optimizers, Golden, ::testing::Values("adamw", "muon"),
-                         [](const auto& info) { return std::string(info.param); });
+                         [](const auto& variant) { return std::string(variant.param); });
 
 }  // namespace
 }  // namespace sherd::test

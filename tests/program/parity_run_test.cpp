@@ -11,14 +11,14 @@ namespace {
 
 using Flags = std::vector<std::string>;
 
-struct Run {
+struct Outcome {
   std::vector<double> losses, norms;
   std::vector<int64_t> zeros;
   std::string weights;
-  friend bool operator==(const Run&, const Run&) = default;
+  friend bool operator==(const Outcome&, const Outcome&) = default;
 };
 
-Run train(const Flags& extra) {
+Outcome train(const Flags& extra) {
   const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
   write_file(data, golden_text());
   // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
@@ -29,7 +29,7 @@ Run train(const Flags& extra) {
   const Finished f = run_train_gpt(flags);
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_EQ(f.out + f.err, "") << "--quiet prints errors only";
-  Run run;
+  Outcome run;
   for (auto& s : read_steps(metrics)) {
     run.losses.push_back(s["loss"]);
     run.norms.push_back(s["grad_norm"]);
@@ -55,7 +55,7 @@ const Flags kStrategies = {"no_shard", "optim", "optim_grads", "optim_grads_para
 class ParityRun : public ::testing::TestWithParam<Flags> {};
 
 TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
-  const Run want = train(GetParam() + Flags{"--strategy", "no_shard"});
+  const Outcome want = train(GetParam() + Flags{"--strategy", "no_shard"});
   ASSERT_EQ(want.losses.size(), 20u);
   EXPECT_LT(want.losses.back(), want.losses.front());
   for (const Flags& replicas : {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "2", "--outer", "optim"}}) {
@@ -68,14 +68,18 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
   }
 }
 
+std::string variant_name(const ::testing::TestParamInfo<Flags>& variant) {
+  return std::vector<std::string>{"AdamW", "Muon", "MuonBf16"}[variant.index];
+}
+
 INSTANTIATE_TEST_SUITE_P(Optimizers, ParityRun,
                          ::testing::Values(Flags{"--optimizer", "adamw"}, Flags{"--optimizer", "muon"},
                                            Flags{"--optimizer", "muon", "--precision", "bf16"}),
-                         [](const auto& info) { return std::to_string(info.index); });
+                         variant_name);
 
 TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
   for (const char* optimizer : {"adamw", "muon"}) {
-    std::vector<Run> runs;
+    std::vector<Outcome> runs;
     for (auto& s : kStrategies) runs.push_back(train({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
     EXPECT_TRUE(runs[0] == runs[1]);
     EXPECT_TRUE(runs[2] == runs[3]);
@@ -86,25 +90,25 @@ TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
 
 TEST(ProgramRun, OneRankAndFourAgreeOverTenSteps) {
   for (const char* optimizer : {"adamw", "muon"}) {
-    const Run four = train({"--optimizer", optimizer, "--steps", "10"});
-    const Run one = train({"--optimizer", optimizer, "--steps", "10", "--ranks", "1"});
+    const Outcome four = train({"--optimizer", optimizer, "--steps", "10"});
+    const Outcome one = train({"--optimizer", optimizer, "--steps", "10", "--ranks", "1"});
     for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[i], four.losses[i], 1e-5 * one.losses[i]) << i;
   }
 }
 
 TEST(ProgramRun, MoreRanksThanRowsOfSomeTensors) {
   const Flags flags = {"--ranks", "8", "--dim", "6", "--heads", "2", "--batch", "8", "--steps", "6"};
-  const Run want = train(flags + Flags{"--strategy", "no_shard"});
+  const Outcome want = train(flags + Flags{"--strategy", "no_shard"});
   for (const char* layout : {"ragged", "even_rows"})
     EXPECT_TRUE(train(flags + Flags{"--layout", layout, "--optimizer", "adamw"}) == want) << layout;
 }
 
 TEST(ProgramRun, WeightsGoOutAndComeBack) {
   const auto weights = scratch("first");
-  const Run start = train({"--steps", "0"});
+  const Outcome start = train({"--steps", "0"});
   write_file(weights, start.weights);
-  const Run direct = train({"--steps", "5"});
-  const Run again = train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
+  const Outcome direct = train({"--steps", "5"});
+  const Outcome again = train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
   EXPECT_TRUE(direct == again);
 }
 

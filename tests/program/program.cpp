@@ -14,9 +14,13 @@ namespace fs = std::filesystem;
 
 Finished run_train_gpt(const std::vector<std::string>& arguments) {
   auto quoted = [](const std::string& s) {
-    std::string q = "'";
-    for (char c : s) q += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return q + "'";
+    std::string q(1, '\'');
+    for (char c : s) {
+      if (c == '\'') q.append("'\\'");
+      q.push_back(c);
+    }
+    q.push_back('\'');
+    return q;
   };
   const fs::path out = scratch("stdout"), err = scratch("stderr");
   std::string command = "timeout -k 5 120 " + quoted(TRAIN_GPT);

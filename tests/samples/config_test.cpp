@@ -81,7 +81,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
   std::vector<std::string> flags;
   const nlohmann::ordered_json json = to_json(config);
   for (const auto& [name, value] : json.items()) {
-    std::string flag = "--" + name;
+    std::string flag = name;
+    flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
     if (name != "quiet")
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
