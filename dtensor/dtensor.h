@@ -80,9 +80,9 @@ class DTensor {
 ///
 /// `full` has comm.size() * slice.numel() elements; `slice` is this rank's slice: either the view of `full`
 /// at rank * slice.numel() (in place, nothing is copied) or separate memory. Placements are R, S(0), P:
-///   S -> R all-gather; P -> S reduce-scatter; P -> R all-reduce of `full` (slice unused); R -> S copies the slice out
-///   unless it is a view; X -> X nothing (neither tensor is looked at). In a group of one, S, R and P are the same thing and only a
-///   non-view is copied.
+///   S -> R all-gather; P -> S reduce-scatter; P -> R all-reduce of `full` (slice unused); R -> S copies the
+///   slice out unless it is a view; X -> X nothing (neither tensor is looked at). In a group of one, S, R and
+///   P are the same thing and only a non-view is copied.
 /// @throws NotSupported for the other pairs.
 void redistribute_flat(Stream& stream, Communicator& comm, Placement from, Placement to, const Tensor& full,
                        const Tensor& slice);
