@@ -19,7 +19,7 @@ Allocator::~Allocator() {
     for (void* p : blocks) std::free(p);
 }
 
-void* Allocator::allocate(int64_t bytes, std::string_view name) {
+void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
   if (bytes < 0) throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   std::lock_guard lock(mutex_);
@@ -31,7 +31,7 @@ void* Allocator::allocate(int64_t bytes, std::string_view name) {
                     label_, size, name, live_ + size, limit_, format_locked()));
   }
   void* p = nullptr;
-  if (auto it = free_.find(size); it != free_.end() && !it->second.empty()) {
+  if (auto it = free_.find(size); !fresh && it != free_.end() && !it->second.empty()) {
     p = it->second.back();
     it->second.pop_back();
   } else {

@@ -34,8 +34,9 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
+  /// @param fresh never reuse a released block: for memory asked for while work runs, not while it is queued.
   /// @throws OutOfMemory with the table of live allocations when the limit would be passed.
-  void* allocate(int64_t bytes, std::string_view name);
+  void* allocate(int64_t bytes, std::string_view name, bool fresh = false);
   /// Returns a block; `bytes` and `name` as given to allocate(). Never throws.
   void release(void* p, int64_t bytes, std::string_view name) noexcept;
 

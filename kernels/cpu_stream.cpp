@@ -42,6 +42,7 @@ CpuStream::~CpuStream() {
   }
   more_.notify_one();
   worker_.join();
+  device_.allocator().release(scratch_, scratch_bytes_, "kernel scratch");
 }
 
 void CpuStream::push(Item item) {
@@ -70,11 +71,15 @@ void CpuStream::wait(const Event& event) {
 void CpuStream::synchronize() { record().synchronize(); }
 
 void* CpuStream::scratch(int64_t bytes) {
-  if (!scratch_.defined() || scratch_.nbytes() < bytes) {
-    scratch_ = Tensor();
-    scratch_ = Tensor::empty(device_, {bytes}, DType::u8, "kernel scratch");
+  if (bytes > scratch_bytes_) {
+    // The host may have released blocks that work still queued here reads, so none of those will do.
+    Allocator& allocator = device_.allocator();
+    void* grown = allocator.allocate(bytes, "kernel scratch", true);
+    allocator.release(scratch_, scratch_bytes_, "kernel scratch");
+    scratch_ = grown;
+    scratch_bytes_ = bytes;
   }
-  return scratch_.raw();
+  return scratch_;
 }
 
 void CpuStream::run() {

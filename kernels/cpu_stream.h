@@ -37,7 +37,8 @@ class CpuStream final : public Stream {
   Device& device_;
   std::string name_;
   ExecutionContext context_;
-  Tensor scratch_;
+  void* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
   std::mutex mutex_;
   std::condition_variable more_;
   std::deque<Item> queue_;

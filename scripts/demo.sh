@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/install_deps.sh
-cmake --preset release -DSHERD_TESTS=OFF >/dev/null
+cmake --preset release >/dev/null
 cmake --build --preset release --target train_gpt
 mkdir -p out
 exec build/release/bin/train_gpt --config samples/train_gpt/demo.txtpb "$@"
