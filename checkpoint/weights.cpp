@@ -77,8 +77,8 @@ void import_weights(Module& root, const std::filesystem::path& path) {
     } else if (!is_readable(*e)) {
       wrong.push_back(fmt::format("'{}' has dtype {} (F32, BF16 and F16 are read)", name, e->dtype_name));
     } else if (e->shape != p.shape()) {
-      wrong.push_back(
-          fmt::format("'{}' has shape {} where the model has {}", name, to_string(e->shape), to_string(p.shape())));
+      wrong.push_back(fmt::format("'{}' has shape {} where the model has {}", name, to_string(e->shape),
+                                  to_string(p.shape())));
     }
   }
   for (auto& e : file.entries()) {
@@ -86,13 +86,14 @@ void import_weights(Module& root, const std::filesystem::path& path) {
     if (!known) wrong.push_back(fmt::format("'{}' is not a parameter of the model", e.name));
   }
   if (!wrong.empty())
-    throw InvalidArgument(
-        fmt::format("{} does not fit the model: {}; export it with the same model flags", path.string(), fmt::join(wrong, "; ")));
+    throw InvalidArgument(fmt::format("{} does not fit the model: {}; export it with the same model flags",
+                                      path.string(), fmt::join(wrong, "; ")));
 
   for (auto& [name, p] : params) {
     const ParamRange range = p.shard_range();
     const std::vector<float> values = read_floats(file, *file.find(name), range.begin.value, range.size());
-    ops::copy_from_host(stream, p.shard(), values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+    ops::copy_from_host(stream, p.shard(), values.data(),
+                        static_cast<int64_t>(values.size() * sizeof(float)));
   }
   stream.synchronize();
   runtime.weights_changed();

@@ -14,7 +14,8 @@ void check(Module& root, const FullyShardOptions& root_options) {
     const std::string who = name.empty() ? "root" : name;
     const FullyShardOptions& o = w.options;
     if (!w.mesh.has(o.shard_dim))
-      wrong.push_back(fmt::format("{}: mesh '{}' has no dimension '{}'", who, w.mesh.describe(), o.shard_dim));
+      wrong.push_back(
+          fmt::format("{}: mesh '{}' has no dimension '{}'", who, w.mesh.describe(), o.shard_dim));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
@@ -27,7 +28,8 @@ void check(Module& root, const FullyShardOptions& root_options) {
   root.visit([&](const std::string& name, Module& m) {
     if (const Wrap* w = m.wrap()) check_one(name, *w);
   });
-  if (root_options.prefetch < 0) wrong.push_back(fmt::format("prefetch {} is negative", root_options.prefetch));
+  if (root_options.prefetch < 0)
+    wrong.push_back(fmt::format("prefetch {} is negative", root_options.prefetch));
   const auto params = root.named_parameters();
   if (params.empty()) wrong.push_back("the model has no parameters");
   for (auto& name : root_options.ignored) {
@@ -59,7 +61,8 @@ void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions
 
 ShardRuntime& runtime_of(const Module& root) {
   if (!root.runtime_)
-    throw InvalidArgument("the model is not sharded; call fully_shard() on the root module (the one without a parent)");
+    throw InvalidArgument(
+        "the model is not sharded; call fully_shard() on the root module (the one without a parent)");
   return *root.runtime_;
 }
 

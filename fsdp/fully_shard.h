@@ -6,13 +6,14 @@
 namespace sherd {
 
 /// Makes the parameters below `module` that no earlier call has claimed one unit: gathered by one collective,
-/// reduced by one. Call it on inner modules first and on the root (the module without a parent) last. A parameter
-/// that modules outside `module` hold, too (tied), is left to the wrap of a common ancestor.
+/// reduced by one. Call it on inner modules first and on the root (the module without a parent) last. A
+/// parameter that modules outside `module` hold, too (tied), is left to the wrap of a common ancestor.
 ///
-/// The root's call checks everything, computes layouts, compares their fingerprint over the mesh, allocates this
-/// rank's shards and fills them; the calls before only take note. Collective; same calls on every rank.
-/// @throws InvalidArgument for options that cannot be: an unknown mesh dimension or ignored name, prefetch < 0, mixed
-/// compute dtypes, a module wrapped twice, all collected. OutOfMemory when a buffer does not fit the limit.
+/// The root's call checks everything, computes layouts, compares their fingerprint over the mesh, allocates
+/// this rank's shards and fills them; the calls before only take note. Collective; same calls on every rank.
+/// @throws InvalidArgument for options that cannot be: an unknown mesh dimension or ignored name, prefetch <
+/// 0, mixed compute dtypes, a module wrapped twice, all collected. OutOfMemory when a buffer does not fit the
+/// limit.
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).

@@ -10,7 +10,8 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
     : device_(device), spec_(std::move(spec)), trainable_(spec_.params.front().trainable()) {
   const FullyShardOptions& o = spec_.options;
   const int inner = spec_.replicated ? 1 : spec_.mesh.size(o.shard_dim);
-  const int outer = spec_.replicated || !spec_.mesh.has(o.replicate_dim) ? 1 : spec_.mesh.size(o.replicate_dim);
+  const int outer =
+      spec_.replicated || !spec_.mesh.has(o.replicate_dim) ? 1 : spec_.mesh.size(o.replicate_dim);
   inner_ = inner_row(o.strategy, inner);
   outer_ = outer_row(o.outer, outer);
   wire_ = inner;
@@ -139,7 +140,8 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
     } else {
       redistribute_flat(stream, comm, Partial(), Shard(0), g, own);
     }
-    const bool landed = target.is_replicate() ? g.raw() == grad_part_.raw() : part_fresh_ && g.dtype() == DType::f32;
+    const bool landed =
+        target.is_replicate() ? g.raw() == grad_part_.raw() : part_fresh_ && g.dtype() == DType::f32;
     if (!landed) {
       if (part_fresh_) {
         g.dtype() == DType::f32 ? ops::copy(stream, grad_part_, own) : ops::cast(stream, grad_part_, own);
@@ -172,18 +174,21 @@ std::vector<std::string> ParamGroup::untouched() const {
 
 Tensor ParamGroup::data(int p) const {
   if (!full_.defined())
-    throw InvalidArgument(fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
-                                      "(inside the wrapped module's forward and backward, or after unshard())",
-                                      spec_.params[static_cast<size_t>(p)].name(), spec_.unit));
+    throw InvalidArgument(
+        fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
+                    "(inside the wrapped module's forward and backward, or after unshard())",
+                    spec_.params[static_cast<size_t>(p)].name(), spec_.unit));
   const FullRange r = layout_->full_range(p);
   return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());
 }
 
 Tensor ParamGroup::grad(int p) {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
-  if (!trainable_) throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
+  if (!trainable_)
+    throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
   if (!grad_open_.defined())
-    throw InvalidArgument(fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), spec_.unit));
+    throw InvalidArgument(
+        fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), spec_.unit));
   touched_[static_cast<size_t>(p)] = true;
   const FullRange r = layout_->full_range(p);
   return grad_open_.flat(r.begin.value, r.end.value).view(param.shape());
@@ -198,8 +203,8 @@ Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
 
 Tensor ParamGroup::grad_shard(int p) const {
   if (!trainable_)
-    throw InvalidArgument(
-        fmt::format("parameter '{}' is frozen and has no gradient", spec_.params[static_cast<size_t>(p)].name()));
+    throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient",
+                                      spec_.params[static_cast<size_t>(p)].name()));
   return cell_view(grad_part_.flat(cell_begin_, cell_begin_ + cell_size_), p);
 }
 
@@ -225,11 +230,13 @@ void ParamGroup::for_pieces(F f) const {
 void ParamGroup::pack(Stream& stream, const Tensor& comm, const Tensor& full) const {
   auto move = comm.dtype() == full.dtype() ? ops::copy : ops::cast;
   if (!staged_) return move(stream, comm, full);
-  for_pieces([&](int64_t c, int64_t f, int64_t n) { move(stream, comm.flat(c, c + n), full.flat(f, f + n)); });
+  for_pieces(
+      [&](int64_t c, int64_t f, int64_t n) { move(stream, comm.flat(c, c + n), full.flat(f, f + n)); });
 }
 
 void ParamGroup::unpack(Stream& stream, const Tensor& full, const Tensor& comm) const {
-  for_pieces([&](int64_t c, int64_t f, int64_t n) { ops::copy(stream, full.flat(f, f + n), comm.flat(c, c + n)); });
+  for_pieces(
+      [&](int64_t c, int64_t f, int64_t n) { ops::copy(stream, full.flat(f, f + n), comm.flat(c, c + n)); });
 }
 
 }  // namespace sherd

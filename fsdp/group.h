@@ -17,21 +17,21 @@ struct GroupComms {
   std::shared_ptr<Communicator> reduce_inner, reduce_outer;
 };
 
-/// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16 bits.
-/// One for each stream that uses it; grows to the largest request before training starts.
+/// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16
+/// bits. One for each stream that uses it; grows to the largest request before training starts.
 struct Staging {
   Tensor gather;  // compute dtype
   Tensor reduce;  // reduce dtype
 };
 
-/// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension within
-/// a part). The verbs below are redistributions between the placements of the strategy table; nothing else knows
-/// which strategy runs. All verbs queue on the given stream and return.
+/// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension
+/// within a part). The verbs below are redistributions between the placements of the strategy table; nothing
+/// else knows which strategy runs. All verbs queue on the given stream and return.
 class ParamGroup {
  public:
   struct Spec {
-    std::string unit;                // for messages
-    std::vector<Parameter> params;   // all trainable or all frozen
+    std::string unit;               // for messages
+    std::vector<Parameter> params;  // all trainable or all frozen
     DeviceMesh mesh;
     GroupComms comms;
     FullyShardOptions options;
@@ -55,7 +55,9 @@ class ParamGroup {
   int64_t full_elements() const { return staged_ ? layout_->full_elements() : layout_->buffer_elements(); }
   int64_t staging_elements() const { return layout_->buffer_elements(); }
   bool stages_gather() const { return staged_; }
-  bool stages_reduce() const { return trainable_ && (staged_ || (wire_ > 1 && spec_.options.reduce_dtype != DType::f32)); }
+  bool stages_reduce() const {
+    return trainable_ && (staged_ || (wire_ > 1 && spec_.options.reduce_dtype != DType::f32));
+  }
   /// Mesh dimensions over which gradients and states are sharded, outermost of the layout first.
   const std::vector<std::string>& sharded_over() const { return over_; }
   bool sharded_inner() const { return inner_.state.is_shard(); }
@@ -79,8 +81,8 @@ class ParamGroup {
   // Verbs on gradients.
   /// Opens the full gradient for backward; zeroes it on `stream` where it starts anew.
   void open_grad(Stream& stream, const Tensor& slot);
-  /// After a microbatch's backward: P -> grad_micro, or P -> grad when `last`; then the outer dimension and the
-  /// average when `last`.
+  /// After a microbatch's backward: P -> grad_micro, or P -> grad when `last`; then the outer dimension and
+  /// the average when `last`.
   void reduce(Stream& stream, bool last, const Staging& staging);
   void close_grad();
   /// The optimizer has used the gradients: the next step starts from zero.
@@ -113,7 +115,7 @@ class ParamGroup {
   int wire_ = 1;   // ranks of the shard dimension
   int ranks_ = 1;  // data-parallel ranks, the divisor of the average
   int cell_ = 0;
-  int64_t part_begin_ = 0, part_ = 0;  // this rank's inner part of the communication buffer
+  int64_t part_begin_ = 0, part_ = 0;       // this rank's inner part of the communication buffer
   int64_t cell_begin_ = 0, cell_size_ = 0;  // its cell within the part
 
   Tensor master_;     // f32, the cell
@@ -123,8 +125,8 @@ class ParamGroup {
   Tensor grad_full_;  // persistent when grad_micro is P
   Tensor grad_open_;  // during backward
   Tensor grad_part_;  // f32, the part
-  bool grads_fresh_ = true;     // nothing accumulated in grad_full_ yet
-  bool part_fresh_ = true;      // nothing accumulated in grad_part_ yet
+  bool grads_fresh_ = true;  // nothing accumulated in grad_full_ yet
+  bool part_fresh_ = true;   // nothing accumulated in grad_part_ yet
   std::vector<bool> touched_;
 };
 

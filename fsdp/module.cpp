@@ -64,7 +64,8 @@ Parameter Module::param(std::string name, Shape shape, Init init) {
 
 Parameter Module::tie(std::string name, const Parameter& other) {
   for (auto& [existing, p] : parameters_)
-    if (existing == name) throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
+    if (existing == name)
+      throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
   ++other.state().registrations;
   parameters_.emplace_back(std::move(name), other);
   return other;
@@ -72,9 +73,11 @@ Parameter Module::tie(std::string name, const Parameter& other) {
 
 void Module::child(std::string name, Module& module) {
   for (auto& [existing, m] : children_)
-    if (existing == name) throw InvalidArgument(fmt::format("two children of one module are named '{}'", name));
+    if (existing == name)
+      throw InvalidArgument(fmt::format("two children of one module are named '{}'", name));
   if (module.parent_ != nullptr)
-    throw InvalidArgument(fmt::format("module '{}' already has a parent; register it once and call it twice", name));
+    throw InvalidArgument(
+        fmt::format("module '{}' already has a parent; register it once and call it twice", name));
   module.parent_ = this;
   children_.emplace_back(std::move(name), &module);
 }

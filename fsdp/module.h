@@ -72,8 +72,8 @@ class Module {
   Module* parent_ = nullptr;
   bool training_ = true;
   std::shared_ptr<Unit> unit_;
-  std::shared_ptr<Wrap> wrap_;               // noted by fully_shard() until the root's call
-  std::shared_ptr<ShardRuntime> runtime_;    // root only
+  std::shared_ptr<Wrap> wrap_;             // noted by fully_shard() until the root's call
+  std::shared_ptr<ShardRuntime> runtime_;  // root only
 };
 
 /// Gives every parameter its full name; later registrations of a tied parameter keep the first one.

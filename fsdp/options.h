@@ -16,17 +16,18 @@ struct FullyShardOptions {
   Strategy strategy = Strategy::optim_grads_params;
   /// What the mesh's replicate dimension shards.
   Outer outer = Outer::no_shard;
-  /// Under optim_grads_params: free the unsharded parameters between forward and backward. When false they stay
-  /// in a buffer of the unit's own until its backward is done.
+  /// Under optim_grads_params: free the unsharded parameters between forward and backward. When false they
+  /// stay in a buffer of the unit's own until its backward is done.
   bool reshard_after_forward = true;
   /// (root) Units gathered ahead of the one that computes; prefetch + 1 gather buffers exist.
   int prefetch = 1;
   /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.
   bool overlap_reduce = true;
-  /// dtype in which parameters are gathered and used: f32 or bf16. Master weights stay f32. Equal in all units.
+  /// dtype in which parameters are gathered and used: f32 or bf16. Master weights stay f32. Equal in all
+  /// units.
   DType compute_dtype = DType::f32;
-  /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed, accumulated
-  /// and kept in f32 in either case; the replicate dimension always reduces f32.
+  /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed,
+  /// accumulated and kept in f32 in either case; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;
   LayoutPolicy layout = LayoutPolicy::ragged;
   /// Padding that may be spent on keeping rows whole (LayoutOptions::padding_budget).

@@ -10,7 +10,9 @@ namespace sherd {
 
 Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::make_shared<State>()) {
   for (int64_t d : shape)
-    if (d < 0) throw InvalidArgument(fmt::format("parameter '{}': shape {} has a negative size", name, to_string(shape)));
+    if (d < 0)
+      throw InvalidArgument(
+          fmt::format("parameter '{}': shape {} has a negative size", name, to_string(shape)));
   state_->name = std::move(name);
   state_->shape = std::move(shape);
   state_->init = init;
@@ -23,7 +25,8 @@ Parameter::State& Parameter::state() const {
 
 void Parameter::require_unsharded_tree(const char* what) const {
   if (sharded())
-    throw InvalidArgument(fmt::format("parameter '{}': {} must come before fully_shard() of the root", name(), what));
+    throw InvalidArgument(
+        fmt::format("parameter '{}': {} must come before fully_shard() of the root", name(), what));
 }
 
 Parameter& Parameter::freeze() {
@@ -50,7 +53,8 @@ Parameter& Parameter::set_row_blocks(std::vector<int64_t> rows) {
 
 ParamGroup& Parameter::group() const {
   if (!sharded())
-    throw InvalidArgument(fmt::format("parameter '{}' has no memory yet; call fully_shard() on the root module", name()));
+    throw InvalidArgument(
+        fmt::format("parameter '{}' has no memory yet; call fully_shard() on the root module", name()));
   return *state_->group;
 }
 

@@ -14,8 +14,8 @@ class Module;
 class ParamGroup;
 void assign_names(Module& root);
 
-/// How a parameter gets its first values. Element i depends only on the seed, the parameter's full name and i,
-/// so every mesh starts from the same model.
+/// How a parameter gets its first values. Element i depends only on the seed, the parameter's full name and
+/// i, so every mesh starts from the same model.
 struct Init {
   float mean = 0;
   float stddev = 0;  // 0: the constant `mean`

@@ -40,7 +40,8 @@ ShardRuntime::ShardRuntime(Module& root)
     if (m.wrap_ && &m != &root) wrapped.emplace_back(name, &m);
   });
   std::vector<std::shared_ptr<Unit>> by_position(wrapped.size());
-  for (size_t i = wrapped.size(); i-- > 0;) by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, false);
+  for (size_t i = wrapped.size(); i-- > 0;)
+    by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, false);
   for (auto& u : by_position)
     if (u) {
       u->index_ = static_cast<int>(units_.size());
@@ -114,13 +115,15 @@ void ShardRuntime::check_fingerprints() {
   int64_t got[2];
   ops::copy_to_host(s, got, t);
   if (got[0] != -got[1])
-    throw ShapeMismatch(fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options "
-                                    "(layout fingerprint {:016x} here); build the same model on every rank",
-                                    device_.label(), mesh_.describe(), digest));
+    throw ShapeMismatch(
+        fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options "
+                    "(layout fingerprint {:016x} here); build the same model on every rank",
+                    device_.label(), mesh_.describe(), digest));
 }
 
 void ShardRuntime::assign_slots() {
-  auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares, int shared, DType dtype, const char* name) {
+  auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares,
+                   int shared, DType dtype, const char* name) {
     std::vector<int64_t> shared_size(static_cast<size_t>(shared), 0);
     for (auto& u : units_) {
       int64_t n = 0;
@@ -173,9 +176,10 @@ void ShardRuntime::initialise() {
 
 void ShardRuntime::require_gradients(const char* who) const {
   if (units_.back()->finished_) return;
-  throw InvalidArgument(fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
-                                    "previous optimizer step",
-                                    device_.label(), who));
+  throw InvalidArgument(
+      fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
+                  "previous optimizer step",
+                  device_.label(), who));
 }
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
@@ -237,9 +241,10 @@ void ShardRuntime::finish_backward() {
     missing.insert(missing.end(), names.begin(), names.end());
   }
   if (!missing.empty() && !options_.allow_unused)
-    throw InvalidArgument(fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
-                                      "backward, freeze() them, or set FullyShardOptions::allow_unused",
-                                      device_.label(), missing.size(), fmt::join(missing, ", ")));
+    throw InvalidArgument(
+        fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
+                    "backward, freeze() them, or set FullyShardOptions::allow_unused",
+                    device_.label(), missing.size(), fmt::join(missing, ", ")));
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
     if (u->root() || u->finished_) continue;

@@ -20,7 +20,8 @@ struct Wrap {
 /// Made by fully_shard() of the root; owned by the root module's units. One rank's thread uses it.
 class ShardRuntime {
  public:
-  /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the mesh.
+  /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the
+  /// mesh.
   explicit ShardRuntime(Module& root);
   ~ShardRuntime();
   ShardRuntime(const ShardRuntime&) = delete;
@@ -39,12 +40,13 @@ class ShardRuntime {
   void set_last_microbatch(bool last) { last_microbatch_ = last; }
   bool last_microbatch() const { return last_microbatch_; }
 
-  /// @throws InvalidArgument naming `who` unless the last microbatch's backward of the root has finished since
-  /// weights_changed().
+  /// @throws InvalidArgument naming `who` unless the last microbatch's backward of the root has finished
+  /// since weights_changed().
   void require_gradients(const char* who) const;
   /// The compute stream waits until all reductions queued so far are done.
   void wait_gradients();
-  /// Master weights were changed by work on the compute stream: what rests is stale. Also drops the gradients.
+  /// Master weights were changed by work on the compute stream: what rests is stale. Also drops the
+  /// gradients.
   void weights_changed();
 
   void record(const char* what, const Unit& unit);

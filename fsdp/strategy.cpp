@@ -40,9 +40,10 @@ const std::array<OuterRow, 2> kOuter = {{
 Strategy parse_strategy(std::string_view name) {
   for (auto& r : kInner)
     if (name == r.name || name == r.alias) return r.strategy;
-  throw InvalidArgument(fmt::format("strategy '{}' is unknown; use no_shard, optim, optim_grads, optim_grads_params "
-                                    "(or zero0, zero1, zero2, zero3)",
-                                    name));
+  throw InvalidArgument(
+      fmt::format("strategy '{}' is unknown; use no_shard, optim, optim_grads, optim_grads_params "
+                  "(or zero0, zero1, zero2, zero3)",
+                  name));
 }
 
 Outer parse_outer(std::string_view name) {
@@ -54,12 +55,8 @@ Outer parse_outer(std::string_view name) {
 const char* name_of(Strategy s) { return kInner[static_cast<size_t>(s)].name; }
 const char* name_of(Outer o) { return kOuter[static_cast<size_t>(o)].name; }
 
-PlacementRow inner_row(Strategy s, int ranks) {
-  return kInner[ranks == 1 ? 0 : static_cast<size_t>(s)].row;
-}
+PlacementRow inner_row(Strategy s, int ranks) { return kInner[ranks == 1 ? 0 : static_cast<size_t>(s)].row; }
 
-PlacementRow outer_row(Outer o, int ranks) {
-  return kOuter[ranks == 1 ? 0 : static_cast<size_t>(o)].row;
-}
+PlacementRow outer_row(Outer o, int ranks) { return kOuter[ranks == 1 ? 0 : static_cast<size_t>(o)].row; }
 
 }  // namespace sherd

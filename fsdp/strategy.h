@@ -29,7 +29,8 @@ struct PlacementRow {
   Placement state;       // optimizer state and fp32 master weights
 };
 
-/// The table, for the shard (inner) and the replicate (outer) dimension. A dimension of one rank shards nothing.
+/// The table, for the shard (inner) and the replicate (outer) dimension. A dimension of one rank shards
+/// nothing.
 PlacementRow inner_row(Strategy s, int ranks);
 PlacementRow outer_row(Outer o, int ranks);
 

@@ -23,9 +23,10 @@ void Unit::unshard() {
     auto& slot = runtime_.slots_[static_cast<size_t>(slot_)];
     if (slot.occupant != nullptr && slot.occupant != this) {
       if (slot.occupant->in_use_)
-        throw NotSupported(fmt::format("unit '{}' needs the gather buffer that unit '{}' is using; wrapped modules may not "
-                                       "be nested in use: raise prefetch or wrap them as one unit",
-                                       name_, slot.occupant->name_));
+        throw NotSupported(
+            fmt::format("unit '{}' needs the gather buffer that unit '{}' is using; wrapped modules may not "
+                        "be nested in use: raise prefetch or wrap them as one unit",
+                        name_, slot.occupant->name_));
       slot.occupant->reshard();
     }
     slot.occupant = this;
@@ -78,7 +79,8 @@ void Unit::post_forward() {
 
 void Unit::pre_backward() {
   if (due_ == 0)
-    throw InvalidArgument(fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
+    throw InvalidArgument(
+        fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
   unshard();
   runtime_.prefetch_backward(*this);
   wait();
@@ -89,9 +91,10 @@ void Unit::pre_backward() {
   if (grad_slot_ >= 0) {
     auto& slot = runtime_.grad_slots_[static_cast<size_t>(grad_slot_)];
     if (slot.occupant != nullptr)
-      throw NotSupported(fmt::format("unit '{}' needs the gradient buffer that unit '{}' is using; wrapped modules may "
-                                     "not be nested",
-                                     name_, slot.occupant->name_));
+      throw NotSupported(
+          fmt::format("unit '{}' needs the gradient buffer that unit '{}' is using; wrapped modules may "
+                      "not be nested",
+                      name_, slot.occupant->name_));
     slot.occupant = this;
     compute.wait(slot.free);
     buffer = slot.buffer;

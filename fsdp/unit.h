@@ -13,9 +13,9 @@ class ShardRuntime;
 
 /// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind.
 ///
-/// The verbs are public: sherd's Module is one client of them. A client calls, on one thread and in the same order
-/// on every rank: pre_forward, forward work, post_forward; pre_backward, backward work, post_backward; or the single
-/// verbs unshard, wait, reshard. "Work" is queued on the device's compute stream.
+/// The verbs are public: sherd's Module is one client of them. A client calls, on one thread and in the same
+/// order on every rank: pre_forward, forward work, post_forward; pre_backward, backward work, post_backward;
+/// or the single verbs unshard, wait, reshard. "Work" is queued on the device's compute stream.
 class Unit {
  public:
   Unit(ShardRuntime& runtime, std::string name, int index, bool root);
@@ -35,7 +35,8 @@ class Unit {
   void unshard();
   /// The compute stream waits until the whole parameters are there.
   void wait();
-  /// Gives the whole parameters back (when the strategy shards them at rest). Work queued so far may use them.
+  /// Gives the whole parameters back (when the strategy shards them at rest). Work queued so far may use
+  /// them.
   void reshard();
 
   void pre_forward(bool training);
@@ -59,11 +60,11 @@ class Unit {
   int slot_ = -1, grad_slot_ = -1;  // into the runtime's tables
 
   bool unsharded_ = false;
-  bool in_use_ = false;   // between pre_ and post_
-  bool stale_ = true;     // master weights are newer than what rests
-  bool reduced_ = false;  // a post_backward of this microbatch has run
-  bool finished_ = false; // gradients of this step are final
-  int due_ = 0;           // forwards whose backward has not come yet
+  bool in_use_ = false;    // between pre_ and post_
+  bool stale_ = true;      // master weights are newer than what rests
+  bool reduced_ = false;   // a post_backward of this microbatch has run
+  bool finished_ = false;  // gradients of this step are final
+  int due_ = 0;            // forwards whose backward has not come yet
   Event ready_;
 };
 

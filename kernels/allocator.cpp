@@ -20,15 +20,16 @@ Allocator::~Allocator() {
 }
 
 void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
-  if (bytes < 0) throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
+  if (bytes < 0)
+    throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   std::lock_guard lock(mutex_);
   if (limit_ > 0 && live_ + size > limit_) {
-    throw OutOfMemory(
-        fmt::format("{}: allocating {} bytes for '{}' would bring the total to {} bytes, over the memory limit of "
-                    "{} bytes; shard more (a higher --strategy or more ranks), shrink the model or the batch, or "
-                    "raise the limit.\n{}",
-                    label_, size, name, live_ + size, limit_, format_locked()));
+    throw OutOfMemory(fmt::format(
+        "{}: allocating {} bytes for '{}' would bring the total to {} bytes, over the memory limit of "
+        "{} bytes; shard more (a higher --strategy or more ranks), shrink the model or the batch, or "
+        "raise the limit.\n{}",
+        label_, size, name, live_ + size, limit_, format_locked()));
   }
   void* p = nullptr;
   if (auto it = free_.find(size); !fresh && it != free_.end() && !it->second.empty()) {

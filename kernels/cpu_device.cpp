@@ -38,7 +38,8 @@ class CpuDevice final : public Device {
 
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options) {
   if (options.threads < 1)
-    throw InvalidArgument(fmt::format("{}: {} kernel threads; use at least 1", options.label, options.threads));
+    throw InvalidArgument(
+        fmt::format("{}: {} kernel threads; use at least 1", options.label, options.threads));
   return std::make_shared<CpuDevice>(options);
 }
 

@@ -29,7 +29,8 @@ struct CpuEventState final : Event::State {
   }
 };
 
-CpuStream::CpuStream(Device& device, std::string name, int threads) : device_(device), name_(std::move(name)) {
+CpuStream::CpuStream(Device& device, std::string name, int threads)
+    : device_(device), name_(std::move(name)) {
   context_.threads = threads;
   context_.scratch = [this](int64_t bytes) { return scratch(bytes); };
   worker_ = std::thread([this] { run(); });

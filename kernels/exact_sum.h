@@ -1,8 +1,8 @@
 // Exact sums of squares: the same bits whatever the order, the layout or the number of ranks.
 //
 // The square of a binary32 is an integer multiple of 2^-298 below 2^256, so a sum of squares is a fixed-point
-// number of 32-bit digits. Each digit is kept in an int64 so that digits of many ranks can be added with a plain
-// integer all-reduce and carried once at the end.
+// number of 32-bit digits. Each digit is kept in an int64 so that digits of many ranks can be added with a
+// plain integer all-reduce and carried once at the end.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@ struct ExactSum {
   /// Digit i has weight 2^(32*i - 320); a normalised accumulator holds digits in [0, 2^32).
   static constexpr int kDigits = 20;
   static constexpr int kBias = 320;
-  static constexpr int kZeros = kDigits;           // number of elements equal to zero
-  static constexpr int kNonFinite = kDigits + 1;   // number of inf or NaN elements (not in the sum)
+  static constexpr int kZeros = kDigits;          // number of elements equal to zero
+  static constexpr int kNonFinite = kDigits + 1;  // number of inf or NaN elements (not in the sum)
   static constexpr int kWords = kDigits + 2;
 
   /// Carries digits into [0, 2^32). Needed before adding accumulators of more than 2^31 sources.

@@ -2,8 +2,8 @@
 //
 // Every function returns at once. Tensors named as outputs are overwritten unless the comment says "adds".
 // The caller keeps the memory alive until the stream has run the work (see Device for the reuse rule).
-// @throws ShapeMismatch / InvalidArgument at the call when arguments do not fit; kernels themselves do not fail.
-// Formulas and accumulation rules are those of the argument structs in kernel_table.h.
+// @throws ShapeMismatch / InvalidArgument at the call when arguments do not fit; kernels themselves do not
+// fail. Formulas and accumulation rules are those of the argument structs in kernel_table.h.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tenso
           float alpha = 1, float beta = 0);
 
 /// x, y [rows, cols]; w [cols]; rstd f32 [rows].
-void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w, float eps);
+void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
+                      float eps);
 /// dw (f32 [cols]) adds.
 void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
                        const Tensor& w, const Tensor& rstd);
@@ -49,14 +50,14 @@ void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tens
 /// qkv [batch*seq, 3*heads*head_dim], out [batch*seq, heads*head_dim], lse f32 [batch, heads, seq].
 void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
                        int64_t heads);
-void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
-                        const Tensor& qkv, int64_t batch, int64_t heads);
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
+                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads);
 
 void gelu_forward(Stream& s, const Tensor& y, const Tensor& x);
 void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x);
 
-/// tokens i32 [batch, seq]; table [vocab, width]; positions [>= seq, width] or undefined; out [batch*seq, width].
-/// A token outside [0, vocab) fails the stream with InvalidArgument.
+/// tokens i32 [batch, seq]; table [vocab, width]; positions [>= seq, width] or undefined; out [batch*seq,
+/// width]. A token outside [0, vocab) fails the stream with InvalidArgument.
 void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const Tensor& table,
                        const Tensor& positions);
 /// dtable and dpositions (f32; dpositions may be undefined) add.
@@ -75,9 +76,11 @@ struct AdamWStep {
   int64_t step = 1;
 };
 /// All f32 of one element count.
-void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g, const AdamWStep& step);
+void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
+           const AdamWStep& step);
 
-void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu, bool nesterov);
+void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu,
+                   bool nesterov);
 
 struct Coefficients {
   float a, b, c;
@@ -92,7 +95,7 @@ void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x);
 void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x);
 
 /// dst f32 receives elements [begin, begin + numel) of the normal sequence of (seed, name); Philox4x32-10.
-void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name, float mean,
-                   float stddev);
+void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                   float mean, float stddev);
 
 }  // namespace sherd::ops

@@ -14,7 +14,9 @@ struct Tensor::Storage {
 
 Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view name) {
   for (int64_t d : shape)
-    if (d < 0) throw InvalidArgument(fmt::format("tensor '{}' of shape {}: a size is negative", name, to_string(shape)));
+    if (d < 0)
+      throw InvalidArgument(
+          fmt::format("tensor '{}' of shape {}: a size is negative", name, to_string(shape)));
   Tensor t;
   t.numel_ = numel_of(shape);
   t.shape_ = std::move(shape);
@@ -34,8 +36,8 @@ Device& Tensor::device() const {
 Tensor Tensor::view(Shape shape) const {
   if (!defined()) throw InvalidArgument("view() of an undefined tensor");
   if (numel_of(shape) != numel_)
-    throw ShapeMismatch(fmt::format("view of a tensor of shape {} as {}: element counts differ", to_string(shape_),
-                                    to_string(shape)));
+    throw ShapeMismatch(fmt::format("view of a tensor of shape {} as {}: element counts differ",
+                                    to_string(shape_), to_string(shape)));
   Tensor t = *this;
   t.shape_ = std::move(shape);
   return t;
@@ -44,7 +46,8 @@ Tensor Tensor::view(Shape shape) const {
 Tensor Tensor::flat(int64_t begin, int64_t end) const {
   if (!defined()) throw InvalidArgument("flat() of an undefined tensor");
   if (begin < 0 || end < begin || end > numel_)
-    throw InvalidArgument(fmt::format("flat range [{}, {}) of a tensor with {} elements", begin, end, numel_));
+    throw InvalidArgument(
+        fmt::format("flat range [{}, {}) of a tensor with {} elements", begin, end, numel_));
   Tensor t = *this;
   t.shape_ = {end - begin};
   t.numel_ = end - begin;

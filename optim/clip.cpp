@@ -25,7 +25,8 @@ int64_t kind_of(const ParamGroup& g) {
 }  // namespace
 
 std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_norm) {
-  if (!(max_norm >= 0)) throw InvalidArgument(fmt::format("clip_grad_norm: max_norm {} is negative", max_norm));
+  if (!(max_norm >= 0))
+    throw InvalidArgument(fmt::format("clip_grad_norm: max_norm {} is negative", max_norm));
   ShardRuntime& runtime = runtime_of(root);
   runtime.require_gradients("clip_grad_norm()");
   runtime.wait_gradients();
@@ -43,9 +44,11 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   for (ParamGroup* g : runtime.groups()) {
     if (!g->trainable()) continue;
     const Communicator* key = g->mesh().world().get();
-    auto it = std::find_if(meshes.begin(), meshes.end(), [&](auto& m) { return m.mesh->world().get() == key; });
+    auto it =
+        std::find_if(meshes.begin(), meshes.end(), [&](auto& m) { return m.mesh->world().get() == key; });
     if (it == meshes.end()) {
-      meshes.push_back({&g->options(), &g->mesh(), Tensor::empty(device, {4 * kWords}, DType::i64, "gradient norm"), {}});
+      meshes.push_back(
+          {&g->options(), &g->mesh(), Tensor::empty(device, {4 * kWords}, DType::i64, "gradient norm"), {}});
       it = meshes.end() - 1;
       ops::fill(stream, it->sums, 0);
     }
@@ -72,7 +75,8 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
     stats->zeros = total[ExactSum::kZeros];
     stats->non_finite = total[ExactSum::kNonFinite];
     float f = 1;
-    if (max_norm > 0 && std::isfinite(stats->norm)) f = std::min(1.0f, static_cast<float>(max_norm) / (stats->norm + 1e-6f));
+    if (max_norm > 0 && std::isfinite(stats->norm))
+      f = std::min(1.0f, static_cast<float>(max_norm) / (stats->norm + 1e-6f));
     *factor.data<float>() = f;
   });
   if (max_norm > 0) {

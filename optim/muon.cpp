@@ -16,7 +16,8 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
     if (item.param.shape().size() != 2)
       wrong.push_back(fmt::format("{} {}", item.param.name(), to_string(item.param.shape())));
   if (!wrong.empty())
-    throw ShapeMismatch(fmt::format("Muon updates matrices only; route these to AdamW: {}", fmt::join(wrong, ", ")));
+    throw ShapeMismatch(
+        fmt::format("Muon updates matrices only; route these to AdamW: {}", fmt::join(wrong, ", ")));
 
   for (auto& item : items) {
     ParamGroup& group = item.param.group();
@@ -26,8 +27,10 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
       batch = batches_.end() - 1;
       batch->counts.assign(static_cast<size_t>(group.layout().world()), 0);
     }
-    Slot slot{item, Tensor::empty(device, {item.param.shard_range().size()}, DType::f32, "optimizer momentum_buffer"),
-              batch->counts[static_cast<size_t>(group.cell())]};
+    Slot slot{
+        item,
+        Tensor::empty(device, {item.param.shard_range().size()}, DType::f32, "optimizer momentum_buffer"),
+        batch->counts[static_cast<size_t>(group.cell())]};
     ops::fill(device.compute(), slot.momentum, 0);
     for (int r = 0; r < group.layout().world(); ++r)
       batch->counts[static_cast<size_t>(r)] += group.layout().piece(item.param.index_in_group(), r).size();
@@ -43,13 +46,14 @@ void Muon::step(Stream& stream, double lr) {
 void Muon::step_batch(Stream& stream, Batch& batch, double lr) {
   const ShardLayout& layout = batch.group->layout();
   const size_t me = static_cast<size_t>(batch.group->cell());
-  const int64_t mine = std::accumulate(batch.counts.begin(), batch.counts.begin() + static_cast<long>(me), int64_t{0});
+  const int64_t mine =
+      std::accumulate(batch.counts.begin(), batch.counts.begin() + static_cast<long>(me), int64_t{0});
   // Rank-major: the pieces of rank 0, then those of rank 1, ...; this rank writes its own in place.
   const Tensor packed = Tensor::empty(device_, {batch.total}, DType::f32, "muon gathered");
   for (auto& s : batch.slots) {
     const int64_t at = mine + s.packed_begin;
-    ops::muon_momentum(stream, packed.flat(at, at + s.momentum.numel()), s.momentum, s.item.param.grad_shard(),
-                       options_.momentum, options_.nesterov);
+    ops::muon_momentum(stream, packed.flat(at, at + s.momentum.numel()), s.momentum,
+                       s.item.param.grad_shard(), options_.momentum, options_.nesterov);
   }
   if (layout.world() > 1)
     batch.comm->all_gather_v(stream, packed, batch.counts, packed.flat(mine, mine + batch.counts[me]));
@@ -88,7 +92,8 @@ void Muon::update(Stream& stream, const Slot& slot, const Tensor& whole, double 
     if (!both.empty()) {
       const double scale = options_.scale_factor * std::sqrt(static_cast<double>(std::max(rows, cols)));
       ops::scale_and_add(stream, weights.flat(both.begin - mine.begin, both.end - mine.begin), decay,
-                         static_cast<float>(-lr * scale), out.flat(both.begin - block.begin, both.end - block.begin));
+                         static_cast<float>(-lr * scale),
+                         out.flat(both.begin - block.begin, both.end - block.begin));
     }
     row += rows;
   }

@@ -17,16 +17,18 @@ struct MuonOptions {
   /// (a, b, c) of each Newton-Schulz step; default five of Jordan's quintic.
   std::vector<ops::Coefficients> steps = std::vector<ops::Coefficients>(5, {3.4445f, -4.7750f, 2.0315f});
   float eps = 1e-7f;
-  /// The update of a logical block is scaled by factor * sqrt(max(rows, cols)) (Moonlight: matches AdamW's RMS).
+  /// The update of a logical block is scaled by factor * sqrt(max(rows, cols)) (Moonlight: matches AdamW's
+  /// RMS).
   double scale_factor = 0.2;
 };
 
-/// Muon (Jordan et al. 2024) in its plain `gather` mode. Per step: momentum and Nesterov on the local rows (EMA form,
-/// as torch.optim.Muon); one all-gather-v per group brings all row shards to every rank (padding is never sent);
-/// every rank orthogonalizes the whole matrix, block by block (Parameter::row_blocks); each keeps its own interval:
+/// Muon (Jordan et al. 2024) in its plain `gather` mode. Per step: momentum and Nesterov on the local rows
+/// (EMA form, as torch.optim.Muon); one all-gather-v per group brings all row shards to every rank (padding
+/// is never sent); every rank orthogonalizes the whole matrix, block by block (Parameter::row_blocks); each
+/// keeps its own interval:
 ///   w *= 1 - lr * weight_decay;  w -= lr * scale * O.
-/// Momentum is sharded exactly like the parameter. The result does not depend on how the matrix was sharded, in
-/// bits: every rank runs one kernel on the same whole matrix.
+/// Momentum is sharded exactly like the parameter. The result does not depend on how the matrix was sharded,
+/// in bits: every rank runs one kernel on the same whole matrix.
 class Muon {
  public:
   struct Item {

@@ -24,8 +24,8 @@ class Optimizer {
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.
   Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options);
 
-  /// Queues one update on the compute stream, after the pending reductions, and starts the next step's gradients
-  /// from zero. Whole parameters are refreshed when they are next used.
+  /// Queues one update on the compute stream, after the pending reductions, and starts the next step's
+  /// gradients from zero. Whole parameters are refreshed when they are next used.
   /// @throws InvalidArgument when no last backward has finished since the previous step.
   void step(double lr);
   /// Steps taken.

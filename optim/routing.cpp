@@ -11,7 +11,8 @@ std::regex compile(const std::string& pattern) {
   try {
     return std::regex(pattern);
   } catch (const std::regex_error& e) {
-    throw InvalidArgument(fmt::format("routing pattern '{}' is not a regular expression: {}", pattern, e.what()));
+    throw InvalidArgument(
+        fmt::format("routing pattern '{}' is not a regular expression: {}", pattern, e.what()));
   }
 }
 
@@ -41,8 +42,9 @@ Routing route(Module& root, const RoutingOptions& options) {
       r.algorithm = options.rules[hit].algorithm;
       r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
       if (r.algorithm == Algorithm::muon && !matrix)
-        throw InvalidArgument(fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices only",
-                                          options.rules[hit].pattern, name, to_string(param.shape())));
+        throw InvalidArgument(
+            fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices only",
+                        options.rules[hit].pattern, name, to_string(param.shape())));
     } else if (options.optimizer == Algorithm::adamw) {
       r.reason = "AdamW for all";
     } else if (!matrix) {
@@ -65,8 +67,8 @@ std::string Routing::format() const {
   for (auto& r : routes) width = std::max(width, r.name.size());
   std::string out = fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", "parameter", width, "shape", "update", "why");
   for (auto& r : routes) {
-    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.shape()), name_of(r.algorithm),
-                       r.reason);
+    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.shape()),
+                       name_of(r.algorithm), r.reason);
     elements[r.algorithm == Algorithm::muon] += r.param.numel();
   }
   return out + fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);

@@ -22,11 +22,12 @@ struct RoutingRule {
 struct RoutingOptions {
   /// adamw: everything to AdamW. muon: hidden matrices to Muon, everything else to AdamW.
   Algorithm optimizer = Algorithm::muon;
-  /// Overrides, the first match wins. @throws InvalidArgument (from route()) for a pattern that is no regex, or that
-  /// sends something to Muon that is not a matrix.
+  /// Overrides, the first match wins. @throws InvalidArgument (from route()) for a pattern that is no regex,
+  /// or that sends something to Muon that is not a matrix.
   std::vector<RoutingRule> rules;
   /// Names that never go to Muon by default, although they may be matrices.
-  std::string not_hidden = R"((^|\.)(tok|pos|wte|wpe|embed\w*|\w*embedding\w*|head|lm_head|output|\w*norm\w*|conv1d)(\.|$))";
+  std::string not_hidden =
+      R"((^|\.)(tok|pos|wte|wpe|embed\w*|\w*embedding\w*|head|lm_head|output|\w*norm\w*|conv1d)(\.|$))";
 };
 
 struct Route {

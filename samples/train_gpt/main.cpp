@@ -45,7 +45,8 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
   for (int64_t step = 0; step < config.steps; ++step) {
     StepResult result = trainer.train_step(step);
     const bool last = step + 1 == config.steps;
-    if (config.eval_every > 0 && ((step + 1) % config.eval_every == 0 || last)) result.eval_loss = trainer.evaluate();
+    if (config.eval_every > 0 && ((step + 1) % config.eval_every == 0 || last))
+      result.eval_loss = trainer.evaluate();
     if (!out) continue;
     out->losses.push_back(result.loss);
     if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
@@ -71,8 +72,8 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!config.loss_svg.empty()) write_loss_svg(config.loss_svg, out->losses, out->held_out);
 }
 
-void run_rank(sherd::RankContext& rank, const TrainConfig& config, const std::shared_ptr<const Windows>& windows,
-              Output* out) {
+void run_rank(sherd::RankContext& rank, const TrainConfig& config,
+              const std::shared_ptr<const Windows>& windows, Output* out) {
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
   if (config.steps > 0) {
@@ -94,7 +95,8 @@ void require_writable(const std::string& path) {
   if (path.empty()) return;
   const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
   if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK | X_OK) != 0)
-    throw sherd::IoError(fmt::format("cannot write {}: {} is not a folder that can be written to", path, folder.string()));
+    throw sherd::IoError(
+        fmt::format("cannot write {}: {} is not a folder that can be written to", path, folder.string()));
 }
 
 int run(const TrainConfig& config) {
@@ -105,12 +107,13 @@ int run(const TrainConfig& config) {
     const auto data = ByteData::load(config.data);
     windows = std::make_shared<const Windows>(data, config.seq);
     if (config.eval_every > 0 && windows->held_out_count() == 0)
-      throw sherd::IoError(fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "
-                                       "more are needed",
-                                       data->source(), data->size(), config.seq));
+      throw sherd::IoError(
+          fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "
+                      "more are needed",
+                      data->source(), data->size(), config.seq));
     if (!config.quiet)
-      fmt::print("data {}: {} bytes, {} windows of {} to train on, {} held out\n", data->source(), data->size(),
-                 windows->train_count(), config.seq, windows->held_out_count());
+      fmt::print("data {}: {} bytes, {} windows of {} to train on, {} held out\n", data->source(),
+                 data->size(), windows->train_count(), config.seq, windows->held_out_count());
   }
   Output output(config);
   sherd::LaunchOptions launch;

@@ -47,8 +47,8 @@ class Gpt : public Module {
   Block& block(size_t i) { return *blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 
-  /// Targets of the coming call, i32 [batch, seq]: it returns the losses f32 [batch*seq] in nats. Without targets
-  /// (an undefined tensor) it returns the logits [batch*seq, 256].
+  /// Targets of the coming call, i32 [batch, seq]: it returns the losses f32 [batch*seq] in nats. Without
+  /// targets (an undefined tensor) it returns the logits [batch*seq, 256].
   void set_targets(const Tensor& targets) { targets_ = targets; }
   /// d(objective)/d(loss of one token), applied by the coming backward.
   void set_loss_scale(float scale) { loss_scale_ = scale; }

@@ -44,8 +44,8 @@ CommCounts minus(CommCounts after, const CommCounts& before) {
 
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
   if (c.replicas == 1) return DeviceMesh(rank.world, {{"shard", static_cast<int>(c.ranks)}});
-  return DeviceMesh(rank.world,
-                    {{"replicate", static_cast<int>(c.replicas)}, {"shard", static_cast<int>(c.ranks / c.replicas)}});
+  return DeviceMesh(rank.world, {{"replicate", static_cast<int>(c.replicas)},
+                                 {"shard", static_cast<int>(c.ranks / c.replicas)}});
 }
 
 FullyShardOptions shard_options(const TrainConfig& c) {
@@ -83,12 +83,14 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
 
 std::string Trainer::describe() const {
   const ShardRuntime& runtime = runtime_of(model_);
-  std::string out = fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
-                                config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "",
-                                config_.layout, runtime.units().size(), config_.precision);
+  std::string out =
+      fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
+                  config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
+                  runtime.units().size(), config_.precision);
   for (ParamGroup* g : runtime.groups()) {
     if (!g->layout().cut_rows().empty())
-      out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(), g->layout().cut_rows().size());
+      out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
+                         g->layout().cut_rows().size());
   }
   return out;
 }
@@ -120,7 +122,8 @@ StepResult Trainer::train_step(int64_t step) {
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = rank_.world->rank() * micro * config_.grad_accum + m * micro;
-    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(step, config_.batch, first + i));
+    for (int64_t i = 0; i < micro; ++i)
+      windows.push_back(windows_->train_window(step, config_.batch, first + i));
     const Batch batch = load(windows);
     model_.set_targets(batch.targets);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
@@ -188,7 +191,8 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
     const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), config_.seq);
     std::vector<int32_t> context(static_cast<size_t>(length));
     for (int64_t k = 0; k < length; ++k)
-      context[static_cast<size_t>(k)] = static_cast<uint8_t>(text[text.size() - static_cast<size_t>(length - k)]);
+      context[static_cast<size_t>(k)] =
+          static_cast<uint8_t>(text[text.size() - static_cast<size_t>(length - k)]);
     const Tensor tokens = Tensor::empty(*rank_.device, {1, length}, DType::i32, "activations");
     ops::copy_from_host(s, tokens, context.data(), tokens.nbytes());
     const std::vector<float> logits = ops::to_floats(s, model_(tokens).rows(length - 1, length));
@@ -216,7 +220,8 @@ std::vector<RankMemory> Trainer::memory() {
       mine.optimizer += line.peak_bytes;
     }
   }
-  mine.other_peak = rank_.device->allocator().peak_bytes() - mine.parameters - mine.gradients - mine.optimizer;
+  mine.other_peak =
+      rank_.device->allocator().peak_bytes() - mine.parameters - mine.gradients - mine.optimizer;
   static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
   std::vector<RankMemory> all(static_cast<size_t>(rank_.world->size()));
   Stream& s = rank_.device->compute();

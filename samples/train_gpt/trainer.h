@@ -19,7 +19,8 @@ namespace train_gpt {
 
 class Trainer {
  public:
-  /// Builds the model, shards it, loads --init-weights. Collective. `windows` is null when nothing is trained.
+  /// Builds the model, shards it, loads --init-weights. Collective. `windows` is null when nothing is
+  /// trained.
   Trainer(sherd::RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows);
 
   /// The routing table, as printed at start.
@@ -31,7 +32,8 @@ class Trainer {
   StepResult train_step(int64_t step);
   /// Mean loss over all held-out windows; NaN when there are none.
   double evaluate();
-  /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all ranks.
+  /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
+  /// ranks.
   std::string sample(const std::string& prompt, int64_t count);
   void export_weights(const std::string& path);
   /// Of every rank, in rank order; collective.

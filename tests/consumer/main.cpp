@@ -23,7 +23,8 @@ struct Regression : Module {
     std::vector<float> values = ops::to_floats(s, in), target(values.size());
     for (int64_t r = 0; r < kRows; ++r)
       for (int64_t c = 0; c < kWidth; ++c)
-        target[static_cast<size_t>(r * kWidth + c)] = values[static_cast<size_t>(r * kWidth + (c + 1) % kWidth)];
+        target[static_cast<size_t>(r * kWidth + c)] =
+            values[static_cast<size_t>(r * kWidth + (c + 1) % kWidth)];
     Tensor t = Tensor::empty(in.device(), in.shape(), DType::f32, "activations");
     ops::copy_from_host(s, t, target.data(), t.nbytes());
     ops::scaled_add(s, error, -1.0f, t);

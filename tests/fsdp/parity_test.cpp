@@ -18,13 +18,14 @@ void expect_same_bits(const ToyResult& got, const ToyResult& want, const std::st
 }
 
 std::string describe(const ToyRun& r) {
-  return fmt::format("ranks {} replicas {} {} outer {} layout {} prefetch {} accumulate {} {}", r.ranks, r.replicas,
-                     name_of(r.options.strategy), name_of(r.options.outer),
+  return fmt::format("ranks {} replicas {} {} outer {} layout {} prefetch {} accumulate {} {}", r.ranks,
+                     r.replicas, name_of(r.options.strategy), name_of(r.options.outer),
                      r.options.layout == LayoutPolicy::ragged ? "ragged" : "even_rows", r.options.prefetch,
                      r.accumulate, name_of(r.optimizer));
 }
 
-constexpr Strategy kAll[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params};
+constexpr Strategy kAll[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
+                             Strategy::optim_grads_params};
 constexpr LayoutPolicy kLayouts[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows};
 
 class Parity : public ::testing::TestWithParam<std::tuple<int, Algorithm>> {};
@@ -51,7 +52,8 @@ std::string parity_name(const ::testing::TestParamInfo<std::tuple<int, Algorithm
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Parity,
-                         ::testing::Combine(::testing::Range(1, 9), ::testing::Values(Algorithm::adamw, Algorithm::muon)),
+                         ::testing::Combine(::testing::Range(1, 9),
+                                            ::testing::Values(Algorithm::adamw, Algorithm::muon)),
                          parity_name);
 
 class Hsdp : public ::testing::TestWithParam<std::tuple<int, Algorithm>> {};
@@ -78,7 +80,8 @@ TEST_P(Hsdp, AgreesWithFlatInBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Hsdp,
-                         ::testing::Combine(::testing::Values(4, 8), ::testing::Values(Algorithm::adamw, Algorithm::muon)),
+                         ::testing::Combine(::testing::Values(4, 8),
+                                            ::testing::Values(Algorithm::adamw, Algorithm::muon)),
                          parity_name);
 
 TEST(ParityOptions, PrefetchReshardAndOverlapDoNotChangeBits) {

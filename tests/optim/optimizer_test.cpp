@@ -32,11 +32,11 @@ struct Bag : Module {
   /// Different on every rank; the average over ranks 0..n-1 is what an optimizer must see.
   std::vector<float> gradient(const Parameter& p) const {
     std::vector<float> g(static_cast<size_t>(p.numel()));
-    for (size_t i = 0; i < g.size(); ++i) g[i] = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + step + 0.3 * rank));
+    for (size_t i = 0; i < g.size(); ++i)
+      g[i] = static_cast<float>(std::sin(0.7 * static_cast<double>(i) + step + 0.3 * rank));
     return g;
   }
 };
-
 
 class OnMeshes : public ::testing::TestWithParam<std::tuple<int, Strategy, LayoutPolicy>> {};
 
@@ -85,9 +85,10 @@ Matrix newton_schulz(Matrix x, size_t rows, size_t cols) {
 }
 
 std::vector<float> whole(const Parameter& p, const Tensor& local, Stream& s) {
-  return ops::to_floats(s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
-                                                std::make_shared<ShardLayout>(p.group().layout()), p.index_in_group(), local)
-                               .full_tensor(s));
+  return ops::to_floats(
+      s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
+                              std::make_shared<ShardLayout>(p.group().layout()), p.index_in_group(), local)
+             .full_tensor(s));
 }
 
 constexpr int kSteps = 3;
@@ -125,7 +126,8 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
           if (k == 0) w[k][i] *= 1 - kLr * kDecay;  // vectors do not decay
           m[k][i] = 0.9 * m[k][i] + 0.1 * g[i];
           v[k][i] = 0.95 * v[k][i] + 0.05 * g[i] * g[i];
-          const double mhat = m[k][i] / (1 - std::pow(0.9, step + 1)), vhat = v[k][i] / (1 - std::pow(0.95, step + 1));
+          const double mhat = m[k][i] / (1 - std::pow(0.9, step + 1)),
+                       vhat = v[k][i] / (1 - std::pow(0.95, step + 1));
           w[k][i] -= kLr * mhat / (std::sqrt(vhat) + 1e-8);
         }
       }
@@ -134,7 +136,8 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
       const Parameter& p = k == 0 ? matrix : vector;
       const auto got = whole(p, p.shard(), s);
       // Where g is nearly 0 the quotient amplifies its rounding; 1e-4 of a step of size lr.
-      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], w[k][i], 1e-4 * kLr) << p.name() << " " << i;
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_NEAR(got[i], w[k][i], 1e-4 * kLr) << p.name() << " " << i;
     }
     int states = 0;
     for (auto& t : optimizer.state()) {
@@ -181,7 +184,8 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
         const size_t cols = k == 0 ? 6 : 4;
         size_t row = 0;
         for (const size_t rows : k == 0 ? std::vector<size_t>{4, 2, 5} : std::vector<size_t>{9}) {
-          const Matrix block(u.begin() + static_cast<long>(row * cols), u.begin() + static_cast<long>((row + rows) * cols));
+          const Matrix block(u.begin() + static_cast<long>(row * cols),
+                             u.begin() + static_cast<long>((row + rows) * cols));
           const Matrix ortho = newton_schulz(block, rows, cols);
           const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
           for (size_t i = 0; i < ortho.size(); ++i)
@@ -194,7 +198,8 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
       const Parameter& p = k == 0 ? fused : tall;
       const auto got = whole(p, p.shard(), s);
       // Five steps amplify the small singular values by up to 3.4445^5 ~ 485 times fp32's rounding.
-      for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], w[k][i], 485 * 1.2e-7 * kSteps) << p.name() << " " << i;
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_NEAR(got[i], w[k][i], 485 * 1.2e-7 * kSteps) << p.name() << " " << i;
     }
     ASSERT_EQ(optimizer.state().size(), 2u);
     EXPECT_EQ(optimizer.state()[0].key, "momentum_buffer");
@@ -206,7 +211,8 @@ TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
   launch(ranks, [&, ranks = ranks, strategy = strategy, layout = layout](RankContext& r) {
     Bag bag;
     bag.rank = 0;  // the same gradient everywhere: averaging keeps it exactly when ranks is a power of two
-    const Parameter a = bag.add("a.weight", {7, 3}), b = bag.add("b.weight", {1}), c = bag.add("c.weight", {130});
+    const Parameter a = bag.add("a.weight", {7, 3}), b = bag.add("b.weight", {1}),
+                    c = bag.add("c.weight", {130});
     route(bag);
     FullyShardOptions o;
     o.strategy = strategy;
@@ -242,10 +248,11 @@ TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Meshes, OnMeshes,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values(Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params),
-                                            ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows)));
+INSTANTIATE_TEST_SUITE_P(
+    Meshes, OnMeshes,
+    ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                       ::testing::Values(Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params),
+                       ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows)));
 
 TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
   launch(2, [](RankContext& r) {

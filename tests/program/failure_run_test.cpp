@@ -23,7 +23,8 @@ void expect_failure(const Flags& flags, int code, const std::vector<std::string>
   for (auto& w : words) EXPECT_THAT(f.err, HasSubstr(w)) << line;
   EXPECT_EQ(f.err.rfind("train_gpt: ", 0), 0u) << f.err;
   size_t messages = 0;
-  for (size_t at = f.err.find("train_gpt: "); at != std::string::npos; at = f.err.find("train_gpt: ", at + 1)) ++messages;
+  for (size_t at = f.err.find("train_gpt: "); at != std::string::npos; at = f.err.find("train_gpt: ", at + 1))
+    ++messages;
   EXPECT_EQ(messages, 1u) << f.err;
   if (code == kUsage) {
     EXPECT_EQ(f.out, "") << "arguments are checked before anything is printed";
@@ -33,8 +34,8 @@ void expect_failure(const Flags& flags, int code, const std::vector<std::string>
 Flags small(const Flags& extra) {
   const auto data = scratch("text");
   write_file(data, golden_text());
-  Flags flags = {"--data", data.string(), "--ranks", "4", "--steps", "3", "--dim", "16", "--layers", "2", "--heads", "2",
-                 "--seq", "16", "--batch", "8"};
+  Flags flags = {"--data",   data.string(), "--ranks", "4", "--steps", "3",  "--dim",   "16",
+                 "--layers", "2",           "--heads", "2", "--seq",   "16", "--batch", "8"};
   flags.insert(flags.end(), extra.begin(), extra.end());
   return flags;
 }
@@ -47,7 +48,8 @@ TEST(FailureRun, WrongFlagsAreUsageErrors) {
   expect_failure(small({"--batch", "6"}), kUsage, {"--batch", "6"});
   expect_failure(small({"--grad-accum", "3"}), kUsage, {"--grad-accum"});
   expect_failure(small({"--lr", "fast"}), kUsage, {"--lr", "fast"});
-  expect_failure(small({"--ranks", "0", "--heads", "5", "--lr", "-1"}), kUsage, {"--ranks", "--heads", "--lr"});
+  expect_failure(small({"--ranks", "0", "--heads", "5", "--lr", "-1"}), kUsage,
+                 {"--ranks", "--heads", "--lr"});
 }
 
 TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
@@ -63,9 +65,13 @@ TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
 
 TEST(FailureRun, WeightsOfAnotherModelAreRefusedNamingEverything) {
   const auto weights = scratch("other.safetensors");
-  ASSERT_EQ(run_train_gpt(small({"--steps", "0", "--layers", "1", "--dim", "8", "--export-weights", weights.string()})).exit_code, 0);
-  expect_failure(small({"--init-weights", weights.string()}), kFailure,
-                 {"'blocks.1.qkv.weight' is missing", "'tok.weight' has shape [256, 8] where the model has [256, 16]"});
+  ASSERT_EQ(run_train_gpt(
+                small({"--steps", "0", "--layers", "1", "--dim", "8", "--export-weights", weights.string()}))
+                .exit_code,
+            0);
+  expect_failure(
+      small({"--init-weights", weights.string()}), kFailure,
+      {"'blocks.1.qkv.weight' is missing", "'tok.weight' has shape [256, 8] where the model has [256, 16]"});
 }
 
 TEST(FailureRun, DamagedWeightsAreRefused) {
@@ -77,7 +83,8 @@ TEST(FailureRun, DamagedWeightsAreRefused) {
 }
 
 TEST(FailureRun, AMemoryLimitStopsZero0ButNotZero3) {
-  const Flags model = small({"--dim", "128", "--layers", "4", "--steps", "2", "--seq", "8", "--batch", "4", "--quiet"});
+  const Flags model =
+      small({"--dim", "128", "--layers", "4", "--steps", "2", "--seq", "8", "--batch", "4", "--quiet"});
   // 0.87 M parameters: 13.2 MiB replicated with AdamW; zero3 over 4 ranks stays under 9.
   auto with = [&](const char* strategy) {
     Flags f = model;
@@ -92,11 +99,37 @@ TEST(FailureRun, AMemoryLimitStopsZero0ButNotZero3) {
 TEST(FailureRun, HelpIsNotAnError) {
   const Finished f = run_train_gpt({"--help"});
   EXPECT_EQ(f.exit_code, 0);
-  for (const char* flag : {"--data", "--ranks", "--strategy", "--replicas", "--outer", "--layout", "--reshard-after-forward",
-                           "--prefetch", "--optimizer", "--dim", "--layers", "--heads", "--seq", "--batch", "--grad-accum",
-                           "--steps", "--lr", "--lr-schedule", "--warmup", "--weight-decay", "--grad-clip", "--seed",
-                           "--precision", "--metrics", "--export-weights", "--init-weights", "--eval-every", "--sample",
-                           "--quiet", "--config", "--memory-limit"})
+  for (const char* flag : {"--data",
+                           "--ranks",
+                           "--strategy",
+                           "--replicas",
+                           "--outer",
+                           "--layout",
+                           "--reshard-after-forward",
+                           "--prefetch",
+                           "--optimizer",
+                           "--dim",
+                           "--layers",
+                           "--heads",
+                           "--seq",
+                           "--batch",
+                           "--grad-accum",
+                           "--steps",
+                           "--lr",
+                           "--lr-schedule",
+                           "--warmup",
+                           "--weight-decay",
+                           "--grad-clip",
+                           "--seed",
+                           "--precision",
+                           "--metrics",
+                           "--export-weights",
+                           "--init-weights",
+                           "--eval-every",
+                           "--sample",
+                           "--quiet",
+                           "--config",
+                           "--memory-limit"})
     EXPECT_THAT(f.out, HasSubstr(flag));
 }
 

@@ -1,4 +1,5 @@
-// train_gpt against plain PyTorch: the figures committed in tests/golden/ (its README says how they were made).
+// train_gpt against plain PyTorch: the figures committed in tests/golden/ (its README says how they were
+// made).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +25,8 @@ class Golden : public ::testing::TestWithParam<const char*> {
     const std::string text = golden_text();
     char hash[17];
     std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(fnv1a64(text)));
-    ASSERT_EQ(hash, golden_["data"]["fnv1a64"].get<std::string>()) << "this test's text is not the golden run's";
+    ASSERT_EQ(hash, golden_["data"]["fnv1a64"].get<std::string>())
+        << "this test's text is not the golden run's";
     write_file(data_, text);
     for (auto& [flag, value] : golden_["config"].items()) {
       flags_.push_back("--" + flag);
@@ -57,7 +59,8 @@ TEST_P(Golden, InitialWeightsAreTheOnesTrainedThere) {
     EXPECT_NEAR(std::sqrt(square), want["l2"].get<double>(), 1e-5 * want["l2"].get<double>())
         << name << ": initialisation changed; regenerate tests/golden";
     for (size_t i = 0; i < want["first"].size(); ++i)
-      EXPECT_NEAR(values[i], want["first"][i].get<double>(), 1e-5 * std::abs(want["first"][i].get<double>())) << name;
+      EXPECT_NEAR(values[i], want["first"][i].get<double>(), 1e-5 * std::abs(want["first"][i].get<double>()))
+          << name;
   }
 }
 
@@ -65,7 +68,8 @@ TEST_P(Golden, LossesAgreeWithPyTorch) {
   for (const char* ranks : {"1", "3"}) {
     const auto metrics = scratch("golden.jsonl");
     auto flags = flags_;
-    for (const char* f : {"--ranks", ranks, "--metrics", metrics.c_str(), "--eval-every", "10"}) flags.push_back(f);
+    for (const char* f : {"--ranks", ranks, "--metrics", metrics.c_str(), "--eval-every", "10"})
+      flags.push_back(f);
     const Finished f = run_train_gpt(flags);
     ASSERT_EQ(f.exit_code, 0) << f.err;
     const auto steps = read_steps(metrics);
@@ -73,8 +77,10 @@ TEST_P(Golden, LossesAgreeWithPyTorch) {
     for (size_t i = 0; i < steps.size(); ++i) {
       const auto& want = golden_["steps"][i];
       const double loss = want["loss"], norm = want["grad_norm"];
-      EXPECT_NEAR(steps[i]["loss"].get<double>(), loss, 1e-4 * loss) << "ranks " << ranks << " step " << i + 1;
-      EXPECT_NEAR(steps[i]["grad_norm"].get<double>(), norm, 1e-4 * norm) << "ranks " << ranks << " step " << i + 1;
+      EXPECT_NEAR(steps[i]["loss"].get<double>(), loss, 1e-4 * loss)
+          << "ranks " << ranks << " step " << i + 1;
+      EXPECT_NEAR(steps[i]["grad_norm"].get<double>(), norm, 1e-4 * norm)
+          << "ranks " << ranks << " step " << i + 1;
       EXPECT_EQ(steps[i]["num_zeros"], want["num_zeros"]) << "ranks " << ranks << " step " << i + 1;
     }
     const double eval = golden_["eval_loss"];

@@ -22,9 +22,29 @@ Outcome train(const Flags& extra) {
   const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
   write_file(data, golden_text());
   // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
-  Flags flags = {"--data", data.string(), "--metrics", metrics.string(), "--export-weights", weights.string(), "--quiet",
-                 "--steps", "20", "--dim", "36", "--layers", "3", "--heads", "3", "--seq", "24", "--batch", "12",
-                 "--ranks", "4", "--seed", "5"};
+  Flags flags = {"--data",
+                 data.string(),
+                 "--metrics",
+                 metrics.string(),
+                 "--export-weights",
+                 weights.string(),
+                 "--quiet",
+                 "--steps",
+                 "20",
+                 "--dim",
+                 "36",
+                 "--layers",
+                 "3",
+                 "--heads",
+                 "3",
+                 "--seq",
+                 "24",
+                 "--batch",
+                 "12",
+                 "--ranks",
+                 "4",
+                 "--seed",
+                 "5"};
   flags.insert(flags.end(), extra.begin(), extra.end());
   const Finished f = run_train_gpt(flags);
   EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -58,7 +78,8 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
   const Outcome want = train(GetParam() + Flags{"--strategy", "no_shard"});
   ASSERT_EQ(want.losses.size(), 20u);
   EXPECT_LT(want.losses.back(), want.losses.front());
-  for (const Flags& replicas : {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "2", "--outer", "optim"}}) {
+  for (const Flags& replicas :
+       {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "2", "--outer", "optim"}}) {
     for (const char* layout : {"ragged", "even_rows"}) {
       for (auto& strategy : kStrategies) {
         const Flags flags = GetParam() + replicas + Flags{"--layout", layout, "--strategy", strategy};
@@ -80,7 +101,8 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, ParityRun,
 TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
   for (const char* optimizer : {"adamw", "muon"}) {
     std::vector<Outcome> runs;
-    for (auto& s : kStrategies) runs.push_back(train({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
+    for (auto& s : kStrategies)
+      runs.push_back(train({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
     EXPECT_TRUE(runs[0] == runs[1]);
     EXPECT_TRUE(runs[2] == runs[3]);
     for (size_t i = 0; i < runs[0].losses.size(); ++i)
@@ -108,16 +130,20 @@ TEST(ProgramRun, WeightsGoOutAndComeBack) {
   const Outcome start = train({"--steps", "0"});
   write_file(weights, start.weights);
   const Outcome direct = train({"--steps", "5"});
-  const Outcome again = train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
+  const Outcome again =
+      train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
   EXPECT_TRUE(direct == again);
 }
 
 TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
   const auto data = scratch("text"), metrics = scratch("metrics");
   write_file(data, golden_text());
-  const Finished f = run_train_gpt({"--data", data.string(), "--metrics", metrics.string(), "--steps", "4", "--ranks", "2",
-                                    "--dim", "16", "--layers", "2", "--heads", "2", "--seq", "16", "--batch", "4",
-                                    "--eval-every", "2", "--sample", "20"});
+  const Finished f = run_train_gpt({"--data",   data.string(), "--metrics",    metrics.string(),
+                                    "--steps",  "4",           "--ranks",      "2",
+                                    "--dim",    "16",          "--layers",     "2",
+                                    "--heads",  "2",           "--seq",        "16",
+                                    "--batch",  "4",           "--eval-every", "2",
+                                    "--sample", "20"});
   ASSERT_EQ(f.exit_code, 0) << f.err;
   std::ifstream in(metrics);
   std::string first;
@@ -127,7 +153,8 @@ TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
   ASSERT_EQ(steps.size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(steps[i]["step"], i + 1);
-    for (const char* field : {"loss", "grad_norm", "num_zeros", "lr", "tokens_per_s", "step_ms", "optim_ms", "comm", "peak_bytes"})
+    for (const char* field : {"loss", "grad_norm", "num_zeros", "lr", "tokens_per_s", "step_ms", "optim_ms",
+                              "comm", "peak_bytes"})
       EXPECT_TRUE(steps[i].contains(field)) << field;
     EXPECT_EQ(steps[i].contains("eval_loss"), i % 2 == 1);
     // Two blocks and the root: 3 gathers forward, 2 backward; 3 reductions; one all-reduce to clip.

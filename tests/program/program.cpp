@@ -72,9 +72,10 @@ std::vector<nlohmann::json> read_steps(const fs::path& path) {
 }
 
 std::string golden_text() {
-  static const char* const words[] = {"the", "of",   "and", "to",   "in", "is", "it",  "that", "\n",  "was", "for",
-                                      "on",  "are",  "as",  "with", "his", "they", "at", "be",  "this", "from", "have",
-                                      "or",  "by",   "one", "had",  "not", "but", "what", "all", "were"};
+  static const char* const words[] = {"the",  "of",  "and", "to",   "in",   "is",   "it",   "that",
+                                      "\n",   "was", "for", "on",   "are",  "as",   "with", "his",
+                                      "they", "at",  "be",  "this", "from", "have", "or",   "by",
+                                      "one",  "had", "not", "but",  "what", "all",  "were"};
   std::string text;
   uint32_t x = 1;
   while (text.size() < 65536) {
