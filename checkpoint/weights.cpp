@@ -57,10 +57,11 @@ void export_weights(Module& root, const std::filesystem::path& path) {
   }
   for (auto& [name, p] : params) {
     const Tensor whole = p.dtensor().full_tensor(stream);
-    std::vector<float> host(static_cast<size_t>(whole.numel()));
-    ops::copy_to_host(stream, host.data(), whole);
-    if (writer) writer->append(host.data(), whole.nbytes());
+    if (!writer) continue;
+    const std::vector<float> host = ops::to_floats(stream, whole);
+    writer->append(host.data(), whole.nbytes());
   }
+  stream.synchronize();
   if (writer) writer->finish();
 }
 
@@ -89,6 +90,7 @@ void import_weights(Module& root, const std::filesystem::path& path) {
     throw InvalidArgument(fmt::format("{} does not fit the model: {}; export it with the same model flags",
                                       path.string(), fmt::join(wrong, "; ")));
 
+  runtime.begin_weights_change();
   for (auto& [name, p] : params) {
     const ParamRange range = p.shard_range();
     const std::vector<float> values = read_floats(file, *file.find(name), range.begin.value, range.size());

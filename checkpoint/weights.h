@@ -9,7 +9,7 @@ namespace sherd {
 
 /// Writes every parameter of a sharded root (f32 master weights, full names, metadata format "pt") to `path`.
 ///
-/// Collective over the root's mesh; one parameter at a time is whole, in memory named "export". World rank 0
+/// Collective over the root's mesh; one parameter at a time is whole. World rank 0
 /// writes; the file appears complete or not at all. Blocks until done. @throws IoError on rank 0 (the others
 /// get a CommError from the launcher's abort).
 void export_weights(Module& root, const std::filesystem::path& path);

@@ -62,6 +62,10 @@ DTensor DTensor::from_layout(DeviceMesh mesh, std::vector<std::string> over,
                     "given has {}",
                     rank, piece.begin.value, piece.end.value, p.name, to_string(p.shape),
                     local.defined() ? std::to_string(local.numel()) : "no memory"));
+  if (over.empty()) {
+    const Shape shape = p.shape;
+    return from_local(std::move(mesh), shape, std::move(placements), local.view(shape));
+  }
   DTensor t(std::move(mesh), p.shape, std::move(placements), local.flat());
   t.layout_ = std::move(layout);
   t.over_ = std::move(over);
@@ -111,6 +115,7 @@ std::vector<Box> DTensor::boxes() const {
 
 Tensor DTensor::full_tensor(Stream& stream) const {
   if (!ragged()) return redistribute(stream, std::vector<Placement>(placements_.size(), Replicate())).local();
+  follow_compute(stream);
   std::vector<int64_t> counts;
   for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(param_, r).size());
   const Tensor full = Tensor::empty(local_.device(), global_, local_.dtype(), "redistribute");

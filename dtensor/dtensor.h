@@ -56,7 +56,7 @@ class DTensor {
   /// The same tensor under other placements (even shards). Collective over the mesh; queued on `stream`.
   /// Any of R, S, P to any of R, S, P, per mesh dimension; to P puts the value on coordinate 0. The result
   /// shares memory with this tensor where nothing had to move.
-  /// @throws InvalidArgument for bad placements, NotSupported for a ragged tensor.
+  /// A ragged tensor is made whole first. @throws InvalidArgument for bad placements.
   DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
   /// The whole tensor on every rank; the local one itself when it is whole already. Collective over the mesh.
   Tensor full_tensor(Stream& stream) const;

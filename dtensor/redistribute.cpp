@@ -159,11 +159,9 @@ class Walk {
 }  // namespace
 
 DTensor DTensor::redistribute(Stream& stream, std::vector<Placement> to) const {
-  if (ragged())
-    throw NotSupported(
-        fmt::format("redistribute of the ragged tensor '{}': use full_tensor() and distribute()",
-                    layout_->params()[param_].name));
+  if (ragged()) return distribute(stream, mesh_, full_tensor(stream), std::move(to));
   check_placements(mesh_, global_, to);
+  follow_compute(stream);
   const std::vector<Placement>& from = placements_;
   const size_t n = from.size();
   // True when a mesh dimension inside of i starts or stops sharding the tensor dimension that `shard` names.

@@ -16,6 +16,10 @@ void check(Module& root, const FullyShardOptions& root_options) {
     if (!w.mesh.has(o.shard_dim))
       wrong.push_back(
           fmt::format("{}: mesh '{}' has no dimension '{}'", who, w.mesh.describe(), o.shard_dim));
+    if (o.shard_dim == o.replicate_dim)
+      wrong.push_back(fmt::format("{}: shard and replicate dimension are both '{}'", who, o.shard_dim));
+    if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
+      wrong.push_back(fmt::format("{}: padding budget {} is not in [0, 1]", who, o.padding_budget));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
@@ -43,20 +47,24 @@ void check(Module& root, const FullyShardOptions& root_options) {
 
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
-  if (module.parent_ != nullptr) {
-    module.visit([](const std::string&, Module& m) {
-      if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
-    });
-  }
+  for (const Module* m = &module; m != nullptr; m = m->parent_)
+    if (m->runtime_)
+      throw InvalidArgument("fully_shard: the root is sharded already; wrap inner modules before it");
+  module.visit([](const std::string&, Module& m) {
+    if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
+  });
   module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
   if (!module.is_root()) return;
   try {
     check(module, options);
-  } catch (...) {
-    module.wrap_ = nullptr;
+    module.runtime_ = std::make_shared<ShardRuntime>(module);
+  } catch (...) {  // as before the first wrap, so that the caller may try other options
+    module.visit([](const std::string&, Module& m) {
+      m.unit_ = nullptr;
+      m.wrap_ = nullptr;
+    });
     throw;
   }
-  module.runtime_ = std::make_shared<ShardRuntime>(module);
 }
 
 ShardRuntime& runtime_of(const Module& root) {

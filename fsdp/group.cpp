@@ -47,6 +47,22 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   }
 }
 
+ParamGroup::~ParamGroup() {
+  for (auto& p : spec_.params) p.state_->group = nullptr;
+}
+
+uint64_t ParamGroup::fingerprint() const {
+  const FullyShardOptions& o = spec_.options;
+  uint64_t h = layout_->fingerprint();
+  for (const uint64_t v : {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
+                           static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
+                           static_cast<uint64_t>(o.compute_dtype), static_cast<uint64_t>(o.reduce_dtype),
+                           static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(trainable_),
+                           static_cast<uint64_t>(spec_.replicated)})
+    h = (h ^ v) * 0x9e3779b97f4a7c15ull + (h >> 29);
+  return h;
+}
+
 void ParamGroup::allocate() {
   const DType dtype = spec_.options.compute_dtype;
   if (needs_slot()) {
@@ -111,9 +127,7 @@ void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& stag
   if (staged_) unpack(stream, full_, whole);
 }
 
-void ParamGroup::reshard() {
-  if (needs_slot()) full_ = Tensor();
-}
+void ParamGroup::reshard() { full_ = Tensor(); }
 
 void ParamGroup::open_grad(Stream& stream, const Tensor& slot) {
   if (!trainable_) return;
@@ -128,7 +142,7 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!target.is_partial()) {
     Tensor g = grad_open_;
     if (stages_reduce()) {
-      g = staging.reduce.flat(0, staging_elements());
+      g = (wire_dtype() == DType::f32 ? staging.reduce : staging.reduce_half).flat(0, staging_elements());
       pack(stream, g, grad_open_);
     }
     Communicator& comm = *spec_.comms.reduce_inner;

@@ -20,8 +20,9 @@ struct GroupComms {
 /// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16
 /// bits. One for each stream that uses it; grows to the largest request before training starts.
 struct Staging {
-  Tensor gather;  // compute dtype
-  Tensor reduce;  // reduce dtype
+  Tensor gather;       // compute dtype
+  Tensor reduce;       // f32
+  Tensor reduce_half;  // the reduce dtype when that is a 16-bit one
 };
 
 /// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension
@@ -39,15 +40,21 @@ class ParamGroup {
     int rotation = 0;
   };
   ParamGroup(Device& device, Spec spec);
+  /// Parameters that outlive the group have no memory again.
+  ~ParamGroup();
   ParamGroup(const ParamGroup&) = delete;
   ParamGroup& operator=(const ParamGroup&) = delete;
 
   const std::vector<Parameter>& params() const { return spec_.params; }
   const ShardLayout& layout() const { return *layout_; }
+  /// Digest of everything that must be equal on all ranks: layout, options, kind.
+  uint64_t fingerprint() const;
   const DeviceMesh& mesh() const { return spec_.mesh; }
   const std::string& unit() const { return spec_.unit; }
   const FullyShardOptions& options() const { return spec_.options; }
   bool trainable() const { return trainable_; }
+  /// Ignored parameters: whole on every rank, gradients never reduced.
+  bool replicated() const { return spec_.replicated; }
   /// True when the full parameter lives in a gather slot while in use (strategy rests it sharded).
   bool needs_slot() const { return inner_.param.is_shard(); }
   bool needs_grad_slot() const { return trainable_ && inner_.grad_micro.is_shard(); }
@@ -55,9 +62,9 @@ class ParamGroup {
   int64_t full_elements() const { return staged_ ? layout_->full_elements() : layout_->buffer_elements(); }
   int64_t staging_elements() const { return layout_->buffer_elements(); }
   bool stages_gather() const { return staged_; }
-  bool stages_reduce() const {
-    return trainable_ && (staged_ || (wire_ > 1 && spec_.options.reduce_dtype != DType::f32));
-  }
+  /// dtype of gradients on the wire of the shard dimension; f32 when nothing travels there.
+  DType wire_dtype() const { return wire_ > 1 ? spec_.options.reduce_dtype : DType::f32; }
+  bool stages_reduce() const { return trainable_ && (staged_ || wire_dtype() != DType::f32); }
   /// Mesh dimensions over which gradients and states are sharded, outermost of the layout first.
   const std::vector<std::string>& sharded_over() const { return over_; }
   bool sharded_inner() const { return inner_.state.is_shard(); }
@@ -75,6 +82,7 @@ class ParamGroup {
   void publish(Stream& stream, const Staging& staging);
   /// Rest -> whole. `slot` has full_elements() when needs_slot().
   void unshard(Stream& stream, const Tensor& slot, const Staging& staging);
+  /// Ends the use of the whole parameters: data() throws until the next unshard().
   void reshard();
   bool unsharded() const { return full_.defined(); }
 

@@ -16,8 +16,8 @@ struct FullyShardOptions {
   Strategy strategy = Strategy::optim_grads_params;
   /// What the mesh's replicate dimension shards.
   Outer outer = Outer::no_shard;
-  /// Under optim_grads_params: free the unsharded parameters between forward and backward. When false they
-  /// stay in a buffer of the unit's own until its backward is done.
+  /// Under optim_grads_params: free (never the root's) the unsharded parameters between forward and backward.
+  /// When false they stay in a buffer of the unit's own until its backward is done.
   bool reshard_after_forward = true;
   /// (root) Units gathered ahead of the one that computes; prefetch + 1 gather buffers exist.
   int prefetch = 1;
@@ -33,9 +33,12 @@ struct FullyShardOptions {
   /// Padding that may be spent on keeping rows whole (LayoutOptions::padding_budget).
   double padding_budget = 0.03;
   /// (root) Accept trainable parameters that no backward touched: their gradient is zero. Otherwise the last
-  /// backward of a step throws, naming all of them.
+  /// backward of a step throws, naming all of them. What is unused must be so on every rank, which is
+  /// checked.
   bool allow_unused = false;
-  /// (root) Full names of parameters that are left alone: whole on every rank, never reduced.
+  /// (root) Full names of parameters that are left alone: whole on every rank, gradients never reduced and
+  /// not part of the gradient norm. An optimizer still updates them, each rank with its own gradient, unless
+  /// they are frozen.
   std::vector<std::string> ignored;
   /// (root) Seed of the initial weights.
   uint64_t seed = 0;

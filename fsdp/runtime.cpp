@@ -4,15 +4,18 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <unordered_map>
 
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/random.h>
 
 namespace sherd {
 namespace {
 
 // Parameters of `module`'s tree that nobody claimed, without those that are registered outside of it as well.
-std::vector<Parameter> unclaimed(Module& module, const std::function<int(const Parameter&)>& registrations) {
+std::vector<Parameter> unclaimed(Module& module, bool root,
+                                 const std::function<int(const Parameter&)>& registrations) {
   std::unordered_map<std::string, int> inside;
   std::vector<Parameter> found;
   module.visit([&](const std::string&, Module& m) {
@@ -21,7 +24,7 @@ std::vector<Parameter> unclaimed(Module& module, const std::function<int(const P
       if (inside[p.name()]++ == 0) found.push_back(p);
     }
   });
-  std::erase_if(found, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
+  if (!root) std::erase_if(found, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
   return found;
 }
 
@@ -32,6 +35,10 @@ ShardRuntime::ShardRuntime(Module& root)
   assign_names(root);
   gather_ = device_.make_stream("gather");
   reduce_ = device_.make_stream("reduce");
+  check_ = device_.make_stream("check");
+  check_comm_ = mesh_.world()->clone();
+  check_buffer_ = Tensor::empty(device_, {2}, DType::i64, "fingerprint");
+  follow_compute(*check_);
   alone_ = mesh_.flatten({});
 
   // Children before parents, so that inner wraps claim first.
@@ -41,28 +48,33 @@ ShardRuntime::ShardRuntime(Module& root)
   });
   std::vector<std::shared_ptr<Unit>> by_position(wrapped.size());
   for (size_t i = wrapped.size(); i-- > 0;)
-    by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, false);
+    by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, static_cast<int>(i), false);
   for (auto& u : by_position)
     if (u) {
       u->index_ = static_cast<int>(units_.size());
       units_.push_back(u);
     }
-  units_.push_back(make_unit(root, "root", true));
+  units_.push_back(make_unit(root, "root", static_cast<int>(wrapped.size()), true));
   check_fingerprints();
   assign_slots();
   initialise();
 }
 
-ShardRuntime::~ShardRuntime() = default;
+ShardRuntime::~ShardRuntime() {
+  // The streams finish what is queued before they go. When this rank gives up, peers may never join in.
+  if (std::uncaught_exceptions() > exceptions_before_)
+    mesh_.world()->abort("an error ended its training; its own message tells which");
+}
 
-std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string& name, bool root) {
+std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string& name, int position,
+                                              bool root) {
   const Wrap& wrap = *module.wrap_;
   auto unit = std::make_shared<Unit>(*this, name, -1, root);
   unit->reshard_after_forward_ = wrap.options.reshard_after_forward;
   module.visit([&](const std::string&, Module& m) {
     if (&m != &module && m.unit_) unit->contains_units_ = true;
   });
-  const auto params = unclaimed(module, [](const Parameter& p) { return p.state_->registrations; });
+  const auto params = unclaimed(module, root, [](const Parameter& p) { return p.state_->registrations; });
   const auto& ignored = options_.ignored;
   auto is_ignored = [&](const Parameter& p) {
     return std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end();
@@ -75,8 +87,8 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string&
       if (some.empty()) continue;
       const GroupComms comms = replicated ? GroupComms{alone_, alone_, alone_, alone_} : comms_of(wrap);
       unit->groups_.push_back(std::make_unique<ParamGroup>(
-          device_, ParamGroup::Spec{name, std::move(some), wrap.mesh, comms, wrap.options, replicated,
-                                    static_cast<int>(comms_.size() + units_.size())}));
+          device_,
+          ParamGroup::Spec{name, std::move(some), wrap.mesh, comms, wrap.options, replicated, position}));
     }
   }
   module.unit_ = unit;
@@ -105,20 +117,23 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
 
 void ShardRuntime::check_fingerprints() {
   uint64_t digest = 0;
-  for (auto* g : groups()) digest = (digest ^ g->layout().fingerprint()) * 0x9e3779b97f4a7c15ull;
+  for (auto* g : groups()) digest = (digest ^ g->fingerprint()) * 0x9e3779b97f4a7c15ull;
+  require_equal(
+      digest,
+      fmt::format("the ranks of mesh '{}' wrapped different models or passed different options; build "
+                  "the same model with the same options on every rank",
+                  mesh_.describe()));
+}
+
+void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
   // Equal everywhere exactly when the largest is the smallest; min(x) = -max(-x) without a second call.
-  const int64_t both[2] = {static_cast<int64_t>(digest >> 2), -static_cast<int64_t>(digest >> 2)};
-  Stream& s = device_.compute();
-  Tensor t = Tensor::empty(device_, {2}, DType::i64, "fingerprint");
-  ops::copy_from_host(s, t, both, sizeof both);
-  mesh_.world()->all_reduce(s, t, ReduceOp::max);
+  const int64_t both[2] = {static_cast<int64_t>(value >> 2), -static_cast<int64_t>(value >> 2)};
+  ops::copy_from_host(*check_, check_buffer_, both, sizeof both);
+  check_comm_->all_reduce(*check_, check_buffer_, ReduceOp::max);
   int64_t got[2];
-  ops::copy_to_host(s, got, t);
+  ops::copy_to_host(*check_, got, check_buffer_);
   if (got[0] != -got[1])
-    throw ShapeMismatch(
-        fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options "
-                    "(layout fingerprint {:016x} here); build the same model on every rank",
-                    device_.label(), mesh_.describe(), digest));
+    throw ShapeMismatch(fmt::format("{}: {} (fingerprint {:016x} here)", device_.label(), otherwise, value));
 }
 
 void ShardRuntime::assign_slots() {
@@ -161,16 +176,22 @@ void ShardRuntime::assign_slots() {
 }
 
 void ShardRuntime::initialise() {
-  int64_t gather = 0, reduce = 0;
-  DType reduce_dtype = options_.reduce_dtype;
+  int64_t gather = 0, reduce = 0, reduce_half = 0;
   for (auto* g : groups()) {
     if (g->stages_gather()) gather = std::max(gather, g->staging_elements());
-    if (g->stages_reduce()) reduce = std::max(reduce, g->staging_elements());
+    if (g->stages_reduce()) {
+      int64_t& size = g->wire_dtype() == DType::f32 ? reduce : reduce_half;
+      size = std::max(size, g->staging_elements());
+    }
     g->allocate();
     g->initialise(device_.compute(), options_.seed);
   }
-  if (gather > 0) staging_.gather = Tensor::empty(device_, {gather}, options_.compute_dtype, "staging");
-  if (reduce > 0) staging_.reduce = Tensor::empty(device_, {reduce}, reduce_dtype, "staging");
+  auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
+    if (elements > 0) t = Tensor::empty(device_, {elements}, dtype, "staging");
+  };
+  stage(staging_.gather, gather, options_.compute_dtype);
+  stage(staging_.reduce, reduce, DType::f32);
+  stage(staging_.reduce_half, reduce_half, options_.reduce_dtype);
   weights_changed();
 }
 
@@ -184,18 +205,25 @@ void ShardRuntime::require_gradients(const char* who) const {
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
 
+void ShardRuntime::begin_weights_change() { device_.compute().wait(gather_->record()); }
+
 void ShardRuntime::weights_changed() {
   weights_ready_ = device_.compute().record();
   for (auto& u : units_) {
     u->reshard();
     u->stale_ = true;
-    u->reduced_ = u->finished_ = false;
+    u->unsharded_ = u->finished_ = false;
     u->due_ = 0;
-    for (auto& g : u->groups_) g->reset_grads();
+    for (auto& g : u->groups_) {
+      g->reshard();
+      g->reset_grads();
+    }
   }
+  use_digest_ = 0;
 }
 
 void ShardRuntime::record(const char* what, const Unit& unit) {
+  use_digest_ = hash64(use_digest_, what) ^ hash64(use_digest_, unit.name());
   if (tracing_) trace_.push_back(fmt::format("{} {}", what, unit.name()));
 }
 
@@ -245,6 +273,10 @@ void ShardRuntime::finish_backward() {
         fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
                     "backward, freeze() them, or set FullyShardOptions::allow_unused",
                     device_.label(), missing.size(), fmt::join(missing, ", ")));
+  // Usage that differs from rank to rank would pair one unit's collectives with another's.
+  if (options_.allow_unused)
+    require_equal(use_digest_,
+                  "the ranks used different units in this step; what is unused must be so on every rank");
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
     if (u->root() || u->finished_) continue;

@@ -1,6 +1,7 @@
 // What the units of one model share: streams, gather slots, the order of use, the trace.
 #pragma once
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@ struct Wrap {
 /// Made by fully_shard() of the root; owned by the root module's units. One rank's thread uses it.
 class ShardRuntime {
  public:
+  /// Destroyed by an exception that unwinds the rank, it aborts the group, so that no rank waits for another.
   /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the
   /// mesh.
   explicit ShardRuntime(Module& root);
@@ -45,6 +47,8 @@ class ShardRuntime {
   void require_gradients(const char* who) const;
   /// The compute stream waits until all reductions queued so far are done.
   void wait_gradients();
+  /// Must come before work on the compute stream that changes master weights: gathers may still read them.
+  void begin_weights_change();
   /// Master weights were changed by work on the compute stream: what rests is stale. Also drops the
   /// gradients.
   void weights_changed();
@@ -64,11 +68,13 @@ class ShardRuntime {
     Event free;  // nobody reads or writes the buffer after this
   };
 
-  std::shared_ptr<Unit> make_unit(Module& module, const std::string& name, bool root);
+  std::shared_ptr<Unit> make_unit(Module& module, const std::string& name, int position, bool root);
   const GroupComms& comms_of(const Wrap& wrap);
   void assign_slots();
   void initialise();
   void check_fingerprints();
+  /// Throws on every rank unless all ranks pass the same value. Blocks the host.
+  void require_equal(uint64_t value, const std::string& otherwise);
   void prefetch(Unit& unit);
   void prefetch_forward(Unit& unit);
   void prefetch_backward(Unit& unit);
@@ -83,15 +89,21 @@ class ShardRuntime {
   std::vector<Slot> slots_, grad_slots_;
   Staging staging_;
   bool last_microbatch_ = true;
+  int exceptions_before_ = std::uncaught_exceptions();
 
   std::vector<Unit*> order_;      // forward order of the last complete forward, root excluded
   std::vector<Unit*> recording_;  // of the forward that runs
   bool follows_order_ = false;    // the running forward matches order_ so far
   size_t backward_at_ = 0;        // units order_[backward_at_...] have begun their backward
 
+  uint64_t use_digest_ = 0;  // of the units' collectives since the last step, in order
   bool tracing_ = false;
   std::vector<std::string> trace_;
   Event weights_ready_, reduced_;
+  // Comparisons between ranks do not queue behind work that may wait for a rank that went another way.
+  std::shared_ptr<Communicator> check_comm_;
+  Tensor check_buffer_;
+  std::unique_ptr<Stream> check_;
   std::unique_ptr<Stream> gather_, reduce_;  // last: they finish before the buffers go
 };
 

@@ -10,14 +10,20 @@ namespace sherd {
 Unit::Unit(ShardRuntime& runtime, std::string name, int index, bool root)
     : runtime_(runtime), name_(std::move(name)), index_(index), root_(root) {}
 
+void Unit::sync() {
+  if (!stale_) return;
+  Stream& stream = *runtime_.gather_;
+  stream.wait(runtime_.weights_ready_);
+  for (auto& g : groups_) g->publish(stream, runtime_.staging_);
+  ready_ = stream.record();
+  stale_ = false;
+}
+
 void Unit::unshard() {
   if (unsharded()) return;
   runtime_.record("unshard", *this);
   Stream& stream = *runtime_.gather_;
-  stream.wait(runtime_.weights_ready_);
-  if (stale_) {
-    for (auto& g : groups_) g->publish(stream, runtime_.staging_);
-  }
+  sync();
   Tensor buffer;
   if (slot_ >= 0) {
     auto& slot = runtime_.slots_[static_cast<size_t>(slot_)];
@@ -41,7 +47,6 @@ void Unit::unshard() {
   }
   ready_ = stream.record();
   unsharded_ = true;
-  stale_ = false;
 }
 
 void Unit::wait() { runtime_.device_.compute().wait(ready_); }
@@ -81,6 +86,11 @@ void Unit::pre_backward() {
   if (due_ == 0)
     throw InvalidArgument(
         fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
+  if (finished_)
+    throw InvalidArgument(fmt::format(
+        "backward of unit '{}' after the last microbatch's: its gradients are final. Step the optimizer "
+        "first, or announce more microbatches with set_last_microbatch(false)",
+        name_));
   unshard();
   runtime_.prefetch_backward(*this);
   wait();
@@ -111,9 +121,9 @@ void Unit::post_backward() {
   if (root_) runtime_.finish_backward();
   in_use_ = false;
   --due_;
-  reduced_ = true;
   finish_gradients();
   reshard();
+  if (root_ && finished_) runtime_.wait_gradients();
 }
 
 void Unit::finish_gradients() {

@@ -30,6 +30,9 @@ class Unit {
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
   bool unsharded() const { return unsharded_ && !stale_; }
 
+  /// Brings weights that an optimizer step changed to where they rest, on the gather stream (under the
+  /// strategies that keep parameters whole, that is their gather). unshard() does it when needed.
+  void sync();
   /// Starts gathering the whole parameters on the gather stream, if they are not whole and current already.
   /// @throws NotSupported when the gather slot is held by another unit that is in use.
   void unshard();
@@ -42,7 +45,8 @@ class Unit {
   void pre_forward(bool training);
   void post_forward();
   void pre_backward();
-  /// Reduces what backward added to the gradients while later work goes on, and reshards.
+  /// Reduces what backward added to the gradients while later work goes on, and reshards. The root's, in the
+  /// last microbatch, makes the compute stream wait for all reductions.
   void post_backward();
 
  private:
@@ -62,7 +66,6 @@ class Unit {
   bool unsharded_ = false;
   bool in_use_ = false;    // between pre_ and post_
   bool stale_ = true;      // master weights are newer than what rests
-  bool reduced_ = false;   // a post_backward of this microbatch has run
   bool finished_ = false;  // gradients of this step are final
   int due_ = 0;            // forwards whose backward has not come yet
   Event ready_;

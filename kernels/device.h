@@ -43,6 +43,13 @@ class Device {
   std::atomic<int64_t> copied_bytes_{0};
 };
 
+/// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute
+/// work.
+inline void follow_compute(Stream& stream) {
+  Stream& compute = stream.device().compute();
+  if (&stream != &compute) stream.wait(compute.record());
+}
+
 /// @throws InvalidArgument for unknown kernels or threads < 1.
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 

@@ -15,6 +15,9 @@ namespace {
 
 constexpr int64_t kWords = ExactSum::kWords;
 
+// Ignored parameters differ from rank to rank: they belong to no global norm.
+bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
+
 // Accumulators by what shards a group, ordered so that each dimension's are neighbours:
 // nothing | inner | inner and outer | outer.
 int64_t kind_of(const ParamGroup& g) {
@@ -42,10 +45,10 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   };
   std::vector<PerMesh> meshes;
   for (ParamGroup* g : runtime.groups()) {
-    if (!g->trainable()) continue;
-    const Communicator* key = g->mesh().world().get();
-    auto it =
-        std::find_if(meshes.begin(), meshes.end(), [&](auto& m) { return m.mesh->world().get() == key; });
+    if (!counts(*g)) continue;
+    const Communicator* key = g->mesh().comm(g->options().shard_dim).get();
+    auto it = std::find_if(meshes.begin(), meshes.end(),
+                           [&](auto& m) { return m.mesh->comm(m.options->shard_dim).get() == key; });
     if (it == meshes.end()) {
       meshes.push_back(
           {&g->options(), &g->mesh(), Tensor::empty(device, {4 * kWords}, DType::i64, "gradient norm"), {}});
@@ -81,7 +84,7 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   });
   if (max_norm > 0) {
     for (ParamGroup* g : runtime.groups()) {
-      if (!g->trainable()) continue;
+      if (!counts(*g)) continue;
       for (auto& p : g->params()) ops::scale_by(stream, p.grad_shard(), factor);
     }
   }

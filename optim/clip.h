@@ -16,10 +16,11 @@ struct GradientStats {
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)); max_norm = 0 only measures.
 ///
-/// Every element counts once, padding never. One all-reduce for each mesh dimension that shards gradients,
-/// none otherwise. The sum of squares is exact (ExactSum), so the same gradients give the same norm, in bits,
-/// under every strategy, layout and number of ranks. Queued on the compute stream; read the result after it
-/// has synchronised. Gradients with inf or NaN give a NaN norm and are not scaled.
+/// Every element counts once, padding and ignored parameters never (the latter are not scaled, either). One
+/// all-reduce for each mesh dimension that shards gradients, none otherwise. The sum of squares is exact
+/// (ExactSum), so the same gradients give the same norm, in bits, under every strategy, layout and number of
+/// ranks. Queued on the compute stream; read the result after it has synchronised. Gradients with inf or NaN
+/// give a NaN norm and are not scaled.
 /// @throws InvalidArgument for max_norm < 0 or when gradients are not final (no last backward since the last
 /// step).
 std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_norm);

@@ -21,6 +21,7 @@ Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOption
 void Optimizer::step(double lr) {
   runtime_.require_gradients("Optimizer::step()");
   runtime_.wait_gradients();
+  runtime_.begin_weights_change();
   Stream& stream = runtime_.device().compute();
   ++steps_;
   adamw_->step(stream, lr, steps_);

@@ -97,6 +97,8 @@ void require_writable(const std::string& path) {
   if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK | X_OK) != 0)
     throw sherd::IoError(
         fmt::format("cannot write {}: {} is not a folder that can be written to", path, folder.string()));
+  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
+    throw sherd::IoError(fmt::format("cannot write {}: it exists and is not a regular file", path));
 }
 
 int run(const TrainConfig& config) {

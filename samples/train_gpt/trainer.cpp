@@ -92,6 +92,10 @@ std::string Trainer::describe() const {
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
                          g->layout().cut_rows().size());
   }
+  if (config_.outer == "optim" && config_.replicas == 1)
+    out += "note: one replica, --outer optim has nothing to shard over\n";
+  if (config_.strategy != "no_shard" && config_.replicas == config_.ranks)
+    out += fmt::format("note: every replica is one rank, {} has nothing to shard over\n", config_.strategy);
   return out;
 }
 
@@ -141,6 +145,10 @@ StepResult Trainer::train_step(int64_t step) {
   StepResult r;
   r.step_ms = ms(Clock::now() - start);
   r.comm = minus(rank_.world->counts(), before);
+  for (auto& [name, count] : std::exchange(carried_, {})) {
+    r.comm[name].calls += count.calls;
+    r.comm[name].bytes += count.bytes;
+  }
   double local = 0;
   ops::copy_to_host(s, &local, loss_sum);
   r.step = step + 1;
@@ -154,9 +162,20 @@ StepResult Trainer::train_step(int64_t step) {
   return r;
 }
 
+void Trainer::sync_parameters() {
+  const CommCounts before = rank_.world->counts();
+  for (auto& unit : runtime_of(model_).units()) {
+    unit->sync();
+    unit->wait();
+  }
+  rank_.device->compute().synchronize();
+  carried_ = minus(rank_.world->counts(), before);
+}
+
 double Trainer::evaluate() {
   const int64_t held = windows_->held_out_count();
   if (held == 0) return std::numeric_limits<double>::quiet_NaN();
+  sync_parameters();
   Stream& s = rank_.device->compute();
   const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.ranks * config_.grad_accum));
   const int64_t share = (held + config_.ranks - 1) / config_.ranks;
@@ -189,11 +208,13 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   std::vector<float> probabilities(GptShape::kVocab);
   for (int64_t i = 0; i < count; ++i) {
     const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), config_.seq);
-    std::vector<int32_t> context(static_cast<size_t>(length));
+    // Always a full window, so that one set of buffers serves all; what follows the text is masked by
+    // causality.
+    std::vector<int32_t> context(static_cast<size_t>(config_.seq), 0);
     for (int64_t k = 0; k < length; ++k)
       context[static_cast<size_t>(k)] =
           static_cast<uint8_t>(text[text.size() - static_cast<size_t>(length - k)]);
-    const Tensor tokens = Tensor::empty(*rank_.device, {1, length}, DType::i32, "activations");
+    const Tensor tokens = Tensor::empty(*rank_.device, {1, config_.seq}, DType::i32, "activations");
     ops::copy_from_host(s, tokens, context.data(), tokens.nbytes());
     const std::vector<float> logits = ops::to_floats(s, model_(tokens).rows(length - 1, length));
     const float top = *std::max_element(logits.begin(), logits.end());

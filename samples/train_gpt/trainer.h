@@ -49,12 +49,16 @@ class Trainer {
   double all_sum(double value);
   int64_t all_max(int64_t value);
 
+  /// Brings the step's new weights to where they rest, and counts it to the coming step.
+  void sync_parameters();
+
   sherd::RankContext& rank_;
   const TrainConfig& config_;
   std::shared_ptr<const Windows> windows_;
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
+  sherd::CommCounts carried_;  // of the coming step, issued already
 };
 
 }  // namespace train_gpt

@@ -146,7 +146,12 @@ TEST(DTensor, ARaggedPieceThatCutsARowHasBoxesButNoShape) {
     EXPECT_THROW(t.local_shape(), NotSupported);
     EXPECT_THROW(t.global_offset(), NotSupported);
     EXPECT_EQ(t.boxes().size(), 2u);
-    EXPECT_THROW(t.redistribute(rank.device->compute(), {Replicate()}), NotSupported);
+    ops::fill(rank.device->compute(), local, 1 + rank.world->rank());
+    const DTensor columns = t.redistribute(rank.device->compute(), {Shard(1)});
+    // Rows 1111, 1122, 2222: the left two columns, the right two.
+    const bool left = rank.world->rank() == 0;
+    EXPECT_EQ(ops::to_floats(rank.device->compute(), columns.local()),
+              (left ? std::vector<float>{1, 1, 1, 1, 2, 2} : std::vector<float>{1, 1, 2, 2, 2, 2}));
   });
 }
 

@@ -238,7 +238,16 @@ TEST(Parameters, IgnoredParametersAreWholeAndNeverReduced) {
     ops::fill(r.device->compute(), rig.tokens, 1 + r.world->rank());
     rig.forward();
     rig.backward();
+    const auto stats = clip_grad_norm(rig.model, 1e-3);
     rig.sync();
+    const Tensor norms = Tensor::empty(*r.device, {2}, DType::f32, "test");
+    r.world->all_gather(r.device->compute(), norms, [&] {
+      const Tensor mine = norms.flat(r.world->rank(), r.world->rank() + 1);
+      ops::copy_from_host(r.device->compute(), mine, &stats->norm, sizeof(float));
+      return mine;
+    }());
+    const auto both_norms = ops::to_floats(r.device->compute(), norms);
+    EXPECT_EQ(both_norms[0], both_norms[1]) << "a global norm is the same on every rank";
     // Each rank keeps its own gradient: they differ because the tokens do.
     const auto mine = ops::to_floats(r.device->compute(), rig.model.head_.grad_shard());
     const Tensor sum = rig.model.head_.grad_shard();

@@ -1,7 +1,9 @@
 // One rank's toy model, wrapped and ready to be stepped by hand.
 #pragma once
 
+#include <algorithm>
 #include <functional>
+#include <numeric>
 #include <optional>
 
 #include "support/toy_model.h"

@@ -13,6 +13,15 @@
 
 namespace sherd::test {
 
+/// sherd::launch with the kernels that this build's tests use.
+inline void launch(int ranks, LaunchOptions options, const std::function<void(RankContext&)>& body) {
+  options.kernels = TEST_KERNELS;
+  sherd::launch(ranks, options, body);
+}
+inline void launch(int ranks, const std::function<void(RankContext&)>& body) {
+  test::launch(ranks, LaunchOptions{}, body);
+}
+
 /// y = x + down(gelu(up(norm(x)))), widths chosen by the caller.
 class ToyBlock : public Module {
  public:
