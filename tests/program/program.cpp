@@ -23,7 +23,7 @@ Finished run_train_gpt(const std::vector<std::string>& arguments) {
     return q;
   };
   const fs::path out = scratch("stdout"), err = scratch("stderr");
-  std::string command = "timeout -k 5 120 " + quoted(TRAIN_GPT) + " --kernels " + TEST_KERNELS;
+  std::string command = "timeout -k 5 120 " + quoted(TRAIN_GPT) + " --threads " + TEST_THREADS;
   for (auto& a : arguments) command += " " + quoted(a);
   command += " >" + quoted(out) + " 2>" + quoted(err) + " </dev/null";
   const auto start = std::chrono::steady_clock::now();
