@@ -11,9 +11,10 @@ namespace sherd {
 ///
 /// The root's call checks everything, computes layouts, compares their fingerprint over the mesh, allocates
 /// this rank's shards and fills them; the calls before only take note. Collective; same calls on every rank.
-/// @throws InvalidArgument for options that cannot be: an unknown mesh dimension or ignored name, prefetch <
-/// 0, mixed compute dtypes, a module wrapped twice, all collected. OutOfMemory when a buffer does not fit the
-/// limit.
+/// @throws InvalidArgument naming all options that cannot be (unknown mesh dimension or ignored name,
+/// prefetch < 0, mixed compute dtypes, ...), or for a module that is wrapped twice or after its root;
+/// ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not fit the
+/// limit. When the root's call throws, all wraps below it are undone and may be tried again.
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).

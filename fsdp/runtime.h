@@ -21,10 +21,11 @@ struct Wrap {
 /// Made by fully_shard() of the root; owned by the root module's units. One rank's thread uses it.
 class ShardRuntime {
  public:
-  /// Destroyed by an exception that unwinds the rank, it aborts the group, so that no rank waits for another.
   /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the
   /// mesh.
   explicit ShardRuntime(Module& root);
+  /// Runs what is queued. Destroyed by an exception that unwinds the rank, it aborts the group first, so that
+  /// no rank waits for another.
   ~ShardRuntime();
   ShardRuntime(const ShardRuntime&) = delete;
   ShardRuntime& operator=(const ShardRuntime&) = delete;
