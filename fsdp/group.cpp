@@ -15,7 +15,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   inner_ = inner_row(o.strategy, inner);
   outer_ = outer_row(o.outer, outer);
   wire_ = inner;
-  ranks_ = inner * outer;
+  ranks_ = o.gradient_ranks > 0 && !spec_.replicated ? o.gradient_ranks : inner * outer;
   int cells = 1;
   if (sharded_inner()) {
     over_.push_back(o.shard_dim);
@@ -54,11 +54,12 @@ ParamGroup::~ParamGroup() {
 uint64_t ParamGroup::fingerprint() const {
   const FullyShardOptions& o = spec_.options;
   uint64_t h = layout_->fingerprint();
-  for (const uint64_t v : {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
-                           static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
-                           static_cast<uint64_t>(o.compute_dtype), static_cast<uint64_t>(o.reduce_dtype),
-                           static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(trainable_),
-                           static_cast<uint64_t>(spec_.replicated)})
+  for (const uint64_t v :
+       {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
+        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
+        static_cast<uint64_t>(o.compute_dtype), static_cast<uint64_t>(o.reduce_dtype),
+        static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
+        static_cast<uint64_t>(trainable_), static_cast<uint64_t>(spec_.replicated)})
     h = (h ^ v) * 0x9e3779b97f4a7c15ull + (h >> 29);
   return h;
 }

@@ -42,6 +42,9 @@ struct FullyShardOptions {
   std::vector<std::string> ignored;
   /// (root) Seed of the initial weights.
   uint64_t seed = 0;
+  /// Ranks whose batches a gradient is averaged over; 0 = those of the mesh dimensions below. Expert
+  /// parameters reduce over fewer ranks than their tokens come from.
+  int gradient_ranks = 0;
   /// Names of the mesh dimensions to use. A mesh without the replicate dimension has one replica.
   std::string shard_dim = "shard";
   std::string replicate_dim = "replicate";

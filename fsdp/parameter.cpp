@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
-
 #include <sherd/fsdp/group.h>
 
 namespace sherd {
@@ -41,14 +39,34 @@ Parameter& Parameter::set_cut(CutClass cut) {
   return *this;
 }
 
-Parameter& Parameter::set_row_blocks(std::vector<int64_t> rows) {
+Parameter& Parameter::set_row_blocks(RowBlocks blocks) {
   require_unsharded_tree("set_row_blocks()");
-  const int64_t sum = std::accumulate(rows.begin(), rows.end(), int64_t{0});
-  if (sum != row_count(shape()))
-    throw ShapeMismatch(fmt::format("parameter '{}' of shape {}: its row blocks sum to {} rows", name(),
-                                    to_string(shape()), sum));
-  state().row_blocks = std::move(rows);
+  const int64_t rows = shape().size() == 3 ? shape()[1] : row_count(shape());
+  if (const std::string wrong = check_blocks(blocks, rows); !wrong.empty())
+    throw ShapeMismatch(
+        fmt::format("parameter '{}' of shape {}: its row blocks {}", name(), to_string(shape()), wrong));
+  state().row_blocks = std::move(blocks);
   return *this;
+}
+
+Parameter& Parameter::set_tensor_shard(TensorShard shard) {
+  require_unsharded_tree("set_tensor_shard()");
+  if (shard.dim < 0 || shard.dim >= static_cast<int>(shape().size()) || shard.parts < 1 || shard.index < 0 ||
+      shard.index >= shard.parts)
+    throw InvalidArgument(
+        fmt::format("parameter '{}' of shape {}: piece {} of {} along dimension {} does not exist", name(),
+                    to_string(shape()), shard.index, shard.parts, shard.dim));
+  state().tensor_shard = std::move(shard);
+  return *this;
+}
+
+Shape Parameter::global_shape() const {
+  return tensor_shard() ? sherd::global_shape(shape(), *tensor_shard()) : shape();
+}
+
+std::vector<Box> Parameter::global_boxes(ParamRange range) const {
+  return tensor_shard() ? sherd::global_boxes(shape(), row_blocks(), *tensor_shard(), range)
+                        : boxes_of(shape(), range);
 }
 
 ParamGroup& Parameter::group() const {

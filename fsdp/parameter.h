@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/row_blocks.h>
+#include <sherd/fsdp/tensor_shard.h>
 
 namespace sherd {
 
@@ -37,15 +40,28 @@ class Parameter {
   const Init& init() const { return state().init; }
   bool trainable() const { return state().trainable; }
   CutClass cut() const { return state().cut; }
-  /// Rows of each logical block (q, k and v of a fused projection); empty = one block, the whole matrix.
-  const std::vector<int64_t>& row_blocks() const { return state().row_blocks; }
+  /// Logical blocks of its rows (q, k and v of a fused projection); empty = one block, the whole matrix. Of a
+  /// stack of matrices [count, rows, cols]: the blocks of each of them.
+  const RowBlocks& row_blocks() const { return state().row_blocks; }
+  /// How this parameter is cut from a larger one, if it is: shape() and everything else here is local to this
+  /// rank's piece.
+  const std::optional<TensorShard>& tensor_shard() const { return state().tensor_shard; }
+  /// Shape of the whole parameter, all tensor- and expert-parallel pieces together.
+  Shape global_shape() const;
+  /// The elements of a local interval as boxes of the whole parameter.
+  std::vector<Box> global_boxes(ParamRange range) const;
 
   /// Excludes it from training: gathered with its unit, no gradient, no optimizer state.
-  /// @throws InvalidArgument after fully_shard() (the three below, too).
+  /// @throws InvalidArgument after fully_shard() (all set_ functions, too).
   Parameter& freeze();
   Parameter& set_cut(CutClass cut);
-  /// @throws ShapeMismatch when the rows do not sum to the first dimension.
-  Parameter& set_row_blocks(std::vector<int64_t> rows);
+  /// @throws ShapeMismatch when the blocks do not cover every row of the matrix (of a stack: of each matrix)
+  /// exactly once.
+  Parameter& set_row_blocks(RowBlocks blocks);
+  Parameter& set_row_blocks(const std::vector<int64_t>& rows) { return set_row_blocks(stacked_blocks(rows)); }
+  /// Declares the parameter to be piece `shard.index` of a larger one.
+  /// @throws InvalidArgument for a dimension or an index that does not exist.
+  Parameter& set_tensor_shard(TensorShard shard);
 
   /// The whole parameter in the compute dtype; valid while its unit is unsharded.
   /// @throws InvalidArgument otherwise, saying which unit to unshard.
@@ -80,7 +96,8 @@ class Parameter {
     Init init;
     bool trainable = true;
     CutClass cut = CutClass::element;
-    std::vector<int64_t> row_blocks;
+    RowBlocks row_blocks;
+    std::optional<TensorShard> tensor_shard;
     int registrations = 0;  // modules that hold it (more than one: tied)
     ParamGroup* group = nullptr;
     int index = 0;

@@ -77,7 +77,8 @@ void Muon::step_batch(Stream& stream, Batch& batch, double lr) {
 void Muon::update(Stream& stream, const Slot& slot, const Tensor& whole, double lr) {
   const Parameter& p = slot.item.param;
   const int64_t cols = p.shape()[1];
-  std::vector<int64_t> blocks = p.row_blocks();
+  std::vector<int64_t> blocks;
+  for (auto& b : p.row_blocks()) blocks.push_back(b.rows());
   if (blocks.empty()) blocks = {p.shape()[0]};
   const ParamRange mine = p.shard_range();
   const Tensor weights = p.shard();
