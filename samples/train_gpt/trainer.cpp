@@ -10,6 +10,8 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
+#include "muon_config.h"
+
 namespace train_gpt {
 namespace {
 
@@ -67,17 +69,16 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       config_(config),
       windows_(std::move(windows)),
       model_({config.dim, config.layers, config.heads, config.seq}) {
-  RoutingOptions routing;
-  routing.optimizer = parse_algorithm(config.optimizer);
-  routing_ = route(model_, routing);
+  routing_ = route(model_, routing_options(config));
   const DeviceMesh mesh = make_mesh(rank, config);
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh, options);
   fully_shard(model_, mesh, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps == 0) return;  // nothing to train: no optimizer state
+  if (config.steps == 0 && !config.explain_plan) return;  // nothing to train: no optimizer state
   OptimizerOptions optimizer;
   optimizer.weight_decay = config.weight_decay;
+  optimizer.muon = muon_options(config);
   optimizer_.emplace(model_, routing_, optimizer);
 }
 
@@ -149,6 +150,7 @@ StepResult Trainer::train_step(int64_t step) {
     r.comm[name].calls += count.calls;
     r.comm[name].bytes += count.bytes;
   }
+  warn_about_skipped_updates(step);
   double local = 0;
   ops::copy_to_host(s, &local, loss_sum);
   r.step = step + 1;
@@ -160,6 +162,15 @@ StepResult Trainer::train_step(int64_t step) {
   r.tokens_per_s = static_cast<double>(tokens) / r.step_ms * 1e3;
   r.peak_bytes = all_max(rank_.device->allocator().peak_bytes());
   return r;
+}
+
+void Trainer::warn_about_skipped_updates(int64_t step) {
+  for (auto& [name, status] : optimizer_->muon().report()) {
+    if (status == MatrixStatus::not_finite)
+      fmt::print(stderr,
+                 "train_gpt: step {}: the gradient of {} is not finite; its Muon update was skipped\n",
+                 step + 1, name);
+  }
 }
 
 void Trainer::sync_parameters() {
