@@ -42,7 +42,9 @@ rc::Gen<Case> any_case() {
     c.params = *rc::gen::container<std::vector<LayoutParam>>(*rc::gen::inRange<size_t>(1, 12), any_param());
     for (size_t i = 0; i < c.params.size(); ++i) c.params[i].name = fmt::format("p{}", i);
     c.world = *rc::gen::element(1, 2, 3, 4, 5, 6, 7, 8, 16, 64, 128);
-    c.options.policy = *rc::gen::element(LayoutPolicy::ragged, LayoutPolicy::even_rows);
+    c.options.policy =
+        *rc::gen::element(LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param);
+    c.options.packing = *rc::gen::element(Packing::lpt, Packing::size_match, Packing::ping_pong);
     c.options.align = *rc::gen::element<int64_t>(1, 8, 64);
     c.options.padding_budget = *rc::gen::element(0.0, 0.03, 0.5);
     c.options.rotation = *rc::gen::inRange(-3, 20);
