@@ -87,11 +87,11 @@ void Muon::update(Stream& stream, const Slot& slot, const Tensor& whole, double 
   for (const int64_t rows : blocks) {
     const Tensor in = whole.rows(row, row + rows);
     const Tensor out = Tensor::empty(device_, in.shape(), DType::f32, "muon matrix");
-    ops::newton_schulz(stream, out, in, options_.steps, options_.eps);
+    ops::newton_schulz(stream, out, in, options_.orthogonalize.steps, options_.orthogonalize.eps);
     const ParamRange block{ParamIndex(row * cols), ParamIndex((row + rows) * cols)};
     const ParamRange both = intersect(mine, block);
     if (!both.empty()) {
-      const double scale = options_.scale_factor * std::sqrt(static_cast<double>(std::max(rows, cols)));
+      const double scale = update_scale(options_, rows, cols);
       ops::scale_and_add(stream, weights.flat(both.begin - mine.begin, both.end - mine.begin), decay,
                          static_cast<float>(-lr * scale),
                          out.flat(both.begin - block.begin, both.end - block.begin));

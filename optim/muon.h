@@ -7,20 +7,10 @@
 
 #include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/optim/muon_options.h>
 #include <sherd/optim/state.h>
 
 namespace sherd {
-
-struct MuonOptions {
-  float momentum = 0.95f;
-  bool nesterov = true;
-  /// (a, b, c) of each Newton-Schulz step; default five of Jordan's quintic.
-  std::vector<ops::Coefficients> steps = std::vector<ops::Coefficients>(5, {3.4445f, -4.7750f, 2.0315f});
-  float eps = 1e-7f;
-  /// The update of a logical block is scaled by factor * sqrt(max(rows, cols)) (Moonlight: matches AdamW's
-  /// RMS).
-  double scale_factor = 0.2;
-};
 
 /// Muon (Jordan et al. 2024) in its plain `gather` mode. Per step: momentum and Nesterov on the local rows
 /// (EMA form, as torch.optim.Muon); one all-gather-v per group brings all row shards to every rank (padding
