@@ -1,9 +1,7 @@
 #include <sherd/dtensor/layer_wise.h>
 
 #include <algorithm>
-#include <bit>
 #include <functional>
-#include <numeric>
 #include <queue>
 
 #include <fmt/format.h>
@@ -64,74 +62,48 @@ class Chunk {
 
 }  // namespace
 
-LayerWiseLayout LayerWiseLayout::make(std::vector<LayerWiseParam> params, int world,
+LayerWiseLayout LayerWiseLayout::make(const std::vector<LayerWiseParam>& params, int world,
                                       const LayerWiseOptions& options) {
   check(params, world, options);
   LayerWiseLayout l;
-  l.params = std::move(params);
   l.world = world;
-  l.options = options;
-  l.places.resize(l.params.size());
-  l.rank_cost.resize(static_cast<size_t>(world));
-  std::vector<PackItem> items;
-  for (const auto& p : l.params) items.push_back({numel_of(p.param.shape), packing_cost(p.param)});
-
-  int64_t used = 0;
   const auto close = [&](size_t first, size_t end) {
     if (first == end) return;
-    const auto chunk = std::span<const PackItem>(items).subspan(first, end - first);
-    const Packed packed = pack(chunk, world, options.packing, l.rank_cost);
-    const int64_t slice = round_up(packed.slice, std::lcm(shard_divisor(world), options.align));
-    const int bucket = static_cast<int>(l.buckets.size());
-    l.buckets.push_back({FullIndex(l.elements), slice, static_cast<int>(first), static_cast<int>(end)});
-    for (size_t i = first; i < end; ++i) {
-      const FullIndex begin(l.elements + packed.rank[i - first] * slice + packed.offset[i - first]);
-      l.places[i] = {bucket, packed.rank[i - first], {begin, begin + items[i].numel}};
-      used += items[i].numel;
-    }
-    l.elements += slice * world;
+    LayoutOptions o{.policy = LayoutPolicy::whole_param, .packing = options.packing, .align = options.align};
+    if (!l.buckets.empty()) o.carried_cost = l.rank_cost();
+    std::vector<LayoutParam> chunk;
+    for (size_t i = first; i < end; ++i) chunk.push_back(params[i].param);
+    l.buckets.push_back(
+        {FullIndex(l.elements), static_cast<int>(first), ShardLayout::make(std::move(chunk), world, o)});
+    l.elements += l.buckets.back().layout.buffer_elements();
+    l.padding += l.buckets.back().layout.padding();
   };
 
-  size_t end = items.size();  // of the open chunk
+  size_t end = params.size();  // of the open chunk
   Chunk open(world, options.bucket_elements);
-  for (size_t i = items.size(); i-- > 0;) {
-    const bool alone = l.params[i].tied;
-    if (end > i + 1 && (alone || open.closes_before(items[i].numel))) {
+  for (size_t i = params.size(); i-- > 0;) {
+    const int64_t numel = numel_of(params[i].param.shape);
+    if (end > i + 1 && (params[i].tied || open.closes_before(numel))) {
       close(i + 1, end);
       end = i + 1;
       open.clear();
     }
-    open.add(items[i].numel);
-    if (!alone) continue;
+    open.add(numel);
+    if (!params[i].tied) continue;
     close(i, end);
     end = i;
     open.clear();
   }
   close(0, end);
-  l.padding = l.elements - used;
   return l;
 }
 
 uint64_t LayerWiseLayout::fingerprint() const {
   std::vector<uint64_t> words;
-  const auto put = [&](auto v) { words.push_back(static_cast<uint64_t>(v)); };
-  put(options.packing);
-  put(options.bucket_elements);
-  put(options.align);
-  put(world);
-  put(params.size());
-  for (size_t i = 0; i < params.size(); ++i) {
-    const LayoutParam& p = params[i].param;
-    put(XXH64(p.name.data(), p.name.size(), 0));
-    put(p.shape.size());
-    for (int64_t d : p.shape) put(d);
-    put(std::bit_cast<uint64_t>(p.cost));
-    put(params[i].tied);
-    put(places[i].bucket);
-    put(places[i].rank);
-    put(places[i].range.begin.value);
+  for (const LayerWiseBucket& b : buckets) {
+    words.push_back(static_cast<uint64_t>(b.first_param));
+    words.push_back(b.layout.fingerprint());
   }
-  for (const LayerWiseBucket& b : buckets) put(b.slice);
   return XXH64(words.data(), words.size() * sizeof(uint64_t), 0);
 }
 

@@ -24,18 +24,12 @@ struct LayerWiseOptions {
   int64_t align = 64;
 };
 
-/// One bucket: world slices of one size. Its parameters are contiguous in model order, so that its reduction
+/// One bucket: a whole_param layout of parameters that are contiguous in model order, so that its reduction
 /// can start when backward has passed them.
 struct LayerWiseBucket {
-  FullIndex begin;
-  int64_t slice = 0;
-  int first_param = 0, end_param = 0;  // in model order
-};
-
-struct LayerWisePlace {
-  int bucket = 0;
-  int rank = 0;
-  FullRange range;  // in the buffer
+  FullIndex begin;      // in the buffer
+  int first_param = 0;  // the layout's parameter p is first_param + p of the model
+  ShardLayout layout;
 };
 
 /// The layer-wise optimizer's arrangement, as Megatron-LM's has it for LPT: parameters are walked from the
@@ -43,18 +37,18 @@ struct LayerWisePlace {
 /// rule. Costs carry over from bucket to bucket, fills do not. The older rules deal inside the same buckets.
 /// The result depends on the arguments only.
 struct LayerWiseLayout {
-  std::vector<LayerWiseParam> params;  // in model order
   int world = 1;
-  LayerWiseOptions options;
   std::vector<LayerWiseBucket> buckets;  // in backward order, which is buffer order
-  std::vector<LayerWisePlace> places;    // per parameter
   int64_t elements = 0;                  // of the buffer
   int64_t padding = 0;                   // those that belong to no parameter
-  std::vector<double> rank_cost;         // packing_cost() of what each rank got
 
+  /// @param params in model order.
   /// @throws InvalidArgument naming all offenders: world < 1, no parameters, a negative size or cost, align <
   /// 1, bucket_elements < 0.
-  static LayerWiseLayout make(std::vector<LayerWiseParam> params, int world, const LayerWiseOptions& options);
+  static LayerWiseLayout make(const std::vector<LayerWiseParam>& params, int world,
+                              const LayerWiseOptions& options);
+  /// What each rank got, over all buckets, in units of packing_cost().
+  const std::vector<double>& rank_cost() const { return buckets.back().layout.rank_cost(); }
   /// 64-bit digest of everything above.
   uint64_t fingerprint() const;
 };
