@@ -57,7 +57,9 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.reshard_after_forward = c.reshard_after_forward;
   o.prefetch = static_cast<int>(c.prefetch);
   o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
-  o.layout = c.layout == "even_rows" ? LayoutPolicy::even_rows : LayoutPolicy::ragged;
+  const LayoutChoice layout = parse_layout(c.layout);
+  o.layout = layout.policy;
+  o.packing = layout.packing;
   o.seed = c.seed;
   return o;
 }
