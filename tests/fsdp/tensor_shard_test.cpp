@@ -6,12 +6,13 @@
 #include <map>
 #include <mutex>
 
-#include "support/toy_model.h"
+#include "support/pieces.h"
 
 namespace sherd::test {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 struct Case {
   std::string name;
@@ -125,83 +126,48 @@ TEST(TensorShardMap, BoxesAreAsFewAsTheCutAllows) {
             (std::vector<Box>{{{2, 0}, {2, 3}}, {{10, 0}, {6, 3}}}));
 }
 
-// Parameters of every kind, each cut over `dim` when that has more than one rank.
-struct Pieces : Module {
-  explicit Pieces(const DeviceMesh& mesh, const std::string& dim = "tp") {
-    const int n = mesh.has(dim) ? mesh.size(dim) : 1, i = n > 1 ? mesh.coordinate(dim) : 0;
-    auto add = [&](const char* name, Shape whole, int d, std::vector<int64_t> blocks = {}) {
-      whole[static_cast<size_t>(d)] /= n;
-      for (int64_t& b : blocks) b /= n;
-      Parameter p = param(name, whole, normal(1));
-      if (!blocks.empty()) p.set_row_blocks(blocks);
-      if (n > 1) p.set_tensor_shard({dim, d, n, i});
-    };
-    add("qkv", {24, 5}, 0, {12, 4, 8});
-    add("rows", {8, 3}, 0);
-    add("columns", {7, 8}, 1);
-    add("experts", {4, 3, 2}, 0);
-    param("whole", {9}, normal(1));
-    param("ones", {3}, constant(1));
-  }
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override { return {}; }
-};
-
 TEST(TensorShardInit, TheSameSeedGivesTheSameGlobalWeights) {
   std::map<std::string, std::vector<float>> want;
-  struct Arrangement {
-    int shard, tp;
-    LayoutPolicy layout;
-  };
-  for (const Arrangement a : {Arrangement{1, 1, LayoutPolicy::ragged},
-                              {1, 2, LayoutPolicy::ragged},
-                              {3, 2, LayoutPolicy::ragged},
-                              {2, 4, LayoutPolicy::even_rows}}) {
-    std::map<std::string, std::vector<float>> got;
-    std::mutex mutex;
-    launch(a.shard * a.tp, [&](RankContext& r) {
-      const DeviceMesh mesh(r.world, {{"shard", a.shard}, {"tp", a.tp}});
-      Pieces model(mesh);
-      FullyShardOptions options;
-      options.layout = a.layout;
-      options.seed = 17;
-      fully_shard(model, mesh, options);
-      for (auto& [name, p] : model.named_parameters()) {
-        const std::vector<float> mine = ops::to_floats(r.device->compute(), p.shard());
-        const std::lock_guard lock(mutex);
-        auto& whole = got[name];
-        whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
-        for (auto& run : p.global_runs(p.shard_range()))
-          for (int64_t i = 0; i < run.count; ++i)
-            whole[static_cast<size_t>(run.global.value + i)] =
-                mine[static_cast<size_t>(run.local - p.shard_range().begin + i)];
-      }
-    });
-    if (want.empty()) want = got;
-    EXPECT_EQ(got, want) << a.shard << " x " << a.tp;
+  for (const Spread spread : {Spread{}, Spread{.tp = 2}, Spread{.shard = 3, .tp = 2, .experts = 2},
+                              Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}}) {
+    for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
+      std::map<std::string, std::vector<float>> got;
+      std::mutex mutex;
+      launch(spread.ranks(), [&](RankContext& r) {
+        Pieces model(r, spread);
+        model.wrap({.layout = layout, .seed = 17});
+        for (auto& [name, p] : model.named_parameters()) {
+          const std::vector<float> mine = ops::to_floats(r.device->compute(), p.shard());
+          const std::lock_guard lock(mutex);
+          auto& whole = got[name];
+          whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
+          for (auto& run : p.global_runs(p.shard_range()))
+            for (int64_t i = 0; i < run.count; ++i)
+              whole[static_cast<size_t>(run.global.value + i)] =
+                  mine[static_cast<size_t>(run.local - p.shard_range().begin + i)];
+        }
+      });
+      if (want.empty()) want = got;
+      EXPECT_EQ(got, want) << spread.ranks() << " ranks";
+    }
   }
 }
 
 TEST(TensorShardCheck, AMeshThatDoesNotFitIsRefusedNamingEveryParameter) {
   launch(2, [](RankContext& r) {
-    const DeviceMesh wanted(r.world, {{"tp", 2}});
     const DeviceMesh none(r.world, {{"shard", 2}}), small(r.world, {{"shard", 2}, {"tp", 1}});
+    Pieces model(r, {.tp = 2});
     for (auto* mesh : {&none, &small}) {
-      Pieces model(wanted);
       try {
         fully_shard(model, *mesh);
         FAIL();
       } catch (const InvalidArgument& e) {
-        for (const char* name : {"'qkv'", "'rows'", "'columns'", "'experts'"})
-          EXPECT_THAT(e.what(), HasSubstr(name));
-        EXPECT_THAT(e.what(), Not(HasSubstr("'whole'")));
+        for (const char* name : {"'qkv'", "'rows'", "'columns'"}) EXPECT_THAT(e.what(), HasSubstr(name));
+        for (const char* name : {"'whole'", "'experts.up'"}) EXPECT_THAT(e.what(), Not(HasSubstr(name)));
         EXPECT_THAT(e.what(), HasSubstr(mesh == &none ? "has no such dimension" : "rank 0 of 1 along it"));
       }
-      // As before the first wrap: the right mesh is still taken.
-      fully_shard(model, DeviceMesh(r.world, {{"shard", 1}, {"tp", 2}}));
     }
+    model.wrap();  // as before the first wrap: the right mesh is still taken
   });
 }
 
