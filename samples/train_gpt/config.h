@@ -22,6 +22,7 @@ struct TrainConfig {
   // Ranks and sharding.
   int64_t ranks = 1;
   int64_t replicas = 1;
+  int64_t tp = 1;
   std::string strategy = "optim_grads_params";
   std::string outer = "no_shard";
   std::string layout = "ragged";
@@ -72,6 +73,9 @@ struct TrainConfig {
   std::string loss_svg;
   std::string export_weights;
   bool quiet = false;
+
+  /// Ranks with different data: all but those that share a batch tensor-parallel.
+  int64_t data_ranks() const { return ranks / tp; }
 
   bool operator==(const TrainConfig&) const = default;
 };

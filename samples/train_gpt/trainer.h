@@ -48,7 +48,9 @@ class Trainer {
     sherd::Tensor inputs, targets;
   };
   Batch load(const std::vector<int64_t>& windows);
-  double all_sum(double value);
+  /// Over the ranks that have different data.
+  double data_sum(double value);
+  /// Over all ranks.
   int64_t all_max(int64_t value);
 
   /// Names matrices whose gradients were not finite, on the rank that saw them.
@@ -60,6 +62,8 @@ class Trainer {
   sherd::RankContext& rank_;
   const TrainConfig& config_;
   std::shared_ptr<const Windows> windows_;
+  sherd::DeviceMesh mesh_;
+  std::shared_ptr<sherd::Communicator> data_;  // the ranks that have different data
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
