@@ -152,7 +152,9 @@ class BitExact : public ::testing::TestWithParam<Case> {};
 
 TEST_P(BitExact, ModesEqualOneRank) {
   const Case c = GetParam();
-  for (const MuonMode mode : {MuonMode::automatic, MuonMode::owner, MuonMode::gather}) {
+  std::vector<MuonMode> modes = {MuonMode::automatic, MuonMode::owner, MuonMode::gather};
+  if (c.layout == LayoutPolicy::whole_param) modes.push_back(MuonMode::local);
+  for (const MuonMode mode : modes) {
     for (const int64_t transient : {int64_t{1} << 26, int64_t{4096}}) {
       SCOPED_TRACE(testing::Message() << name_of(mode) << " " << transient);
       MuonRun run{.ranks = c.ranks, .replicas = c.replicas};
@@ -170,7 +172,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const Strategy s :
        {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
-    for (const LayoutPolicy l : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
+    for (const LayoutPolicy l : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param}) {
       all.push_back({2, 1, s, Outer::no_shard, l});
       all.push_back({8, 1, s, Outer::no_shard, l});
       all.push_back({4, 2, s, Outer::no_shard, l});
