@@ -67,9 +67,9 @@ std::string Routing::format() const {
   for (auto& r : routes) width = std::max(width, r.name.size());
   std::string out = fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", "parameter", width, "shape", "update", "why");
   for (auto& r : routes) {
-    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.shape()),
+    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.global_shape()),
                        name_of(r.algorithm), r.reason);
-    elements[r.algorithm == Algorithm::muon] += r.param.numel();
+    elements[r.algorithm == Algorithm::muon] += numel_of(r.param.global_shape());
   }
   return out + fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);
 }

@@ -46,6 +46,9 @@ const KernelTable& cpu_kernels() {
     t.embedding_backward = cpu::embedding_backward;
     t.cross_entropy_forward = cpu::cross_entropy_forward;
     t.cross_entropy_backward = cpu::cross_entropy_backward;
+    t.vocab_parallel_partial = cpu::vocab_parallel_partial;
+    t.vocab_parallel_combine = cpu::vocab_parallel_combine;
+    t.vocab_parallel_backward = cpu::vocab_parallel_backward;
     t.adamw = cpu::adamw;
     t.muon_momentum = cpu::muon_momentum;
     t.newton_schulz = cpu::newton_schulz;

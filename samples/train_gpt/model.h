@@ -6,12 +6,12 @@
 
 #include <sherd/fsdp/module.h>
 
+#include "parallel_linear.h"
+
 namespace train_gpt {
 
 using sherd::Module;
-using sherd::Parameter;
 using sherd::Shape;
-using sherd::Tensor;
 
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
@@ -19,9 +19,10 @@ struct GptShape {
 };
 
 /// x + proj(attention(qkv(norm1(x)))), then + out(gelu(fc(norm2(.)))). Input and output [batch*seq, dim].
+/// Tensor-parallel: each rank has heads / tp heads and 4 * dim / tp hidden columns, and the whole norms.
 class Block : public Module {
  public:
-  explicit Block(const GptShape& shape);
+  Block(const GptShape& shape, const TensorParallel& tp);
   /// Sequences in the coming inputs.
   void set_batch(int64_t batch) { batch_ = batch; }
 
@@ -35,15 +36,18 @@ class Block : public Module {
     Tensor x, rstd1, n1, qkv, lse, att, x2, rstd2, n2, h, a;
   };
   GptShape shape_;
+  TensorParallel tp_;
   int64_t batch_ = 0;
   Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
   std::vector<Saved> saved_;
 };
 
-/// Tokens in, losses (or logits) out.
+/// Tokens in, losses (or logits) out. The ranks of `tp`, whose size divides heads and the vocabulary, get the
+/// same tokens and targets, and give the same bits; the head is cut along the vocabulary, embeddings and
+/// norms are whole on each.
 class Gpt : public Module {
  public:
-  explicit Gpt(const GptShape& shape);
+  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {});
   Block& block(size_t i) { return *blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 
@@ -61,13 +65,15 @@ class Gpt : public Module {
 
  private:
   GptShape shape_;
+  TensorParallel tp_;
   Parameter tok_, pos_;
   std::vector<std::unique_ptr<Block>> blocks_;
   Parameter norm_, head_;
   Tensor targets_;
   float loss_scale_ = 1;
   struct Saved {
-    Tensor tokens, targets, x, rstd, n, logits;
+    Tensor tokens, x, rstd, n, logits;
+    ParallelCrossEntropy loss;
   } saved_;
 };
 
