@@ -174,6 +174,36 @@ TEST(Runtime, PeakBytesFollowTheFormula) {
   }
 }
 
+TEST(Runtime, WholeParamKeepsMatricesApartAndCarriesTheirCostOn) {
+  launch(4, [](RankContext& r) {
+    ToyModel model(16, 32, 3);
+    route(model);
+    const DeviceMesh mesh(r.world, {{"shard", 4}});
+    FullyShardOptions options;
+    options.layout = LayoutPolicy::whole_param;
+    for (auto& b : model.blocks_) fully_shard(*b, mesh, options);
+    fully_shard(model, mesh, options);
+    const ShardRuntime& rt = runtime_of(model);
+    std::vector<std::string> where;
+    for (auto& unit : rt.units()) {
+      for (auto& g : unit->groups()) {
+        const bool whole = g->layout().policy() == LayoutPolicy::whole_param;
+        EXPECT_EQ(g->layout().policy(), whole ? LayoutPolicy::whole_param : LayoutPolicy::ragged);
+        for (auto& p : g->params()) {
+          EXPECT_EQ(p.cut() == CutClass::row, whole) << p.name();
+          for (int rank = 0; whole && rank < 4; ++rank)
+            if (!g->layout().piece(p.index_in_group(), rank).empty())
+              where.push_back(p.name() + " on " + std::to_string(rank));
+        }
+      }
+    }
+    // Equal matrices, dealt in backward order; the third unit made starts again at rank 0.
+    EXPECT_THAT(where, ElementsAre("blocks.0.up.weight on 1", "blocks.0.down.weight on 0",
+                                   "blocks.1.up.weight on 3", "blocks.1.down.weight on 2",
+                                   "blocks.2.up.weight on 1", "blocks.2.down.weight on 0"));
+  });
+}
+
 TEST(Runtime, PublicVerbsGiveWholeParametersOutsideForward) {
   launch(3, [](RankContext& r) {
     Rig rig(r, {});
