@@ -60,12 +60,21 @@ ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const 
 void ShardLayout::place_whole() {
   std::vector<PackItem> items;
   for (const auto& p : params_) items.push_back({numel_of(p.shape), packing_cost(p)});
-  rank_cost_ = options_.carried_cost;
-  rank_cost_.resize(static_cast<size_t>(world_));
-  const Packed packed = pack(items, world_, options_.packing, rank_cost_);
+  std::vector<double> carried = options_.carried_cost;
+  carried.resize(static_cast<size_t>(world_));
+  std::vector<int> rank(carried.size());  // of each shard that the rule sees
+  std::iota(rank.begin(), rank.end(), 0);
+  if (options_.order_by_carried_cost)
+    std::stable_sort(rank.begin(), rank.end(), [&](int a, int b) { return carried[a] < carried[b]; });
+  std::vector<double> cost;
+  for (int r : rank) cost.push_back(carried[r]);
+  const Packed packed = pack(items, world_, options_.packing, cost);
+  rank_cost_.resize(cost.size());
+  for (size_t shard = 0; shard < cost.size(); ++shard) rank_cost_[rank[shard]] = cost[shard];
   const int64_t unit = std::lcm(shard_divisor(world_), options_.align);
   slice_ = (packed.slice + unit - 1) / unit * unit;
-  for (size_t i = 0; i < items.size(); ++i) full_begin_.push_back(packed.rank[i] * slice_ + packed.offset[i]);
+  for (size_t i = 0; i < items.size(); ++i)
+    full_begin_.push_back(rank[packed.rank[i]] * slice_ + packed.offset[i]);
   full_elements_ = buffer_elements();
 }
 
@@ -149,6 +158,7 @@ uint64_t ShardLayout::fingerprint() const {
   }
   if (options_.policy == LayoutPolicy::whole_param) {
     put(options_.packing);
+    put(options_.order_by_carried_cost);
     for (double c : options_.carried_cost) put(std::bit_cast<uint64_t>(c));
     for (double c : rank_cost_) put(std::bit_cast<uint64_t>(c));
   }

@@ -68,6 +68,10 @@ struct LayoutOptions {
   /// whole_param: the cost that each rank has from layouts made before (ShardLayout::rank_cost()); empty =
   /// none.
   std::vector<double> carried_cost = {};
+  /// whole_param: the packing rule sees the ranks in ascending order of carried cost instead of by number.
+  /// Its ties then go to the rank with less, which matters where a bucket has fewer parameters than there are
+  /// ranks: by number, every such bucket loads the same first ranks.
+  bool order_by_carried_cost = false;
 };
 
 /// A row that two ranks share: element `at` of parameter `param` is the first of rank `rank`, inside a row.

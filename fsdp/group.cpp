@@ -58,7 +58,8 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
                                                              .packing = o.packing,
                                                              .padding_budget = o.padding_budget,
                                                              .rotation = spec_.rotation,
-                                                             .carried_cost = spec_.carried_cost}));
+                                                             .carried_cost = spec_.carried_cost,
+                                                             .order_by_carried_cost = true}));
   staged_ = !layout_->zero_copy() && cells > 1;
 
   part_ = layout_->buffer_elements() / (sharded_inner() ? inner : 1);

@@ -91,7 +91,8 @@ class ShardRuntime {
   std::map<const Communicator*, GroupComms> comms_;  // by the mesh's shard communicator
   std::shared_ptr<Communicator> alone_;              // a group of one, for ignored parameters
   // Layouts of whole parameters carry each rank's cost on from unit to unit in the order in which units are
-  // made: backward, the root last. By shard communicator and number of ranks.
+  // made: backward, the root last; a unit has few matrices, so ties go to the rank with less cost. By shard
+  // communicator and number of ranks.
   std::map<std::pair<const Communicator*, int>, std::vector<double>> packed_cost_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<Slot> slots_, grad_slots_;

@@ -148,6 +148,7 @@ RC_GTEST_PROP(LayoutProperty, WholeParamsAreNeverCutAndStartAligned, ()) {
   if (*rc::gen::arbitrary<bool>())
     c.options.carried_cost = *rc::gen::container<std::vector<double>>(static_cast<size_t>(c.world),
                                                                       rc::gen::element(0.0, 7.0, 900.0));
+  c.options.order_by_carried_cost = *rc::gen::arbitrary<bool>();
   const auto l = ShardLayout::make(c.params, c.world, c.options);
   RC_ASSERT(l.slice() % shard_divisor(c.world) == 0);
   RC_ASSERT(l.cut_rows().empty());

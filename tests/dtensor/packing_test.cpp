@@ -179,6 +179,20 @@ TEST(WholeParam, PackingAndCarriedCostChangeTheFingerprint) {
   EXPECT_EQ(std::unique(prints.begin(), prints.end()), prints.end());
 }
 
+TEST(WholeParam, SmallBucketsLoadTheRanksWithLeastCarriedCostIfAsked) {
+  LayoutOptions options{.policy = LayoutPolicy::whole_param, .carried_cost = {5, 0, 7, 0}};
+  const std::vector<LayoutParam> one = {{"a", {8, 8}, CutClass::row}};
+  EXPECT_FALSE(ShardLayout::make(one, 4, options).piece(0, 0).empty())
+      << "the rule: of equal fills the lowest rank";
+  options.order_by_carried_cost = true;
+  for (Packing rule : {Packing::lpt, Packing::size_match, Packing::ping_pong}) {
+    options.packing = rule;
+    const auto l = ShardLayout::make(one, 4, options);
+    EXPECT_FALSE(l.piece(0, 1).empty());
+    EXPECT_THAT(l.rank_cost(), ElementsAre(5, 512, 7, 0));
+  }
+}
+
 TEST(WholeParam, BadCostsAreRefusedTogether) {
   const std::string message = [] {
     try {
