@@ -52,8 +52,11 @@ void Muon::step_batch(Stream& stream, Batch& batch, double lr) {
   const Tensor packed = Tensor::empty(device_, {batch.total}, DType::f32, "muon gathered");
   for (auto& s : batch.slots) {
     const int64_t at = mine + s.packed_begin;
-    ops::muon_momentum(stream, packed.flat(at, at + s.momentum.numel()), s.momentum,
-                       s.item.param.grad_shard(), options_.momentum, options_.nesterov);
+    const MomentumSegment segment{.buffer = s.momentum.data<float>(),
+                                  .gradient = s.item.param.grad_shard().data<float>(),
+                                  .count = s.momentum.numel(),
+                                  .at = at};
+    ops::muon_momentum(stream, packed, {&segment, 1}, options_.momentum, options_.nesterov);
   }
   if (layout.world() > 1)
     batch.comm->all_gather_v(stream, packed, batch.counts, packed.flat(mine, mine + batch.counts[me]));
@@ -83,11 +86,12 @@ void Muon::update(Stream& stream, const Slot& slot, const Tensor& whole, double 
   const ParamRange mine = p.shard_range();
   const Tensor weights = p.shard();
   const float decay = static_cast<float>(1.0 - lr * slot.item.weight_decay);
+  const Tensor status = Tensor::empty(device_, {1}, DType::i32, "muon status");
   int64_t row = 0;
   for (const int64_t rows : blocks) {
     const Tensor in = whole.rows(row, row + rows);
     const Tensor out = Tensor::empty(device_, in.shape(), DType::f32, "muon matrix");
-    ops::newton_schulz(stream, out, in, options_.steps, options_.eps);
+    ops::orthogonalize(stream, out, in, status, {.steps = options_.steps, .eps = options_.eps});
     const ParamRange block{ParamIndex(row * cols), ParamIndex((row + rows) * cols)};
     const ParamRange both = intersect(mine, block);
     if (!both.empty()) {

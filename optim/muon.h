@@ -15,7 +15,7 @@ struct MuonOptions {
   float momentum = 0.95f;
   bool nesterov = true;
   /// (a, b, c) of each Newton-Schulz step; default five of Jordan's quintic.
-  std::vector<ops::Coefficients> steps = std::vector<ops::Coefficients>(5, {3.4445f, -4.7750f, 2.0315f});
+  std::vector<Coefficients> steps = std::vector<Coefficients>(5, kJordanStep);
   float eps = 1e-7f;
   /// The update of a logical block is scaled by factor * sqrt(max(rows, cols)) (Moonlight: matches AdamW's
   /// RMS).
