@@ -1,6 +1,7 @@
 # Everything sherd links; all of it is packaged by Debian 12 (scripts/install_deps.sh).
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
+find_package(LAPACK REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
 

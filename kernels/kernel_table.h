@@ -6,8 +6,10 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <sherd/kernels/dtype.h>
+#include <sherd/kernels/orthogonalize.h>
 #include <sherd/kernels/stream.h>
 
 namespace sherd {
@@ -102,27 +104,69 @@ struct AdamWArgs {
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, bias1 = 1, bias2 = 1;
 };
 
-/// buffer += (1-mu)*(g - buffer); update = nesterov ? g + mu*(buffer - g) : buffer  (torch.optim.Muon).
-/// The result for an element must not depend on where it lies in the range.
+/// For every element of every segment, in single f32 operations in this order:
+///   g' = l2 == 0 ? g : g + l2 * w;  buffer += (1-mu) * (g' - buffer);
+///   packed = nesterov ? g' + mu * (buffer - g') : buffer  (torch.optim.Muon).
+/// Where g' is not finite the buffer stays and NaN is packed. packed: f32, bf16 or f16.
+/// The result for an element must not depend on where it lies in its segment.
 struct MuonMomentumArgs {
-  int64_t count = 0;
-  float* buffer = nullptr;
-  const float* g = nullptr;
-  float* update = nullptr;
+  std::vector<MomentumSegment> segments;
+  Ref packed{};
   float mu = 0;
   bool nesterov = true;
+  float l2 = 0;
 };
 
-/// Newton-Schulz iteration on a row-major [rows, cols] f32 matrix, in the orientation with rows <= cols:
-/// X0 = U/(||U||_F + eps); X <- aX + b(XX^T)X + c(XX^T)^2 X, with row i of `coefficients` (a,b,c) at step i.
-/// out may not alias in. A zero matrix gives zero.
-struct NewtonSchulzArgs {
-  int64_t rows = 0, cols = 0;
+/// w = decay * w + alpha * packed, in f32 operations, for every element of every segment.
+struct MuonUpdateArgs {
+  std::vector<UpdateSegment> segments;
+  Ref packed{};
+};
+
+/// to[segment.to + i] = from[segment.from + i]; f32, bf16 or f16, rounded once.
+struct CopySegmentsArgs {
+  std::vector<CopySegment> segments;
+  Ref to{}, from{};
+};
+
+/// Each of `batch` row-major [rows, cols] f32 matrices by itself; status i32 [batch]. out does not alias in.
+/// Norms are taken in double; see OrthogonalizeOptions for the iteration. `svd` drops the directions whose
+/// singular value is below max(rows, cols) * 2^-23 * the largest.
+struct OrthogonalizeArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
   const float* in = nullptr;
   float* out = nullptr;
-  float eps = 1e-7f;
-  int steps = 0;
-  float coefficients[16][3] = {};
+  int32_t* status = nullptr;
+  OrthogonalizeOptions options;
+};
+
+/// gram [batch, n, n] = x^T x (contract_rows, n = cols) or x x^T (n = rows); exactly symmetric.
+struct GramProductArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
+  bool contract_rows = false;
+  const float* x = nullptr;
+  float* gram = nullptr;
+};
+
+/// q [batch, n, n] = the product of steps [first, last) as a polynomial in gram. With first == 0, gram is
+/// scaled by 1/(sqrt(trace) + eps)^2, q by 1/(sqrt(trace) + eps), and status is written; elsewhere status is
+/// not touched. options.restarts do not matter here.
+struct GramIterateArgs {
+  int64_t batch = 1, n = 0;
+  float* q = nullptr;
+  float* gram = nullptr;
+  int32_t* status = nullptr;
+  int first = 0, last = 0;
+  OrthogonalizeOptions options;
+};
+
+/// out [batch, rows, cols] = x q (contract_rows) or q x. A q of zeros gives zeros, whatever x holds.
+struct GramApplyArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
+  bool contract_rows = false;
+  const float* x = nullptr;
+  const float* q = nullptr;
+  float* out = nullptr;
 };
 
 struct KernelTable {
@@ -158,7 +202,12 @@ struct KernelTable {
   void (*vocab_parallel_backward)(ExecutionContext&, const VocabParallelArgs&);
   void (*adamw)(ExecutionContext&, const AdamWArgs&);
   void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
-  void (*newton_schulz)(ExecutionContext&, const NewtonSchulzArgs&);
+  void (*muon_update)(ExecutionContext&, const MuonUpdateArgs&);
+  void (*copy_segments)(ExecutionContext&, const CopySegmentsArgs&);
+  void (*orthogonalize)(ExecutionContext&, const OrthogonalizeArgs&);
+  void (*gram_product)(ExecutionContext&, const GramProductArgs&);
+  void (*gram_iterate)(ExecutionContext&, const GramIterateArgs&);
+  void (*gram_apply)(ExecutionContext&, const GramApplyArgs&);
   /// Adds the exact sum of x[i]^2, the number of zeros and of non-finite elements; see exact_sum.h.
   void (*accumulate_squares)(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
   /// out[0] += sum of x in increasing order, in double.
@@ -170,8 +219,8 @@ struct KernelTable {
 
 /// Slow and obvious; the oracle of every test.
 const KernelTable& reference_kernels();
-/// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN. Entries that need no speed are the
-/// reference's.
+/// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN, singular values by LAPACK. Entries that need
+/// no speed are the reference's.
 const KernelTable& cpu_kernels();
 
 }  // namespace sherd

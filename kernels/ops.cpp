@@ -1,93 +1,21 @@
-#include <sherd/kernels/ops.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <string>
-#include <type_traits>
 
+#include <sherd/kernels/door.h>
 #include <sherd/kernels/exact_sum.h>
-#include <sherd/kernels/kernel_table.h>
 #include <sherd/kernels/random.h>
 
 namespace sherd::ops {
+
+using namespace door;
+
 namespace {
-
-constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::bf16, DType::f16, DType::f64};
-constexpr std::initializer_list<DType> kActivations = {DType::f32, DType::bf16};
-
-/// Collects everything that is wrong with the arguments of one operation; done() throws if anything is.
-class Check {
- public:
-  explicit Check(const char* op) : op_(op) {}
-
-  Check& dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
-    if (!t.defined()) return problem(fmt::format("{} is undefined", name));
-    if (std::find(allowed.begin(), allowed.end(), t.dtype()) != allowed.end()) return *this;
-    std::string list;
-    for (DType d : allowed) list += fmt::format("{}{}", list.empty() ? "" : " or ", name_of(d));
-    return problem(fmt::format("{} is {}, must be {}", name, name_of(t.dtype()), list));
-  }
-  Check& dtype(const char* name, const Tensor& t, DType wanted) { return dtype(name, t, {wanted}); }
-  Check& shape(const char* name, const Tensor& t, const Shape& wanted) {
-    if (t.defined() && t.shape() != wanted)
-      problem(fmt::format("{} is {}, must be {}", name, to_string(t.shape()), to_string(wanted)));
-    return *this;
-  }
-  Check& count(const char* name, const Tensor& t, int64_t wanted) {
-    if (t.defined() && t.numel() != wanted)
-      problem(fmt::format("{} is {} ({} elements), must have {} elements", name, to_string(t.shape()),
-                          t.numel(), wanted));
-    return *this;
-  }
-  /// For tensors whose sizes are read to derive the others': fails at once.
-  Check& dims(const char* name, const Tensor& t, int64_t wanted) {
-    if (!t.defined()) {
-      problem(fmt::format("{} is undefined", name)).done();
-    } else if (t.dim() != wanted) {
-      problem(fmt::format("{} is {}, must have {} dimensions", name, to_string(t.shape()), wanted)).done();
-    }
-    return *this;
-  }
-  Check& that(bool ok, std::string otherwise) { return ok ? *this : problem(std::move(otherwise)); }
-
-  void done() const {
-    if (!problems_.empty()) throw ShapeMismatch(fmt::format("{}: {}", op_, problems_));
-  }
-
- private:
-  Check& problem(std::string text) {
-    problems_ += (problems_.empty() ? "" : "; ") + text;
-    return *this;
-  }
-  const char* op_;
-  std::string problems_;
-};
-
-void require(bool ok, const std::string& otherwise) {
-  if (!ok) throw InvalidArgument(otherwise);
-}
-
-Ref ref(const Tensor& t) { return {t.raw(), t.dtype()}; }
-
-template <class T>
-T* pointer(const Tensor& t) {
-  return t.defined() ? t.data<T>() : nullptr;
-}
-
-/// Queues a kernel; its arguments are copied and hold no tensor alive.
-template <class... A>
-void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
-           const std::type_identity_t<std::remove_cvref_t<A>>&... args) {
-  s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });
-}
-
-const KernelTable& kernels(Stream& s) { return s.device().kernels(); }
 
 /// Runs on the stream: an index outside the table would touch foreign memory.
 void check_indices(const char* op, const char* what, const int32_t* indices, int64_t count, int64_t vocab) {
@@ -419,39 +347,6 @@ void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const T
   a.bias1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
   a.bias2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
   queue(s, "adamw", kernels(s).adamw, a);
-}
-
-void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu,
-                   bool nesterov) {
-  Check check("muon_momentum");
-  check.dtype("update", update, DType::f32).dtype("buffer", buffer, DType::f32).dtype("g", g, DType::f32);
-  check.count("update", update, g.numel()).count("buffer", buffer, g.numel()).done();
-  queue(
-      s, "muon_momentum", kernels(s).muon_momentum,
-      MuonMomentumArgs{g.numel(), buffer.data<float>(), g.data<float>(), update.data<float>(), mu, nesterov});
-}
-
-void newton_schulz(Stream& s, const Tensor& out, const Tensor& in, std::span<const Coefficients> steps,
-                   float eps) {
-  Check check("newton_schulz");
-  check.dims("in", in, 2)
-      .dtype("in", in, DType::f32)
-      .dtype("out", out, DType::f32)
-      .shape("out", out, in.shape())
-      .done();
-  require(out.raw() != in.raw() || in.numel() == 0,
-          "newton_schulz: out and in are the same memory; use two tensors");
-  NewtonSchulzArgs a{
-      .rows = in.size(0), .cols = in.size(1), .in = in.data<float>(), .out = out.data<float>(), .eps = eps};
-  require(steps.size() <= std::size(a.coefficients),
-          fmt::format("newton_schulz: {} steps; at most {}", steps.size(), std::size(a.coefficients)));
-  a.steps = static_cast<int>(steps.size());
-  for (size_t i = 0; i < steps.size(); ++i) {
-    a.coefficients[i][0] = steps[i].a;
-    a.coefficients[i][1] = steps[i].b;
-    a.coefficients[i][2] = steps[i].c;
-  }
-  queue(s, "newton_schulz", kernels(s).newton_schulz, a);
 }
 
 void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {

@@ -95,14 +95,9 @@ struct AdamWStep {
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
            const AdamWStep& step);
 
-void muon_momentum(Stream& s, const Tensor& update, const Tensor& buffer, const Tensor& g, float mu,
-                   bool nesterov);
-
-using sherd::Coefficients;
-/// in, out f32 [rows, cols], distinct; one row of coefficients per step, at most 16.
-void newton_schulz(Stream& s, const Tensor& out, const Tensor& in, std::span<const Coefficients> steps,
-                   float eps = 1e-7f);
-
+/// Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has
+/// run the work. @throws ShapeMismatch naming every segment that leaves its buffer or lacks a pointer.
+///
 /// Momentum, Nesterov, cast and pack in one pass (EMA form, as torch.optim.Muon), for every segment:
 ///   g' = g + l2 * w;  buffer += (1-mu)*(g' - buffer);  packed = nesterov ? g' + mu*(buffer - g') : buffer.
 /// packed is f32, bf16 or f16. Where g' is not finite, the buffer keeps its value and NaN is packed. The
@@ -111,27 +106,31 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
                    bool nesterov, float l2 = 0);
 /// Unpack, scale, decay and update in one pass: w = decay * w + alpha * packed for every segment.
 void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed);
-/// to[segment] = from[segment], casting between f32, bf16 and f16. Segments of `to` do not overlap.
+/// to[segment] = from[segment], casting between f32, bf16 and f16. Segments of `to` do not overlap each
+/// other, nor do the tensors. Counted in Device::copied_bytes().
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments);
 
 /// in, out f32 [rows, cols] or [batch, rows, cols], distinct; status i32 [batch] (MatrixStatus). The result
 /// for a matrix depends, in bits, on neither the batch it comes in nor the number of threads.
-/// @throws InvalidArgument for no steps, restarts outside 1..steps-1 or not increasing, the gram form in
-/// bf16.
+/// @throws InvalidArgument naming all of: no steps, restarts outside 1..steps-1 or not increasing, the gram
+/// form in bf16, values that are not finite.
 void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor& status,
                    const OrthogonalizeOptions& options);
 
-/// The parts of the gram form, for matrices whose contracted dimension is spread over ranks. x f32 [batch,
-/// rows, cols]; gram f32 [batch, n, n] = x^T x (contract_rows, n = cols) or x x^T (n = rows), whole and
-/// symmetric, half the work. Summed over the ranks' pieces it is the Gram matrix of the whole.
+/// The parts of the gram form, for matrices whose contracted dimension is spread over ranks; like
+/// orthogonalize they take one matrix or a batch. x f32 [batch, rows, cols]; gram f32 [batch, n, n] = x^T x
+/// (contract_rows, n = cols) or x x^T (n = rows), whole and symmetric, half the work. Summed over the ranks'
+/// pieces it is the Gram matrix of the whole. Squares of elements beyond 1e19 or below 1e-19 leave f32's
+/// range: such a matrix ends as not finite or zero.
 void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_rows);
 /// Steps [first, last) of the iteration on R = gram: q f32 [batch, n, n] such that X <- Xq (contract_rows) or
 /// qX. When first is 0, gram is that of the matrix before normalisation: its trace gives ||U||_F^2, q holds
 /// the factor 1/(||U||_F + eps), and status (i32 [batch]) is written; q of a zero or not finite matrix is
-/// zero. gram is overwritten.
+/// zero. Otherwise status is not touched and may be undefined. gram may be overwritten.
+/// @throws InvalidArgument when a restart lies inside (first, last): that needs the matrix; see gram_apply.
 void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& status, int first, int last,
                   const OrthogonalizeOptions& options);
-/// out [batch, rows, cols] = x q (contract_rows) or q x.
+/// out [batch, rows, cols] = x q (contract_rows) or q x. A q of zeros gives zeros, whatever x holds.
 void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows);
 
 /// accumulator i64 [ExactSum::kWords] adds; x f32.

@@ -15,10 +15,10 @@ struct Coefficients {
   bool operator==(const Coefficients&) const = default;
 };
 
-/// Jordan's quintic, five times (Muon's original).
+/// Jordan's quintic (2024): five of these steps bring singular values from about 0.01..1 to about 0.7..1.2.
+inline constexpr Coefficients kJordanStep{3.4445f, -4.7750f, 2.0315f};
 inline std::vector<Coefficients> jordan_steps() {
-  constexpr Coefficients kJordan = {3.4445f, -4.7750f, 2.0315f};
-  return {kJordan, kJordan, kJordan, kJordan, kJordan};
+  return {kJordanStep, kJordanStep, kJordanStep, kJordanStep, kJordanStep};
 }
 
 /// newton_schulz: the odd polynomial iteration. svd: the exact polar factor UV^T of the matrix.
@@ -33,13 +33,16 @@ struct OrthogonalizeOptions {
   IterationForm form = IterationForm::standard;
   /// One entry per step; at least one with newton_schulz.
   std::vector<Coefficients> steps = jordan_steps();
-  /// Gram form: numbers of steps after which X and R are formed anew, e.g. {2}; empty = never.
+  /// Gram form: numbers of steps after which X and R are formed anew, e.g. {2}; empty = never. Rounding
+  /// errors of R grow by a^2 per step and blow up once the directions they lie in pass 1: leave at most three
+  /// steps without a restart in f16, about five in f32 (relative errors measured on spectra from 1e-3 to 1:
+  /// five of Jordan's steps 2e-4 in f32, .02 in f16 with {2}; nine steps in f16 with {2} overflow).
   std::vector<int> restarts;
   /// X0 = U / (||U||_F + eps).
   float eps = 1e-7f;
-  /// dtype in which matrices are kept between products; sums of products are always f32. On a CPU the 16-bit
-  /// types are emulated (rounded after every product) and save nothing. The gram form refuses bf16: its error
-  /// on hard spectra is unbounded.
+  /// The type in which matrices are kept between products; sums of products are always f32. On a CPU the
+  /// 16-bit types are emulated (rounded after every product) and save nothing. The gram form refuses bf16:
+  /// its error on hard spectra is unbounded.
   DType working = DType::f32;
 };
 

@@ -4,7 +4,7 @@ set -euo pipefail
 
 packages=(
   g++ cmake ninja-build
-  libdnnl-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libxxhash-dev
+  libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libxxhash-dev
   libgtest-dev libgmock-dev librapidcheck-dev
 )
 

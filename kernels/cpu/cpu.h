@@ -40,7 +40,12 @@ void vocab_parallel_combine(ExecutionContext&, const VocabParallelArgs&);
 void vocab_parallel_backward(ExecutionContext&, const VocabParallelArgs&);
 void adamw(ExecutionContext&, const AdamWArgs&);
 void muon_momentum(ExecutionContext&, const MuonMomentumArgs&);
-void newton_schulz(ExecutionContext&, const NewtonSchulzArgs&);
+void muon_update(ExecutionContext&, const MuonUpdateArgs&);
+void copy_segments(ExecutionContext&, const CopySegmentsArgs&);
+void orthogonalize(ExecutionContext&, const OrthogonalizeArgs&);
+void gram_product(ExecutionContext&, const GramProductArgs&);
+void gram_iterate(ExecutionContext&, const GramIterateArgs&);
+void gram_apply(ExecutionContext&, const GramApplyArgs&);
 void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
 
 }  // namespace sherd::cpu

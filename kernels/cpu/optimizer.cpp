@@ -29,20 +29,4 @@ void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   });
 }
 
-void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
-  const float mu = a.mu, weight = 1 - a.mu;
-  float *buffer = a.buffer, *update = a.update;
-  const float* gradient = a.g;
-  const bool nesterov = a.nesterov;
-  parallel_for(ctx, a.count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-    for (int64_t i = begin; i < end; ++i) {
-      const float g = gradient[i];
-      const float b = buffer[i] + weight * (g - buffer[i]);
-      buffer[i] = b;
-      update[i] = nesterov ? g + mu * (b - g) : b;
-    }
-  });
-}
-
 }  // namespace sherd::cpu

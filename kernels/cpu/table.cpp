@@ -51,7 +51,12 @@ const KernelTable& cpu_kernels() {
     t.vocab_parallel_backward = cpu::vocab_parallel_backward;
     t.adamw = cpu::adamw;
     t.muon_momentum = cpu::muon_momentum;
-    t.newton_schulz = cpu::newton_schulz;
+    t.muon_update = cpu::muon_update;
+    t.copy_segments = cpu::copy_segments;
+    t.orthogonalize = cpu::orthogonalize;
+    t.gram_product = cpu::gram_product;
+    t.gram_iterate = cpu::gram_iterate;
+    t.gram_apply = cpu::gram_apply;
     t.accumulate_squares = cpu::accumulate_squares;
     return t;
   }();

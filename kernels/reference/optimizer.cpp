@@ -23,13 +23,4 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
   }
 }
 
-void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
-  const float weight = 1 - a.mu;
-  for (int64_t i = 0; i < a.count; ++i) {
-    const float g = a.g[i];  // update may be g itself
-    a.buffer[i] = a.buffer[i] + weight * (g - a.buffer[i]);
-    a.update[i] = a.nesterov ? g + a.mu * (a.buffer[i] - g) : a.buffer[i];
-  }
-}
-
 }  // namespace sherd::reference

@@ -101,8 +101,6 @@ TEST(Ops, ShapesAreChecked) {
   EXPECT_THROW(ops::cross_entropy_forward(lab.s, t({2}), t({2, 5}), t({3}, DType::i32)), ShapeMismatch);
   EXPECT_THROW(ops::cross_entropy_backward(lab.s, t({2, 4}), t({2, 5}), t({2}, DType::i32), 1),
                ShapeMismatch);
-  EXPECT_THROW(ops::muon_momentum(lab.s, t({2}), t({3}), t({3}), 0.9f, true), ShapeMismatch);
-  EXPECT_THROW(ops::newton_schulz(lab.s, t({2, 3}), t({3, 2}), {}), ShapeMismatch);
   EXPECT_THROW(ops::accumulate_squares(lab.s, t({ExactSum::kDigits}, DType::i64), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::accumulate_sum(lab.s, t({1}), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::random_normal(lab.s, t({1}), -1, 0, "w", 0, 1), InvalidArgument);

@@ -98,35 +98,5 @@ TEST(AdamW, RejectsImpossibleOptions) {
   EXPECT_THROW(ops::adamw(lab.s, s.w, s.m, s.v, s.g, o), InvalidArgument);
 }
 
-TEST(MuonMomentum, HandWorkedStep) {
-  for (const char* kernels : {"cpu", "reference"}) {
-    for (bool nesterov : {false, true}) {
-      Lab lab(kernels);
-      Tensor buffer = lab.full({1}, 2), g = lab.full({1}, 4), update = lab.empty({1});
-      ops::muon_momentum(lab.s, update, buffer, g, 0.75f, nesterov);
-      EXPECT_EQ(lab.floats(buffer), Floats{2.5f});                      // 2 + 0.25 (4 - 2)
-      EXPECT_EQ(lab.floats(update), Floats{nesterov ? 2.875f : 2.5f});  // 4 + 0.75 (2.5 - 4)
-    }
-  }
-}
-
-TEST(MuonMomentum, MatchesReferenceToTheBitWhereverRangesAreCut) {
-  const int64_t n = 203;
-  auto run = [&](Lab& lab, const std::vector<int64_t>& cuts, bool in_place) {
-    Tensor buffer = lab.random({n}, 1), g = lab.random({n}, 2), update = in_place ? g : lab.empty({n});
-    for (size_t i = 0; i + 1 < cuts.size(); ++i)
-      ops::muon_momentum(lab.s, update.flat(cuts[i], cuts[i + 1]), buffer.flat(cuts[i], cuts[i + 1]),
-                         g.flat(cuts[i], cuts[i + 1]), 0.95f, true);
-    Floats all = lab.floats(buffer), u = lab.floats(update);
-    all.insert(all.end(), u.begin(), u.end());
-    return bits(all);
-  };
-  Lab fast, slow("reference");
-  const auto whole = run(slow, {0, n}, false);
-  EXPECT_EQ(run(fast, {0, n}, false), whole);
-  EXPECT_EQ(run(fast, {0, 1, 3, 50, 99, 202, n}, false), whole);
-  EXPECT_EQ(run(fast, {0, n}, true), whole);  // update may be g
-}
-
 }  // namespace
 }  // namespace sherd::test

@@ -1,0 +1,115 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "cpu.h"
+#include "parallel.h"
+
+// The same fp32 operations as the reference, in the same order.
+
+namespace sherd::cpu {
+namespace {
+
+/// Calls f(T{}) with the payload type of `t`; ops.h lets no other dtype through.
+template <class F>
+void with_payload(DType t, F&& f) {
+  if (t == DType::f16) return f(f16{});
+  with_activation(t, f);
+}
+
+void put(float& dst, float v) { dst = v; }
+void put(bf16& dst, float v) { dst = bf16(v); }
+void put(f16& dst, float v) { dst = f16(v); }
+
+/// Calls f(segment, begin, end) for pieces [begin, end) of the segments. Threads share the elements, not the
+/// segments: one of them may be most of the model.
+template <class Segment, class F>
+void for_segments(const ExecutionContext& ctx, const std::vector<Segment>& segments, F f) {
+  int64_t total = 0;
+  for (const Segment& s : segments) total += s.count;
+  parallel_for(ctx, total, kGrain,
+               [f, first = segments.data(), count = segments.size()](int64_t begin, int64_t end) {
+                 int64_t start = 0;
+                 for (size_t i = 0; i < count && start < end; ++i) {
+                   const Segment& s = first[i];
+                   const int64_t b = std::max<int64_t>(0, begin - start), e = std::min(s.count, end - start);
+                   if (b < e) f(s, b, e);
+                   start += s.count;
+                 }
+               });
+}
+
+template <class T>
+[[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T* packed,
+                                int64_t count, float mu, float l2, bool nesterov) {
+  const float rate = 1 - mu;
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  auto one = [=](int64_t i, float g) {
+    const float old = buffer[i], b = old + rate * (g - old);
+    const float u = nesterov ? g + mu * (b - g) : b;
+    const bool finite = std::abs(g) <= kLargest;
+    buffer[i] = finite ? b : old;
+    put(packed[i], finite ? u : kNan);
+  };
+  if (l2 == 0) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i]);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] + l2 * weight[i]);
+  }
+}
+
+template <class T>
+[[gnu::noinline]] void update(float* weight, const T* packed, int64_t count, float decay, float alpha) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) weight[i] = decay * weight[i] + alpha * float(packed[i]);
+}
+
+template <class To, class From>
+[[gnu::noinline]] void convert(To* to, const From* from, int64_t count) {
+  if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) put(to[i], float(from[i]));
+  }
+}
+
+}  // namespace
+
+void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
+  with_payload(a.packed.dtype, [&](auto type) {
+    auto* packed = a.packed.as<decltype(type)>();
+    for_segments(
+        ctx, a.segments,
+        [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov](const MomentumSegment& s, int64_t b, int64_t e) {
+          momentum(s.buffer + b, s.gradient + b, l2 == 0 ? nullptr : s.weight + b, packed + s.at + b, e - b,
+                   mu, l2, nesterov);
+        });
+  });
+}
+
+void muon_update(ExecutionContext& ctx, const MuonUpdateArgs& a) {
+  with_payload(a.packed.dtype, [&](auto type) {
+    const auto* packed = a.packed.as<decltype(type)>();
+    for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
+      update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha);
+    });
+  });
+}
+
+void copy_segments(ExecutionContext& ctx, const CopySegmentsArgs& a) {
+  with_payload(a.to.dtype, [&](auto to_type) {
+    with_payload(a.from.dtype, [&](auto from_type) {
+      auto* to = a.to.as<decltype(to_type)>();
+      const auto* from = a.from.as<decltype(from_type)>();
+      for_segments(ctx, a.segments, [=](const CopySegment& s, int64_t b, int64_t e) {
+        convert(to + s.to + b, from + s.from + b, e - b);
+      });
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,36 @@
+#include <cmath>
+#include <limits>
+
+#include "reference.h"
+
+namespace sherd::reference {
+
+// Single fp32 operations in the stated order; other tables must give the same bits.
+
+void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
+  const float rate = 1 - a.mu;
+  for (const MomentumSegment& s : a.segments) {
+    for (int64_t i = 0; i < s.count; ++i) {
+      const float g = a.l2 == 0 ? s.gradient[i] : s.gradient[i] + a.l2 * s.weight[i];
+      if (!std::isfinite(g)) {
+        put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
+        continue;
+      }
+      s.buffer[i] = s.buffer[i] + rate * (g - s.buffer[i]);
+      put(a.packed, s.at + i, a.nesterov ? g + a.mu * (s.buffer[i] - g) : s.buffer[i]);
+    }
+  }
+}
+
+void muon_update(ExecutionContext&, const MuonUpdateArgs& a) {
+  for (const UpdateSegment& s : a.segments)
+    for (int64_t i = 0; i < s.count; ++i)
+      s.weight[i] = s.decay * s.weight[i] + s.alpha * static_cast<float>(get(a.packed, s.at + i));
+}
+
+void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {
+  for (const CopySegment& s : a.segments)
+    for (int64_t i = 0; i < s.count; ++i) put(a.to, s.to + i, get(a.from, s.from + i));
+}
+
+}  // namespace sherd::reference

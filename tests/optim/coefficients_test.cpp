@@ -1,0 +1,99 @@
+#include <gmock/gmock.h>
+#include <sherd/kernels/error.h>
+#include <sherd/optim/coefficients.h>
+
+#include <cmath>
+
+namespace sherd {
+namespace {
+
+/// What the steps make of one singular value.
+double follow(const std::vector<Coefficients>& steps, double x) {
+  for (auto& [a, b, c] : steps) x = a * x + b * std::pow(x, 3) + c * std::pow(x, 5);
+  return x;
+}
+
+std::string message(std::string_view name, int steps = 0) {
+  try {
+    coefficient_steps(name, steps);
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Coefficients, Names) {
+  EXPECT_EQ(coefficient_set_names(),
+            (std::vector<std::string>{"jordan", "quintic", "polar_express", "cans", "aol", "deepseekv4"}));
+}
+
+TEST(Coefficients, OwnNumberOfSteps) {
+  EXPECT_EQ(coefficient_steps("jordan"), std::vector<Coefficients>(5, kJordanStep));
+  EXPECT_EQ(coefficient_steps("quintic").size(), 5u);
+  EXPECT_EQ(coefficient_steps("polar_express").size(), 5u);
+  EXPECT_EQ(coefficient_steps("cans").size(), 5u);
+  EXPECT_EQ(coefficient_steps("aol").size(), 4u);
+  const auto deepseek = coefficient_steps("deepseekv4");
+  ASSERT_EQ(deepseek.size(), 10u);
+  EXPECT_EQ(deepseek[7], kJordanStep);
+  EXPECT_EQ(deepseek[8], (Coefficients{2, -1.5f, 0.5f}));
+}
+
+TEST(Coefficients, PolarExpressIsDividedByItsSafety) {
+  const auto steps = coefficient_steps("polar_express");
+  EXPECT_FLOAT_EQ(steps[0].a, static_cast<float>(8.28721201814563 / 1.05));
+  EXPECT_FLOAT_EQ(steps[0].b, static_cast<float>(-23.595886519098837 / 1.157625));
+  EXPECT_FLOAT_EQ(steps[0].c, static_cast<float>(17.300387312530933 / 1.2762815625));
+}
+
+TEST(Coefficients, FewerAndMoreSteps) {
+  EXPECT_EQ(coefficient_steps("quintic", 2)[1], coefficient_steps("quintic")[1]);
+  EXPECT_EQ(coefficient_steps("quintic", 2).size(), 2u);
+  for (std::string name : {"quintic", "aol"}) {
+    const auto own = coefficient_steps(name), more = coefficient_steps(name, 12);
+    for (size_t i = 0; i < more.size(); ++i) EXPECT_EQ(more[i], own[i % own.size()]) << name << i;
+  }
+  for (std::string name : {"polar_express", "cans", "deepseekv4"}) {
+    const auto own = coefficient_steps(name), more = coefficient_steps(name, 13);
+    for (size_t i = 0; i < more.size(); ++i)
+      EXPECT_EQ(more[i], own[std::min(i, own.size() - 1)]) << name << i;
+  }
+}
+
+// A slip of a digit would show here. 0.05 to 1 is where the singular values of a normalised matrix that
+// matter lie; the sets promise about 0.7 to 1.2 there (aol up to 0.87, see the header).
+TEST(Coefficients, EverySetBringsSingularValuesNearOne) {
+  for (const std::string& name : coefficient_set_names())
+    for (double x = 0.05; x <= (name == "aol" ? 0.87 : 1); x += 0.01) {
+      EXPECT_GT(follow(coefficient_steps(name), x), 0.6) << name << " " << x;
+      EXPECT_LT(follow(coefficient_steps(name), x), 1.3) << name << " " << x;
+    }
+  EXPECT_LT(follow(coefficient_steps("aol"), 1), 0);
+  for (double x = 0.05; x <= 1; x += 0.05) EXPECT_NEAR(follow(coefficient_steps("deepseekv4"), x), 1, 0.02);
+}
+
+TEST(Coefficients, CustomRows) {
+  EXPECT_EQ(coefficient_steps("2,-1.5,0.5"), (std::vector<Coefficients>{{2, -1.5f, 0.5f}}));
+  const auto steps = coefficient_steps("3, -3.2, 1.2; 2,-1.5,5e-1", 4);
+  ASSERT_EQ(steps.size(), 4u);
+  EXPECT_EQ(steps[0], (Coefficients{3, -3.2f, 1.2f}));
+  EXPECT_EQ(steps[3], (Coefficients{2, -1.5f, 0.5f}));
+}
+
+TEST(Coefficients, Refusals) {
+  using testing::AllOf;
+  using testing::HasSubstr;
+  EXPECT_THAT(message("jordon"),
+              AllOf(HasSubstr("jordon"), HasSubstr("jordan, quintic, polar_express, cans")));
+  EXPECT_THAT(message(""), HasSubstr("unknown"));
+  EXPECT_THAT(message("jordan", -1), HasSubstr("-1 steps"));
+  EXPECT_THAT(message("1,2"), HasSubstr("2 numbers"));
+  EXPECT_THAT(message("1,2,3;"), HasSubstr("1 numbers"));
+  EXPECT_THAT(message("1,2,x"), HasSubstr("'x' is not a finite number"));
+  EXPECT_THAT(message("1,2,"), HasSubstr("'' is not a finite number"));
+  EXPECT_THAT(message("1,nan,2"), HasSubstr("'nan'"));
+  EXPECT_THAT(message("1,1e300,2"), HasSubstr("'1e300'"));
+}
+
+}  // namespace
+}  // namespace sherd
