@@ -18,6 +18,7 @@
 #include "config_fields.h"
 #include "config_file.h"
 #include "model.h"
+#include "muon_config.h"
 
 namespace train_gpt {
 namespace {
@@ -98,6 +99,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
                                    (c.dim / c.heads + 1) * c.heads));
   }
+  if (good("ns_steps", "muon_mode"))
+    for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
   const int64_t shares = split ? c.ranks / tp * c.grad_accum : 1;
   if (c.batch % shares != 0) {

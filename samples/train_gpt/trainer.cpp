@@ -10,6 +10,8 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
+#include "muon_config.h"
+
 namespace train_gpt {
 namespace {
 
@@ -63,7 +65,9 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.reshard_after_forward = c.reshard_after_forward;
   o.prefetch = static_cast<int>(c.prefetch);
   o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
-  o.layout = c.layout == "even_rows" ? LayoutPolicy::even_rows : LayoutPolicy::ragged;
+  const LayoutChoice layout = parse_layout(c.layout);
+  o.layout = layout.policy;
+  o.packing = layout.packing;
   o.seed = c.seed;
   return o;
 }
@@ -77,16 +81,15 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       mesh_(make_mesh(rank, config)),
       data_(data_ranks(mesh_)),
       model_({config.dim, config.layers, config.heads, config.seq}, TensorParallel::of(mesh_)) {
-  RoutingOptions routing;
-  routing.optimizer = parse_algorithm(config.optimizer);
-  routing_ = route(model_, routing);
+  routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh_, options);
   fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps == 0) return;  // nothing to train: no optimizer state
+  if (config.steps == 0 && !config.explain_plan) return;  // nothing to train: no optimizer state
   OptimizerOptions optimizer;
   optimizer.weight_decay = config.weight_decay;
+  optimizer.muon = muon_options(config);
   optimizer_.emplace(model_, routing_, optimizer);
 }
 
@@ -159,6 +162,7 @@ StepResult Trainer::train_step(int64_t step) {
     r.comm[name].calls += count.calls;
     r.comm[name].bytes += count.bytes;
   }
+  warn_about_skipped_updates(step);
   double local = 0;
   ops::copy_to_host(s, &local, loss_sum);
   r.step = step + 1;
@@ -170,6 +174,15 @@ StepResult Trainer::train_step(int64_t step) {
   r.tokens_per_s = static_cast<double>(tokens) / r.step_ms * 1e3;
   r.peak_bytes = all_max(rank_.device->allocator().peak_bytes());
   return r;
+}
+
+void Trainer::warn_about_skipped_updates(int64_t step) {
+  for (auto& [name, status] : optimizer_->muon().report()) {
+    if (status == MatrixStatus::not_finite)
+      fmt::print(stderr,
+                 "train_gpt: step {}: the gradient of {} is not finite; its Muon update was skipped\n",
+                 step + 1, name);
+  }
 }
 
 void Trainer::sync_parameters() {
@@ -238,7 +251,9 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   return text;
 }
 
-void Trainer::export_weights(const std::string& path) { sherd::export_weights(model_, path); }
+void Trainer::export_weights(const std::string& path) {
+  sherd::export_weights(model_, path, {{"sherd.routing", routing_.summary()}});
+}
 
 std::vector<RankMemory> Trainer::memory() {
   RankMemory mine;
