@@ -62,6 +62,15 @@ TEST(TensorParallelRun, Bf16StaysNearOneRankAndStrategiesAgreeInBits) {
     EXPECT_TRUE(train(bf16 + kArrangements[2] + Flags{"--strategy", strategy}) == want) << strategy;
 }
 
+TEST(TensorParallelRun, MuonStaysNearOneRankAndStrategiesAgreeInBits) {
+  const Flags muon = {"--optimizer", "muon"};
+  const Outcome one = train(muon + Flags{"--ranks", "1"});
+  const Outcome want = train(muon + kArrangements[2] + Flags{"--strategy", "no_shard"});
+  expect_close_losses(want, one, 1e-4, "muon");
+  for (auto& strategy : kStrategies)
+    EXPECT_TRUE(train(muon + kArrangements[2] + Flags{"--strategy", strategy}) == want) << strategy;
+}
+
 TEST(TensorParallelRun, WeightFilesDoNotShowTheArrangement) {
   const Outcome one = train({"--ranks", "1", "--steps", "0"});
   for (const Flags& arrangement : kArrangements)
