@@ -41,6 +41,10 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
   const bool stack = shape.size() == 3;
   const int64_t count = stack ? shape[0] : 1, rows = shape[shape.size() - 2], cols = shape.back();
   const RowBlocks in_matrix = blocks.empty() ? RowBlocks{{"", 0, rows, 0, 1}} : blocks;
+  // Heads that tensor parallelism deals out whole are no pieces of anything.
+  const bool dealt = tensor && !tensor->by_block && tensor->dim == (stack ? 1 : 0) && !blocks.empty() &&
+                     std::all_of(blocks.begin(), blocks.end(),
+                                 [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
   std::vector<LogicalMatrix> all;
   for (int64_t i = 0; i < count; ++i) {
     for (const RowBlock& b : in_matrix) {
@@ -53,7 +57,7 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
       m.place.begin += i * rows;
       m.layout = &layout;
       m.param = param;
-      if (tensor && tensor->parts > 1) {
+      if (tensor && tensor->parts > 1 && !dealt) {
         m.tensor_dim = tensor->dim - (stack ? 1 : 0);
         m.tensor_parts = m.tensor_dim >= 0 ? tensor->parts : 1;
       }

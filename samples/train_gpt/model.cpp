@@ -70,14 +70,13 @@ Tensor Block::backward(const Tensor& dy) {
   saved_.pop_back();
   const Tensor dh = linear_backward(s, dy, v.a, out_);
   ops::gelu_backward(s, dh, dh, v.h);
-  const Tensor dn2 = column_parallel_backward(s, tp_, dh, v.n2, fc_);
-  const Tensor dx2 = norm_backward(s, dn2, v.x2, norm2_, v.rstd2);
+  const Tensor dx2 = norm_backward(s, column_parallel_backward(s, tp_, dh, v.n2, fc_), v.x2, norm2_, v.rstd2);
   ops::add(s, dx2, dx2, dy);
   const Tensor datt = linear_backward(s, dx2, v.att, proj_);
   const Tensor dqkv = like(v.qkv, v.qkv.shape());
   ops::attention_backward(s, dqkv, datt, v.att, v.lse, v.qkv, batch_, tp_.share(shape_.heads));
-  const Tensor dn1 = column_parallel_backward(s, tp_, dqkv, v.n1, qkv_);
-  const Tensor dx = norm_backward(s, dn1, v.x, norm1_, v.rstd1);
+  const Tensor dx =
+      norm_backward(s, column_parallel_backward(s, tp_, dqkv, v.n1, qkv_), v.x, norm1_, v.rstd1);
   ops::add(s, dx, dx, dx2);
   return dx;
 }
@@ -115,8 +114,7 @@ Tensor Gpt::backward(const Tensor&) {
   const Saved v = std::exchange(saved_, {});
   Stream& s = v.x.device().compute();
   v.loss.backward(s, tp_, v.logits, loss_scale_);
-  const Tensor dn = column_parallel_backward(s, tp_, v.logits, v.n, head_);
-  Tensor dx = norm_backward(s, dn, v.x, norm_, v.rstd);
+  Tensor dx = norm_backward(s, column_parallel_backward(s, tp_, v.logits, v.n, head_), v.x, norm_, v.rstd);
   for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
   ops::embedding_backward(s, tok_.grad(), pos_.grad(), dx, v.tokens);
   return {};

@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include <sherd/kernels/exact_sum.h>
+#include <sherd/optim/logical_matrix.h>
 
 #include "support/pieces.h"
 #include "support/rig.h"
@@ -76,6 +76,23 @@ TEST(TensorParallelClip, EveryElementCountsOnceWhateverTheMesh) {
       }
     }
   }
+}
+
+TEST(TensorParallelBlocks, ArePiecesUnlessDealtOutWhole) {
+  const Shape shape = {6, 4};
+  const ShardLayout layout = ShardLayout::make({{"w", shape, CutClass::row}}, 1, {});
+  const auto dims = [&](const RowBlocks& blocks, const TensorShard& shard) {
+    std::vector<int> found;
+    for (auto& m : logical_matrices("w", shape, blocks, shard, layout, 0)) found.push_back(m.tensor_dim);
+    return found;
+  };
+  using Dims = std::vector<int>;
+  EXPECT_EQ(dims({}, {"tp", 0, 2, 1}), Dims({0}));
+  EXPECT_EQ(dims({}, {"tp", 0, 2, 1, false}), Dims({0})) << "one matrix: a range of its rows is a piece";
+  EXPECT_EQ(dims(stacked_blocks({2, 4}), {"tp", 0, 2, 1}), Dims({0, 0}));
+  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 0, 2, 1, false}), Dims({-1, -1, -1}));
+  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 1, 2, 1, false}), Dims({1, 1, 1})) << "columns cut every head";
+  EXPECT_EQ(dims(interleaved_blocks(6, 2), {"tp", 0, 2, 1}), Dims({0, 0}));
 }
 
 TEST(TensorParallelRouting, ShowsWholeShapes) {
