@@ -64,8 +64,28 @@ Block::Block(const GptShape& shape) : shape_(shape) {
   qkv_ = param("qkv.weight", {3 * d, d}, sherd::normal(kStd)).set_row_blocks({d, d, d});
   proj_ = param("proj.weight", {d, d}, sherd::normal(small));
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
+  if (shape.moe.experts > 0) {
+    moe_ = std::make_unique<MoeMlp>(d, kStd, small, shape.moe);
+    child("moe", *moe_);
+    return;
+  }
   fc_ = param("fc.weight", {4 * d, d}, sherd::normal(kStd));
   out_ = param("out.weight", {d, 4 * d}, sherd::normal(small));
+}
+
+Tensor Block::mlp(Stream& s, Saved& v) {
+  if (moe_) return (*moe_)(v.n2);
+  v.h = linear(s, v.n2, fc_);
+  v.a = like(v.h, v.h.shape());
+  ops::gelu_forward(s, v.a, v.h);
+  return linear(s, v.a, out_);
+}
+
+Tensor Block::mlp_backward(Stream& s, const Tensor& dy, const Saved& v) {
+  if (moe_) return moe_->run_backward(dy);
+  const Tensor dh = linear_backward(s, dy, v.a, out_);
+  ops::gelu_backward(s, dh, dh, v.h);
+  return linear_backward(s, dh, v.n2, fc_);
 }
 
 Tensor Block::forward(const Tensor& x) {
@@ -79,10 +99,7 @@ Tensor Block::forward(const Tensor& x) {
   ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, shape_.heads);
   v.x2 = add(s, x, linear(s, v.att, proj_));
   v.n2 = norm(s, v.x2, norm2_, v.rstd2);
-  v.h = linear(s, v.n2, fc_);
-  v.a = like(x, v.h.shape());
-  ops::gelu_forward(s, v.a, v.h);
-  Tensor y = add(s, v.x2, linear(s, v.a, out_));
+  Tensor y = add(s, v.x2, mlp(s, v));
   if (training()) saved_.push_back(std::move(v));
   return y;
 }
@@ -91,9 +108,7 @@ Tensor Block::backward(const Tensor& dy) {
   Stream& s = dy.device().compute();
   const Saved v = std::move(saved_.back());
   saved_.pop_back();
-  const Tensor dh = linear_backward(s, dy, v.a, out_);
-  ops::gelu_backward(s, dh, dh, v.h);
-  const Tensor dx2 = norm_backward(s, linear_backward(s, dh, v.n2, fc_), v.x2, norm2_, v.rstd2);
+  const Tensor dx2 = norm_backward(s, mlp_backward(s, dy, v), v.x2, norm2_, v.rstd2);
   ops::add(s, dx2, dx2, dy);
   const Tensor datt = linear_backward(s, dx2, v.att, proj_);
   const Tensor dqkv = like(v.qkv, v.qkv.shape());
@@ -112,6 +127,12 @@ Gpt::Gpt(const GptShape& shape) : shape_(shape) {
   }
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = param("head.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
+}
+
+void Gpt::set_loss_scale(float scale) {
+  loss_scale_ = scale;
+  for (auto& b : blocks_)
+    if (b->moe()) b->moe()->set_loss_scale(scale);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {

@@ -6,24 +6,25 @@
 
 #include <sherd/fsdp/module.h>
 
-namespace train_gpt {
+#include "moe.h"
 
-using sherd::Module;
-using sherd::Parameter;
-using sherd::Shape;
-using sherd::Tensor;
+namespace train_gpt {
 
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
+  MoeShape moe{};
   static constexpr int64_t kVocab = 256;
 };
 
-/// x + proj(attention(qkv(norm1(x)))), then + out(gelu(fc(norm2(.)))). Input and output [batch*seq, dim].
+/// x + proj(attention(qkv(norm1(x)))), then + mlp(norm2(.)), mlp(x) = out(gelu(fc(x))) or a mixture of
+/// experts. Input and output [batch*seq, dim].
 class Block : public Module {
  public:
   explicit Block(const GptShape& shape);
   /// Sequences in the coming inputs.
   void set_batch(int64_t batch) { batch_ = batch; }
+  /// Null in a dense model.
+  MoeMlp* moe() { return moe_.get(); }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -36,7 +37,11 @@ class Block : public Module {
   };
   GptShape shape_;
   int64_t batch_ = 0;
+  Tensor mlp(sherd::Stream& s, Saved& v);
+  Tensor mlp_backward(sherd::Stream& s, const Tensor& dy, const Saved& v);
+
   Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
+  std::unique_ptr<MoeMlp> moe_;
   std::vector<Saved> saved_;
 };
 
@@ -51,7 +56,7 @@ class Gpt : public Module {
   /// targets (an undefined tensor) it returns the logits [batch*seq, 256].
   void set_targets(const Tensor& targets) { targets_ = targets; }
   /// d(objective)/d(loss of one token), applied by the coming backward.
-  void set_loss_scale(float scale) { loss_scale_ = scale; }
+  void set_loss_scale(float scale);
 
  protected:
   /// tokens i32 [batch, seq].

@@ -48,6 +48,26 @@ DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
                                  {"shard", static_cast<int>(c.ranks / c.replicas)}});
 }
 
+// All data-parallel ranks, replicas and shards alike: ranks of equal "expert" coordinate hold the same
+// experts.
+std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig& c) {
+  if (c.experts == 0) return std::nullopt;
+  return DeviceMesh(rank.world, {{"expert_shard", static_cast<int>(c.ranks / c.expert_parallel)},
+                                 {"expert", static_cast<int>(c.expert_parallel)}});
+}
+
+GptShape shape_of(const TrainConfig& c, const std::optional<DeviceMesh>& expert_mesh) {
+  GptShape shape{.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq};
+  if (!expert_mesh) return shape;
+  shape.moe = {.experts = c.experts,
+               .top_k = c.expert_top_k,
+               .balance = static_cast<float>(c.moe_aux),
+               .parts = expert_mesh->size("expert"),
+               .index = expert_mesh->coordinate("expert"),
+               .comm = expert_mesh->comm("expert")};
+  return shape;
+}
+
 FullyShardOptions shard_options(const TrainConfig& c) {
   FullyShardOptions o;
   o.strategy = parse_strategy(c.strategy);
@@ -60,19 +80,32 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   return o;
 }
 
+// Experts reduce over the ranks that hold them, and average over all whose tokens they see.
+FullyShardOptions expert_options(FullyShardOptions o, int ranks) {
+  o.shard_dim = "expert_shard";
+  o.gradient_ranks = ranks;
+  o.outer = Outer::no_shard;
+  return o;
+}
+
 }  // namespace
 
 Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows)
     : rank_(rank),
       config_(config),
       windows_(std::move(windows)),
-      model_({config.dim, config.layers, config.heads, config.seq}) {
+      expert_mesh_(make_expert_mesh(rank, config)),
+      model_(shape_of(config, expert_mesh_)) {
   RoutingOptions routing;
   routing.optimizer = parse_algorithm(config.optimizer);
   routing_ = route(model_, routing);
   const DeviceMesh mesh = make_mesh(rank, config);
   const FullyShardOptions options = shard_options(config);
-  for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh, options);
+  for (size_t i = 0; i < model_.blocks(); ++i) {
+    if (MoeMlp* moe = model_.block(i).moe())
+      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, rank.world->size()));
+    fully_shard(model_.block(i), mesh, options);
+  }
   fully_shard(model_, mesh, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
   if (config.steps == 0) return;  // nothing to train: no optimizer state
@@ -87,6 +120,10 @@ std::string Trainer::describe() const {
       fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                   config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                   runtime.units().size(), config_.precision);
+  if (expert_mesh_)
+    out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
+                       expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
+                       config_.expert_top_k);
   for (ParamGroup* g : runtime.groups()) {
     if (!g->layout().cut_rows().empty())
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
@@ -258,7 +295,7 @@ RankMemory Trainer::replicated_memory() {
   RankMemory r;
   const int64_t compute = config_.precision == "bf16" ? 2 : 0;  // the copy beside the f32 master weights
   for (auto& route : routing_.routes) {
-    const int64_t n = route.param.numel();
+    const int64_t n = numel_of(route.param.global_shape());
     r.parameters += n * (4 + compute);
     r.gradients += n * 4;
     r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);

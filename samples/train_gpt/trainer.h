@@ -55,6 +55,7 @@ class Trainer {
   sherd::RankContext& rank_;
   const TrainConfig& config_;
   std::shared_ptr<const Windows> windows_;
+  std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;

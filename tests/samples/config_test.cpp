@@ -53,6 +53,10 @@ TrainConfig other_config() {
   c.dim = 96;
   c.layers = 2;
   c.heads = 6;
+  c.experts = 16;
+  c.expert_parallel = 4;
+  c.expert_top_k = 1;
+  c.moe_aux = 0.5;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
   c.optimizer = "muon";
@@ -110,7 +114,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
     "reshard_after_forward": true, "prefetch": 1,
-    "dim": 128, "layers": 4, "heads": 4, "seed": 0, "init_weights": "",
+    "dim": 128, "layers": 4, "heads": 4,
+    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
     "grad_clip": 1.0, "precision": "fp32",
     "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
@@ -207,6 +212,12 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--layers", "0"},
                                                        {"--heads", "0"},
                                                        {"--seq", "0"},
+                                                       {"--experts", "-1"},
+                                                       {"--expert-parallel", "0"},
+                                                       {"--expert-top-k", "0"},
+                                                       {"--expert-top-k", "3"},
+                                                       {"--moe-aux", "-1"},
+                                                       {"--moe-aux", "nan"},
                                                        {"--batch", "0"},
                                                        {"--grad-accum", "0"},
                                                        {"--steps", "-1"},
@@ -249,6 +260,19 @@ TEST(Config, RulesAmongFields) {
       refusal({"--ranks", "3", "--grad-accum", "2"}),
       AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
   EXPECT_EQ(parse({"--ranks", "4", "--replicas", "2", "--batch", "24", "--grad-accum", "3"}).batch, 24);
+}
+
+TEST(Config, ExpertsFitTheRanks) {
+  EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2"}),
+              AllOf(HasSubstr("--expert-parallel 2"), HasSubstr("give --experts")));
+  EXPECT_THAT(refusal({"--experts", "1"}), HasSubstr("--expert-top-k 2: there are only --experts 1"));
+  const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});
+  EXPECT_THAT(both, AllOf(HasSubstr("2 problems"), HasSubstr("--expert-parallel 3: must divide --experts 4"),
+                          HasSubstr("--expert-parallel 3: must divide --ranks 4")));
+  EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
+  const TrainConfig c =
+      parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});
+  EXPECT_EQ(c.expert_parallel, 2);
 }
 
 TEST(Config, AllOffendersAreInOneMessage) {
