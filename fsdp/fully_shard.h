@@ -12,7 +12,8 @@ namespace sherd {
 /// The root's call checks everything, computes layouts, compares their fingerprint over the mesh, allocates
 /// this rank's shards and fills them; the calls before only take note. Collective; same calls on every rank.
 /// @throws InvalidArgument naming all options that cannot be (unknown mesh dimension or ignored name,
-/// prefetch < 0, mixed compute dtypes, ...), or for a module that is wrapped twice or after its root;
+/// prefetch < 0, mixed compute dtypes, ...) or all parameters whose tensor shard is not this rank's place in
+/// the mesh they are wrapped with, or for a module that is wrapped twice or after its root;
 /// ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not fit the
 /// limit. When the root's call throws, all wraps below it are undone and may be tried again.
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/random.h>
 
 namespace sherd {
 
@@ -54,13 +55,22 @@ ParamGroup::~ParamGroup() {
 uint64_t ParamGroup::fingerprint() const {
   const FullyShardOptions& o = spec_.options;
   uint64_t h = layout_->fingerprint();
+  const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9e3779b97f4a7c15ull + (h >> 29); };
   for (const uint64_t v :
        {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
         static_cast<uint64_t>(o.compute_dtype), static_cast<uint64_t>(o.reduce_dtype),
         static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
         static_cast<uint64_t>(trainable_), static_cast<uint64_t>(spec_.replicated)})
-    h = (h ^ v) * 0x9e3779b97f4a7c15ull + (h >> 29);
+    mix(v);
+  for (auto& p : spec_.params) {
+    for (auto& b : p.row_blocks())
+      for (const int64_t v : {b.begin, b.size, b.stride, b.count}) mix(static_cast<uint64_t>(v));
+    if (!p.tensor_shard()) continue;
+    const TensorShard& t = *p.tensor_shard();  // not its index: that is what differs
+    mix(hash64(static_cast<uint64_t>(t.parts), t.mesh_dim));
+    mix(static_cast<uint64_t>(2 * t.dim + (t.by_block ? 1 : 0)));
+  }
   return h;
 }
 
@@ -94,8 +104,12 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
     if (p.init().stddev == 0) {
       ops::fill(stream, piece, p.init().mean);
     } else {
-      ops::random_normal(stream, piece, p.shard_range().begin.value, seed, p.name(), p.init().mean,
-                         p.init().stddev);
+      const ParamRange range = p.shard_range();
+      for (const GlobalRun& run : p.global_runs(range)) {
+        const int64_t at = run.local - range.begin;
+        ops::random_normal(stream, piece.flat(at, at + run.count), run.global.value, seed, p.name(),
+                           p.init().mean, p.init().stddev);
+      }
     }
   }
 }

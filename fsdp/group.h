@@ -47,7 +47,8 @@ class ParamGroup {
 
   const std::vector<Parameter>& params() const { return spec_.params; }
   const ShardLayout& layout() const { return *layout_; }
-  /// Digest of everything that must be equal on all ranks: layout, options, kind.
+  /// Digest of everything that must be equal on all ranks: layout, options, kind, row blocks, how parameters
+  /// are cut from larger ones.
   uint64_t fingerprint() const;
   const DeviceMesh& mesh() const { return spec_.mesh; }
   const std::string& unit() const { return spec_.unit; }

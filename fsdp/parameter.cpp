@@ -69,6 +69,12 @@ std::vector<Box> Parameter::global_boxes(ParamRange range) const {
                         : boxes_of(shape(), range);
 }
 
+std::vector<GlobalRun> Parameter::global_runs(ParamRange range) const {
+  if (tensor_shard()) return sherd::global_runs(shape(), row_blocks(), *tensor_shard(), range);
+  if (range.empty()) return {};
+  return {{range.begin, range.begin, range.size()}};
+}
+
 ParamGroup& Parameter::group() const {
   if (!sharded())
     throw InvalidArgument(

@@ -17,8 +17,9 @@ class Module;
 class ParamGroup;
 void assign_names(Module& root);
 
-/// How a parameter gets its first values. Element i depends only on the seed, the parameter's full name and
-/// i, so every mesh starts from the same model.
+/// How a parameter gets its first values. Element i of the whole parameter (all tensor-parallel pieces
+/// together) depends only on the seed, the parameter's full name and i, so every mesh starts from the same
+/// model.
 struct Init {
   float mean = 0;
   float stddev = 0;  // 0: the constant `mean`
@@ -50,6 +51,8 @@ class Parameter {
   Shape global_shape() const;
   /// The elements of a local interval as boxes of the whole parameter.
   std::vector<Box> global_boxes(ParamRange range) const;
+  /// The same as contiguous runs of the whole parameter; `local` counts from the parameter's first element.
+  std::vector<GlobalRun> global_runs(ParamRange range) const;
 
   /// Excludes it from training: gathered with its unit, no gradient, no optimizer state.
   /// @throws InvalidArgument after fully_shard() (all set_ functions, too).
@@ -59,7 +62,9 @@ class Parameter {
   /// exactly once.
   Parameter& set_row_blocks(RowBlocks blocks);
   Parameter& set_row_blocks(const std::vector<int64_t>& rows) { return set_row_blocks(stacked_blocks(rows)); }
-  /// Declares the parameter to be piece `shard.index` of a larger one.
+  /// Declares the parameter to be piece `shard.index` of a larger one; it has the same name on every rank
+  /// that holds a piece. Their mesh must have the dimension with as many ranks, checked by fully_shard(); a
+  /// single piece needs none.
   /// @throws InvalidArgument for a dimension or an index that does not exist.
   Parameter& set_tensor_shard(TensorShard shard);
 

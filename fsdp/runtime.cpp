@@ -57,6 +57,7 @@ ShardRuntime::ShardRuntime(Module& root)
       units_.push_back(u);
     }
   units_.push_back(make_unit(root, "root", static_cast<int>(wrapped.size()), true));
+  check_tensor_shards();
   check_fingerprints();
   assign_slots();
   initialise();
@@ -115,6 +116,25 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
   for (auto& u : units_)
     for (auto& g : u->groups()) all.push_back(g.get());
   return all;
+}
+
+void ShardRuntime::check_tensor_shards() const {
+  std::vector<std::string> wrong;
+  for (auto* g : groups()) {
+    const DeviceMesh& mesh = g->mesh();
+    for (auto& p : g->params()) {
+      if (!p.tensor_shard() || p.tensor_shard()->parts == 1) continue;
+      const TensorShard& t = *p.tensor_shard();
+      if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
+        continue;
+      wrong.push_back(fmt::format(
+          "'{}' is piece {} of {} over mesh dimension '{}', but {}", p.name(), t.index, t.parts, t.mesh_dim,
+          !mesh.has(t.mesh_dim) ? fmt::format("its mesh '{}' has no such dimension", mesh.describe())
+                                : fmt::format("this is rank {} of {} along it", mesh.coordinate(t.mesh_dim),
+                                              mesh.size(t.mesh_dim))));
+    }
+  }
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("fully_shard: {}", fmt::join(wrong, "; ")));
 }
 
 void ShardRuntime::check_fingerprints() {

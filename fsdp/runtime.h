@@ -73,6 +73,8 @@ class ShardRuntime {
   const GroupComms& comms_of(const Wrap& wrap);
   void assign_slots();
   void initialise();
+  /// @throws InvalidArgument naming every parameter that is not the piece its mesh says.
+  void check_tensor_shards() const;
   void check_fingerprints();
   /// Throws on every rank unless all ranks pass the same value. Blocks the host.
   void require_equal(uint64_t value, const std::string& otherwise);

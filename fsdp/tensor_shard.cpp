@@ -5,22 +5,64 @@
 namespace sherd {
 namespace {
 
-// Global row of a local row of a parameter cut along dimension 0, and how many rows from there stay
-// neighbours.
-struct RowPlace {
-  int64_t row, count;
+// Where a local coordinate along the cut dimension lies in the global one, and how many coordinates from
+// there on stay neighbours.
+struct Place {
+  int64_t at, count;
 };
 
-RowPlace place_of(int64_t row, int64_t rows, const RowBlocks& blocks, const TensorShard& shard) {
-  const bool stacked = !blocks.empty() && std::all_of(blocks.begin(), blocks.end(),
-                                                      [](const RowBlock& b) { return b.count == 1; });
-  if (!stacked) return {shard.index * rows + row, rows - row};
-  // Blocks before this one are whole in the global parameter, parts times as high as here.
-  for (auto& b : blocks) {
-    if (row < b.begin || row >= b.begin + b.size) continue;
-    return {b.begin * shard.parts + shard.index * b.size + (row - b.begin), b.begin + b.size - row};
+// The map of local to global coordinates along the cut dimension.
+class Cut {
+ public:
+  Cut(const Shape& local, const RowBlocks& blocks, const TensorShard& shard)
+      : blocks_(blocks), shard_(shard), size_(local[static_cast<size_t>(shard.dim)]) {
+    const int row_dim = local.size() == 3 ? 1 : 0;
+    const bool stacked = std::all_of(blocks.begin(), blocks.end(),
+                                     [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
+    by_block_ = shard.by_block && shard.dim == row_dim && stacked && !blocks.empty();
   }
-  return {shard.index * rows + row, rows - row};
+
+  Place place_of(int64_t i) const {
+    if (by_block_) {
+      // Blocks before this one are whole in the global parameter, parts times as high as here.
+      for (auto& b : blocks_)
+        if (b.begin <= i && i < b.begin + b.size)
+          return {b.begin * shard_.parts + shard_.index * b.size + (i - b.begin), b.begin + b.size - i};
+    }
+    return {shard_.index * size_ + i, size_ - i};
+  }
+
+ private:
+  const RowBlocks& blocks_;
+  const TensorShard& shard_;
+  int64_t size_;
+  bool by_block_;
+};
+
+// Appends a rectangle of the local tensor as rectangles of the global one, in local order.
+void append_boxes(std::vector<Box>& boxes, const Box& local, const Cut& cut, size_t dim) {
+  const int64_t begin = local.offset[dim], end = begin + local.size[dim];
+  if (cut.place_of(begin).count < end - begin) {
+    // Several pieces: they follow each other in local order only if nothing outside of `dim` varies.
+    for (size_t k = 0; k < dim; ++k) {
+      if (local.size[k] == 1) continue;
+      for (int64_t i = 0; i < local.size[k]; ++i) {
+        Box slice = local;
+        slice.offset[k] += i;
+        slice.size[k] = 1;
+        append_boxes(boxes, slice, cut, dim);
+      }
+      return;
+    }
+  }
+  for (int64_t i = begin; i < end;) {
+    const Place place = cut.place_of(i);
+    Box piece = local;
+    piece.offset[dim] = place.at;
+    piece.size[dim] = std::min(end - i, place.count);
+    i += piece.size[dim];
+    boxes.push_back(std::move(piece));
+  }
 }
 
 }  // namespace
@@ -44,24 +86,16 @@ std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, 
     }
     runs.push_back({ParamIndex(from), ParamIndex(to), count});
   };
-  const int64_t begin = range.begin.value, end = range.end.value;
-  if (shard.dim == 0) {
-    const int64_t width = row_size(local);
-    for (int64_t at = begin; at < end;) {
-      const int64_t row = at / width, in_row = at % width;
-      const RowPlace place = place_of(row, row_count(local), local.size() == 2 ? blocks : RowBlocks{}, shard);
-      const int64_t count = std::min(end - at, place.count * width - in_row);
-      add(at, place.row * width + in_row, count);
-      at += count;
-    }
-    return runs;
-  }
-  // Everything from dimension `dim` inwards is contiguous in both; the pieces are `parts` times as far apart.
-  int64_t inner = 1;
-  for (size_t d = static_cast<size_t>(shard.dim); d < local.size(); ++d) inner *= local[d];
-  for (int64_t at = begin; at < end;) {
-    const int64_t outer = at / inner, in = at % inner, count = std::min(end - at, inner - in);
-    add(at, (outer * shard.parts + shard.index) * inner + in, count);
+  const Cut cut(local, blocks, shard);
+  const size_t dim = static_cast<size_t>(shard.dim);
+  const int64_t size = local[dim];
+  int64_t inner = 1;  // elements that one step along the cut dimension skips, here and there
+  for (size_t d = dim + 1; d < local.size(); ++d) inner *= local[d];
+  for (int64_t at = range.begin.value; at < range.end.value;) {
+    const int64_t outer = at / (inner * size), i = at / inner % size, in = at % inner;
+    const Place place = cut.place_of(i);
+    const int64_t count = std::min(range.end.value - at, place.count * inner - in);
+    add(at, (outer * size * shard.parts + place.at) * inner + in, count);
     at += count;
   }
   return runs;
@@ -69,25 +103,9 @@ std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, 
 
 std::vector<Box> global_boxes(const Shape& local, const RowBlocks& blocks, const TensorShard& shard,
                               ParamRange range) {
+  const Cut cut(local, blocks, shard);
   std::vector<Box> boxes;
-  // Box by box of the local tensor: each is a rectangle, and stays one (per row block) in the global tensor.
-  for (Box box : boxes_of(local, range)) {
-    const size_t d = static_cast<size_t>(shard.dim);
-    if (shard.dim != 0) {
-      box.offset[d] += shard.index * local[d];
-      boxes.push_back(box);
-      continue;
-    }
-    const int64_t first = box.offset[0], end = first + box.size[0];
-    for (int64_t row = first; row < end;) {
-      const RowPlace place = place_of(row, row_count(local), local.size() == 2 ? blocks : RowBlocks{}, shard);
-      Box piece = box;
-      piece.offset[0] = place.row;
-      piece.size[0] = std::min(end - row, place.count);
-      row += piece.size[0];
-      boxes.push_back(std::move(piece));
-    }
-  }
+  for (const Box& box : boxes_of(local, range)) append_boxes(boxes, box, cut, static_cast<size_t>(shard.dim));
   return boxes;
 }
 

@@ -11,13 +11,17 @@
 namespace sherd {
 
 /// Dimension `dim` of the global parameter is cut in `parts` equal pieces over mesh dimension `mesh_dim`;
-/// this rank's module holds piece `index`. A parameter of stacked row blocks that is cut along dimension 0 is
-/// cut block by block (every rank holds some of q, of k and of v); any other is cut in one range.
+/// this rank's module holds piece `index`. A parameter of stacked row blocks (stacked_blocks()) that is cut
+/// along its rows (dimension 0 of a matrix, 1 of a stack of matrices) is cut block by block: every rank holds
+/// some of q, of k and of v. Blocks of several runs, such as those of grouped queries, are cut in one range:
+/// every rank holds some whole groups. So is everything else.
 struct TensorShard {
   std::string mesh_dim = "tp";
   int dim = 0;
   int parts = 1;
   int index = 0;
+  /// False: one range of the rows even of stacked blocks; every rank holds some whole blocks (head_blocks()).
+  bool by_block = true;
   bool operator==(const TensorShard&) const = default;
 };
 
@@ -31,9 +35,11 @@ struct GlobalRun {
 Shape global_shape(const Shape& local, const TensorShard& shard);
 /// Where the elements of a local interval lie in the global parameter, in local order, runs merged as far as
 /// they are contiguous in both. `blocks` as declared on the local shape.
+/// @pre 0 <= range.begin <= range.end <= elements of `local`; 0 <= shard.dim < local.size()
 std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, const TensorShard& shard,
                                    ParamRange range);
-/// The same as boxes of the global tensor, in local order.
+/// The same as boxes of the global tensor: box after box, each in row-major order, are the elements in local
+/// order.
 std::vector<Box> global_boxes(const Shape& local, const RowBlocks& blocks, const TensorShard& shard,
                               ParamRange range);
 

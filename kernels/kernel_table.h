@@ -73,6 +73,22 @@ struct CrossEntropyArgs {
   float scale = 1;
 };
 
+/// Cross-entropy over a vocabulary whose columns lie on several ranks: these are columns [begin, begin +
+/// cols) of it. Three steps, with what each reads and writes:
+///   partial: stats[i] = {max, sum of exp(logits[i] - max), logit of target[i] or 0 when it is not here};
+///   combine: stats of all parts, [parts, rows, 3], in the order of the parts: lse[i], losses[i] (nats);
+///   backward: dlogits[i] = (exp(logits[i] - lse[i]) - onehot(target[i])) * scale; dlogits may be logits.
+/// A part without columns has max -inf and sum 0.
+struct VocabParallelArgs {
+  int64_t rows = 0, cols = 0, begin = 0, parts = 0;
+  Ref logits{}, dlogits{};
+  const int32_t* targets = nullptr;
+  float* stats = nullptr;
+  float* lse = nullptr;
+  float* losses = nullptr;
+  float scale = 1;
+};
+
 /// Decoupled AdamW (Loshchilov & Hutter 2019) with PyTorch's order of operations, per element:
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
 ///   w -= (lr/bias1) * m / (sqrt(v)/sqrt(bias2) + eps),  bias_i = 1 - beta_i^step.
@@ -186,6 +202,9 @@ struct KernelTable {
   void (*add_bias)(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols);
   /// dbias[c] += sum over rows of dy[r][c], in increasing order.
   void (*bias_backward)(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_t cols);
+  void (*vocab_parallel_partial)(ExecutionContext&, const VocabParallelArgs&);
+  void (*vocab_parallel_combine)(ExecutionContext&, const VocabParallelArgs&);
+  void (*vocab_parallel_backward)(ExecutionContext&, const VocabParallelArgs&);
   void (*adamw)(ExecutionContext&, const AdamWArgs&);
   void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
   void (*newton_schulz)(ExecutionContext&, const NewtonSchulzArgs&);

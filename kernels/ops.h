@@ -94,6 +94,21 @@ void add_bias(Stream& s, const Tensor& y, const Tensor& bias);
 /// dbias (f32 [cols]) adds.
 void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy);
 
+/// Which columns of the vocabulary a rank's logits are: `begin` and the next cols - 1 of `vocab`.
+struct VocabPart {
+  int64_t begin = 0, vocab = 0;
+};
+/// Cross-entropy of logits [rows, cols] that lie column-wise on several ranks, in three steps: each rank's
+/// stats, f32 [rows, 3]; all ranks' stats, f32 [parts, rows, 3], give losses and log-sum-exp, f32 [rows], in
+/// the same bits on every rank; each rank's part of the gradient. One part is cross_entropy to rounding.
+/// A target outside [0, vocab) fails the stream with InvalidArgument.
+void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits, const Tensor& targets,
+                            VocabPart part);
+void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats);
+/// dlogits may be logits itself.
+void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& lse,
+                             const Tensor& targets, VocabPart part, float scale);
+
 struct AdamWStep {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   /// Counted from 1.

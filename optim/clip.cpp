@@ -18,11 +18,70 @@ constexpr int64_t kWords = ExactSum::kWords;
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
 
-// Accumulators by what shards a group, ordered so that each dimension's are neighbours:
-// nothing | inner | inner and outer | outer.
-int64_t kind_of(const ParamGroup& g) {
-  if (g.sharded_inner()) return g.sharded_outer() ? 2 : 1;
-  return g.sharded_outer() ? 3 : 0;
+// Mesh dimensions over which this parameter's gradient elements are spread.
+std::vector<std::string> dims_of(const ParamGroup& g, const Parameter& p) {
+  std::vector<std::string> dims = g.sharded_over();
+  if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.push_back(p.tensor_shard()->mesh_dim);
+  return dims;
+}
+
+// The sums of one mesh's parameters. Those spread over the same set of dimensions share an accumulator, whose
+// index has bit i set when the set holds dims[i].
+struct MeshSums {
+  const DeviceMesh* mesh;
+  std::vector<std::string> dims;  // that spread anything, in the mesh's order
+  Tensor sums;
+
+  int64_t index_of(const std::vector<std::string>& of) const {
+    int64_t index = 0;
+    for (size_t i = 0; i < dims.size(); ++i)
+      if (std::find(of.begin(), of.end(), dims[i]) != of.end()) index |= int64_t{1} << i;
+    return index;
+  }
+  Tensor accumulator(int64_t index) const { return sums.flat(index * kWords, (index + 1) * kWords); }
+
+  // Leaves everything in accumulator 0. Those that dimension i spreads lie side by side, 2^i of them, once
+  // the dimensions after it are done; summed over it, they join the ones that it does not spread.
+  void reduce(Stream& stream) const {
+    for (size_t i = dims.size(); i-- > 0;) {
+      const int64_t half = (int64_t{1} << i) * kWords;
+      const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
+      mesh->comm(dims[i])->all_reduce(stream, high);
+      stream.submit("gradient norm", [low, high, half](ExecutionContext&) {
+        for (int64_t w = 0; w < half; ++w) low.data<int64_t>()[w] += high.data<int64_t>()[w];
+      });
+    }
+  }
+};
+
+// One for each mesh (expert parameters have their own).
+std::vector<MeshSums> make_sums(ShardRuntime& runtime) {
+  std::vector<MeshSums> all;
+  // Copies of a mesh share their communicators.
+  const auto identity = [](const DeviceMesh& m) { return m.comm(m.dims().front().name).get(); };
+  for (ParamGroup* g : runtime.groups()) {
+    if (!counts(*g)) continue;
+    auto it = std::find_if(all.begin(), all.end(),
+                           [&](const MeshSums& m) { return identity(*m.mesh) == identity(g->mesh()); });
+    if (it == all.end()) it = all.insert(all.end(), {&g->mesh(), {}, {}});
+    for (auto& p : g->params())
+      for (auto& d : dims_of(*g, p)) it->dims.push_back(d);
+  }
+  for (MeshSums& m : all) {
+    std::vector<std::string> used;
+    for (auto& d : m.mesh->dims())
+      if (std::find(m.dims.begin(), m.dims.end(), d.name) != m.dims.end()) used.push_back(d.name);
+    m.dims = std::move(used);
+    m.sums = Tensor::empty(runtime.device(), {kWords << m.dims.size()}, DType::i64, "gradient norm");
+    ops::fill(runtime.device().compute(), m.sums, 0);
+    for (ParamGroup* g : runtime.groups()) {
+      if (!counts(*g) || identity(*m.mesh) != identity(g->mesh())) continue;
+      for (auto& p : g->params())
+        ops::accumulate_squares(runtime.device().compute(), m.accumulator(m.index_of(dims_of(*g, p))),
+                                p.grad_shard());
+    }
+  }
+  return all;
 }
 
 }  // namespace
@@ -36,44 +95,17 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   Device& device = runtime.device();
   Stream& stream = device.compute();
 
-  // One accumulator set per mesh; different meshes (expert parameters) reduce on their own dimensions.
-  struct PerMesh {
-    const FullyShardOptions* options;
-    const DeviceMesh* mesh;
-    Tensor sums;
-    std::array<bool, 4> used{};
-  };
-  std::vector<PerMesh> meshes;
-  for (ParamGroup* g : runtime.groups()) {
-    if (!counts(*g)) continue;
-    const Communicator* key = g->mesh().comm(g->options().shard_dim).get();
-    auto it = std::find_if(meshes.begin(), meshes.end(),
-                           [&](auto& m) { return m.mesh->comm(m.options->shard_dim).get() == key; });
-    if (it == meshes.end()) {
-      meshes.push_back(
-          {&g->options(), &g->mesh(), Tensor::empty(device, {4 * kWords}, DType::i64, "gradient norm"), {}});
-      it = meshes.end() - 1;
-      ops::fill(stream, it->sums, 0);
-    }
-    const int64_t kind = kind_of(*g);
-    it->used[static_cast<size_t>(kind)] = true;
-    const Tensor sum = it->sums.flat(kind * kWords, (kind + 1) * kWords);
-    for (auto& p : g->params()) ops::accumulate_squares(stream, sum, p.grad_shard());
+  std::vector<Tensor> sums;
+  for (const MeshSums& m : make_sums(runtime)) {
+    m.reduce(stream);
+    sums.push_back(m.sums);
   }
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
-  std::vector<Tensor> all;
-  for (auto& m : meshes) {
-    if (m.used[1] || m.used[2])
-      m.mesh->comm(m.options->shard_dim)->all_reduce(stream, m.sums.flat(kWords, 3 * kWords));
-    if (m.used[2] || m.used[3])
-      m.mesh->comm(m.options->replicate_dim)->all_reduce(stream, m.sums.flat(2 * kWords, 4 * kWords));
-    all.push_back(m.sums);
-  }
-  stream.submit("gradient norm", [all, factor, stats, max_norm](ExecutionContext&) {
+  stream.submit("gradient norm", [sums, factor, stats, max_norm](ExecutionContext&) {
     std::array<int64_t, kWords> total{};
-    for (auto& t : all)
-      for (int64_t i = 0; i < 4 * kWords; ++i) total[static_cast<size_t>(i % kWords)] += t.data<int64_t>()[i];
+    for (auto& t : sums)
+      for (int64_t i = 0; i < kWords; ++i) total[static_cast<size_t>(i)] += t.data<int64_t>()[i];
     stats->norm = ExactSum::norm(total);
     stats->zeros = total[ExactSum::kZeros];
     stats->non_finite = total[ExactSum::kNonFinite];

@@ -19,6 +19,12 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
     throw ShapeMismatch(
         fmt::format("Muon updates matrices only; route these to AdamW: {}", fmt::join(wrong, ", ")));
 
+  for (auto& item : items)
+    if (item.param.tensor_shard() && item.param.tensor_shard()->parts > 1) wrong.push_back(item.param.name());
+  if (!wrong.empty())
+    throw NotSupported(fmt::format("Muon has no pieces of tensor-parallel matrices; route these to AdamW: {}",
+                                   fmt::join(wrong, ", ")));
+
   for (auto& item : items) {
     ParamGroup& group = item.param.group();
     auto batch = std::find_if(batches_.begin(), batches_.end(), [&](auto& b) { return b.group == &group; });

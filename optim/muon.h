@@ -36,7 +36,8 @@ class Muon {
     double weight_decay = 0;
   };
   /// Collective: makes a communicator for each set of mesh dimensions that shards a group.
-  /// @throws ShapeMismatch naming every item that is not a matrix.
+  /// @throws ShapeMismatch naming every item that is not a matrix, NotSupported every one that is a piece of
+  /// a tensor-parallel one.
   Muon(Device& device, std::vector<Item> items, MuonOptions options);
   /// Queues the update on `stream`, which all ranks' Muon collectives use.
   void step(Stream& stream, double lr);

@@ -54,6 +54,9 @@ const KernelTable& cpu_kernels() {
     t.combine_gates_backward = cpu::combine_gates_backward;
     t.add_bias = cpu::add_bias;
     t.bias_backward = cpu::bias_backward;
+    t.vocab_parallel_partial = cpu::vocab_parallel_partial;
+    t.vocab_parallel_combine = cpu::vocab_parallel_combine;
+    t.vocab_parallel_backward = cpu::vocab_parallel_backward;
     t.adamw = cpu::adamw;
     t.muon_momentum = cpu::muon_momentum;
     t.newton_schulz = cpu::newton_schulz;

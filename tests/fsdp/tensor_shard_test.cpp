@@ -1,0 +1,194 @@
+// Where the elements of a tensor-parallel piece lie in the whole parameter, against brute force; and how
+// parameters that are such pieces start.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <mutex>
+
+#include "support/pieces.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+struct Case {
+  std::string name;
+  Shape local;
+  RowBlocks blocks;
+  int dim = 0, parts = 1;
+  bool by_block = true;
+  bool cut_by_block = false;  // what must come of it
+};
+
+std::vector<Case> cases() {
+  return {
+      {"vector", {5}, {}, 0, 3},
+      {"rows", {4, 3}, {}, 0, 2},
+      {"columns", {4, 3}, {}, 1, 3},
+      {"one part", {4, 3}, stacked_blocks({1, 3}), 0, 1, true, true},
+      {"q, k and v", {9, 2}, stacked_blocks({3, 3, 3}), 0, 2, true, true},
+      {"uneven blocks, one empty", {7, 3}, stacked_blocks({1, 0, 4, 2}), 0, 4, true, true},
+      {"columns of blocks", {6, 2}, stacked_blocks({2, 4}), 1, 2},
+      {"heads", {6, 2}, head_blocks(3, 2), 0, 2, false},
+      {"interleaved", {6, 2}, interleaved_blocks(6, 2), 0, 2},
+      {"grouped queries", {16, 2}, grouped_query_blocks(2, 2, 2), 0, 2},
+      {"one group of queries", {8, 2}, grouped_query_blocks(1, 2, 2), 0, 4},
+      {"experts", {2, 3, 4}, {}, 0, 3},
+      {"experts with blocks", {2, 4, 3}, stacked_blocks({1, 3}), 0, 2},
+      {"rows of experts", {2, 3, 4}, {}, 1, 2},
+      {"rows of experts by block", {3, 5, 2}, stacked_blocks({2, 3}), 1, 2, true, true},
+      {"columns of experts", {2, 3, 4}, {}, 2, 2},
+      {"columns of experts with blocks", {2, 5, 2}, stacked_blocks({2, 3}), 2, 3},
+      {"four dimensions", {2, 3, 2, 3}, {}, 2, 2},
+  };
+}
+
+// Global flat index of every local element, coordinate by coordinate.
+std::vector<int64_t> brute_force(const Case& c, int index) {
+  const size_t d = static_cast<size_t>(c.dim);
+  Shape global = c.local;
+  global[d] *= c.parts;
+  std::vector<int64_t> where;
+  for (int64_t i = 0; i < numel_of(c.local); ++i) {
+    Shape at(c.local.size());
+    int64_t rest = i;
+    for (size_t k = at.size(); k-- > 0; rest /= c.local[k]) at[k] = rest % c.local[k];
+    int64_t moved = index * c.local[d] + at[d];
+    if (c.cut_by_block) {
+      int64_t global_begin = 0;
+      for (auto& b : c.blocks) {
+        if (at[d] >= b.begin && at[d] < b.begin + b.size)
+          moved = global_begin + index * b.size + at[d] - b.begin;
+        global_begin += b.size * c.parts;
+      }
+    }
+    at[d] = moved;
+    int64_t flat = 0;
+    for (size_t k = 0; k < at.size(); ++k) flat = flat * global[k] + at[k];
+    where.push_back(flat);
+  }
+  return where;
+}
+
+TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
+  for (const Case& c : cases()) {
+    std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);
+    for (int index = 0; index < c.parts; ++index) {
+      const TensorShard shard{"tp", c.dim, c.parts, index, c.by_block};
+      const Shape global = global_shape(c.local, shard);
+      ASSERT_EQ(numel_of(global), static_cast<int64_t>(covered.size())) << c.name;
+      const std::vector<int64_t> want = brute_force(c, index);
+      for (int64_t i : want) ++covered[static_cast<size_t>(i)];
+      const int64_t n = numel_of(c.local);
+      for (int64_t begin = 0; begin <= n; ++begin) {
+        for (int64_t end = begin; end <= n; ++end) {
+          const ParamRange range{ParamIndex(begin), ParamIndex(end)};
+          int64_t at = begin;
+          const GlobalRun* last = nullptr;
+          const auto runs = global_runs(c.local, c.blocks, shard, range);
+          for (auto& run : runs) {
+            ASSERT_EQ(run.local.value, at) << c.name;
+            ASSERT_GT(run.count, 0) << c.name;
+            if (last != nullptr) {
+              ASSERT_NE(last->global + last->count, run.global) << c.name << ": not merged";
+            }
+            for (int64_t i = 0; i < run.count; ++i, ++at)
+              ASSERT_EQ(run.global.value + i, want[static_cast<size_t>(at)]) << c.name << " " << at;
+            last = &run;
+          }
+          ASSERT_EQ(at, end) << c.name;
+          at = begin;
+          for (auto& box : global_boxes(c.local, c.blocks, shard, range)) {
+            for (int64_t i = 0; i < numel_of(box.size); ++i, ++at) {
+              int64_t rest = i, flat = 0, stride = 1;
+              for (size_t k = global.size(); k-- > 0; rest /= box.size[k], stride *= global[k])
+                flat += (box.offset[k] + rest % box.size[k]) * stride;
+              ASSERT_EQ(flat, want[static_cast<size_t>(at)]) << c.name << " " << at;
+            }
+          }
+          ASSERT_EQ(at, end) << c.name;
+        }
+      }
+    }
+    for (int times : covered) ASSERT_EQ(times, 1) << c.name << ": every global element lies on one rank";
+  }
+}
+
+TEST(TensorShardMap, BoxesAreAsFewAsTheCutAllows) {
+  const TensorShard rows{"tp", 0, 2, 1}, columns{"tp", 1, 2, 1};
+  const ParamRange all{ParamIndex(0), ParamIndex(24)};
+  EXPECT_EQ(global_boxes({8, 3}, {}, rows, all), (std::vector<Box>{{{8, 0}, {8, 3}}}));
+  EXPECT_EQ(global_boxes({8, 3}, {}, columns, all), (std::vector<Box>{{{0, 3}, {8, 3}}}));
+  EXPECT_EQ(global_boxes({8, 3}, stacked_blocks({2, 6}), rows, all),
+            (std::vector<Box>{{{2, 0}, {2, 3}}, {{10, 0}, {6, 3}}}));
+}
+
+TEST(TensorShardInit, TheSameSeedGivesTheSameGlobalWeights) {
+  std::map<std::string, std::vector<float>> want;
+  for (const Spread spread : {Spread{}, Spread{.tp = 2}, Spread{.shard = 3, .tp = 2, .experts = 2},
+                              Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}}) {
+    for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
+      std::map<std::string, std::vector<float>> got;
+      std::mutex mutex;
+      launch(spread.ranks(), [&](RankContext& r) {
+        Pieces model(r, spread);
+        model.wrap({.layout = layout, .seed = 17});
+        for (auto& [name, p] : model.named_parameters()) {
+          const std::vector<float> mine = ops::to_floats(r.device->compute(), p.shard());
+          const std::lock_guard lock(mutex);
+          auto& whole = got[name];
+          whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
+          for (auto& run : p.global_runs(p.shard_range()))
+            for (int64_t i = 0; i < run.count; ++i)
+              whole[static_cast<size_t>(run.global.value + i)] =
+                  mine[static_cast<size_t>(run.local - p.shard_range().begin + i)];
+        }
+      });
+      if (want.empty()) want = got;
+      EXPECT_EQ(got, want) << spread.ranks() << " ranks";
+    }
+  }
+}
+
+TEST(TensorShardCheck, AMeshThatDoesNotFitIsRefusedNamingEveryParameter) {
+  launch(2, [](RankContext& r) {
+    const DeviceMesh none(r.world, {{"shard", 2}}), small(r.world, {{"shard", 2}, {"tp", 1}});
+    Pieces model(r, {.tp = 2});
+    for (auto* mesh : {&none, &small}) {
+      try {
+        fully_shard(model, *mesh);
+        FAIL();
+      } catch (const InvalidArgument& e) {
+        for (const char* name : {"'qkv'", "'rows'", "'columns'"}) EXPECT_THAT(e.what(), HasSubstr(name));
+        for (const char* name : {"'whole'", "'experts.up'"}) EXPECT_THAT(e.what(), Not(HasSubstr(name)));
+        EXPECT_THAT(e.what(), HasSubstr(mesh == &none ? "has no such dimension" : "rank 0 of 1 along it"));
+      }
+    }
+    model.wrap();  // as before the first wrap: the right mesh is still taken
+  });
+}
+
+TEST(TensorShardCheck, ASinglePieceNeedsNoMeshDimension) {
+  launch(2, [](RankContext& r) {
+    ToyModel model(8, 12, 1);
+    model.blocks_[0]->up_.set_tensor_shard({"tp", 0, 1, 0});
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+  });
+}
+
+TEST(TensorShardCheck, RanksThatCutDifferentlyAreFound) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& r) {
+                        ToyModel model(8, 8, 1);
+                        // Square: the local shape is the same either way.
+                        model.blocks_[0]->up_.set_tensor_shard({"tp", r.world->rank(), 2, r.world->rank()});
+                        fully_shard(model, DeviceMesh(r.world, {{"shard", 1}, {"tp", 2}}));
+                      }),
+               ShapeMismatch);
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,105 @@
+// Norms and clipping of parameters that tensor and expert parallelism cut, and what Muon says to them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include <sherd/kernels/exact_sum.h>
+
+#include "support/pieces.h"
+#include "support/rig.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Figures {
+  float norm = 0;
+  int64_t zeros = 0;
+  bool operator==(const Figures&) const = default;
+};
+
+// Of the whole model, element by element.
+Figures expected() {
+  double squares = 0;
+  Figures f;
+  for (const int64_t n : {24 * 5, 8 * 3, 7 * 8, 9, 3, 4 * 3 * 2})
+    for (int64_t i = 0; i < n; ++i) {
+      const double g = Pieces::gradient(i);
+      squares += g * g;
+      f.zeros += g == 0;
+    }
+  f.norm = static_cast<float>(std::sqrt(squares));
+  return f;
+}
+
+TEST(TensorParallelClip, EveryElementCountsOnceWhateverTheMesh) {
+  const Figures rough = expected();
+  std::optional<Figures> want;
+  for (const Spread spread :
+       {Spread{}, Spread{.tp = 2}, Spread{.tp = 4, .experts = 4}, Spread{.shard = 2, .tp = 2, .experts = 4},
+        Spread{.replicas = 2, .shard = 2, .tp = 2, .experts = 2}, Spread{.replicas = 2, .tp = 4}}) {
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+      for (const Outer outer : {Outer::no_shard, Outer::optim}) {
+        launch(spread.ranks(), [&](RankContext& r) {
+          Pieces model(r, spread);
+          model.wrap({.strategy = strategy, .outer = outer});
+          model.run(*r.device);
+          Stream& s = r.device->compute();
+          const CommCounts before = r.world->counts();
+          const auto stats = clip_grad_norm(model, 0);
+          s.synchronize();
+          auto counts = minus(r.world->counts(), before);
+          const Figures got{stats->norm, stats->zeros};
+          // Adding and dividing by powers of two is exact, so that the gradients are the same in bits.
+          if (r.world->rank() == 0 && !want) want = got;
+          r.world->barrier(s);
+          s.synchronize();
+          EXPECT_EQ(got, *want) << spread.ranks() << " ranks, " << name_of(strategy);
+          EXPECT_NEAR(got.norm, rough.norm, 1e-5 * rough.norm);
+          EXPECT_EQ(got.zeros, rough.zeros);
+          std::set<std::string> dims;
+          for (ParamGroup* g : runtime_of(model).groups()) {
+            for (auto& d : g->sharded_over()) dims.insert(d);
+            for (auto& p : g->params())
+              if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.insert(p.tensor_shard()->mesh_dim);
+          }
+          EXPECT_EQ(counts["all_reduce"].calls, static_cast<int64_t>(dims.size()));
+
+          const auto clipped = clip_grad_norm(model, 0.5);
+          const auto again = clip_grad_norm(model, 0);
+          s.synchronize();
+          EXPECT_NEAR(again->norm, 0.5, 1e-5);
+          EXPECT_EQ(clipped->norm, got.norm);
+        });
+      }
+    }
+  }
+}
+
+TEST(TensorParallelMuon, IsRefusedNamingEveryPiece) {
+  launch(2, [](RankContext& r) {
+    Pieces model(r, {.tp = 2});
+    const Routing routes = route(model);
+    model.wrap();
+    try {
+      Optimizer optimizer(model, routes, {});
+      FAIL();
+    } catch (const NotSupported& e) {
+      for (const char* name : {"qkv", "rows", "columns"}) EXPECT_THAT(e.what(), HasSubstr(name));
+    }
+  });
+}
+
+TEST(TensorParallelRouting, ShowsWholeShapes) {
+  launch(2, [](RankContext& r) {
+    Pieces model(r, {.tp = 2, .experts = 2});
+    const std::string table = route(model).format();
+    for (const char* words : {"[24, 5]", "[7, 8]", "[4, 3, 2]", "AdamW updates 36 elements, Muon 200"})
+      EXPECT_THAT(table, HasSubstr(words));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
