@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <numeric>
 
 #include <fmt/format.h>
 #include <xxhash.h>
@@ -19,10 +21,13 @@ void check(const std::vector<LayoutParam>& params, int world, const LayoutOption
   if (options.align < 1) bad += fmt::format("\n  align is {}; it must be at least 1", options.align);
   if (!(options.padding_budget >= 0 && options.padding_budget <= 1))
     bad += fmt::format("\n  padding_budget is {}; it must lie in [0, 1]", options.padding_budget);
-  for (const auto& p : params)
-    for (int64_t d : p.shape)
-      if (d < 0)
-        bad += fmt::format("\n  parameter '{}' of shape {}: a size is negative", p.name, to_string(p.shape));
+  for (const auto& p : params) bad += complaints_about(p);
+  const auto& carried = options.carried_cost;
+  if (!carried.empty() && static_cast<int64_t>(carried.size()) != world)
+    bad += fmt::format("\n  carried_cost has {} entries; it must have one for each of the {} ranks, or none",
+                       carried.size(), world);
+  if (!std::all_of(carried.begin(), carried.end(), [](double c) { return c >= 0 && std::isfinite(c); }))
+    bad += "\n  carried_cost has an entry that is negative or not finite";
   if (!bad.empty()) throw InvalidArgument("ShardLayout::make:" + bad);
 }
 
@@ -42,21 +47,39 @@ ShardLayout ShardLayout::make(std::vector<LayoutParam> params, int world, const 
     l.slice_ = placed.slice;
     l.full_begin_ = std::move(placed.begin);
     l.full_elements_ = l.buffer_elements();
+  } else if (options.policy == LayoutPolicy::whole_param) {
+    l.place_whole();
   } else {
-    int64_t at = 0;
-    for (const auto& p : l.params_) {
-      const int64_t rows = (row_count(p.shape) + world - 1) / world;
-      l.full_begin_.push_back(l.full_elements_);
-      l.full_elements_ += numel_of(p.shape);
-      l.chunk_rows_.push_back(rows);
-      l.chunk_begin_.push_back(at);
-      at += rows * row_size(p.shape);
-    }
-    l.slice_ = (std::max<int64_t>(at, 1) + options.align - 1) / options.align * options.align;
+    l.place_even_rows();
   }
   l.padding_ = l.buffer_elements() - total;
   l.find_cut_rows();
   return l;
+}
+
+void ShardLayout::place_whole() {
+  std::vector<PackItem> items;
+  for (const auto& p : params_) items.push_back({numel_of(p.shape), packing_cost(p)});
+  rank_cost_ = options_.carried_cost;
+  rank_cost_.resize(static_cast<size_t>(world_));
+  const Packed packed = pack(items, world_, options_.packing, rank_cost_);
+  const int64_t unit = std::lcm(shard_divisor(world_), options_.align);
+  slice_ = (packed.slice + unit - 1) / unit * unit;
+  for (size_t i = 0; i < items.size(); ++i) full_begin_.push_back(packed.rank[i] * slice_ + packed.offset[i]);
+  full_elements_ = buffer_elements();
+}
+
+void ShardLayout::place_even_rows() {
+  int64_t at = 0;
+  for (const auto& p : params_) {
+    const int64_t rows = (row_count(p.shape) + world_ - 1) / world_;
+    full_begin_.push_back(full_elements_);
+    full_elements_ += numel_of(p.shape);
+    chunk_rows_.push_back(rows);
+    chunk_begin_.push_back(at);
+    at += rows * row_size(p.shape);
+  }
+  slice_ = (std::max<int64_t>(at, 1) + options_.align - 1) / options_.align * options_.align;
 }
 
 void ShardLayout::find_cut_rows() {
@@ -80,7 +103,7 @@ FullRange ShardLayout::full_range(int p) const {
 ParamRange ShardLayout::piece(int p, int r) const {
   const Shape& shape = params_.at(p).shape;
   const int64_t numel = numel_of(shape);
-  // Both policies give rank r the r-th of equal steps, counted from some origin and cut off at the ends.
+  // All policies give rank r the r-th of equal steps, counted from some origin and cut off at the ends.
   const int64_t step = zero_copy() ? slice_ : chunk_rows_[p] * row_size(shape);
   const int64_t origin = zero_copy() ? -full_begin_[p] : 0;
   const auto clamped = [&](int64_t at) { return ParamIndex(std::clamp<int64_t>(at, 0, numel)); };
@@ -124,13 +147,19 @@ uint64_t ShardLayout::fingerprint() const {
     put(c.rank);
     put(c.at.value);
   }
+  if (options_.policy == LayoutPolicy::whole_param) {
+    put(options_.packing);
+    for (double c : options_.carried_cost) put(std::bit_cast<uint64_t>(c));
+    for (double c : rank_cost_) put(std::bit_cast<uint64_t>(c));
+  }
   return XXH64(words.data(), words.size() * sizeof(uint64_t), 0);
 }
 
 std::string ShardLayout::describe() const {
   const int64_t total = buffer_elements() - padding_;
-  std::string s = fmt::format("{} layout of {} parameters with {} elements over {} ranks\n",
-                              zero_copy() ? "ragged" : "even_rows", params_.size(), total, world_);
+  std::string s =
+      fmt::format("{} layout of {} parameters with {} elements over {} ranks\n",
+                  to_string(LayoutChoice{options_.policy, options_.packing}), params_.size(), total, world_);
   s += fmt::format("slice {} elements, padding {} ({:.2f} %), {} rows cut\n", slice_, padding_,
                    total > 0 ? 100.0 * static_cast<double>(padding_) / static_cast<double>(total) : 0.0,
                    cut_rows_.size());

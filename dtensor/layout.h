@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/dtensor/index.h>
+#include <sherd/dtensor/packing.h>
 
 namespace sherd {
 
@@ -16,24 +18,56 @@ enum class CutClass {
 };
 
 enum class LayoutPolicy {
-  ragged,     // full parameters contiguous in the communication buffer; cut anywhere / between rows
-  even_rows,  // ceil(rows / world) rows of every parameter on each rank, with padding rows (DTensor, FSDP2)
+  ragged,       // full parameters contiguous in the communication buffer; cut anywhere / between rows
+  even_rows,    // ceil(rows / world) rows of every parameter on each rank, with padding rows (DTensor, FSDP2)
+  whole_param,  // as ragged, but no parameter is cut: each lies on one rank (layer-wise optimizers)
 };
+
+/// A policy with its packing rule (of whole_param only).
+struct LayoutChoice {
+  LayoutPolicy policy = LayoutPolicy::ragged;
+  Packing packing = Packing::lpt;
+  bool operator==(const LayoutChoice&) const = default;
+};
+
+/// "ragged", "even_rows", or "whole_param", which may be followed by ":lpt" (default), ":size_match" or
+/// ":ping_pong".
+/// @throws InvalidArgument listing the legal names.
+LayoutChoice parse_layout(std::string_view text);
+const char* name_of(LayoutPolicy policy);
+const char* name_of(Packing packing);
+/// What parse_layout() reads; names the packing rule of whole_param always.
+std::string to_string(LayoutChoice choice);
 
 struct LayoutParam {
   std::string name;
   Shape shape;
   CutClass cut = CutClass::element;
+  /// What it costs the rank that has it whole, in units of the caller; 0 = the default of packing_cost().
+  double cost = 0;
 };
+
+/// The cost that whole parameters are balanced by: param.cost, or what one Newton-Schulz step grows with:
+/// larger * smaller^2 of a matrix, as much for each matrix of a stack [count, rows, cols], else the number of
+/// elements.
+double packing_cost(const LayoutParam& param);
+
+/// "" or lines ("\n  ...") that say what is wrong with a size or the cost.
+std::string complaints_about(const LayoutParam& param);
 
 struct LayoutOptions {
   LayoutPolicy policy = LayoutPolicy::ragged;
+  /// whole_param: how parameters are dealt to ranks.
+  Packing packing = Packing::lpt;
   /// Slices are a multiple of this many elements; 64 makes them multiples of 128 bytes down to 16-bit types.
   int64_t align = 64;
   /// Padding that may be spent on keeping rows whole, as a fraction of the parameters' elements.
   double padding_budget = 0.03;
   /// Rotates the order of parameters in the buffer, so that units of one shape load different ranks.
   int rotation = 0;
+  /// whole_param: the cost that each rank has from layouts made before (ShardLayout::rank_cost()); empty =
+  /// none.
+  std::vector<double> carried_cost = {};
 };
 
 /// A row that two ranks share: element `at` of parameter `param` is the first of rank `rank`, inside a row.
@@ -49,10 +83,13 @@ struct CutRow {
 /// [r*slice(), (r+1)*slice()); and the *full buffer* of full_elements(), in which every parameter is
 /// contiguous in row-major order. zero_copy() layouts have one buffer for both. Everything that belongs to no
 /// parameter is padding. The result depends on the arguments only.
+///
+/// A whole_param layout is one bucket of pack(): each parameter starts at a multiple of 64 elements of its
+/// rank's slice, and slices are a multiple of shard_divisor(world) and of options.align.
 class ShardLayout {
  public:
-  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1 or a budget outside [0,
-  /// 1].
+  /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,
+  /// 1], or costs that are negative, not finite or not one for each rank.
   static ShardLayout make(std::vector<LayoutParam> params, int world, const LayoutOptions& options = {});
 
   const std::vector<LayoutParam>& params() const { return params_; }
@@ -61,7 +98,7 @@ class ShardLayout {
   int64_t slice() const { return slice_; }
   int64_t buffer_elements() const { return slice_ * world_; }
   int64_t full_elements() const { return full_elements_; }
-  bool zero_copy() const { return options_.policy == LayoutPolicy::ragged; }
+  bool zero_copy() const { return options_.policy != LayoutPolicy::even_rows; }
   /// Elements of the communication buffer that belong to no parameter.
   int64_t padding() const { return padding_; }
 
@@ -76,12 +113,17 @@ class ShardLayout {
   std::vector<Box> boxes(int p, int r) const;
   /// All rows of CutClass::row parameters that a rank boundary cuts.
   const std::vector<CutRow>& cut_rows() const { return cut_rows_; }
+  /// whole_param: options.carried_cost plus the packing_cost() of what each rank got, for the next layout to
+  /// carry on; empty under the other policies.
+  const std::vector<double>& rank_cost() const { return rank_cost_; }
   /// 64-bit digest of everything above; equal on all ranks that computed the same layout.
   uint64_t fingerprint() const;
   /// A few lines for people: slice, padding, and every row that had to be cut.
   std::string describe() const;
 
  private:
+  void place_whole();
+  void place_even_rows();
   void find_cut_rows();
 
   std::vector<LayoutParam> params_;
@@ -94,6 +136,7 @@ class ShardLayout {
   std::vector<int64_t> chunk_rows_;   // even_rows: rows per rank, per parameter
   std::vector<int64_t> chunk_begin_;  // even_rows: start of the chunk in every slice, per parameter
   std::vector<CutRow> cut_rows_;
+  std::vector<double> rank_cost_;
 };
 
 }  // namespace sherd

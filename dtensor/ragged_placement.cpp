@@ -9,6 +9,9 @@
 namespace sherd {
 namespace {
 
+/// Holds products of two sizes, which may pass 64 bits for rows of billions of elements.
+__extension__ typedef __int128 Wide;
+
 /// A parameter as the search sees it.
 struct Item {
   int64_t numel = 0;
@@ -46,7 +49,7 @@ class RowGrid {
     const int64_t boundaries = std::max<int64_t>(0, last - first + 1);
     if (boundaries == 0 || begin % unit_ != 0) return boundaries;
     // Boundary k is between rows when k * slice = begin modulo width.
-    const int64_t k = begin / unit_ % period_ * inverse_ % period_;
+    const auto k = static_cast<int64_t>(Wide{begin / unit_ % period_} * inverse_ % period_);
     const int64_t fit = first + ((k - first) % period_ + period_) % period_;
     return boundaries - (fit > last ? 0 : (last - fit) / period_ + 1);
   }
@@ -164,7 +167,9 @@ class Search {
     for (size_t subset = 1; subset < size_t{1} << widths.size(); ++subset) {
       int64_t step = align_;
       for (size_t i = 0; i < widths.size() && step <= 3 * most_slice_; ++i)
-        if (subset >> i & 1) step = step / std::gcd(step, widths[i].second) * widths[i].second;
+        if (subset >> i & 1)
+          step = static_cast<int64_t>(std::min<Wide>(
+              Wide{step / std::gcd(step, widths[i].second)} * widths[i].second, 3 * most_slice_ + 1));
       for (int64_t part : {1, 2, 3}) {
         if (step % (part * align_) != 0) continue;
         const int64_t unit = step / part;

@@ -6,6 +6,28 @@
 #include <sherd/kernels/random.h>
 
 namespace sherd {
+namespace {
+
+// A fused matrix costs what its blocks cost; 0 = as its shape says.
+double cost_of(const Parameter& p) {
+  const Shape& shape = p.shape();
+  double cost = 0;
+  for (auto& b : p.row_blocks()) {
+    Shape block = shape;
+    block[shape.size() - 2] = b.rows();
+    cost += packing_cost({p.name(), std::move(block)});
+  }
+  return cost;
+}
+
+}  // namespace
+
+int ParamGroup::layout_world(const DeviceMesh& mesh, const FullyShardOptions& o) {
+  const int inner = mesh.size(o.shard_dim);
+  const int outer = mesh.has(o.replicate_dim) ? mesh.size(o.replicate_dim) : 1;
+  return (inner_row(o.strategy, inner).state.is_shard() ? inner : 1) *
+         (outer_row(o.outer, outer).state.is_shard() ? outer : 1);
+}
 
 ParamGroup::ParamGroup(Device& device, Spec spec)
     : device_(device), spec_(std::move(spec)), trainable_(spec_.params.front().trainable()) {
@@ -30,10 +52,13 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   }
 
   std::vector<LayoutParam> described;
-  for (auto& p : spec_.params) described.push_back({p.name(), p.shape(), p.cut()});
-  layout_ = std::make_shared<ShardLayout>(ShardLayout::make(
-      std::move(described), cells,
-      {.policy = o.layout, .padding_budget = o.padding_budget, .rotation = spec_.rotation}));
+  for (auto& p : spec_.params) described.push_back({p.name(), p.shape(), p.cut(), cost_of(p)});
+  layout_ = std::make_shared<ShardLayout>(ShardLayout::make(std::move(described), cells,
+                                                            {.policy = o.layout,
+                                                             .packing = o.packing,
+                                                             .padding_budget = o.padding_budget,
+                                                             .rotation = spec_.rotation,
+                                                             .carried_cost = spec_.carried_cost}));
   staged_ = !layout_->zero_copy() && cells > 1;
 
   part_ = layout_->buffer_elements() / (sharded_inner() ? inner : 1);

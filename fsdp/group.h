@@ -32,13 +32,16 @@ class ParamGroup {
  public:
   struct Spec {
     std::string unit;               // for messages
-    std::vector<Parameter> params;  // all trainable or all frozen
+    std::vector<Parameter> params;  // all trainable or all frozen, and all of one layout policy
     DeviceMesh mesh;
     GroupComms comms;
     FullyShardOptions options;
     bool replicated = false;  // ignored parameters: no communication at all
     int rotation = 0;
+    std::vector<double> carried_cost = {};  // LayoutOptions::carried_cost
   };
+  /// Ranks that the layout of a group (not a replicated one) is made for: those that shard its state.
+  static int layout_world(const DeviceMesh& mesh, const FullyShardOptions& options);
   ParamGroup(Device& device, Spec spec);
   /// Parameters that outlive the group have no memory again.
   ~ParamGroup();

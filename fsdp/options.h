@@ -29,7 +29,11 @@ struct FullyShardOptions {
   /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed,
   /// accumulated and kept in f32 in either case; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;
+  /// Under whole_param a unit's CutClass::row parameters lie whole on one rank each, in a buffer of their
+  /// own; all others are cut anywhere (ragged).
   LayoutPolicy layout = LayoutPolicy::ragged;
+  /// whole_param: how parameters are dealt to ranks.
+  Packing packing = Packing::lpt;
   /// Padding that may be spent on keeping rows whole (LayoutOptions::padding_budget).
   double padding_budget = 0.03;
   /// (root) Accept trainable parameters that no backward touched: their gradient is zero. Otherwise the last

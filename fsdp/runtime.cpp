@@ -82,20 +82,38 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string&
   auto is_ignored = [&](const Parameter& p) {
     return std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end();
   };
+  enum Kind { whole, cut, frozen };
+  auto kind_of = [&](const Parameter& p) {
+    if (!p.trainable()) return frozen;
+    return wrap.options.layout == LayoutPolicy::whole_param && p.cut() == CutClass::row ? whole : cut;
+  };
   for (const bool replicated : {false, true}) {
-    for (const bool trainable : {true, false}) {
+    for (const Kind kind : {whole, cut, frozen}) {
       std::vector<Parameter> some;
       for (auto& p : params)
-        if (p.trainable() == trainable && is_ignored(p) == replicated) some.push_back(p);
+        if (kind_of(p) == kind && is_ignored(p) == replicated) some.push_back(p);
       if (some.empty()) continue;
       const GroupComms comms = replicated ? GroupComms{alone_, alone_, alone_, alone_} : comms_of(wrap);
-      unit->groups_.push_back(std::make_unique<ParamGroup>(
-          device_,
-          ParamGroup::Spec{name, std::move(some), wrap.mesh, comms, wrap.options, replicated, position}));
+      FullyShardOptions options = wrap.options;
+      if (options.layout == LayoutPolicy::whole_param && kind != whole) options.layout = LayoutPolicy::ragged;
+      unit->groups_.push_back(
+          make_group({name, std::move(some), wrap.mesh, comms, std::move(options), replicated, position}));
     }
   }
   module.unit_ = unit;
   return unit;
+}
+
+std::unique_ptr<ParamGroup> ShardRuntime::make_group(ParamGroup::Spec spec) {
+  const FullyShardOptions& o = spec.options;
+  if (o.layout != LayoutPolicy::whole_param || spec.replicated)
+    return std::make_unique<ParamGroup>(device_, std::move(spec));
+  auto& cost =
+      packed_cost_[{spec.mesh.comm(o.shard_dim).get(), ParamGroup::layout_world(spec.mesh, spec.options)}];
+  spec.carried_cost = cost;
+  auto group = std::make_unique<ParamGroup>(device_, std::move(spec));
+  cost = group->layout().rank_cost();
+  return group;
 }
 
 const GroupComms& ShardRuntime::comms_of(const Wrap& wrap) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/module.h>
@@ -70,6 +71,7 @@ class ShardRuntime {
   };
 
   std::shared_ptr<Unit> make_unit(Module& module, const std::string& name, int position, bool root);
+  std::unique_ptr<ParamGroup> make_group(ParamGroup::Spec spec);
   const GroupComms& comms_of(const Wrap& wrap);
   void assign_slots();
   void initialise();
@@ -88,6 +90,9 @@ class ShardRuntime {
   FullyShardOptions options_;
   std::map<const Communicator*, GroupComms> comms_;  // by the mesh's shard communicator
   std::shared_ptr<Communicator> alone_;              // a group of one, for ignored parameters
+  // Layouts of whole parameters carry each rank's cost on from unit to unit in the order in which units are
+  // made: backward, the root last. By shard communicator and number of ranks.
+  std::map<std::pair<const Communicator*, int>, std::vector<double>> packed_cost_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<Slot> slots_, grad_slots_;
   Staging staging_;

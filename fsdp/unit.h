@@ -11,7 +11,9 @@ namespace sherd {
 
 class ShardRuntime;
 
-/// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind.
+/// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind;
+/// under whole_param the trainable CutClass::row ones (Muon's matrices) have one of their own, and only that
+/// is not ragged.
 ///
 /// The verbs are public: sherd's Module is one client of them. A client calls, on one thread and in the same
 /// order on every rank: pre_forward, forward work, post_forward; pre_backward, backward work, post_backward;

@@ -15,6 +15,12 @@ struct Coefficients {
   bool operator==(const Coefficients&) const = default;
 };
 
+/// Jordan's quintic, five times (Muon's original).
+inline std::vector<Coefficients> jordan_steps() {
+  constexpr Coefficients kJordan = {3.4445f, -4.7750f, 2.0315f};
+  return {kJordan, kJordan, kJordan, kJordan, kJordan};
+}
+
 /// newton_schulz: the odd polynomial iteration. svd: the exact polar factor UV^T of the matrix.
 enum class Orthogonalizer { newton_schulz, svd };
 
@@ -26,7 +32,7 @@ struct OrthogonalizeOptions {
   Orthogonalizer method = Orthogonalizer::newton_schulz;
   IterationForm form = IterationForm::standard;
   /// One entry per step; at least one with newton_schulz.
-  std::vector<Coefficients> steps = std::vector<Coefficients>(5, {3.4445f, -4.7750f, 2.0315f});
+  std::vector<Coefficients> steps = jordan_steps();
   /// Gram form: numbers of steps after which X and R are formed anew, e.g. {2}; empty = never.
   std::vector<int> restarts;
   /// X0 = U / (||U||_F + eps).

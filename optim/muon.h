@@ -1,69 +1,65 @@
 // Muon: momentum, orthogonalized, for matrices.
 #pragma once
 
-#include <map>
+#include <exception>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/group.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/optim/plan.h>
 #include <sherd/optim/state.h>
 
 namespace sherd {
 
-struct MuonOptions {
-  float momentum = 0.95f;
-  bool nesterov = true;
-  /// (a, b, c) of each Newton-Schulz step; default five of Jordan's quintic.
-  std::vector<ops::Coefficients> steps = std::vector<ops::Coefficients>(5, {3.4445f, -4.7750f, 2.0315f});
-  float eps = 1e-7f;
-  /// The update of a logical block is scaled by factor * sqrt(max(rows, cols)) (Moonlight: matches AdamW's
-  /// RMS).
-  double scale_factor = 0.2;
-};
+class MuonTeam;
+struct MuonStreams;
 
-/// Muon (Jordan et al. 2024) in its plain `gather` mode. Per step: momentum and Nesterov on the local rows
-/// (EMA form, as torch.optim.Muon); one all-gather-v per group brings all row shards to every rank (padding
-/// is never sent); every rank orthogonalizes the whole matrix, block by block (Parameter::row_blocks); each
-/// keeps its own interval:
-///   w *= 1 - lr * weight_decay;  w -= lr * scale * O.
-/// Momentum is sharded exactly like the parameter. The result does not depend on how the matrix was sharded,
-/// in bits: every rank runs one kernel on the same whole matrix.
+/// Muon (Jordan et al. 2024) over sharded matrices. Per step: momentum and Nesterov on the local elements
+/// (EMA form, as torch.optim.Muon); every logical matrix (row block, matrix of a stack) is brought together
+/// where the plan says, orthogonalized, and the result sent back; each rank updates its own elements:
+///   w = decay * w - lr * scale * O.
+/// Momentum is sharded exactly like the parameter, so plans and modes leave no trace in the state.
+///
+/// Bits: local, owner and gather entries run one kernel on the same whole matrix, and give what one rank
+/// alone would. gram entries and `distributed` tensor parallelism sum Gram matrices over ranks: equal to
+/// rounding.
+///
+/// Messages travel in chunks, one all-to-all-v each way, on two side streams: chunk k is computed while k + 1
+/// arrives and k - 1 returns; what needs no message comes first.
 class Muon {
  public:
   struct Item {
     Parameter param;
     double weight_decay = 0;
   };
-  /// Collective: makes a communicator for each set of mesh dimensions that shards a group.
-  /// @throws ShapeMismatch naming every item that is not a matrix, NotSupported every one that is a piece of
-  /// a tensor-parallel one.
+  /// Collective: makes communicators, and compares the plans' fingerprints once.
+  /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
+  /// when a forced mode is not possible.
   Muon(Device& device, std::vector<Item> items, MuonOptions options);
-  /// Queues the update on `stream`, which all ranks' Muon collectives use.
-  void step(Stream& stream, double lr);
+  /// Lets the side streams finish. Destroyed by an exception that unwinds the rank, it aborts the group
+  /// first.
+  ~Muon();
+  /// Queues the update on `compute`, the device's compute stream.
+  void step(Stream& compute, double lr);
   /// Appends momentum_buffer of every parameter.
   void collect(std::vector<StateTensor>& out) const;
 
- private:
-  struct Slot {
-    Item item;
-    Tensor momentum;
-    int64_t packed_begin = 0;  // of the local piece in the packed message
-  };
-  /// Matrices of one ParamGroup: one message.
-  struct Batch {
-    ParamGroup* group = nullptr;
-    std::shared_ptr<Communicator> comm;  // over the dimensions that shard the group
-    std::vector<Slot> slots;
-    std::vector<int64_t> counts;  // packed elements of each rank
-    int64_t total = 0;
-  };
-  void step_batch(Stream& stream, Batch& batch, double lr);
-  void update(Stream& stream, const Slot& slot, const Tensor& whole, double lr);
+  /// The plan of each set of ranks that shares layouts (experts have their own), for people.
+  std::string explain() const;
+  const std::vector<MuonPlan>& plans() const { return plans_; }
+  /// Logical matrices whose latest update was zero because the matrix was zero or not finite, as far as this
+  /// rank reports them: every matrix is reported by one rank of its team. Waits for the compute stream.
+  std::vector<std::pair<std::string, MatrixStatus>> report();
 
-  Device& device_;
+ private:
   MuonOptions options_;
-  std::vector<Batch> batches_;
+  std::vector<MuonPlan> plans_;
+  std::vector<std::pair<size_t, size_t>> order_;  // team and slot of each item
+  int exceptions_before_ = std::uncaught_exceptions();
+  std::vector<std::unique_ptr<MuonTeam>> teams_;
+  std::unique_ptr<MuonStreams> streams_;  // last: they finish before the communicators go
 };
 
 }  // namespace sherd

@@ -32,6 +32,8 @@ class Optimizer {
   int64_t steps() const { return steps_; }
   /// Every state tensor, in routing order.
   std::vector<StateTensor> state() const;
+  /// The Muon half, with its plan and its report (it exists without matrices, too).
+  Muon& muon() const { return *muon_; }
 
  private:
   ShardRuntime& runtime_;

@@ -17,6 +17,8 @@
 
 #include "config_fields.h"
 #include "config_file.h"
+#include "model.h"
+#include "muon_config.h"
 
 namespace train_gpt {
 namespace {
@@ -68,14 +70,30 @@ RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
   return raw;
 }
 
+/// What the tensor-parallel ranks cannot share evenly, as a list; empty when they can.
+std::string undivided(const TrainConfig& c, int64_t tp, const std::set<std::string_view>& bad) {
+  std::vector<std::string> list;
+  if (!bad.contains("heads") && c.heads % tp != 0) list.push_back(fmt::format("--heads {}", c.heads));
+  if (!bad.contains("dim") && 4 * c.dim % tp != 0) list.push_back(fmt::format("4 x --dim {}", c.dim));
+  if (GptShape::kVocab % tp != 0) list.push_back(fmt::format("the {} byte values", GptShape::kVocab));
+  return fmt::format("{}", fmt::join(list, " and "));
+}
+
 /// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
 void check_together(const TrainConfig& c, const std::set<std::string_view>& bad, Problems& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
   if (c.lr == 0) problems.push_back("--lr 0: must be greater than 0; --steps 0 is the way not to train");
   if (c.comm_timeout == 0) problems.push_back("--comm-timeout 0: must be greater than 0 seconds");
   if (c.data.empty()) problems.push_back("--data: the path is empty; name a file or a folder");
-  if (good("ranks", "replicas") && c.ranks % c.replicas != 0) {
-    problems.push_back(fmt::format("--replicas {}: must divide --ranks {}", c.replicas, c.ranks));
+  const int64_t tp = good("tp") ? c.tp : 1;
+  if (good("ranks", "tp") && c.ranks % tp != 0) {
+    problems.push_back(fmt::format("--tp {}: must divide --ranks {}", tp, c.ranks));
+  } else if (good("ranks", "replicas") && c.ranks % (c.replicas * tp) != 0) {
+    const std::string product = tp == 1 ? "" : fmt::format(" x --tp {} = {}", tp, c.replicas * tp);
+    problems.push_back(fmt::format("--replicas {}{}: must divide --ranks {}", c.replicas, product, c.ranks));
+  }
+  if (const std::string wrong = undivided(c, tp, bad); !wrong.empty()) {
+    problems.push_back(fmt::format("--tp {}: must divide {}", tp, wrong));
   }
   if (good("dim", "heads") && c.dim % c.heads != 0) {
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
@@ -93,13 +111,19 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (c.experts > 0 && good("ranks", "expert_parallel") && c.ranks % c.expert_parallel != 0)
     problems.push_back(
         fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
-  const int64_t shares = good("ranks", "grad_accum", "batch") ? c.ranks * c.grad_accum : 1;
+  if (c.experts > 0 && tp > 1)
+    problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
+  if (good("ns_steps", "muon_mode"))
+    for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
+  const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
+  const int64_t shares = split ? c.ranks / tp * c.grad_accum : 1;
   if (c.batch % shares != 0) {
-    problems.push_back(
-        fmt::format("--batch {}: must be a multiple of --ranks {} x --grad-accum {} = {}, so that every rank "
-                    "takes an equal share "
-                    "of each microbatch; e.g. {}",
-                    c.batch, c.ranks, c.grad_accum, shares, (c.batch / shares + 1) * shares));
+    problems.push_back(fmt::format(
+        "--batch {}: must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank "
+        "takes an equal share "
+        "of each microbatch; e.g. {}",
+        c.batch, c.ranks, tp == 1 ? "" : fmt::format(" / --tp {}", tp), c.grad_accum, shares,
+        (c.batch / shares + 1) * shares));
   }
 }
 

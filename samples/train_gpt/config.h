@@ -22,6 +22,7 @@ struct TrainConfig {
   // Ranks and sharding.
   int64_t ranks = 1;
   int64_t replicas = 1;
+  int64_t tp = 1;
   std::string strategy = "optim_grads_params";
   std::string outer = "no_shard";
   std::string layout = "ragged";
@@ -46,6 +47,24 @@ struct TrainConfig {
   double weight_decay = 0.1;
   double grad_clip = 1.0;
   std::string precision = "fp32";
+  std::string route;
+  // Muon.
+  std::string muon_mode = "auto";
+  bool muon_allow_inexact = false;
+  std::string ns_form = "standard";
+  std::string ns_coefficients = "jordan";
+  int64_t ns_steps = 0;
+  std::string ns_restart;
+  std::string orthogonalizer = "newton_schulz";
+  double muon_momentum = 0.95;
+  std::string muon_scale = "match_rms_adamw";
+  double muon_scale_factor = 1;
+  std::string muon_decay = "decoupled";
+  std::string muon_payload = "fp32";
+  std::string muon_working = "fp32";
+  std::string muon_tensor = "duplicated";
+  int64_t muon_transient = int64_t{256} << 20;
+  bool explain_plan = false;
   // Machine.
   std::string kernels = "cpu";
   int64_t threads = 0;
@@ -58,6 +77,9 @@ struct TrainConfig {
   std::string loss_svg;
   std::string export_weights;
   bool quiet = false;
+
+  /// Ranks with different data: all but those that share a batch tensor-parallel.
+  int64_t data_ranks() const { return ranks / tp; }
 
   bool operator==(const TrainConfig&) const = default;
 };

@@ -76,6 +76,7 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
               const std::shared_ptr<const Windows>& windows, Output* out) {
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
+  if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (config.steps > 0) {
     train(trainer, config, out);
     summarise(trainer, config, out);

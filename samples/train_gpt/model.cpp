@@ -6,35 +6,11 @@
 
 namespace train_gpt {
 
-using sherd::DType;
-using sherd::Stream;
 namespace ops = sherd::ops;
 namespace {
 
 constexpr float kEps = 1e-6f;
 constexpr float kStd = 0.02f;
-
-Tensor like(const Tensor& x, Shape shape) {
-  return Tensor::empty(x.device(), std::move(shape), x.dtype(), "activations");
-}
-Tensor f32(const Tensor& x, Shape shape) {
-  return Tensor::empty(x.device(), std::move(shape), DType::f32, "activations");
-}
-
-// x [n, in] times the transpose of w [out, in].
-Tensor linear(Stream& s, const Tensor& x, const Parameter& w) {
-  Tensor y = like(x, {x.size(0), w.shape()[0]});
-  ops::gemm(s, y, x, false, w.data(), true);
-  return y;
-}
-
-// Adds the weight's gradient and returns the input's.
-Tensor linear_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w) {
-  ops::gemm(s, w.grad(), dy, true, x, false, 1, 1);
-  Tensor dx = like(dy, {dy.size(0), w.shape()[1]});
-  ops::gemm(s, dx, dy, false, w.data(), false);
-  return dx;
-}
 
 Tensor add(Stream& s, const Tensor& a, const Tensor& b) {
   Tensor y = like(a, a.shape());
@@ -44,7 +20,7 @@ Tensor add(Stream& s, const Tensor& a, const Tensor& b) {
 
 Tensor norm(Stream& s, const Tensor& x, const Parameter& w, Tensor& rstd) {
   Tensor y = like(x, x.shape());
-  rstd = f32(x, {x.size(0)});
+  rstd = like_f32(x, {x.size(0)});
   ops::rms_norm_forward(s, y, rstd, x, w.data(), kEps);
   return y;
 }
@@ -57,20 +33,20 @@ Tensor norm_backward(Stream& s, const Tensor& dy, const Tensor& x, const Paramet
 
 }  // namespace
 
-Block::Block(const GptShape& shape) : shape_(shape) {
-  const int64_t d = shape.dim;
+Block::Block(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
+  const int64_t d = shape.dim, att = tp.share(d), hidden = tp.share(4 * d);
   const float small = kStd / std::sqrt(2.0f * static_cast<float>(shape.layers));
   norm1_ = param("norm1.weight", {d}, sherd::constant(1));
-  qkv_ = param("qkv.weight", {3 * d, d}, sherd::normal(kStd)).set_row_blocks({d, d, d});
-  proj_ = param("proj.weight", {d, d}, sherd::normal(small));
+  qkv_ = tp.cut(param("qkv.weight", {3 * att, d}, sherd::normal(kStd)).set_row_blocks({att, att, att}), 0);
+  proj_ = tp.cut(param("proj.weight", {d, att}, sherd::normal(small)), 1);
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
   if (shape.moe.experts > 0) {
     moe_ = std::make_unique<MoeMlp>(d, kStd, small, shape.moe);
     child("moe", *moe_);
     return;
   }
-  fc_ = param("fc.weight", {4 * d, d}, sherd::normal(kStd));
-  out_ = param("out.weight", {d, 4 * d}, sherd::normal(small));
+  fc_ = tp.cut(param("fc.weight", {hidden, d}, sherd::normal(kStd)), 0);
+  out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
 }
 
 Tensor Block::mlp(Stream& s, Saved& v) {
@@ -78,14 +54,14 @@ Tensor Block::mlp(Stream& s, Saved& v) {
   v.h = linear(s, v.n2, fc_);
   v.a = like(v.h, v.h.shape());
   ops::gelu_forward(s, v.a, v.h);
-  return linear(s, v.a, out_);
+  return row_parallel(s, tp_, v.a, out_);
 }
 
 Tensor Block::mlp_backward(Stream& s, const Tensor& dy, const Saved& v) {
   if (moe_) return moe_->run_backward(dy);
   const Tensor dh = linear_backward(s, dy, v.a, out_);
   ops::gelu_backward(s, dh, dh, v.h);
-  return linear_backward(s, dh, v.n2, fc_);
+  return column_parallel_backward(s, tp_, dh, v.n2, fc_);
 }
 
 Tensor Block::forward(const Tensor& x) {
@@ -94,10 +70,11 @@ Tensor Block::forward(const Tensor& x) {
   v.x = x;
   v.n1 = norm(s, x, norm1_, v.rstd1);
   v.qkv = linear(s, v.n1, qkv_);
-  v.att = like(x, x.shape());
-  v.lse = f32(x, {batch_, shape_.heads, x.size(0) / batch_});
-  ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, shape_.heads);
-  v.x2 = add(s, x, linear(s, v.att, proj_));
+  const int64_t heads = tp_.share(shape_.heads);
+  v.att = like(x, {x.size(0), tp_.share(shape_.dim)});
+  v.lse = like_f32(x, {batch_, heads, x.size(0) / batch_});
+  ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, heads);
+  v.x2 = add(s, x, row_parallel(s, tp_, v.att, proj_));
   v.n2 = norm(s, v.x2, norm2_, v.rstd2);
   Tensor y = add(s, v.x2, mlp(s, v));
   if (training()) saved_.push_back(std::move(v));
@@ -112,21 +89,22 @@ Tensor Block::backward(const Tensor& dy) {
   ops::add(s, dx2, dx2, dy);
   const Tensor datt = linear_backward(s, dx2, v.att, proj_);
   const Tensor dqkv = like(v.qkv, v.qkv.shape());
-  ops::attention_backward(s, dqkv, datt, v.att, v.lse, v.qkv, batch_, shape_.heads);
-  const Tensor dx = norm_backward(s, linear_backward(s, dqkv, v.n1, qkv_), v.x, norm1_, v.rstd1);
+  ops::attention_backward(s, dqkv, datt, v.att, v.lse, v.qkv, batch_, tp_.share(shape_.heads));
+  const Tensor dn1 = column_parallel_backward(s, tp_, dqkv, v.n1, qkv_);
+  const Tensor dx = norm_backward(s, dn1, v.x, norm1_, v.rstd1);
   ops::add(s, dx, dx, dx2);
   return dx;
 }
 
-Gpt::Gpt(const GptShape& shape) : shape_(shape) {
+Gpt::Gpt(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
   for (int64_t i = 0; i < shape.layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(shape));
+    blocks_.push_back(std::make_unique<Block>(shape, tp));
     child("blocks." + std::to_string(i), *blocks_.back());
   }
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
-  head_ = param("head.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
+  head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
 }
 
 void Gpt::set_loss_scale(float scale) {
@@ -144,12 +122,11 @@ Tensor Gpt::forward(const Tensor& tokens) {
     b->set_batch(batch);
     x = (*b)(x);
   }
-  Saved v{tokens, targets_, x, {}, {}, {}};
+  Saved v{tokens, x, {}, {}, {}, {}};
   v.n = norm(s, x, norm_, v.rstd);
   v.logits = linear(s, v.n, head_);
-  if (!targets_.defined()) return v.logits;
-  Tensor losses = f32(x, {rows});
-  ops::cross_entropy_forward(s, losses, v.logits, targets_);
+  if (!targets_.defined()) return tp_.gather_columns(s, v.logits);
+  Tensor losses = v.loss.forward(s, tp_, v.logits, targets_);
   if (training()) saved_ = std::move(v);
   return losses;
 }
@@ -157,8 +134,9 @@ Tensor Gpt::forward(const Tensor& tokens) {
 Tensor Gpt::backward(const Tensor&) {
   const Saved v = std::exchange(saved_, {});
   Stream& s = v.x.device().compute();
-  ops::cross_entropy_backward(s, v.logits, v.logits, v.targets, loss_scale_);
-  Tensor dx = norm_backward(s, linear_backward(s, v.logits, v.n, head_), v.x, norm_, v.rstd);
+  v.loss.backward(s, tp_, v.logits, loss_scale_);
+  const Tensor dn = column_parallel_backward(s, tp_, v.logits, v.n, head_);
+  Tensor dx = norm_backward(s, dn, v.x, norm_, v.rstd);
   for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
   ops::embedding_backward(s, tok_.grad(), pos_.grad(), dx, v.tokens);
   return {};

@@ -7,6 +7,7 @@
 #include <sherd/fsdp/module.h>
 
 #include "moe.h"
+#include "parallel_linear.h"
 
 namespace train_gpt {
 
@@ -17,10 +18,11 @@ struct GptShape {
 };
 
 /// x + proj(attention(qkv(norm1(x)))), then + mlp(norm2(.)), mlp(x) = out(gelu(fc(x))) or a mixture of
-/// experts. Input and output [batch*seq, dim].
+/// experts. Input and output [batch*seq, dim]. Tensor-parallel (dense only): each rank has heads / tp heads
+/// and 4 * dim / tp hidden columns, and the whole norms.
 class Block : public Module {
  public:
-  explicit Block(const GptShape& shape);
+  Block(const GptShape& shape, const TensorParallel& tp);
   /// Sequences in the coming inputs.
   void set_batch(int64_t batch) { batch_ = batch; }
   /// Null in a dense model.
@@ -35,20 +37,23 @@ class Block : public Module {
   struct Saved {
     Tensor x, rstd1, n1, qkv, lse, att, x2, rstd2, n2, h, a;
   };
-  GptShape shape_;
-  int64_t batch_ = 0;
-  Tensor mlp(sherd::Stream& s, Saved& v);
-  Tensor mlp_backward(sherd::Stream& s, const Tensor& dy, const Saved& v);
+  Tensor mlp(Stream& s, Saved& v);
+  Tensor mlp_backward(Stream& s, const Tensor& dy, const Saved& v);
 
+  GptShape shape_;
+  TensorParallel tp_;
+  int64_t batch_ = 0;
   Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
   std::unique_ptr<MoeMlp> moe_;
   std::vector<Saved> saved_;
 };
 
-/// Tokens in, losses (or logits) out.
+/// Tokens in, losses (or logits) out. The ranks of `tp`, whose size divides heads and the vocabulary, get the
+/// same tokens and targets, and give the same bits; the head is cut along the vocabulary, embeddings and
+/// norms are whole on each.
 class Gpt : public Module {
  public:
-  explicit Gpt(const GptShape& shape);
+  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {});
   Block& block(size_t i) { return *blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 
@@ -66,13 +71,15 @@ class Gpt : public Module {
 
  private:
   GptShape shape_;
+  TensorParallel tp_;
   Parameter tok_, pos_;
   std::vector<std::unique_ptr<Block>> blocks_;
   Parameter norm_, head_;
   Tensor targets_;
   float loss_scale_ = 1;
   struct Saved {
-    Tensor tokens, targets, x, rstd, n, logits;
+    Tensor tokens, x, rstd, n, logits;
+    ParallelCrossEntropy loss;
   } saved_;
 };
 

@@ -10,6 +10,8 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
+#include "muon_config.h"
+
 namespace train_gpt {
 namespace {
 
@@ -42,10 +44,18 @@ CommCounts minus(CommCounts after, const CommCounts& before) {
   return after;
 }
 
+// replicate x shard x tp, without the outer and inner ones of a single rank.
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
-  if (c.replicas == 1) return DeviceMesh(rank.world, {{"shard", static_cast<int>(c.ranks)}});
-  return DeviceMesh(rank.world, {{"replicate", static_cast<int>(c.replicas)},
-                                 {"shard", static_cast<int>(c.ranks / c.replicas)}});
+  std::vector<MeshDim> dims;
+  if (c.replicas > 1) dims.push_back({"replicate", static_cast<int>(c.replicas)});
+  dims.push_back({"shard", static_cast<int>(c.data_ranks() / c.replicas)});
+  if (c.tp > 1) dims.push_back({"tp", static_cast<int>(c.tp)});
+  return DeviceMesh(rank.world, std::move(dims));
+}
+
+std::shared_ptr<Communicator> data_ranks(const DeviceMesh& mesh) {
+  if (mesh.has("replicate")) return mesh.flatten({"replicate", "shard"});
+  return mesh.flatten({"shard"});
 }
 
 // All data-parallel ranks, replicas and shards alike: ranks of equal "expert" coordinate hold the same
@@ -75,7 +85,9 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   o.reshard_after_forward = c.reshard_after_forward;
   o.prefetch = static_cast<int>(c.prefetch);
   o.compute_dtype = c.precision == "bf16" ? DType::bf16 : DType::f32;
-  o.layout = c.layout == "even_rows" ? LayoutPolicy::even_rows : LayoutPolicy::ragged;
+  const LayoutChoice layout = parse_layout(c.layout);
+  o.layout = layout.policy;
+  o.packing = layout.packing;
   o.seed = c.seed;
   return o;
 }
@@ -94,23 +106,23 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
     : rank_(rank),
       config_(config),
       windows_(std::move(windows)),
+      mesh_(make_mesh(rank, config)),
+      data_(data_ranks(mesh_)),
       expert_mesh_(make_expert_mesh(rank, config)),
-      model_(shape_of(config, expert_mesh_)) {
-  RoutingOptions routing;
-  routing.optimizer = parse_algorithm(config.optimizer);
-  routing_ = route(model_, routing);
-  const DeviceMesh mesh = make_mesh(rank, config);
+      model_(shape_of(config, expert_mesh_), TensorParallel::of(mesh_)) {
+  routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) {
     if (MoeMlp* moe = model_.block(i).moe())
-      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, rank.world->size()));
-    fully_shard(model_.block(i), mesh, options);
+      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, data_->size()));
+    fully_shard(model_.block(i), mesh_, options);
   }
-  fully_shard(model_, mesh, options);
+  fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps == 0) return;  // nothing to train: no optimizer state
+  if (config.steps == 0 && !config.explain_plan) return;  // nothing to train: no optimizer state
   OptimizerOptions optimizer;
   optimizer.weight_decay = config.weight_decay;
+  optimizer.muon = muon_options(config);
   optimizer_.emplace(model_, routing_, optimizer);
 }
 
@@ -131,8 +143,9 @@ std::string Trainer::describe() const {
   }
   if (config_.outer == "optim" && config_.replicas == 1)
     out += "note: one replica, --outer optim has nothing to shard over\n";
-  if (config_.strategy != "no_shard" && config_.replicas == config_.ranks)
-    out += fmt::format("note: every replica is one rank, {} has nothing to shard over\n", config_.strategy);
+  if (config_.strategy != "no_shard" && config_.replicas == config_.data_ranks())
+    out += fmt::format("note: every replica is one {}, {} has nothing to shard over\n",
+                       config_.tp > 1 ? "tensor-parallel group" : "rank", config_.strategy);
   return out;
 }
 
@@ -154,7 +167,7 @@ StepResult Trainer::train_step(int64_t step) {
   const CommCounts before = rank_.world->counts();
   Stream& s = rank_.device->compute();
   ShardRuntime& runtime = runtime_of(model_);
-  const int64_t micro = config_.batch / (config_.ranks * config_.grad_accum);
+  const int64_t micro = config_.batch / (config_.data_ranks() * config_.grad_accum);
   const int64_t tokens = config_.batch * config_.seq;
   const Tensor loss_sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
   ops::fill(s, loss_sum, 0);
@@ -162,7 +175,7 @@ StepResult Trainer::train_step(int64_t step) {
   model_.set_loss_scale(1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum));
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
-    const int64_t first = rank_.world->rank() * micro * config_.grad_accum + m * micro;
+    const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
     for (int64_t i = 0; i < micro; ++i)
       windows.push_back(windows_->train_window(step, config_.batch, first + i));
     const Batch batch = load(windows);
@@ -186,10 +199,11 @@ StepResult Trainer::train_step(int64_t step) {
     r.comm[name].calls += count.calls;
     r.comm[name].bytes += count.bytes;
   }
+  warn_about_skipped_updates(step);
   double local = 0;
   ops::copy_to_host(s, &local, loss_sum);
   r.step = step + 1;
-  r.loss = all_sum(local) / static_cast<double>(tokens);
+  r.loss = data_sum(local) / static_cast<double>(tokens);
   r.grad_norm = stats->norm;
   r.num_zeros = stats->zeros;
   r.lr = lr;
@@ -197,6 +211,15 @@ StepResult Trainer::train_step(int64_t step) {
   r.tokens_per_s = static_cast<double>(tokens) / r.step_ms * 1e3;
   r.peak_bytes = all_max(rank_.device->allocator().peak_bytes());
   return r;
+}
+
+void Trainer::warn_about_skipped_updates(int64_t step) {
+  for (auto& [name, status] : optimizer_->muon().report()) {
+    if (status == MatrixStatus::not_finite)
+      fmt::print(stderr,
+                 "train_gpt: step {}: the gradient of {} is not finite; its Muon update was skipped\n",
+                 step + 1, name);
+  }
 }
 
 void Trainer::sync_parameters() {
@@ -214,9 +237,9 @@ double Trainer::evaluate() {
   if (held == 0) return std::numeric_limits<double>::quiet_NaN();
   sync_parameters();
   Stream& s = rank_.device->compute();
-  const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.ranks * config_.grad_accum));
-  const int64_t share = (held + config_.ranks - 1) / config_.ranks;
-  const int64_t begin = std::min(held, rank_.world->rank() * share), end = std::min(held, begin + share);
+  const int64_t micro = std::max<int64_t>(1, config_.batch / (config_.data_ranks() * config_.grad_accum));
+  const int64_t share = (held + config_.data_ranks() - 1) / config_.data_ranks();
+  const int64_t begin = std::min(held, data_->rank() * share), end = std::min(held, begin + share);
   const Tensor sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
   ops::fill(s, sum, 0);
   model_.set_training(false);
@@ -234,7 +257,7 @@ double Trainer::evaluate() {
   }
   double local = 0;
   ops::copy_to_host(s, &local, sum);
-  return all_sum(local) / static_cast<double>(held * config_.seq);
+  return data_sum(local) / static_cast<double>(held * config_.seq);
 }
 
 std::string Trainer::sample(const std::string& prompt, int64_t count) {
@@ -303,11 +326,11 @@ RankMemory Trainer::replicated_memory() {
   return r;
 }
 
-double Trainer::all_sum(double value) {
+double Trainer::data_sum(double value) {
   Stream& s = rank_.device->compute();
   const Tensor t = Tensor::empty(*rank_.device, {1}, DType::f64, "metrics");
   ops::copy_from_host(s, t, &value, sizeof value);
-  rank_.world->all_reduce(s, t);
+  data_->all_reduce(s, t);
   ops::copy_to_host(s, &value, t);
   return value;
 }

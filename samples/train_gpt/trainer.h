@@ -27,6 +27,8 @@ class Trainer {
   std::string routing() const { return routing_.format(); }
   /// Lines for people about the sharding: mesh, strategy, units, rows cut by the layout.
   std::string describe() const;
+  /// Muon's plans (--explain-plan).
+  std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }
 
   /// Trains step number `step` (from 0).
   StepResult train_step(int64_t step);
@@ -46,8 +48,13 @@ class Trainer {
     sherd::Tensor inputs, targets;
   };
   Batch load(const std::vector<int64_t>& windows);
-  double all_sum(double value);
+  /// Over the ranks that have different data.
+  double data_sum(double value);
+  /// Over all ranks.
   int64_t all_max(int64_t value);
+
+  /// Names matrices whose gradients were not finite, on the rank that saw them.
+  void warn_about_skipped_updates(int64_t step);
 
   /// Brings the step's new weights to where they rest, and counts it to the coming step.
   void sync_parameters();
@@ -55,6 +62,8 @@ class Trainer {
   sherd::RankContext& rank_;
   const TrainConfig& config_;
   std::shared_ptr<const Windows> windows_;
+  sherd::DeviceMesh mesh_;
+  std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   Gpt model_;
   sherd::Routing routing_;

@@ -131,7 +131,8 @@ TEST_P(RaggedDTensor, RoundTripsThroughALayout) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, RaggedDTensor,
-                         testing::Combine(testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows),
+                         testing::Combine(testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows,
+                                                          LayoutPolicy::whole_param),
                                           testing::Values(1, 2, 3)));
 
 TEST(DTensor, ARaggedPieceThatCutsARowHasBoxesButNoShape) {

@@ -42,7 +42,9 @@ rc::Gen<Case> any_case() {
     c.params = *rc::gen::container<std::vector<LayoutParam>>(*rc::gen::inRange<size_t>(1, 12), any_param());
     for (size_t i = 0; i < c.params.size(); ++i) c.params[i].name = fmt::format("p{}", i);
     c.world = *rc::gen::element(1, 2, 3, 4, 5, 6, 7, 8, 16, 64, 128);
-    c.options.policy = *rc::gen::element(LayoutPolicy::ragged, LayoutPolicy::even_rows);
+    c.options.policy =
+        *rc::gen::element(LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param);
+    c.options.packing = *rc::gen::element(Packing::lpt, Packing::size_match, Packing::ping_pong);
     c.options.align = *rc::gen::element<int64_t>(1, 8, 64);
     c.options.padding_budget = *rc::gen::element(0.0, 0.03, 0.5);
     c.options.rotation = *rc::gen::inRange(-3, 20);
@@ -138,6 +140,30 @@ RC_GTEST_PROP(LayoutProperty, EvenRowsAreCeilChunksAtOnePlaceInEverySlice, ()) {
     }
   }
   RC_ASSERT(l.cut_rows().empty());
+}
+
+RC_GTEST_PROP(LayoutProperty, WholeParamsAreNeverCutAndStartAligned, ()) {
+  Case c = *any_case();
+  c.options.policy = LayoutPolicy::whole_param;
+  if (*rc::gen::arbitrary<bool>())
+    c.options.carried_cost = *rc::gen::container<std::vector<double>>(static_cast<size_t>(c.world),
+                                                                      rc::gen::element(0.0, 7.0, 900.0));
+  const auto l = ShardLayout::make(c.params, c.world, c.options);
+  RC_ASSERT(l.slice() % shard_divisor(c.world) == 0);
+  RC_ASSERT(l.cut_rows().empty());
+  double before = 0, cost = 0, after = 0;
+  for (double x : c.options.carried_cost) before += x;
+  for (double x : l.rank_cost()) after += x;
+  for (int p = 0; p < static_cast<int>(c.params.size()); ++p) {
+    const int64_t numel = numel_of(c.params[p].shape);
+    cost += packing_cost(c.params[p]);
+    for (int r = 0; r < c.world; ++r) {
+      const ParamRange piece = l.piece(p, r);
+      RC_ASSERT(piece.empty() || piece.size() == numel);
+      if (!piece.empty()) RC_ASSERT(l.local_begin(p, r).value % 64 == 0);
+    }
+  }
+  RC_ASSERT(after == before + cost);  // whole numbers: exact
 }
 
 RC_GTEST_PROP(LayoutProperty, IsAFunctionOfItsArguments, ()) {

@@ -20,13 +20,13 @@ void expect_same_bits(const ToyResult& got, const ToyResult& want, const std::st
 std::string describe(const ToyRun& r) {
   return fmt::format("ranks {} replicas {} {} outer {} layout {} prefetch {} accumulate {} {}", r.ranks,
                      r.replicas, name_of(r.options.strategy), name_of(r.options.outer),
-                     r.options.layout == LayoutPolicy::ragged ? "ragged" : "even_rows", r.options.prefetch,
-                     r.accumulate, name_of(r.optimizer));
+                     name_of(r.options.layout), r.options.prefetch, r.accumulate, name_of(r.optimizer));
 }
 
 constexpr Strategy kAll[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
                              Strategy::optim_grads_params};
-constexpr LayoutPolicy kLayouts[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows};
+constexpr LayoutPolicy kLayouts[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows,
+                                     LayoutPolicy::whole_param};
 
 class Parity : public ::testing::TestWithParam<std::tuple<int, Algorithm>> {};
 

@@ -248,11 +248,12 @@ TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Meshes, OnMeshes,
-    ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
-                       ::testing::Values(Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params),
-                       ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows)));
+INSTANTIATE_TEST_SUITE_P(Meshes, OnMeshes,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values(Strategy::no_shard, Strategy::optim,
+                                                              Strategy::optim_grads_params),
+                                            ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows,
+                                                              LayoutPolicy::whole_param)));
 
 TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
   launch(2, [](RankContext& r) {

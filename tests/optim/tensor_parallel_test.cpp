@@ -1,4 +1,4 @@
-// Norms and clipping of parameters that tensor and expert parallelism cut, and what Muon says to them.
+// Norms and clipping of parameters that tensor and expert parallelism cut.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -76,20 +76,6 @@ TEST(TensorParallelClip, EveryElementCountsOnceWhateverTheMesh) {
       }
     }
   }
-}
-
-TEST(TensorParallelMuon, IsRefusedNamingEveryPiece) {
-  launch(2, [](RankContext& r) {
-    Pieces model(r, {.tp = 2});
-    const Routing routes = route(model);
-    model.wrap();
-    try {
-      Optimizer optimizer(model, routes, {});
-      FAIL();
-    } catch (const NotSupported& e) {
-      for (const char* name : {"qkv", "rows", "columns"}) EXPECT_THAT(e.what(), HasSubstr(name));
-    }
-  });
 }
 
 TEST(TensorParallelRouting, ShowsWholeShapes) {

@@ -80,7 +80,7 @@ TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
   EXPECT_LT(want.losses.back(), want.losses.front());
   for (const Flags& replicas :
        {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "2", "--outer", "optim"}}) {
-    for (const char* layout : {"ragged", "even_rows"}) {
+    for (const char* layout : {"ragged", "even_rows", "whole_param"}) {
       for (auto& strategy : kStrategies) {
         const Flags flags = GetParam() + replicas + Flags{"--layout", layout, "--strategy", strategy};
         EXPECT_TRUE(train(flags) == want) << show(flags);
@@ -121,7 +121,7 @@ TEST(ProgramRun, OneRankAndFourAgreeOverTenSteps) {
 TEST(ProgramRun, MoreRanksThanRowsOfSomeTensors) {
   const Flags flags = {"--ranks", "8", "--dim", "6", "--heads", "2", "--batch", "8", "--steps", "6"};
   const Outcome want = train(flags + Flags{"--strategy", "no_shard"});
-  for (const char* layout : {"ragged", "even_rows"})
+  for (const char* layout : {"ragged", "even_rows", "whole_param"})
     EXPECT_TRUE(train(flags + Flags{"--layout", layout, "--optimizer", "adamw"}) == want) << layout;
 }
 

@@ -19,7 +19,7 @@ ToyResult run_toy(const ToyRun& run) {
                                 : DeviceMesh(rank.world, {{"replicate", run.replicas}, {"shard", shard}});
     for (auto& b : model.blocks_) fully_shard(*b, mesh, run.options);
     fully_shard(model, mesh, run.options);
-    Optimizer optimizer(model, routes, {.adamw = {}, .muon = {}, .weight_decay = 0.1});
+    Optimizer optimizer(model, routes, {.adamw = {}, .muon = run.muon, .weight_decay = 0.1});
     const int64_t micro = run.rows / (run.ranks * run.accumulate);
     model.loss_scale = 1.0f / static_cast<float>(run.rows / run.ranks);
     for (int step = 0; step < run.steps; ++step) {

@@ -143,6 +143,7 @@ struct ToyRun {
   Algorithm optimizer = Algorithm::adamw;
   double clip = 0.5;
   FullyShardOptions options;
+  MuonOptions muon;
   /// Called on every rank before wrapping, after routing, and after every step.
   std::function<void(ToyModel&)> before, after_step;
   /// Called on every rank at the end.

@@ -1,0 +1,199 @@
+#include "muon_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/launcher.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/optim/muon.h>
+
+#include "trainer.h"
+
+namespace sherd_bench {
+namespace {
+
+using namespace sherd;
+using Clock = std::chrono::steady_clock;
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+// Milliseconds from when all ranks are here until the last is done.
+template <class F>
+double timed(RankContext& rank, F f) {
+  Stream& s = rank.device->compute();
+  rank.world->barrier(s);
+  s.synchronize();
+  const auto start = Clock::now();
+  f();
+  rank.world->barrier(s);
+  s.synchronize();
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// A transformer's matrices without a transformer: gradients are random and stay.
+struct Matrices : Module {
+  struct Layer : Module {
+    explicit Layer(int64_t d) {
+      qkv = param("qkv.weight", {3 * d, d}, normal(0.02f)).set_row_blocks({d, d, d});
+      proj = param("proj.weight", {d, d}, normal(0.02f));
+      fc = param("fc.weight", {4 * d, d}, normal(0.02f));
+      out = param("out.weight", {d, 4 * d}, normal(0.02f));
+      for (Parameter* p : {&qkv, &proj, &fc, &out}) p->set_cut(CutClass::row);
+    }
+    Parameter qkv, proj, fc, out;
+
+   protected:
+    Tensor forward(const Tensor& x) override { return x; }
+    Tensor backward(const Tensor& dy) override {
+      for (Parameter* p : {&qkv, &proj, &fc, &out})
+        ops::random_normal(dy.device().compute(), p->grad().flat(0, p->numel()), 0, 1, p->name(), 0, 1);
+      return dy;
+    }
+  };
+  Matrices(int64_t d, int layers) {
+    for (int i = 0; i < layers; ++i) {
+      all.push_back(std::make_unique<Layer>(d));
+      child("blocks." + std::to_string(i), *all.back());
+    }
+    gain = param("gain", {1}, constant(1));
+  }
+  std::vector<std::unique_ptr<Layer>> all;
+  Parameter gain;
+
+ protected:
+  Tensor forward(const Tensor& x) override {
+    for (auto& l : all) (*l)(x);
+    return x;
+  }
+  Tensor backward(const Tensor&) override {
+    const Tensor dy = Tensor::empty(gain.grad().device(), {1}, DType::f32, "bench");
+    for (size_t i = all.size(); i-- > 0;) all[i]->run_backward(dy);
+    return {};
+  }
+};
+
+struct Kind {
+  MuonMode mode;
+  IterationForm form;
+  bool inexact;
+  std::string name() const {
+    return fmt::format("{}{} / {}", name_of(mode), inexact ? " (inexact allowed)" : "",
+                       form == IterationForm::gram ? "gram" : "standard");
+  }
+};
+
+void phases(const MuonBench& b) {
+  const std::vector<Kind> kinds = {{MuonMode::gather, IterationForm::standard, false},
+                                   {MuonMode::gather, IterationForm::gram, false},
+                                   {MuonMode::owner, IterationForm::standard, false},
+                                   {MuonMode::owner, IterationForm::gram, false},
+                                   {MuonMode::automatic, IterationForm::standard, false},
+                                   {MuonMode::automatic, IterationForm::gram, false},
+                                   {MuonMode::automatic, IterationForm::gram, true}};
+  std::vector<std::vector<double>> times(kinds.size());
+  launch(b.ranks, [&](RankContext& rank) {
+    Matrices model(b.dim, b.layers);
+    const DeviceMesh mesh(rank.world, {{"shard", b.ranks}});
+    for (auto& l : model.all) fully_shard(*l, mesh);
+    fully_shard(model, mesh);
+    std::vector<Muon::Item> items;
+    for (auto& l : model.all)
+      for (auto& p : l->own_parameters()) items.push_back({p, 0.1});
+    std::vector<std::unique_ptr<Muon>> muons;
+    for (auto& k : kinds) {
+      MuonOptions o;
+      o.mode = k.mode;
+      o.orthogonalize.form = k.form;
+      o.allow_inexact = k.inexact;
+      muons.push_back(std::make_unique<Muon>(*rank.device, items, o));
+    }
+    const Tensor x = Tensor::empty(*rank.device, {1}, DType::f32, "bench");
+    model(x);
+    model.run_backward({});
+    ShardRuntime& runtime = runtime_of(model);
+    runtime.wait_gradients();
+    runtime.begin_weights_change();
+    for (int round = -1; round < b.rounds; ++round) {  // the first warms up
+      for (size_t k = 0; k < kinds.size(); ++k) {
+        const double ms = timed(rank, [&] { muons[k]->step(rank.device->compute(), 1e-3); });
+        if (round >= 0 && rank.world->rank() == 0) times[k].push_back(ms);
+      }
+    }
+    runtime.weights_changed();
+  });
+  fmt::print("optimizer phase, {} ranks, matrices of {} layers of width {}, median of {}\n", b.ranks,
+             b.layers, b.dim, b.rounds);
+  fmt::print("{:<32}{:>12}{:>26}\n", "mode / form", "ms", "times faster than first");
+  for (size_t k = 0; k < kinds.size(); ++k) {
+    std::vector<double> ratios;
+    for (size_t r = 0; r < times[k].size(); ++r) ratios.push_back(times[0][r] / times[k][r]);
+    fmt::print("{:<32}{:>12.1f}{:>26.2f}\n", kinds[k].name(), median(times[k]), median(ratios));
+  }
+}
+
+struct Steps {
+  std::string name;
+  train_gpt::TrainConfig config;
+  std::vector<double> step_ms, optimizer_ms;
+};
+
+void whole_steps(const MuonBench& b) {
+  if (b.step_rounds == 0) return;
+  constexpr int64_t kSeq = 256;
+  std::vector<Steps> kinds(3);
+  kinds[0].name = "adamw";
+  kinds[1].name = "muon, standard";
+  kinds[2].name = "muon, gram";
+  for (auto& k : kinds) {
+    k.config.ranks = b.step_ranks;
+    k.config.dim = b.dim;
+    k.config.layers = b.layers;
+    k.config.heads = std::max(1, b.dim / 64);
+    k.config.seq = kSeq;
+    k.config.batch = b.tokens / kSeq;
+    k.config.steps = 1 + b.step_rounds;
+  }
+  kinds[1].config.optimizer = kinds[2].config.optimizer = "muon";
+  kinds[2].config.ns_form = "gram";
+  const auto data = train_gpt::ByteData::load(kinds[0].config.data);
+  const auto windows = std::make_shared<const train_gpt::Windows>(data, kSeq);
+  launch(b.step_ranks, [&](RankContext& rank) {
+    std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
+    for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));
+    for (int round = 0; round <= b.step_rounds; ++round) {
+      for (size_t k = 0; k < kinds.size(); ++k) {
+        const train_gpt::StepResult r = trainers[k]->train_step(round);
+        if (round == 0 || rank.world->rank() != 0) continue;  // the first warms up
+        kinds[k].step_ms.push_back(r.step_ms);
+        kinds[k].optimizer_ms.push_back(r.optim_ms);
+      }
+    }
+  });
+  fmt::print("\nwhole step, {} ranks, {} tokens, {} layers of width {}, median of {}\n", b.step_ranks,
+             b.tokens, b.layers, b.dim, b.step_rounds);
+  fmt::print("{:<32}{:>12}{:>14}{:>20}\n", "optimizer", "ms", "of it update", "times AdamW's step");
+  for (auto& k : kinds) {
+    std::vector<double> ratios;
+    for (size_t r = 0; r < k.step_ms.size(); ++r) ratios.push_back(k.step_ms[r] / kinds[0].step_ms[r]);
+    fmt::print("{:<32}{:>12.1f}{:>14.1f}{:>20.3f}\n", k.name, median(k.step_ms), median(k.optimizer_ms),
+               median(ratios));
+  }
+}
+
+}  // namespace
+
+void run_muon(const MuonBench& bench) {
+  phases(bench);
+  whole_steps(bench);
+}
+
+}  // namespace sherd_bench

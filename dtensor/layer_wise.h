@@ -1,0 +1,56 @@
+// Whole parameters of a whole model in one buffer, cut into buckets that span units.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/layout.h>
+
+namespace sherd {
+
+struct LayerWiseParam {
+  LayoutParam param;  // its cut class does not matter: it is never cut
+  /// Shared with another place in the model: closes the bucket and sits alone in one of its own.
+  bool tied = false;
+};
+
+struct LayerWiseOptions {
+  Packing packing = Packing::lpt;
+  /// A bucket is closed when it has this many elements (at least 0.9 * world times its largest parameter) and
+  /// the next parameter would make it larger than it is with its padding. 0: one bucket.
+  int64_t bucket_elements = 0;
+  /// Slices are a multiple of this many elements, besides shard_divisor(world).
+  int64_t align = 64;
+};
+
+/// One bucket: a whole_param layout of parameters that are contiguous in model order, so that its reduction
+/// can start when backward has passed them.
+struct LayerWiseBucket {
+  FullIndex begin;      // in the buffer
+  int first_param = 0;  // the layout's parameter p is first_param + p of the model
+  ShardLayout layout;
+};
+
+/// The layer-wise optimizer's arrangement, as Megatron-LM's has it for LPT: parameters are walked from the
+/// last to the first (backward order) and closed into buckets; each bucket is dealt to ranks by the packing
+/// rule. Costs carry over from bucket to bucket, fills do not. The older rules deal inside the same buckets.
+/// The result depends on the arguments only.
+struct LayerWiseLayout {
+  int world = 1;
+  std::vector<LayerWiseBucket> buckets;  // in backward order, which is buffer order
+  int64_t elements = 0;                  // of the buffer
+  int64_t padding = 0;                   // those that belong to no parameter
+
+  /// @param params in model order.
+  /// @throws InvalidArgument naming all offenders: world < 1, no parameters, a negative size or cost, align <
+  /// 1, bucket_elements < 0.
+  static LayerWiseLayout make(const std::vector<LayerWiseParam>& params, int world,
+                              const LayerWiseOptions& options);
+  /// What each rank got, over all buckets, in units of packing_cost().
+  const std::vector<double>& rank_cost() const { return buckets.back().layout.rank_cost(); }
+  /// 64-bit digest of everything above.
+  uint64_t fingerprint() const;
+};
+
+}  // namespace sherd

@@ -1,0 +1,88 @@
+// Names of layout policies, and the cost that whole parameters are balanced by.
+#include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+constexpr LayoutPolicy kPolicies[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows,
+                                      LayoutPolicy::whole_param};
+constexpr Packing kPackings[] = {Packing::lpt, Packing::size_match, Packing::ping_pong};
+
+double matrix_cost(int64_t rows, int64_t cols) {
+  const auto small = static_cast<double>(std::min(rows, cols));
+  return static_cast<double>(std::max(rows, cols)) * small * small;
+}
+
+}  // namespace
+
+const char* name_of(LayoutPolicy policy) {
+  switch (policy) {
+    case LayoutPolicy::ragged:
+      return "ragged";
+    case LayoutPolicy::even_rows:
+      return "even_rows";
+    default:
+      return "whole_param";
+  }
+}
+
+const char* name_of(Packing packing) {
+  switch (packing) {
+    case Packing::lpt:
+      return "lpt";
+    case Packing::size_match:
+      return "size_match";
+    default:
+      return "ping_pong";
+  }
+}
+
+std::string to_string(LayoutChoice choice) {
+  const std::string policy = name_of(choice.policy);
+  return choice.policy == LayoutPolicy::whole_param ? policy + ":" + name_of(choice.packing) : policy;
+}
+
+LayoutChoice parse_layout(std::string_view text) {
+  std::vector<std::string> legal;
+  const auto offer = [&](const std::string& name) {
+    legal.push_back(name);
+    return name == text;
+  };
+  for (LayoutPolicy policy : kPolicies)
+    if (offer(name_of(policy))) return {policy, Packing::lpt};
+  for (Packing packing : kPackings) {
+    const LayoutChoice choice{LayoutPolicy::whole_param, packing};
+    if (offer(to_string(choice))) return choice;
+  }
+  throw InvalidArgument(fmt::format("layout '{}' is unknown; use {}", text, fmt::join(legal, ", ")));
+}
+
+double packing_cost(const LayoutParam& param) {
+  if (param.cost > 0) return param.cost;
+  const Shape& s = param.shape;
+  if (s.size() == 2) return matrix_cost(s[0], s[1]);
+  if (s.size() == 3) return static_cast<double>(s[0]) * matrix_cost(s[1], s[2]);
+  return static_cast<double>(numel_of(s));
+}
+
+std::string complaints_about(const LayoutParam& param) {
+  std::string bad;
+  for (int64_t d : param.shape)
+    if (d < 0) {
+      bad += fmt::format("\n  parameter '{}' of shape {}: a size is negative", param.name,
+                         to_string(param.shape));
+      break;
+    }
+  if (!(param.cost >= 0 && std::isfinite(param.cost)))
+    bad += fmt::format("\n  parameter '{}': cost {} is negative or not finite", param.name, param.cost);
+  return bad;
+}
+
+}  // namespace sherd

@@ -1,0 +1,70 @@
+// The matrices that Muon orthogonalizes, and where their elements lie.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/fsdp/row_blocks.h>
+#include <sherd/fsdp/tensor_shard.h>
+
+namespace sherd {
+
+/// One block of one parameter: a whole 2-D parameter, a row block of it, or one matrix (or a block of it) of
+/// a stack [count, rows, cols]. Its elements are rows of the parameter seen as [stack * rows, cols].
+struct LogicalMatrix {
+  std::string name;   // the parameter's
+  std::string block;  // "" for a whole parameter, else e.g. "q", "[3]", "[3].gate"
+  int64_t rows = 0, cols = 0;
+  /// Rows of the flattened parameter.
+  RowBlock place;
+  /// Where the parameter lies; the layout outlives the matrix.
+  const ShardLayout* layout = nullptr;
+  int param = 0;
+  /// Tensor parallelism cuts the matrix along dimension 0 or 1 in tensor_parts; -1: not at all. rows and cols
+  /// are this rank's.
+  int tensor_dim = -1, tensor_parts = 1;
+
+  int64_t numel() const { return rows * cols; }
+  int64_t whole_rows() const { return tensor_dim == 0 ? rows * tensor_parts : rows; }
+  int64_t whole_cols() const { return tensor_dim == 1 ? cols * tensor_parts : cols; }
+  /// "name" or "name block".
+  std::string label() const { return block.empty() ? name : name + " " + block; }
+
+  /// Calls f(first element of the parameter, first element of the matrix, count) for every contiguous run of
+  /// the matrix inside `range` of the parameter, in increasing order.
+  template <class F>
+  void for_runs(ParamRange range, F f) const {
+    if (range.empty() || numel() == 0) return;
+    int64_t run = 0;
+    if (place.count > 1 && place.stride > 0) {
+      const int64_t row = range.begin.value / cols - place.begin - place.size;
+      run = std::clamp<int64_t>(row / place.stride, 0, place.count - 1);
+    }
+    for (; run < place.count; ++run) {
+      const int64_t first = (place.begin + run * place.stride) * cols, length = place.size * cols;
+      const int64_t begin = std::max(first, range.begin.value),
+                    end = std::min(first + length, range.end.value);
+      if (first >= range.end.value) return;
+      if (begin < end) f(begin, run * length + begin - first, end - begin);
+    }
+  }
+  /// Its elements that lie on `cell` of the layout.
+  int64_t elements_on(int cell) const;
+  /// Cells that may hold elements of it: [first, last], last < first when it is empty.
+  struct Cells {
+    int first = 0, last = -1;
+    int count() const { return last - first + 1; }
+  };
+  Cells cells() const;
+};
+
+/// The logical matrices of a parameter that goes to Muon, in row order of their blocks.
+/// @param blocks of one matrix of the stack; empty = one block. `shape` has two or three dimensions.
+std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape& shape,
+                                            const RowBlocks& blocks, const std::optional<TensorShard>& tensor,
+                                            const ShardLayout& layout, int param);
+
+}  // namespace sherd

@@ -1,0 +1,244 @@
+#include <sherd/optim/muon_team.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+namespace sherd {
+namespace {
+
+// Messages and matrices of a rank that may be alive at once, each up to one chunk: two messages of the chunk
+// that arrives, one of the chunk that is computed, its matrices and results, two of that chunk that go out,
+// and two of the chunk before it.
+constexpr int64_t kBuffersInFlight = 9;
+
+template <class Dims>
+std::vector<std::string> joined(const Dims& a, const Dims& b) {
+  std::vector<std::string> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+}  // namespace
+
+MuonTeam::Dims MuonTeam::dims_of(const ParamGroup& group) {
+  Dims d;
+  if (group.replicated()) return d;
+  d.sharded = group.sharded_over();
+  for (auto& name : {group.options().shard_dim, group.options().replicate_dim}) {
+    const bool sharded = std::find(d.sharded.begin(), d.sharded.end(), name) != d.sharded.end();
+    if (!sharded && group.mesh().has(name) && group.mesh().size(name) > 1) d.replicated.push_back(name);
+  }
+  return d;
+}
+
+MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams)
+    : device_(device), slots_(std::move(slots)), options_(options), streams_(streams) {
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    Slot& slot = slots_[s];
+    const Parameter& p = slot.param;
+    slot.momentum = Tensor::empty(device, {p.shard_range().size()}, DType::f32, "optimizer momentum_buffer");
+    ops::fill(device.compute(), slot.momentum, 0);
+    for (auto& m : logical_matrices(p.name(), p.shape(), p.row_blocks(), p.tensor_shard(), p.group().layout(),
+                                    p.index_in_group())) {
+      if (m.numel() == 0) continue;
+      matrices_.push_back(std::move(m));
+      slot_of_.push_back(s);
+    }
+  }
+  const ParamGroup& group = slots_.front().param.group();
+  int replicas = 1;
+  for (auto& name : dims_of(group).replicated) replicas *= group.mesh().size(name);
+  plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
+  make_communicators();
+  check_fingerprints();
+  const int64_t chunk = options_.transient_bytes / (kBuffersInFlight * static_cast<int64_t>(sizeof(float)));
+  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk);
+  status_ = Tensor::empty(device, {static_cast<int64_t>(std::max<size_t>(1, matrices_.size()))}, DType::i32,
+                          "optimizer status");
+  ops::fill(device.compute(), status_, 0);
+}
+
+void MuonTeam::make_communicators() {
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  if (plan_.team() > 1) {
+    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(dims.sharded, dims.replicated) : dims.sharded);
+    rank_ = comm_->rank();
+    in_comm_ = comm_->clone();
+    out_comm_ = comm_->clone();
+    gram_comm_ = comm_->clone();
+  }
+  for (auto& slot : slots_) {
+    const auto& tensor = slot.param.tensor_shard();
+    const bool cuts_matrices =
+        tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(slot.param.shape().size()) - 2;
+    if (cuts_matrices && !tensor_comm_) tensor_comm_ = group.mesh().comm(tensor->mesh_dim)->clone();
+  }
+}
+
+void MuonTeam::check_fingerprints() {
+  // Once, at the start; a step exchanges no metadata.
+  Stream& s = device_.compute();
+  for (auto& comm : {comm_, tensor_comm_}) {
+    if (!comm) continue;
+    const auto mine = static_cast<int64_t>(plan_.fingerprint);
+    int64_t bounds[2] = {mine, -mine};
+    const Tensor t = make({2}, DType::i64, "muon messages");
+    ops::copy_from_host(s, t, bounds, sizeof bounds);
+    comm->all_reduce(s, t, ReduceOp::max);
+    ops::copy_to_host(s, bounds, t);
+    if (bounds[0] != -bounds[1])
+      throw InvalidArgument(fmt::format(
+          "{}: the ranks made different Muon plans (this rank's fingerprint is {:016x}); give every "
+          "rank the same model and the same Muon options",
+          device_.label(), plan_.fingerprint));
+  }
+}
+
+Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
+  return Tensor::empty(device_, std::move(shape), dtype, what);
+}
+
+void MuonTeam::step(Stream& compute, double lr) {
+  const auto& chunks = schedule_.exchanged;
+  InFlight arriving, leaving;
+  if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
+  for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
+  for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk, lr);
+  for (size_t k = 0; k < chunks.size(); ++k) {
+    const InFlight now = std::move(arriving);
+    if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
+    InFlight results = send_out(compute, chunks[k], now);
+    if (k > 0) finish(compute, chunks[k - 1], std::move(leaving), lr);
+    leaving = std::move(results);
+  }
+  if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving), lr);
+}
+
+void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk) {
+  // Parameters with unequal decay differ in the l2 term only: one pass for each value.
+  std::map<double, std::vector<MomentumSegment>> passes;
+  for (auto& seg : chunk.momentum) {
+    const Slot& slot = slots_[slot_of_[static_cast<size_t>(seg.matrix)]];
+    const double l2 = options_.decay == MuonDecay::l2 ? slot.weight_decay : 0;
+    passes[l2].push_back({slot.momentum.data<float>() + seg.local,
+                          slot.param.grad_shard().data<float>() + seg.local,
+                          slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
+  }
+  for (auto& [l2, segments] : passes)
+    ops::muon_momentum(compute, packed, segments, options_.momentum, options_.nesterov,
+                       static_cast<float>(l2));
+}
+
+void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<PieceSegment>& segments,
+                      double lr) {
+  std::vector<UpdateSegment> updates;
+  updates.reserve(segments.size());
+  for (auto& seg : segments) {
+    const size_t i = static_cast<size_t>(seg.matrix);
+    const Slot& slot = slots_[slot_of_[i]];
+    const double scale = update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
+    updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
+                       static_cast<float>(decay_factor(options_.decay, lr, slot.weight_decay)),
+                       static_cast<float>(-lr * scale)});
+  }
+  ops::muon_update(compute, updates, packed);
+}
+
+void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
+  const int64_t total = chunk.in.send_total;
+  const Tensor packed = make({total}, options_.payload, "muon messages");
+  pack_momentum(compute, packed, chunk);
+  Tensor matrices = packed;
+  if (options_.payload != DType::f32) {  // the same rounding as on the wire
+    matrices = make({total}, DType::f32, "muon matrices");
+    ops::cast(compute, matrices, packed);
+  }
+  const Tensor results = make({total}, DType::f32, "muon matrices");
+  int64_t at = 0;
+  for (auto& b : chunk.batches) {
+    const int64_t n = b.elements();
+    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
+    orthogonalize(compute, results.flat(at, at + n).view(shape), matrices.flat(at, at + n).view(shape), b);
+    at += n;
+  }
+  if (options_.payload != DType::f32) ops::cast(compute, packed, results);
+  update(compute, options_.payload == DType::f32 ? results : packed, chunk.updates, lr);
+}
+
+void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) {
+  const auto& counts = chunk.in.send;
+  const int64_t total = chunk.in.recv_total;
+  const int64_t mine = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
+  const Tensor packed = make({total}, options_.payload, "muon messages");
+  pack_momentum(compute, packed, chunk);
+  gram_comm_->all_gather_v(compute, packed, counts,
+                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]));
+  const Tensor results = make({total}, DType::f32, "muon matrices");
+  int64_t at = 0;
+  for (auto& b : chunk.batches) {
+    const int64_t n = b.elements();
+    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
+    const Tensor in = make(shape, DType::f32, "muon matrices");
+    ops::copy_segments(compute, in.flat(0, n), packed, b.unpack);
+    orthogonalize(compute, results.flat(at, at + n).view(shape), in, b);
+    at += n;
+  }
+  if (options_.payload != DType::f32) ops::cast(compute, packed, results);
+  update(compute, options_.payload == DType::f32 ? results : packed, chunk.updates, lr);
+}
+
+MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
+  InFlight f{make({chunk.in.send_total}, options_.payload, "muon messages"),
+             make({chunk.in.recv_total}, options_.payload, "muon messages"),
+             {}};
+  pack_momentum(compute, f.send, chunk);
+  follow_compute(*streams_.in);
+  in_comm_->all_to_all_v(*streams_.in, f.recv, chunk.in.recv, f.send, chunk.in.send);
+  f.arrived = streams_.in->record();
+  return f;
+}
+
+MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, const InFlight& in) {
+  compute.wait(in.arrived);
+  InFlight f{make({chunk.out.send_total}, options_.payload, "muon messages"),
+             make({chunk.out.recv_total}, options_.payload, "muon messages"),
+             {}};
+  for (auto& b : chunk.batches) {
+    if (b.gram()) continue;
+    const int64_t n = b.elements();
+    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
+    const Tensor matrices = make(shape, DType::f32, "muon matrices");
+    const Tensor results = make(shape, DType::f32, "muon matrices");
+    ops::copy_segments(compute, matrices.flat(0, n), in.recv, b.unpack);
+    orthogonalize(compute, results, matrices, b);
+    ops::copy_segments(compute, f.send, results.flat(0, n), b.pack);
+  }
+  if (chunk.gram.any) run_gram(compute, chunk, in.recv, f.send);
+  follow_compute(*streams_.out);
+  out_comm_->all_to_all_v(*streams_.out, f.recv, chunk.out.recv, f.send, chunk.out.send);
+  f.arrived = streams_.out->record();
+  return f;
+}
+
+void MuonTeam::finish(Stream& compute, const MuonChunk& chunk, InFlight out, double lr) {
+  compute.wait(out.arrived);
+  update(compute, out.recv, chunk.updates, lr);
+}
+
+std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report() {
+  std::vector<int32_t> host(static_cast<size_t>(status_.numel()));
+  ops::copy_to_host(device_.compute(), host.data(), status_);
+  std::vector<std::pair<std::string, MatrixStatus>> found;
+  for (size_t i = 0; i < matrices_.size(); ++i) {
+    const auto status = static_cast<MatrixStatus>(host[i]);
+    if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == rank_)
+      found.emplace_back(matrices_[i].label(), status);
+  }
+  return found;
+}
+
+}  // namespace sherd

@@ -1,0 +1,382 @@
+#include <sherd/optim/plan.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+constexpr double kPreferWithin = 1.03;   // of the bound, for owners that hold some of the matrix
+constexpr double kRebalanceFrom = 1.05;  // of the bound, for moving local matrices
+constexpr int kManyHolders = 64;         // from here on nobody holds enough of a matrix to be preferred
+
+/// Loads of the ranks and, by load and then rank, who has least and most.
+class Loads {
+ public:
+  explicit Loads(int ranks) : load_(static_cast<size_t>(ranks), 0) {
+    for (int r = 0; r < ranks; ++r) order_.insert({0.0, r});
+  }
+  void add(int rank, double cost) {
+    double& l = load_[static_cast<size_t>(rank)];
+    order_.erase({l, rank});
+    l += cost;
+    order_.insert({l, rank});
+  }
+  double of(int rank) const { return load_[static_cast<size_t>(rank)]; }
+  int least() const { return order_.begin()->second; }
+  int most() const { return order_.rbegin()->second; }
+  double max() const { return order_.rbegin()->first; }
+  double min() const { return order_.begin()->first; }
+
+ private:
+  std::vector<double> load_;
+  std::set<std::pair<double, int>> order_;
+};
+
+double gram_flops(double s, double l, int steps, int restarts) {
+  // Every formation of R and every X <- QX: half of 2 s^2 l, and 2 s^2 l. Between them per step R^2, the
+  // product into Q (not in the first step of a run) and two into R (not in the last), half of 2 s^3 each.
+  const double runs = 1 + restarts;
+  return 3 * s * s * l * runs + s * s * s * (4 * steps - 3 * runs);
+}
+
+/// Everything about one way (copies) to lay out the team.
+class Planner {
+ public:
+  Planner(std::span<const LogicalMatrix> matrices, int cells, int replicas, int copies, const PlanOptions& o)
+      : m_(matrices), o_(o), loads_(cells * copies) {
+    plan_.cells = cells;
+    plan_.replicas = replicas;
+    plan_.copies = copies;
+    plan_.entries.resize(m_.size());
+    cost_.reserve(m_.size());
+    for (auto& m : m_) cost_.push_back(cost_of(m, o));
+    const double sum = std::accumulate(cost_.begin(), cost_.end(), 0.0);
+    const double largest = cost_.empty() ? 0 : *std::max_element(cost_.begin(), cost_.end());
+    bound_ = std::max(sum / plan_.team(), largest);
+  }
+
+  MuonPlan make() {
+    std::vector<size_t> pending = fixed_entries();
+    std::stable_sort(pending.begin(), pending.end(), [&](size_t a, size_t b) { return cost_[a] > cost_[b]; });
+    assign(pending);
+    if (o_.mode == MuonMode::automatic && plan_.copies == 1) move_from_overloaded();
+    account();
+    return std::move(plan_);
+  }
+
+ private:
+  /// Entries that need no choice; returns the others.
+  std::vector<size_t> fixed_entries() {
+    std::vector<size_t> pending;
+    std::vector<std::string> refused;
+    for (size_t i = 0; i < m_.size(); ++i) {
+      PlanEntry& e = plan_.entries[i];
+      const LogicalMatrix::Cells holders = m_[i].cells();
+      const bool single = holders.count() <= 1;
+      if (o_.mode == MuonMode::gather) {
+        e.mode = PlanMode::gather;
+        e.owners.resize(static_cast<size_t>(plan_.team()));
+        std::iota(e.owners.begin(), e.owners.end(), 0);
+        for (int r : e.owners) loads_.add(r, cost_[i]);
+      } else if (o_.mode == MuonMode::gram || (o_.allow_inexact && gram_is_faster(i, holders))) {
+        if (!gram_is_possible(m_[i])) {
+          refused.push_back(fmt::format("{} {} x {}", m_[i].label(), m_[i].rows, m_[i].cols));
+          continue;
+        }
+        make_gram(i, holders);
+      } else if (single && plan_.copies == 1) {
+        e.mode = o_.mode == MuonMode::owner ? PlanMode::owner : PlanMode::local;
+        e.owners = {holders.count() == 1 ? holders.first : 0};
+        loads_.add(e.owners[0], cost_[i]);
+      } else if (o_.mode == MuonMode::local) {
+        refused.push_back(fmt::format("{} on ranks {} to {}", m_[i].label(), holders.first, holders.last));
+      } else {
+        e.mode = PlanMode::owner;
+        pending.push_back(i);
+      }
+    }
+    if (refused.empty()) return pending;
+    if (o_.mode == MuonMode::local)
+      throw InvalidArgument(fmt::format(
+          "Muon mode local: {} of {} matrices do not lie on one rank: {}; use auto or owner, or a "
+          "layout that keeps matrices whole (whole_param)",
+          refused.size(), m_.size(), fmt::join(refused, ", ")));
+    throw InvalidArgument(fmt::format(
+        "Muon mode gram: {} of {} matrices are not sharded along their long side (rows >= cols), or "
+        "are tensor-parallel, too: {}; use auto with inexact entries allowed, or owner",
+        refused.size(), m_.size(), fmt::join(refused, ", ")));
+  }
+
+  static bool gram_is_possible(const LogicalMatrix& m) { return m.rows >= m.cols && m.tensor_dim < 0; }
+
+  bool gram_is_faster(size_t i, const LogicalMatrix::Cells& holders) const {
+    const LogicalMatrix& m = m_[i];
+    if (o_.mode != MuonMode::automatic || plan_.copies > 1 || holders.count() < 2 || !gram_is_possible(m))
+      return false;
+    const double ranks = plan_.team(), g = holders.count(), n2 = static_cast<double>(m.cols * m.cols);
+    const double owner_bytes = 2.0 * static_cast<double>(m.numel() * o_.payload_bytes) * (1 - 1 / g);
+    const double owner =
+        flops_of(m.rows, m.cols, o_) / o_.costs.flops_per_second + owner_bytes / o_.costs.bytes_per_second;
+    const double gram = shared_gram_flops(m, holders.count()) / o_.costs.flops_per_second +
+                        gram_rounds() * 8.0 * n2 * (g - 1) / o_.costs.bytes_per_second;
+    return gram / ranks < owner / ranks;
+  }
+
+  int gram_rounds() const { return o_.form == IterationForm::standard ? o_.steps : 1 + o_.restarts; }
+
+  /// FLOPs of all owners together: products with X are shared, the iteration on R is not.
+  double shared_gram_flops(const LogicalMatrix& m, int owners) const {
+    const double s = static_cast<double>(m.cols), l = static_cast<double>(m.rows);
+    const double whole = gram_flops(s, l, o_.steps, gram_rounds() - 1);
+    return whole + (owners - 1) * (whole - 3 * s * s * l * gram_rounds());
+  }
+
+  void make_gram(size_t i, const LogicalMatrix::Cells& holders) {
+    PlanEntry& e = plan_.entries[i];
+    const LogicalMatrix& m = m_[i];
+    e.mode = PlanMode::gram;
+    int64_t before = 0;
+    for (int c = holders.first; c <= holders.last; ++c) {
+      // A row that two ranks share goes to the first of them.
+      const int64_t row = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;
+      before += m.elements_on(c);
+      const int64_t end = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;
+      if (end == row && !(e.owners.empty() && c == holders.last)) continue;
+      e.owners.push_back(c);
+      e.first_row.push_back(row);
+    }
+    if (e.owners.empty()) {
+      e.owners = {0};
+      e.first_row = {0};
+    }
+    e.first_row.push_back(m.rows);
+    for (int r : e.owners) loads_.add(r, gram_cost(i));
+  }
+
+  /// Cost per owner, in the unit of cost_of: FLOPs of the shared form over those of the form on one rank.
+  double gram_cost(size_t i) const {
+    const LogicalMatrix& m = m_[i];
+    const int owners = static_cast<int>(plan_.entries[i].owners.size());
+    const double whole = flops_of(m.rows, m.cols, o_);
+    return whole == 0 ? 0 : cost_[i] * shared_gram_flops(m, owners) / whole / owners;
+  }
+
+  /// The rank that holds most of the matrix and at least its share, if the balance allows it; else -1.
+  int preferred(const Loads& loads, size_t i) const {
+    const LogicalMatrix& m = m_[i];
+    const LogicalMatrix::Cells holders = m.cells();
+    if (holders.count() > kManyHolders) return -1;
+    int best = -1;
+    int64_t most = 0;
+    for (int c = holders.first; c <= holders.last; ++c) {
+      const int64_t held = m.elements_on(c);
+      if (held < most || held * plan_.cells < m.numel()) continue;
+      for (int t = c * plan_.copies; t < (c + 1) * plan_.copies; ++t) {
+        if (loads.of(t) + cost_[i] > kPreferWithin * bound_) continue;
+        if (held > most || loads.of(t) < loads.of(best)) {
+          best = t;
+          most = held;
+        }
+      }
+    }
+    return best;
+  }
+
+  void assign(const std::vector<size_t>& pending) {
+    const auto run = [&](bool prefer_holders) {
+      Loads loads = loads_;
+      std::vector<int> owner;
+      owner.reserve(pending.size());
+      for (size_t i : pending) {
+        int t = prefer_holders ? preferred(loads, i) : -1;
+        if (t < 0) t = loads.least();
+        loads.add(t, cost_[i]);
+        owner.push_back(t);
+      }
+      return std::pair(std::move(loads), std::move(owner));
+    };
+    auto chosen = run(true);
+    auto plain = run(false);
+    if (chosen.first.max() > std::max(plain.first.max(), kPreferWithin * bound_)) chosen = std::move(plain);
+    loads_ = std::move(chosen.first);
+    for (size_t k = 0; k < pending.size(); ++k) plan_.entries[pending[k]].owners = {chosen.second[k]};
+  }
+
+  /// Gives matrices of ranks that have too much to those that have least, largest that fits first.
+  void move_from_overloaded() {
+    std::vector<std::vector<size_t>> on(static_cast<size_t>(plan_.team()));  // ascending cost
+    for (size_t i = 0; i < m_.size(); ++i)
+      if (plan_.entries[i].mode == PlanMode::local || plan_.entries[i].mode == PlanMode::owner)
+        on[static_cast<size_t>(plan_.entries[i].owners[0])].push_back(i);
+    for (auto& list : on)
+      std::stable_sort(list.begin(), list.end(), [&](size_t a, size_t b) { return cost_[a] < cost_[b]; });
+    while (loads_.max() > kRebalanceFrom * bound_) {
+      const int from = loads_.most(), to = loads_.least();
+      auto& list = on[static_cast<size_t>(from)];
+      // The largest whose move leaves the receiver below what the giver had.
+      const double room = loads_.max() - loads_.min();
+      auto it =
+          std::lower_bound(list.begin(), list.end(), room, [&](size_t i, double r) { return cost_[i] < r; });
+      if (it == list.begin() || cost_[*(it - 1)] <= 0) return;
+      const size_t i = *--it;
+      list.erase(it);
+      loads_.add(from, -cost_[i]);
+      loads_.add(to, cost_[i]);
+      auto& target = on[static_cast<size_t>(to)];
+      target.insert(std::upper_bound(target.begin(), target.end(), i,
+                                     [&](size_t a, size_t b) { return cost_[a] < cost_[b]; }),
+                    i);
+      const LogicalMatrix::Cells holders = m_[i].cells();
+      plan_.entries[i].mode = holders.count() == 1 && holders.first == to ? PlanMode::local : PlanMode::owner;
+      plan_.entries[i].owners = {to};
+    }
+  }
+
+  void account() {
+    plan_.ranks.resize(static_cast<size_t>(plan_.team()));
+    double planned = 0, once = 0;
+    for (size_t i = 0; i < m_.size(); ++i) {
+      const LogicalMatrix& m = m_[i];
+      PlanEntry& e = plan_.entries[i];
+      const int owners = static_cast<int>(e.owners.size());
+      const double cost = e.mode == PlanMode::gram ? gram_cost(i) : cost_[i];
+      double flops = flops_of(m.whole_rows(), m.whole_cols(), o_);
+      if (e.mode == PlanMode::gram) flops = shared_gram_flops(m, owners) / owners;
+      e.flops = flops * owners;
+      for (int t : e.owners) {
+        PlanRank& r = plan_.ranks[static_cast<size_t>(t)];
+        r.flops += flops;
+        r.cost += cost;
+        ++r.matrices;
+      }
+      planned += cost * owners * plan_.replicas / plan_.copies;
+      once += cost_[i];
+      if (e.mode != PlanMode::local) e.bytes = travel(m, e);
+    }
+    double busiest = 0;
+    for (auto& r : plan_.ranks) {
+      busiest = std::max(busiest, r.cost);
+      plan_.seconds = std::max(plan_.seconds,
+                               r.flops / o_.costs.flops_per_second +
+                                   static_cast<double>(r.bytes_in + r.bytes_out) / o_.costs.bytes_per_second);
+    }
+    plan_.imbalance = bound_ > 0 ? busiest / bound_ : 1;
+    plan_.redundancy = once > 0 ? planned / once : 1;
+    plan_.fingerprint = digest();
+  }
+
+  /// Bytes of one entry, added to the ranks that send and receive them.
+  int64_t travel(const LogicalMatrix& m, const PlanEntry& e) {
+    const LogicalMatrix::Cells holders = m.cells();
+    int64_t total = 0;
+    const auto move = [&](int from, int to, int64_t bytes) {
+      if (from == to || bytes == 0) return;
+      plan_.ranks[static_cast<size_t>(from)].bytes_out += bytes;
+      plan_.ranks[static_cast<size_t>(to)].bytes_in += bytes;
+      total += bytes;
+    };
+    int64_t at = 0;  // first element of the matrix on this cell
+    for (int c = holders.first; c <= holders.last; ++c) {
+      const int64_t held = m.elements_on(c), bytes = held * o_.payload_bytes;
+      if (e.mode == PlanMode::gram) {
+        for (size_t k = 0; k < e.owners.size(); ++k) {
+          const int64_t both =
+              std::min(at + held, e.first_row[k + 1] * m.cols) - std::max(at, e.first_row[k] * m.cols);
+          if (both <= 0) continue;
+          move(c, e.owners[k], both * o_.payload_bytes);
+          move(e.owners[k], c, both * o_.payload_bytes);
+        }
+        at += held;
+        continue;
+      }
+      for (int t : e.owners) {
+        move(c * plan_.copies + t % plan_.copies, t, bytes);
+        if (e.mode == PlanMode::gather) continue;
+        for (int k = 0; k < plan_.copies; ++k) move(t, c * plan_.copies + k, bytes);
+      }
+    }
+    if (e.mode == PlanMode::gram) {
+      // Slices of partial Gram matrices to their owners, and the sums back: each rank sends and receives
+      // both.
+      const int64_t g = static_cast<int64_t>(e.owners.size());
+      const int64_t each = gram_rounds() * 2 * 4 * m.cols * m.cols * (g - 1) / g;
+      for (int t : e.owners) {
+        plan_.ranks[static_cast<size_t>(t)].bytes_in += each;
+        plan_.ranks[static_cast<size_t>(t)].bytes_out += each;
+        total += each;
+      }
+    }
+    return total;
+  }
+
+  uint64_t digest() const {
+    std::vector<int64_t> words = {plan_.cells, plan_.replicas, plan_.copies, static_cast<int64_t>(m_.size())};
+    for (size_t i = 0; i < m_.size(); ++i) {
+      const PlanEntry& e = plan_.entries[i];
+      words.insert(words.end(), {m_[i].rows, m_[i].cols, m_[i].place.begin, m_[i].param,
+                                 static_cast<int64_t>(e.mode), static_cast<int64_t>(e.owners.size())});
+      words.insert(words.end(), e.owners.begin(), e.owners.end());
+      words.insert(words.end(), e.first_row.begin(), e.first_row.end());
+    }
+    return XXH64(words.data(), words.size() * sizeof(int64_t), 0);
+  }
+
+  std::span<const LogicalMatrix> m_;
+  PlanOptions o_;
+  MuonPlan plan_;
+  Loads loads_;
+  std::vector<double> cost_;
+  double bound_ = 0;
+};
+
+}  // namespace
+
+const char* name_of(PlanMode m) {
+  constexpr const char* kNames[] = {"local", "owner", "gram", "gather"};
+  return kNames[static_cast<int>(m)];
+}
+
+PlanOptions plan_options(const MuonOptions& o) {
+  PlanOptions p;
+  p.mode = o.mode;
+  p.allow_inexact = o.allow_inexact;
+  p.steps = static_cast<int>(o.orthogonalize.steps.size());
+  p.form = o.orthogonalize.form;
+  p.restarts = static_cast<int>(o.orthogonalize.restarts.size());
+  p.tensor = o.tensor;
+  p.payload_bytes = size_of(o.payload);
+  p.costs = o.costs;
+  return p;
+}
+
+double cost_of(const LogicalMatrix& m, const PlanOptions& o) {
+  const bool divided = m.tensor_dim >= 0 && o.tensor == MuonTensorMode::distributed;
+  const double rows = static_cast<double>(m.whole_rows()), cols = static_cast<double>(m.whole_cols());
+  const double s = std::min(rows, cols), l = std::max(rows, cols) / (divided ? m.tensor_parts : 1);
+  return o.steps * s * s * (2 * l + s);
+}
+
+double flops_of(int64_t rows, int64_t cols, const PlanOptions& o) {
+  const double s = static_cast<double>(std::min(rows, cols)), l = static_cast<double>(std::max(rows, cols));
+  if (o.form == IterationForm::gram) return gram_flops(s, l, o.steps, o.restarts);
+  return o.steps * (3 * s * s * l + s * s * s);
+}
+
+MuonPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
+                   const PlanOptions& options) {
+  const bool may_spread = options.mode == MuonMode::automatic || options.mode == MuonMode::owner;
+  MuonPlan apart = Planner(matrices, cells, replicas, 1, options).make();
+  if (replicas == 1 || !may_spread) return apart;
+  MuonPlan spread = Planner(matrices, cells, replicas, replicas, options).make();
+  return spread.seconds < apart.seconds ? spread : apart;
+}
+
+}  // namespace sherd

@@ -1,0 +1,109 @@
+#include "muon_config.h"
+
+#include <charconv>
+#include <regex>
+
+#include <fmt/format.h>
+
+#include <sherd/optim/coefficients.h>
+
+namespace train_gpt {
+namespace {
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= text.size();) {
+    const size_t end = std::min(text.find(at, begin), text.size());
+    if (end > begin) parts.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+sherd::DType dtype_of(const std::string& word) {
+  if (word == "bf16") return sherd::DType::bf16;
+  return word == "fp16" ? sherd::DType::f16 : sherd::DType::f32;
+}
+
+std::vector<int> restarts(const TrainConfig& c) {
+  std::vector<int> steps;
+  for (const std::string& part : split(c.ns_restart, ',')) {
+    int step = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), step);
+    if (error != std::errc() || end != part.data() + part.size() ||
+        (!steps.empty() && step <= steps.back()) || step < 1)
+      throw sherd::InvalidArgument(
+          fmt::format("--ns-restart '{}': give increasing numbers of steps such as 2 or 2,4", c.ns_restart));
+    steps.push_back(step);
+  }
+  return steps;
+}
+
+template <class F>
+void collect(std::vector<std::string>& problems, const char* flag, F f) {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    const std::string what = e.what();
+    problems.push_back(what.starts_with("--") ? what : fmt::format("{}: {}", flag, what));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> muon_problems(const TrainConfig& c) {
+  std::vector<std::string> problems;
+  std::vector<sherd::Coefficients> steps;
+  collect(problems, "--ns-coefficients",
+          [&] { steps = sherd::coefficient_steps(c.ns_coefficients, static_cast<int>(c.ns_steps)); });
+  collect(problems, "--ns-restart", [&] {
+    const std::vector<int> at = restarts(c);
+    if (!at.empty() && c.ns_form != "gram")
+      throw sherd::InvalidArgument("--ns-restart: only --ns-form gram restarts");
+    if (!at.empty() && !steps.empty() && at.back() >= static_cast<int>(steps.size()))
+      throw sherd::InvalidArgument(
+          fmt::format("--ns-restart {}: the iteration has {} steps", c.ns_restart, steps.size()));
+  });
+  if (c.muon_working == "bf16" && (c.ns_form == "gram" || c.muon_mode == "gram" || c.muon_allow_inexact ||
+                                   c.muon_tensor == "distributed"))
+    problems.push_back("--muon-working bf16: Gram matrices in bf16 are numerically unsafe; use fp16 or fp32");
+  collect(problems, "--route", [&] {
+    for (auto& rule : routing_options(c).rules) std::regex(rule.pattern);
+  });
+  return problems;
+}
+
+sherd::MuonOptions muon_options(const TrainConfig& c) {
+  sherd::MuonOptions o;
+  o.momentum = static_cast<float>(c.muon_momentum);
+  o.orthogonalize.method =
+      c.orthogonalizer == "svd" ? sherd::Orthogonalizer::svd : sherd::Orthogonalizer::newton_schulz;
+  o.orthogonalize.form = c.ns_form == "gram" ? sherd::IterationForm::gram : sherd::IterationForm::standard;
+  o.orthogonalize.steps = sherd::coefficient_steps(c.ns_coefficients, static_cast<int>(c.ns_steps));
+  o.orthogonalize.restarts = restarts(c);
+  o.orthogonalize.working = dtype_of(c.muon_working);
+  o.scale = sherd::parse_muon_scale(c.muon_scale);
+  o.scale_factor = c.muon_scale_factor;
+  o.decay = sherd::parse_muon_decay(c.muon_decay);
+  o.mode = sherd::parse_muon_mode(c.muon_mode);
+  o.allow_inexact = c.muon_allow_inexact;
+  o.tensor = sherd::parse_muon_tensor_mode(c.muon_tensor);
+  o.payload = dtype_of(c.muon_payload);
+  o.transient_bytes = c.muon_transient;
+  return o;
+}
+
+sherd::RoutingOptions routing_options(const TrainConfig& c) {
+  sherd::RoutingOptions o;
+  o.optimizer = sherd::parse_algorithm(c.optimizer);
+  for (const std::string& rule : split(c.route, ';')) {
+    const size_t equals = rule.rfind('=');
+    if (equals == std::string::npos || equals == 0)
+      throw sherd::InvalidArgument(
+          fmt::format("--route '{}': write REGEX=muon or REGEX=adamw, several separated by ';'", rule));
+    o.rules.push_back({rule.substr(0, equals), sherd::parse_algorithm(rule.substr(equals + 1))});
+  }
+  return o;
+}
+
+}  // namespace train_gpt

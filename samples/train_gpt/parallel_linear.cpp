@@ -1,0 +1,110 @@
+#include "parallel_linear.h"
+
+#include <sherd/kernels/ops.h>
+
+namespace train_gpt {
+
+using sherd::DType;
+using sherd::Shape;
+namespace ops = sherd::ops;
+namespace {
+
+constexpr const char* kDim = "tp";
+
+}  // namespace
+
+TensorParallel TensorParallel::of(const sherd::DeviceMesh& mesh) {
+  if (!mesh.has(kDim) || mesh.size(kDim) == 1) return {};
+  return {mesh.comm(kDim)->clone()};
+}
+
+Parameter TensorParallel::cut(Parameter p, int dim) const {
+  if (size() > 1) p.set_tensor_shard({kDim, dim, size(), rank()});
+  return p;
+}
+
+void TensorParallel::sum(Stream& s, const Tensor& x) const {
+  if (size() > 1) comm->all_reduce(s, x);
+}
+
+Tensor TensorParallel::gather(Stream& s, const Tensor& x) const {
+  Shape shape = x.shape();
+  shape.insert(shape.begin(), size());
+  if (size() == 1) return x.view(shape);
+  Tensor all = like(x, shape);
+  comm->all_gather(s, all, x);
+  return all;
+}
+
+Tensor TensorParallel::gather_columns(Stream& s, const Tensor& x) const {
+  if (size() == 1) return x;
+  const int64_t rows = x.size(0), cols = x.size(1);
+  const Tensor parts = gather(s, x);
+  Tensor whole = like(x, {rows, cols * size()});
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t p = 0; p < size(); ++p) {
+      const int64_t to = (i * size() + p) * cols, from = (p * rows + i) * cols;
+      ops::copy(s, whole.flat(to, to + cols), parts.flat(from, from + cols));
+    }
+  }
+  return whole;
+}
+
+Tensor like(const Tensor& x, Shape shape) {
+  return Tensor::empty(x.device(), std::move(shape), x.dtype(), "activations");
+}
+
+Tensor like_f32(const Tensor& x, Shape shape) {
+  return Tensor::empty(x.device(), std::move(shape), DType::f32, "activations");
+}
+
+Tensor linear(Stream& s, const Tensor& x, const Parameter& w) {
+  Tensor y = like(x, {x.size(0), w.shape()[0]});
+  ops::gemm(s, y, x, false, w.data(), true);
+  return y;
+}
+
+Tensor linear_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w) {
+  ops::gemm(s, w.grad(), dy, true, x, false, 1, 1);
+  Tensor dx = like(dy, {dy.size(0), w.shape()[1]});
+  ops::gemm(s, dx, dy, false, w.data(), false);
+  return dx;
+}
+
+Tensor row_parallel(Stream& s, const TensorParallel& tp, const Tensor& x, const Parameter& w) {
+  Tensor y = linear(s, x, w);
+  tp.sum(s, y);
+  return y;
+}
+
+Tensor column_parallel_backward(Stream& s, const TensorParallel& tp, const Tensor& dy, const Tensor& x,
+                                const Parameter& w) {
+  Tensor dx = linear_backward(s, dy, x, w);
+  tp.sum(s, dx);
+  return dx;
+}
+
+Tensor ParallelCrossEntropy::forward(Stream& s, const TensorParallel& tp, const Tensor& logits,
+                                     const Tensor& wanted) {
+  targets = wanted;
+  Tensor losses = like_f32(logits, {logits.size(0)});
+  if (tp.size() == 1) {
+    ops::cross_entropy_forward(s, losses, logits, targets);
+    return losses;
+  }
+  const int64_t cols = logits.size(1);
+  const Tensor stats = like_f32(logits, {logits.size(0), 3});
+  ops::vocab_parallel_partial(s, stats, logits, targets, {tp.rank() * cols, tp.size() * cols});
+  lse = like_f32(logits, {logits.size(0)});
+  ops::vocab_parallel_combine(s, losses, lse, tp.gather(s, stats));
+  return losses;
+}
+
+void ParallelCrossEntropy::backward(Stream& s, const TensorParallel& tp, const Tensor& logits,
+                                    float scale) const {
+  if (tp.size() == 1) return ops::cross_entropy_backward(s, logits, logits, targets, scale);
+  const int64_t cols = logits.size(1);
+  ops::vocab_parallel_backward(s, logits, logits, lse, targets, {tp.rank() * cols, tp.size() * cols}, scale);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,246 @@
+// The Muon plan as arithmetic: balance, bytes, refusals.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <numeric>
+
+#include <sherd/kernels/error.h>
+#include <sherd/optim/plan.h>
+
+namespace sherd {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Spec {
+  std::string name;
+  Shape shape;
+  bool muon = true;
+  RowBlocks blocks = {};
+};
+
+/// Layouts of a list of units, and the matrices in them.
+struct Model {
+  std::deque<ShardLayout> layouts;
+  std::vector<LogicalMatrix> matrices;
+  Model(const std::vector<std::vector<Spec>>& units, int world, LayoutPolicy policy) {
+    int rotation = 0;
+    for (auto& unit : units) {
+      std::vector<LayoutParam> params;
+      for (auto& s : unit) params.push_back({s.name, s.shape, s.muon ? CutClass::row : CutClass::element});
+      layouts.push_back(ShardLayout::make(params, world, {.policy = policy, .rotation = rotation++}));
+      for (size_t i = 0; i < unit.size(); ++i) {
+        if (!unit[i].muon) continue;
+        const auto more = logical_matrices(unit[i].name, unit[i].shape, unit[i].blocks, {}, layouts.back(),
+                                           static_cast<int>(i));
+        matrices.insert(matrices.end(), more.begin(), more.end());
+      }
+    }
+  }
+};
+
+std::vector<std::vector<Spec>> transformer(int layers, int64_t d, int64_t ffn) {
+  std::vector<std::vector<Spec>> units;
+  for (int i = 0; i < layers; ++i) {
+    const std::string b = "blocks." + std::to_string(i) + ".";
+    units.push_back({{b + "norm1", {d}, false},
+                     {b + "qkv", {3 * d, d}, true, stacked_blocks({d, d, d})},
+                     {b + "proj", {d, d}},
+                     {b + "norm2", {d}, false},
+                     {b + "gate_up", {2 * ffn, d}, true, stacked_blocks({ffn, ffn})},
+                     {b + "down", {d, ffn}}});
+  }
+  return units;
+}
+
+std::vector<double> recomputed_loads(const Model& model, const MuonPlan& plan, const PlanOptions& o) {
+  std::vector<double> load(static_cast<size_t>(plan.team()), 0);
+  for (size_t i = 0; i < model.matrices.size(); ++i)
+    for (int t : plan.entries[i].owners) load[static_cast<size_t>(t)] += cost_of(model.matrices[i], o);
+  return load;
+}
+
+class Balance : public ::testing::TestWithParam<std::tuple<int, LayoutPolicy>> {};
+
+TEST_P(Balance, OfA32LayerTransformer) {
+  const auto [world, policy] = GetParam();
+  const Model model(transformer(32, 4096, 11008), world, policy);
+  const PlanOptions o;
+  const MuonPlan plan = make_plan(model.matrices, world, 1, o);
+  EXPECT_LE(plan.imbalance, 1.10);
+  EXPECT_LE(plan.redundancy, 1.05);
+  const auto load = recomputed_loads(model, plan, o);
+  double sum = 0, largest = 0;
+  for (auto& m : model.matrices) {
+    sum += cost_of(m, o);
+    largest = std::max(largest, cost_of(m, o));
+  }
+  EXPECT_NEAR(*std::max_element(load.begin(), load.end()) / std::max(sum / world, largest), plan.imbalance,
+              1e-9);
+  EXPECT_NEAR(std::accumulate(load.begin(), load.end(), 0.0) / sum, plan.redundancy, 1e-9);
+  for (auto& e : plan.entries) EXPECT_EQ(e.owners.size(), 1u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Plan, Balance,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 8, 64, 256, 1024),
+                                            ::testing::Values(LayoutPolicy::ragged,
+                                                              LayoutPolicy::even_rows)));
+
+TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
+  const Model model(transformer(4, 64, 160), 4, LayoutPolicy::even_rows);
+  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::owner});
+  int64_t in = 0, out = 0, total = 0;
+  for (size_t i = 0; i < model.matrices.size(); ++i) {
+    // Blocks of a fused parameter lie unevenly over the ranks; the average over them is what is bounded.
+    total += plan.entries[i].bytes;
+    EXPECT_LE(plan.entries[i].bytes, 2 * 4 * model.matrices[i].numel());
+    if (model.matrices[i].block.empty()) {
+      EXPECT_LE(plan.entries[i].bytes, 2 * 4 * model.matrices[i].numel() * 3 / 4);
+    }
+  }
+  for (auto& r : plan.ranks) {
+    in += r.bytes_in;
+    out += r.bytes_out;
+  }
+  EXPECT_EQ(in, total);
+  EXPECT_EQ(out, total);
+}
+
+TEST(Plan, MatricesOnOneRankStayAndMoveNothing) {
+  // One rank: everything is local.
+  const Model one(transformer(2, 64, 160), 1, LayoutPolicy::ragged);
+  const MuonPlan plan = make_plan(one.matrices, 1, 1, {});
+  for (auto& e : plan.entries) {
+    EXPECT_EQ(e.mode, PlanMode::local);
+    EXPECT_EQ(e.bytes, 0);
+  }
+  // Two equal matrices on two ranks: cut by no boundary.
+  const Model two({{{"a", {8, 16}}, {"b", {8, 16}}}}, 2, LayoutPolicy::ragged);
+  const MuonPlan halves = make_plan(two.matrices, 2, 1, {.mode = MuonMode::local});
+  EXPECT_NE(halves.entries[0].owners, halves.entries[1].owners);
+  EXPECT_DOUBLE_EQ(halves.imbalance, 1);
+}
+
+TEST(Plan, RanksWithoutARowTakeWork) {
+  // Eight cheap local matrices fill two ranks' loads; a fresh rank exists only as an owner of the others.
+  const Model model({{{"a", {64, 64}}, {"b", {64, 64}}, {"c", {64, 64}}}}, 8, LayoutPolicy::ragged);
+  const MuonPlan plan = make_plan(model.matrices, 8, 1, {});
+  std::vector<int> owners;
+  for (auto& e : plan.entries) owners.push_back(e.owners[0]);
+  std::sort(owners.begin(), owners.end());
+  EXPECT_EQ(std::unique(owners.begin(), owners.end()), owners.end()) << "three ranks work";
+}
+
+TEST(Plan, LocalWorkThatBreaksTheBalanceMoves) {
+  // One rank holds everything of a layout with a huge neighbour.
+  std::vector<Spec> unit = {{"embed", {1 << 20, 1}, false}};
+  for (int i = 0; i < 6; ++i) unit.push_back({"m" + std::to_string(i), {32, 32}});
+  const Model model({unit}, 4, LayoutPolicy::ragged);
+  const MuonPlan plan = make_plan(model.matrices, 4, 1, {});
+  EXPECT_LE(plan.imbalance, 4.0 / 3 + 1e-9) << "six equal matrices on four ranks";
+  const MuonPlan forced = make_plan(model.matrices, 4, 1, {.mode = MuonMode::local});
+  EXPECT_GT(forced.imbalance, 2) << "a forced mode is not touched";
+}
+
+TEST(Plan, ImpossibleModesNameTheMatrices) {
+  const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
+  try {
+    make_plan(model.matrices, 4, 1, {.mode = MuonMode::local});
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_THAT(e.what(), HasSubstr("gate_up 0"));
+    EXPECT_THAT(e.what(), HasSubstr("whole_param"));
+  }
+  try {
+    make_plan(model.matrices, 4, 1, {.mode = MuonMode::gram});
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_THAT(e.what(), HasSubstr("blocks.1.down 64 x 160"));
+    EXPECT_THAT(e.what(), ::testing::Not(HasSubstr("proj"))) << "square ones are fine";
+  }
+}
+
+TEST(Plan, GramOwnersHoldWholeRows) {
+  const Model model({{{"m", {37, 5}}}}, 4, LayoutPolicy::ragged);
+  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::gram});
+  const PlanEntry& e = plan.entries[0];
+  EXPECT_EQ(e.mode, PlanMode::gram);
+  ASSERT_EQ(e.first_row.size(), e.owners.size() + 1);
+  EXPECT_EQ(e.first_row.front(), 0);
+  EXPECT_EQ(e.first_row.back(), 37);
+  for (size_t i = 0; i + 1 < e.first_row.size(); ++i) EXPECT_LT(e.first_row[i], e.first_row[i + 1]);
+}
+
+TEST(Plan, GatherIsAsRedundantAsThereAreRanks) {
+  const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
+  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::gather});
+  EXPECT_DOUBLE_EQ(plan.redundancy, 4);
+}
+
+TEST(Plan, ReplicasShareTheWorkWhereThatIsFaster) {
+  const Model model(transformer(4, 256, 640), 2, LayoutPolicy::ragged);
+  PlanOptions fast_net{.mode = MuonMode::automatic};
+  fast_net.costs = {.flops_per_second = 1e9, .bytes_per_second = 1e12};
+  const MuonPlan spread = make_plan(model.matrices, 2, 4, fast_net);
+  EXPECT_EQ(spread.copies, 4);
+  EXPECT_EQ(spread.team(), 8);
+  EXPECT_DOUBLE_EQ(spread.redundancy, 1);
+  PlanOptions slow_net = fast_net;
+  slow_net.costs = {.flops_per_second = 1e15, .bytes_per_second = 1e6};
+  const MuonPlan apart = make_plan(model.matrices, 2, 4, slow_net);
+  EXPECT_EQ(apart.copies, 1);
+  EXPECT_DOUBLE_EQ(apart.redundancy, 4);
+}
+
+TEST(Plan, IsAPureFunctionWithAFingerprint) {
+  const Model a(transformer(3, 64, 160), 4, LayoutPolicy::ragged),
+      b(transformer(3, 64, 160), 4, LayoutPolicy::ragged);
+  const MuonPlan x = make_plan(a.matrices, 4, 1, {}), y = make_plan(b.matrices, 4, 1, {});
+  EXPECT_EQ(x.fingerprint, y.fingerprint);
+  const MuonPlan z = make_plan(a.matrices, 4, 1, {.mode = MuonMode::gather});
+  EXPECT_NE(x.fingerprint, z.fingerprint);
+  const std::string text = explain(x, a.matrices, {});
+  EXPECT_THAT(text, HasSubstr("imbalance"));
+  EXPECT_THAT(text, HasSubstr("blocks.0.qkv 1"));
+}
+
+TEST(LogicalMatrix, BlocksOfStacksAndStridesCoverTheParameterOnce) {
+  const ShardLayout layout = ShardLayout::make({{"m", {4, 24, 5}, CutClass::element}}, 7,
+                                               {.policy = LayoutPolicy::ragged, .align = 1});
+  for (const RowBlocks& blocks :
+       {RowBlocks{}, stacked_blocks({7, 17}), interleaved_blocks(24, 2), grouped_query_blocks(3, 2, 2),
+        grouped_query_blocks(2, 2, 2, true), head_blocks(6, 4)}) {
+    const auto all = logical_matrices("m", {4, 24, 5}, blocks, {}, layout, 0);
+    std::vector<int> seen(4 * 24 * 5, 0);
+    for (auto& m : all) {
+      int64_t on_cells = 0;
+      std::vector<int> inside(static_cast<size_t>(m.numel()), 0);
+      const auto cells = m.cells();
+      for (int c = 0; c < 7; ++c) {
+        int64_t here = 0;
+        m.for_runs(layout.piece(0, c), [&](int64_t at, int64_t in, int64_t n) {
+          for (int64_t k = 0; k < n; ++k) {
+            ++seen[static_cast<size_t>(at + k)];
+            ++inside[static_cast<size_t>(in + k)];
+            const int64_t row = (in + k) / 5;
+            EXPECT_EQ(m.place.row(row) * 5 + (in + k) % 5, at + k);
+          }
+          here += n;
+        });
+        EXPECT_EQ(here, m.elements_on(c));
+        if (here > 0) {
+          EXPECT_GE(c, cells.first);
+          EXPECT_LE(c, cells.last);
+        }
+        on_cells += here;
+      }
+      EXPECT_EQ(on_cells, m.numel());
+      for (int n : inside) EXPECT_EQ(n, 1);
+    }
+    for (int n : seen) EXPECT_EQ(n, 1);
+  }
+}
+
+}  // namespace
+}  // namespace sherd

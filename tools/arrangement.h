@@ -1,0 +1,88 @@
+// A model's buffers and its Muon plan on a number of ranks, computed without running anything.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/optim/plan.h>
+
+#include "param_file.h"
+
+namespace sherd::tools {
+
+struct ArrangeOptions {
+  int world = 1;
+  LayoutChoice layout;
+  /// whole_param: LayerWiseOptions::bucket_elements of the matrices' buffers.
+  int64_t bucket_elements = 0;
+  int64_t align = 64;
+};
+
+/// One collective's part of a buffer. Element e of rank r's slice is element start + r * slice + e of the
+/// buffer.
+struct Bucket {
+  int64_t start = 0;
+  ShardLayout layout;
+  std::vector<int> params;  // of the layout's parameters: index in the model
+};
+
+struct Buffer {
+  std::string name;  // "UNIT/DTYPE"; "whole_param/DTYPE" for matrices of all units
+  DType dtype = DType::f32;
+  std::vector<Bucket> buckets;
+  int64_t elements = 0;  // with padding
+  int64_t padding = 0;
+};
+
+/// Where a parameter lies: buffers[buffer].buckets[bucket], parameter `param` of its layout.
+struct ParamPlace {
+  int buffer = -1, bucket = 0, param = 0;
+};
+
+/// ragged and even_rows: one buffer for each unit and dtype, as fully_shard() makes them (the unit's position
+/// is its rotation; a unit called "root" counts last, as the root does). whole_param: Muon's matrices of all
+/// units in one LayerWiseLayout for each dtype, everything of AdamW in ragged buffers for each unit and
+/// dtype. Costs carry over from bucket to bucket, not from one dtype's buffer to the next.
+struct Arrangement {
+  std::vector<ParamEntry> model;
+  ArrangeOptions options;
+  std::vector<Buffer> buffers;
+  std::vector<ParamPlace> places;  // of the model's parameters
+  PlanOptions plan_options;
+  std::vector<LogicalMatrix> matrices;  // Muon's, in model order
+  std::vector<int> matrix_param;        // their parameters, as index in the model
+  MuonPlan plan;
+
+  /// @throws InvalidArgument when the model is too large for arithmetic in 64 bits on so many ranks.
+  static Arrangement make(std::vector<ParamEntry> model, const ArrangeOptions& options);
+  /// Of all layouts and the plan.
+  uint64_t fingerprint() const;
+
+  const Bucket& bucket_of(const ParamPlace& at) const { return buffers[at.buffer].buckets[at.bucket]; }
+
+  Arrangement() = default;
+  Arrangement(Arrangement&&) = default;  // matrices point into buffers, which stay where they are
+  Arrangement& operator=(Arrangement&&) = default;
+};
+
+/// Calls f(first rank, end rank, elements on each of them) for the ranks that hold some of parameter p, ranks
+/// with equally much together.
+template <class F>
+void for_holders(const ShardLayout& layout, int p, F f) {
+  const int64_t numel = numel_of(layout.params()[p].shape);
+  if (numel == 0) return;
+  int first = 0, last = 0;
+  if (layout.zero_copy()) {
+    first = static_cast<int>(layout.full_range(p).begin.value / layout.slice());
+    last = static_cast<int>((layout.full_range(p).end.value - 1) / layout.slice());
+  } else {
+    last = static_cast<int>((numel - 1) / layout.piece(p, 0).size());
+  }
+  f(first, first + 1, layout.piece(p, first).size());
+  if (last > first + 1) f(first + 1, last, layout.piece(p, first + 1).size());
+  if (last > first) f(last, last + 1, layout.piece(p, last).size());
+}
+
+}  // namespace sherd::tools

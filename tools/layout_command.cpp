@@ -1,0 +1,93 @@
+#include "layout_command.h"
+
+#include <charconv>
+#include <limits>
+#include <ostream>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/error.h>
+
+#include "layout_json.h"
+#include "layout_summary.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int64_t kMaxWorld = int64_t{1} << 20;
+constexpr int64_t kMaxAlign = int64_t{1} << 30;
+
+// A flag's whole number in a range; CLI11's own messages do not say which values are legal.
+std::string in_range(const std::string& text, int64_t low, int64_t high) {
+  int64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return "";
+  return fmt::format("'{}' must be a whole number from {} to {}", text, low, high);
+}
+
+constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's parameters in model order:
+  [{"name": "blocks.0.q", "shape": [4096, 4096], "dtype": "bf16", "optimizer": "muon", "unit": "blocks.0"}, ...]
+  dtype      fp32 (float32, f32), bf16 (bfloat16), fp16 (float16, f16)
+  optimizer  muon (a matrix, or a 3-D stack of matrices) or adamw
+  unit       what is gathered together; "root" is the outermost one
+  tied       optional, true for a parameter that is used in two places (listed once)
+  blocks     optional, rows of the matrices in a fused one, e.g. [4096, 1024, 1024]
+
+)";
+
+}  // namespace
+
+CLI::App* LayoutCommand::add_to(CLI::App& app) {
+  CLI::App* sub = app.add_subcommand("layout", "print where a model's parameters would lie, and Muon's plan");
+  const auto range = [&](int64_t low, int64_t high) {
+    return [=](const std::string& text) { return in_range(text, low, high); };
+  };
+  sub->add_option("--params", params, "the model, see below")->required()->type_name("FILE");
+  sub->add_option("--world", world, "ranks that shard the model")
+      ->required()
+      ->type_name("N")
+      ->check(range(1, kMaxWorld));
+  sub->add_option("--policy", policy,
+                  "ragged, even_rows, whole_param, whole_param:lpt, whole_param:size_match or "
+                  "whole_param:ping_pong")
+      ->type_name("POLICY")
+      ->capture_default_str()
+      ->check([](const std::string& text) -> std::string {
+        try {
+          parse_layout(text);
+          return "";
+        } catch (const InvalidArgument& e) {
+          return e.what();
+        }
+      });
+  sub->add_option("--bucket-elements", bucket_elements,
+                  "whole_param: least elements of a bucket; without it there is one bucket")
+      ->type_name("K")
+      ->check(range(1, std::numeric_limits<int64_t>::max()));
+  sub->add_option("--align-elements", align, "slices are a multiple of this many elements")
+      ->type_name("A")
+      ->capture_default_str()
+      ->check(range(1, kMaxAlign));
+  sub->add_flag("--json", json, "print JSON instead of a summary");
+  sub->footer(std::string(kInputHelp) + kLayoutJsonHelp);
+  return sub;
+}
+
+void LayoutCommand::run(std::ostream& out, std::ostream& err) const {
+  const LayoutChoice choice = parse_layout(policy);
+  if (bucket_elements > 0 && choice.policy != LayoutPolicy::whole_param)
+    err << fmt::format(
+        "sherd layout: --bucket-elements has no effect under {}, which has one bucket per unit\n", policy);
+  const Arrangement a = Arrangement::make(read_params(params), {.world = static_cast<int>(world),
+                                                                .layout = choice,
+                                                                .bucket_elements = bucket_elements,
+                                                                .align = align});
+  if (json) {
+    write_json(out, a);
+  } else {
+    out << summary(a);
+  }
+  if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,28 @@
+// An arrangement for people.
+#pragma once
+
+#include <string>
+
+#include "arrangement.h"
+
+namespace sherd::tools {
+
+/// Smallest, mean and largest value over the ranks.
+struct Spread {
+  double min = 0, mean = 0, max = 0;
+  /// max / mean; 1 when all are zero.
+  double evenness() const { return mean > 0 ? max / mean : 1; }
+};
+
+/// What every rank has, over all buffers.
+struct RankTotals {
+  Spread elements;     // of parameters, without padding
+  Spread state_bytes;  // AdamW keeps two, Muon one f32 per element
+  Spread cost;         // Newton-Schulz cost that the plan gives it
+};
+RankTotals rank_totals(const Arrangement& a);
+
+/// Buffers (padding, cut rows), spreads over the ranks, the plan in a few lines.
+std::string summary(const Arrangement& a);
+
+}  // namespace sherd::tools

@@ -1,0 +1,39 @@
+// The description of a model that the tools read: a JSON list of its parameters.
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/shape.h>
+#include <sherd/optim/routing.h>
+
+namespace sherd::tools {
+
+struct ParamEntry {
+  std::string name;
+  Shape shape;
+  DType dtype = DType::f32;
+  Algorithm optimizer = Algorithm::adamw;
+  std::string unit;
+  /// Shared with another place in the model; listed once.
+  bool tied = false;
+  /// Rows of the matrices in a fused one, one below another; empty = one matrix.
+  std::vector<int64_t> blocks;
+};
+
+/// Reads [{"name", "shape", "dtype", "optimizer": "muon" | "adamw", "unit", "tied", "blocks"}, ...] in model
+/// order. "tied" (false) and "blocks" may be left out. Every shape's product and the sum over the model fit
+/// in int64.
+/// @param source what messages call the input.
+/// @throws InvalidArgument, one message with every offender: input that is not JSON, or not such a list;
+/// missing, unknown and wrong fields; negative sizes; sizes whose product overflows; duplicate names;
+/// parameters of muon that are no matrix (2-D) or stack of matrices (3-D); blocks that do not add up to the
+/// rows.
+std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source);
+
+/// The same from a file. @throws IoError for one that cannot be read.
+std::vector<ParamEntry> read_params(const std::string& path);
+
+}  // namespace sherd::tools
