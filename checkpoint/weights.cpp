@@ -108,7 +108,8 @@ void check_meshes(ShardRuntime& runtime) {
 
 }  // namespace
 
-void export_weights(Module& root, const std::filesystem::path& path) {
+void export_weights(Module& root, const std::filesystem::path& path,
+                    std::map<std::string, std::string> metadata) {
   ShardRuntime& runtime = runtime_of(root);
   check_meshes(runtime);
   Stream& stream = runtime.device().compute();
@@ -117,7 +118,8 @@ void export_weights(Module& root, const std::filesystem::path& path) {
   if (runtime.mesh().world()->rank() == 0) {
     std::vector<SafetensorsSpec> specs;
     for (auto& [name, p] : params) specs.push_back({name, DType::f32, p.global_shape()});
-    writer.emplace(path, std::move(specs), std::map<std::string, std::string>{{"format", "pt"}});
+    metadata["format"] = "pt";
+    writer.emplace(path, std::move(specs), std::move(metadata));
   }
   for (auto& [name, p] : params) {
     const auto comm = first_copy(p);

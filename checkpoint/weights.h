@@ -2,6 +2,8 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
+#include <string>
 
 #include <sherd/fsdp/fully_shard.h>
 
@@ -14,7 +16,9 @@ namespace sherd {
 /// file appears complete or not at all. Blocks until done. @throws IoError on rank 0 (the others get a
 /// CommError from the launcher's abort); NotSupported when a unit's mesh orders the ranks otherwise than the
 /// root's.
-void export_weights(Module& root, const std::filesystem::path& path);
+/// @param metadata goes into the file's header beside "format".
+void export_weights(Module& root, const std::filesystem::path& path,
+                    std::map<std::string, std::string> metadata = {});
 
 /// Reads the weights of a sharded root from such a file (dtypes f32, bf16, f16): each rank reads only the
 /// elements it holds, of a tensor-parallel piece run by run. Strict: @throws InvalidArgument listing *all*

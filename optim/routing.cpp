@@ -67,6 +67,16 @@ Routing route(Module& root, const RoutingOptions& options) {
   return routing;
 }
 
+std::string Routing::summary() const {
+  std::string text;
+  for (const Algorithm a : {Algorithm::muon, Algorithm::adamw}) {
+    text += fmt::format("{}{}:", text.empty() ? "" : "; ", name_of(a));
+    for (auto& r : routes)
+      if (r.algorithm == a) text += " " + r.name;
+  }
+  return text;
+}
+
 std::string Routing::format() const {
   size_t width = 9;
   int64_t elements[2] = {0, 0};

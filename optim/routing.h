@@ -45,6 +45,8 @@ struct Routing {
   std::vector<Route> routes;
   /// The table that is printed at start.
   std::string format() const;
+  /// One line for files: "muon: NAME NAME ...; adamw: NAME ...".
+  std::string summary() const;
 };
 
 /// Decides, and gives each parameter its cut class: Muon's are cut between rows (a stack: between its

@@ -12,6 +12,8 @@
 namespace sherd::tools {
 namespace {
 
+constexpr int64_t kMaxMatrices = int64_t{1} << 20;
+
 LayoutParam layout_param(const ParamEntry& p) {
   LayoutParam out{p.name, p.shape, p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element};
   for (int64_t rows : p.blocks) {  // each block is orthogonalized by itself
@@ -122,8 +124,18 @@ class Builder {
 }  // namespace
 
 Arrangement Arrangement::make(std::vector<ParamEntry> model, const ArrangeOptions& options) {
-  int64_t total = 0;
-  for (const ParamEntry& p : model) total += numel_of(p.shape);
+  int64_t total = 0, matrices = 0;
+  for (const ParamEntry& p : model) {
+    total += numel_of(p.shape);
+    if (p.optimizer != Algorithm::muon) continue;
+    const auto blocks = std::max<int64_t>(1, static_cast<int64_t>(p.blocks.size()));
+    const int64_t stack = p.shape.size() == 3 ? p.shape[0] : 1;
+    if (stack > kMaxMatrices / blocks || (matrices += stack * blocks) > kMaxMatrices)
+      throw InvalidArgument(
+          fmt::format("up to '{}' of shape {} Muon has more than {} matrices to plan for: stacks "
+                      "are [count, rows, cols], and smaller matrices belong to adamw",
+                      p.name, to_string(p.shape), kMaxMatrices));
+  }
   // Padding at most doubles a slice, and a slice has at most all elements.
   const int64_t most = std::numeric_limits<int64_t>::max() / 8 / options.world;
   if (total > most)

@@ -55,7 +55,8 @@ struct Arrangement {
   std::vector<int> matrix_param;        // their parameters, as index in the model
   MuonPlan plan;
 
-  /// @throws InvalidArgument when the model is too large for arithmetic in 64 bits on so many ranks.
+  /// @throws InvalidArgument when the model is too large for arithmetic in 64 bits on so many ranks, or has
+  /// more than 2^20 matrices.
   static Arrangement make(std::vector<ParamEntry> model, const ArrangeOptions& options);
   /// Of all layouts and the plan.
   uint64_t fingerprint() const;

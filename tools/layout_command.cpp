@@ -26,7 +26,7 @@ std::string in_range(const std::string& text, int64_t low, int64_t high) {
 }
 
 constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's parameters in model order:
-  [{"name": "blocks.0.q", "shape": [4096, 4096], "dtype": "bf16", "optimizer": "muon", "unit": "blocks.0"}, ...]
+  [{"name": "l0.q", "shape": [4096, 4096], "dtype": "bf16", "optimizer": "muon", "unit": "l0"}, ...]
   dtype      fp32 (float32, f32), bf16 (bfloat16), fp16 (float16, f16)
   optimizer  muon (a matrix, or a 3-D stack of matrices) or adamw
   unit       what is gathered together; "root" is the outermost one

@@ -171,13 +171,14 @@ class JsonLayout {
 const char* const kLayoutJsonHelp =
     R"(--json prints one object:
   buffers[]    name, dtype; elements (with padding) and padding;
-               buckets[] {start, end, slice}: rank r owns [start + r*slice, start + (r+1)*slice) of the buffer;
-               params[] {name, optimizer, start, end, bucket}: where the parameter lies in the buffer. Under
-                 even_rows: in the full buffer that forward uses, which has no padding;
-               ranks[] {rank, elements (without padding), cost, pieces[]}: cost is the Newton-Schulz cost,
-                 5 * s^2 * (2l + s) with the short side s and the long side l, of the buffer's matrices that the
-                 rank orthogonalizes; a piece has the parameter's name, elements [begin, end) of the parameter,
-                 and rows [first, count], null where a row is cut
+               buckets[] {start, end, slice}: rank r owns [start + r*slice, start + (r+1)*slice)
+                 of the buffer;
+               params[] {name, optimizer, start, end, bucket}: where the parameter lies in the buffer.
+                 Under even_rows: in the full buffer that forward uses, which has no padding;
+               ranks[] {rank, elements (without padding), cost, pieces[]}: cost is the Newton-Schulz
+                 cost, 5 * s^2 * (2l + s) with the short side s and the long side l, of the buffer's
+                 matrices that the rank orthogonalizes; a piece has the parameter's name, elements
+                 [begin, end) of the parameter, and rows [first, count], null where a row is cut
   plan[]       Muon's matrices in model order: name, block, mode, owners[], bytes that travel, flops
   imbalance    largest cost on a rank / max(sum of all matrices' costs / ranks, largest single cost)
   redundancy   cost of all ranks / cost of orthogonalizing every matrix once

@@ -42,6 +42,7 @@ class Complaints {
   std::vector<std::string> all_;
 };
 
+// As JSON, which escapes what a terminal would act upon.
 std::string shortened(const json& value) {
   std::string text = value.dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() <= 60) return text;
@@ -80,21 +81,22 @@ class EntryReader {
       return p;
     }
     p.name = text("name");
-    if (!p.name.empty()) place_ += fmt::format(" '{}'", p.name);
+    if (!p.name.empty()) place_ += " " + shortened(p.name);
     for (const auto& [key, value] : entry_.items())
       if (std::find(std::begin(kFields), std::end(kFields), key) == std::end(kFields))
-        complain(fmt::format("unknown field \"{}\"; the fields are {}", key, fmt::join(kFields, ", ")));
+        complain(
+            fmt::format("unknown field {}; the fields are {}", shortened(key), fmt::join(kFields, ", ")));
     p.unit = text("unit");
     const std::string dtype = text("dtype");
     if (const auto known = dtype_of(dtype)) {
       p.dtype = *known;
     } else if (!dtype.empty()) {
-      complain(fmt::format("dtype \"{}\" is unknown; use fp32, bf16 or fp16", dtype));
+      complain(fmt::format("dtype {} is unknown; use fp32, bf16 or fp16", shortened(dtype)));
     }
     const std::string optimizer = text("optimizer");
     if (optimizer == "muon") p.optimizer = Algorithm::muon;
     if (!optimizer.empty() && optimizer != "muon" && optimizer != "adamw")
-      complain(fmt::format("optimizer \"{}\" is unknown; use muon or adamw", optimizer));
+      complain(fmt::format("optimizer {} is unknown; use muon or adamw", shortened(optimizer)));
     if (const auto tied = entry_.find("tied"); tied != entry_.end()) {
       if (tied->is_boolean()) {
         p.tied = *tied;
@@ -220,15 +222,15 @@ std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source
     if (params.back().name.empty()) continue;
     const auto [it, fresh] = first_use.try_emplace(params.back().name, i);
     if (!fresh)
-      complaints.add(fmt::format("entry {} '{}': entry {} has this name, too; give each parameter its own", i,
-                                 params.back().name, it->second));
+      complaints.add(fmt::format("entry {} {}: entry {} has this name, too; give each parameter its own", i,
+                                 shortened(params.back().name), it->second));
   }
   complaints.throw_if_any();
   int64_t total = 0;
   for (const ParamEntry& p : params)
     if (__builtin_add_overflow(total, numel_of(p.shape), &total)) {
-      complaints.add(
-          fmt::format("up to '{}' there are more than 2^63 - 1 elements; describe a smaller model", p.name));
+      complaints.add(fmt::format("up to {} there are more than 2^63 - 1 elements; describe a smaller model",
+                                 shortened(p.name)));
       break;
     }
   complaints.throw_if_any();

@@ -90,8 +90,8 @@ Tensor Block::backward(const Tensor& dy) {
   const Tensor datt = linear_backward(s, dx2, v.att, proj_);
   const Tensor dqkv = like(v.qkv, v.qkv.shape());
   ops::attention_backward(s, dqkv, datt, v.att, v.lse, v.qkv, batch_, tp_.share(shape_.heads));
-  const Tensor dn1 = column_parallel_backward(s, tp_, dqkv, v.n1, qkv_);
-  const Tensor dx = norm_backward(s, dn1, v.x, norm1_, v.rstd1);
+  const Tensor dx =
+      norm_backward(s, column_parallel_backward(s, tp_, dqkv, v.n1, qkv_), v.x, norm1_, v.rstd1);
   ops::add(s, dx, dx, dx2);
   return dx;
 }
@@ -135,8 +135,7 @@ Tensor Gpt::backward(const Tensor&) {
   const Saved v = std::exchange(saved_, {});
   Stream& s = v.x.device().compute();
   v.loss.backward(s, tp_, v.logits, loss_scale_);
-  const Tensor dn = column_parallel_backward(s, tp_, v.logits, v.n, head_);
-  Tensor dx = norm_backward(s, dn, v.x, norm_, v.rstd);
+  Tensor dx = norm_backward(s, column_parallel_backward(s, tp_, v.logits, v.n, head_), v.x, norm_, v.rstd);
   for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
   ops::embedding_backward(s, tok_.grad(), pos_.grad(), dx, v.tokens);
   return {};

@@ -288,7 +288,9 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   return text;
 }
 
-void Trainer::export_weights(const std::string& path) { sherd::export_weights(model_, path); }
+void Trainer::export_weights(const std::string& path) {
+  sherd::export_weights(model_, path, {{"sherd.routing", routing_.summary()}});
+}
 
 std::vector<RankMemory> Trainer::memory() {
   RankMemory mine;

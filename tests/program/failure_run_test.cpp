@@ -44,6 +44,7 @@ TEST(FailureRun, WrongFlagsAreUsageErrors) {
   expect_failure(small({"--no-such-flag"}), kUsage, {"--no-such-flag"});
   expect_failure(small({"--strategy", "zero4"}), kUsage, {"zero4", "optim_grads_params"});
   expect_failure(small({"--replicas", "3"}), kUsage, {"--replicas", "3"});
+  expect_failure(small({"--tp", "4"}), kUsage, {"--tp 4: must divide --heads 2"});
   expect_failure(small({"--heads", "3"}), kUsage, {"--heads", "3", "16"});
   expect_failure(small({"--batch", "6"}), kUsage, {"--batch", "6"});
   expect_failure(small({"--grad-accum", "3"}), kUsage, {"--grad-accum"});
@@ -99,41 +100,24 @@ TEST(FailureRun, AMemoryLimitStopsZero0ButNotZero3) {
 TEST(FailureRun, HelpIsNotAnError) {
   const Finished f = run_train_gpt({"--help"});
   EXPECT_EQ(f.exit_code, 0);
-  for (const char* flag : {"--data",
-                           "--ranks",
-                           "--strategy",
-                           "--replicas",
-                           "--outer",
-                           "--layout",
-                           "--reshard-after-forward",
-                           "--prefetch",
-                           "--optimizer",
-                           "--dim",
-                           "--layers",
-                           "--heads",
-                           "--experts",
-                           "--expert-parallel",
-                           "--expert-top-k",
-                           "--moe-aux",
-                           "--seq",
-                           "--batch",
-                           "--grad-accum",
-                           "--steps",
-                           "--lr",
-                           "--lr-schedule",
-                           "--warmup",
-                           "--weight-decay",
-                           "--grad-clip",
-                           "--seed",
-                           "--precision",
-                           "--metrics",
-                           "--export-weights",
-                           "--init-weights",
-                           "--eval-every",
-                           "--sample",
-                           "--quiet",
-                           "--config",
-                           "--memory-limit"})
+  for (const char* flag : {"--data",         "--ranks",
+                           "--strategy",     "--replicas",
+                           "--tp",           "--outer",
+                           "--layout",       "--reshard-after-forward",
+                           "--prefetch",     "--optimizer",
+                           "--experts",      "--expert-parallel",
+                           "--expert-top-k", "--moe-aux",
+                           "--dim",          "--layers",
+                           "--heads",        "--seq",
+                           "--batch",        "--grad-accum",
+                           "--steps",        "--lr",
+                           "--lr-schedule",  "--warmup",
+                           "--weight-decay", "--grad-clip",
+                           "--seed",         "--precision",
+                           "--metrics",      "--export-weights",
+                           "--init-weights", "--eval-every",
+                           "--sample",       "--quiet",
+                           "--config",       "--memory-limit"})
     EXPECT_THAT(f.out, HasSubstr(flag));
 }
 

@@ -4,73 +4,17 @@
 #include <cmath>
 #include <fstream>
 
-#include "program/program.h"
+#include "program/outcome.h"
 
 namespace sherd::test {
 namespace {
 
-using Flags = std::vector<std::string>;
-
-struct Outcome {
-  std::vector<double> losses, norms;
-  std::vector<int64_t> zeros;
-  std::string weights;
-  friend bool operator==(const Outcome&, const Outcome&) = default;
-};
-
+// d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
 Outcome train(const Flags& extra) {
-  const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
-  write_file(data, golden_text());
-  // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
-  Flags flags = {"--data",
-                 data.string(),
-                 "--metrics",
-                 metrics.string(),
-                 "--export-weights",
-                 weights.string(),
-                 "--quiet",
-                 "--steps",
-                 "20",
-                 "--dim",
-                 "36",
-                 "--layers",
-                 "3",
-                 "--heads",
-                 "3",
-                 "--seq",
-                 "24",
-                 "--batch",
-                 "12",
-                 "--ranks",
-                 "4",
-                 "--seed",
-                 "5"};
-  flags.insert(flags.end(), extra.begin(), extra.end());
-  const Finished f = run_train_gpt(flags);
-  EXPECT_EQ(f.exit_code, 0) << f.err;
-  EXPECT_EQ(f.out + f.err, "") << "--quiet prints errors only";
-  Outcome run;
-  for (auto& s : read_steps(metrics)) {
-    run.losses.push_back(s["loss"]);
-    run.norms.push_back(s["grad_norm"]);
-    run.zeros.push_back(s["num_zeros"]);
-  }
-  run.weights = read_file(weights);
-  return run;
+  return train_quietly(Flags{"--steps", "20", "--dim", "36", "--layers", "3", "--heads", "3", "--seq", "24",
+                             "--batch", "12", "--ranks", "4", "--seed", "5"} +
+                       extra);
 }
-
-Flags operator+(Flags a, const Flags& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-std::string show(const Flags& flags) {
-  std::string s;
-  for (auto& f : flags) s += f + " ";
-  return s;
-}
-
-const Flags kStrategies = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
 
 class ParityRun : public ::testing::TestWithParam<Flags> {};
 

@@ -45,6 +45,7 @@ TrainConfig other_config() {
   c.grad_accum = 3;
   c.ranks = 8;
   c.replicas = 2;
+  c.tp = 2;
   c.strategy = "optim";
   c.outer = "optim";
   c.layout = "even_rows";
@@ -112,7 +113,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(c.data, default_data_folder());
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
     "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
-    "ranks": 1, "replicas": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
+    "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
     "reshard_after_forward": true, "prefetch": 1,
     "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
@@ -206,6 +207,7 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--ranks", "1.0"},
                                                        {"--ranks", ""},
                                                        {"--replicas", "0"},
+                                                       {"--tp", "0"},
                                                        {"--prefetch", "-1"},
                                                        {"--dim", "0"},
                                                        {"--dim", "1000000000"},
@@ -260,6 +262,15 @@ TEST(Config, RulesAmongFields) {
       refusal({"--ranks", "3", "--grad-accum", "2"}),
       AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
   EXPECT_EQ(parse({"--ranks", "4", "--replicas", "2", "--batch", "24", "--grad-accum", "3"}).batch, 24);
+  EXPECT_THAT(refusal({"--ranks", "6", "--tp", "4", "--batch", "12"}),
+              HasSubstr("--tp 4: must divide --ranks 6"));
+  EXPECT_THAT(refusal({"--ranks", "4", "--replicas", "2", "--tp", "4"}),
+              HasSubstr("--replicas 2 x --tp 4 = 8: must divide --ranks 4"));
+  EXPECT_THAT(refusal({"--ranks", "3", "--tp", "3"}),
+              HasSubstr("--tp 3: must divide --heads 4 and 4 x --dim 128 and the 256 byte values"));
+  EXPECT_THAT(refusal({"--ranks", "8", "--tp", "2", "--batch", "6"}),
+              AllOf(HasSubstr("--ranks 8 / --tp 2 x --grad-accum 1 = 4"), HasSubstr("e.g. 8")));
+  EXPECT_EQ(parse({"--ranks", "8", "--tp", "4", "--batch", "2"}).data_ranks(), 2);
 }
 
 TEST(Config, ExpertsFitTheRanks) {

@@ -1,0 +1,171 @@
+// Arrangements: the layouts that the runtime makes, evenness, and the buffers of whole parameters.
+#include "arrangement.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/kernels/error.h>
+
+#include "layout_summary.h"
+#include "support/toy_model.h"
+#include "temporary_folder.h"
+#include "tools/models.h"
+
+namespace sherd::tools {
+namespace {
+
+using test::entry;
+using test::transformer;
+using ::testing::HasSubstr;
+
+constexpr auto kMuon = Algorithm::muon, kAdamW = Algorithm::adamw;
+
+Arrangement arrange(std::vector<ParamEntry> model, int world, const std::string& policy, int64_t bucket = 0) {
+  return Arrangement::make(std::move(model),
+                           {.world = world, .layout = parse_layout(policy), .bucket_elements = bucket});
+}
+
+std::vector<std::string> names(const Arrangement& a) {
+  std::vector<std::string> all;
+  for (auto& b : a.buffers) all.push_back(b.name);
+  return all;
+}
+
+TEST(Arrangement, OneBufferForEachUnitAndDtypeInModelOrder) {
+  std::vector<ParamEntry> model = transformer(2, 8, 24, 32);
+  model[1].dtype = DType::f32;  // layers.0.norm1
+  const Arrangement a = arrange(model, 4, "ragged");
+  EXPECT_THAT(names(a),
+              ::testing::ElementsAre("root/bf16", "layers.0/f32", "layers.0/bf16", "layers.1/bf16"));
+  EXPECT_EQ(a.buffers[0].buckets[0].params, (std::vector<int>{0, 15}));
+}
+
+TEST(Arrangement, WholeParamKeepsMatricesTogetherAndCutsTheRest) {
+  const Arrangement a = arrange(transformer(2, 64, 192, 512), 3, "whole_param", 1);
+  EXPECT_THAT(names(a),
+              ::testing::ElementsAre("whole_param/bf16", "root/bf16", "layers.0/bf16", "layers.1/bf16"));
+  const Buffer& whole = a.buffers[0];
+  EXPECT_GT(whole.buckets.size(), 1u);
+  int64_t at = 0;
+  for (auto& b : whole.buckets) {
+    EXPECT_EQ(b.start, at);
+    at += b.layout.buffer_elements();
+    EXPECT_EQ(b.layout.policy(), LayoutPolicy::whole_param);
+    for (int i : b.params) EXPECT_EQ(a.model[i].optimizer, kMuon);
+  }
+  EXPECT_EQ(at, whole.elements);
+  for (size_t i = 0; i < a.model.size(); ++i) {
+    const ParamPlace& place = a.places[i];
+    EXPECT_EQ(a.bucket_of(place).params[place.param], static_cast<int>(i));
+    EXPECT_EQ(place.buffer == 0, a.model[i].optimizer == kMuon);
+  }
+  EXPECT_EQ(a.bucket_of(a.places[0]).layout.policy(), LayoutPolicy::ragged);  // the tied embedding is AdamW's
+}
+
+TEST(Arrangement, ATiedMatrixOfMuonSitsAloneAndDtypesHaveBuffersOfTheirOwn) {
+  std::vector<ParamEntry> model = {entry("a", {64, 64}, kMuon, "u"), entry("t", {64, 64}, kMuon, "u"),
+                                   entry("b", {64, 64}, kMuon, "u"), entry("c", {64, 64}, kMuon, "u")};
+  model[1].tied = true;
+  model[3].dtype = DType::f32;
+  const Arrangement a = arrange(model, 2, "whole_param:ping_pong");
+  EXPECT_THAT(names(a), ::testing::ElementsAre("whole_param/bf16", "whole_param/f32"));
+  ASSERT_EQ(a.buffers[0].buckets.size(), 3u);
+  EXPECT_EQ(a.buffers[0].buckets[1].params, std::vector<int>{1});
+  EXPECT_EQ(a.buffers[0].padding, 3 * 64 * 64);
+}
+
+TEST(Arrangement, UnitsAreLaidOutAsTheRuntimeDoes) {
+  std::vector<ParamEntry> model;
+  std::vector<std::vector<uint64_t>> prints;  // per policy, of the runtime's groups in unit order, root last
+  const std::vector<LayoutPolicy> policies = {LayoutPolicy::ragged, LayoutPolicy::even_rows};
+  for (LayoutPolicy policy : policies) {
+    prints.emplace_back();
+    sherd::test::launch(3, [&](RankContext& rank) {
+      sherd::test::ToyModel toy(13, 29, 3);
+      const Routing routing = route(toy);
+      const DeviceMesh mesh(rank.world, {{"shard", 3}});
+      for (auto& b : toy.blocks_) fully_shard(*b, mesh, {.layout = policy});
+      fully_shard(toy, mesh, {.layout = policy});
+      if (rank.world->rank() != 0) return;
+      for (ParamGroup* g : runtime_of(toy).groups()) prints.back().push_back(g->layout().fingerprint());
+      model.clear();
+      for (auto& r : routing.routes)
+        model.push_back(entry(r.name, r.param.shape(), r.algorithm, r.param.group().unit()));
+    });
+  }
+  for (size_t k = 0; k < policies.size(); ++k) {
+    const Arrangement a = arrange(model, 3, name_of(policies[k]));
+    std::vector<uint64_t> got;
+    for (size_t b = 1; b < a.buffers.size(); ++b) got.push_back(a.buffers[b].buckets[0].layout.fingerprint());
+    got.push_back(a.buffers[0].buckets[0].layout.fingerprint());  // the root's parameters are listed first
+    EXPECT_EQ(got, prints[k]) << name_of(policies[k]);
+  }
+}
+
+TEST(Arrangement, HoldersAreTheRanksWithAPiece) {
+  for (const char* policy : {"ragged", "even_rows", "whole_param"}) {
+    for (int world : {1, 2, 5, 7, 64}) {
+      const Arrangement a = arrange(transformer(1, 8, 24, 33), world, policy);
+      for (auto& place : a.places) {
+        const ShardLayout& layout = a.bucket_of(place).layout;
+        std::vector<int64_t> held(static_cast<size_t>(world));
+        for_holders(layout, place.param, [&](int first, int end, int64_t n) {
+          for (int r = first; r < end; ++r) held[r] += n;
+        });
+        for (int r = 0; r < world; ++r) ASSERT_EQ(held[r], layout.piece(place.param, r).size());
+      }
+    }
+  }
+}
+
+TEST(Arrangement, OptimizerStateOfA32LayerTransformerIsEven) {
+  for (int world : {8, 64, 256, 1024}) {
+    const RankTotals t = rank_totals(arrange(transformer(32, 4096, 11008, 128000), world, "ragged"));
+    EXPECT_LE(t.state_bytes.evenness(), 1.03) << world;
+    const double total = 8.0 * (128000 + 65) * 4096 + 4.0 * 32 * (4.0 * 4096 * 4096 + 3.0 * 11008 * 4096);
+    EXPECT_DOUBLE_EQ(t.state_bytes.mean, total / world);
+  }
+}
+
+TEST(Arrangement, ATrillionParametersOn4096RanksTakeSeconds) {
+  // 61 layers with 384 experts of three matrices each. Generous limit: sanitizers, busy machines.
+  std::vector<ParamEntry> model = transformer(61, 7168, 2048, 163840);
+  for (int i = 0; i < 61; ++i) {
+    const std::string unit = "layers." + std::to_string(i);
+    for (int e = 0; e < 384; ++e)
+      for (const char* name : {".gate", ".up", ".down"})
+        model.push_back(entry(unit + "." + std::to_string(e) + name, {2048, 7168}, kMuon, unit));
+  }
+  for (const char* policy : {"ragged", "whole_param"}) {
+    const auto start = std::chrono::steady_clock::now();
+    const Arrangement a = arrange(model, 4096, policy);
+    EXPECT_THAT(summary(a), HasSubstr("Muon plan: 70699 matrices"));
+    EXPECT_DOUBLE_EQ(a.plan.redundancy, 1);
+    EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 60) << policy;
+  }
+}
+
+TEST(Arrangement, WhatDoesNotFitIsRefused) {
+  EXPECT_THAT(message_of<InvalidArgument>(
+                  [] { arrange({entry("w", {int64_t{1} << 58}, kAdamW, "u")}, 8, "ragged"); }),
+              HasSubstr("on 8 ranks at most 144115188075855871"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                arrange({entry("w", {1 << 30, 1, 1}, kMuon, "u")}, 8, "ragged");
+              }),
+              HasSubstr("'w' of shape [1073741824, 1, 1] Muon has more than 1048576 matrices"));
+}
+
+TEST(Summary, TellsWhatThereIs) {
+  const std::string text = summary(arrange(transformer(40, 64, 192, 500), 4, "whole_param:size_match"));
+  for (const char* part :
+       {"whole_param:size_match over 4 ranks: AdamW 37184 elements in 82 parameters", "whole_param/bf16",
+        "... and 18 more", "optimizer state", "Muon plan: 280 matrices", "imbalance", "fingerprint"})
+    EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_THAT(summary(arrange({entry("b", {5}, kAdamW, "u")}, 2, "ragged")), HasSubstr("no matrices"));
+}
+
+}  // namespace
+}  // namespace sherd::tools

@@ -1,0 +1,165 @@
+// `sherd layout` as a program: exit codes, streams, and its JSON.
+#include <sys/wait.h>
+
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "temporary_folder.h"
+
+namespace sherd::tools {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+struct Finished {
+  int exit_code = -1;
+  std::string out, err;
+};
+
+/// Runs `sherd layout` on a file with this text.
+class Layout : public ::testing::Test {
+ protected:
+  Finished run(const std::string& arguments) const {
+    const std::string out = folder_ / "out", err = folder_ / "err";
+    const std::string command =
+        std::string(SHERD_TOOL) + " " + arguments + " >" + out + " 2>" + err + " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_bytes(out), read_bytes(err)};
+  }
+  Finished layout(const std::string& model, const std::string& flags) const {
+    return run("layout --params " + folder_.write("model.json", model) + " " + flags);
+  }
+  TemporaryFolder folder_;
+};
+
+constexpr const char* kModel = R"([
+  {"name": "embed", "shape": [11, 6], "dtype": "bf16", "optimizer": "adamw", "unit": "root", "tied": true},
+  {"name": "norm", "shape": [6], "dtype": "fp32", "optimizer": "adamw", "unit": "b"},
+  {"name": "qkv", "shape": [18, 6], "dtype": "bf16", "optimizer": "muon", "unit": "b", "blocks": [6, 6, 6]},
+  {"name": "o\u00e9\"", "shape": [6, 7], "dtype": "bf16", "optimizer": "muon", "unit": "b"},
+  {"name": "experts", "shape": [2, 6, 7], "dtype": "bf16", "optimizer": "muon", "unit": "b"}])";
+
+TEST_F(Layout, JsonHoldsEveryElementOnceAndThePlan) {
+  for (const std::string policy : {"ragged", "even_rows", "whole_param", "whole_param:size_match"}) {
+    for (const std::string world : {"1", "3", "16"}) {
+      const Finished f = layout(kModel, "--json --align-elements 8 --policy " + policy + " --world " + world);
+      ASSERT_EQ(f.exit_code, 0) << f.err;
+      EXPECT_EQ(f.err, "");
+      const json j = json::parse(f.out);
+      std::map<std::string, int64_t> next;  // per parameter: elements seen, which come in order
+      double cost = 0;
+      for (auto& b : j.at("buffers")) {
+        int64_t held = 0, size = 0;
+        for (auto& k : b.at("buckets")) {
+          EXPECT_EQ(k.at("start"), size);
+          size = k.at("end");
+          EXPECT_EQ(size - k.at("start").get<int64_t>(), k.at("slice").get<int64_t>() * std::stoi(world));
+        }
+        EXPECT_EQ(b.at("elements"), size);
+        for (auto& p : b.at("params")) {
+          EXPECT_LE(p.at("end"), size);
+          EXPECT_LT(p.at("bucket"), b.at("buckets").size());
+        }
+        for (auto& r : b.at("ranks")) {
+          int64_t on_rank = 0;
+          for (auto& piece : r.at("pieces")) {
+            const int64_t begin = piece.at("elements")[0], end = piece.at("elements")[1];
+            EXPECT_EQ(begin, next[piece.at("name")]) << piece;
+            next[piece.at("name")] = end;
+            on_rank += end - begin;
+          }
+          EXPECT_EQ(r.at("elements"), on_rank);
+          held += on_rank;
+          cost += r.at("cost").get<double>();
+        }
+        EXPECT_EQ(held + b.at("padding").get<int64_t>(), size);
+      }
+      EXPECT_EQ(next, (std::map<std::string, int64_t>{
+                          {"embed", 66}, {"norm", 6}, {"qkv", 108}, {"oé\"", 42}, {"experts", 84}}));
+      ASSERT_EQ(j.at("plan").size(), 6u);
+      EXPECT_EQ(j.at("plan")[1].at("name"), "qkv");
+      EXPECT_EQ(j.at("plan")[1].at("block"), "1");
+      EXPECT_EQ(j.at("plan")[5].at("block"), "[1]");
+      EXPECT_EQ(cost, 5 * 36 * (3 * 18.0 + 3 * 20.0));
+      EXPECT_EQ(j.at("redundancy"), 1);
+      EXPECT_GE(j.at("imbalance"), 1);
+      EXPECT_EQ(j.at("fingerprint").get<std::string>().size(), 16u);
+    }
+  }
+}
+
+TEST_F(Layout, RowsOfPiecesAreNullWhereARowIsCut) {
+  const json j = json::parse(layout(kModel, "--json --world 2 --policy ragged").out);
+  const json embed = j.at("buffers")[0];
+  EXPECT_EQ(embed.at("ranks")[0].at("pieces")[0],
+            json::parse(R"({"name": "embed", "elements": [0, 64], "rows": null})"));
+  const json even = json::parse(layout(kModel, "--json --world 2 --policy even_rows").out).at("buffers")[0];
+  EXPECT_EQ(even.at("ranks")[1].at("pieces")[0],
+            json::parse(R"({"name": "embed", "elements": [36, 66], "rows": [6, 5]})"));
+}
+
+TEST_F(Layout, TheSummaryIsForPeople) {
+  const Finished f = layout(kModel, "--world 2");
+  EXPECT_EQ(f.exit_code, 0);
+  EXPECT_THAT(f.out, StartsWith("ragged over 2 ranks"));
+  EXPECT_EQ(f.err, "");
+}
+
+TEST_F(Layout, WrongFlagsExitWith2) {
+  for (const char* arguments :
+       {"", "frobnicate", "layout", "layout --params x.json", "layout --params x.json --world 0",
+        "layout --params x.json --world -4", "layout --params x.json --world 2x",
+        "layout --params x.json --world 1e3", "layout --params x.json --world 99999999999999999999",
+        "layout --params x.json --world 2 --policy fifo",
+        "layout --params x.json --world 2 --align-elements 0",
+        "layout --params x.json --world 2 --bucket-elements 0", "layout --params x.json --world 2 --frob",
+        "layout --params x.json --world 2 --world 3"}) {
+    const Finished f = run(arguments);
+    EXPECT_EQ(f.exit_code, 2) << arguments;
+    EXPECT_EQ(f.out, "") << arguments;
+    EXPECT_THAT(f.err, StartsWith("sherd: ")) << arguments;
+  }
+  EXPECT_THAT(run("layout --params x.json --world 2 --policy fifo").err,
+              HasSubstr("use ragged, even_rows, whole_param, whole_param:lpt"));
+  EXPECT_THAT(run("layout --params x.json --world 0").err, HasSubstr("from 1 to"));
+}
+
+TEST_F(Layout, WrongContentExitsWith1AndPrintsNoJson) {
+  for (const char* model : {"", "[", "[]", "[[[[", "{}", R"([{"name": "x"}])"}) {
+    const Finished f = layout(model, "--world 2 --json");
+    EXPECT_EQ(f.exit_code, 1) << model;
+    EXPECT_EQ(f.out, "") << model;
+    EXPECT_THAT(f.err, AllOf(StartsWith("sherd layout: "), HasSubstr("model.json"))) << model;
+  }
+  EXPECT_EQ(run("layout --params " + (folder_ / "none.json") + " --world 2").exit_code, 1);
+}
+
+TEST_F(Layout, OutputThatCannotBeWrittenExitsWith1) {
+  const std::string model = folder_.write("model.json", kModel);
+  const std::string command =
+      std::string(SHERD_TOOL) + " layout --json --world 2 --params " + model + " >/dev/full 2>/dev/null";
+  EXPECT_EQ(WEXITSTATUS(std::system(command.c_str())), 1);
+}
+
+TEST_F(Layout, HelpDescribesTheInputAndTheJson) {
+  const Finished f = run("layout --help");
+  EXPECT_EQ(f.exit_code, 0);
+  for (const char* part : {"\"optimizer\": \"muon\"", "blocks", "even_rows: in the full buffer", "imbalance"})
+    EXPECT_THAT(f.out, HasSubstr(part));
+}
+
+TEST_F(Layout, AFlagWithoutEffectIsMentionedOnStderr) {
+  const Finished f = layout(kModel, "--json --world 2 --bucket-elements 9");
+  EXPECT_EQ(f.exit_code, 0);
+  EXPECT_NO_THROW(json::parse(f.out));
+  EXPECT_THAT(f.err, HasSubstr("no effect under ragged"));
+}
+
+}  // namespace
+}  // namespace sherd::tools
