@@ -33,7 +33,8 @@ Tensor norm_backward(Stream& s, const Tensor& dy, const Tensor& x, const Paramet
 
 }  // namespace
 
-Block::Block(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
+Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep)
+    : shape_(shape), tp_(tp) {
   const int64_t d = shape.dim, att = tp.share(d), hidden = tp.share(4 * d);
   const float small = kStd / std::sqrt(2.0f * static_cast<float>(shape.layers));
   norm1_ = param("norm1.weight", {d}, sherd::constant(1));
@@ -41,7 +42,7 @@ Block::Block(const GptShape& shape, const TensorParallel& tp) : shape_(shape), t
   proj_ = tp.cut(param("proj.weight", {d, att}, sherd::normal(small)), 1);
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
   if (shape.moe.experts > 0) {
-    moe_ = std::make_unique<MoeMlp>(d, kStd, small, shape.moe);
+    moe_ = std::make_unique<MoeMlp>(d, kStd, small, shape.moe, ep);
     child("moe", *moe_);
     return;
   }
@@ -96,11 +97,11 @@ Tensor Block::backward(const Tensor& dy) {
   return dx;
 }
 
-Gpt::Gpt(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
+Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep) : shape_(shape), tp_(tp) {
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
   for (int64_t i = 0; i < shape.layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(shape, tp));
+    blocks_.push_back(std::make_unique<Block>(shape, tp, ep));
     child("blocks." + std::to_string(i), *blocks_.back());
   }
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));

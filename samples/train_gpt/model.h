@@ -22,7 +22,7 @@ struct GptShape {
 /// and 4 * dim / tp hidden columns, and the whole norms.
 class Block : public Module {
  public:
-  Block(const GptShape& shape, const TensorParallel& tp);
+  Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
   /// Sequences in the coming inputs.
   void set_batch(int64_t batch) { batch_ = batch; }
   /// Null in a dense model.
@@ -53,7 +53,7 @@ class Block : public Module {
 /// norms are whole on each.
 class Gpt : public Module {
  public:
-  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {});
+  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {}, const ExpertParallel& ep = {});
   Block& block(size_t i) { return *blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 

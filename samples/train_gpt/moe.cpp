@@ -29,10 +29,16 @@ Tensor permuted(Stream& s, const Tensor& rows, const Tensor& order) {
 
 }  // namespace
 
-Experts::Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape) {
-  const int64_t n = shape.local(), hidden = 4 * dim;
+ExpertParallel ExpertParallel::of(const sherd::DeviceMesh& mesh) {
+  return {mesh.size("expert"), mesh.coordinate("expert"), mesh.comm("expert")};
+}
+
+Experts::Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
+                 const ExpertParallel& parallel) {
+  const int64_t n = parallel.share(shape.experts), hidden = 4 * dim;
   const auto piece = [&](const char* name, Shape local, sherd::Init init) {
-    return param(name, std::move(local), init).set_tensor_shard({"expert", 0, shape.parts, shape.index});
+    return param(name, std::move(local), init)
+        .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
   };
   fc_ = piece("fc.weight", {n, hidden, dim}, sherd::normal(fc_std));
   fc_bias_ = piece("fc.bias", {n, hidden}, sherd::constant(0));
@@ -83,24 +89,26 @@ Tensor Experts::backward(const Tensor& dy) {
   return dx;
 }
 
-MoeMlp::MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape)
-    : shape_(shape), dim_(dim), experts_(dim, fc_std, out_std, shape) {
+MoeMlp::MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
+               const ExpertParallel& parallel)
+    : shape_(shape), parallel_(parallel), dim_(dim), experts_(dim, fc_std, out_std, shape, parallel) {
   router_ = param("router.weight", {shape.experts, dim}, sherd::normal(fc_std));
   child("experts", experts_);
 }
 
 MoeMlp::Exchange MoeMlp::plan(const Tensor& counts) {
   Stream& s = counts.device().compute();
-  const auto parts = static_cast<size_t>(shape_.parts), local = static_cast<size_t>(shape_.local());
+  const auto parts = static_cast<size_t>(parallel_.parts);
+  const auto local = static_cast<size_t>(parallel_.share(shape_.experts));
   // [part][local expert]: rows that go there, rows that come from there.
   std::vector<int32_t> go(parts * local), come(parts * local);
   if (parts == 1) {
     ops::copy_to_host(s, come.data(), counts);
     go = come;
   } else {
-    const std::vector<int64_t> each(parts, shape_.local());
+    const std::vector<int64_t> each(parts, static_cast<int64_t>(local));
     const Tensor arriving = make(counts, counts.shape(), counts.dtype());
-    shape_.comm->all_to_all_v(s, arriving, each, counts, each);
+    parallel_.comm->all_to_all_v(s, arriving, each, counts, each);
     ops::copy_to_host(s, come.data(), arriving);
     ops::copy_to_host(s, go.data(), counts);
   }
@@ -137,19 +145,19 @@ MoeMlp::Exchange MoeMlp::plan(const Tensor& counts) {
 }
 
 Tensor MoeMlp::to_experts(const Tensor& rows, const Exchange& e) {
-  if (shape_.parts == 1) return rows;
+  if (parallel_.parts == 1) return rows;
   Stream& s = rows.device().compute();
   const Tensor arrived = make(rows, {e.offsets.back(), dim_}, rows.dtype());
-  shape_.comm->all_to_all_v(s, arrived, e.received, rows, e.sent);
+  parallel_.comm->all_to_all_v(s, arrived, e.received, rows, e.sent);
   return permuted(s, arrived, e.arrange);
 }
 
 Tensor MoeMlp::from_experts(const Tensor& rows, const Exchange& e) {
-  if (shape_.parts == 1) return rows;
+  if (parallel_.parts == 1) return rows;
   Stream& s = rows.device().compute();
   const int64_t elements = std::reduce(e.sent.begin(), e.sent.end());
   const Tensor back = make(rows, {elements / dim_, dim_}, rows.dtype());
-  shape_.comm->all_to_all_v(s, back, e.sent, permuted(s, rows, e.restore), e.received);
+  parallel_.comm->all_to_all_v(s, back, e.sent, permuted(s, rows, e.restore), e.received);
   return back;
 }
 

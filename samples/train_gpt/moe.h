@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/comm/communicator.h>
+#include <sherd/dtensor/mesh.h>
 #include <sherd/fsdp/module.h>
 
 namespace train_gpt {
@@ -16,20 +17,24 @@ using sherd::Parameter;
 using sherd::Shape;
 using sherd::Tensor;
 
-/// Mixture of experts, and this rank's part of them: rank `index` of `parts` holds the experts
-/// [index * experts / parts, (index + 1) * experts / parts).
 struct MoeShape {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 2;    // experts of each token: 1 or 2
   /// Weight of the Switch load-balancing loss of each block, from the rows of one call on this rank:
   /// experts * sum over e of (share of the choices that fell on e) * (mean probability of e).
   float balance = 0;
+};
+
+/// The ranks that share one copy of the experts out: rank `index` of `parts` holds the experts
+/// [index * experts / parts, (index + 1) * experts / parts). By default one part, which sends nothing.
+struct ExpertParallel {
   int parts = 1;
   int index = 0;
-  /// The ranks that hold the parts, by index; null when there is one part.
-  std::shared_ptr<Communicator> comm;
+  std::shared_ptr<Communicator> comm;  // by index; may be null in one part
 
-  int64_t local() const { return experts / parts; }
+  /// The ranks of mesh dimension "expert".
+  static ExpertParallel of(const sherd::DeviceMesh& mesh);
+  int64_t share(int64_t experts) const { return experts / parts; }
 };
 
 /// The experts of one rank, a unit of its own on the expert mesh: out_e(gelu(fc_e(x))) with biases, each
@@ -37,7 +42,7 @@ struct MoeShape {
 /// part in the unit's collectives like the others.
 class Experts : public Module {
  public:
-  Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape);
+  Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);
   /// Of the coming call: local expert e takes rows [offsets[e], offsets[e + 1]).
   void set_offsets(std::vector<int64_t> offsets) { offsets_ = std::move(offsets); }
 
@@ -59,7 +64,7 @@ class Experts : public Module {
 /// parts the host waits for the numbers of rows that the ranks exchange, once for each forward.
 class MoeMlp : public Module {
  public:
-  MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape);
+  MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);
   /// To be wrapped before the block, on the expert mesh.
   Experts& experts() { return experts_; }
   /// d(objective)/d(loss of one row), applied to the balancing loss by the coming backward.
@@ -85,6 +90,7 @@ class MoeMlp : public Module {
   Tensor from_experts(const Tensor& rows, const Exchange& e);
 
   MoeShape shape_;
+  ExpertParallel parallel_;
   int64_t dim_;
   Parameter router_;
   Experts experts_;

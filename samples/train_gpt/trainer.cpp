@@ -66,16 +66,9 @@ std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig&
                                  {"expert", static_cast<int>(c.expert_parallel)}});
 }
 
-GptShape shape_of(const TrainConfig& c, const std::optional<DeviceMesh>& expert_mesh) {
-  GptShape shape{.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq};
-  if (!expert_mesh) return shape;
-  shape.moe = {.experts = c.experts,
-               .top_k = c.expert_top_k,
-               .balance = static_cast<float>(c.moe_aux),
-               .parts = expert_mesh->size("expert"),
-               .index = expert_mesh->coordinate("expert"),
-               .comm = expert_mesh->comm("expert")};
-  return shape;
+GptShape shape_of(const TrainConfig& c) {
+  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
+  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
 }
 
 FullyShardOptions shard_options(const TrainConfig& c) {
@@ -109,7 +102,8 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       mesh_(make_mesh(rank, config)),
       data_(data_ranks(mesh_)),
       expert_mesh_(make_expert_mesh(rank, config)),
-      model_(shape_of(config, expert_mesh_), TensorParallel::of(mesh_)) {
+      model_(shape_of(config), TensorParallel::of(mesh_),
+             expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) {

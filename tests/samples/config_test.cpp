@@ -81,6 +81,15 @@ TrainConfig other_config() {
   return c;
 }
 
+/// The same in two that a run accepts: cut blocks have no experts.
+std::vector<TrainConfig> other_runs() {
+  TrainConfig cut = other_config(), experts = other_config();
+  cut.experts = 0;
+  cut.expert_parallel = 1;
+  experts.tp = 1;
+  return {cut, experts};
+}
+
 /// The config as flags, through its JSON.
 std::vector<std::string> flags_of(const TrainConfig& config) {
   std::vector<std::string> flags;
@@ -126,11 +135,14 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(shown.dump(), expected.dump());
 }
 
-TEST(Config, EveryFieldHasAFlag) { EXPECT_EQ(parse(flags_of(other_config())), other_config()); }
+TEST(Config, EveryFieldHasAFlag) {
+  for (const TrainConfig& c : other_runs()) EXPECT_EQ(parse(flags_of(c)), c);
+}
 
 TEST(Config, EveryFieldIsInTheFile) {
   const TemporaryFolder folder;
-  EXPECT_EQ(parse({"--config", folder.write("c.txt", file_of(other_config()))}), other_config());
+  for (const TrainConfig& c : other_runs())
+    EXPECT_EQ(parse({"--config", folder.write("c.txt", file_of(c))}), c);
 }
 
 TEST(Config, FileAndFlagsKnowTheSameFields) {
@@ -280,6 +292,8 @@ TEST(Config, ExpertsFitTheRanks) {
   const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});
   EXPECT_THAT(both, AllOf(HasSubstr("2 problems"), HasSubstr("--expert-parallel 3: must divide --experts 4"),
                           HasSubstr("--expert-parallel 3: must divide --ranks 4")));
+  EXPECT_THAT(refusal({"--experts", "4", "--tp", "2", "--ranks", "2"}),
+              HasSubstr("--tp 2: blocks with --experts"));
   EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
   const TrainConfig c =
       parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});

@@ -149,7 +149,9 @@ struct Host {
 // The unit of the dense parameters: here the router alone.
 class Net : public Module {
  public:
-  explicit Net(const MoeShape& shape) : moe(kDim, 0.02f, 0.02f, shape) { child("moe", moe); }
+  Net(const MoeShape& shape, const ExpertParallel& parallel) : moe(kDim, 0.02f, 0.02f, shape, parallel) {
+    child("moe", moe);
+  }
   MoeMlp moe;
 
  protected:
@@ -189,12 +191,7 @@ Found run(const Host& host, DType dtype = DType::f32) {
     const DeviceMesh mesh(rank.world, {{"shard", c.ranks}});
     const DeviceMesh expert_mesh(rank.world, {{"expert_shard", c.ranks / c.parts}, {"expert", c.parts}});
     const int index = expert_mesh.coordinate("expert");
-    Net net({.experts = kExperts,
-             .top_k = c.top_k,
-             .balance = c.balance,
-             .parts = c.parts,
-             .index = index,
-             .comm = expert_mesh.comm("expert")});
+    Net net({.experts = kExperts, .top_k = c.top_k, .balance = c.balance}, ExpertParallel::of(expert_mesh));
     FullyShardOptions o;
     o.strategy = c.strategy;
     o.compute_dtype = dtype;
@@ -322,8 +319,7 @@ TEST(MoeBf16, AgreesToItsPrecision) {
 TEST(Moe, EvaluationKeepsNothing) {
   launch(2, {.kernels = TEST_KERNELS}, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"expert_shard", 1}, {"expert", 2}});
-    Net net(
-        {.experts = kExperts, .parts = 2, .index = mesh.coordinate("expert"), .comm = mesh.comm("expert")});
+    Net net({.experts = kExperts}, ExpertParallel::of(mesh));
     FullyShardOptions o;
     o.shard_dim = "expert_shard";
     o.gradient_ranks = 2;
