@@ -6,10 +6,9 @@ foreach(folder IN LISTS SHERD_FOLDERS)
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${folder} FILES_MATCHING PATTERN "*.h"
     # Private: backends, and what the sources of one folder share.
     PATTERN cpu EXCLUDE PATTERN reference EXCLUDE PATTERN local EXCLUDE PATTERN cpu_stream.h EXCLUDE
-    PATTERN door.h EXCLUDE
-    PATTERN argument_check.h EXCLUDE PATTERN counters.h EXCLUDE PATTERN reduce.h EXCLUDE PATTERN even_shard.h EXCLUDE
-    PATTERN ragged_placement.h EXCLUDE PATTERN strided_copy.h EXCLUDE PATTERN safetensors_format.h EXCLUDE
-    PATTERN muon_schedule.h EXCLUDE PATTERN muon_team.h EXCLUDE)
+    PATTERN argument_check.h EXCLUDE PATTERN door.h EXCLUDE PATTERN counters.h EXCLUDE PATTERN reduce.h EXCLUDE
+    PATTERN even_shard.h EXCLUDE PATTERN ragged_placement.h EXCLUDE PATTERN strided_copy.h EXCLUDE
+    PATTERN safetensors_format.h EXCLUDE PATTERN muon_schedule.h EXCLUDE PATTERN muon_team.h EXCLUDE)
 endforeach()
 install(FILES cmake/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 

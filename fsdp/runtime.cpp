@@ -52,6 +52,8 @@ ShardRuntime::ShardRuntime(Module& root)
   for (auto& u : by_position)
     if (u) {
       u->index_ = static_cast<int>(units_.size());
+      u->ring_ = static_cast<int>(
+          std::count_if(units_.begin(), units_.end(), [&](auto& v) { return v->height_ == u->height_; }));
       units_.push_back(u);
     }
   units_.push_back(make_unit(root, "root", static_cast<int>(wrapped.size()), true));
@@ -73,7 +75,7 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string&
   auto unit = std::make_shared<Unit>(*this, name, -1, root);
   unit->reshard_after_forward_ = wrap.options.reshard_after_forward;
   module.visit([&](const std::string&, Module& m) {
-    if (&m != &module && m.unit_) unit->contains_units_ = true;
+    if (&m != &module && m.unit_) unit->height_ = std::max(unit->height_, m.unit_->height_ + 1);
   });
   const auto params = unclaimed(module, root, [](const Parameter& p) { return p.state_->registrations; });
   const auto& ignored = options_.ignored;
@@ -176,40 +178,42 @@ void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
 
 void ShardRuntime::assign_slots() {
   auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares,
-                   int shared, DType dtype, const char* name) {
-    std::vector<int64_t> shared_size(static_cast<size_t>(shared), 0);
+                   int turns, DType dtype, const char* name) {
+    struct Shared {
+      int64_t size = 0;
+      int slot = -1;
+    };
+    std::map<std::pair<int, int>, Shared> all;  // by height and turn
+    const auto shared_of = [&](const Unit& u) -> Shared* {
+      return shares(u) ? &all[{u.height_, u.ring_ % turns}] : nullptr;
+    };
     for (auto& u : units_) {
       int64_t n = 0;
       for (auto& g : u->groups_) n += needs(*g) ? g->full_elements() : 0;
       (*u).*elements = n;
-      if (n > 0 && shares(*u)) {
-        int64_t& size = shared_size[static_cast<size_t>(u->index_ % shared)];
-        size = std::max(size, n);
-      }
+      if (Shared* known = n > 0 ? shared_of(*u) : nullptr) known->size = std::max(known->size, n);
     }
-    std::vector<int> shared_slot(static_cast<size_t>(shared), -1);
     for (auto& u : units_) {
       const int64_t n = (*u).*elements;
       if (n == 0) continue;
-      int* known = shares(*u) ? &shared_slot[static_cast<size_t>(u->index_ % shared)] : nullptr;
-      if (known && *known >= 0) {
-        (*u).*at = *known;
+      Shared* known = shared_of(*u);
+      if (known && known->slot >= 0) {
+        (*u).*at = known->slot;
         continue;
       }
-      const int64_t size = known ? shared_size[static_cast<size_t>(u->index_ % shared)] : n;
+      const int64_t size = known ? known->size : n;
       (*u).*at = static_cast<int>(slots.size());
-      if (known) *known = (*u).*at;
+      if (known) known->slot = (*u).*at;
       slots.push_back({Tensor::empty(device_, {size}, dtype, name), nullptr, {}});
     }
   };
-  auto alone = [](const Unit& u) { return u.root_ || u.contains_units_; };
   place(
       slots_, &Unit::slot_elements_, &Unit::slot_, [](const ParamGroup& g) { return g.needs_slot(); },
-      [&](const Unit& u) { return !alone(u) && u.reshard_after_forward_; }, options_.prefetch + 1,
+      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, options_.prefetch + 1,
       options_.compute_dtype, "unsharded parameters");
   place(
       grad_slots_, &Unit::grad_slot_elements_, &Unit::grad_slot_,
-      [](const ParamGroup& g) { return g.needs_grad_slot(); }, [&](const Unit& u) { return !alone(u); },
+      [](const ParamGroup& g) { return g.needs_grad_slot(); }, [](const Unit& u) { return !u.root_; },
       options_.overlap_reduce ? 2 : 1, DType::f32, "unsharded gradients");
 }
 
@@ -274,6 +278,7 @@ void ShardRuntime::prefetch(Unit& unit) {
 void ShardRuntime::prefetch_forward(Unit& unit) {
   if (unit.root()) {
     recording_.clear();
+    ended_.clear();
     follows_order_ = true;
   } else {
     recording_.push_back(&unit);
@@ -288,15 +293,15 @@ void ShardRuntime::prefetch_forward(Unit& unit) {
 
 void ShardRuntime::prefetch_backward(Unit& unit) {
   if (unit.root()) {
-    backward_at_ = order_.size();
+    backward_at_ = ended_.size();
   } else {
     size_t at = backward_at_;
-    while (at > 0 && order_[at - 1] != &unit) --at;
+    while (at > 0 && ended_[at - 1] != &unit) --at;
     if (at == 0) return;  // not in the recorded forward: nothing to predict
     backward_at_ = at - 1;
   }
   for (int k = 1; k <= options_.prefetch && backward_at_ >= static_cast<size_t>(k); ++k)
-    prefetch(*order_[backward_at_ - static_cast<size_t>(k)]);
+    prefetch(*ended_[backward_at_ - static_cast<size_t>(k)]);
 }
 
 void ShardRuntime::finish_backward() {

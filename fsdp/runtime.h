@@ -103,7 +103,8 @@ class ShardRuntime {
   std::vector<Unit*> order_;      // forward order of the last complete forward, root excluded
   std::vector<Unit*> recording_;  // of the forward that runs
   bool follows_order_ = false;    // the running forward matches order_ so far
-  size_t backward_at_ = 0;        // units order_[backward_at_...] have begun their backward
+  std::vector<Unit*> ended_;      // the same units by the end of their forward: backward begins in reverse
+  size_t backward_at_ = 0;        // units ended_[backward_at_...] have begun their backward
 
   uint64_t use_digest_ = 0;  // of the units' collectives since the last step, in order
   bool tracing_ = false;

@@ -77,9 +77,10 @@ void Unit::post_forward() {
     runtime_.order_ = runtime_.recording_;
     runtime_.recording_.clear();
     if (evaluating) reshard();
-  } else if (reshard_after_forward_ || evaluating) {
-    reshard();
+    return;
   }
+  runtime_.ended_.push_back(this);
+  if (reshard_after_forward_ || evaluating) reshard();
 }
 
 void Unit::pre_backward() {

@@ -60,7 +60,8 @@ class Unit {
   int index_;
   bool root_;
   bool reshard_after_forward_ = true;
-  bool contains_units_ = false;  // in use while others are: never shares its slots
+  int height_ = 0;  // levels of units inside: units of one height are never in use together
+  int ring_ = 0;    // position among the units of this height: those share their slots in turn
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   int64_t slot_elements_ = 0, grad_slot_elements_ = 0;
   int slot_ = -1, grad_slot_ = -1;  // into the runtime's tables

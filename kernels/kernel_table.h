@@ -169,6 +169,45 @@ struct GramApplyArgs {
   float* out = nullptr;
 };
 
+/// Chooses k experts (1 or 2) for every row by its logits [rows, experts]: the largest, ties and NaN to the
+/// lower index. indices [rows, k], best first. gates [rows, k]: for k = 1 the softmax probability of the
+/// chosen one, for k = 2 the two probabilities divided by their sum. Backward: dlogits = the gradient through
+/// the gates, plus that of balance * sum over rows and experts of counts[e] * softmax(logits)[e] when counts
+/// is not null (counts are constants). logits and dlogits may differ in dtype; gates and dgates are f32 (f64
+/// in the reference's own tests).
+struct RouteArgs {
+  int64_t rows = 0, experts = 0, k = 0;
+  Ref logits{}, gates{};
+  int32_t* indices = nullptr;
+  Ref dgates{}, dlogits{};
+  const int32_t* counts = nullptr;
+  float balance = 0;
+};
+
+/// The stable order of `count` places by their expert: order[j] is the place that comes j-th, position its
+/// inverse, counts[e] the number of places of expert e.
+struct ExpertSortArgs {
+  int64_t count = 0, experts = 0;
+  const int32_t* indices = nullptr;
+  int32_t* order = nullptr;
+  int32_t* position = nullptr;
+  int32_t* counts = nullptr;
+};
+
+/// Rows of tokens [rows, cols] beside their copies [rows * slots, cols] in another order: copy j belongs to
+/// place order[j] = row * slots + slot, and position is the inverse of order. gates [rows, slots] may be null
+/// (all ones).
+///   expand:  copies[j] = gates[order[j]] * tokens[order[j] / slots]
+///   combine: tokens[r] = sum over slots, in their order, of gates[r, s] * copies[position[r, s]]
+///   gates_backward: dgates[r, s] = dot(tokens[r], copies[position[r, s]]), with the gradient of tokens.
+struct ExpertRowsArgs {
+  int64_t rows = 0, slots = 1, cols = 0;
+  Ref tokens{}, copies{};
+  const int32_t* order = nullptr;
+  const int32_t* position = nullptr;
+  Ref gates{}, dgates{};
+};
+
 struct KernelTable {
   const char* name;
   void (*fill)(ExecutionContext&, Ref dst, int64_t count, double value);
@@ -197,6 +236,16 @@ struct KernelTable {
   void (*embedding_backward)(ExecutionContext&, const EmbeddingArgs&);
   void (*cross_entropy_forward)(ExecutionContext&, const CrossEntropyArgs&);
   void (*cross_entropy_backward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*route_top_k)(ExecutionContext&, const RouteArgs&);
+  void (*route_top_k_backward)(ExecutionContext&, const RouteArgs&);
+  void (*sort_by_expert)(ExecutionContext&, const ExpertSortArgs&);
+  void (*expand_rows)(ExecutionContext&, const ExpertRowsArgs&);
+  void (*combine_rows)(ExecutionContext&, const ExpertRowsArgs&);
+  void (*combine_gates_backward)(ExecutionContext&, const ExpertRowsArgs&);
+  /// y[r][c] += bias[c], one dtype.
+  void (*add_bias)(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols);
+  /// dbias[c] += sum over rows of dy[r][c], in increasing order.
+  void (*bias_backward)(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_t cols);
   void (*vocab_parallel_partial)(ExecutionContext&, const VocabParallelArgs&);
   void (*vocab_parallel_combine)(ExecutionContext&, const VocabParallelArgs&);
   void (*vocab_parallel_backward)(ExecutionContext&, const VocabParallelArgs&);

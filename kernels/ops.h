@@ -71,6 +71,29 @@ void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale);
 
+/// Mixture of experts. logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k]; k is 1 or 2.
+/// @throws InvalidArgument for another k, or k > experts.
+void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits);
+/// dgates f32 [rows, k]; counts i32 [experts] or undefined (no balancing term).
+void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
+                          const Tensor& indices, const Tensor& counts, float balance);
+/// All i32; counts [experts], the others of one element count. An index outside [0, experts) fails the stream
+/// with InvalidArgument.
+void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,
+                    const Tensor& indices);
+/// tokens [rows, cols], copies [rows * slots, cols], order and position i32 [rows * slots], gates f32 of as
+/// many elements or undefined (all ones). An index outside the tensor fails the stream with InvalidArgument.
+void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Tensor& order,
+                 const Tensor& gates);
+void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const Tensor& position,
+                  const Tensor& gates);
+void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtokens, const Tensor& copies,
+                            const Tensor& position);
+/// y [rows, cols], bias [cols], in place.
+void add_bias(Stream& s, const Tensor& y, const Tensor& bias);
+/// dbias (f32 [cols]) adds.
+void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy);
+
 /// Which columns of the vocabulary a rank's logits are: `begin` and the next cols - 1 of `vocab`.
 struct VocabPart {
   int64_t begin = 0, vocab = 0;

@@ -1,9 +1,9 @@
+#include <sherd/kernels/door.h>
 #include <sherd/kernels/ops.h>
-#include <sherd/kernels/ops_check.h>
 
 namespace sherd::ops {
 
-using namespace detail;
+using namespace door;
 
 namespace {
 

@@ -7,7 +7,7 @@ Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOption
   std::vector<AdamW::Item> adamw;
   std::vector<Muon::Item> muon;
   for (auto& r : routing.routes) {
-    const double decay = r.param.shape().size() >= 2 ? options.weight_decay : 0;
+    const double decay = r.decays ? options.weight_decay : 0;
     if (r.algorithm == Algorithm::muon) {
       muon.push_back({r.param, decay});
     } else {

@@ -14,7 +14,7 @@ namespace sherd {
 struct OptimizerOptions {
   AdamWOptions adamw;
   MuonOptions muon;
-  /// Applied to parameters of two or more dimensions; the others do not decay.
+  /// Applied to parameters of two or more dimensions that are no biases; the others do not decay.
   double weight_decay = 0;
 };
 

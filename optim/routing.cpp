@@ -28,14 +28,16 @@ Algorithm parse_algorithm(std::string_view name) {
 
 Routing route(Module& root, const RoutingOptions& options) {
   const std::regex not_hidden = compile(options.not_hidden);
+  const std::regex bias = compile(R"((^|\.)bias$)"), router(R"((^|\.)router(\.|$))");
   std::vector<std::regex> patterns;
   for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
 
   Routing routing;
   for (auto& [name, param] : root.named_parameters()) {
     if (!param.trainable()) continue;
-    Route r{name, param, Algorithm::adamw, ""};
-    const bool matrix = param.shape().size() == 2;
+    Route r{name, param, Algorithm::adamw, false, ""};
+    const size_t dims = param.shape().size();
+    const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
     size_t hit = 0;
     while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
     if (hit < patterns.size()) {
@@ -43,18 +45,22 @@ Routing route(Module& root, const RoutingOptions& options) {
       r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
       if (r.algorithm == Algorithm::muon && !matrix)
         throw InvalidArgument(
-            fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices only",
+            fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices (and "
+                        "stacks of them) only",
                         options.rules[hit].pattern, name, to_string(param.shape())));
     } else if (options.optimizer == Algorithm::adamw) {
       r.reason = "AdamW for all";
     } else if (!matrix) {
       r.reason = "not a matrix";
     } else if (std::regex_search(name, not_hidden)) {
-      r.reason = "embedding, head or norm";
+      r.reason = std::regex_search(name, bias)     ? "bias"
+                 : std::regex_search(name, router) ? "router"
+                                                   : "embedding, head or norm";
     } else {
       r.algorithm = Algorithm::muon;
-      r.reason = "hidden matrix";
+      r.reason = dims == 3 ? "stack of hidden matrices" : "hidden matrix";
     }
+    r.decays = dims >= 2 && !std::regex_search(name, bias);
     param.set_cut(r.algorithm == Algorithm::muon ? CutClass::row : CutClass::element);
     routing.routes.push_back(std::move(r));
   }

@@ -27,7 +27,8 @@ void check_processor() {
 const KernelTable& cpu_kernels() {
   static const KernelTable table = [] {
     check_processor();
-    KernelTable t = reference_kernels();  // copy, accumulate_sum and random_normal need no speed
+    KernelTable t =
+        reference_kernels();  // copy, sort_by_expert, accumulate_sum and random_normal need no speed
     t.name = "cpu";
     t.fill = cpu::fill;
     t.cast = cpu::cast;
@@ -46,6 +47,13 @@ const KernelTable& cpu_kernels() {
     t.embedding_backward = cpu::embedding_backward;
     t.cross_entropy_forward = cpu::cross_entropy_forward;
     t.cross_entropy_backward = cpu::cross_entropy_backward;
+    t.route_top_k = cpu::route_top_k;
+    t.route_top_k_backward = cpu::route_top_k_backward;
+    t.expand_rows = cpu::expand_rows;
+    t.combine_rows = cpu::combine_rows;
+    t.combine_gates_backward = cpu::combine_gates_backward;
+    t.add_bias = cpu::add_bias;
+    t.bias_backward = cpu::bias_backward;
     t.vocab_parallel_partial = cpu::vocab_parallel_partial;
     t.vocab_parallel_combine = cpu::vocab_parallel_combine;
     t.vocab_parallel_backward = cpu::vocab_parallel_backward;

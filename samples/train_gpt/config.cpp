@@ -99,6 +99,20 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
                                    (c.dim / c.heads + 1) * c.heads));
   }
+  if (c.experts == 0 && c.expert_parallel > 1)
+    problems.push_back(fmt::format("--expert-parallel {}: there are no experts to share out; give --experts",
+                                   c.expert_parallel));
+  if (c.experts > 0 && good("experts", "expert_top_k") && c.expert_top_k > c.experts)
+    problems.push_back(
+        fmt::format("--expert-top-k {}: there are only --experts {}", c.expert_top_k, c.experts));
+  if (c.experts > 0 && good("experts", "expert_parallel") && c.experts % c.expert_parallel != 0)
+    problems.push_back(
+        fmt::format("--expert-parallel {}: must divide --experts {}", c.expert_parallel, c.experts));
+  if (c.experts > 0 && good("ranks", "expert_parallel") && c.ranks % c.expert_parallel != 0)
+    problems.push_back(
+        fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
+  if (c.experts > 0 && tp > 1)
+    problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
   if (good("ns_steps", "muon_mode"))
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;

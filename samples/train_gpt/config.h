@@ -32,6 +32,10 @@ struct TrainConfig {
   int64_t dim = 128;
   int64_t layers = 4;
   int64_t heads = 4;
+  int64_t experts = 0;
+  int64_t expert_parallel = 1;
+  int64_t expert_top_k = 2;
+  double moe_aux = 0.01;
   uint64_t seed = 0;
   std::string init_weights;
   // Training.

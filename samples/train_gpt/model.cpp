@@ -33,15 +33,36 @@ Tensor norm_backward(Stream& s, const Tensor& dy, const Tensor& x, const Paramet
 
 }  // namespace
 
-Block::Block(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
+Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep)
+    : shape_(shape), tp_(tp) {
   const int64_t d = shape.dim, att = tp.share(d), hidden = tp.share(4 * d);
   const float small = kStd / std::sqrt(2.0f * static_cast<float>(shape.layers));
   norm1_ = param("norm1.weight", {d}, sherd::constant(1));
   qkv_ = tp.cut(param("qkv.weight", {3 * att, d}, sherd::normal(kStd)).set_row_blocks({att, att, att}), 0);
   proj_ = tp.cut(param("proj.weight", {d, att}, sherd::normal(small)), 1);
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
+  if (shape.moe.experts > 0) {
+    moe_ = std::make_unique<MoeMlp>(d, kStd, small, shape.moe, ep);
+    child("moe", *moe_);
+    return;
+  }
   fc_ = tp.cut(param("fc.weight", {hidden, d}, sherd::normal(kStd)), 0);
   out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
+}
+
+Tensor Block::mlp(Stream& s, Saved& v) {
+  if (moe_) return (*moe_)(v.n2);
+  v.h = linear(s, v.n2, fc_);
+  v.a = like(v.h, v.h.shape());
+  ops::gelu_forward(s, v.a, v.h);
+  return row_parallel(s, tp_, v.a, out_);
+}
+
+Tensor Block::mlp_backward(Stream& s, const Tensor& dy, const Saved& v) {
+  if (moe_) return moe_->run_backward(dy);
+  const Tensor dh = linear_backward(s, dy, v.a, out_);
+  ops::gelu_backward(s, dh, dh, v.h);
+  return column_parallel_backward(s, tp_, dh, v.n2, fc_);
 }
 
 Tensor Block::forward(const Tensor& x) {
@@ -56,10 +77,7 @@ Tensor Block::forward(const Tensor& x) {
   ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, heads);
   v.x2 = add(s, x, row_parallel(s, tp_, v.att, proj_));
   v.n2 = norm(s, v.x2, norm2_, v.rstd2);
-  v.h = linear(s, v.n2, fc_);
-  v.a = like(x, v.h.shape());
-  ops::gelu_forward(s, v.a, v.h);
-  Tensor y = add(s, v.x2, row_parallel(s, tp_, v.a, out_));
+  Tensor y = add(s, v.x2, mlp(s, v));
   if (training()) saved_.push_back(std::move(v));
   return y;
 }
@@ -68,9 +86,7 @@ Tensor Block::backward(const Tensor& dy) {
   Stream& s = dy.device().compute();
   const Saved v = std::move(saved_.back());
   saved_.pop_back();
-  const Tensor dh = linear_backward(s, dy, v.a, out_);
-  ops::gelu_backward(s, dh, dh, v.h);
-  const Tensor dx2 = norm_backward(s, column_parallel_backward(s, tp_, dh, v.n2, fc_), v.x2, norm2_, v.rstd2);
+  const Tensor dx2 = norm_backward(s, mlp_backward(s, dy, v), v.x2, norm2_, v.rstd2);
   ops::add(s, dx2, dx2, dy);
   const Tensor datt = linear_backward(s, dx2, v.att, proj_);
   const Tensor dqkv = like(v.qkv, v.qkv.shape());
@@ -81,15 +97,21 @@ Tensor Block::backward(const Tensor& dy) {
   return dx;
 }
 
-Gpt::Gpt(const GptShape& shape, const TensorParallel& tp) : shape_(shape), tp_(tp) {
+Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep) : shape_(shape), tp_(tp) {
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
   for (int64_t i = 0; i < shape.layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(shape, tp));
+    blocks_.push_back(std::make_unique<Block>(shape, tp, ep));
     child("blocks." + std::to_string(i), *blocks_.back());
   }
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
+}
+
+void Gpt::set_loss_scale(float scale) {
+  loss_scale_ = scale;
+  for (auto& b : blocks_)
+    if (b->moe()) b->moe()->set_loss_scale(scale);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {

@@ -6,25 +6,27 @@
 
 #include <sherd/fsdp/module.h>
 
+#include "moe.h"
 #include "parallel_linear.h"
 
 namespace train_gpt {
 
-using sherd::Module;
-using sherd::Shape;
-
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
+  MoeShape moe{};
   static constexpr int64_t kVocab = 256;
 };
 
-/// x + proj(attention(qkv(norm1(x)))), then + out(gelu(fc(norm2(.)))). Input and output [batch*seq, dim].
-/// Tensor-parallel: each rank has heads / tp heads and 4 * dim / tp hidden columns, and the whole norms.
+/// x + proj(attention(qkv(norm1(x)))), then + mlp(norm2(.)), mlp(x) = out(gelu(fc(x))) or a mixture of
+/// experts. Input and output [batch*seq, dim]. Tensor-parallel (dense only): each rank has heads / tp heads
+/// and 4 * dim / tp hidden columns, and the whole norms.
 class Block : public Module {
  public:
-  Block(const GptShape& shape, const TensorParallel& tp);
+  Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
   /// Sequences in the coming inputs.
   void set_batch(int64_t batch) { batch_ = batch; }
+  /// Null in a dense model.
+  MoeMlp* moe() { return moe_.get(); }
 
  protected:
   Tensor forward(const Tensor& x) override;
@@ -35,10 +37,14 @@ class Block : public Module {
   struct Saved {
     Tensor x, rstd1, n1, qkv, lse, att, x2, rstd2, n2, h, a;
   };
+  Tensor mlp(Stream& s, Saved& v);
+  Tensor mlp_backward(Stream& s, const Tensor& dy, const Saved& v);
+
   GptShape shape_;
   TensorParallel tp_;
   int64_t batch_ = 0;
   Parameter norm1_, qkv_, proj_, norm2_, fc_, out_;
+  std::unique_ptr<MoeMlp> moe_;
   std::vector<Saved> saved_;
 };
 
@@ -47,7 +53,7 @@ class Block : public Module {
 /// norms are whole on each.
 class Gpt : public Module {
  public:
-  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {});
+  explicit Gpt(const GptShape& shape, const TensorParallel& tp = {}, const ExpertParallel& ep = {});
   Block& block(size_t i) { return *blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 
@@ -55,7 +61,7 @@ class Gpt : public Module {
   /// targets (an undefined tensor) it returns the logits [batch*seq, 256].
   void set_targets(const Tensor& targets) { targets_ = targets; }
   /// d(objective)/d(loss of one token), applied by the coming backward.
-  void set_loss_scale(float scale) { loss_scale_ = scale; }
+  void set_loss_scale(float scale);
 
  protected:
   /// tokens i32 [batch, seq].

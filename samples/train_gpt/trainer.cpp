@@ -58,6 +58,19 @@ std::shared_ptr<Communicator> data_ranks(const DeviceMesh& mesh) {
   return mesh.flatten({"shard"});
 }
 
+// All data-parallel ranks, replicas and shards alike: ranks of equal "expert" coordinate hold the same
+// experts.
+std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig& c) {
+  if (c.experts == 0) return std::nullopt;
+  return DeviceMesh(rank.world, {{"expert_shard", static_cast<int>(c.ranks / c.expert_parallel)},
+                                 {"expert", static_cast<int>(c.expert_parallel)}});
+}
+
+GptShape shape_of(const TrainConfig& c) {
+  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
+  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
+}
+
 FullyShardOptions shard_options(const TrainConfig& c) {
   FullyShardOptions o;
   o.strategy = parse_strategy(c.strategy);
@@ -72,6 +85,14 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   return o;
 }
 
+// Experts reduce over the ranks that hold them, and average over all whose tokens they see.
+FullyShardOptions expert_options(FullyShardOptions o, int ranks) {
+  o.shard_dim = "expert_shard";
+  o.gradient_ranks = ranks;
+  o.outer = Outer::no_shard;
+  return o;
+}
+
 }  // namespace
 
 Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows)
@@ -80,10 +101,16 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       windows_(std::move(windows)),
       mesh_(make_mesh(rank, config)),
       data_(data_ranks(mesh_)),
-      model_({config.dim, config.layers, config.heads, config.seq}, TensorParallel::of(mesh_)) {
+      expert_mesh_(make_expert_mesh(rank, config)),
+      model_(shape_of(config), TensorParallel::of(mesh_),
+             expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
-  for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh_, options);
+  for (size_t i = 0; i < model_.blocks(); ++i) {
+    if (MoeMlp* moe = model_.block(i).moe())
+      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, data_->size()));
+    fully_shard(model_.block(i), mesh_, options);
+  }
   fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
   if (config.steps == 0 && !config.explain_plan) return;  // nothing to train: no optimizer state
@@ -99,6 +126,10 @@ std::string Trainer::describe() const {
       fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
                   config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
                   runtime.units().size(), config_.precision);
+  if (expert_mesh_)
+    out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
+                       expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
+                       config_.expert_top_k);
   for (ParamGroup* g : runtime.groups()) {
     if (!g->layout().cut_rows().empty())
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),

@@ -63,7 +63,8 @@ class Trainer {
   const TrainConfig& config_;
   std::shared_ptr<const Windows> windows_;
   sherd::DeviceMesh mesh_;
-  std::shared_ptr<sherd::Communicator> data_;  // the ranks that have different data
+  std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
+  std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;

@@ -259,6 +259,48 @@ TEST(Robustness, UnitsInsideUnitsTrainTheSame) {
   }
 }
 
+TEST(Robustness, UnitsInsideUnitsShareSlotsByHeightAndAreGatheredAhead) {
+  launch(2, [](RankContext& r) {
+    Nest model;
+    const Routing routes = route(model, {.optimizer = Algorithm::adamw});
+    const DeviceMesh mesh(r.world, {{"shard", 2}});
+    for (auto& s : model.shells) {
+      fully_shard(s->inner, mesh);
+      fully_shard(*s, mesh);
+    }
+    fully_shard(model, mesh);
+    Optimizer optimizer(model, routes, {});
+    ShardRuntime& runtime = runtime_of(model);
+    runtime.enable_trace(true);
+    const Tensor in = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
+    ops::fill(r.device->compute(), in, 1);
+    for (int step = 0; step < 2; ++step) {
+      runtime.clear_trace();
+      model(in);
+      model.run_backward(in);
+      optimizer.step(0.01);
+    }
+    r.device->compute().synchronize();
+    using ::testing::ElementsAre;
+    EXPECT_THAT(
+        runtime.trace(),
+        ElementsAre(
+            "unshard root", "unshard shells.0", "forward root", "unshard shells.0.inner", "forward shells.0",
+            "unshard shells.1", "forward shells.0.inner", "unshard shells.1.inner", "forward shells.1",
+            "unshard shells.2", "forward shells.1.inner", "unshard shells.2.inner", "forward shells.2",
+            "forward shells.2.inner",  //
+            "unshard shells.2", "backward root", "unshard shells.2.inner", "backward shells.2",
+            "unshard shells.1", "backward shells.2.inner", "post shells.2.inner", "post shells.2",
+            "unshard shells.1.inner", "backward shells.1", "unshard shells.0", "backward shells.1.inner",
+            "post shells.1.inner", "post shells.1", "unshard shells.0.inner", "backward shells.0",
+            "backward shells.0.inner", "post shells.0.inner", "post shells.0", "post root"));
+    for (auto& line : r.device->allocator().table())
+      if (line.name.starts_with("unsharded")) {
+        EXPECT_EQ(line.peak_count, 5) << line.name << ": two each for shells and inner blocks, the root's";
+      }
+  });
+}
+
 TEST(Robustness, Bf16ReductionAgreesAcrossLayoutsUnderHsdpToo) {
   for (const int replicas : {2, 4}) {
     ToyRun run;

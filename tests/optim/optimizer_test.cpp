@@ -299,6 +299,28 @@ TEST(Routing, HiddenMatricesGoToMuonAndTheTableSaysWhy) {
   EXPECT_THAT(r.format(), HasSubstr("Muon 384"));
 }
 
+TEST(Routing, StacksGoToMuonWholeAndTheirBiasesNeither) {
+  struct Moe : Bag {
+    Parameter router = add("router.weight", {4, 6});
+    Parameter fc = add("experts.fc.weight", {2, 5, 6}).set_tensor_shard({"expert", 0, 2, 1});
+    Parameter bias = add("experts.fc.bias", {2, 5}).set_tensor_shard({"expert", 0, 2, 1});
+    Parameter kernel = add("deep.weight", {2, 2, 3, 3});
+  } moe;
+  const Routing r = route(moe);
+  std::map<std::string, Route> got;
+  for (auto& e : r.routes) got[e.name] = e;
+  EXPECT_EQ(got["experts.fc.weight"].algorithm, Algorithm::muon);
+  EXPECT_EQ(moe.fc.cut(), CutClass::row) << "between its matrices";
+  EXPECT_TRUE(got["experts.fc.weight"].decays);
+  EXPECT_EQ(got["experts.fc.bias"].algorithm, Algorithm::adamw);
+  EXPECT_FALSE(got["experts.fc.bias"].decays) << "a bias, although of two dimensions";
+  EXPECT_EQ(got["router.weight"].algorithm, Algorithm::adamw);
+  EXPECT_TRUE(got["router.weight"].decays);
+  EXPECT_EQ(got["deep.weight"].algorithm, Algorithm::adamw) << "no matrices";
+  EXPECT_THAT(r.format(), HasSubstr("[4, 5, 6]  muon    stack of hidden matrices"));
+  EXPECT_THAT(r.format(), HasSubstr("Muon 120"));
+}
+
 TEST(Routing, RulesOverrideAndMistakesAreExplained) {
   ToyModel model(8, 12, 2);
   const Routing r = route(model, {.rules = {{"blocks\\.0", Algorithm::adamw}, {"^head", Algorithm::muon}}});

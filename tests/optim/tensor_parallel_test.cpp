@@ -99,7 +99,7 @@ TEST(TensorParallelRouting, ShowsWholeShapes) {
   launch(2, [](RankContext& r) {
     Pieces model(r, {.tp = 2, .experts = 2});
     const std::string table = route(model).format();
-    for (const char* words : {"[24, 5]", "[7, 8]", "[4, 3, 2]", "AdamW updates 36 elements, Muon 200"})
+    for (const char* words : {"[24, 5]", "[7, 8]", "[4, 3, 2]", "AdamW updates 12 elements, Muon 224"})
       EXPECT_THAT(table, HasSubstr(words));
   });
 }

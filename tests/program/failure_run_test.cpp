@@ -105,6 +105,8 @@ TEST(FailureRun, HelpIsNotAnError) {
                            "--tp",           "--outer",
                            "--layout",       "--reshard-after-forward",
                            "--prefetch",     "--optimizer",
+                           "--experts",      "--expert-parallel",
+                           "--expert-top-k", "--moe-aux",
                            "--dim",          "--layers",
                            "--heads",        "--seq",
                            "--batch",        "--grad-accum",

@@ -54,6 +54,10 @@ TrainConfig other_config() {
   c.dim = 96;
   c.layers = 2;
   c.heads = 6;
+  c.experts = 16;
+  c.expert_parallel = 4;
+  c.expert_top_k = 1;
+  c.moe_aux = 0.5;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
   c.optimizer = "muon";
@@ -75,6 +79,15 @@ TrainConfig other_config() {
   c.export_weights = "out.safetensors";
   c.quiet = true;
   return c;
+}
+
+/// The same in two that a run accepts: cut blocks have no experts.
+std::vector<TrainConfig> other_runs() {
+  TrainConfig cut = other_config(), experts = other_config();
+  cut.experts = 0;
+  cut.expert_parallel = 1;
+  experts.tp = 1;
+  return {cut, experts};
 }
 
 /// The config as flags, through its JSON.
@@ -111,7 +124,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
     "reshard_after_forward": true, "prefetch": 1,
-    "dim": 128, "layers": 4, "heads": 4, "seed": 0, "init_weights": "",
+    "dim": 128, "layers": 4, "heads": 4,
+    "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
     "grad_clip": 1.0, "precision": "fp32",
     "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
@@ -121,11 +135,14 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(shown.dump(), expected.dump());
 }
 
-TEST(Config, EveryFieldHasAFlag) { EXPECT_EQ(parse(flags_of(other_config())), other_config()); }
+TEST(Config, EveryFieldHasAFlag) {
+  for (const TrainConfig& c : other_runs()) EXPECT_EQ(parse(flags_of(c)), c);
+}
 
 TEST(Config, EveryFieldIsInTheFile) {
   const TemporaryFolder folder;
-  EXPECT_EQ(parse({"--config", folder.write("c.txt", file_of(other_config()))}), other_config());
+  for (const TrainConfig& c : other_runs())
+    EXPECT_EQ(parse({"--config", folder.write("c.txt", file_of(c))}), c);
 }
 
 TEST(Config, FileAndFlagsKnowTheSameFields) {
@@ -209,6 +226,12 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--layers", "0"},
                                                        {"--heads", "0"},
                                                        {"--seq", "0"},
+                                                       {"--experts", "-1"},
+                                                       {"--expert-parallel", "0"},
+                                                       {"--expert-top-k", "0"},
+                                                       {"--expert-top-k", "3"},
+                                                       {"--moe-aux", "-1"},
+                                                       {"--moe-aux", "nan"},
                                                        {"--batch", "0"},
                                                        {"--grad-accum", "0"},
                                                        {"--steps", "-1"},
@@ -260,6 +283,21 @@ TEST(Config, RulesAmongFields) {
   EXPECT_THAT(refusal({"--ranks", "8", "--tp", "2", "--batch", "6"}),
               AllOf(HasSubstr("--ranks 8 / --tp 2 x --grad-accum 1 = 4"), HasSubstr("e.g. 8")));
   EXPECT_EQ(parse({"--ranks", "8", "--tp", "4", "--batch", "2"}).data_ranks(), 2);
+}
+
+TEST(Config, ExpertsFitTheRanks) {
+  EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2"}),
+              AllOf(HasSubstr("--expert-parallel 2"), HasSubstr("give --experts")));
+  EXPECT_THAT(refusal({"--experts", "1"}), HasSubstr("--expert-top-k 2: there are only --experts 1"));
+  const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});
+  EXPECT_THAT(both, AllOf(HasSubstr("2 problems"), HasSubstr("--expert-parallel 3: must divide --experts 4"),
+                          HasSubstr("--expert-parallel 3: must divide --ranks 4")));
+  EXPECT_THAT(refusal({"--experts", "4", "--tp", "2", "--ranks", "2"}),
+              HasSubstr("--tp 2: blocks with --experts"));
+  EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
+  const TrainConfig c =
+      parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});
+  EXPECT_EQ(c.expert_parallel, 2);
 }
 
 TEST(Config, AllOffendersAreInOneMessage) {

@@ -1,0 +1,210 @@
+#include <cmath>
+
+#include "cpu.h"
+#include "parallel.h"
+
+namespace sherd::cpu {
+namespace {
+
+int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
+
+// A row of logits widened to f32: E is small, so this file's routing loops need no vector code.
+struct Row {
+  Ref logits;
+  int64_t begin;
+  float operator[](int64_t e) const {
+    return logits.dtype == DType::f32 ? logits.as<float>()[begin + e] : float(logits.as<bf16>()[begin + e]);
+  }
+};
+
+int64_t largest(const Row& row, int64_t experts, int64_t but) {
+  int64_t best = but == 0 ? 1 : 0;
+  for (int64_t e = best + 1; e < experts; ++e)
+    if (e != but && row[e] > row[best]) best = e;
+  return best;
+}
+
+// p[e] = softmax(row)[e] is exp(row[e] - shift.top) * shift.scale.
+struct Shift {
+  float top, scale;
+};
+Shift shift_of(const Row& row, int64_t experts) {
+  float top = row[0], total = 0;
+  for (int64_t e = 1; e < experts; ++e) top = std::max(top, row[e]);
+  for (int64_t e = 0; e < experts; ++e) total += std::exp(row[e] - top);
+  return {top, 1.0f / total};
+}
+
+float first_of_two(float first, float second) { return 1.0f / (1.0f + std::exp(second - first)); }
+
+template <class T>
+void expand(ExecutionContext& ctx, const ExpertRowsArgs& a) {
+  const T* from = a.tokens.as<T>();
+  T* to = a.copies.as<T>();
+  const float* gates = a.gates.as<float>();
+  const int32_t* order = a.order;
+  const int64_t slots = a.slots, cols = a.cols;
+  parallel_for(ctx, a.rows * slots, row_grain(cols), [=](int64_t begin, int64_t end) {
+    for (int64_t j = begin; j < end; ++j) {
+      const T* row = from + order[j] / slots * cols;
+      T* copy = to + j * cols;
+      if (gates == nullptr) {
+        std::copy_n(row, cols, copy);
+        continue;
+      }
+      const float gate = gates[order[j]];
+#pragma omp simd
+      for (int64_t c = 0; c < cols; ++c) store(copy[c], gate * float(row[c]));
+    }
+  });
+}
+
+template <class T>
+void combine(ExecutionContext& ctx, const ExpertRowsArgs& a) {
+  const T* from = a.copies.as<T>();
+  T* to = a.tokens.as<T>();
+  const float* gates = a.gates.as<float>();
+  const int32_t* position = a.position;
+  const int64_t slots = a.slots, cols = a.cols;
+  constexpr int64_t kBlock = 64;
+  parallel_for(ctx, a.rows, row_grain(cols * slots), [=](int64_t begin, int64_t end) {
+    float sum[kBlock];
+    for (int64_t r = begin; r < end; ++r) {
+      for (int64_t first = 0; first < cols; first += kBlock) {
+        const int64_t width = std::min(kBlock, cols - first);
+        std::fill_n(sum, kBlock, 0.0f);
+        for (int64_t place = r * slots; place < (r + 1) * slots; ++place) {
+          const float gate = gates == nullptr ? 1.0f : gates[place];
+          const T* copy = from + position[place] * cols + first;
+#pragma omp simd
+          for (int64_t c = 0; c < width; ++c) sum[c] += gate * float(copy[c]);
+        }
+        T* row = to + r * cols + first;
+#pragma omp simd
+        for (int64_t c = 0; c < width; ++c) store(row[c], sum[c]);
+      }
+    }
+  });
+}
+
+template <class T>
+float dot(const T* a, const T* b, int64_t cols) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t c = 0; c < cols; ++c) sum += float(a[c]) * float(b[c]);
+  return sum;
+}
+
+}  // namespace
+
+void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
+  parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
+    float* gates = a.gates.as<float>();
+    for (int64_t r = begin; r < end; ++r) {
+      const Row row{a.logits, r * a.experts};
+      const int64_t first = largest(row, a.experts, -1);
+      a.indices[r * a.k] = static_cast<int32_t>(first);
+      if (a.k == 1) {
+        const Shift shift = shift_of(row, a.experts);
+        gates[r] = std::exp(row[first] - shift.top) * shift.scale;
+        continue;
+      }
+      const int64_t second = largest(row, a.experts, first);
+      a.indices[r * 2 + 1] = static_cast<int32_t>(second);
+      gates[r * 2] = first_of_two(row[first], row[second]);
+      gates[r * 2 + 1] = 1.0f - gates[r * 2];
+    }
+  });
+}
+
+void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
+  parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
+    const float* dgates = a.dgates.as<float>();
+    for (int64_t r = begin; r < end; ++r) {
+      const Row row{a.logits, r * a.experts};
+      const int32_t* chosen = a.indices + r * a.k;
+      float slope[2] = {0, 0};  // of the chosen ones, k = 2
+      if (a.k == 2) {
+        const float first = first_of_two(row[chosen[0]], row[chosen[1]]);
+        slope[0] = first * (1.0f - first) * (dgates[2 * r] - dgates[2 * r + 1]);
+        slope[1] = -slope[0];
+      }
+      const bool through_softmax = a.k == 1 || a.counts != nullptr;
+      const Shift shift = through_softmax ? shift_of(row, a.experts) : Shift{0, 0};
+      const auto p = [&](int64_t e) { return std::exp(row[e] - shift.top) * shift.scale; };
+      const auto dp = [&](int64_t e) {
+        return (a.counts == nullptr ? 0.0f : a.balance * static_cast<float>(a.counts[e])) +
+               (a.k == 1 && e == chosen[0] ? dgates[r] : 0.0f);
+      };
+      float mean = 0;
+      if (through_softmax)
+        for (int64_t e = 0; e < a.experts; ++e) mean += p(e) * dp(e);
+      for (int64_t e = 0; e < a.experts; ++e) {
+        float d = through_softmax ? p(e) * (dp(e) - mean) : 0.0f;
+        if (a.k == 2 && e == chosen[0]) d += slope[0];
+        if (a.k == 2 && e == chosen[1]) d += slope[1];
+        const int64_t i = r * a.experts + e;
+        a.dlogits.dtype == DType::f32 ? store(a.dlogits.as<float>()[i], d)
+                                      : store(a.dlogits.as<bf16>()[i], d);
+      }
+    }
+  });
+}
+
+void expand_rows(ExecutionContext& ctx, const ExpertRowsArgs& a) {
+  with_activation(a.tokens.dtype, [&](auto type) { expand<decltype(type)>(ctx, a); });
+}
+
+void combine_rows(ExecutionContext& ctx, const ExpertRowsArgs& a) {
+  with_activation(a.tokens.dtype, [&](auto type) { combine<decltype(type)>(ctx, a); });
+}
+
+void combine_gates_backward(ExecutionContext& ctx, const ExpertRowsArgs& a) {
+  with_activation(a.tokens.dtype, [&](auto type) {
+    using T = decltype(type);
+    parallel_for(ctx, a.rows * a.slots, row_grain(a.cols), [=](int64_t begin, int64_t end) {
+      for (int64_t place = begin; place < end; ++place)
+        a.dgates.as<float>()[place] = dot(a.tokens.as<T>() + place / a.slots * a.cols,
+                                          a.copies.as<T>() + a.position[place] * a.cols, a.cols);
+    });
+  });
+}
+
+void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols) {
+  with_activation(y.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* out = y.as<T>();
+    const T* b = bias.as<T>();
+    parallel_for(ctx, rows, row_grain(cols), [=](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* row = out + r * cols;
+#pragma omp simd
+        for (int64_t c = 0; c < cols; ++c) store(row[c], float(row[c]) + float(b[c]));
+      }
+    });
+  });
+}
+
+void bias_backward(ExecutionContext& ctx, float* dbias, Ref dy, int64_t rows, int64_t cols) {
+  with_activation(dy.dtype, [&](auto type) {
+    using T = decltype(type);
+    constexpr int64_t kBlock = 64;
+    const T* in = dy.as<T>();
+    // Threads share columns out, so that the sum over rows is the same for any number of threads.
+    parallel_for(ctx, cols, kBlock, [=](int64_t begin, int64_t end) {
+      float sum[kBlock];
+      for (int64_t first = begin; first < end; first += kBlock) {
+        const int64_t width = std::min(kBlock, end - first);
+        std::fill_n(sum, kBlock, 0.0f);
+        for (int64_t r = 0; r < rows; ++r) {
+          const T* row = in + r * cols + first;
+#pragma omp simd
+          for (int64_t c = 0; c < width; ++c) sum[c] += float(row[c]);
+        }
+        for (int64_t c = 0; c < width; ++c) dbias[first + c] += sum[c];
+      }
+    });
+  });
+}
+
+}  // namespace sherd::cpu

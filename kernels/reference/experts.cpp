@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "reference.h"
+
+namespace sherd::reference {
+namespace {
+
+std::vector<double> softmax(const RouteArgs& a, int64_t row) {
+  std::vector<double> p(static_cast<size_t>(a.experts));
+  double top = -INFINITY, total = 0;
+  for (int64_t e = 0; e < a.experts; ++e) top = std::max(top, get(a.logits, row * a.experts + e));
+  for (int64_t e = 0; e < a.experts; ++e)
+    total += p[static_cast<size_t>(e)] = std::exp(get(a.logits, row * a.experts + e) - top);
+  for (double& v : p) v /= total;
+  return p;
+}
+
+// The largest of a row's logits, `but` left out.
+int32_t largest(const RouteArgs& a, int64_t row, int64_t but) {
+  int64_t best = but == 0 ? 1 : 0;
+  for (int64_t e = best + 1; e < a.experts; ++e)
+    if (e != but && get(a.logits, row * a.experts + e) > get(a.logits, row * a.experts + best)) best = e;
+  return static_cast<int32_t>(best);
+}
+
+// gates of k = 2 from the two logits alone: exact also where both probabilities vanish.
+double first_of_two(double first, double second) { return 1 / (1 + std::exp(second - first)); }
+
+double gate(const ExpertRowsArgs& a, int64_t place) {
+  return a.gates.data == nullptr ? 1 : get(a.gates, place);
+}
+
+}  // namespace
+
+void route_top_k(ExecutionContext&, const RouteArgs& a) {
+  for (int64_t r = 0; r < a.rows; ++r) {
+    int32_t* chosen = a.indices + r * a.k;
+    chosen[0] = largest(a, r, -1);
+    if (a.k == 1) {
+      put(a.gates, r, softmax(a, r)[static_cast<size_t>(chosen[0])]);
+      continue;
+    }
+    chosen[1] = largest(a, r, chosen[0]);
+    const double first =
+        first_of_two(get(a.logits, r * a.experts + chosen[0]), get(a.logits, r * a.experts + chosen[1]));
+    put(a.gates, 2 * r, first);
+    put(a.gates, 2 * r + 1, 1 - first);
+  }
+}
+
+void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
+  for (int64_t r = 0; r < a.rows; ++r) {
+    const std::vector<double> p = softmax(a, r);
+    const int32_t* chosen = a.indices + r * a.k;
+    std::vector<double> dp(p.size(), 0.0);
+    for (size_t e = 0; e < p.size() && a.counts != nullptr; ++e) dp[e] = double(a.balance) * a.counts[e];
+    if (a.k == 1) dp[static_cast<size_t>(chosen[0])] += get(a.dgates, r);
+    double mean = 0;
+    for (size_t e = 0; e < p.size(); ++e) mean += p[e] * dp[e];
+    std::vector<double> d(p.size());
+    for (size_t e = 0; e < p.size(); ++e) d[e] = p[e] * (dp[e] - mean);
+    if (a.k == 2) {
+      const double first =
+          first_of_two(get(a.logits, r * a.experts + chosen[0]), get(a.logits, r * a.experts + chosen[1]));
+      const double slope = first * (1 - first) * (get(a.dgates, 2 * r) - get(a.dgates, 2 * r + 1));
+      d[static_cast<size_t>(chosen[0])] += slope;
+      d[static_cast<size_t>(chosen[1])] -= slope;
+    }
+    for (int64_t e = 0; e < a.experts; ++e) put(a.dlogits, r * a.experts + e, d[static_cast<size_t>(e)]);
+  }
+}
+
+void sort_by_expert(ExecutionContext&, const ExpertSortArgs& a) {
+  std::fill_n(a.counts, a.experts, 0);
+  for (int64_t i = 0; i < a.count; ++i) ++a.counts[a.indices[i]];
+  std::vector<int32_t> next(static_cast<size_t>(a.experts));
+  for (int64_t e = 1; e < a.experts; ++e)
+    next[static_cast<size_t>(e)] = next[static_cast<size_t>(e - 1)] + a.counts[e - 1];
+  for (int64_t i = 0; i < a.count; ++i) {
+    const int32_t j = next[static_cast<size_t>(a.indices[i])]++;
+    a.order[j] = static_cast<int32_t>(i);
+    a.position[i] = j;
+  }
+}
+
+void expand_rows(ExecutionContext&, const ExpertRowsArgs& a) {
+  for (int64_t j = 0; j < a.rows * a.slots; ++j)
+    for (int64_t c = 0; c < a.cols; ++c)
+      put(a.copies, j * a.cols + c, gate(a, a.order[j]) * get(a.tokens, a.order[j] / a.slots * a.cols + c));
+}
+
+void combine_rows(ExecutionContext&, const ExpertRowsArgs& a) {
+  for (int64_t r = 0; r < a.rows; ++r) {
+    for (int64_t c = 0; c < a.cols; ++c) {
+      double sum = 0;
+      for (int64_t place = r * a.slots; place < (r + 1) * a.slots; ++place)
+        sum += gate(a, place) * get(a.copies, a.position[place] * a.cols + c);
+      put(a.tokens, r * a.cols + c, sum);
+    }
+  }
+}
+
+void combine_gates_backward(ExecutionContext&, const ExpertRowsArgs& a) {
+  for (int64_t place = 0; place < a.rows * a.slots; ++place) {
+    double dot = 0;
+    for (int64_t c = 0; c < a.cols; ++c)
+      dot += get(a.tokens, place / a.slots * a.cols + c) * get(a.copies, a.position[place] * a.cols + c);
+    put(a.dgates, place, dot);
+  }
+}
+
+void add_bias(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols) {
+  for (int64_t i = 0; i < rows * cols; ++i) put(y, i, get(y, i) + get(bias, i % cols));
+}
+
+void bias_backward(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_t cols) {
+  for (int64_t c = 0; c < cols; ++c) {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; ++r) sum += get(dy, r * cols + c);
+    dbias[c] += static_cast<float>(sum);
+  }
+}
+
+}  // namespace sherd::reference
