@@ -1,4 +1,6 @@
 // Newton-Schulz in both forms against a loop in double, and against the polar factor that it converges to.
+#include <map>
+
 #include "matrices.h"
 
 namespace sherd::test {
@@ -69,9 +71,9 @@ TEST(Orthogonalize, FollowsThePolynomialInDouble) {
                  {33, 70},
                  {131, 67},
                  {49, 49},
-                 {200, 200},
+                 {180, 180},
                  {64, 300},
-                 {129, 520}}) {
+                 {129, 270}}) {
     const int64_t k = std::min(s.rows, s.cols);
     const Doubles spectra[] = {
         widened(s.rows, s.cols, normal(s.rows * s.cols, 1)),
@@ -80,11 +82,13 @@ TEST(Orthogonalize, FollowsThePolynomialInDouble) {
             .matrix};
     for (const Doubles& matrix : spectra) {
       const Floats values = narrowed(matrix);
+      std::map<float, Doubles> wanted;  // by the first step's a, which tells the step lists above apart
       for (const OrthogonalizeOptions& o : all) {
+        const float key = o.steps[0].a;
+        if (!wanted.contains(key)) wanted[key] = iterated(widened(s.rows, s.cols, values), o.steps);
         const auto got = orthogonalized(lab, s.rows, s.cols, values, o);
         EXPECT_EQ(got.status, MatrixStatus::fine);
-        EXPECT_LE(relative_error(got.values, iterated(widened(s.rows, s.cols, values), o.steps)),
-                  tolerance(o, std::max(s.rows, s.cols)))
+        EXPECT_LE(relative_error(got.values, wanted[key]), tolerance(o, std::max(s.rows, s.cols)))
             << print(s) << ", spectrum " << &matrix - spectra << ", options " << &o - all.data();
       }
     }
