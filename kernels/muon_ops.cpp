@@ -87,7 +87,8 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   check.dtype("packed", packed, kPayload).done();
   for (size_t i = 0; i < segments.size(); ++i) {
     const MomentumSegment& m = segments[i];
-    check_range(check, "packed", i, m.at, m.count, packed.numel());
+    check_range(check, "packed", i, m.at == -1 ? 0 : m.at, m.at == -1 ? 0 : m.count, packed.numel());
+    check.that(m.count >= 0, fmt::format("segment {}: count {} is negative", i, m.count));
     if (m.count > 0 && (!m.buffer || !m.gradient || (l2 != 0 && !m.weight)))
       check.that(false, fmt::format("segment {}: buffer, gradient or (with l2) weight is null", i));
   }

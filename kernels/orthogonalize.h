@@ -51,7 +51,7 @@ struct OrthogonalizeOptions {
 enum class MatrixStatus : int32_t { fine = 0, zero = 1, not_finite = 2 };
 
 /// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed
-/// message.
+/// message; -1: only the buffer moves, nothing is written.
 struct MomentumSegment {
   float* buffer = nullptr;
   const float* gradient = nullptr;

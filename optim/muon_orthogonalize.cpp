@@ -84,7 +84,11 @@ void MuonTeam::gram_form(Stream& compute, const std::vector<GramTask>& tasks,
   }
   const Tensor grams = make({begin.back()}, DType::f32, "muon matrices");
   int first = 0;
+  Event before;
   for (const int last : round_ends(options_.orthogonalize)) {
+    const Event now = compute.record();
+    before.synchronize();  // at most two rounds' messages hold memory
+    before = now;
     const auto gram = [&](size_t k) { return grams.flat(begin[k], begin[k + 1]).view(square[k]); };
     for (size_t k = 0; k < tasks.size(); ++k)
       ops::gram_product(compute, gram(k), x[k], tasks[k].contract_rows);

@@ -92,7 +92,8 @@ class Compiler {
       for (int k = 0; k < plan_.copies; ++k) all.push_back({c * plan_.copies + k, m.elements_on(c), 0});
     const PlanEntry& e = entry(i);
     for (size_t k = 0; k < e.owners.size(); ++k)
-      all.push_back({e.owners[k], 0, slice(i, k).end - slice(i, k).begin});
+      all.push_back({e.owners[k], 0,
+                     slice(i, k).end - slice(i, k).begin + (e.mode == PlanMode::gram ? m.cols * m.cols : 0)});
     return all;
   }
 

@@ -9,10 +9,14 @@
 namespace sherd {
 namespace {
 
-// Messages and matrices of a rank that may be alive at once, each up to one chunk: two messages of the chunk
-// that arrives, one of the chunk that is computed, its matrices and results, two of that chunk that go out,
-// and two of the chunk before it.
-constexpr int64_t kBuffersInFlight = 9;
+// Messages and matrices of a rank that may be alive at once, each up to one chunk: two messages each of the
+// chunk that arrives and of the one that is computed, its matrices and results, two of it that go out, and
+// two of the chunk before it. Collectives keep their messages until they have run, hence the waits in step().
+constexpr int64_t kBuffersInFlight = 10;
+// Whole tensor-parallel matrices: gathered, in order, and orthogonalized; times the parts.
+constexpr int64_t kTensorBuffers = 3;
+// Gram matrices, Q, a second X, and the messages of two rounds of sums.
+constexpr int64_t kGramBuffers = 12;
 
 template <class Dims>
 std::vector<std::string> joined(const Dims& a, const Dims& b) {
@@ -54,11 +58,23 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
   make_communicators();
   check_fingerprints();
-  const int64_t chunk = options_.transient_bytes / (kBuffersInFlight * static_cast<int64_t>(sizeof(float)));
-  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk);
+  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements());
   status_ = Tensor::empty(device, {static_cast<int64_t>(std::max<size_t>(1, matrices_.size()))}, DType::i32,
                           "optimizer status");
   ops::fill(device.compute(), status_, 0);
+}
+
+int64_t MuonTeam::chunk_elements() const {
+  int64_t buffers = kBuffersInFlight;
+  int parts = 0;
+  for (auto& m : matrices_)
+    if (m.tensor_dim >= 0) parts = std::max(parts, m.tensor_parts);
+  if (options_.tensor == MuonTensorMode::duplicated) buffers += kTensorBuffers * parts;
+  const bool distributed = options_.tensor == MuonTensorMode::distributed && parts > 0;
+  const auto is_gram = [](const PlanEntry& e) { return e.mode == PlanMode::gram; };
+  if (distributed || std::any_of(plan_.entries.begin(), plan_.entries.end(), is_gram))
+    buffers += kGramBuffers;
+  return options_.transient_bytes / (buffers * static_cast<int64_t>(sizeof(float)));
 }
 
 void MuonTeam::make_communicators() {
@@ -107,12 +123,25 @@ void MuonTeam::step(Stream& compute, double lr) {
   InFlight arriving, leaving;
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
   for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
-  for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk, lr);
+  Event before;
+  for (auto& chunk : schedule_.gathered) {
+    const Event now = compute.record();
+    run_gathered(compute, chunk, lr);
+    before.synchronize();  // at most two chunks hold memory
+    before = now;
+  }
+  Event finished;  // the last finish() so far
   for (size_t k = 0; k < chunks.size(); ++k) {
     const InFlight now = std::move(arriving);
-    if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
+    if (k + 1 < chunks.size()) {
+      finished.synchronize();  // the messages of chunk k - 2 are gone before those of k + 1 come
+      arriving = send_in(compute, chunks[k + 1]);
+    }
     InFlight results = send_out(compute, chunks[k], now);
-    if (k > 0) finish(compute, chunks[k - 1], std::move(leaving), lr);
+    if (k > 0) {
+      finish(compute, chunks[k - 1], std::move(leaving), lr);
+      finished = compute.record();
+    }
     leaving = std::move(results);
   }
   if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving), lr);

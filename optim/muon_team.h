@@ -56,6 +56,7 @@ class MuonTeam {
     Tensor send, recv;
     Event arrived;
   };
+  int64_t chunk_elements() const;
   void make_communicators();
   void check_fingerprints();
   void run_local(Stream& compute, const MuonChunk& chunk, double lr);

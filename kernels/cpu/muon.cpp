@@ -39,8 +39,15 @@ void for_segments(const ExecutionContext& ctx, const std::vector<Segment>& segme
                });
 }
 
+/// Where a segment that packs nothing writes.
+struct Nowhere {};
+void put(Nowhere, float) {}
+struct NowhereAt {
+  Nowhere operator[](int64_t) const { return {}; }
+};
+
 template <class T>
-[[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T* packed,
+[[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T packed,
                                 int64_t count, float mu, float l2, bool nesterov) {
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
@@ -85,8 +92,12 @@ void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
     for_segments(
         ctx, a.segments,
         [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov](const MomentumSegment& s, int64_t b, int64_t e) {
-          momentum(s.buffer + b, s.gradient + b, l2 == 0 ? nullptr : s.weight + b, packed + s.at + b, e - b,
-                   mu, l2, nesterov);
+          const float* weight = l2 == 0 ? nullptr : s.weight + b;
+          if (s.at >= 0) {
+            momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2, nesterov);
+          } else {
+            momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov);
+          }
         });
   });
 }

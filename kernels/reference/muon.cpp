@@ -13,11 +13,11 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
     for (int64_t i = 0; i < s.count; ++i) {
       const float g = a.l2 == 0 ? s.gradient[i] : s.gradient[i] + a.l2 * s.weight[i];
       if (!std::isfinite(g)) {
-        put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
+        if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
         continue;
       }
       s.buffer[i] = s.buffer[i] + rate * (g - s.buffer[i]);
-      put(a.packed, s.at + i, a.nesterov ? g + a.mu * (s.buffer[i] - g) : s.buffer[i]);
+      if (s.at >= 0) put(a.packed, s.at + i, a.nesterov ? g + a.mu * (s.buffer[i] - g) : s.buffer[i]);
     }
   }
 }

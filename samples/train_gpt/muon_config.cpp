@@ -39,6 +39,18 @@ std::vector<int> restarts(const TrainConfig& c) {
   return steps;
 }
 
+std::vector<sherd::RoutingRule> routing_rules(const std::string& text) {
+  std::vector<sherd::RoutingRule> rules;
+  for (const std::string& rule : split(text, ';')) {
+    const size_t equals = rule.rfind('=');
+    if (equals == std::string::npos || equals == 0)
+      throw sherd::InvalidArgument(
+          fmt::format("--route '{}': write REGEX=muon or REGEX=adamw, several separated by ';'", rule));
+    rules.push_back({rule.substr(0, equals), sherd::parse_algorithm(rule.substr(equals + 1))});
+  }
+  return rules;
+}
+
 template <class F>
 void collect(std::vector<std::string>& problems, const char* flag, F f) {
   try {
@@ -68,7 +80,7 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
                                    c.muon_tensor == "distributed"))
     problems.push_back("--muon-working bf16: Gram matrices in bf16 are numerically unsafe; use fp16 or fp32");
   collect(problems, "--route", [&] {
-    for (auto& rule : routing_options(c).rules) std::regex(rule.pattern);
+    for (auto& rule : routing_rules(c.route)) std::regex(rule.pattern);
   });
   return problems;
 }
@@ -96,13 +108,7 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
 sherd::RoutingOptions routing_options(const TrainConfig& c) {
   sherd::RoutingOptions o;
   o.optimizer = sherd::parse_algorithm(c.optimizer);
-  for (const std::string& rule : split(c.route, ';')) {
-    const size_t equals = rule.rfind('=');
-    if (equals == std::string::npos || equals == 0)
-      throw sherd::InvalidArgument(
-          fmt::format("--route '{}': write REGEX=muon or REGEX=adamw, several separated by ';'", rule));
-    o.rules.push_back({rule.substr(0, equals), sherd::parse_algorithm(rule.substr(equals + 1))});
-  }
+  o.rules = routing_rules(c.route);
   return o;
 }
 

@@ -58,6 +58,23 @@ TrainConfig other_config() {
   c.expert_parallel = 4;
   c.expert_top_k = 1;
   c.moe_aux = 0.5;
+  c.route = "fc=adamw;head=muon";
+  c.muon_mode = "owner";
+  c.muon_allow_inexact = true;
+  c.ns_form = "gram";
+  c.ns_coefficients = "polar_express";
+  c.ns_steps = 7;
+  c.ns_restart = "2,4";
+  c.orthogonalizer = "svd";
+  c.muon_momentum = 0.9;
+  c.muon_scale = "spectral";
+  c.muon_scale_factor = 0.5;
+  c.muon_decay = "palm";
+  c.muon_payload = "bf16";
+  c.muon_working = "fp16";
+  c.muon_tensor = "distributed";
+  c.muon_transient = 1 << 20;
+  c.explain_plan = true;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
   c.optimizer = "muon";
@@ -98,9 +115,10 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     std::string flag = name;
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
-    if (name != "quiet")
+    const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan";
+    if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
-    if (name == "quiet" && value.get<bool>()) flags.push_back(flag);
+    if (is_switch && value.get<bool>()) flags.push_back(flag);
   }
   return flags;
 }
@@ -110,7 +128,7 @@ std::string file_of(const TrainConfig& config) {
   std::string text = "# made by a test\n";
   const nlohmann::ordered_json json = to_json(config);
   for (const auto& [name, value] : json.items()) {
-    const bool as_text = name == "memory_limit";
+    const bool as_text = name == "memory_limit" || name == "muon_transient";
     text += name + ": " + (as_text ? "\"" + value.dump() + "\"" : value.dump()) + "\n";
   }
   return text;
@@ -127,7 +145,11 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
-    "grad_clip": 1.0, "precision": "fp32",
+    "grad_clip": 1.0, "precision": "fp32", "route": "",
+    "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
+    "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
+    "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
+    "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 268435456, "explain_plan": false,
     "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
     "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "quiet": false})");
   nlohmann::ordered_json shown = to_json(c);
@@ -153,6 +175,21 @@ TEST(Config, FileAndFlagsKnowTheSameFields) {
     EXPECT_NE(proto::TrainConfig::descriptor()->FindFieldByName(name), nullptr) << name;
     EXPECT_NE(to_json(other_config())[name], value) << "other_config() must differ in " << name;
   }
+}
+
+TEST(Config, MuonFlagsAreCheckedTogether) {
+  EXPECT_THAT(refusal({"--ns-coefficients", "best"}), HasSubstr("polar_express"));
+  EXPECT_THAT(refusal({"--ns-restart", "2"}), HasSubstr("--ns-form gram"));
+  EXPECT_THAT(refusal({"--ns-restart", "5", "--ns-form", "gram"}), HasSubstr("5 steps"));
+  EXPECT_THAT(refusal({"--ns-restart", "3,2", "--ns-form", "gram"}), HasSubstr("increasing"));
+  EXPECT_THAT(refusal({"--muon-working", "bf16", "--ns-form", "gram"}), HasSubstr("fp16 or fp32"));
+  EXPECT_THAT(refusal({"--route", "fc"}), HasSubstr("REGEX=muon"));
+  EXPECT_THAT(refusal({"--route", "(=muon"}), HasSubstr("--route"));
+  EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw or muon"));
+  EXPECT_EQ(
+      parse({"--ns-coefficients", "2,-1.5,0.5", "--ns-steps", "4", "--ns-form", "gram", "--ns-restart", "2"})
+          .ns_steps,
+      4);
 }
 
 TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {
