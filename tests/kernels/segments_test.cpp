@@ -179,7 +179,7 @@ TEST(Segments, Rejects) {
   };
   EXPECT_THROW(momentum_of({p, p, nullptr, 4, 1}), ShapeMismatch);
   EXPECT_THROW(momentum_of({p, p, nullptr, -1, 1}), ShapeMismatch);
-  EXPECT_THROW(momentum_of({p, p, nullptr, 1, -1}), ShapeMismatch);
+  EXPECT_THROW(momentum_of({p, p, nullptr, 1, -2}), ShapeMismatch);
   EXPECT_THROW(momentum_of({p, nullptr, nullptr, 1, 0}), ShapeMismatch);
   EXPECT_THROW(momentum_of({p, p, nullptr, 1, 0}, 0.1f), ShapeMismatch);  // l2 reads the weight
   EXPECT_THROW(momentum_of({p, p, nullptr, 1, 0}, 0, 1.5f), InvalidArgument);

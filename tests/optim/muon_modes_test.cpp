@@ -364,7 +364,7 @@ TEST(MuonModes, MessagesAreCounted) {
 TEST(MuonModes, TransientBytesAreBounded) {
   static const std::vector<Described> many = [] {
     std::vector<Described> list;
-    for (int i = 0; i < 23; ++i) list.push_back({"m" + std::to_string(i), {24, 16 + i % 3}, {}});
+    for (int i = 0; i < 160; ++i) list.push_back({"m" + std::to_string(i), {24, 16 + i % 3}, {}});
     return list;
   }();
   const auto peak = [&](MuonMode mode, int64_t transient) {
