@@ -177,6 +177,7 @@ TEST(Segments, Rejects) {
   auto momentum_of = [&](MomentumSegment s, float l2 = 0, float mu = 0.9f) {
     ops::muon_momentum(lab.s, packed, {&s, 1}, mu, true, l2);
   };
+  EXPECT_NO_THROW(momentum_of({p, p, nullptr, 1, -1}));  // packs nothing
   EXPECT_THROW(momentum_of({p, p, nullptr, 4, 1}), ShapeMismatch);
   EXPECT_THROW(momentum_of({p, p, nullptr, -1, 1}), ShapeMismatch);
   EXPECT_THROW(momentum_of({p, p, nullptr, 1, -2}), ShapeMismatch);

@@ -62,6 +62,19 @@ TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(TopK, MoeRun, ::testing::Values("1", "2"),
                          [](const auto& k) { return std::string("Top") + k.param; });
 
+TEST(MoeRuns, MuonTrainsExpertStacksBesideDenseMatrices) {
+  const Flags muon = {"--optimizer", "muon"};
+  const Flags divided = muon + Flags{"--expert-parallel", "2"};
+  const Outcome one = train(muon + Flags{"--ranks", "1"}),
+                want = train(divided + Flags{"--strategy", "zero0"});
+  expect_close_losses(want, one, 1e-4, "muon");
+  for (const Flags& flags :
+       {Flags{"--strategy", "zero2", "--replicas", "2"},
+        Flags{"--muon-mode", "owner", "--muon-transient", "64K"}, Flags{"--muon-mode", "gather"},
+        Flags{"--layout", "whole_param"}, Flags{"--layout", "even_rows"}})
+    EXPECT_TRUE(train(divided + flags) == want) << show(flags);
+}
+
 TEST(MoeRuns, Bf16StrategiesHaveTheSameBits) {
   const Flags base = {"--expert-parallel", "2", "--precision", "bf16", "--steps", "6", "--moe-aux", "0.01"};
   EXPECT_TRUE(train(base + Flags{"--strategy", "zero0"}) == train(base + Flags{"--replicas", "2"}));

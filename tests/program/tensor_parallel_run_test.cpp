@@ -71,6 +71,16 @@ TEST(TensorParallelRun, MuonStaysNearOneRankAndStrategiesAgreeInBits) {
     EXPECT_TRUE(train(muon + kArrangements[2] + Flags{"--strategy", strategy}) == want) << strategy;
 }
 
+TEST(TensorParallelRun, MuonSumsGramMatricesOverTensorParallelRanks) {
+  for (const char* form : {"standard", "gram"}) {
+    const Flags muon = {"--optimizer", "muon", "--ns-form", form};
+    const Outcome one = train(muon + Flags{"--ranks", "1"});
+    const Flags distributed = muon + kArrangements[2] + Flags{"--muon-tensor", "distributed"};
+    expect_close_losses(train(distributed), one, 1e-4, form);
+    expect_close_losses(train(muon + Flags{"--ranks", "4", "--muon-allow-inexact"}), one, 1e-4, form);
+  }
+}
+
 TEST(TensorParallelRun, WeightFilesDoNotShowTheArrangement) {
   const Outcome one = train({"--ranks", "1", "--steps", "0"});
   for (const Flags& arrangement : kArrangements)
