@@ -14,7 +14,7 @@ namespace sherd {
 namespace {
 
 constexpr double kPreferWithin = 1.03;   // of the bound, for owners that hold some of the matrix
-constexpr double kRebalanceFrom = 1.05;  // of the bound, for moving local matrices
+constexpr double kRebalanceFrom = 1.05;  // of the bound, for dealing out local matrices, too
 constexpr int kManyHolders = 64;         // from here on nobody holds enough of a matrix to be preferred
 
 /// Loads of the ranks and, by load and then rank, who has least and most.
@@ -64,10 +64,10 @@ class Planner {
   }
 
   MuonPlan make() {
-    std::vector<size_t> pending = fixed_entries();
-    std::stable_sort(pending.begin(), pending.end(), [&](size_t a, size_t b) { return cost_[a] > cost_[b]; });
-    assign(pending);
-    if (o_.mode == MuonMode::automatic && plan_.copies == 1) move_from_overloaded();
+    const std::vector<size_t> pending = by_cost(fixed_entries());
+    adopt(deal(loads_, pending), pending);
+    const bool unbalanced = loads_.max() > kRebalanceFrom * bound_;
+    if (o_.mode == MuonMode::automatic && plan_.copies == 1 && unbalanced) deal_again();
     account();
     return std::move(plan_);
   }
@@ -190,53 +190,63 @@ class Planner {
     return best;
   }
 
-  void assign(const std::vector<size_t>& pending) {
+  struct Assignment {
+    Loads loads;
+    std::vector<int> owner;  // of each pending matrix
+  };
+
+  /// LPT from `loads`: `pending` from the dearest to the cheapest, each to the rank with the least load.
+  Assignment deal(Loads loads, const std::vector<size_t>& pending) const {
     const auto run = [&](bool prefer_holders) {
-      Loads loads = loads_;
-      std::vector<int> owner;
-      owner.reserve(pending.size());
+      Assignment a{loads, {}};
+      a.owner.reserve(pending.size());
       for (size_t i : pending) {
-        int t = prefer_holders ? preferred(loads, i) : -1;
-        if (t < 0) t = loads.least();
-        loads.add(t, cost_[i]);
-        owner.push_back(t);
+        int t = prefer_holders ? preferred(a.loads, i) : -1;
+        if (t < 0) t = a.loads.least();
+        a.loads.add(t, cost_[i]);
+        a.owner.push_back(t);
       }
-      return std::pair(std::move(loads), std::move(owner));
+      return a;
     };
-    auto chosen = run(true);
-    auto plain = run(false);
-    if (chosen.first.max() > std::max(plain.first.max(), kPreferWithin * bound_)) chosen = std::move(plain);
-    loads_ = std::move(chosen.first);
-    for (size_t k = 0; k < pending.size(); ++k) plan_.entries[pending[k]].owners = {chosen.second[k]};
+    Assignment near = run(true), plain = run(false);
+    return near.loads.max() > std::max(plain.loads.max(), kPreferWithin * bound_) ? plain : near;
   }
 
-  /// Gives matrices of ranks that have too much to those that have least, largest that fits first.
-  void move_from_overloaded() {
-    std::vector<std::vector<size_t>> on(static_cast<size_t>(plan_.team()));  // ascending cost
-    for (size_t i = 0; i < m_.size(); ++i)
-      if (plan_.entries[i].mode == PlanMode::local || plan_.entries[i].mode == PlanMode::owner)
-        on[static_cast<size_t>(plan_.entries[i].owners[0])].push_back(i);
-    for (auto& list : on)
-      std::stable_sort(list.begin(), list.end(), [&](size_t a, size_t b) { return cost_[a] < cost_[b]; });
-    while (loads_.max() > kRebalanceFrom * bound_) {
-      const int from = loads_.most(), to = loads_.least();
-      auto& list = on[static_cast<size_t>(from)];
-      // The largest whose move leaves the receiver below what the giver had.
-      const double room = loads_.max() - loads_.min();
-      auto it =
-          std::lower_bound(list.begin(), list.end(), room, [&](size_t i, double r) { return cost_[i] < r; });
-      if (it == list.begin() || cost_[*(it - 1)] <= 0) return;
-      const size_t i = *--it;
-      list.erase(it);
-      loads_.add(from, -cost_[i]);
-      loads_.add(to, cost_[i]);
-      auto& target = on[static_cast<size_t>(to)];
-      target.insert(std::upper_bound(target.begin(), target.end(), i,
-                                     [&](size_t a, size_t b) { return cost_[a] < cost_[b]; }),
-                    i);
+  void adopt(Assignment a, const std::vector<size_t>& pending) {
+    loads_ = std::move(a.loads);
+    for (size_t k = 0; k < pending.size(); ++k) plan_.entries[pending[k]].owners = {a.owner[k]};
+  }
+
+  std::vector<size_t> by_cost(std::vector<size_t> list) const {
+    std::stable_sort(list.begin(), list.end(), [&](size_t a, size_t b) { return cost_[a] > cost_[b]; });
+    return list;
+  }
+
+  /// Local work breaks the balance: deals out again what lies on ranks with too much, or else everything.
+  void deal_again() {
+    const Loads before = loads_;
+    for (const bool everything : {false, true}) {
+      if (loads_.max() <= kRebalanceFrom * bound_) break;
+      Loads fixed(plan_.team());
+      std::vector<size_t> pending;
+      for (size_t i = 0; i < m_.size(); ++i) {
+        const PlanEntry& e = plan_.entries[i];
+        const bool stays = e.mode == PlanMode::gram || (e.mode == PlanMode::local && !everything &&
+                                                        before.of(e.owners[0]) <= kRebalanceFrom * bound_);
+        if (!stays) pending.push_back(i);
+        if (!stays) continue;
+        for (int t : e.owners) fixed.add(t, e.mode == PlanMode::gram ? gram_cost(i) : cost_[i]);
+      }
+      pending = by_cost(std::move(pending));
+      Assignment a = deal(std::move(fixed), pending);
+      if (a.loads.max() < loads_.max()) adopt(std::move(a), pending);
+    }
+    for (size_t i = 0; i < m_.size(); ++i) {
+      PlanEntry& e = plan_.entries[i];
+      if (e.mode == PlanMode::gram) continue;
       const LogicalMatrix::Cells holders = m_[i].cells();
-      plan_.entries[i].mode = holders.count() == 1 && holders.first == to ? PlanMode::local : PlanMode::owner;
-      plan_.entries[i].owners = {to};
+      const bool stayed = holders.count() <= 1 && std::max(0, holders.first) == e.owners[0];
+      e.mode = stayed ? PlanMode::local : PlanMode::owner;
     }
   }
 

@@ -78,8 +78,8 @@ double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
 /// What lies on one rank stays there. The others go to owners by LPT: largest cost first, to the rank with
 /// the least load so far (local work counted, every rank is a candidate, ties to the lowest); a rank that
 /// holds at least its share of the matrix is preferred while that keeps the balance within 3 % of the bound.
-/// `automatic` moves matrices away from ranks whose local work alone breaks the balance, spreads owners over
-/// replicas where that is faster, and uses gram only if allowed and faster.
+/// `automatic` deals out local matrices, too, where they alone break the balance, spreads owners over replicas
+/// where that is faster, and uses gram only if allowed and faster.
 /// @throws InvalidArgument naming all matrices for which a forced mode is not possible.
 MuonPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
                    const PlanOptions& options);

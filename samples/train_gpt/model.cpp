@@ -38,7 +38,9 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   const int64_t d = shape.dim, att = tp.share(d), hidden = tp.share(4 * d);
   const float small = kStd / std::sqrt(2.0f * static_cast<float>(shape.layers));
   norm1_ = param("norm1.weight", {d}, sherd::constant(1));
-  qkv_ = tp.cut(param("qkv.weight", {3 * att, d}, sherd::normal(kStd)).set_row_blocks({att, att, att}), 0);
+  qkv_ = tp.cut(param("qkv.weight", {3 * att, d}, sherd::normal(kStd))
+                    .set_row_blocks(sherd::stacked_blocks({att, att, att}, {"q", "k", "v"})),
+                0);
   proj_ = tp.cut(param("proj.weight", {d, att}, sherd::normal(small)), 1);
   norm2_ = param("norm2.weight", {d}, sherd::constant(1));
   if (shape.moe.experts > 0) {
