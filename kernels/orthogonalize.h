@@ -46,8 +46,8 @@ struct OrthogonalizeOptions {
   DType working = DType::f32;
 };
 
-/// What an orthogonalizer found, one value per matrix. A zero matrix and one with an element that is not
-/// finite give zeros.
+/// What an orthogonalizer found, one value per matrix. A zero matrix, one with an element that is not
+/// finite, and one whose iteration overflows give zeros.
 enum class MatrixStatus : int32_t { fine = 0, zero = 1, not_finite = 2 };
 
 /// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed

@@ -128,6 +128,20 @@ std::vector<Coefficients> coefficient_steps(std::string_view name, int steps) {
   return result;
 }
 
+std::vector<int> safe_restarts(const std::vector<Coefficients>& steps, DType working) {
+  const double limit = working == DType::f32 ? 1e6 : 150;
+  std::vector<int> restarts;
+  double growth = 1;
+  for (size_t i = 1; i < steps.size(); ++i) {
+    const double a = std::max(1.0, double{steps[i - 1].a});
+    growth *= a * a;
+    if (growth <= limit) continue;
+    restarts.push_back(static_cast<int>(i));
+    growth = 1;
+  }
+  return restarts;
+}
+
 std::vector<std::string> coefficient_set_names() {
   std::vector<std::string> names;
   for (const Set& s : sets()) names.emplace_back(s.name);

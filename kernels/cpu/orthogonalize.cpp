@@ -147,6 +147,10 @@ void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
       polar_factor(ctx, a.rows, a.cols, in, out);
     } else {
       newton_schulz(ctx, a, in, out, squares);
+      if (!std::isfinite(sum_of_squares(ctx, out, size))) {  // the iteration overflowed
+        std::fill_n(out, size, 0.0f);
+        a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+      }
     }
   }
 }
@@ -187,6 +191,10 @@ void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
     const GramSquares squares = carve_gram(carver, n);
     scaled_copy(ctx, n, n, gram, factor * factor, false, a.options.working, squares.r);
     scaled_copy(ctx, n, n, iterate(ctx, n, squares, steps, a.options.working), factor, false, DType::f32, q);
+    if (!std::isfinite(sum_of_squares(ctx, q.data, n * n))) {
+      std::fill_n(q.data, n * n, 0.0f);
+      if (a.status) a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+    }
   }
 }
 

@@ -12,6 +12,11 @@ MatrixStatus status_of(double squares) {
   return squares == 0 ? MatrixStatus::zero : MatrixStatus::fine;
 }
 
+bool finite(const Matrix& x) {
+  return std::all_of(x.data.begin(), x.data.end(),
+                     [](double v) { return std::isfinite(static_cast<float>(v)); });
+}
+
 /// Q = product of (aI + bR + cR^2) over steps [first, last), with R moving along.
 Matrix iterate(Matrix r, const OrthogonalizeOptions& o, int first, int last) {
   Matrix q = kept(identity(r.rows), o.working);
@@ -72,6 +77,10 @@ void orthogonalize(ExecutionContext&, const OrthogonalizeArgs& a) {
       x = jacobi_polar(x, static_cast<double>(std::max(a.rows, a.cols)) * 0x1p-23);
     } else {
       x = newton_schulz(x, squares, a.options);
+      if (!finite(x)) {
+        x = Matrix{a.rows, a.cols};
+        a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+      }
     }
     x.store(a.out + i * size);
   }
@@ -101,6 +110,10 @@ void gram_iterate(ExecutionContext&, const GramIterateArgs& a) {
       r = kept(sum(factor * factor, r, 0, r), a.options.working);
       q = iterate(r, a.options, a.first, a.last);
       q = sum(factor, q, 0, q);
+      if (!finite(q)) {
+        q = Matrix{a.n, a.n};
+        if (a.status) a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+      }
     }
     q.store(a.q + i * size);
   }

@@ -72,7 +72,7 @@ const std::vector<FieldGroup>& groups() {
         {"ns_coefficients", &C::ns_coefficients, "SET",
          "jordan, quintic, polar_express, cans, aol, deepseekv4, or a,b,c;a,b,c;..."},
         {"ns_steps", &C::ns_steps, "N", "steps of the iteration; 0: as many as the set has", 0, 64},
-        {"ns_restart", &C::ns_restart, "STEPS", "gram form: steps after which X is formed anew, e.g. 2"},
+        {"ns_restart", &C::ns_restart, "STEPS", "gram form: steps after which X is formed anew, e.g. 2; by default where rounding demands it"},
         {"orthogonalizer", &C::orthogonalizer, "newton_schulz|svd", "svd: the exact polar factor, slow"},
         {"muon_momentum", &C::muon_momentum, "X", "of the momentum buffer", 0, 1},
         {"muon_scale", &C::muon_scale, "original|match_rms_adamw|spectral|unit_rms_norm|shape_scaling",

@@ -92,8 +92,10 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
       c.orthogonalizer == "svd" ? sherd::Orthogonalizer::svd : sherd::Orthogonalizer::newton_schulz;
   o.orthogonalize.form = c.ns_form == "gram" ? sherd::IterationForm::gram : sherd::IterationForm::standard;
   o.orthogonalize.steps = sherd::coefficient_steps(c.ns_coefficients, static_cast<int>(c.ns_steps));
-  o.orthogonalize.restarts = restarts(c);
   o.orthogonalize.working = dtype_of(c.muon_working);
+  o.orthogonalize.restarts = restarts(c);
+  if (o.orthogonalize.form == sherd::IterationForm::gram && c.ns_restart.empty())
+    o.orthogonalize.restarts = sherd::safe_restarts(o.orthogonalize.steps, o.orthogonalize.working);
   o.scale = sherd::parse_muon_scale(c.muon_scale);
   o.scale_factor = c.muon_scale_factor;
   o.decay = sherd::parse_muon_decay(c.muon_decay);

@@ -1,5 +1,7 @@
 #include <gmock/gmock.h>
+#include <sherd/kernels/device.h>
 #include <sherd/kernels/error.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/optim/coefficients.h>
 
 #include <cmath>
@@ -93,6 +95,69 @@ TEST(Coefficients, Refusals) {
   EXPECT_THAT(message("1,2,"), HasSubstr("'' is not a finite number"));
   EXPECT_THAT(message("1,nan,2"), HasSubstr("'nan'"));
   EXPECT_THAT(message("1,1e300,2"), HasSubstr("'1e300'"));
+}
+
+TEST(Coefficients, SafeRestartsFollowTheGrowthOfErrors) {
+  EXPECT_EQ(safe_restarts(coefficient_steps("jordan"), DType::f32), std::vector<int>{});
+  EXPECT_EQ(safe_restarts(coefficient_steps("jordan"), DType::f16), std::vector<int>{3});
+  EXPECT_EQ(safe_restarts(coefficient_steps("deepseekv4"), DType::f32), std::vector<int>{6});
+  EXPECT_EQ(safe_restarts(coefficient_steps("deepseekv4"), DType::f16), (std::vector<int>{3, 6, 9}));
+  EXPECT_EQ(safe_restarts(coefficient_steps("2,-1.5,0.5"), DType::f16), std::vector<int>{});
+}
+
+// Every set in the gram form with its safe restarts stays near the standard form in double, also on matrices
+// of low rank, whose empty directions are where errors grow.
+TEST(Coefficients, SafeRestartsKeepTheGramFormAccurate) {
+  const int64_t m = 48, n = 80, rank = 11;
+  const auto fast = make_cpu_device(), exact = make_cpu_device({.kernels = "reference"});
+  for (const bool low_rank : {false, true}) {
+    std::vector<float> x(static_cast<size_t>(m * n), 0);
+    for (int64_t i = 0; i < m; ++i)
+      for (int64_t j = 0; j < n; ++j)
+        for (int64_t k = 0; k < (low_rank ? rank : 1); ++k)
+          x[static_cast<size_t>(i * n + j)] += static_cast<float>(
+              low_rank ? std::sin(1.7 * double(i * (k + 1))) * std::cos(2.3 * double((j + 1) * (k + 3)))
+                       : std::sin(double(i * i * 7 + j * j * 3 + 5 * i * j)));
+    const auto result = [&](Device& d, const OrthogonalizeOptions& o, int32_t* status) {
+      Stream& s = d.compute();
+      const Tensor in = Tensor::empty(d, {m, n}, DType::f32, "test"),
+                   out = Tensor::empty(d, {m, n}, DType::f32, "test");
+      const Tensor found = Tensor::empty(d, {1}, DType::i32, "test");
+      ops::copy_from_host(s, in, x.data(), in.nbytes());
+      ops::orthogonalize(s, out, in, found, o);
+      ops::copy_to_host(s, status, found);
+      return ops::to_floats(s, out);
+    };
+    for (const std::string& name : coefficient_set_names()) {
+      for (const int steps : {0, 9}) {
+        for (const DType working : {DType::f32, DType::f16}) {
+          OrthogonalizeOptions o;
+          o.steps = coefficient_steps(name, steps);
+          int32_t status = 0;
+          const auto want = result(*exact, o, &status);
+          o.form = IterationForm::gram;
+          o.working = working;
+          o.restarts = safe_restarts(o.steps, working);
+          const auto got = result(*fast, o, &status);
+          EXPECT_EQ(status, 0) << name;
+          double difference = 0, norm = 0;
+          for (size_t i = 0; i < got.size(); ++i) {
+            difference += std::pow(double{got[i]} - double{want[i]}, 2);
+            norm += std::pow(double{want[i]}, 2);
+          }
+          const double error = std::sqrt(difference / norm);
+          // Five orders above f32's rounding where directions are empty; .035 is what one restart in f16 may
+          // cost. Noise in f16's empty directions grows to one after many steps of any form: nothing to
+          // expect.
+          const double expected = working == DType::f32 ? (low_rank ? 0.05 : 2e-5) : 0.035;
+          if (working == DType::f32 || !low_rank) {
+            EXPECT_LE(error, expected) << name << " " << steps;
+          }
+          EXPECT_TRUE(std::isfinite(error));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace
