@@ -45,12 +45,14 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
   const bool dealt = tensor && !tensor->by_block && tensor->dim == (stack ? 1 : 0) && !blocks.empty() &&
                      std::all_of(blocks.begin(), blocks.end(),
                                  [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
+  // Matrices of a stack that is dealt out keep their numbers in the whole stack.
+  const int64_t first = stack && tensor && tensor->dim == 0 ? tensor->index * count : 0;
   std::vector<LogicalMatrix> all;
   for (int64_t i = 0; i < count; ++i) {
     for (const RowBlock& b : in_matrix) {
       LogicalMatrix m;
       m.name = name;
-      m.block = stack ? "[" + std::to_string(i) + "]" + (b.name.empty() ? "" : "." + b.name) : b.name;
+      m.block = stack ? "[" + std::to_string(first + i) + "]" + (b.name.empty() ? "" : "." + b.name) : b.name;
       m.rows = b.rows();
       m.cols = cols;
       m.place = b;

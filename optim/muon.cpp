@@ -15,15 +15,19 @@ namespace {
 struct TeamKey {
   const Communicator* ranks;
   std::vector<std::string> sharded;
+  std::string tensor;  // the mesh dimension that cuts their matrices, if one does
   bool operator==(const TeamKey&) const = default;
 };
 
-TeamKey key_of(const ParamGroup& group) {
-  if (group.replicated()) return {nullptr, {}};
+TeamKey key_of(const Parameter& p) {
+  const ParamGroup& group = p.group();
+  if (group.replicated()) return {nullptr, {}, ""};
   const MuonTeam::Dims dims = MuonTeam::dims_of(group);
   std::vector<std::string> all = dims.sharded;
   all.insert(all.end(), dims.replicated.begin(), dims.replicated.end());
-  return {group.mesh().flatten(all).get(), dims.sharded};
+  const auto& t = p.tensor_shard();
+  const bool cut = t && t->parts > 1 && t->dim >= static_cast<int>(p.shape().size()) - 2;
+  return {group.mesh().flatten(all).get(), dims.sharded, cut ? t->mesh_dim : ""};
 }
 
 }  // namespace
@@ -41,10 +45,17 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
         fmt::format("Muon updates matrices and stacks of matrices only; route these to AdamW: {}",
                     fmt::join(wrong, ", ")));
 
+  if (options_.orthogonalize.method == Orthogonalizer::svd && options_.tensor == MuonTensorMode::distributed)
+    throw InvalidArgument(
+        "Muon: the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
+        "newton_schulz");
+  if (!(options_.momentum >= 0 && options_.momentum < 1))
+    throw InvalidArgument(fmt::format("Muon: momentum {} must lie in [0, 1)", options_.momentum));
+
   std::vector<TeamKey> keys;
   std::vector<std::vector<MuonTeam::Slot>> slots;
   for (auto& item : items) {
-    const TeamKey key = key_of(item.param.group());
+    const TeamKey key = key_of(item.param);
     const size_t team = static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin());
     if (team == keys.size()) {
       keys.push_back(key);
@@ -80,8 +91,12 @@ void Muon::collect(std::vector<StateTensor>& out) const {
 }
 
 std::string Muon::explain() const {
+  if (teams_.empty()) return "Muon plan: no parameter goes to Muon\n";
   std::string text;
-  for (auto& team : teams_) text += sherd::explain(team->plan(), team->matrices(), plan_options(options_));
+  for (auto& team : teams_) {
+    if (teams_.size() > 1) text += fmt::format("{}{}\n", text.empty() ? "" : "\n", team->describe());
+    text += sherd::explain(team->plan(), team->matrices(), plan_options(options_));
+  }
   return text;
 }
 

@@ -57,7 +57,9 @@ struct MuonOptions {
   /// Lets `automatic` use gram entries, whose sums over ranks round differently from one rank's.
   bool allow_inexact = false;
   MuonTensorMode tensor = MuonTensorMode::duplicated;
-  /// dtype of matrices on the wire: f32, bf16 or f16. With a 16-bit one every mode rounds alike.
+  /// dtype of matrices on the wire: f32, bf16 or f16. With a 16-bit one every mode rounds alike. Under f16
+  /// the results travel as f16, but the momentum, whose scale is unknown, as bf16: gradients of 1e-5 have no
+  /// f16.
   DType payload = DType::f32;
   /// Bound on the bytes of a rank's messages and matrices in flight. A matrix that needs more alone is moved
   /// alone.

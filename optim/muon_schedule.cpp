@@ -15,8 +15,13 @@ struct Slice {
 
 class Compiler {
  public:
-  Compiler(std::span<const LogicalMatrix> m, const MuonPlan& plan, int rank, int64_t chunk_elements)
-      : m_(m), plan_(plan), me_(rank), limit_(std::max<int64_t>(1, chunk_elements)) {}
+  Compiler(std::span<const LogicalMatrix> m, const MuonPlan& plan, int rank, int64_t chunk_elements,
+           bool distributed)
+      : m_(m),
+        plan_(plan),
+        me_(rank),
+        limit_(std::max<int64_t>(1, chunk_elements)),
+        distributed_(distributed) {}
 
   MuonSchedule compile() {
     std::vector<int> local, gathered;
@@ -68,15 +73,24 @@ class Compiler {
     std::vector<std::vector<int>> parts;
     int64_t used = 0;
     for (int i : list) {
-      if (parts.empty() || used + matrix(i).numel() > limit_) {
+      if (parts.empty() || used + size_of(i) > limit_) {
         parts.emplace_back();
         used = 0;
       }
       parts.back().push_back(i);
-      used += matrix(i).numel();
+      used += size_of(i);
     }
     return parts;
   }
+
+  /// Elements of the Gram matrix that is summed for it, if any.
+  int64_t gram_elements(int i) const {
+    const LogicalMatrix& m = matrix(i);
+    if (entry(i).mode == PlanMode::gram) return m.cols * m.cols;
+    if (!distributed_ || m.tensor_dim < 0) return 0;
+    return m.tensor_dim == 0 ? m.cols * m.cols : m.rows * m.rows;
+  }
+  int64_t size_of(int i) const { return matrix(i).numel() + gram_elements(i); }
 
   // Elements of messages that an entry adds on a rank: sent and received on the way in; the way out mirrors
   // them, times the copies.
@@ -92,8 +106,7 @@ class Compiler {
       for (int k = 0; k < plan_.copies; ++k) all.push_back({c * plan_.copies + k, m.elements_on(c), 0});
     const PlanEntry& e = entry(i);
     for (size_t k = 0; k < e.owners.size(); ++k)
-      all.push_back({e.owners[k], 0,
-                     slice(i, k).end - slice(i, k).begin + (e.mode == PlanMode::gram ? m.cols * m.cols : 0)});
+      all.push_back({e.owners[k], 0, slice(i, k).end - slice(i, k).begin + gram_elements(i)});
     return all;
   }
 
@@ -351,13 +364,14 @@ class Compiler {
   const MuonPlan& plan_;
   int me_;
   int64_t limit_;
+  bool distributed_;
 };
 
 }  // namespace
 
 MuonSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const MuonPlan& plan, int rank,
-                              int64_t chunk_elements) {
-  return Compiler(matrices, plan, rank, chunk_elements).compile();
+                              int64_t chunk_elements, bool distributed) {
+  return Compiler(matrices, plan, rank, chunk_elements, distributed).compile();
 }
 
 }  // namespace sherd

@@ -69,8 +69,9 @@ struct MuonSchedule {
 };
 
 /// @param chunk_elements bound on each message and each batch of matrices of a rank, as far as single
-/// matrices allow. The same chunks on every rank; contents are those of `rank` of the team.
+/// matrices allow. Where Gram matrices are summed (gram entries, and tensor-parallel matrices if
+/// `distributed`) they count, too. The same chunks on every rank; contents are those of `rank` of the team.
 MuonSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const MuonPlan& plan, int rank,
-                              int64_t chunk_elements);
+                              int64_t chunk_elements, bool distributed);
 
 }  // namespace sherd

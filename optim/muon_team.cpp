@@ -1,10 +1,13 @@
 #include <sherd/optim/muon_team.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <numeric>
+
+#include <sherd/kernels/random.h>
 
 namespace sherd {
 namespace {
@@ -17,6 +20,9 @@ constexpr int64_t kBuffersInFlight = 10;
 constexpr int64_t kTensorBuffers = 3;
 // Gram matrices, Q, a second X, and the messages of two rounds of sums.
 constexpr int64_t kGramBuffers = 12;
+
+/// The scale of momentum is not known, that of results is about 1: f16 has too few exponents for the former.
+DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
 
 template <class Dims>
 std::vector<std::string> joined(const Dims& a, const Dims& b) {
@@ -58,7 +64,8 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
   make_communicators();
   check_fingerprints();
-  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements());
+  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements(),
+                               options_.tensor == MuonTensorMode::distributed);
   status_ = Tensor::empty(device, {static_cast<int64_t>(std::max<size_t>(1, matrices_.size()))}, DType::i32,
                           "optimizer status");
   ops::fill(device.compute(), status_, 0);
@@ -97,20 +104,32 @@ void MuonTeam::make_communicators() {
 
 void MuonTeam::check_fingerprints() {
   // Once, at the start; a step exchanges no metadata.
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  std::vector<std::shared_ptr<Communicator>> all = {tensor_comm_};
+  if (!group.replicated()) all.push_back(group.mesh().flatten(joined(dims.sharded, dims.replicated)));
+  uint64_t mine = plan_.fingerprint;
+  const OrthogonalizeOptions& o = options_.orthogonalize;
+  for (const double v : {static_cast<double>(chunk_elements()), static_cast<double>(options_.payload),
+                         static_cast<double>(o.working), static_cast<double>(options_.scale),
+                         static_cast<double>(options_.decay), options_.scale_factor,
+                         double{options_.momentum}, double{o.eps}, options_.nesterov ? 1.0 : 0.0})
+    mine = hash64(mine, fmt::format("{}", v));
+  for (auto& [a, b, c] : o.steps) mine = hash64(mine, fmt::format("{} {} {}", a, b, c));
   Stream& s = device_.compute();
-  for (auto& comm : {comm_, tensor_comm_}) {
-    if (!comm) continue;
-    const auto mine = static_cast<int64_t>(plan_.fingerprint);
-    int64_t bounds[2] = {mine, -mine};
+  for (auto& comm : all) {
+    if (!comm || comm->size() == 1) continue;
+    // The largest and, by the complement, the smallest.
+    int64_t bounds[2] = {static_cast<int64_t>(mine), ~static_cast<int64_t>(mine)};
     const Tensor t = make({2}, DType::i64, "muon messages");
     ops::copy_from_host(s, t, bounds, sizeof bounds);
     comm->all_reduce(s, t, ReduceOp::max);
     ops::copy_to_host(s, bounds, t);
-    if (bounds[0] != -bounds[1])
+    if (bounds[0] != ~bounds[1])
       throw InvalidArgument(fmt::format(
           "{}: the ranks made different Muon plans (this rank's fingerprint is {:016x}); give every "
           "rank the same model and the same Muon options",
-          device_.label(), plan_.fingerprint));
+          device_.label(), mine));
   }
 }
 
@@ -122,14 +141,17 @@ void MuonTeam::step(Stream& compute, double lr) {
   const auto& chunks = schedule_.exchanged;
   InFlight arriving, leaving;
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
-  for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
-  Event before;
-  for (auto& chunk : schedule_.gathered) {
-    const Event now = compute.record();
-    run_gathered(compute, chunk, lr);
-    before.synchronize();  // at most two chunks hold memory
-    before = now;
-  }
+  Event before, latest;
+  const auto two_at_once = [&](const std::vector<MuonChunk>& list, auto run) {
+    for (auto& chunk : list) {
+      before.synchronize();  // the memory of the chunk before the last is gone
+      before = latest;
+      run(chunk);
+      latest = compute.record();
+    }
+  };
+  two_at_once(schedule_.local, [&](const MuonChunk& c) { run_local(compute, c, lr); });
+  two_at_once(schedule_.gathered, [&](const MuonChunk& c) { run_gathered(compute, c, lr); });
   Event finished;  // the last finish() so far
   for (size_t k = 0; k < chunks.size(); ++k) {
     const InFlight now = std::move(arriving);
@@ -177,52 +199,54 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<P
   ops::muon_update(compute, updates, packed);
 }
 
-void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
-  const int64_t total = chunk.in.send_total;
-  const Tensor packed = make({total}, options_.payload, "muon messages");
-  pack_momentum(compute, packed, chunk);
-  Tensor matrices = packed;
-  if (options_.payload != DType::f32) {  // the same rounding as on the wire
-    matrices = make({total}, DType::f32, "muon matrices");
-    ops::cast(compute, matrices, packed);
-  }
+void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr) {
+  const int64_t total = packed.numel();
   const Tensor results = make({total}, DType::f32, "muon matrices");
   int64_t at = 0;
   for (auto& b : chunk.batches) {
     const int64_t n = b.elements();
     const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
-    orthogonalize(compute, results.flat(at, at + n).view(shape), matrices.flat(at, at + n).view(shape), b);
+    Tensor in;
+    if (b.unpack.empty() && packed.dtype() == DType::f32) {
+      in = packed.flat(at, at + n).view(shape);
+    } else {
+      in = make(shape, DType::f32, "muon matrices");
+      if (b.unpack.empty()) {
+        ops::cast(compute, in.flat(0, n), packed.flat(at, at + n));
+      } else {
+        ops::copy_segments(compute, in.flat(0, n), packed, b.unpack);
+      }
+    }
+    orthogonalize(compute, results.flat(at, at + n).view(shape), in, b);
     at += n;
   }
-  if (options_.payload != DType::f32) ops::cast(compute, packed, results);
-  update(compute, options_.payload == DType::f32 ? results : packed, chunk.updates, lr);
+  Tensor rounded = results;
+  if (options_.payload != DType::f32) {  // the same rounding as on the wire
+    rounded = make({total}, options_.payload, "muon messages");
+    ops::cast(compute, rounded, results);
+  }
+  update(compute, rounded, chunk.updates, lr);
+}
+
+void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
+  const Tensor packed = make({chunk.in.send_total}, incoming(options_.payload), "muon messages");
+  pack_momentum(compute, packed, chunk);
+  finish_batches(compute, chunk, packed, lr);
 }
 
 void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) {
   const auto& counts = chunk.in.send;
-  const int64_t total = chunk.in.recv_total;
   const int64_t mine = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
-  const Tensor packed = make({total}, options_.payload, "muon messages");
+  const Tensor packed = make({chunk.in.recv_total}, incoming(options_.payload), "muon messages");
   pack_momentum(compute, packed, chunk);
   gram_comm_->all_gather_v(compute, packed, counts,
                            packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]));
-  const Tensor results = make({total}, DType::f32, "muon matrices");
-  int64_t at = 0;
-  for (auto& b : chunk.batches) {
-    const int64_t n = b.elements();
-    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
-    const Tensor in = make(shape, DType::f32, "muon matrices");
-    ops::copy_segments(compute, in.flat(0, n), packed, b.unpack);
-    orthogonalize(compute, results.flat(at, at + n).view(shape), in, b);
-    at += n;
-  }
-  if (options_.payload != DType::f32) ops::cast(compute, packed, results);
-  update(compute, options_.payload == DType::f32 ? results : packed, chunk.updates, lr);
+  finish_batches(compute, chunk, packed, lr);
 }
 
 MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
-  InFlight f{make({chunk.in.send_total}, options_.payload, "muon messages"),
-             make({chunk.in.recv_total}, options_.payload, "muon messages"),
+  InFlight f{make({chunk.in.send_total}, incoming(options_.payload), "muon messages"),
+             make({chunk.in.recv_total}, incoming(options_.payload), "muon messages"),
              {}};
   pack_momentum(compute, f.send, chunk);
   follow_compute(*streams_.in);
@@ -264,10 +288,36 @@ std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report() {
   std::vector<std::pair<std::string, MatrixStatus>> found;
   for (size_t i = 0; i < matrices_.size(); ++i) {
     const auto status = static_cast<MatrixStatus>(host[i]);
-    if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == rank_)
+    if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == rank_ &&
+        reports(slots_[slot_of_[i]].param))
       found.emplace_back(matrices_[i].label(), status);
   }
   return found;
+}
+
+bool MuonTeam::reports(const Parameter& p) const {
+  const ParamGroup& group = p.group();
+  if (group.replicated()) return true;
+  const Dims dims = dims_of(group);
+  const auto in = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (auto& d : group.mesh().dims()) {
+    if (in(dims.sharded, d.name) || (plan_.copies > 1 && in(dims.replicated, d.name))) continue;
+    // Along a dimension that deals matrices of a stack out, ranks have different matrices.
+    const auto& t = p.tensor_shard();
+    const bool dealt = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
+    if (!dealt && group.mesh().coordinate(d.name) != 0) return false;
+  }
+  return true;
+}
+
+std::string MuonTeam::describe() const {
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  return fmt::format("{} ... {}; mesh {}, sharded over {}", slots_.front().param.name(),
+                     slots_.back().param.name(), group.mesh().describe(),
+                     dims.sharded.empty() ? "nothing" : fmt::format("{}", fmt::join(dims.sharded, ", ")));
 }
 
 }  // namespace sherd

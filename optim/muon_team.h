@@ -50,6 +50,8 @@ class MuonTeam {
   /// What the latest step found in matrices that this rank reports (each is reported by one rank of the
   /// team).
   std::vector<std::pair<std::string, MatrixStatus>> report();
+  /// Which parameters and which ranks, for people.
+  std::string describe() const;
 
  private:
   struct InFlight {
@@ -57,8 +59,12 @@ class MuonTeam {
     Event arrived;
   };
   int64_t chunk_elements() const;
+  /// Of the ranks that orthogonalize it alike (replicas, tensor-parallel parts), one reports.
+  bool reports(const Parameter& p) const;
   void make_communicators();
   void check_fingerprints();
+  /// Orthogonalizes the batches of a chunk whose matrices came as one message, and updates.
+  void finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr);
   void run_local(Stream& compute, const MuonChunk& chunk, double lr);
   void run_gathered(Stream& compute, const MuonChunk& chunk, double lr);
   InFlight send_in(Stream& compute, const MuonChunk& chunk);

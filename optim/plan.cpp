@@ -9,13 +9,14 @@
 #include <set>
 
 #include <sherd/kernels/error.h>
+#include <sherd/optim/plan_cost.h>
 
 namespace sherd {
 namespace {
 
-constexpr double kPreferWithin = 1.03;   // of the bound, for owners that hold some of the matrix
+constexpr double kPreferWithin = 1.05;   // of the bound, for owners that hold some of the matrix
 constexpr double kRebalanceFrom = 1.05;  // of the bound, for dealing out local matrices, too
-constexpr int kManyHolders = 64;         // from here on nobody holds enough of a matrix to be preferred
+constexpr int kHoldersAsked = 64;        // of a matrix that more ranks than that hold
 
 /// Loads of the ranks and, by load and then rank, who has least and most.
 class Loads {
@@ -40,13 +41,6 @@ class Loads {
   std::set<std::pair<double, int>> order_;
 };
 
-double gram_flops(double s, double l, int steps, int restarts) {
-  // Every formation of R and every X <- QX: half of 2 s^2 l, and 2 s^2 l. Between them per step R^2, the
-  // product into Q (not in the first step of a run) and two into R (not in the last), half of 2 s^3 each.
-  const double runs = 1 + restarts;
-  return 3 * s * s * l * runs + s * s * s * (4 * steps - 3 * runs);
-}
-
 /// Everything about one way (copies) to lay out the team.
 class Planner {
  public:
@@ -58,9 +52,9 @@ class Planner {
     plan_.entries.resize(m_.size());
     cost_.reserve(m_.size());
     for (auto& m : m_) cost_.push_back(cost_of(m, o));
-    const double sum = std::accumulate(cost_.begin(), cost_.end(), 0.0);
+    sum_ = std::accumulate(cost_.begin(), cost_.end(), 0.0);
     const double largest = cost_.empty() ? 0 : *std::max_element(cost_.begin(), cost_.end());
-    bound_ = std::max(sum / plan_.team(), largest);
+    bound_ = std::max(sum_ / plan_.team(), largest);
   }
 
   MuonPlan make() {
@@ -88,7 +82,7 @@ class Planner {
         for (int r : e.owners) loads_.add(r, cost_[i]);
       } else if (o_.mode == MuonMode::gram || (o_.allow_inexact && gram_is_faster(i, holders))) {
         if (!gram_is_possible(m_[i])) {
-          refused.push_back(fmt::format("{} {} x {}", m_[i].label(), m_[i].rows, m_[i].cols));
+          refused.push_back(fmt::format("{} {} x {}", m_[i].label(), m_[i].whole_rows(), m_[i].whole_cols()));
           continue;
         }
         make_gram(i, holders);
@@ -109,34 +103,33 @@ class Planner {
           "Muon mode local: {} of {} matrices do not lie on one rank: {}; use auto or owner, or a "
           "layout that keeps matrices whole (whole_param)",
           refused.size(), m_.size(), fmt::join(refused, ", ")));
-    throw InvalidArgument(fmt::format(
-        "Muon mode gram: {} of {} matrices are not sharded along their long side (rows >= cols), or "
-        "are tensor-parallel, too: {}; use auto with inexact entries allowed, or owner",
-        refused.size(), m_.size(), fmt::join(refused, ", ")));
+    throw InvalidArgument(
+        fmt::format("Muon mode gram: {} of {} matrices have fewer rows than columns, are cut by tensor "
+                    "parallelism, or want "
+                    "svd: {}; use owner, or auto with allow_inexact (--muon-allow-inexact)",
+                    refused.size(), m_.size(), fmt::join(refused, ", ")));
   }
 
-  static bool gram_is_possible(const LogicalMatrix& m) { return m.rows >= m.cols && m.tensor_dim < 0; }
+  bool gram_is_possible(const LogicalMatrix& m) const {
+    return m.rows >= m.cols && m.tensor_dim < 0 && o_.method == Orthogonalizer::newton_schulz;
+  }
 
+  /// By planned time: of the ranks that hold it, if one rank alone would take longer than an even share of
+  /// everything (fewer matrices than ranks); otherwise of all ranks together.
   bool gram_is_faster(size_t i, const LogicalMatrix::Cells& holders) const {
     const LogicalMatrix& m = m_[i];
     if (o_.mode != MuonMode::automatic || plan_.copies > 1 || holders.count() < 2 || !gram_is_possible(m))
       return false;
-    const double ranks = plan_.team(), g = holders.count(), n2 = static_cast<double>(m.cols * m.cols);
-    const double owner_bytes = 2.0 * static_cast<double>(m.numel() * o_.payload_bytes) * (1 - 1 / g);
-    const double owner =
-        flops_of(m.rows, m.cols, o_) / o_.costs.flops_per_second + owner_bytes / o_.costs.bytes_per_second;
-    const double gram = shared_gram_flops(m, holders.count()) / o_.costs.flops_per_second +
-                        gram_rounds() * 8.0 * n2 * (g - 1) / o_.costs.bytes_per_second;
-    return gram / ranks < owner / ranks;
-  }
-
-  int gram_rounds() const { return o_.form == IterationForm::standard ? o_.steps : 1 + o_.restarts; }
-
-  /// FLOPs of all owners together: products with X are shared, the iteration on R is not.
-  double shared_gram_flops(const LogicalMatrix& m, int owners) const {
-    const double s = static_cast<double>(m.cols), l = static_cast<double>(m.rows);
-    const double whole = gram_flops(s, l, o_.steps, gram_rounds() - 1);
-    return whole + (owners - 1) * (whole - 3 * s * s * l * gram_rounds());
+    const double g = holders.count();
+    const auto seconds = [&](double flops, double bytes) {
+      return flops / o_.costs.flops_per_second + bytes / o_.costs.bytes_per_second;
+    };
+    const double whole = flops_of(m.rows, m.cols, o_), shared = shared_gram_flops(m, holders.count(), o_);
+    const double moved = 2.0 * static_cast<double>(m.numel() * o_.payload_bytes) * (1 - 1 / g);
+    const double sums = 2.0 * static_cast<double>(gram_sum_bytes(m.cols, holders.count(), o_));
+    const bool critical = cost_[i] > sum_ / plan_.team();
+    return critical ? seconds(shared / g, sums) < seconds(whole, moved)
+                    : seconds(shared, sums * g / 2) < seconds(whole, moved);
   }
 
   void make_gram(size_t i, const LogicalMatrix::Cells& holders) {
@@ -166,17 +159,19 @@ class Planner {
     const LogicalMatrix& m = m_[i];
     const int owners = static_cast<int>(plan_.entries[i].owners.size());
     const double whole = flops_of(m.rows, m.cols, o_);
-    return whole == 0 ? 0 : cost_[i] * shared_gram_flops(m, owners) / whole / owners;
+    return whole == 0 ? 0 : cost_[i] * shared_gram_flops(m, owners, o_) / whole / owners;
   }
 
   /// The rank that holds most of the matrix and at least its share, if the balance allows it; else -1.
   int preferred(const Loads& loads, size_t i) const {
     const LogicalMatrix& m = m_[i];
     const LogicalMatrix::Cells holders = m.cells();
-    if (holders.count() > kManyHolders) return -1;
+    const int count = holders.count(), asked = std::min(count, kHoldersAsked);
+    const int start = count > asked ? static_cast<int>(i * kHoldersAsked % static_cast<size_t>(count)) : 0;
     int best = -1;
     int64_t most = 0;
-    for (int c = holders.first; c <= holders.last; ++c) {
+    for (int k = 0; k < asked; ++k) {
+      const int c = holders.first + (start + k) % count;
       const int64_t held = m.elements_on(c);
       if (held < most || held * plan_.cells < m.numel()) continue;
       for (int t = c * plan_.copies; t < (c + 1) * plan_.copies; ++t) {
@@ -258,18 +253,21 @@ class Planner {
       PlanEntry& e = plan_.entries[i];
       const int owners = static_cast<int>(e.owners.size());
       const double cost = e.mode == PlanMode::gram ? gram_cost(i) : cost_[i];
-      double flops = flops_of(m.whole_rows(), m.whole_cols(), o_);
-      if (e.mode == PlanMode::gram) flops = shared_gram_flops(m, owners) / owners;
+      const bool gram = e.mode == PlanMode::gram;
+      const double flops = gram ? shared_gram_flops(m, owners, o_) / owners : rank_flops(m, o_);
+      const int64_t tensor = tensor_bytes(m, o_);
       e.flops = flops * owners;
       for (int t : e.owners) {
         PlanRank& r = plan_.ranks[static_cast<size_t>(t)];
         r.flops += flops;
         r.cost += cost;
+        r.bytes_in += tensor;
+        r.bytes_out += tensor;
         ++r.matrices;
       }
-      planned += cost * owners * plan_.replicas / plan_.copies;
-      once += cost_[i];
-      if (e.mode != PlanMode::local) e.bytes = travel(m, e);
+      planned += cost * owners * plan_.replicas / plan_.copies * m.tensor_parts;
+      once += whole_cost(m);
+      e.bytes = (e.mode == PlanMode::local ? 0 : travel(m, e)) + tensor * owners;
     }
     double busiest = 0;
     for (auto& r : plan_.ranks) {
@@ -281,6 +279,14 @@ class Planner {
     plan_.imbalance = bound_ > 0 ? busiest / bound_ : 1;
     plan_.redundancy = once > 0 ? planned / once : 1;
     plan_.fingerprint = digest();
+  }
+
+  /// Of orthogonalizing it once, on one rank.
+  double whole_cost(LogicalMatrix m) const {
+    m.rows = m.whole_rows();
+    m.cols = m.whole_cols();
+    m.tensor_dim = -1;
+    return cost_of(m, o_);
   }
 
   /// Bytes of one entry, added to the ranks that send and receive them.
@@ -314,10 +320,8 @@ class Planner {
       }
     }
     if (e.mode == PlanMode::gram) {
-      // Slices of partial Gram matrices to their owners, and the sums back: each rank sends and receives
-      // both.
-      const int64_t g = static_cast<int64_t>(e.owners.size());
-      const int64_t each = gram_rounds() * 2 * 4 * m.cols * m.cols * (g - 1) / g;
+      // Slices of partial Gram matrices to their owners, and the sums back.
+      const int64_t each = gram_sum_bytes(m.cols, static_cast<int64_t>(e.owners.size()), o_);
       for (int t : e.owners) {
         plan_.ranks[static_cast<size_t>(t)].bytes_in += each;
         plan_.ranks[static_cast<size_t>(t)].bytes_out += each;
@@ -328,10 +332,21 @@ class Planner {
   }
 
   uint64_t digest() const {
-    std::vector<int64_t> words = {plan_.cells, plan_.replicas, plan_.copies, static_cast<int64_t>(m_.size())};
+    std::vector<int64_t> words = {plan_.cells,
+                                  plan_.replicas,
+                                  plan_.copies,
+                                  static_cast<int64_t>(m_.size()),
+                                  static_cast<int64_t>(o_.method),
+                                  static_cast<int64_t>(o_.form),
+                                  static_cast<int64_t>(o_.tensor),
+                                  o_.steps,
+                                  o_.restarts,
+                                  o_.payload_bytes};
     for (size_t i = 0; i < m_.size(); ++i) {
       const PlanEntry& e = plan_.entries[i];
-      words.insert(words.end(), {m_[i].rows, m_[i].cols, m_[i].place.begin, m_[i].param,
+      const uint64_t name = XXH64(m_[i].name.data(), m_[i].name.size(), 0);
+      words.insert(words.end(), {static_cast<int64_t>(name), m_[i].rows, m_[i].cols, m_[i].place.begin,
+                                 m_[i].param, m_[i].tensor_dim, m_[i].tensor_parts,
                                  static_cast<int64_t>(e.mode), static_cast<int64_t>(e.owners.size())});
       words.insert(words.end(), e.owners.begin(), e.owners.end());
       words.insert(words.end(), e.first_row.begin(), e.first_row.end());
@@ -344,7 +359,7 @@ class Planner {
   MuonPlan plan_;
   Loads loads_;
   std::vector<double> cost_;
-  double bound_ = 0;
+  double sum_ = 0, bound_ = 0;
 };
 
 }  // namespace
@@ -359,25 +374,13 @@ PlanOptions plan_options(const MuonOptions& o) {
   p.mode = o.mode;
   p.allow_inexact = o.allow_inexact;
   p.steps = static_cast<int>(o.orthogonalize.steps.size());
+  p.method = o.orthogonalize.method;
   p.form = o.orthogonalize.form;
   p.restarts = static_cast<int>(o.orthogonalize.restarts.size());
   p.tensor = o.tensor;
   p.payload_bytes = size_of(o.payload);
   p.costs = o.costs;
   return p;
-}
-
-double cost_of(const LogicalMatrix& m, const PlanOptions& o) {
-  const bool divided = m.tensor_dim >= 0 && o.tensor == MuonTensorMode::distributed;
-  const double rows = static_cast<double>(m.whole_rows()), cols = static_cast<double>(m.whole_cols());
-  const double s = std::min(rows, cols), l = std::max(rows, cols) / (divided ? m.tensor_parts : 1);
-  return o.steps * s * s * (2 * l + s);
-}
-
-double flops_of(int64_t rows, int64_t cols, const PlanOptions& o) {
-  const double s = static_cast<double>(std::min(rows, cols)), l = static_cast<double>(std::max(rows, cols));
-  if (o.form == IterationForm::gram) return gram_flops(s, l, o.steps, o.restarts);
-  return o.steps * (3 * s * s * l + s * s * s);
 }
 
 MuonPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,

@@ -21,6 +21,7 @@ struct PlanOptions {
   MuonMode mode = MuonMode::automatic;
   bool allow_inexact = false;
   int steps = 5;
+  Orthogonalizer method = Orthogonalizer::newton_schulz;
   IterationForm form = IterationForm::standard;
   int restarts = 0;
   MuonTensorMode tensor = MuonTensorMode::duplicated;
@@ -59,7 +60,8 @@ struct MuonPlan {
   std::vector<PlanRank> ranks;     // of the team
   /// Largest cost on a rank / max(sum of all matrices' costs / ranks, largest single cost).
   double imbalance = 1;
-  /// Cost that the ranks of all replicas pay together / cost of orthogonalizing every matrix once.
+  /// Cost that the ranks of all replicas and tensor-parallel parts pay together / cost of orthogonalizing
+  /// every matrix once.
   double redundancy = 1;
   double seconds = 0;  // of the slowest rank, by PlanCosts
   uint64_t fingerprint = 0;
@@ -67,8 +69,9 @@ struct MuonPlan {
   int team() const { return cells * copies; }
 };
 
-/// Newton-Schulz cost, steps * s^2 * (2l + s) with the short side s and the long side l of the whole matrix
-/// (of this rank's part of it under distributed tensor parallelism).
+/// Newton-Schulz cost on one rank, steps * s^2 * (2l + s) with the short side s and the long side l of the
+/// whole matrix. Under distributed tensor parallelism s is the side of the Gram matrices, the one that is not
+/// cut, and l this rank's part of the other.
 double cost_of(const LogicalMatrix& m, const PlanOptions& o);
 /// FLOPs with half-work symmetric products, whole matrix on one rank.
 double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
@@ -77,9 +80,9 @@ double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
 ///
 /// What lies on one rank stays there. The others go to owners by LPT: largest cost first, to the rank with
 /// the least load so far (local work counted, every rank is a candidate, ties to the lowest); a rank that
-/// holds at least its share of the matrix is preferred while that keeps the balance within 3 % of the bound.
-/// `automatic` deals out local matrices, too, where they alone break the balance, spreads owners over replicas
-/// where that is faster, and uses gram only if allowed and faster.
+/// holds at least its share of the matrix is preferred while that keeps the balance within 5 % of the bound.
+/// `automatic` deals out local matrices, too, where they alone break the balance, spreads owners over
+/// replicas where that is faster, and uses gram only if allowed and faster.
 /// @throws InvalidArgument naming all matrices for which a forced mode is not possible.
 MuonPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
                    const PlanOptions& options);

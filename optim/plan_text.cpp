@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -19,8 +20,10 @@ std::string rank_line(std::string_view rank, double matrices, double in, double 
 }
 
 std::string owners_of(const PlanEntry& e) {
-  if (e.owners.size() == 1) return fmt::format("{}", e.owners[0]);
-  return fmt::format("{}-{} ({})", e.owners.front(), e.owners.back(), e.owners.size());
+  if (e.owners.size() <= 4) return fmt::format("{}", fmt::join(e.owners, ","));
+  const bool together = e.owners.back() - e.owners.front() + 1 == static_cast<int>(e.owners.size());
+  return fmt::format("{}{}{} ({})", e.owners.front(), together ? "-" : "..", e.owners.back(),
+                     e.owners.size());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <sherd/optim/routing.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <regex>
 
@@ -33,6 +34,7 @@ Routing route(Module& root, const RoutingOptions& options) {
   for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
 
   Routing routing;
+  std::vector<bool> used(patterns.size(), false);
   for (auto& [name, param] : root.named_parameters()) {
     if (!param.trainable()) continue;
     Route r{name, param, Algorithm::adamw, false, ""};
@@ -41,6 +43,7 @@ Routing route(Module& root, const RoutingOptions& options) {
     size_t hit = 0;
     while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
     if (hit < patterns.size()) {
+      used[hit] = true;
       r.algorithm = options.rules[hit].algorithm;
       r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
       if (r.algorithm == Algorithm::muon && !matrix)
@@ -64,6 +67,14 @@ Routing route(Module& root, const RoutingOptions& options) {
     param.set_cut(r.algorithm == Algorithm::muon ? CutClass::row : CutClass::element);
     routing.routes.push_back(std::move(r));
   }
+  std::vector<std::string> idle;
+  for (size_t i = 0; i < used.size(); ++i)
+    if (!used[i]) idle.push_back(options.rules[i].pattern);
+  if (!idle.empty())
+    throw InvalidArgument(fmt::format(
+        "routing rules that decide about no parameter (no trainable one matches, or earlier rules "
+        "took all): '{}'",
+        fmt::join(idle, "', '")));
   return routing;
 }
 

@@ -76,6 +76,14 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
       throw sherd::InvalidArgument(
           fmt::format("--ns-restart {}: the iteration has {} steps", c.ns_restart, steps.size()));
   });
+  if (!c.ns_restart.empty() && split(c.ns_restart, ',').empty())
+    problems.push_back(fmt::format("--ns-restart '{}': no number of steps", c.ns_restart));
+  if (!c.route.empty() && split(c.route, ';').empty())
+    problems.push_back(fmt::format("--route '{}': no rule; write REGEX=muon or REGEX=adamw", c.route));
+  if (c.muon_momentum == 1) problems.push_back("--muon-momentum 1: must be less than 1");
+  if (c.orthogonalizer == "svd" && (c.muon_mode == "gram" || c.muon_tensor == "distributed"))
+    problems.push_back(
+        "--orthogonalizer svd: needs whole matrices, not --muon-mode gram or --muon-tensor distributed");
   if (c.muon_working == "bf16" && (c.ns_form == "gram" || c.muon_mode == "gram" || c.muon_allow_inexact ||
                                    c.muon_tensor == "distributed"))
     problems.push_back("--muon-working bf16: Gram matrices in bf16 are numerically unsafe; use fp16 or fp32");

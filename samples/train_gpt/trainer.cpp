@@ -210,9 +210,10 @@ StepResult Trainer::train_step(int64_t step) {
 void Trainer::warn_about_skipped_updates(int64_t step) {
   for (auto& [name, status] : optimizer_->muon().report()) {
     if (status == MatrixStatus::not_finite)
-      fmt::print(stderr,
-                 "train_gpt: step {}: the gradient of {} is not finite; its Muon update was skipped\n",
-                 step + 1, name);
+      fmt::print(stderr, "train_gpt: step {}: {} has no finite Muon update; it was skipped\n", step + 1,
+                 name);
+    if (status == MatrixStatus::zero && zeros_seen_.insert(name).second)
+      fmt::print(stderr, "train_gpt: step {}: the Muon update of {} is zero (said once)\n", step + 1, name);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -68,7 +69,8 @@ class Trainer {
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
-  sherd::CommCounts carried_;  // of the coming step, issued already
+  std::set<std::string> zeros_seen_;  // matrices whose update was zero once
+  sherd::CommCounts carried_;         // of the coming step, issued already
 };
 
 }  // namespace train_gpt

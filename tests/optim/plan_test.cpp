@@ -84,8 +84,8 @@ TEST_P(Balance, OfA32LayerTransformer) {
 
 INSTANTIATE_TEST_SUITE_P(Plan, Balance,
                          ::testing::Combine(::testing::Values(1, 2, 3, 8, 64, 256, 1024),
-                                            ::testing::Values(LayoutPolicy::ragged,
-                                                              LayoutPolicy::even_rows)));
+                                            ::testing::Values(LayoutPolicy::ragged, LayoutPolicy::even_rows,
+                                                              LayoutPolicy::whole_param)));
 
 TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
   const Model model(transformer(4, 64, 160), 4, LayoutPolicy::even_rows);
