@@ -19,7 +19,6 @@ struct Case {
   Shape local;
   RowBlocks blocks;
   int dim = 0, parts = 1;
-  bool by_block = true;
   bool cut_by_block = false;  // what must come of it
 };
 
@@ -28,18 +27,18 @@ std::vector<Case> cases() {
       {"vector", {5}, {}, 0, 3},
       {"rows", {4, 3}, {}, 0, 2},
       {"columns", {4, 3}, {}, 1, 3},
-      {"one part", {4, 3}, stacked_blocks({1, 3}), 0, 1, true, true},
-      {"q, k and v", {9, 2}, stacked_blocks({3, 3, 3}), 0, 2, true, true},
-      {"uneven blocks, one empty", {7, 3}, stacked_blocks({1, 0, 4, 2}), 0, 4, true, true},
+      {"one part", {4, 3}, stacked_blocks({1, 3}), 0, 1, true},
+      {"q, k and v", {9, 2}, stacked_blocks({3, 3, 3}), 0, 2, true},
+      {"uneven blocks, one empty", {7, 3}, stacked_blocks({1, 0, 4, 2}), 0, 4, true},
       {"columns of blocks", {6, 2}, stacked_blocks({2, 4}), 1, 2},
-      {"heads", {6, 2}, head_blocks(3, 2), 0, 2, false},
+      {"heads", {6, 2}, head_blocks(3, 2), 0, 2},
       {"interleaved", {6, 2}, interleaved_blocks(6, 2), 0, 2},
       {"grouped queries", {16, 2}, grouped_query_blocks(2, 2, 2), 0, 2},
       {"one group of queries", {8, 2}, grouped_query_blocks(1, 2, 2), 0, 4},
       {"experts", {2, 3, 4}, {}, 0, 3},
       {"experts with blocks", {2, 4, 3}, stacked_blocks({1, 3}), 0, 2},
       {"rows of experts", {2, 3, 4}, {}, 1, 2},
-      {"rows of experts by block", {3, 5, 2}, stacked_blocks({2, 3}), 1, 2, true, true},
+      {"rows of experts by block", {3, 5, 2}, stacked_blocks({2, 3}), 1, 2, true},
       {"columns of experts", {2, 3, 4}, {}, 2, 2},
       {"columns of experts with blocks", {2, 5, 2}, stacked_blocks({2, 3}), 2, 3},
       {"four dimensions", {2, 3, 2, 3}, {}, 2, 2},
@@ -77,7 +76,7 @@ TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
   for (const Case& c : cases()) {
     std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);
     for (int index = 0; index < c.parts; ++index) {
-      const TensorShard shard{"tp", c.dim, c.parts, index, c.by_block};
+      const TensorShard shard{"tp", c.dim, c.parts, index};
       const Shape global = global_shape(c.local, shard);
       ASSERT_EQ(numel_of(global), static_cast<int64_t>(covered.size())) << c.name;
       const std::vector<int64_t> want = brute_force(c, index);
