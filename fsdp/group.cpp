@@ -8,9 +8,10 @@
 namespace sherd {
 namespace {
 
-// A fused matrix costs what its blocks cost; 0 = as its shape says.
+// A fused matrix (or a stack of them) costs what its blocks cost; 0 = as its shape says.
 double cost_of(const Parameter& p) {
   const Shape& shape = p.shape();
+  if (shape.size() != 2 && shape.size() != 3) return 0;
   double cost = 0;
   for (auto& b : p.row_blocks()) {
     Shape block = shape;
