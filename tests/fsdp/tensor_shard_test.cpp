@@ -189,5 +189,80 @@ TEST(TensorShardCheck, RanksThatCutDifferentlyAreFound) {
                ShapeMismatch);
 }
 
+TEST(TensorShardCheck, BlocksDealtOutOnSomeRanksOnlyAreFound) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& r) {
+                        ToyModel model(8, 8, 1);
+                        model.blocks_[0]->up_.set_row_blocks(r.world->rank() == 0 ? head_blocks(2, 4)
+                                                                                  : stacked_blocks({4, 4}));
+                        fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+                      }),
+               ShapeMismatch);
+}
+
+TEST(TensorShardCheck, ADimensionThatShardsOrReducesCannotCutAsWell) {
+  launch(4, [](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"expert", 2}, {"shard", 2}});
+    for (const char* dim : {"shard", "expert"}) {
+      ToyModel model(8, 8, 1);
+      model.blocks_[0]->up_.set_tensor_shard({dim, 0, 2, mesh.coordinate(dim)});
+      fully_shard(*model.blocks_[0], mesh, {.replicate_dim = "expert"});
+      try {
+        fully_shard(model, mesh, {.replicate_dim = "expert"});
+        FAIL();
+      } catch (const InvalidArgument& e) {
+        EXPECT_THAT(e.what(), HasSubstr("'blocks.0.up.weight' is piece"));
+        EXPECT_THAT(e.what(), HasSubstr(*dim == 's' ? "the shard dimension" : "the replicate dimension"));
+      }
+    }
+  });
+}
+
+// Gradients of `value` everywhere.
+struct Constant : Module {
+  Constant(Shape shape, float v) : weight(param("weight", std::move(shape), constant(0))), value(v) {}
+  Parameter weight;
+  float value;
+
+ protected:
+  Tensor forward(const Tensor& x) override { return x; }
+  Tensor backward(const Tensor&) override {
+    const Tensor g = weight.grad();
+    ops::fill(g.device().compute(), g, value);
+    return {};
+  }
+};
+
+TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
+  launch(4, [](RankContext& r) {
+    struct Root : Constant {
+      explicit Root(float v) : Constant({10}, v), experts({3, 4}, v) { child("experts", experts); }
+      Constant experts;
+
+     protected:
+      Tensor forward(const Tensor& x) override { return experts(x); }
+      Tensor backward(const Tensor& dy) override {
+        experts.run_backward(dy);
+        return Constant::backward(dy);
+      }
+    };
+    const DeviceMesh mesh(r.world, {{"expert", 2}, {"shard", 2}});
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+      Root model(static_cast<float>(r.world->rank() + 1));
+      model.experts.weight.set_tensor_shard({"expert", 0, 2, mesh.coordinate("expert")});
+      fully_shard(model.experts, mesh, {.strategy = strategy, .gradient_ranks = 4});
+      fully_shard(model, mesh, {.strategy = strategy, .replicate_dim = "expert"});
+      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      model.run_backward({});
+      Stream& s = r.device->compute();
+      for (float g : ops::to_floats(s, model.weight.grad_shard()))
+        EXPECT_EQ(g, (1 + 2 + 3 + 4) / 4.0f) << "over both dimensions";
+      const float own = mesh.coordinate("expert") == 0 ? 1 + 2 : 3 + 4;
+      for (float g : ops::to_floats(s, model.experts.weight.grad_shard()))
+        EXPECT_EQ(g, own / 4) << "over the ranks with the same experts";
+    }
+  });
+}
+
 }  // namespace
 }  // namespace sherd::test
