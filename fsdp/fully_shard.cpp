@@ -20,6 +20,8 @@ void check(Module& root, const FullyShardOptions& root_options) {
       wrong.push_back(fmt::format("{}: shard and replicate dimension are both '{}'", who, o.shard_dim));
     if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
       wrong.push_back(fmt::format("{}: padding budget {} is not in [0, 1]", who, o.padding_budget));
+    if (o.gradient_ranks < 0)
+      wrong.push_back(fmt::format("{}: gradient ranks {} are negative", who, o.gradient_ranks));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)

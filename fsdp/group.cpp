@@ -8,9 +8,10 @@
 namespace sherd {
 namespace {
 
-// A fused matrix costs what its blocks cost; 0 = as its shape says.
+// A fused matrix (or a stack of them) costs what its blocks cost; 0 = as its shape says.
 double cost_of(const Parameter& p) {
   const Shape& shape = p.shape();
+  if (shape.size() != 2 && shape.size() != 3) return 0;
   double cost = 0;
   for (auto& b : p.row_blocks()) {
     Shape block = shape;
@@ -91,11 +92,12 @@ uint64_t ParamGroup::fingerprint() const {
     mix(v);
   for (auto& p : spec_.params) {
     for (auto& b : p.row_blocks())
-      for (const int64_t v : {b.begin, b.size, b.stride, b.count}) mix(static_cast<uint64_t>(v));
+      for (const int64_t v : {b.begin, b.size, b.stride, b.count, int64_t{b.dealt}})
+        mix(static_cast<uint64_t>(v));
     if (!p.tensor_shard()) continue;
     const TensorShard& t = *p.tensor_shard();  // not its index: that is what differs
     mix(hash64(static_cast<uint64_t>(t.parts), t.mesh_dim));
-    mix(static_cast<uint64_t>(2 * t.dim + (t.by_block ? 1 : 0)));
+    mix(static_cast<uint64_t>(t.dim));
   }
   return h;
 }

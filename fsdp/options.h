@@ -19,7 +19,8 @@ struct FullyShardOptions {
   /// Under optim_grads_params: free (never the root's) the unsharded parameters between forward and backward.
   /// When false they stay in a buffer of the unit's own until its backward is done.
   bool reshard_after_forward = true;
-  /// (root) Units gathered ahead of the one that computes; prefetch + 1 gather buffers exist.
+  /// (root) Units gathered ahead of the one that computes. For every height of nesting (a wrapped module is
+  /// one higher than the highest inside of it) prefetch + 1 gather buffers exist.
   int prefetch = 1;
   /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.
   bool overlap_reduce = true;

@@ -78,7 +78,8 @@ class Parameter {
   Tensor shard() const;
   /// The reduced, averaged gradient of exactly that interval; valid after the last backward of a step.
   Tensor grad_shard() const;
-  /// shard() as a tensor over the mesh.
+  /// shard() as a tensor over the mesh. Of a tensor-parallel piece it is the local piece only, as if that
+  /// were the whole parameter; global_boxes() says where the piece lies.
   DTensor dtensor() const;
   /// The interval of the parameter that shard() holds.
   ParamRange shard_range() const;

@@ -35,7 +35,7 @@ RowBlocks interleaved_blocks(int64_t rows, int ways, const std::vector<std::stri
 RowBlocks head_blocks(int64_t heads, int64_t head_dim) {
   RowBlocks blocks;
   for (int64_t h = 0; h < heads; ++h)
-    blocks.push_back({"head" + std::to_string(h), h * head_dim, head_dim, 0, 1});
+    blocks.push_back({"head" + std::to_string(h), h * head_dim, head_dim, 0, 1, true});
   return blocks;
 }
 

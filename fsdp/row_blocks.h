@@ -12,6 +12,9 @@ namespace sherd {
 struct RowBlock {
   std::string name;
   int64_t begin = 0, size = 0, stride = 0, count = 1;
+  /// Tensor parallelism deals such blocks out whole instead of giving every rank some of each; one of them
+  /// makes all blocks of its parameter so.
+  bool dealt = false;
   int64_t rows() const { return size * count; }
   /// Row of the parameter that row i of the block is.
   int64_t row(int64_t i) const { return begin + i / size * stride + i % size; }
@@ -23,7 +26,7 @@ using RowBlocks = std::vector<RowBlock>;
 RowBlocks stacked_blocks(const std::vector<int64_t>& rows, const std::vector<std::string>& names = {});
 /// `ways` blocks whose rows alternate: row i belongs to block i mod ways (interleaved gate and up).
 RowBlocks interleaved_blocks(int64_t rows, int ways, const std::vector<std::string>& names = {});
-/// One block for each head of `head_dim` rows.
+/// One block for each head of `head_dim` rows, dealt out whole.
 RowBlocks head_blocks(int64_t heads, int64_t head_dim);
 /// Fused grouped-query projection, group by group: [queries_per_group heads of q, (as many of gate,) one head
 /// of k, one of v] x groups. Blocks q, (gate,) k, v, each collected over the groups.

@@ -118,13 +118,14 @@ std::unique_ptr<ParamGroup> ShardRuntime::make_group(ParamGroup::Spec spec) {
 
 const GroupComms& ShardRuntime::comms_of(const Wrap& wrap) {
   const auto& inner = wrap.mesh.comm(wrap.options.shard_dim);
-  auto [it, fresh] = comms_.try_emplace(inner.get());
+  const bool hsdp = wrap.mesh.has(wrap.options.replicate_dim);
+  const auto outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim) : nullptr;
+  auto [it, fresh] = comms_.try_emplace({inner.get(), outer.get()});
   if (fresh) {
-    const bool hsdp = wrap.mesh.has(wrap.options.replicate_dim);
     it->second.gather_inner = inner->clone();
     it->second.reduce_inner = inner->clone();
-    it->second.gather_outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim)->clone() : alone_;
-    it->second.reduce_outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim)->clone() : alone_;
+    it->second.gather_outer = outer ? outer->clone() : alone_;
+    it->second.reduce_outer = outer ? outer->clone() : alone_;
   }
   return it->second;
 }
@@ -143,6 +144,15 @@ void ShardRuntime::check_tensor_shards() const {
     for (auto& p : g->params()) {
       if (!p.tensor_shard() || p.tensor_shard()->parts == 1) continue;
       const TensorShard& t = *p.tensor_shard();
+      const FullyShardOptions& o = g->options();
+      if (mesh.has(t.mesh_dim) && (t.mesh_dim == o.shard_dim || t.mesh_dim == o.replicate_dim)) {
+        wrong.push_back(
+            fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
+                        "of unit '{}' as well: gradients of different pieces would be summed",
+                        p.name(), t.index, t.parts, t.mesh_dim,
+                        t.mesh_dim == o.shard_dim ? "shard" : "replicate", g->unit()));
+        continue;
+      }
       if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
         continue;
       wrong.push_back(fmt::format(

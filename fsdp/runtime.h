@@ -75,7 +75,8 @@ class ShardRuntime {
   const GroupComms& comms_of(const Wrap& wrap);
   void assign_slots();
   void initialise();
-  /// @throws InvalidArgument naming every parameter that is not the piece its mesh says.
+  /// @throws InvalidArgument naming every parameter that is not the piece its mesh says, or
+  /// that is cut over a dimension its unit shards or reduces over.
   void check_tensor_shards() const;
   void check_fingerprints();
   /// Throws on every rank unless all ranks pass the same value. Blocks the host.
@@ -88,8 +89,9 @@ class ShardRuntime {
   Device& device_;
   DeviceMesh mesh_;
   FullyShardOptions options_;
-  std::map<const Communicator*, GroupComms> comms_;  // by the mesh's shard communicator
-  std::shared_ptr<Communicator> alone_;              // a group of one, for ignored parameters
+  // By the communicators of the shard and of the replicate dimension (null without one).
+  std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
+  std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   // Layouts of whole parameters carry each rank's cost on from unit to unit in the order in which units are
   // made: backward, the root last; a unit has few matrices, so ties go to the rank with less cost. By shard
   // communicator and number of ranks.

@@ -17,9 +17,10 @@ class Cut {
   Cut(const Shape& local, const RowBlocks& blocks, const TensorShard& shard)
       : blocks_(blocks), shard_(shard), size_(local[static_cast<size_t>(shard.dim)]) {
     const int row_dim = local.size() == 3 ? 1 : 0;
-    const bool stacked = std::all_of(blocks.begin(), blocks.end(),
-                                     [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
-    by_block_ = shard.by_block && shard.dim == row_dim && stacked && !blocks.empty();
+    const bool stacked = std::all_of(blocks.begin(), blocks.end(), [](const RowBlock& b) {
+      return b.count == 1 && b.stride == 0 && !b.dealt;
+    });
+    by_block_ = shard.dim == row_dim && stacked && !blocks.empty();
   }
 
   Place place_of(int64_t i) const {

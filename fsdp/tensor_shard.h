@@ -13,15 +13,14 @@ namespace sherd {
 /// Dimension `dim` of the global parameter is cut in `parts` equal pieces over mesh dimension `mesh_dim`;
 /// this rank's module holds piece `index`. A parameter of stacked row blocks (stacked_blocks()) that is cut
 /// along its rows (dimension 0 of a matrix, 1 of a stack of matrices) is cut block by block: every rank holds
-/// some of q, of k and of v. Blocks of several runs, such as those of grouped queries, are cut in one range:
-/// every rank holds some whole groups. So is everything else.
+/// some of q, of k and of v. Blocks that are dealt out whole (RowBlock::dealt, such as heads) and blocks of
+/// several runs (such as those of grouped queries) are cut in one range: every rank holds some whole heads or
+/// groups. So is everything else.
 struct TensorShard {
   std::string mesh_dim = "tp";
   int dim = 0;
   int parts = 1;
   int index = 0;
-  /// False: one range of the rows even of stacked blocks; every rank holds some whole blocks (head_blocks()).
-  bool by_block = true;
   bool operator==(const TensorShard&) const = default;
 };
 

@@ -29,10 +29,10 @@ void Unit::unshard() {
     auto& slot = runtime_.slots_[static_cast<size_t>(slot_)];
     if (slot.occupant != nullptr && slot.occupant != this) {
       if (slot.occupant->in_use_)
-        throw NotSupported(
-            fmt::format("unit '{}' needs the gather buffer that unit '{}' is using; wrapped modules may not "
-                        "be nested in use: raise prefetch or wrap them as one unit",
-                        name_, slot.occupant->name_));
+        throw NotSupported(fmt::format(
+            "unit '{}' needs the gather buffer that unit '{}' is using: units of one nesting height "
+            "may not be in use at once; end the use of one before that of the other begins",
+            name_, slot.occupant->name_));
       slot.occupant->reshard();
     }
     slot.occupant = this;
@@ -102,10 +102,10 @@ void Unit::pre_backward() {
   if (grad_slot_ >= 0) {
     auto& slot = runtime_.grad_slots_[static_cast<size_t>(grad_slot_)];
     if (slot.occupant != nullptr)
-      throw NotSupported(
-          fmt::format("unit '{}' needs the gradient buffer that unit '{}' is using; wrapped modules may "
-                      "not be nested",
-                      name_, slot.occupant->name_));
+      throw NotSupported(fmt::format(
+          "unit '{}' needs the gradient buffer that unit '{}' is using: units of one nesting height "
+          "may not be in backward at once",
+          name_, slot.occupant->name_));
     slot.occupant = this;
     compute.wait(slot.free);
     buffer = slot.buffer;

@@ -79,6 +79,19 @@ std::string undivided(const TrainConfig& c, int64_t tp, const std::set<std::stri
   return fmt::format("{}", fmt::join(list, " and "));
 }
 
+/// Flags of the experts that say something else than their default, as a list.
+std::string idle_expert_flags(const TrainConfig& c, const std::set<std::string_view>& bad) {
+  const TrainConfig standard;
+  std::vector<std::string> list;
+  if (!bad.contains("expert_parallel") && c.expert_parallel != standard.expert_parallel)
+    list.push_back(fmt::format("--expert-parallel {}", c.expert_parallel));
+  if (!bad.contains("expert_top_k") && c.expert_top_k != standard.expert_top_k)
+    list.push_back(fmt::format("--expert-top-k {}", c.expert_top_k));
+  if (!bad.contains("moe_aux") && c.moe_aux != standard.moe_aux)
+    list.push_back(fmt::format("--moe-aux {}", c.moe_aux));
+  return fmt::format("{}", fmt::join(list, ", "));
+}
+
 /// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
 void check_together(const TrainConfig& c, const std::set<std::string_view>& bad, Problems& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
@@ -99,9 +112,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
                                    (c.dim / c.heads + 1) * c.heads));
   }
-  if (c.experts == 0 && c.expert_parallel > 1)
-    problems.push_back(fmt::format("--expert-parallel {}: there are no experts to share out; give --experts",
-                                   c.expert_parallel));
+  if (const std::string idle = idle_expert_flags(c, bad); c.experts == 0 && !idle.empty())
+    problems.push_back(fmt::format("{}: there are no experts; give --experts", idle));
   if (c.experts > 0 && good("experts", "expert_top_k") && c.expert_top_k > c.experts)
     problems.push_back(
         fmt::format("--expert-top-k {}: there are only --experts {}", c.expert_top_k, c.experts));

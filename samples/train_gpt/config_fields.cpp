@@ -47,7 +47,7 @@ const std::vector<FieldGroup>& groups() {
          "ranks that share the experts out; divides --ranks and --experts", 1, 1024},
         {"expert_top_k", &C::expert_top_k, "N", "experts of each token", 1, 2},
         {"moe_aux", &C::moe_aux, "X",
-         "weight of the load-balancing loss: not printed, of each rank's tokens, so depends on --ranks", 0,
+         "weight of the load-balancing loss: not printed, of each microbatch, so depends on --grad-accum", 0,
          1e6},
         {"seed", &C::seed, "N", "of the initial weights and of --sample"},
         {"init_weights", &C::init_weights, "FILE", "start from these weights (safetensors)"}}},

@@ -1,4 +1,5 @@
-// The byte-level GPT of the sample: pre-norm blocks, learned positions, untied head, no biases.
+// The byte-level GPT of the sample: pre-norm blocks, learned positions, untied head, no biases but
+// the experts'.
 #pragma once
 
 #include <memory>

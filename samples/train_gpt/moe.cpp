@@ -30,7 +30,8 @@ Tensor permuted(Stream& s, const Tensor& rows, const Tensor& order) {
 }  // namespace
 
 ExpertParallel ExpertParallel::of(const sherd::DeviceMesh& mesh) {
-  return {mesh.size("expert"), mesh.coordinate("expert"), mesh.comm("expert")};
+  return {mesh.size("expert"), mesh.coordinate("expert"), mesh.comm("expert"),
+          mesh.flatten({"expert_shard", "expert"})->clone()};
 }
 
 Experts::Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
@@ -94,6 +95,10 @@ MoeMlp::MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
     : shape_(shape), parallel_(parallel), dim_(dim), experts_(dim, fc_std, out_std, shape, parallel) {
   router_ = param("router.weight", {shape.experts, dim}, sherd::normal(fc_std));
   child("experts", experts_);
+}
+
+bool MoeMlp::counts_everywhere() const {
+  return shape_.balance != 0 && parallel_.all && parallel_.all->size() > 1;
 }
 
 MoeMlp::Exchange MoeMlp::plan(const Tensor& counts) {
@@ -178,6 +183,7 @@ Tensor MoeMlp::forward(const Tensor& x) {
   const Tensor copies = make(x, {n, dim_}, x.dtype());
   ops::expand_rows(s, copies, x, v.order, {});
   v.exchange = plan(v.counts);
+  if (training() && counts_everywhere()) parallel_.all->all_reduce(s, v.counts);  // the plan is made
   experts_.set_offsets(v.exchange.offsets);
   v.outputs = from_experts(experts_(to_experts(copies, v.exchange)), v.exchange);
   Tensor y = make(x, x.shape(), x.dtype());
@@ -199,7 +205,8 @@ Tensor MoeMlp::backward(const Tensor& dy) {
   ops::combine_rows(s, dx, dcopies, v.position, {});
 
   const Tensor dlogits = make(dy, v.logits.shape(), dy.dtype());
-  const auto choices = static_cast<float>(std::max<int64_t>(1, v.indices.numel()));
+  const int64_t ranks = counts_everywhere() ? parallel_.all->size() : 1;
+  const auto choices = static_cast<float>(std::max<int64_t>(1, ranks * v.indices.numel()));
   const float balance = shape_.balance * loss_scale_ * static_cast<float>(shape_.experts) / choices;
   ops::route_top_k_backward(s, dlogits, dgates, v.logits, v.indices,
                             shape_.balance == 0 ? Tensor() : v.counts, balance);

@@ -20,7 +20,8 @@ using sherd::Tensor;
 struct MoeShape {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 2;    // experts of each token: 1 or 2
-  /// Weight of the Switch load-balancing loss of each block, from the rows of one call on this rank:
+  /// Weight of the Switch load-balancing loss of each block, from the rows of one call on all ranks
+  /// (ExpertParallel::all), each of which has as many:
   /// experts * sum over e of (share of the choices that fell on e) * (mean probability of e).
   float balance = 0;
 };
@@ -31,8 +32,10 @@ struct ExpertParallel {
   int parts = 1;
   int index = 0;
   std::shared_ptr<Communicator> comm;  // by index; may be null in one part
+  /// Every rank whose rows the balancing loss counts; used for nothing else. Null: this one alone.
+  std::shared_ptr<Communicator> all = nullptr;
 
-  /// The ranks of mesh dimension "expert".
+  /// The ranks of mesh dimension "expert", counting the rows of the whole mesh. Collective.
   static ExpertParallel of(const sherd::DeviceMesh& mesh);
   int64_t share(int64_t experts) const { return experts / parts; }
 };
@@ -61,7 +64,8 @@ class Experts : public Module {
 };
 
 /// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. With several
-/// parts the host waits for the numbers of rows that the ranks exchange, once for each forward.
+/// parts the host waits for the numbers of rows that the ranks exchange, once for each forward. Under a
+/// balancing loss every forward in training sums them over all ranks.
 class MoeMlp : public Module {
  public:
   MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);
@@ -82,9 +86,11 @@ class MoeMlp : public Module {
     Tensor arrange, restore;              // from arrival order to expert order and back; undefined: the same
   };
   struct Saved {
-    Tensor x, logits, indices, gates, order, position, counts, outputs;
+    Tensor x, logits, indices, gates, order, position, outputs;
+    Tensor counts;  // of all ranks' choices where the balancing loss needs them, else of this rank's
     Exchange exchange;
   };
+  bool counts_everywhere() const;
   Exchange plan(const Tensor& counts);
   Tensor to_experts(const Tensor& rows, const Exchange& e);
   Tensor from_experts(const Tensor& rows, const Exchange& e);

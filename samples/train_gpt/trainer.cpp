@@ -85,12 +85,26 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   return o;
 }
 
-// Experts reduce over the ranks that hold them, and average over all whose tokens they see.
-FullyShardOptions expert_options(FullyShardOptions o, int ranks) {
+// Experts reduce over the ranks that hold them, and average over all whose tokens they see. Whatever
+// --replicas says, they are sharded over all ranks that hold them: their mesh knows no replicas. Where only
+// --outer shards optimizer state, that alone is sharded.
+FullyShardOptions expert_options(FullyShardOptions o, const TrainConfig& c) {
+  if (o.strategy == Strategy::no_shard && o.outer == Outer::optim && c.replicas > 1)
+    o.strategy = Strategy::optim;
   o.shard_dim = "expert_shard";
-  o.gradient_ranks = ranks;
+  o.gradient_ranks = static_cast<int>(c.data_ranks());
   o.outer = Outer::no_shard;
   return o;
+}
+
+// Of the buffers of all groups together, in percent.
+double padding_of(const std::vector<ParamGroup*>& groups) {
+  int64_t padding = 0, all = 0;
+  for (const ParamGroup* g : groups) {
+    padding += g->layout().padding();
+    all += g->layout().buffer_elements();
+  }
+  return 100.0 * static_cast<double>(padding) / static_cast<double>(std::max<int64_t>(1, all));
 }
 
 }  // namespace
@@ -108,7 +122,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) {
     if (MoeMlp* moe = model_.block(i).moe())
-      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, data_->size()));
+      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, config));
     fully_shard(model_.block(i), mesh_, options);
   }
   fully_shard(model_, mesh_, options);
@@ -135,11 +149,14 @@ std::string Trainer::describe() const {
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
                          g->layout().cut_rows().size());
   }
+  if (parse_layout(config_.layout).policy == LayoutPolicy::whole_param)
+    out += fmt::format("{:.2f} % of all buffers is padding\n", padding_of(runtime.groups()));
   if (config_.outer == "optim" && config_.replicas == 1)
     out += "note: one replica, --outer optim has nothing to shard over\n";
   if (config_.strategy != "no_shard" && config_.replicas == config_.data_ranks())
-    out += fmt::format("note: every replica is one {}, {} has nothing to shard over\n",
-                       config_.tp > 1 ? "tensor-parallel group" : "rank", config_.strategy);
+    out += fmt::format("note: every replica is one {}, {} has nothing {}to shard over\n",
+                       config_.tp > 1 ? "tensor-parallel group" : "rank", config_.strategy,
+                       expert_mesh_ && expert_mesh_->size("expert_shard") > 1 ? "but the experts " : "");
   return out;
 }
 
@@ -261,6 +278,7 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   model_.set_training(false);
   model_.set_targets({});
   std::vector<float> probabilities(GptShape::kVocab);
+  const Tensor drawn = Tensor::empty(*rank_.device, {1}, DType::i32, "activations");
   for (int64_t i = 0; i < count; ++i) {
     const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), config_.seq);
     // Always a full window, so that one set of buffers serves all; what follows the text is masked by
@@ -276,8 +294,12 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
     double total = 0;
     for (size_t v = 0; v < logits.size(); ++v) total += probabilities[v] = std::exp((logits[v] - top) / 0.7f);
     double left = uniform(config_.seed, i) * total;
-    size_t pick = 0;
-    while (pick + 1 < logits.size() && (left -= probabilities[pick]) >= 0) ++pick;
+    int32_t pick = 0;
+    while (pick + 1 < GptShape::kVocab && (left -= probabilities[static_cast<size_t>(pick)]) >= 0) ++pick;
+    // Logits of expert-parallel ranks may differ in the last bits: all take what rank 0 drew.
+    ops::copy_from_host(s, drawn, &pick, sizeof pick);
+    rank_.world->broadcast(s, drawn, 0);
+    ops::copy_to_host(s, &pick, drawn);
     text.push_back(static_cast<char>(pick));
   }
   return text;

@@ -26,7 +26,8 @@ class Trainer {
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }
-  /// Lines for people about the sharding: mesh, strategy, units, rows cut by the layout.
+  /// Lines for people about the sharding: mesh, strategy, units, rows cut or padding added by the
+  /// layout.
   std::string describe() const;
   /// Muon's plans (--explain-plan).
   std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }

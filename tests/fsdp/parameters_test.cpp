@@ -281,6 +281,7 @@ TEST(Parameters, MisuseIsExplained) {
     EXPECT_THROW(model.head_.data(), InvalidArgument);
     FullyShardOptions o;
     o.prefetch = -1;
+    o.gradient_ranks = -2;
     o.ignored = {"nobody.weight"};
     try {
       fully_shard(model, mesh, o);
@@ -288,6 +289,7 @@ TEST(Parameters, MisuseIsExplained) {
     } catch (const InvalidArgument& e) {
       EXPECT_THAT(e.what(), HasSubstr("'shard'"));
       EXPECT_THAT(e.what(), HasSubstr("prefetch -1"));
+      EXPECT_THAT(e.what(), HasSubstr("gradient ranks -2"));
       EXPECT_THAT(e.what(), HasSubstr("nobody.weight"));
     }
   });

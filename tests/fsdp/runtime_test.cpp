@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "support/rig.h"
 
@@ -219,6 +220,34 @@ TEST(Runtime, PublicVerbsGiveWholeParametersOutsideForward) {
     EXPECT_THROW(rig.model.blocks_[1]->up_.data(), InvalidArgument);
     EXPECT_THROW(rig.model.blocks_[1]->up_.grad(), InvalidArgument);
     rig.sync();
+  });
+}
+
+TEST(Runtime, OnlyMatricesAndTheirStacksCostWhatTheirBlocksCost) {
+  launch(2, [](RankContext& r) {
+    struct Blocks : Module {
+      Blocks() {
+        const auto add = [&](const char* name, Shape shape, const std::vector<int64_t>& rows) {
+          param(name, std::move(shape), constant(0)).set_row_blocks(rows).set_cut(CutClass::row);
+        };
+        add("bias", {12}, {4, 4, 4});
+        add("matrix", {12, 6}, {4, 8});
+        add("stack", {3, 8, 4}, {2, 6});
+        add("kernel", {2, 3, 4, 5}, {1, 1});
+      }
+
+     protected:
+      Tensor forward(const Tensor& x) override { return x; }
+      Tensor backward(const Tensor& dy) override { return dy; }
+    } model;
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}), {.layout = LayoutPolicy::whole_param});
+    std::map<std::string, double> cost;
+    for (auto* g : runtime_of(model).groups())
+      for (auto& p : g->layout().params()) cost[p.name] = p.cost;
+    // larger * smaller^2 of each block, times the matrices of a stack; 0: as the shape says.
+    EXPECT_EQ(cost,
+              (std::map<std::string, double>{
+                  {"bias", 0}, {"matrix", 6 * 16 + 8 * 36}, {"stack", 3 * (4 * 4 + 6 * 16)}, {"kernel", 0}}));
   });
 }
 

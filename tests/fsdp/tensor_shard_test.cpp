@@ -19,7 +19,6 @@ struct Case {
   Shape local;
   RowBlocks blocks;
   int dim = 0, parts = 1;
-  bool by_block = true;
   bool cut_by_block = false;  // what must come of it
 };
 
@@ -28,18 +27,18 @@ std::vector<Case> cases() {
       {"vector", {5}, {}, 0, 3},
       {"rows", {4, 3}, {}, 0, 2},
       {"columns", {4, 3}, {}, 1, 3},
-      {"one part", {4, 3}, stacked_blocks({1, 3}), 0, 1, true, true},
-      {"q, k and v", {9, 2}, stacked_blocks({3, 3, 3}), 0, 2, true, true},
-      {"uneven blocks, one empty", {7, 3}, stacked_blocks({1, 0, 4, 2}), 0, 4, true, true},
+      {"one part", {4, 3}, stacked_blocks({1, 3}), 0, 1, true},
+      {"q, k and v", {9, 2}, stacked_blocks({3, 3, 3}), 0, 2, true},
+      {"uneven blocks, one empty", {7, 3}, stacked_blocks({1, 0, 4, 2}), 0, 4, true},
       {"columns of blocks", {6, 2}, stacked_blocks({2, 4}), 1, 2},
-      {"heads", {6, 2}, head_blocks(3, 2), 0, 2, false},
+      {"heads", {6, 2}, head_blocks(3, 2), 0, 2},
       {"interleaved", {6, 2}, interleaved_blocks(6, 2), 0, 2},
       {"grouped queries", {16, 2}, grouped_query_blocks(2, 2, 2), 0, 2},
       {"one group of queries", {8, 2}, grouped_query_blocks(1, 2, 2), 0, 4},
       {"experts", {2, 3, 4}, {}, 0, 3},
       {"experts with blocks", {2, 4, 3}, stacked_blocks({1, 3}), 0, 2},
       {"rows of experts", {2, 3, 4}, {}, 1, 2},
-      {"rows of experts by block", {3, 5, 2}, stacked_blocks({2, 3}), 1, 2, true, true},
+      {"rows of experts by block", {3, 5, 2}, stacked_blocks({2, 3}), 1, 2, true},
       {"columns of experts", {2, 3, 4}, {}, 2, 2},
       {"columns of experts with blocks", {2, 5, 2}, stacked_blocks({2, 3}), 2, 3},
       {"four dimensions", {2, 3, 2, 3}, {}, 2, 2},
@@ -77,7 +76,7 @@ TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
   for (const Case& c : cases()) {
     std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);
     for (int index = 0; index < c.parts; ++index) {
-      const TensorShard shard{"tp", c.dim, c.parts, index, c.by_block};
+      const TensorShard shard{"tp", c.dim, c.parts, index};
       const Shape global = global_shape(c.local, shard);
       ASSERT_EQ(numel_of(global), static_cast<int64_t>(covered.size())) << c.name;
       const std::vector<int64_t> want = brute_force(c, index);
@@ -188,6 +187,81 @@ TEST(TensorShardCheck, RanksThatCutDifferentlyAreFound) {
                         fully_shard(model, DeviceMesh(r.world, {{"shard", 1}, {"tp", 2}}));
                       }),
                ShapeMismatch);
+}
+
+TEST(TensorShardCheck, BlocksDealtOutOnSomeRanksOnlyAreFound) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& r) {
+                        ToyModel model(8, 8, 1);
+                        model.blocks_[0]->up_.set_row_blocks(r.world->rank() == 0 ? head_blocks(2, 4)
+                                                                                  : stacked_blocks({4, 4}));
+                        fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+                      }),
+               ShapeMismatch);
+}
+
+TEST(TensorShardCheck, ADimensionThatShardsOrReducesCannotCutAsWell) {
+  launch(4, [](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"expert", 2}, {"shard", 2}});
+    for (const char* dim : {"shard", "expert"}) {
+      ToyModel model(8, 8, 1);
+      model.blocks_[0]->up_.set_tensor_shard({dim, 0, 2, mesh.coordinate(dim)});
+      fully_shard(*model.blocks_[0], mesh, {.replicate_dim = "expert"});
+      try {
+        fully_shard(model, mesh, {.replicate_dim = "expert"});
+        FAIL();
+      } catch (const InvalidArgument& e) {
+        EXPECT_THAT(e.what(), HasSubstr("'blocks.0.up.weight' is piece"));
+        EXPECT_THAT(e.what(), HasSubstr(*dim == 's' ? "the shard dimension" : "the replicate dimension"));
+      }
+    }
+  });
+}
+
+// Gradients of `value` everywhere.
+struct Constant : Module {
+  Constant(Shape shape, float v) : weight(param("weight", std::move(shape), constant(0))), value(v) {}
+  Parameter weight;
+  float value;
+
+ protected:
+  Tensor forward(const Tensor& x) override { return x; }
+  Tensor backward(const Tensor&) override {
+    const Tensor g = weight.grad();
+    ops::fill(g.device().compute(), g, value);
+    return {};
+  }
+};
+
+TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
+  launch(4, [](RankContext& r) {
+    struct Root : Constant {
+      explicit Root(float v) : Constant({10}, v), experts({3, 4}, v) { child("experts", experts); }
+      Constant experts;
+
+     protected:
+      Tensor forward(const Tensor& x) override { return experts(x); }
+      Tensor backward(const Tensor& dy) override {
+        experts.run_backward(dy);
+        return Constant::backward(dy);
+      }
+    };
+    const DeviceMesh mesh(r.world, {{"expert", 2}, {"shard", 2}});
+    for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+      Root model(static_cast<float>(r.world->rank() + 1));
+      model.experts.weight.set_tensor_shard({"expert", 0, 2, mesh.coordinate("expert")});
+      fully_shard(model.experts, mesh, {.strategy = strategy, .gradient_ranks = 4});
+      fully_shard(model, mesh, {.strategy = strategy, .replicate_dim = "expert"});
+      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      model.run_backward({});
+      Stream& s = r.device->compute();
+      for (float g : ops::to_floats(s, model.weight.grad_shard()))
+        EXPECT_EQ(g, (1 + 2 + 3 + 4) / 4.0f) << "over both dimensions";
+      const float own = mesh.coordinate("expert") == 0 ? 1 + 2 : 3 + 4;
+      for (float g : ops::to_floats(s, model.experts.weight.grad_shard()))
+        EXPECT_EQ(g, own / 4) << "over the ranks with the same experts";
+    }
+  });
 }
 
 }  // namespace

@@ -88,10 +88,9 @@ TEST(TensorParallelBlocks, ArePiecesUnlessDealtOutWhole) {
   };
   using Dims = std::vector<int>;
   EXPECT_EQ(dims({}, {"tp", 0, 2, 1}), Dims({0}));
-  EXPECT_EQ(dims({}, {"tp", 0, 2, 1, false}), Dims({0})) << "one matrix: a range of its rows is a piece";
   EXPECT_EQ(dims(stacked_blocks({2, 4}), {"tp", 0, 2, 1}), Dims({0, 0}));
-  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 0, 2, 1, false}), Dims({-1, -1, -1}));
-  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 1, 2, 1, false}), Dims({1, 1, 1})) << "columns cut every head";
+  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 0, 2, 1}), Dims({-1, -1, -1}));
+  EXPECT_EQ(dims(head_blocks(3, 2), {"tp", 1, 2, 1}), Dims({1, 1, 1})) << "columns cut every head";
   EXPECT_EQ(dims(interleaved_blocks(6, 2), {"tp", 0, 2, 1}), Dims({0, 0}));
 }
 

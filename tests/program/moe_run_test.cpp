@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdio>
+
 #include <sherd/checkpoint/safetensors.h>
 
 #include "program/outcome.h"
@@ -11,13 +14,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The last of equal flags counts: `extra` overrides. The balancing loss is of each rank's tokens, hence off.
+// The last of equal flags counts: `extra` overrides.
 Flags flags_with(const Flags& extra) {
   const auto data = scratch("text");
   write_file(data, golden_text());
-  return Flags{"--data", data.string(), "--quiet", "--steps",   "20", "--dim",     "36", "--layers",
-               "3",      "--heads",     "3",       "--seq",     "24", "--batch",   "12", "--ranks",
-               "4",      "--seed",      "5",       "--experts", "4",  "--moe-aux", "0"} +
+  return Flags{"--data",   data.string(), "--quiet", "--steps", "20",    "--dim",     "36",
+               "--layers", "3",           "--heads", "3",       "--seq", "24",        "--batch",
+               "12",       "--ranks",     "4",       "--seed",  "5",     "--experts", "4"} +
          extra;
 }
 
@@ -39,9 +42,23 @@ TEST_P(MoeRun, EveryDivisionOfTheExpertsAgreesWithOneRank) {
   EXPECT_LT(one.losses.back(), one.losses.front() - 0.5);
   for (const Flags& ranks : {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"},
                              Flags{"--ranks", "4", "--expert-parallel", "4"},
-                             Flags{"--ranks", "2", "--expert-parallel", "2", "--grad-accum", "3"},
                              Flags{"--ranks", "6", "--expert-parallel", "2", "--strategy", "zero0"}})
     expect_close(train(top_k + ranks), one, 1e-4, show(ranks));
+}
+
+TEST_P(MoeRun, BalancingCountsTheChoicesOfAllRanks) {
+  // Strong enough that counting each rank's own would show.
+  const Flags base = {"--expert-top-k", GetParam(), "--moe-aux", "0.1"};
+  const Outcome one = train(base + Flags{"--ranks", "1"});
+  for (const Flags& ranks : {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"}})
+    expect_close(train(base + ranks), one, 1e-4, show(ranks));
+}
+
+// The balancing loss is of each microbatch: off.
+TEST_P(MoeRun, MicrobatchesAgreeWithOneBatch) {
+  const Flags base = {"--expert-top-k", GetParam(), "--moe-aux", "0"};
+  const Flags accumulated = {"--ranks", "2", "--expert-parallel", "2", "--grad-accum", "3"};
+  expect_close(train(base + accumulated), train(base + Flags{"--ranks", "1"}), 1e-4, show(accumulated));
 }
 
 TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
@@ -76,7 +93,7 @@ TEST(MoeRuns, MuonTrainsExpertStacksBesideDenseMatrices) {
 }
 
 TEST(MoeRuns, Bf16StrategiesHaveTheSameBits) {
-  const Flags base = {"--expert-parallel", "2", "--precision", "bf16", "--steps", "6", "--moe-aux", "0.01"};
+  const Flags base = {"--expert-parallel", "2", "--precision", "bf16", "--steps", "6"};
   EXPECT_TRUE(train(base + Flags{"--strategy", "zero0"}) == train(base + Flags{"--replicas", "2"}));
 }
 
@@ -113,6 +130,36 @@ TEST(MoeRuns, MemoryFallsWithTheShards) {
   EXPECT_EQ(whole.exit_code, 1);
   EXPECT_THAT(whole.err, HasSubstr("over the memory limit"));
   EXPECT_EQ(sharded.exit_code, 0) << sharded.err;
+}
+
+TEST(MoeRuns, ReplicasShardExpertsAllTheSame) {
+  const auto printed = [&](const Flags& extra) {
+    Flags flags = flags_with(Flags{"--steps", "1", "--replicas", "4", "--expert-parallel", "2"} + extra);
+    std::erase(flags, "--quiet");
+    const Finished f = run_train_gpt(flags);
+    EXPECT_EQ(f.exit_code, 0) << f.err;
+    return f.out;
+  };
+  // Of parameters, gradients and optimizer state, in percent of what one rank alone would hold.
+  const auto largest = [](const std::string& out) {
+    std::array<double, 3> percent = {};
+    const size_t at = out.find("largest rank");
+    EXPECT_NE(at, out.npos) << out;
+    if (at == out.npos) return percent;
+    EXPECT_EQ(std::sscanf(out.c_str() + at, "largest rank %lf %% %lf %% %lf", &percent[0], &percent[1],
+                          &percent[2]),
+              3);
+    return percent;
+  };
+  // Half of the experts and all the rest is about 60 %.
+  const auto outer = largest(printed({"--strategy", "zero0", "--outer", "optim"}));
+  EXPECT_LT(outer[2], 30) << "--outer alone shards the states of experts, too";
+  EXPECT_GT(outer[0], 50);
+  EXPECT_GT(largest(printed({"--strategy", "zero0"}))[2], 50);
+  EXPECT_THAT(printed({"--strategy", "zero1"}), HasSubstr("optim has nothing but the experts to shard over"));
+  EXPECT_THAT(printed({"--strategy", "zero1", "--expert-parallel", "4"}),
+              HasSubstr("optim has nothing to shard over"));
+  EXPECT_THAT(printed({"--layout", "whole_param"}), HasSubstr(" % of all buffers is padding"));
 }
 
 TEST(MoeRuns, BadDivisionsAreUsageErrors) {

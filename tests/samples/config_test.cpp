@@ -100,9 +100,12 @@ TrainConfig other_config() {
 
 /// The same in two that a run accepts: cut blocks have no experts.
 std::vector<TrainConfig> other_runs() {
+  const TrainConfig standard;
   TrainConfig cut = other_config(), experts = other_config();
-  cut.experts = 0;
-  cut.expert_parallel = 1;
+  cut.experts = standard.experts;
+  cut.expert_parallel = standard.expert_parallel;
+  cut.expert_top_k = standard.expert_top_k;
+  cut.moe_aux = standard.moe_aux;
   experts.tp = 1;
   return {cut, experts};
 }
@@ -325,6 +328,10 @@ TEST(Config, RulesAmongFields) {
 TEST(Config, ExpertsFitTheRanks) {
   EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2"}),
               AllOf(HasSubstr("--expert-parallel 2"), HasSubstr("give --experts")));
+  EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2", "--expert-top-k", "1", "--moe-aux", "0"}),
+              AllOf(HasSubstr("a problem"), HasSubstr("--expert-parallel 2, --expert-top-k 1, --moe-aux 0: "
+                                                      "there are no experts; give --experts")));
+  EXPECT_EQ(parse({"--expert-top-k", "2", "--moe-aux", "0.01"}).experts, 0);
   EXPECT_THAT(refusal({"--experts", "1"}), HasSubstr("--expert-top-k 2: there are only --experts 1"));
   const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});
   EXPECT_THAT(both, AllOf(HasSubstr("2 problems"), HasSubstr("--expert-parallel 3: must divide --experts 4"),

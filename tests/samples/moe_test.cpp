@@ -81,10 +81,13 @@ struct Host {
     return sum;
   }
 
-  /// One call's outputs; adds its balancing term.
-  Doubles forward(const Doubles& x, double& balancing) const {
+  struct Call {
+    Doubles y, share, mean;  // outputs; by expert: share of the choices, mean probability
+  };
+  Call forward(const Doubles& x) const {
     const size_t rows = x.size() / kDim;
-    Doubles y(x.size(), 0.0), share(kExperts, 0.0), mean(kExperts, 0.0);
+    Call call{Doubles(x.size(), 0.0), Doubles(kExperts, 0.0), Doubles(kExperts, 0.0)};
+    auto& [y, share, mean] = call;
     for (size_t r = 0; r < rows; ++r) {
       const double* row = &x[r * kDim];
       Doubles p(kExperts);
@@ -111,16 +114,29 @@ struct Host {
                                    e * kDim + c, a.data(), kHidden);
       }
     }
-    for (size_t e = 0; e < kExperts; ++e) balancing += kExperts * share[e] * mean[e];
-    return y;
+    return call;
+  }
+  /// Share of the choices that fell on each expert, in this call and in those of the other ranks beside it.
+  Doubles share_everywhere(size_t call) const {
+    Doubles share(kExperts, 0.0);
+    for (int r = 0; r < setting.ranks; ++r) {
+      const size_t microbatch = call % static_cast<size_t>(setting.microbatches);
+      const Call c = forward(xs[batch(r, static_cast<int>(microbatch))]);
+      for (size_t e = 0; e < kExperts; ++e) share[e] += c.share[e] / setting.ranks;
+    }
+    return share;
   }
 
   /// Of one call on one rank: what its backward differentiates.
   double objective(size_t call) const {
-    double balancing = 0, sum = 0;
-    const Doubles y = forward(xs[call], balancing);
-    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * dys[call][i];
-    return sum + static_cast<double>(setting.balance) * balancing;  // the loss scale is 1 / rows
+    double sum = 0;
+    const Call c = forward(xs[call]);
+    for (size_t i = 0; i < c.y.size(); ++i) sum += c.y[i] * dys[call][i];
+    if (setting.balance == 0) return sum;
+    const Doubles share = share_everywhere(call);
+    for (size_t e = 0; e < kExperts; ++e)  // the loss scale is 1 / rows
+      sum += static_cast<double>(setting.balance) * kExperts * share[e] * c.mean[e];
+    return sum;
   }
   double mean_objective() const {
     double sum = 0;
@@ -260,8 +276,7 @@ TEST_P(Moe, AgreesWithThePlainComputationAndItsDifferences) {
   Host host(GetParam());
   const Found found = run(host);
   for (size_t call = 0; call < host.xs.size(); ++call) {
-    double ignored = 0;
-    expect_near(found.ys[call], host.forward(host.xs[call], ignored), 2e-6,
+    expect_near(found.ys[call], host.forward(host.xs[call]).y, 2e-6,
                 "output of call " + std::to_string(call));
     const Doubles dx = Host::differences(host.xs[call], [&] { return host.objective(call); });
     expect_near(found.dxs[call], dx, 1e-5, "input gradient of call " + std::to_string(call));
@@ -309,8 +324,7 @@ TEST(MoeBf16, AgreesToItsPrecision) {
   // A row whose second and third probabilities are close may choose another expert: most rows must agree.
   size_t wrong = 0, all = 0;
   for (size_t call = 0; call < host.xs.size(); ++call) {
-    double ignored = 0;
-    const Doubles want = host.forward(host.xs[call], ignored);
+    const Doubles want = host.forward(host.xs[call]).y;
     for (size_t i = 0; i < want.size(); ++i, ++all) wrong += std::abs(found.ys[call][i] - want[i]) > 0.05;
   }
   EXPECT_LE(wrong, all / 10);
