@@ -16,7 +16,7 @@ constexpr int64_t kMaxMatrices = int64_t{1} << 20;
 
 LayoutParam layout_param(const ParamEntry& p) {
   LayoutParam out{p.name, p.shape, p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element};
-  for (int64_t rows : p.blocks) {  // each block is orthogonalized by itself
+  for (int64_t rows : p.blocks) {  // each is orthogonalized by itself; those of a stack add up to its numel
     Shape block = p.shape;
     block[block.size() - 2] = rows;
     out.cost += packing_cost({p.name, std::move(block)});
