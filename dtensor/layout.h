@@ -93,7 +93,7 @@ struct CutRow {
 class ShardLayout {
  public:
   /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,
-  /// 1], or costs that are negative, not finite or not one for each rank.
+  /// 1], costs that are negative, not finite or not one for each rank, or sizes that pass 64-bit arithmetic.
   static ShardLayout make(std::vector<LayoutParam> params, int world, const LayoutOptions& options = {});
 
   const std::vector<LayoutParam>& params() const { return params_; }
