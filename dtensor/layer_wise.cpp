@@ -7,12 +7,19 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <sherd/dtensor/layout_size.h>
 #include <sherd/kernels/error.h>
 
 namespace sherd {
 namespace {
 
 int64_t round_up(int64_t n, int64_t divisor) { return (n + divisor - 1) / divisor * divisor; }
+
+std::vector<LayoutParam> layout_params(const std::vector<LayerWiseParam>& params) {
+  std::vector<LayoutParam> all;
+  for (const auto& p : params) all.push_back(p.param);
+  return all;
+}
 
 void check(const std::vector<LayerWiseParam>& params, int world, const LayerWiseOptions& options) {
   std::string bad;
@@ -24,6 +31,7 @@ void check(const std::vector<LayerWiseParam>& params, int world, const LayerWise
                        options.bucket_elements);
   for (const auto& p : params) bad += complaints_about(p.param);
   if (!bad.empty()) throw InvalidArgument("LayerWiseLayout::make:" + bad);
+  check_sizes(layout_params(params), world, {.policy = LayoutPolicy::whole_param, .align = options.align});
 }
 
 /// What is open while the model is walked: how many elements, and an estimate of the fullest and the emptiest
@@ -48,12 +56,13 @@ class Chunk {
 
   bool closes_before(int64_t next) const {
     if (least_ == 0) return false;
-    const auto balanced = static_cast<int64_t>(0.9 * world_ * static_cast<double>(largest_));
-    if (numel_ < std::max(least_, balanced)) return false;
+    const double balanced = 0.9 * world_ * static_cast<double>(largest_);
+    if (numel_ < least_ || balanced >= kMost || numel_ < static_cast<int64_t>(balanced)) return false;
     return round_up(fills_.top(), kPackAlign) + next > round_up(fullest_, shard_divisor(world_));
   }
 
  private:
+  static constexpr double kMost = 0x1p63;
   using Fills = std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>>;
   int world_;
   int64_t least_, numel_ = 0, largest_ = 0, fullest_ = 0;
@@ -75,7 +84,12 @@ LayerWiseLayout LayerWiseLayout::make(const std::vector<LayerWiseParam>& params,
     for (size_t i = first; i < end; ++i) chunk.push_back(params[i].param);
     l.buckets.push_back(
         {FullIndex(l.elements), static_cast<int>(first), ShardLayout::make(std::move(chunk), world, o)});
-    l.elements += l.buckets.back().layout.buffer_elements();
+    if (__builtin_add_overflow(l.elements, l.buckets.back().layout.buffer_elements(), &l.elements))
+      throw InvalidArgument(
+          fmt::format("LayerWiseLayout::make: {} need more elements than 64 bits count, in {} buckets and "
+                      "more; use fewer "
+                      "ranks, a smaller align, or larger buckets (each tied parameter has one of its own)",
+                      sizes_text(layout_params(params), world, options.align), l.buckets.size() - 1));
     l.padding += l.buckets.back().layout.padding();
   };
 

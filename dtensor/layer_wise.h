@@ -44,7 +44,7 @@ struct LayerWiseLayout {
 
   /// @param params in model order.
   /// @throws InvalidArgument naming all offenders: world < 1, no parameters, a negative size or cost, align <
-  /// 1, bucket_elements < 0.
+  /// 1, bucket_elements < 0. Naming the sizes: a buffer that passes 64-bit arithmetic.
   static LayerWiseLayout make(const std::vector<LayerWiseParam>& params, int world,
                               const LayerWiseOptions& options);
   /// What each rank got, over all buckets, in units of packing_cost().

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
+#include <sherd/dtensor/layout_size.h>
 #include <sherd/dtensor/ragged_placement.h>
 #include <sherd/kernels/error.h>
 
@@ -29,6 +30,7 @@ void check(const std::vector<LayoutParam>& params, int world, const LayoutOption
   if (!std::all_of(carried.begin(), carried.end(), [](double c) { return c >= 0 && std::isfinite(c); }))
     bad += "\n  carried_cost has an entry that is negative or not finite";
   if (!bad.empty()) throw InvalidArgument("ShardLayout::make:" + bad);
+  check_sizes(params, world, options);
 }
 
 }  // namespace
@@ -73,6 +75,7 @@ void ShardLayout::place_whole() {
   for (size_t shard = 0; shard < cost.size(); ++shard) rank_cost_[rank[shard]] = cost[shard];
   const int64_t unit = std::lcm(shard_divisor(world_), options_.align);
   slice_ = (packed.slice + unit - 1) / unit * unit;
+  check_buffer(params_, world_, options_, slice_);
   for (size_t i = 0; i < items.size(); ++i)
     full_begin_.push_back(rank[packed.rank[i]] * slice_ + packed.offset[i]);
   full_elements_ = buffer_elements();

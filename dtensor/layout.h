@@ -47,9 +47,9 @@ struct LayoutParam {
   double cost = 0;
 };
 
-/// The cost that whole parameters are balanced by: param.cost, or what one Newton-Schulz step grows with:
-/// larger * smaller^2 of a matrix, as much for each matrix of a stack [count, rows, cols], else the number of
-/// elements.
+/// The cost that whole parameters are balanced by: param.cost, or by Megatron-LM's rule: of a matrix what one
+/// Newton-Schulz step grows with, larger * smaller^2; of everything that is not 2-D (stacks of matrices, too)
+/// the number of elements.
 double packing_cost(const LayoutParam& param);
 
 /// "" or lines ("\n  ...") that say what is wrong with a size or the cost.
@@ -93,7 +93,7 @@ struct CutRow {
 class ShardLayout {
  public:
   /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,
-  /// 1], or costs that are negative, not finite or not one for each rank.
+  /// 1], costs that are negative, not finite or not one for each rank, or sizes that pass 64-bit arithmetic.
   static ShardLayout make(std::vector<LayoutParam> params, int world, const LayoutOptions& options = {});
 
   const std::vector<LayoutParam>& params() const { return params_; }

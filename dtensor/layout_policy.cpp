@@ -67,9 +67,7 @@ LayoutChoice parse_layout(std::string_view text) {
 double packing_cost(const LayoutParam& param) {
   if (param.cost > 0) return param.cost;
   const Shape& s = param.shape;
-  if (s.size() == 2) return matrix_cost(s[0], s[1]);
-  if (s.size() == 3) return static_cast<double>(s[0]) * matrix_cost(s[1], s[2]);
-  return static_cast<double>(numel_of(s));
+  return s.size() == 2 ? matrix_cost(s[0], s[1]) : static_cast<double>(numel_of(s));
 }
 
 std::string complaints_about(const LayoutParam& param) {

@@ -6,11 +6,10 @@
 #include <numeric>
 #include <tuple>
 
+#include <sherd/dtensor/layout_size.h>
+
 namespace sherd {
 namespace {
-
-/// Holds products of two sizes, which may pass 64 bits for rows of billions of elements.
-__extension__ typedef __int128 Wide;
 
 /// A parameter as the search sees it.
 struct Item {

@@ -8,6 +8,16 @@
 namespace sherd {
 namespace {
 
+// A stack [count, rows, cols] costs what its matrices cost.
+double stack_cost(const std::string& name, Shape shape) {
+  double count = 1;
+  if (shape.size() == 3) {
+    count = static_cast<double>(shape.front());
+    shape.erase(shape.begin());
+  }
+  return count * packing_cost({name, std::move(shape)});
+}
+
 // A fused matrix (or a stack of them) costs what its blocks cost; 0 = as its shape says.
 double cost_of(const Parameter& p) {
   const Shape& shape = p.shape();
@@ -16,9 +26,9 @@ double cost_of(const Parameter& p) {
   for (auto& b : p.row_blocks()) {
     Shape block = shape;
     block[shape.size() - 2] = b.rows();
-    cost += packing_cost({p.name(), std::move(block)});
+    cost += stack_cost(p.name(), std::move(block));
   }
-  return cost;
+  return p.row_blocks().empty() && shape.size() == 3 ? stack_cost(p.name(), shape) : cost;
 }
 
 }  // namespace

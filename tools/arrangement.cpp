@@ -16,7 +16,7 @@ constexpr int64_t kMaxMatrices = int64_t{1} << 20;
 
 LayoutParam layout_param(const ParamEntry& p) {
   LayoutParam out{p.name, p.shape, p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element};
-  for (int64_t rows : p.blocks) {  // each block is orthogonalized by itself
+  for (int64_t rows : p.blocks) {  // each is orthogonalized by itself; those of a stack add up to its numel
     Shape block = p.shape;
     block[block.size() - 2] = rows;
     out.cost += packing_cost({p.name, std::move(block)});
@@ -32,6 +32,7 @@ class Builder {
     const bool whole = a_.options.layout.policy == LayoutPolicy::whole_param;
     if (whole) layer_wise();
     unit_buffers(whole);
+    check_total();
     plan();
   }
 
@@ -101,6 +102,17 @@ class Builder {
         a_.buffers.push_back(std::move(buffer));
       }
     }
+  }
+
+  void check_total() const {  // each buffer fits by itself
+    int64_t total = 0;
+    for (const Buffer& b : a_.buffers)
+      if (__builtin_add_overflow(total, b.elements, &total))
+        throw InvalidArgument(
+            fmt::format("{} buffers on {} ranks in slices that are a multiple of {} have more elements than "
+                        "64 bits count; "
+                        "use fewer ranks, a smaller align, or fewer units and dtypes",
+                        a_.buffers.size(), a_.options.world, a_.options.align));
   }
 
   void plan() {

@@ -33,6 +33,9 @@ constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's paramet
   tied       optional, true for a parameter that is used in two places (listed once)
   blocks     optional, rows of the matrices in a fused one, e.g. [4096, 1024, 1024]
 
+Under whole_param the matrices of all units are in one buffer for each dtype, in buckets that span units. The
+runtime packs each unit by itself instead, and its ties go to the rank with the least carried cost.
+
 )";
 
 }  // namespace

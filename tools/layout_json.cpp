@@ -179,7 +179,8 @@ const char* const kLayoutJsonHelp =
                  cost, 5 * s^2 * (2l + s) with the short side s and the long side l, of the buffer's
                  matrices that the rank orthogonalizes; a piece has the parameter's name, elements
                  [begin, end) of the parameter, and rows [first, count], null where a row is cut
-  plan[]       Muon's matrices in model order: name, block, mode, owners[], bytes that travel, flops
+  plan[]       Muon's matrices in model order: name, block, mode, owners[], bytes that travel (messages of
+               4 bytes, fp32, for each element), flops
   imbalance    largest cost on a rank / max(sum of all matrices' costs / ranks, largest single cost)
   redundancy   cost of all ranks / cost of orthogonalizing every matrix once
   fingerprint  of all layouts and the plan; world, policy, align, bucket_elements as given

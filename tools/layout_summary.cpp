@@ -32,8 +32,24 @@ class PerRank {
   std::vector<int64_t> steps_;
 };
 
-double percent(int64_t part, int64_t of) {
-  return of > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(of) : 0.0;
+std::string percent(int64_t part, int64_t of) {
+  return of > 0 ? fmt::format("{:.2f} %", 100.0 * static_cast<double>(part) / static_cast<double>(of)) : "-";
+}
+
+/// Control characters as \u00XX: a terminal would act upon them, and lines would break.
+std::string printable(const std::string& text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
+    const bool two_bytes = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;  // U+0080 to U+009F
+    if (two_bytes) ++i;
+    if (two_bytes || byte(i) < 0x20 || byte(i) == 0x7f) {
+      out += fmt::format("\\u{:04x}", byte(i));
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
 }
 
 std::string bytes_text(double bytes) {
@@ -53,13 +69,13 @@ struct BufferTotals {
 std::string buffers_text(const Arrangement& a) {
   size_t width = 6;
   for (size_t i = 0; i < std::min(a.buffers.size(), kBuffersShown); ++i)
-    width = std::max(width, a.buffers[i].name.size());
+    width = std::max(width, printable(a.buffers[i].name).size());
   const auto line = [&](const std::string& name, const std::string& buckets, const std::string& slice,
                         const BufferTotals& t) {
-    return fmt::format("  {:<{}}{:>8}{:>16}{:>19}{:>11.2f} %{:>10}\n", name, width, buckets, slice,
+    return fmt::format("  {:<{}} {:>7} {:>15} {:>18} {:>12} {:>9}\n", printable(name), width, buckets, slice,
                        t.elements, percent(t.padding, t.elements - t.padding), t.cut_rows);
   };
-  std::string text = fmt::format("  {:<{}}{:>8}{:>16}{:>19}{:>13}{:>10}\n", "buffer", width, "buckets",
+  std::string text = fmt::format("  {:<{}} {:>7} {:>15} {:>18} {:>12} {:>9}\n", "buffer", width, "buckets",
                                  "largest slice", "elements", "padding", "cut rows");
   BufferTotals all;
   size_t buckets = 0;
@@ -126,10 +142,11 @@ std::string summary(const Arrangement& a) {
                                  elements[1], params[1]);
   text += buffers_text(a);
   const RankTotals t = rank_totals(a);
-  text += fmt::format("\n  {:<24}{:>14}{:>14}{:>14}{:>11}\n", "per rank", "min", "mean", "max", "max/mean");
+  text +=
+      fmt::format("\n  {:<24} {:>13} {:>13} {:>13} {:>10}\n", "per rank", "min", "mean", "max", "max/mean");
   const auto line = [&](const char* what, const Spread& s, auto show) {
-    text += fmt::format("  {:<24}{:>14}{:>14}{:>14}{:>11.3f}\n", what, show(s.min), show(s.mean), show(s.max),
-                        s.evenness());
+    text += fmt::format("  {:<24} {:>13} {:>13} {:>13} {:>10.3f}\n", what, show(s.min), show(s.mean),
+                        show(s.max), s.evenness());
   };
   const auto number = [](double v) { return fmt::format("{:.6g}", v); };
   line("elements", t.elements, number);

@@ -13,11 +13,12 @@ constexpr int kFailure = 1, kUsage = 2;
 
 int main_of(int argc, const char* const* argv) {
   CLI::App app("sherd: plans and inspects sharded training");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   LayoutCommand layout;
   const CLI::App* layout_app = layout.add_to(app);
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
   } catch (const CLI::Success& e) {
     return app.exit(e);  // help
   } catch (const CLI::ParseError& e) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -184,10 +185,20 @@ class EntryReader {
   Complaints& complaints_;
 };
 
-json parse_json(std::istream& in, const std::string& source) {
-  const auto not_too_deep = [&](int depth, json::parse_event_t event, json&) {
-    const bool opens =
-        event == json::parse_event_t::array_start || event == json::parse_event_t::object_start;
+/// Complains about a key that an entry has twice: of those the parser keeps the last.
+json parse_json(std::istream& in, const std::string& source, Complaints& complaints) {
+  using Event = json::parse_event_t;
+  std::set<std::string> keys;
+  size_t entries = 0;
+  const auto look = [&](int depth, Event event, json& value) {
+    const bool opens = event == Event::array_start || event == Event::object_start;
+    if (depth == 1 && (opens || event == Event::value)) {
+      ++entries;
+      keys.clear();
+    }
+    if (depth == 2 && event == Event::key && !keys.insert(value.get_ref<const std::string&>()).second)
+      complaints.add(fmt::format("entry {}: the key {} appears more than once; keep one", entries - 1,
+                                 shortened(value)));
     if (opens && depth >= kDeepest)
       throw InvalidArgument(fmt::format(
           "{}: lists or objects nested more than {} deep; write a list of objects, one for each parameter",
@@ -195,7 +206,7 @@ json parse_json(std::istream& in, const std::string& source) {
     return true;
   };
   try {
-    return json::parse(in, not_too_deep);
+    return json::parse(in, look);
   } catch (const json::exception& e) {
     const std::string what = e.what();
     const size_t code = what.find("] ");
@@ -207,13 +218,13 @@ json parse_json(std::istream& in, const std::string& source) {
 }  // namespace
 
 std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source) {
-  const json list = parse_json(in, source);
   Complaints complaints(source);
+  const json list = parse_json(in, source, complaints);
   if (!list.is_array())
     complaints.add(
         fmt::format("the file holds {}; write a list of objects, one for each parameter", shortened(list)));
   if (list.is_array() && list.empty()) complaints.add("the list is empty; list at least one parameter");
-  complaints.throw_if_any();
+  if (!list.is_array() || list.empty()) complaints.throw_if_any();
 
   std::vector<ParamEntry> params;
   std::map<std::string, size_t> first_use;

@@ -177,5 +177,24 @@ TEST(LayerWise, ErrorsNameAllOffenders) {
   EXPECT_THROW(LayerWiseLayout::make({}, 2, {}), InvalidArgument);
 }
 
+TEST(LayerWise, SizesThatPass64BitsAreRefused) {
+  auto params = vectors(std::vector<int64_t>(200, 16));
+  for (auto& p : params) p.tied = true;
+  const auto message = [&](int world, int64_t align) -> std::string {
+    try {
+      LayerWiseLayout::make(params, world, {.align = align});
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+    return "";
+  };
+  // 200 buckets of 2^10 ranks with 2^46 elements each.
+  for (const char* part : {"200 parameters (3200 elements) on 1024 ranks", "a multiple of 70368744177664",
+                           "more elements than 64 bits count, in 127 buckets and more", "use fewer ranks"})
+    EXPECT_THAT(message(1 << 10, int64_t{1} << 46), HasSubstr(part));
+  EXPECT_THAT(message(2, int64_t{1} << 62), HasSubstr("a multiple of 4611686018427387904"));
+  EXPECT_EQ(message(1 << 8, int64_t{1} << 46), "");
+}
+
 }  // namespace
 }  // namespace sherd

@@ -240,6 +240,29 @@ TEST(Layout, ErrorsNameAllOffenders) {
   EXPECT_THROW(ShardLayout::make({{"w", {3}}}, 2, options), InvalidArgument);
 }
 
+TEST(Layout, SizesThatPass64BitsAreRefusedUnderEveryPolicy) {
+  constexpr int64_t kHuge = int64_t{1} << 62;
+  for (LayoutPolicy policy : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param}) {
+    const auto message = [&](const Shape& shape, int world, int64_t align) -> std::string {
+      try {
+        ShardLayout::make({{"w", shape, kRow}}, world, {.policy = policy, .align = align});
+      } catch (const InvalidArgument& e) {
+        return e.what();
+      }
+      return "";
+    };
+    EXPECT_THAT(message({kHuge, 3}, 1, 1), testing::HasSubstr("more than 2^63 - 1 elements"))
+        << name_of(policy);
+    EXPECT_THAT(message({0, kHuge, 4}, 1, 1), testing::HasSubstr("more than 2^63 - 1")) << name_of(policy);
+    EXPECT_THAT(message({4}, 8, kHuge),
+                testing::HasSubstr("1 parameters (4 elements) on 8 ranks in slices that are a multiple of "
+                                   "4611686018427387904 need more elements than 64 bits count; use fewer"))
+        << name_of(policy);
+    EXPECT_NE(message({1, kHuge}, 4, 64), "") << name_of(policy);
+    EXPECT_EQ(message({1, kHuge >> 10}, 4, 64), "") << name_of(policy);
+  }
+}
+
 TEST(Layout, TheSearchIsFast) {
   // Generous limits (sanitizers, busy machines); a Release build takes under a millisecond and about 40.
   const auto ms = [](const Params& params, int world) {

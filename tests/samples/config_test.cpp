@@ -107,6 +107,8 @@ std::vector<TrainConfig> other_runs() {
   cut.expert_top_k = standard.expert_top_k;
   cut.moe_aux = standard.moe_aux;
   experts.tp = 1;
+  cut.orthogonalizer = standard.orthogonalizer;  // svd takes whole matrices
+  experts.muon_tensor = standard.muon_tensor;
   return {cut, experts};
 }
 

@@ -158,6 +158,23 @@ TEST(Arrangement, WhatDoesNotFitIsRefused) {
               HasSubstr("'w' of shape [1073741824, 1, 1] Muon has more than 1048576 matrices"));
 }
 
+TEST(Arrangement, BuffersThatTogetherPass64BitsAreRefused) {
+  std::vector<ParamEntry> model;
+  for (int i = 0; i < 200; ++i) {
+    model.push_back(entry("w" + std::to_string(i), {4, 4}, kMuon, "u" + std::to_string(i)));
+    model.back().tied = true;
+  }
+  for (const char* policy : {"ragged", "even_rows", "whole_param"})
+    for (int64_t align : {int64_t{1} << 48, int64_t{1} << 62})
+      EXPECT_THAT(message_of<InvalidArgument>([&] {
+                    Arrangement::make(model,
+                                      {.world = 1 << 10, .layout = parse_layout(policy), .align = align});
+                  }),
+                  ::testing::AllOf(HasSubstr("on 1024 ranks"), HasSubstr("more elements than 64 bits count"),
+                                   HasSubstr("use fewer ranks, a smaller align")))
+          << policy;
+}
+
 TEST(Summary, TellsWhatThereIs) {
   const std::string text = summary(arrange(transformer(40, 64, 192, 500), 4, "whole_param:size_match"));
   for (const char* part :
@@ -165,6 +182,26 @@ TEST(Summary, TellsWhatThereIs) {
         "... and 18 more", "optimizer state", "Muon plan: 280 matrices", "imbalance", "fingerprint"})
     EXPECT_THAT(text, HasSubstr(part));
   EXPECT_THAT(summary(arrange({entry("b", {5}, kAdamW, "u")}, 2, "ragged")), HasSubstr("no matrices"));
+}
+
+TEST(Summary, ControlCharactersOfNamesAreEscaped) {
+  const std::string text =
+      summary(arrange({entry("b", {5}, kAdamW, "u\n\x1b[2J\x7f\xc2\x9b\xc3\xa9")}, 2, "ragged"));
+  EXPECT_THAT(text, HasSubstr("  u\\u000a\\u001b[2J\\u007f\\u009b\xc3\xa9/bf16 "));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),
+            std::count_if(text.begin(), text.end(), [](char c) { return c >= 0 && c < ' '; }));
+}
+
+TEST(Summary, NothingButPaddingHasNoPercentage) {
+  const std::string text = summary(arrange({entry("b", {0}, kAdamW, "u")}, 2, "ragged"));
+  EXPECT_THAT(text, HasSubstr("            -         0\n"));
+  EXPECT_THAT(text, ::testing::Not(HasSubstr("%")));
+}
+
+TEST(Summary, ColumnsStayApartWhateverTheirWidth) {
+  ArrangeOptions options{.world = 1 << 10, .layout = parse_layout("ragged"), .align = int64_t{1} << 48};
+  const std::string text = summary(Arrangement::make({entry("b", {5}, kAdamW, "u")}, options));
+  EXPECT_THAT(text, HasSubstr(" 281474976710656 288230376151711744 "));
 }
 
 }  // namespace

@@ -128,6 +128,8 @@ TEST_F(Layout, WrongFlagsExitWith2) {
   EXPECT_THAT(run("layout --params x.json --world 2 --policy fifo").err,
               HasSubstr("use ragged, even_rows, whole_param, whole_param:lpt"));
   EXPECT_THAT(run("layout --params x.json --world 0").err, HasSubstr("from 1 to"));
+  EXPECT_THAT(run("frobnicate").err, HasSubstr("not expected: frobnicate"));
+  EXPECT_THAT(run("").err, HasSubstr("A command is required"));
 }
 
 TEST_F(Layout, WrongContentExitsWith1AndPrintsNoJson) {
@@ -150,7 +152,8 @@ TEST_F(Layout, OutputThatCannotBeWrittenExitsWith1) {
 TEST_F(Layout, HelpDescribesTheInputAndTheJson) {
   const Finished f = run("layout --help");
   EXPECT_EQ(f.exit_code, 0);
-  for (const char* part : {"\"optimizer\": \"muon\"", "blocks", "even_rows: in the full buffer", "imbalance"})
+  for (const char* part : {"\"optimizer\": \"muon\"", "blocks", "even_rows: in the full buffer", "imbalance",
+                           "4 bytes, fp32", "in buckets that span units", "the least carried cost"})
     EXPECT_THAT(f.out, HasSubstr(part));
 }
 

@@ -64,6 +64,16 @@ TEST(ParamFile, NamesEveryOffenderInOneMessage) {
     EXPECT_THAT(message, HasSubstr(part));
 }
 
+TEST(ParamFile, AKeyThatAppearsTwiceIsRefused) {
+  const std::string entry =
+      R"({"name": "a", "shape": [2], "dtype": "f32", "optimizer": "adamw", "unit": "u")";
+  const std::string message =
+      refusal("[" + entry + "}, " + entry + R"(, "shape": [3], "shape": [2]}, 7, {"unit": "u", "unit": 1}])");
+  EXPECT_THAT(message, HasSubstr("entry 1: the key \"shape\" appears more than once; keep one"));
+  EXPECT_THAT(message, HasSubstr("entry 3: the key \"unit\" appears more than once; keep one"));
+  EXPECT_THAT(message, Not(HasSubstr("entry 0:")));
+}
+
 TEST(ParamFile, LongListsOfOffendersAreCut) {
   std::string text = "[0";
   for (int i = 1; i < 1000; ++i) text += ", 0";
