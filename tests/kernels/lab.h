@@ -23,9 +23,18 @@ inline Floats normal(int64_t count, unsigned seed, float stddev = 1) {
   return v;
 }
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kThreadSanitizer = true;
+#else
+inline constexpr bool kThreadSanitizer = false;
+#endif
+
 struct Lab {
+  /// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like
+  /// races.
   explicit Lab(std::string kernels = "cpu", int threads = 1)
-      : device(make_cpu_device({.label = "lab", .threads = threads, .kernels = kernels})),
+      : device(
+            make_cpu_device({.label = "lab", .threads = kThreadSanitizer ? 1 : threads, .kernels = kernels})),
         s(device->compute()) {}
 
   Tensor empty(Shape shape, DType dtype = DType::f32) {
