@@ -165,12 +165,23 @@ class Compiler {
     });
   }
 
-  /// Batches of what this rank owns of a list; offset[i] = where matrix i starts in its batch.
-  std::vector<MuonBatch> batches_of(const std::vector<int>& list, std::vector<int64_t>& offset,
-                                    std::vector<int>& batch_of) const {
-    std::vector<MuonBatch> batches;
-    offset.assign(m_.size(), 0);
-    batch_of.assign(m_.size(), -1);
+  /// Where this rank's matrices lie: matrix i in batch batch_of[i] (-1: not here), from element offset[i] of
+  /// it; the batches one after another from element begin[b].
+  struct Places {
+    std::vector<int64_t> offset, begin;
+    std::vector<int> batch_of;
+    size_t batch(int i) const { return static_cast<size_t>(batch_of[static_cast<size_t>(i)]); }
+    int64_t in_batch(int i) const { return offset[static_cast<size_t>(i)]; }
+    int64_t among_all(int i) const { return begin[batch(i)] + in_batch(i); }
+  };
+
+  /// A chunk of the list with the batches that this rank orthogonalizes.
+  MuonChunk batched(const std::vector<int>& list, Places& at) const {
+    MuonChunk chunk;
+    chunk.matrices = list;
+    std::vector<MuonBatch>& batches = chunk.batches;
+    at.offset.assign(m_.size(), 0);
+    at.batch_of.assign(m_.size(), -1);
     std::vector<int> mine;
     for (int i : list) {
       const auto& owners = entry(i).owners;
@@ -199,53 +210,41 @@ class Compiler {
         batches.push_back(std::move(b));
       }
       MuonBatch& b = batches.back();
-      offset[static_cast<size_t>(i)] = b.elements() - b.first_row * b.cols;
-      batch_of[static_cast<size_t>(i)] = static_cast<int>(batches.size()) - 1;
+      at.offset[static_cast<size_t>(i)] = b.elements() - b.first_row * b.cols;
+      at.batch_of[static_cast<size_t>(i)] = static_cast<int>(batches.size()) - 1;
       b.matrices.push_back(i);
     }
-    return batches;
+    at.begin = {0};
+    for (auto& b : batches) at.begin.push_back(at.begin.back() + b.elements());
+    return chunk;
   }
 
   MuonChunk local_chunk(const std::vector<int>& list) const {
-    MuonChunk chunk;
-    chunk.matrices = list;
-    std::vector<int64_t> offset;
-    std::vector<int> batch_of;
-    chunk.batches = batches_of(list, offset, batch_of);
+    Places places;
+    MuonChunk chunk = batched(list, places);
     // One buffer holds the batches one after another, matrices as they are orthogonalized.
-    std::vector<int64_t> begin(chunk.batches.size() + 1, 0);
-    for (size_t b = 0; b < chunk.batches.size(); ++b) begin[b + 1] = begin[b] + chunk.batches[b].elements();
     for (int i : list) {
-      const int64_t base =
-          begin[static_cast<size_t>(batch_of[static_cast<size_t>(i)])] + offset[static_cast<size_t>(i)];
       for_held(i, cell_of(me_), {0, matrix(i).numel()}, [&](int64_t local, int64_t in, int64_t n) {
-        chunk.momentum.push_back({i, local, n, base + in});
+        chunk.momentum.push_back({i, local, n, places.among_all(i) + in});
       });
     }
     chunk.updates = chunk.momentum;
-    chunk.in.send_total = begin.back();
+    chunk.in.send_total = places.begin.back();
     return chunk;
   }
 
   MuonChunk gather_chunk(const std::vector<int>& list) const {
-    MuonChunk chunk;
-    chunk.matrices = list;
-    std::vector<int64_t> offset;
-    std::vector<int> batch_of;
-    chunk.batches = batches_of(list, offset, batch_of);
-    std::vector<int64_t> begin(chunk.batches.size() + 1, 0);
-    for (size_t b = 0; b < chunk.batches.size(); ++b) begin[b + 1] = begin[b] + chunk.batches[b].elements();
+    Places places;
+    MuonChunk chunk = batched(list, places);
     int64_t at = 0;
     for (int r = 0; r < plan_.team(); ++r) {
       const int64_t first = at;
       for (int i : list) {
-        const size_t b = static_cast<size_t>(batch_of[static_cast<size_t>(i)]);
         for_held(i, cell_of(r), {0, matrix(i).numel()}, [&](int64_t local, int64_t in, int64_t n) {
-          const int64_t place = offset[static_cast<size_t>(i)] + in;
-          chunk.batches[b].unpack.push_back({place, at, n});
+          chunk.batches[places.batch(i)].unpack.push_back({places.in_batch(i) + in, at, n});
           if (r == me_) {
             chunk.momentum.push_back({i, local, n, at});
-            chunk.updates.push_back({i, local, n, begin[b] + place});
+            chunk.updates.push_back({i, local, n, places.among_all(i) + in});
           }
           at += n;
         });
@@ -257,15 +256,9 @@ class Compiler {
   }
 
   MuonChunk exchange_chunk(const std::vector<int>& list) const {
-    MuonChunk chunk;
-    chunk.matrices = list;
-    std::vector<int64_t> offset;
-    std::vector<int> batch_of;
-    chunk.batches = batches_of(list, offset, batch_of);
+    Places places;
+    MuonChunk chunk = batched(list, places);
     const int my_cell = cell_of(me_);
-    const auto batch = [&](int i) -> MuonBatch& {
-      return chunk.batches[static_cast<size_t>(batch_of[static_cast<size_t>(i)])];
-    };
     const auto for_owned_by = [&](int rank, auto f) {  // f(matrix, slice that the rank owns)
       for (int i : list)
         for (size_t k = 0; k < entry(i).owners.size(); ++k)
@@ -287,12 +280,13 @@ class Compiler {
       // What this rank owns: the peer's piece comes, and its result goes.
       for_owned_by(me_, [&](int i, Slice s) {
         for_held(i, cell_of(peer), s, [&](int64_t, int64_t in, int64_t n) {
-          const int64_t place = offset[static_cast<size_t>(i)] + in;
+          const int64_t place = places.in_batch(i) + in;
+          MuonBatch& batch = chunk.batches[places.batch(i)];
           if (is_source(peer, me_)) {
-            batch(i).unpack.push_back({place, recv_in, n});
+            batch.unpack.push_back({place, recv_in, n});
             recv_in += n;
           }
-          batch(i).pack.push_back({send_out, place, n});
+          batch.pack.push_back({send_out, place, n});
           send_out += n;
         });
       });
