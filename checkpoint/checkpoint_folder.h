@@ -1,0 +1,67 @@
+// The folder of checkpoints: names, commit, `latest`, pruning, and what a crash left (FORMAT.md sections 1
+// and 2).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/manifest.h>
+
+namespace sherd {
+
+/// "step_00000100"
+std::string checkpoint_name(int64_t step);
+bool is_checkpoint_name(std::string_view name);
+bool is_temporary_name(std::string_view name);
+
+/// A committed checkpoint, by its manifest's first bytes.
+struct CommittedCheckpoint {
+  std::string name;
+  uint64_t sequence = 0;
+};
+/// Committed checkpoints below `folder`, newest (largest sequence number) first. Folders whose manifest is
+/// missing or torn are left out of the list, and named in `unusable` with the reason where given. Reads only.
+std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder, FileSystem& files,
+                                                  std::vector<std::string>* unusable = nullptr);
+
+/// The one that may write below a save folder. Used by one thread at a time.
+class CheckpointFolder {
+ public:
+  /// Creates the folder (its parent exists), takes its lock, removes what unfinished saves left.
+  /// @throws IoError when another run saves there, or the folder cannot be used.
+  CheckpointFolder(std::filesystem::path path, FileSystem& files);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// A new temporary folder for a checkpoint of that step, not yet created. Names are unique among all runs.
+  std::filesystem::path temporary(int64_t step);
+  /// The sequence number that the next commit gets.
+  uint64_t next_sequence() const { return last_sequence_ + 1; }
+  /// Everything else is written and synced below `temporary`: writes the manifest (sequence set to
+  /// next_sequence()), syncs, renames, and brings `latest` up to date. When it returns, the checkpoint is
+  /// durable. @returns the committed folder. @throws IoError; the checkpoint is then committed as a whole or
+  /// not at all, and no other one is harmed.
+  std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
+  /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
+  void discard(const std::filesystem::path& temporary) noexcept;
+  /// Keeps the `keep` newest checkpoints (>= 1) by sequence number and removes the others; folders that are
+  /// no sound checkpoints are left alone. @returns the names removed.
+  std::vector<std::string> prune(int64_t keep);
+
+ private:
+  void sweep();
+  std::filesystem::path temporary_name(const std::string& name);
+
+  std::filesystem::path path_;
+  FileSystem& files_;
+  std::unique_ptr<FileLock> lock_;
+  std::string token_;
+  int64_t count_ = 0;
+  uint64_t last_sequence_ = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,28 @@
+// Do boxes cover a tensor exactly once?
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include <sherd/dtensor/index.h>
+
+namespace sherd {
+
+/// The first element (row-major order of its index) that the boxes do not cover exactly once.
+struct CoverageFault {
+  Shape at;
+  /// Boxes that hold it: 0 = missing, 2 or more = several times.
+  int64_t times = 0;
+};
+
+/// Nothing when every element of a tensor of `shape` lies in exactly one box. Boxes of size 0 count for
+/// nothing. Exact and linear in the number of boxes: the boxes tile the tensor if and only if their signed
+/// corners add up to the tensor's own (the mixed difference of the sum of their indicator functions).
+/// @pre 1 to 8 dimensions, every box inside the tensor.
+std::optional<CoverageFault> coverage_fault(const Shape& shape, std::span<const Box> boxes);
+
+/// The part of a that lies in b, in global coordinates; nothing when they do not meet.
+std::optional<Box> intersect(const Box& a, const Box& b);
+
+}  // namespace sherd

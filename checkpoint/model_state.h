@@ -1,0 +1,49 @@
+// A sharded model and its optimizer as named tensors: what is saved, and how it comes back.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/save_plan.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/optimizer.h>
+
+namespace sherd {
+
+/// What this rank writes: of every parameter (f32 master weights, frozen ones too) and of every state tensor
+/// each element by exactly one rank. Ranks that hold the same elements (replicas, data-parallel ranks under
+/// no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
+/// which may differ from rank to rank, world rank 0's are taken. Linear in the local pieces; collective only
+/// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
+/// The tensors refer to the model's and the optimizer's memory, which outlive them.
+std::vector<LocalTensor> checkpoint_tensors(Module& root, const Optimizer* optimizer);
+
+struct LoadOptions {
+  bool model = true;
+  bool optimizer = true;
+  /// Optimizer state that the checkpoint lacks starts from zero, and state that nobody wants is left out,
+  /// instead of an error: for routing that changed.
+  bool allow_new_state = false;
+};
+
+struct LoadReport {
+  TrainingState training;
+  ReadCounts counts;  // of this rank
+  /// With allow_new_state: parameters whose state started anew, and state tensors that were left out.
+  std::vector<std::string> started_anew, left_out;
+};
+
+/// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses, each rank
+/// reading only what it holds. Wider dtypes than the stored one are converted (bf16 and f16 to f32, exactly).
+///
+/// Collective over the root's mesh, also when it fails: then every rank throws the same error, and model and
+/// optimizer hold a mixture that another load may replace. The names and shapes are checked before any data
+/// is read.
+/// @throws InvalidArgument listing *all* missing, unexpected and mismatching names, and explaining a change
+/// of routing; CorruptCheckpoint, IoError from the reader.
+/// @param optimizer null when options.optimizer is false.
+LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* optimizer,
+                           const LoadOptions& options = {});
+
+}  // namespace sherd

@@ -1,0 +1,55 @@
+// Which bytes a rank writes into which file: arithmetic, no files.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/manifest.h>
+#include <sherd/kernels/tensor.h>
+
+namespace sherd {
+
+/// What one rank writes of a tensor.
+struct LocalTensor {
+  std::string name;
+  Section section = Section::model;
+  DType dtype = DType::f32;
+  /// Of the whole tensor.
+  Shape shape;
+  /// Boxes of the whole tensor; box after box, each in row-major order, they are the elements of `data`.
+  std::vector<Box> boxes;
+  /// Device memory that is read at every save. Undefined for one host value: then `value` is asked.
+  Tensor data;
+  std::function<float()> value = {};
+};
+
+/// Elements [first, first + count) of LocalTensor number `tensor`: one of its boxes.
+struct PlannedEntry {
+  size_t tensor = 0;
+  Box box;
+  int64_t first = 0, count = 0;
+};
+
+/// One safetensors file of a checkpoint before its data is written.
+struct PlannedFile {
+  /// Path, length and header of the file; no block checksums yet.
+  CheckpointFile record;
+  /// Header length and padded JSON: the file's first record.header_bytes bytes.
+  std::string header;
+  /// In the order of the data.
+  std::vector<PlannedEntry> entries;
+};
+
+/// The files of a rank (counted from 0): box k of a tensor goes to file k of its section. Empty boxes are
+/// left out; tensors without dimensions become [1].
+/// @throws InvalidArgument naming all tensors that are named twice or whose boxes do not fit shape or data.
+std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
+
+/// Files and pieces of a plan, as a part of a manifest.
+Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
+/// Adds a rank's part. @throws ShapeMismatch when ranks disagree about a tensor's shape or dtype.
+void merge_part(Manifest& into, Manifest part);
+
+}  // namespace sherd

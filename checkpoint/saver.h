@@ -1,0 +1,76 @@
+// Saves the tensors of all ranks again and again, in front of training or behind it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/save_plan.h>
+#include <sherd/comm/communicator.h>
+
+namespace sherd {
+
+struct SaverOptions {
+  /// DIR of FORMAT.md; created when missing (its parent is there).
+  std::filesystem::path folder;
+  /// Checkpoints to keep, newest first; 0 = all.
+  int64_t keep = 0;
+  /// save() returns when the tensors are copied to host memory; a thread of this rank writes behind.
+  bool async = false;
+  /// Null: FileSystem::posix(). Outlives the saver.
+  FileSystem* files = nullptr;
+};
+
+/// A finished save, the same on every rank.
+struct SaveReport {
+  std::filesystem::path committed;
+  int64_t step = 0;
+  int64_t bytes = 0;                 // of all files of all ranks, without the manifest
+  double blocked = 0;                // seconds that save() took on this rank
+  double seconds = 0;                // from the call to the commit
+  std::vector<std::string> removed;  // by `keep`; known to rank 0 only
+};
+
+/// All calls but the destructor are collective: same calls, same order, on every rank. Used by the rank's
+/// thread.
+///
+/// The constructor exchanges the plans of all ranks once, checks that together they cover every tensor
+/// exactly once, and reserves host memory for one copy of what this rank writes. A save then takes one gather
+/// (of checksums) and one broadcast (of the outcome) whatever the number of tensors, on a communicator of its
+/// own. Rank 0 commits. A failure on any rank (full disk, failed sync, ...) becomes the same IoError on every
+/// rank: from save(), or with `async` from the next call of any kind; nothing is committed then, and an
+/// earlier checkpoint is never touched. After a failure the saver may be used again.
+class CheckpointSaver {
+ public:
+  /// @throws IoError, InvalidArgument and ShapeMismatch, the same on every rank.
+  CheckpointSaver(std::shared_ptr<Communicator> world, std::vector<LocalTensor> tensors,
+                  SaverOptions options);
+  /// Waits for a save in flight and swallows its failure: call wait() to hear of it. Destroyed by an
+  /// exception that unwinds the rank, it aborts the group first.
+  ~CheckpointSaver();
+  CheckpointSaver(const CheckpointSaver&) = delete;
+  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+  /// Takes what the tensors hold after all work queued on the compute stream so far. Waits for a save in
+  /// flight first: there is never more than one, nor more than one host copy.
+  void save(const TrainingState& state);
+  /// True when no rank has a save in flight. One small all-reduce when there was one.
+  bool idle();
+  /// Throws what a finished save failed with. No communication.
+  void poll();
+  /// Returns when no save is in flight.
+  void wait();
+  /// Saves finished since the last call.
+  std::vector<SaveReport> take_reports();
+  /// Bytes of host memory for the copy.
+  int64_t staging_bytes() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sherd

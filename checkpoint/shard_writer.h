@@ -1,0 +1,30 @@
+// Writes one planned tensor file and its checksums.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/save_plan.h>
+
+namespace sherd {
+
+/// From front to back, holding at most one checksum block of data. The file's folder exists.
+class ShardWriter {
+ public:
+  /// Creates `root / record.path` and writes the header. @throws IoError, also when the name is taken.
+  ShardWriter(FileSystem& files, const std::filesystem::path& root, const PlannedFile& plan);
+  /// The next bytes of the data, of any number. @throws InvalidArgument past the end, IoError.
+  void write(const void* data, int64_t bytes);
+  /// Syncs and closes. @returns the checksum of every block. @throws InvalidArgument when bytes are missing.
+  std::vector<uint64_t> finish();
+
+ private:
+  std::unique_ptr<WritableFile> file_;
+  int64_t data_bytes_ = 0, written_ = 0;
+  std::vector<char> partial_;  // of the block that is not complete yet
+  std::vector<uint64_t> checksums_;
+};
+
+}  // namespace sherd
