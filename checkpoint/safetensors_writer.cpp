@@ -1,7 +1,6 @@
 #include <sherd/checkpoint/safetensors.h>
 
 #include <set>
-#include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -75,27 +74,26 @@ std::string make_header(const std::vector<SafetensorsSpec>& tensors,
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + header;
 }
 
-File create_beside(const std::filesystem::path& path) {
-  std::error_code error;
-  const auto status = std::filesystem::status(path, error);
-  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+std::unique_ptr<WritableFile> create_beside(FileSystem& files, const std::filesystem::path& path) {
+  using Kind = FileSystem::Kind;
+  if (const Kind kind = files.kind(path); kind != Kind::none && kind != Kind::file) {
     throw IoError(fmt::format("cannot write '{}': it exists and is not a regular file", path.string()));
   }
   for (int number = 0;; ++number) {
-    auto file = File::create_new(fmt::format("{}.tmp-{}-{}", path.string(), ::getpid(), number));
-    if (file) return std::move(*file);
+    auto file = files.create_new(fmt::format("{}.tmp-{}-{}", path.string(), ::getpid(), number));
+    if (file) return file;
   }
 }
 
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(path), tensors_(std::move(tensors)) {
+                                     const std::map<std::string, std::string>& metadata, FileSystem& files)
+    : path_(path), tensors_(std::move(tensors)), files_(files) {
   check(path_, tensors_);
   for (const SafetensorsSpec& tensor : tensors_) data_bytes_ += bytes_of(tensor);
   const std::string header = make_header(tensors_, metadata);
-  file_ = create_beside(path_);
+  file_ = create_beside(files_, path_);
   try {
     file_->write(header.data(), static_cast<int64_t>(header.size()));
   } catch (...) {
@@ -107,8 +105,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
 SafetensorsWriter::~SafetensorsWriter() { discard(); }
 
 void SafetensorsWriter::discard() noexcept {
-  std::error_code ignored;  // whoever gets here has a better failure to report, or none
-  if (file_) std::filesystem::remove(file_->path(), ignored);
+  if (!file_) return;
+  try {
+    files_.remove_all(file_->path());
+  } catch (const IoError&) {  // whoever gets here has a better failure to report, or none
+  }
   file_.reset();
 }
 
@@ -144,7 +145,7 @@ void SafetensorsWriter::finish() {
   }
   file_->sync();
   file_->close();
-  rename_durably(file_->path(), path_);
+  rename_durably(files_, file_->path(), path_);
   file_.reset();
 }
 
