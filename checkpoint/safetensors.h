@@ -7,12 +7,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include <sherd/checkpoint/file.h>
+#include <sherd/checkpoint/file_system.h>
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/shape.h>
 
@@ -38,9 +39,9 @@ class SafetensorsReader {
   /// Reads and checks the header; holds the file open, and no tensor data.
   /// @throws IoError when the file is missing or unreadable, CorruptCheckpoint naming the file and the
   /// offending entry when anything in it is not as the format demands: every byte is accounted for.
-  explicit SafetensorsReader(const std::filesystem::path& path);
+  explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
-  const std::filesystem::path& path() const { return file_.path(); }
+  const std::filesystem::path& path() const { return file_->path(); }
   /// In the order of the data.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   /// The file's "__metadata__"; empty when there is none.
@@ -56,7 +57,7 @@ class SafetensorsReader {
  private:
   void parse(std::string_view header, int64_t data_bytes);
 
-  File file_;
+  std::unique_ptr<ReadableFile> file_;
   int64_t data_start_ = 0;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, size_t, std::less<>> by_name_;
@@ -68,6 +69,9 @@ struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;
+  /// Of the whole tensor when this is a piece of it: one more key of the entry, which readers that do not
+  /// know it ignore.
+  std::optional<Shape> global_shape = std::nullopt;
 };
 
 /// Writes one file from front to back, holding no tensor data. The file appears under its name, complete, in
@@ -79,7 +83,8 @@ class SafetensorsWriter {
   /// @throws InvalidArgument naming all unusable tensors (twice the same name, negative sizes, ...),
   /// IoError when the file cannot be created or `path` is there and not a regular file.
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> tensors,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {},
+                    FileSystem& files = FileSystem::posix());
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -96,7 +101,8 @@ class SafetensorsWriter {
 
   std::filesystem::path path_;
   std::vector<SafetensorsSpec> tensors_;
-  std::optional<File> file_;
+  FileSystem& files_;
+  std::unique_ptr<WritableFile> file_;
   int64_t data_bytes_ = 0;
   int64_t written_ = 0;
 };

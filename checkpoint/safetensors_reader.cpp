@@ -136,14 +136,15 @@ void check_coverage(std::vector<SafetensorsEntry>& entries, int64_t data_bytes) 
 
 }  // namespace
 
-SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(File::open_to_read(path)) {
+SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, FileSystem& files)
+    : file_(files.open(path)) {
   try {
-    const int64_t size = file_.size();
+    const int64_t size = file_->size();
     if (size < kLengthBytes) {
       throw CorruptCheckpoint(fmt::format("{} bytes are too few to hold even a header's length", size));
     }
     uint64_t length = 0;
-    file_.read_at(0, &length, kLengthBytes);
+    file_->read_at(0, &length, kLengthBytes);
     if (length > kMaxHeaderBytes) {
       throw CorruptCheckpoint(
           fmt::format("the header claims {} bytes; the format allows {}", length, kMaxHeaderBytes));
@@ -155,7 +156,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path) : file_(
                       size - kLengthBytes));
     }
     std::string header(length, '\0');
-    file_.read_at(kLengthBytes, header.data(), header_bytes);
+    file_->read_at(kLengthBytes, header.data(), header_bytes);
     data_start_ = kLengthBytes + header_bytes;
     parse(header, size - data_start_);
   } catch (const CorruptCheckpoint& e) {
@@ -202,7 +203,7 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64
                                       path().string(), count, first, shown(entry.name), numel));
   }
   const int64_t width = size_of(*entry.dtype);
-  file_.read_at(data_start_ + entry.begin + first * width, to, count * width);
+  file_->read_at(data_start_ + entry.begin + first * width, to, count * width);
 }
 
 }  // namespace sherd

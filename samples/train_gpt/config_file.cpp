@@ -4,7 +4,7 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
-#include <sherd/checkpoint/file.h>
+#include <sherd/checkpoint/file_system.h>
 #include <sherd/kernels/error.h>
 
 #include "config.pb.h"
@@ -40,9 +40,8 @@ T get(const google::protobuf::Message& message, const google::protobuf::FieldDes
 }  // namespace
 
 void read_config_file(const std::string& path, TrainConfig& config, std::vector<std::string>& problems) {
-  const sherd::File file = sherd::File::open_to_read(path);
-  std::string text(static_cast<size_t>(file.size()), '\0');
-  file.read_at(0, text.data(), static_cast<int64_t>(text.size()));
+  constexpr int64_t kMaxBytes = 1 << 20;
+  const std::string text = sherd::read_whole(sherd::FileSystem::posix(), path, kMaxBytes);
 
   Collector collector(path, problems);
   google::protobuf::TextFormat::Parser parser;

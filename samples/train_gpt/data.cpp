@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/file.h>
+#include <sherd/checkpoint/file_system.h>
 #include <sherd/kernels/error.h>
 
 namespace train_gpt {
@@ -23,11 +23,11 @@ std::vector<std::string> files_below(const fs::path& folder) {
 }
 
 void append_file(const fs::path& path, std::vector<uint8_t>& bytes) {
-  const sherd::File file = sherd::File::open_to_read(path);
-  const int64_t size = file.size();
+  const std::unique_ptr<sherd::ReadableFile> file = sherd::FileSystem::posix().open(path);
+  const int64_t size = file->size();
   const size_t before = bytes.size();
   bytes.resize(before + static_cast<size_t>(size));
-  file.read_at(0, bytes.data() + before, size);
+  file->read_at(0, bytes.data() + before, size);
 }
 
 }  // namespace
