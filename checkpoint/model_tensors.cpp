@@ -40,7 +40,7 @@ Holders holders_of(const Parameter& p) {
 
 // Where holder number `index` of `count` begins, in bytes of `total`.
 int64_t cut_at(int64_t total, int index, int count) {
-  return static_cast<int64_t>(static_cast<__int128>(total) * index / count);
+  return total / count * index + total % count * index / count;  // floor(total * index / count)
 }
 
 // The element of a local piece that lies at byte `at` of the pieces of all parameters together, moved to the
