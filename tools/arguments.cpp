@@ -40,7 +40,8 @@ int64_t parse_bytes(const std::string& text) {
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
   for (const Unit& u : kUnits) {
     int64_t bytes = 0;
-    if (error == std::errc() && u.name == unit && value > 0 && !__builtin_mul_overflow(value, u.bytes, &bytes))
+    if (error == std::errc() && u.name == unit && value > 0 &&
+        !__builtin_mul_overflow(value, u.bytes, &bytes))
       return bytes;
   }
   throw InvalidArgument(

@@ -20,7 +20,7 @@ class CkptCommand {
   /// `app`'s parsing.
   CLI::App* add_to(CLI::App& app);
   /// Runs the one that was given; results go to `out`, progress and hints to `err`. @returns the exit code.
-  /// @throws CLI::RequiredError when none was given, Error for what cannot be read, is damaged or cannot be
+  /// @throws Error for what cannot be read, is damaged or cannot be
   /// written.
   int run(std::ostream& out, std::ostream& err) const;
 

@@ -69,8 +69,8 @@ std::vector<Finding> pairs_of(const Side& a, const Side& b) {
 }
 
 void compare_elements(Side& a, Side& b, Finding& f, Progress& progress) {
-  std::vector<char> other(static_cast<size_t>(std::min(kChunkElements, numel_of(f.b->shape)) *
-                                              size_of(f.b->dtype)));
+  std::vector<char> other(
+      static_cast<size_t>(std::min(kChunkElements, numel_of(f.b->shape)) * size_of(f.b->dtype)));
   ParamIndex at(0);
   stream_elements(a.source.reader, *f.a, all_of(*f.a), [&](const char* data, int64_t count) {
     b.source.reader.read(*f.b, boxes_of(f.b->shape, {at, at + count}), other.data());
@@ -122,7 +122,8 @@ std::string finding_text(const Finding& f) {
   if (f.b == nullptr) return text + fmt::format("only in A, {}\n", brief(*f.a));
   if (f.a == nullptr) return text + fmt::format("only in B, {}\n", brief(*f.b));
   if (!f.comparable()) return text + fmt::format("{} against {}\n", brief(*f.a), brief(*f.b));
-  if (f.a->dtype != f.b->dtype) text += fmt::format("{} against {}, ", name_of(f.a->dtype), name_of(f.b->dtype));
+  if (f.a->dtype != f.b->dtype)
+    text += fmt::format("{} against {}, ", name_of(f.a->dtype), name_of(f.b->dtype));
   const Difference& d = f.elements;
   if (d.differing == 0) return text + "equal values\n";
   return text + fmt::format("{} of {} elements differ, at most by {:.3g} ({:.3g} relative), first at {}\n",
@@ -138,8 +139,8 @@ std::string report_text(const Report& report, const DiffOptions& options) {
   if (report.identical) return text + "bit-identical\n";
   if (options.tolerance && report.within)
     return text + fmt::format("within {} relative\n", *options.tolerance);
-  return text + fmt::format("{} different\n",
-                            count_text(static_cast<int64_t>(report.different.size()), "tensor"));
+  return text +
+         fmt::format("{} different\n", count_text(static_cast<int64_t>(report.different.size()), "tensor"));
 }
 
 ordered_json finding_json(const Finding& f) {
@@ -193,9 +194,9 @@ bool diff(const DiffOptions& options, const Console& console) {
   Side a(open_source(options.a, console.err), options), b(open_source(options.b, console.err), options);
   const Report report = compare_all(a, b, options, console);
   if (options.json) {
-    console.out << report_json(report, options, a, b)
-                       .dump(2, ' ', false, ordered_json::error_handler_t::replace)
-                << '\n';
+    console.out
+        << report_json(report, options, a, b).dump(2, ' ', false, ordered_json::error_handler_t::replace)
+        << '\n';
   } else {
     console.out << "A  " << title_of(a.source) << "\nB  " << title_of(b.source) << '\n'
                 << report_text(report, options);

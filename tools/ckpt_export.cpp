@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/safetensors.h>
 
@@ -95,7 +95,8 @@ class Exporter {
 
 void write_index(const fs::path& folder, const std::vector<std::vector<Item>>& files,
                  const std::vector<std::string>& names) {
-  nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}}, {"weight_map", nlohmann::json::object()}};
+  nlohmann::ordered_json index = {{"metadata", {{"total_size", 0}}},
+                                  {"weight_map", nlohmann::json::object()}};
   int64_t bytes = 0;
   for (size_t i = 0; i < files.size(); ++i) {
     bytes += bytes_of(files[i]);

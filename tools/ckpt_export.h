@@ -4,6 +4,8 @@
 #include <filesystem>
 #include <optional>
 
+#include <sherd/kernels/dtype.h>
+
 #include "console.h"
 
 namespace sherd::tools {

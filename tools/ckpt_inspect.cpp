@@ -101,8 +101,9 @@ std::string section_text(const Manifest& m, Section section, bool with_tensors) 
          bytes_text(totals.bytes), totals.pieces);
     if (!with_tensors) continue;
     for (const CheckpointTensor* t : totals.tensors)
-      line("  " + leaf_of(section, name, t->name), fmt::format("{} {:>4}", to_string(t->shape), name_of(t->dtype)),
-           numel_of(t->shape), bytes_text(bytes_of(*t)), t->pieces.size());
+      line("  " + leaf_of(section, name, t->name),
+           fmt::format("{} {:>4}", to_string(t->shape), name_of(t->dtype)), numel_of(t->shape),
+           bytes_text(bytes_of(*t)), t->pieces.size());
   }
   return text;
 }
@@ -124,8 +125,8 @@ std::string holders_text(const Manifest& m, bool all) {
   }
   if (shown < holders.size())
     text += fmt::format("  ... and {} more (--tensors shows all)\n", holders.size() - shown);
-  return text + fmt::format("  {:<40} {:>6} {:>8} {:>11}\n", "sum", sum.files, sum.pieces,
-                            bytes_text(sum.bytes));
+  return text +
+         fmt::format("  {:<40} {:>6} {:>8} {:>11}\n", "sum", sum.files, sum.pieces, bytes_text(sum.bytes));
 }
 
 }  // namespace
@@ -148,7 +149,8 @@ std::optional<int> rank_of(const std::string& path) {
   int number = 0;
   const char* const first = name.data() + kPrefix.size();
   const auto [end, error] = std::from_chars(first, name.data() + name.size(), number);
-  if (error != std::errc() || number < 1 || !std::string_view(end).starts_with("-model-")) return std::nullopt;
+  if (error != std::errc() || number < 1 || !std::string_view(end).starts_with("-model-"))
+    return std::nullopt;
   return number - 1;
 }
 
@@ -180,7 +182,8 @@ std::vector<HolderTotals> holders_of(const Manifest& manifest) {
 std::string module_of(Section section, const std::string& name) {
   std::string_view rest = parameter_part(section, name);
   if (section == Section::optim)
-    rest = rest.substr(0, rest.rfind('.') == std::string_view::npos ? 0 : rest.rfind('.'));  // the state's key
+    rest =
+        rest.substr(0, rest.rfind('.') == std::string_view::npos ? 0 : rest.rfind('.'));  // the state's key
   for (size_t at = 0; at < rest.size();) {
     const size_t end = std::min(rest.find('.', at), rest.size());
     const std::string_view part = rest.substr(at, end - at);

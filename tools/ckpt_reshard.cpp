@@ -27,7 +27,6 @@ class Rewriter {
   Manifest write() {
     create_folders();
     for (int64_t rank = 0; rank < world_; ++rank) write_rank(rank);
-    for (const Section section : sections()) files_.sync_folder(to_ / name_of(section));
     return merger_.take();
   }
 
@@ -139,9 +138,9 @@ void import_weights(const ImportOptions& options, const Console& console) {
   Source source = open_source(options.source, console.err);
   const Manifest& m = source.reader.manifest();
   if (m.checksums)
-    throw InvalidArgument(fmt::format(
-        "{} is a checkpoint already; `sherd ckpt reshard` copies one for another number of ranks",
-        source.reader.path().string()));
+    throw InvalidArgument(
+        fmt::format("{} is a checkpoint already; `sherd ckpt reshard` copies one for another number of ranks",
+                    source.reader.path().string()));
   std::vector<const CheckpointTensor*> tensors;
   for (const CheckpointTensor& t : m.tensors)
     if (section_of(m, t) == Section::model) tensors.push_back(&t);

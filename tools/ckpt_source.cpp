@@ -25,10 +25,10 @@ std::string own_name(const fs::path& path) {
 }
 
 [[noreturn]] void refuse(const fs::path& path, const std::string& hint) {
-  throw IoError(fmt::format(
-      "{} is nothing that can be read: looked for manifest.binpb (a checkpoint), folders named "
-      "step_NNNNNNNN (a save folder) and *.safetensors files (weights of another program){}",
-      path.string(), hint));
+  throw IoError(
+      fmt::format("{} is nothing that can be read: looked for manifest.binpb (a checkpoint), folders named "
+                  "step_NNNNNNNN (a save folder) and *.safetensors files (weights of another program){}",
+                  path.string(), hint));
 }
 
 Place folder_at(const fs::path& path, FileSystem& files) {
@@ -49,9 +49,10 @@ Place folder_at(const fs::path& path, FileSystem& files) {
     place.kind = Place::Kind::save_folder;
     place.committed = list_checkpoints(path, files, &place.reasons);
     for (const std::string& n : names) {
-      const bool sound = std::any_of(place.committed.begin(), place.committed.end(),
-                                     [&](auto& c) { return c.name == n; });
-      if (is_checkpoint_name(n) && !sound && files.kind(path / n) == Kind::folder) place.unusable.push_back(n);
+      const bool sound =
+          std::any_of(place.committed.begin(), place.committed.end(), [&](auto& c) { return c.name == n; });
+      if (is_checkpoint_name(n) && !sound && files.kind(path / n) == Kind::folder)
+        place.unusable.push_back(n);
     }
     return place;
   }

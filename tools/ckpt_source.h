@@ -13,9 +13,9 @@ namespace sherd::tools {
 
 struct Place {
   enum class Kind {
-    checkpoint,   // has manifest.binpb or a committed checkpoint's name; nothing else of it is checked
-    save_folder,  // holds checkpoints, or did
-    plain_folder, // of safetensors files
+    checkpoint,    // has manifest.binpb or a committed checkpoint's name; nothing else of it is checked
+    save_folder,   // holds checkpoints, or did
+    plain_folder,  // of safetensors files
     file,
   };
   Kind kind = Kind::file;

@@ -96,15 +96,15 @@ int64_t convert(const void* from, DType from_type, void* to, DType to_type, int6
   if (!is_float(from_type) || !is_float(to_type) || to_type == DType::f64)
     throw InvalidArgument(std::string("convert: ") + name_of(from_type) + " to " + name_of(to_type));
   return with_type(from_type, [&](auto f) {
-    return with_type(
-        to_type, [&](auto t) { return convert_as<decltype(f), decltype(t)>(from, to, count); });
+    return with_type(to_type, [&](auto t) { return convert_as<decltype(f), decltype(t)>(from, to, count); });
   });
 }
 
 void compare(const void* a, DType a_type, const void* b, DType b_type, int64_t count, Difference& into) {
   if (a_type != b_type || std::memcmp(a, b, static_cast<size_t>(count * size_of(a_type))) != 0)
-    with_type(a_type,
-              [&](auto x) { with_type(b_type, [&](auto y) { compare_as<decltype(x), decltype(y)>(a, b, count, into); }); });
+    with_type(a_type, [&](auto x) {
+      with_type(b_type, [&](auto y) { compare_as<decltype(x), decltype(y)>(a, b, count, into); });
+    });
   into.elements += count;
 }
 

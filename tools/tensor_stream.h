@@ -17,9 +17,7 @@ void stream_elements(CheckpointReader& reader, const CheckpointTensor& tensor, P
                      const std::function<void(const char*, int64_t)>& use);
 
 /// The whole tensor.
-inline ParamRange all_of(const CheckpointTensor& t) {
-  return {ParamIndex(0), ParamIndex(numel_of(t.shape))};
-}
+inline ParamRange all_of(const CheckpointTensor& t) { return {ParamIndex(0), ParamIndex(numel_of(t.shape))}; }
 inline int64_t bytes_of(const CheckpointTensor& t) { return numel_of(t.shape) * size_of(t.dtype); }
 
 }  // namespace sherd::tools
