@@ -147,8 +147,8 @@ void export_tensors(const ExportOptions& options, const Console& console) {
   if (items.empty())
     throw InvalidArgument(fmt::format("{} holds no weights{}", source.reader.path().string(),
                                       options.optim ? "" : "; --optim exports optimizer state, too"));
-  const std::vector<std::vector<Item>> files =
-      is_file_name(out) ? std::vector{items} : dealt(items, options.max_shard_bytes);
+  std::vector<std::vector<Item>> files{items};
+  if (!is_file_name(out)) files = dealt(items, options.max_shard_bytes);
   int64_t overflows = 0;
   {
     Progress progress(console.err, console.progress, "export", bytes_of(items));
