@@ -39,7 +39,8 @@ class Trainer {
   /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
   /// ranks.
   std::string sample(const std::string& prompt, int64_t count);
-  void export_weights(const std::string& path);
+  /// As --export-weights and --export-dtype say. Collective.
+  void export_weights();
   /// Of every rank, in rank order; collective.
   std::vector<RankMemory> memory();
   /// What one rank would hold under no_shard: parameters, gradients, optimizer states.
