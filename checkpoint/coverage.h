@@ -17,9 +17,9 @@ struct CoverageFault {
 };
 
 /// Nothing when every element of a tensor of `shape` lies in exactly one box. Boxes of size 0 count for
-/// nothing. Exact and linear in the number of boxes: the boxes tile the tensor if and only if their signed
+/// nothing. Exact, in the time that sorting the boxes takes: they tile the tensor if and only if their signed
 /// corners add up to the tensor's own (the mixed difference of the sum of their indicator functions).
-/// @pre 1 to 8 dimensions, every box inside the tensor.
+/// @pre 1 to 8 dimensions, fewer than 2^63 elements, every box inside the tensor.
 std::optional<CoverageFault> coverage_fault(const Shape& shape, std::span<const Box> boxes);
 
 /// The part of a that lies in b, in global coordinates; nothing when they do not meet.

@@ -76,7 +76,8 @@ struct Manifest {
   const CheckpointTensor* find(Section section, std::string_view name) const;
 };
 
-/// The bytes of manifest.binpb. @throws InvalidArgument when the message would pass 2 GiB.
+/// The bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the message would
+/// pass 2 GiB, and for text that is not UTF-8.
 std::string encode_manifest(const Manifest& manifest);
 /// Only the first bytes of a manifest file are needed. @throws CorruptCheckpoint.
 uint64_t decode_sequence(std::string_view first_48_bytes);

@@ -69,6 +69,9 @@ struct SafetensorsSpec {
   std::string name;
   DType dtype = DType::f32;
   Shape shape;
+  /// Of the whole tensor when this is a piece of it: one more key of the entry, which readers that do not
+  /// know it ignore.
+  std::optional<Shape> global_shape = std::nullopt;
 };
 
 /// Writes one file from front to back, holding no tensor data. The file appears under its name, complete, in

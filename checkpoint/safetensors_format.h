@@ -1,11 +1,15 @@
-// What the safetensors reader and writer share.
+// What readers and writers of safetensors files share.
 #pragma once
 
 #include <bit>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
+#include <sherd/checkpoint/safetensors.h>
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/shape.h>
 
@@ -60,5 +64,14 @@ inline std::optional<int64_t> checked_bytes(const Shape& shape, int64_t element_
   }
   return empty ? 0 : bytes;
 }
+
+/// Bytes of a tensor whose shape is sound (checked_bytes()).
+int64_t bytes_of(const SafetensorsSpec& tensor);
+
+/// The first bytes of a file, up to its data: length and padded JSON. Data offsets follow the order of
+/// `tensors`, whose names are distinct and whose shapes are sound.
+/// @throws InvalidArgument for text that is not UTF-8 and for more than the format's 100 MB.
+std::string make_header(const std::vector<SafetensorsSpec>& tensors,
+                        const std::map<std::string, std::string>& metadata);
 
 }  // namespace sherd::safetensors

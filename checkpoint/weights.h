@@ -40,9 +40,8 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// Fills the weights of a sharded root (dtypes f32, bf16, f16) from anything that CheckpointReader opens: a
 /// safetensors file, a Hugging Face folder, a folder that PyTorch's DCP saved, a checkpoint or its `model`
 /// folder. Of a checkpoint only the model is looked at. Each rank reads only the elements it holds, one
-/// parameter after the other. Strict: @throws InvalidArgument listing *all* missing, unexpected and
-/// mismatching tensors, CorruptCheckpoint or IoError from the reader. No communication; blocks until the
-/// shards are filled.
+/// parameter after the other. load_checkpoint() without an optimizer: collective and as strict, with the same
+/// errors.
 void import_weights(Module& root, const std::filesystem::path& path);
 
 }  // namespace sherd

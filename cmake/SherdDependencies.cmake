@@ -4,6 +4,7 @@ find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(LAPACK REQUIRED)
 find_package(fmt REQUIRED)
 find_package(nlohmann_json REQUIRED)
+find_package(Protobuf REQUIRED)
 
 # Not by its package file, which insists on OpenCL headers that the library does not need here.
 find_library(DNNL_LIBRARY dnnl REQUIRED)

@@ -1,3 +1,12 @@
+# What every target that is compiled here needs, generated code included.
+function(sherd_sanitize target)
+  if(SHERD_SANITIZE)
+    target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer
+      -fno-sanitize-recover=all)
+    target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
+  endif()
+endfunction()
+
 # Flags for the targets that are sherd's own.
 function(sherd_own_target target)
   # GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651), hence no -Wrestrict.
@@ -7,8 +16,6 @@ function(sherd_own_target target)
   if(SHERD_SANITIZE)
     # Instrumented standard headers (std::regex) make GCC 12 see uninitialised members that are not.
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
-    target_compile_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE} -fno-omit-frame-pointer
-      -fno-sanitize-recover=all)
-    target_link_options(${target} PUBLIC -fsanitize=${SHERD_SANITIZE})
   endif()
+  sherd_sanitize(${target})
 endfunction()

@@ -105,6 +105,18 @@ TEST(Safetensors, BytesAreThoseOfTheFormat) {
   EXPECT_EQ(read_bytes(path), raw_file(header, std::string("\x00\x00\x80\x3f\x00\x00\x00\xc0", 8)));
 }
 
+TEST(Safetensors, PieceCarriesTheShapeOfTheWhole) {
+  const TemporaryFolder folder;
+  SafetensorsWriter writer(folder / "f", {{"e", DType::u8, {1}, Shape{4, 3}}, {"w", DType::u8, {1}}});
+  writer.append("xy", 2);
+  writer.finish();
+  EXPECT_THAT(read_bytes(folder / "f"),
+              HasSubstr(R"({"e":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"global_shape":[4,3]},)"
+                        R"("w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})"));
+  const SafetensorsReader reader(folder / "f");
+  EXPECT_EQ(reader.find("e")->shape, Shape{1});
+}
+
 TEST(Safetensors, DataStartsAtAMultipleOfEight) {
   const TemporaryFolder folder;
   for (size_t length = 1; length <= 16; ++length) {
