@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/checkpoint/weights_writer.h>
 #include <sherd/kernels/error.h>
 
 #include "arguments.h"
@@ -138,7 +139,7 @@ void CkptCommand::add_export(CLI::App& app) {
   sub->add_flag("--quiet", quiet_, "no progress");
   sub->footer(kPathHelp);
   sub->final_callback([this, shard] {
-    if (shard->count() > 0 && is_file_name(export_.out))
+    if (shard->count() > 0 && is_weights_file(export_.out))
       throw CLI::ValidationError("--max-shard-size", "splits a folder's files, and OUT is one file");
   });
 }

@@ -106,13 +106,6 @@ Report compare_all(Side& a, Side& b, const DiffOptions& options, const Console& 
   return report;
 }
 
-// Indices in each dimension of an element.
-Shape index_of(const Shape& shape, int64_t element) {
-  Shape index(shape.size());
-  for (size_t d = shape.size(); d-- > 0; element /= shape[d]) index[d] = element % shape[d];
-  return index;
-}
-
 std::string brief(const CheckpointTensor& t) {
   return fmt::format("{} {}", to_string(t.shape), name_of(t.dtype));
 }

@@ -15,8 +15,8 @@ constexpr int64_t kDefaultShardBytes = 5'000'000'000;
 
 struct ExportOptions {
   std::filesystem::path source;
-  /// One file where it ends in ".safetensors"; otherwise a folder that is not there yet, as Hugging Face's:
-  /// model-NNNNN-of-NNNNN.safetensors and model.safetensors.index.json.
+  /// One file where it ends in ".safetensors"; otherwise a folder that is not there yet, or empty, as
+  /// Hugging Face tools read it (see sherd::export_weights()).
   std::filesystem::path out;
   /// f32, bf16 or f16 for the floats of the model; absent = as stored. Optimizer state is never converted.
   std::optional<DType> dtype;
@@ -25,10 +25,9 @@ struct ExportOptions {
   bool optim = false;
 };
 
-inline bool is_file_name(const std::filesystem::path& out) { return out.extension() == ".safetensors"; }
-
 /// Holds a few MiB of data. What is written appears under its name complete, or not at all; a file that is
-/// there is replaced. @throws InvalidArgument, CorruptCheckpoint, IoError.
+/// there is replaced. @throws InvalidArgument also for a finite value that `dtype` cannot hold;
+/// CorruptCheckpoint, IoError.
 void export_tensors(const ExportOptions& options, const Console& console);
 
 }  // namespace sherd::tools

@@ -52,15 +52,15 @@ auto exact(T v) {
 }
 
 template <class From, class To>
-int64_t convert_as(const void* from, void* to, int64_t count) {
-  int64_t overflows = 0;
+std::optional<int64_t> convert_as(const void* from, void* to, int64_t count) {
+  std::optional<int64_t> lost;
   for (int64_t i = 0; i < count; ++i) {
     const auto wide = exact(element<From>(from, i));
     const auto rounded = static_cast<To>(static_cast<float>(wide));
-    overflows += std::isfinite(wide) && !std::isfinite(exact(rounded));
+    if (!lost && std::isfinite(wide) && !std::isfinite(exact(rounded))) lost = i;
     std::memcpy(static_cast<char*>(to) + i * static_cast<int64_t>(sizeof(To)), &rounded, sizeof(To));
   }
-  return overflows;
+  return lost;
 }
 
 void add_difference(long double a, long double b, Difference& into) {
@@ -92,7 +92,13 @@ void compare_as(const void* a, const void* b, int64_t count, Difference& into) {
 
 }  // namespace
 
-int64_t convert(const void* from, DType from_type, void* to, DType to_type, int64_t count) {
+Shape index_of(const Shape& shape, int64_t element) {
+  Shape index(shape.size());
+  for (size_t d = shape.size(); d-- > 0; element /= shape[d]) index[d] = element % shape[d];
+  return index;
+}
+
+std::optional<int64_t> convert(const void* from, DType from_type, void* to, DType to_type, int64_t count) {
   if (!is_float(from_type) || !is_float(to_type) || to_type == DType::f64)
     throw InvalidArgument(std::string("convert: ") + name_of(from_type) + " to " + name_of(to_type));
   return with_type(from_type, [&](auto f) {

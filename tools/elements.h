@@ -3,9 +3,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include <sherd/kernels/dtype.h>
+#include <sherd/kernels/shape.h>
 
 namespace sherd::tools {
 
@@ -13,9 +13,12 @@ constexpr bool is_float(DType t) {
   return t == DType::f32 || t == DType::bf16 || t == DType::f16 || t == DType::f64;
 }
 
+/// Indices in each dimension of an element in row-major order.
+Shape index_of(const Shape& shape, int64_t element);
+
 /// Rounds `count` elements to nearest, ties to even (f64 through f32). `to` is f32, bf16 or f16; both are
-/// floats. @returns how many finite elements became infinite.
-int64_t convert(const void* from, DType from_type, void* to, DType to_type, int64_t count);
+/// floats. @returns the first of them, if any, that is finite and became infinite.
+std::optional<int64_t> convert(const void* from, DType from_type, void* to, DType to_type, int64_t count);
 
 /// How two tensors of one shape differ, element by element.
 struct Difference {

@@ -126,7 +126,7 @@ std::string summary(const Arrangement& a) {
   };
   const auto number = [](double v) { return fmt::format("{:.6g}", v); };
   line("elements", t.elements, number);
-  line("optimizer state", t.state_bytes, bytes_text);
+  line("optimizer state", t.state_bytes, [](double v) { return bytes_text(v); });
   line("Newton-Schulz cost", t.cost, number);
   text += "\n" + plan_text(a);
   return text + fmt::format("fingerprint {:016x}\n", a.fingerprint());

@@ -18,9 +18,7 @@ using ::testing::StartsWith;
 /// Runs `sherd layout` on a file with this text.
 class Layout : public ::testing::Test {
  protected:
-  Finished run(const std::string& arguments) const {
-    return run_sherd(folder_, arguments);
-  }
+  Finished run(const std::string& arguments) const { return run_sherd(folder_, arguments); }
   Finished layout(const std::string& model, const std::string& flags) const {
     return run("layout --params " + folder_.write("model.json", model) + " " + flags);
   }

@@ -18,7 +18,8 @@ struct Finished {
 /// With these arguments, written as for a shell.
 inline Finished run_sherd(const TemporaryFolder& folder, const std::string& arguments) {
   const std::string out = folder / ".out", err = folder / ".err";
-  const std::string command = std::string(SHERD_TOOL) + " " + arguments + " >" + out + " 2>" + err + " </dev/null";
+  const std::string command =
+      std::string(SHERD_TOOL) + " " + arguments + " >" + out + " 2>" + err + " </dev/null";
   const int status = std::system(command.c_str());
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_bytes(out), read_bytes(err)};
 }
