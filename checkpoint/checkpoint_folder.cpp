@@ -153,8 +153,8 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
     what = "the one that it replaced could not be removed";
     if (taken) files_.remove_all(temporary);
   } catch (const IoError& e) {
-    throw IoError(
-        fmt::format("checkpoint '{}' is complete and in its place, but {}: {}", committed.string(), what, e.what()));
+    throw IoError(fmt::format("checkpoint '{}' is complete and in its place, but {}: {}", committed.string(),
+                              what, e.what()));
   }
   return committed;
 }
