@@ -43,17 +43,22 @@ class CheckpointFolder {
   uint64_t next_sequence() const { return last_sequence_ + 1; }
   /// Everything else is written and synced below `temporary`: writes the manifest (sequence set to
   /// next_sequence()), syncs, renames, and brings `latest` up to date. When it returns, the checkpoint is
-  /// durable. @returns the committed folder. @throws IoError; the checkpoint is then committed as a whole or
-  /// not at all, and no other one is harmed.
+  /// durable. @returns the committed folder. @throws IoError; the checkpoint is then committed as a whole
+  /// (the message says so, and what is missing: `latest`, say) or not at all, and no other one is harmed.
+  /// Discard `temporary` in either case.
   std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
   /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
   void discard(const std::filesystem::path& temporary) noexcept;
   /// Keeps the `keep` newest checkpoints (>= 1) by sequence number and removes the others; folders that are
-  /// no sound checkpoints are left alone. @returns the names removed.
+  /// no sound checkpoints are left alone. `latest` names the newest one afterwards if any are removed.
+  /// @returns the names removed.
   std::vector<std::string> prune(int64_t keep);
 
  private:
   void sweep();
+  /// The name in `latest`; empty when there is none.
+  std::string latest();
+  void write_latest(const std::string& name);
   std::filesystem::path temporary_name(const std::string& name);
 
   std::filesystem::path path_;

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <limits>
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
@@ -31,7 +32,8 @@ struct Output {
   }
   bool quiet;
   std::optional<MetricsWriter> metrics;
-  std::vector<double> losses;
+  std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
+  int64_t first = 0;           // steps before this run
   std::vector<std::pair<int64_t, double>> held_out;
   double seconds = 0;
 
@@ -46,6 +48,10 @@ struct Output {
 void train(Trainer& trainer, const TrainConfig& config, Output* out) {
   Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   Saving saving(trainer, config);
+  if (out) {
+    out->first = trainer.step();
+    out->losses.assign(static_cast<size_t>(out->first), std::numeric_limits<double>::quiet_NaN());
+  }
   while (trainer.step() < config.steps) {
     StepResult result = trainer.train_step();
     const bool last = result.step == config.steps;
@@ -66,10 +72,10 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<RankMemory> memory = trainer.memory();
   if (!out) return;
   Summary s;
-  s.first_loss = out->losses.front();
+  s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
-  s.steps = static_cast<int64_t>(out->losses.size());
+  s.steps = config.steps - out->first;
   s.seconds = out->seconds;
   s.tokens_per_s = static_cast<double>(s.steps * config.batch * config.seq) / out->seconds;
   s.ranks = memory;
@@ -106,6 +112,11 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
   if (trainer.step() < config.steps) {
     train(trainer, config, out);
     summarise(trainer, config, out);
+  } else if (!config.save.empty()) {
+    Saving saving(trainer, config);
+    saving.save_now();
+    for (const std::string& line : saving.take_lines())
+      if (out) out->say("{}\n", line);
   }
   if (!config.export_weights.empty()) {
     trainer.export_weights();

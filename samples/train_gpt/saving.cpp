@@ -4,6 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <chrono>
+#include <filesystem>
+#include <system_error>
+
+#include <sherd/checkpoint/checkpoint_folder.h>
 
 namespace train_gpt {
 
@@ -25,6 +29,15 @@ void Saving::after_step(StepResult& result) {
   result.save_ms =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   due_ = false;
+}
+
+void Saving::save_now() {
+  if (!saver_) return;
+  std::error_code missing;  // equivalent() of a folder that is not there yet
+  const auto target = std::filesystem::path(config_.save) / sherd::checkpoint_name(trainer_.step());
+  if (trainer_.resumed() && std::filesystem::equivalent(trainer_.resumed()->path, target, missing)) return;
+  saver_->save(trainer_.training_state());
+  saver_->wait();
 }
 
 std::vector<std::string> Saving::take_lines() {

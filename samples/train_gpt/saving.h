@@ -23,6 +23,9 @@ class Saving {
   /// finds that one finished. The last step waits until everything is on disk.
   /// @throws sherd::IoError for a save that failed, also when that was written behind.
   void after_step(StepResult& result);
+  /// A checkpoint of what the trainer holds (it came from elsewhere, or is only built), unless that is the
+  /// very checkpoint it was resumed from.
+  void save_now();
   /// One line for each save that has finished since the last call.
   std::vector<std::string> take_lines();
 
@@ -30,7 +33,7 @@ class Saving {
   Trainer& trainer_;
   const TrainConfig& config_;
   std::optional<sherd::CheckpointSaver> saver_;
-  bool due_ = false;
+  bool due_ = false;  // a save, as soon as none is in flight
 };
 
 }  // namespace train_gpt

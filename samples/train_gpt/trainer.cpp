@@ -128,7 +128,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   }
   fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps > 0 || config.explain_plan) {  // nothing to train: no optimizer state
+  if (config.steps > 0 || config.explain_plan || !config.save.empty()) {  // else no optimizer state
     OptimizerOptions optimizer;
     optimizer.weight_decay = config.weight_decay;
     optimizer.muon = muon_options(config);
