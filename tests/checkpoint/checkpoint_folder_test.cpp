@@ -326,6 +326,25 @@ TEST_P(CheckpointFolderFaults, CrashAtEveryCallLosesNothingCommitted) {
   EXPECT_GT(committed, 0);
 }
 
+TEST_P(CheckpointFolderFaults, PowerFailureAfterAKilledRunLosesNothingCommitted) {
+  const size_t calls = Scene(GetParam()).calls_of_a_run();
+  for (size_t at = 0; at < calls; ++at) {
+    for (size_t later = 0; later < 8; ++later) {
+      Scene scene(GetParam());
+      scene.files.arm({.effect = FileFault::Effect::crash, .at = at});
+      EXPECT_THROW(scene.run(), IoError);
+      const std::string what = fmt::format("killed in call {}, {}; then power failed in call {}", at,
+                                           scene.files.calls().back().to_string(), later);
+      scene.files.lose_unsynced(Loss::nothing);
+      scene.files.arm({.effect = FileFault::Effect::crash, .at = later});
+      EXPECT_THROW(scene.run(), IoError);
+      scene.files.lose_unsynced(Loss::all);
+      scene.expect_sound(what);
+      if (HasFailure()) return;
+    }
+  }
+}
+
 TEST_P(CheckpointFolderFaults, ErrorAtEveryCallIsReportedAndHarmless) {
   const size_t calls = Scene(GetParam()).calls_of_a_run();
   using Effect = FileFault::Effect;
