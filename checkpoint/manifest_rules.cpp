@@ -8,6 +8,7 @@
 #include <sherd/checkpoint/coverage.h>
 #include <sherd/checkpoint/json_text.h>
 #include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/plain_path.h>
 #include <sherd/checkpoint/safetensors_format.h>
 #include <sherd/kernels/error.h>
 
@@ -24,21 +25,11 @@ struct Span {
   const CheckpointTensor* tensor;
 };
 
-void check_path(std::string_view path) {
-  std::string_view rest = path;
-  for (bool last = false; !last;) {
-    const size_t slash = rest.find('/');
-    last = slash == rest.npos;
-    const std::string_view component = rest.substr(0, slash);
-    if (component.empty() || component == "." || component == ".." || component.find('\0') != path.npos)
-      throw CorruptCheckpoint("its path is not a plain path below the checkpoint's folder");
-    if (!last) rest.remove_prefix(slash + 1);
-  }
-}
-
 void check_file(const CheckpointFile& file, bool checksums) {
-  check_path(file.path);
+  if (!is_plain_path(file.path))
+    throw CorruptCheckpoint("its path is not a plain path below the checkpoint's folder");
   if (file.header_bytes < safetensors::kLengthBytes || file.bytes < file.header_bytes ||
+      file.header_bytes > safetensors::kLengthBytes + safetensors::kMaxHeaderBytes ||
       file.bytes > kMaxFileBytes) {
     throw CorruptCheckpoint(
         fmt::format("a header of {} bytes in {} bytes is impossible", file.header_bytes, file.bytes));
@@ -138,6 +129,19 @@ void check_data(const Manifest& manifest, std::vector<Span>& spans) {
 }
 
 }  // namespace
+
+bool is_plain_path(std::string_view path) {
+  if (path.size() > 255) return false;
+  for (bool last = false; !last;) {
+    const size_t slash = path.find('/');
+    last = slash == path.npos;
+    const std::string_view component = path.substr(0, slash);
+    if (component.empty() || component == "." || component == ".." || component.find('\0') != path.npos)
+      return false;
+    if (!last) path.remove_prefix(slash + 1);
+  }
+  return true;
+}
 
 void check_manifest(const Manifest& manifest) {
   const TrainingState& training = manifest.training;

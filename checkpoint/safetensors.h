@@ -28,6 +28,8 @@ struct SafetensorsEntry {
   /// read.
   std::optional<DType> dtype;
   Shape shape;
+  /// Of the whole tensor that this is a piece of, where the file says so.
+  std::optional<Shape> global_shape;
   /// Byte range [begin, end) in the file's data, which starts after the header.
   int64_t begin = 0;
   int64_t end = 0;
@@ -42,6 +44,8 @@ class SafetensorsReader {
   explicit SafetensorsReader(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
   const std::filesystem::path& path() const { return file_->path(); }
+  /// Bytes of the file before its data.
+  int64_t header_bytes() const { return data_start_; }
   /// In the order of the data.
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }
   /// The file's "__metadata__"; empty when there is none.

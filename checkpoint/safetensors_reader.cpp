@@ -1,13 +1,12 @@
 #include <sherd/checkpoint/safetensors.h>
 
 #include <algorithm>
-#include <limits>
-#include <set>
 #include <tuple>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/json_text.h>
 #include <sherd/checkpoint/safetensors_format.h>
 #include <sherd/kernels/error.h>
 
@@ -16,57 +15,6 @@ namespace {
 
 using nlohmann::json;
 using namespace safetensors;
-
-/// Text from the file, safe to print: escaped, and cut when absurdly long.
-std::string shown(std::string_view text) {
-  constexpr size_t kShown = 300;
-  const std::string json_text =
-      json(text.substr(0, kShown)).dump(-1, ' ', false, json::error_handler_t::replace);
-  return text.size() <= kShown ? json_text : json_text + "...";
-}
-
-/// The header as JSON. Plain parsing would keep the last of several equal keys; here they are an error.
-json parse_json(std::string_view header) {
-  std::vector<std::set<std::string>> open_objects;
-  const auto check_keys = [&](int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == json::parse_event_t::key &&
-        !open_objects.back().insert(parsed.get_ref<const std::string&>()).second) {
-      throw CorruptCheckpoint(
-          fmt::format("{}: this key appears twice", shown(parsed.get_ref<const std::string&>())));
-    }
-    return true;
-  };
-  try {
-    return json::parse(header, check_keys);
-  } catch (const json::exception& e) {
-    throw CorruptCheckpoint(fmt::format("the header is not valid JSON: {}", shown(e.what())));
-  }
-}
-
-/// A size or an offset: an integer in [0, 2^63).
-std::optional<int64_t> whole_number(const json& value) {
-  constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
-  if (!value.is_number_unsigned() || value.get<uint64_t>() > kMax) return std::nullopt;
-  return value.get<int64_t>();
-}
-
-Shape whole_numbers(const json& entry, const char* key) {
-  const auto found = entry.find(key);
-  if (found == entry.end()) throw CorruptCheckpoint(fmt::format("\"{}\" is missing", key));
-  if (!found->is_array()) throw CorruptCheckpoint(fmt::format("\"{}\" is not an array", key));
-  Shape numbers;
-  for (const json& value : *found) {
-    const std::optional<int64_t> number = whole_number(value);
-    if (!number) {
-      throw CorruptCheckpoint(
-          fmt::format("\"{}\" holds something other than integers from 0 to 2^63 - 1", key));
-    }
-    numbers.push_back(*number);
-  }
-  return numbers;
-}
 
 /// Checks one entry by itself; the caller adds name and file to the message.
 SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
@@ -80,6 +28,7 @@ SafetensorsEntry parse_entry(const json& value, int64_t data_bytes) {
   if (type == nullptr) throw CorruptCheckpoint(fmt::format("unknown dtype {}", shown(entry.dtype_name)));
   entry.dtype = type->dtype;
   entry.shape = whole_numbers(value, "shape");
+  if (value.contains("global_shape")) entry.global_shape = whole_numbers(value, "global_shape");
   const Shape offsets = whole_numbers(value, "data_offsets");
   if (offsets.size() != 2) throw CorruptCheckpoint("\"data_offsets\" is not a pair");
   entry.begin = offsets[0];
@@ -166,9 +115,7 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, FileSyst
 
 void SafetensorsReader::parse(std::string_view header, int64_t data_bytes) {
   if (!header.starts_with('{')) throw CorruptCheckpoint("the header does not start with '{'");
-  // The JSON parser takes a zero byte for the end of its input and would not see what follows.
-  if (header.find('\0') != header.npos) throw CorruptCheckpoint("the header holds a zero byte");
-  const json parsed = parse_json(header);
+  const json parsed = parse_json(header, "the header");
   for (const auto& [name, value] : parsed.items()) {
     try {
       if (name == kMetadata) {

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/checkpoint/manifest.h>
@@ -49,7 +51,16 @@ std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tenso
 
 /// Files and pieces of a plan, as a part of a manifest.
 Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
-/// Adds a rank's part. @throws ShapeMismatch when ranks disagree about a tensor's shape or dtype.
-void merge_part(Manifest& into, Manifest part);
+/// The parts of all ranks, put together in rank order.
+class PartMerger {
+ public:
+  /// @throws ShapeMismatch when ranks disagree about a tensor's shape or dtype.
+  void add(Manifest part);
+  Manifest take() { return std::move(whole_); }
+
+ private:
+  Manifest whole_;
+  std::map<std::pair<Section, std::string>, size_t> index_;
+};
 
 }  // namespace sherd

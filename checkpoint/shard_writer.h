@@ -21,6 +21,8 @@ class ShardWriter {
   std::vector<uint64_t> finish();
 
  private:
+  void flush();
+
   std::unique_ptr<WritableFile> file_;
   int64_t data_bytes_ = 0, written_ = 0;
   std::vector<char> partial_;  // of the block that is not complete yet

@@ -15,7 +15,7 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   }
 }
 
-void AdamW::step(Stream& stream, double lr, int64_t step) {
+void AdamW::step(Stream& stream, double lr) {
   for (auto& s : slots_) {
     ops::adamw(stream, s.item.param.shard(), s.exp_avg, s.exp_avg_sq, s.item.param.grad_shard(),
                {.lr = lr,
@@ -23,7 +23,7 @@ void AdamW::step(Stream& stream, double lr, int64_t step) {
                 .beta2 = options_.beta2,
                 .eps = options_.eps,
                 .weight_decay = s.item.weight_decay,
-                .step = step});
+                .step = ++*s.steps});
   }
 }
 
@@ -32,6 +32,10 @@ void AdamW::collect(std::vector<StateTensor>& out) const {
     out.push_back({s.item.param, "exp_avg", s.exp_avg});
     out.push_back({s.item.param, "exp_avg_sq", s.exp_avg_sq});
   }
+}
+
+void AdamW::collect(std::vector<StateCounter>& out) const {
+  for (auto& s : slots_) out.push_back({s.item.param, "step", s.steps});
 }
 
 }  // namespace sherd

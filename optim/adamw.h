@@ -22,15 +22,18 @@ class AdamW {
   };
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);
-  /// Queues the update on `stream`. `step` counts from 1.
-  void step(Stream& stream, double lr, int64_t step);
+  /// Queues the update on `stream`. Every parameter counts its own updates, for its bias correction.
+  void step(Stream& stream, double lr);
   /// Appends exp_avg and exp_avg_sq of every parameter.
   void collect(std::vector<StateTensor>& out) const;
+  /// Appends the number of updates so far of every parameter.
+  void collect(std::vector<StateCounter>& out) const;
 
  private:
   struct Slot {
     Item item;
     Tensor exp_avg, exp_avg_sq;
+    std::shared_ptr<int64_t> steps = std::make_shared<int64_t>(0);
   };
   std::vector<Slot> slots_;
   AdamWOptions options_;

@@ -24,7 +24,7 @@ void Optimizer::step(double lr) {
   runtime_.begin_weights_change();
   Stream& stream = runtime_.device().compute();
   ++steps_;
-  adamw_->step(stream, lr, steps_);
+  adamw_->step(stream, lr);
   muon_->step(stream, lr);
   runtime_.weights_changed();
 }
@@ -33,6 +33,12 @@ std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> all;
   adamw_->collect(all);
   muon_->collect(all);
+  return all;
+}
+
+std::vector<StateCounter> Optimizer::counters() const {
+  std::vector<StateCounter> all;
+  adamw_->collect(all);
   return all;
 }
 

@@ -28,10 +28,13 @@ class Optimizer {
   /// gradients from zero. Whole parameters are refreshed when they are next used.
   /// @throws InvalidArgument when no last backward has finished since the previous step.
   void step(double lr);
-  /// Steps taken.
+  /// Steps taken, those before a resume included.
   int64_t steps() const { return steps_; }
+  void set_steps(int64_t steps) { steps_ = steps; }
   /// Every state tensor, in routing order.
   std::vector<StateTensor> state() const;
+  /// Every counter, in routing order.
+  std::vector<StateCounter> counters() const;
   /// The Muon half, with its plan and its report (it exists without matrices, too).
   Muon& muon() const { return *muon_; }
 

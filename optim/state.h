@@ -1,6 +1,8 @@
 // Optimizer state as others see it: by parameter and key, sharded exactly like the parameter.
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <string>
 
 #include <sherd/fsdp/parameter.h>
@@ -13,6 +15,14 @@ struct StateTensor {
   std::string key;
   /// Flat f32 piece at Parameter::shard_range().
   Tensor local;
+};
+
+/// A number of updates that an optimizer keeps for a parameter, the same on every rank: "step" of AdamW.
+struct StateCounter {
+  Parameter param;
+  std::string key;
+  /// Shared with the optimizer: writing it changes the optimizer.
+  std::shared_ptr<int64_t> value;
 };
 
 }  // namespace sherd

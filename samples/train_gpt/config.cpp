@@ -125,6 +125,15 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
         fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
   if (c.experts > 0 && tp > 1)
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
+  if (c.save.empty() && (c.save_every > 0 || c.keep > 0))
+    problems.push_back(fmt::format("{} {}: nothing is saved without --save DIR",
+                                   c.save_every > 0 ? "--save-every" : "--keep",
+                                   c.save_every > 0 ? c.save_every : c.keep));
+  if (!c.resume.empty() && !c.init_weights.empty() && c.resume_parts != "optimizer")
+    problems.push_back("--init-weights: --resume brings weights, too; give one of the two");
+  if (c.resume.empty() && (c.allow_new_state || c.resume_parts != "all"))
+    problems.push_back(fmt::format("--{}: there is nothing to resume without --resume PATH",
+                                   c.allow_new_state ? "allow-new-state" : "resume-parts"));
   if (good("ns_steps", "muon_mode"))
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
@@ -188,6 +197,10 @@ nlohmann::ordered_json to_json(const TrainConfig& config) {
     }
   }
   return json;
+}
+
+std::string config_text(const TrainConfig& config) {
+  return to_json(config).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 double learning_rate(const TrainConfig& config, int64_t step) {

@@ -70,6 +70,14 @@ struct TrainConfig {
   int64_t threads = 0;
   int64_t memory_limit = 0;
   double comm_timeout = 300;
+  // Checkpoints.
+  std::string save;
+  int64_t save_every = 0;
+  int64_t keep = 0;
+  bool async_save = false;
+  std::string resume;
+  std::string resume_parts = "all";
+  bool allow_new_state = false;
   // Output.
   int64_t eval_every = 0;
   int64_t sample = 0;
@@ -94,6 +102,9 @@ struct CommandLine {
 /// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
 /// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);
+
+/// The same as JSON text; bytes of paths that are not UTF-8 are replaced.
+std::string config_text(const TrainConfig& config);
 
 /// The flags' names with underscores, in the order of --help.
 nlohmann::ordered_json to_json(const TrainConfig& config);

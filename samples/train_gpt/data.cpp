@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/manifest.h>
 #include <sherd/kernels/error.h>
 
 namespace train_gpt {
@@ -63,11 +64,15 @@ Windows::Windows(std::shared_ptr<const ByteData> data, int64_t seq) : data_(std:
   }
 }
 
-int64_t Windows::train_window(int64_t step, int64_t batch, int64_t index) const {
+int64_t Windows::train_window(int64_t sequence) const {
   // A fixed odd multiplier scatters consecutive sequences over the text. Unsigned, so that it wraps.
-  const uint64_t sequence =
-      static_cast<uint64_t>(step) * static_cast<uint64_t>(batch) + static_cast<uint64_t>(index);
-  return static_cast<int64_t>(sequence * 2654435761u % static_cast<uint64_t>(train_count_));
+  return static_cast<int64_t>(static_cast<uint64_t>(sequence) * 2654435761u %
+                              static_cast<uint64_t>(train_count_));
+}
+
+std::string Windows::describe() const {
+  return fmt::format("{} bytes, XXH3 {:016x}, windows of {}", data_->size(),
+                     sherd::checksum(data_->bytes().data(), data_->size()), seq_);
 }
 
 void Windows::fill(int64_t window, int32_t* inputs, int32_t* targets) const {

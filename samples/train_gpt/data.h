@@ -45,8 +45,11 @@ class Windows {
   /// ... and [train_count(), train_count() + held_out_count()) are held out; none below 50 windows.
   int64_t held_out_count() const { return held_out_count_; }
 
-  /// Window of sequence `index` (of `batch`, over all ranks) of a step, both counted from 0.
-  int64_t train_window(int64_t step, int64_t batch, int64_t index) const;
+  /// Window of the sequence that is number `sequence` of the whole training, from 0.
+  int64_t train_window(int64_t sequence) const;
+
+  /// "11714044 bytes, XXH3 0123456789abcdef, windows of 256": equal only for equal data.
+  std::string describe() const;
 
   /// Writes the window's seq tokens (0-255), and to `targets` the token after each.
   /// @throws sherd::InvalidArgument for a window that is neither trained on nor held out.

@@ -1,5 +1,6 @@
 // train_gpt: trains a byte-level GPT on in-process ranks. `train_gpt --help` lists the flags.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <unistd.h>
 
@@ -7,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <limits>
 
 #include <sherd/comm/launcher.h>
 
@@ -14,6 +16,7 @@
 #include "loss_svg.h"
 #include "metrics.h"
 #include "progress.h"
+#include "saving.h"
 #include "trainer.h"
 
 namespace train_gpt {
@@ -28,7 +31,8 @@ struct Output {
   }
   bool quiet;
   std::optional<MetricsWriter> metrics;
-  std::vector<double> losses;
+  std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
+  int64_t first = 0;           // steps before this run
   std::vector<std::pair<int64_t, double>> held_out;
   double seconds = 0;
 
@@ -41,12 +45,19 @@ struct Output {
 };
 
 void train(Trainer& trainer, const TrainConfig& config, Output* out) {
-  Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps);
-  for (int64_t step = 0; step < config.steps; ++step) {
-    StepResult result = trainer.train_step(step);
-    const bool last = step + 1 == config.steps;
-    if (config.eval_every > 0 && ((step + 1) % config.eval_every == 0 || last))
+  Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
+  Saving saving(trainer, config);
+  if (out) {
+    out->first = trainer.step();
+    out->losses.assign(static_cast<size_t>(out->first), std::numeric_limits<double>::quiet_NaN());
+  }
+  while (trainer.step() < config.steps) {
+    StepResult result = trainer.train_step();
+    const bool last = result.step == config.steps;
+    if (config.eval_every > 0 && (result.step % config.eval_every == 0 || last))
       result.eval_loss = trainer.evaluate();
+    saving.after_step(result);
+    for (const std::string& line : saving.take_lines()) progress.note(line);
     if (!out) continue;
     out->losses.push_back(result.loss);
     if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
@@ -60,16 +71,35 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<RankMemory> memory = trainer.memory();
   if (!out) return;
   Summary s;
-  s.first_loss = out->losses.front();
+  s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
-  s.steps = config.steps;
+  s.steps = config.steps - out->first;
   s.seconds = out->seconds;
-  s.tokens_per_s = static_cast<double>(config.steps * config.batch * config.seq) / out->seconds;
+  s.tokens_per_s = static_cast<double>(s.steps * config.batch * config.seq) / out->seconds;
   s.ranks = memory;
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", format_summary(s));
   if (!config.loss_svg.empty()) write_loss_svg(config.loss_svg, out->losses, out->held_out);
+}
+
+void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
+  const sherd::Resumed& resumed = *trainer.resumed();
+  for (const std::string& reason : resumed.skipped)
+    fmt::print(stderr, "train_gpt: passed over: {}\n", reason);
+  const auto list = [](const std::vector<std::string>& names) {
+    return fmt::format("{}", fmt::join(names, ", "));
+  };
+  const auto& report = resumed.report;
+  if (!report.started_anew.empty())
+    fmt::print(stderr, "train_gpt: state that starts from zero: {}\n", list(report.started_anew));
+  if (!report.left_out.empty())
+    fmt::print(stderr, "train_gpt: state that was left out: {}\n", list(report.left_out));
+  const std::string data = trainer.data_difference();
+  if (!data.empty()) fmt::print(stderr, "train_gpt: {}\n", data);
+  out.say("resumed from {}: {} of {} steps are done\n\n", resumed.path.string(), trainer.step(),
+          config.steps);
+  if (trainer.step() >= config.steps) out.say("nothing is left to train\n");
 }
 
 void run_rank(sherd::RankContext& rank, const TrainConfig& config,
@@ -77,9 +107,15 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
-  if (config.steps > 0) {
+  if (out && trainer.resumed()) say_resumed(trainer, config, *out);
+  if (trainer.step() < config.steps) {
     train(trainer, config, out);
     summarise(trainer, config, out);
+  } else if (!config.save.empty()) {
+    Saving saving(trainer, config);
+    saving.save_now();
+    for (const std::string& line : saving.take_lines())
+      if (out) out->say("{}\n", line);
   }
   if (!config.export_weights.empty()) {
     trainer.export_weights(config.export_weights);

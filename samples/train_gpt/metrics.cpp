@@ -32,14 +32,15 @@ std::string format_metrics(const StepResult& s) {
   }
   return fmt::format(
       R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "lr": {}, "tokens_per_s": {}, )"
-      R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}}})",
+      R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}{}}})",
       s.step, number(s.loss), s.eval_loss ? fmt::format(R"("eval_loss": {}, )", number(*s.eval_loss)) : "",
       number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms),
-      number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes);
+      number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes,
+      s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, const TrainConfig& config)
-    : path_(path), file_(std::fopen(path.c_str(), "we")) {
+    : path_(path), file_(std::fopen(path.c_str(), config.resume.empty() ? "we" : "ae")) {
   if (!file_) fail(path_);
   const nlohmann::ordered_json line = {{"config", to_json(config)}};
   // Paths may be any bytes; what is not UTF-8 in them is replaced.

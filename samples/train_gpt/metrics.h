@@ -18,12 +18,14 @@ namespace train_gpt {
 ///   lr, tokens_per_s, step_ms, optim_ms
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
+///   save_ms       what training waited for a checkpoint after the step, where one was saved
 ///
 /// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
 /// not a number, which JSON cannot say, is written as null.
 class MetricsWriter {
  public:
-  /// Creates or empties the file and writes line 1. @throws sherd::IoError.
+  /// Creates or empties the file and writes line 1; with --resume goes on in a file that is there (its new
+  /// config line stands before the new steps). @throws sherd::IoError.
   MetricsWriter(const std::string& path, const TrainConfig& config);
 
   /// Appends a line; it is in the file (handed to the system) when this returns. @throws sherd::IoError.

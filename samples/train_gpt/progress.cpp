@@ -9,16 +9,16 @@
 
 namespace train_gpt {
 
-Progress Progress::on_stdout(bool quiet, int64_t steps) {
-  if (quiet) return Progress(std::cout, Mode::off, steps, 0);
-  if (::isatty(STDOUT_FILENO) == 0) return Progress(std::cout, Mode::lines, steps, 0);
+Progress Progress::on_stdout(bool quiet, int64_t steps, int64_t first) {
+  if (quiet) return Progress(std::cout, Mode::off, steps, 0, first);
+  if (::isatty(STDOUT_FILENO) == 0) return Progress(std::cout, Mode::lines, steps, 0, first);
   winsize size{};
   const bool known = ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return Progress(std::cout, Mode::bar, steps, known ? size.ws_col : 80);
+  return Progress(std::cout, Mode::bar, steps, known ? size.ws_col : 80, first);
 }
 
-Progress::Progress(std::ostream& out, Mode mode, int64_t steps, int columns)
-    : out_(out), mode_(mode), steps_(steps), columns_(columns) {}
+Progress::Progress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first)
+    : out_(out), mode_(mode), steps_(steps), columns_(columns), first_(first) {}
 
 Progress::~Progress() {
   if (drawn_) out_ << '\n' << std::flush;
@@ -37,6 +37,13 @@ void Progress::step(const StepResult& result) {
   }
 }
 
+void Progress::note(const std::string& line) {
+  if (mode_ == Mode::off) return;
+  if (drawn_) out_ << "\r\x1b[K";
+  drawn_.reset();
+  out_ << line << '\n' << std::flush;
+}
+
 bool Progress::is_redraw_due(const StepResult& result) const {
   const bool long_ago = !drawn_ || Clock::now() - *drawn_ >= std::chrono::milliseconds(100);
   return long_ago || result.eval_loss || result.step == steps_;
@@ -45,12 +52,13 @@ bool Progress::is_redraw_due(const StepResult& result) const {
 bool Progress::is_line_due(const StepResult& result) const {
   constexpr int64_t kLines = 20;
   const auto part = [&](int64_t step) { return step * kLines / steps_; };
-  return result.step == 1 || result.eval_loss || part(result.step) != part(result.step - 1);
+  return result.step == first_ + 1 || result.eval_loss || part(result.step) != part(result.step - 1);
 }
 
 std::string Progress::describe(const StepResult& result) const {
   const double elapsed = seconds();
-  const double left = elapsed / static_cast<double>(result.step) * static_cast<double>(steps_ - result.step);
+  const double left =
+      elapsed / static_cast<double>(result.step - first_) * static_cast<double>(steps_ - result.step);
   const std::optional<double>& eval_loss = mode_ == Mode::bar ? eval_loss_ : result.eval_loss;
   const auto width = fmt::formatted_size("{}", steps_);
   return fmt::format(

@@ -17,15 +17,18 @@ class Progress {
   enum class Mode { bar, lines, off };
 
   /// For stdout as it is: a terminal or not.
-  static Progress on_stdout(bool quiet, int64_t steps);
+  /// `first` steps were done before this run.
+  static Progress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
   /// `columns` is the width that a bar may take. `out` must outlive this.
-  Progress(std::ostream& out, Mode mode, int64_t steps, int columns);
+  Progress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first = 0);
   /// Ends the bar's line, so that what is printed next (a summary, an error) starts on its own.
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void step(const StepResult& result);
+  /// A line of its own, above the bar.
+  void note(const std::string& line);
   /// Training time so far.
   double seconds() const;
 
@@ -41,6 +44,7 @@ class Progress {
   Mode mode_;
   int64_t steps_;
   int columns_;
+  int64_t first_;
   Clock::time_point start_ = Clock::now();
   std::optional<Clock::time_point> drawn_;
   std::optional<double> eval_loss_;

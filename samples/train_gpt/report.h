@@ -20,8 +20,9 @@ struct StepResult {
   int64_t num_zeros = 0;
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
-  sherd::CommCounts comm;  // this rank's
-  int64_t peak_bytes = 0;  // largest over ranks
+  sherd::CommCounts comm;         // this rank's
+  int64_t peak_bytes = 0;         // largest over ranks
+  std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved
 };
 
 /// Bytes of one rank, by purpose.

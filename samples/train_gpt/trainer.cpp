@@ -117,7 +117,8 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       data_(data_ranks(mesh_)),
       expert_mesh_(make_expert_mesh(rank, config)),
       model_(shape_of(config), TensorParallel::of(mesh_),
-             expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}) {
+             expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}),
+      seed_(config.seed) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) {
@@ -127,11 +128,51 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
   }
   fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps == 0 && !config.explain_plan) return;  // nothing to train: no optimizer state
-  OptimizerOptions optimizer;
-  optimizer.weight_decay = config.weight_decay;
-  optimizer.muon = muon_options(config);
-  optimizer_.emplace(model_, routing_, optimizer);
+  if (config.steps > 0 || config.explain_plan || !config.save.empty()) {  // else no optimizer state
+    OptimizerOptions optimizer;
+    optimizer.weight_decay = config.weight_decay;
+    optimizer.muon = muon_options(config);
+    optimizer_.emplace(model_, routing_, optimizer);
+  }
+  if (!config.resume.empty()) resume();
+}
+
+void Trainer::resume() {
+  LoadOptions options;
+  options.model = config_.resume_parts != "optimizer";
+  options.optimizer = config_.resume_parts != "model" && optimizer_.has_value();
+  options.allow_new_state = config_.allow_new_state;
+  resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options);
+  if (config_.resume_parts == "model") return;
+  const TrainingState& state = resumed_->report.training;
+  step_ = state.step;
+  sequences_ = state.sequences;
+  seed_ = state.seed;
+}
+
+std::string Trainer::data_difference() const {
+  if (!resumed_ || !windows_ || config_.resume_parts == "model") return "";
+  const auto& info = resumed_->report.training.info;
+  const auto before = info.find("data");
+  if (before == info.end() || before->second == windows_->describe()) return "";
+  return fmt::format(
+      "the data ({}) is not what the checkpoint was trained on ({}); it is read from sequence {} on",
+      windows_->describe(), before->second, sequences_);
+}
+
+TrainingState Trainer::training_state() const {
+  TrainingState state{.step = step_, .sequences = sequences_, .seed = seed_, .info = {}};
+  state.info["writer"] = "sherd train_gpt";
+  state.info["routing"] = routing_.summary();
+  state.info["config"] = config_text(config_);
+  state.info["mesh"] = runtime_of(model_).mesh().describe();
+  state.info["muon.momentum"] = "ema";
+  if (windows_) state.info["data"] = windows_->describe();
+  return state;
+}
+
+std::vector<LocalTensor> Trainer::checkpoint_tensors() {
+  return sherd::checkpoint_tensors(model_, optimizer_ ? &*optimizer_ : nullptr);
 }
 
 std::string Trainer::describe() const {
@@ -173,7 +214,7 @@ Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
   return b;
 }
 
-StepResult Trainer::train_step(int64_t step) {
+StepResult Trainer::train_step() {
   const auto start = Clock::now();
   const CommCounts before = rank_.world->counts();
   Stream& s = rank_.device->compute();
@@ -187,8 +228,7 @@ StepResult Trainer::train_step(int64_t step) {
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
-    for (int64_t i = 0; i < micro; ++i)
-      windows.push_back(windows_->train_window(step, config_.batch, first + i));
+    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i));
     const Batch batch = load(windows);
     model_.set_targets(batch.targets);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
@@ -198,10 +238,12 @@ StepResult Trainer::train_step(int64_t step) {
   }
   const auto stats = clip_grad_norm(model_, config_.grad_clip);
   const auto reduced = stamp(s);
-  const double lr = learning_rate(config_, step);
+  const double lr = learning_rate(config_, step_);
   optimizer_->step(lr);
   const auto updated = stamp(s);
   s.synchronize();
+  ++step_;
+  sequences_ += config_.batch;
 
   StepResult r;
   r.step_ms = ms(Clock::now() - start);
@@ -210,10 +252,10 @@ StepResult Trainer::train_step(int64_t step) {
     r.comm[name].calls += count.calls;
     r.comm[name].bytes += count.bytes;
   }
-  warn_about_skipped_updates(step);
+  warn_about_skipped_updates();
   double local = 0;
   ops::copy_to_host(s, &local, loss_sum);
-  r.step = step + 1;
+  r.step = step_;
   r.loss = data_sum(local) / static_cast<double>(tokens);
   r.grad_norm = stats->norm;
   r.num_zeros = stats->zeros;
@@ -224,13 +266,12 @@ StepResult Trainer::train_step(int64_t step) {
   return r;
 }
 
-void Trainer::warn_about_skipped_updates(int64_t step) {
+void Trainer::warn_about_skipped_updates() {
   for (auto& [name, status] : optimizer_->muon().report()) {
     if (status == MatrixStatus::not_finite)
-      fmt::print(stderr, "train_gpt: step {}: {} has no finite Muon update; it was skipped\n", step + 1,
-                 name);
+      fmt::print(stderr, "train_gpt: step {}: {} has no finite Muon update; it was skipped\n", step_, name);
     if (status == MatrixStatus::zero && zeros_seen_.insert(name).second)
-      fmt::print(stderr, "train_gpt: step {}: the Muon update of {} is zero (said once)\n", step + 1, name);
+      fmt::print(stderr, "train_gpt: step {}: the Muon update of {} is zero (said once)\n", step_, name);
   }
 }
 
@@ -293,7 +334,7 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
     const float top = *std::max_element(logits.begin(), logits.end());
     double total = 0;
     for (size_t v = 0; v < logits.size(); ++v) total += probabilities[v] = std::exp((logits[v] - top) / 0.7f);
-    double left = uniform(config_.seed, i) * total;
+    double left = uniform(seed_, i) * total;
     int32_t pick = 0;
     while (pick + 1 < GptShape::kVocab && (left -= probabilities[static_cast<size_t>(pick)]) >= 0) ++pick;
     // Logits of expert-parallel ranks may differ in the last bits: all take what rank 0 drew.

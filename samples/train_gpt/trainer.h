@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/checkpoint/resume.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
@@ -20,8 +21,8 @@ namespace train_gpt {
 
 class Trainer {
  public:
-  /// Builds the model, shards it, loads --init-weights. Collective. `windows` is null when nothing is
-  /// trained.
+  /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
+  /// nothing is trained.
   Trainer(sherd::RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows);
 
   /// The routing table, as printed at start.
@@ -32,14 +33,25 @@ class Trainer {
   /// Muon's plans (--explain-plan).
   std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }
 
-  /// Trains step number `step` (from 0).
-  StepResult train_step(int64_t step);
+  /// Steps done, those before a resume included.
+  int64_t step() const { return step_; }
+  /// Where --resume went on from, if it did.
+  const std::optional<sherd::Resumed>& resumed() const { return resumed_; }
+  /// What to say when the data is not what the checkpoint was trained on; else empty.
+  std::string data_difference() const;
+  /// Trains the next step.
+  StepResult train_step();
   /// Mean loss over all held-out windows; NaN when there are none.
   double evaluate();
   /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
   /// ranks.
   std::string sample(const std::string& prompt, int64_t count);
   void export_weights(const std::string& path);
+  /// What a checkpoint of this moment holds besides tensors.
+  sherd::TrainingState training_state() const;
+  /// What this rank writes into a checkpoint.
+  std::vector<sherd::LocalTensor> checkpoint_tensors();
+  const std::shared_ptr<sherd::Communicator>& world() const { return rank_.world; }
   /// Of every rank, in rank order; collective.
   std::vector<RankMemory> memory();
   /// What one rank would hold under no_shard: parameters, gradients, optimizer states.
@@ -55,8 +67,9 @@ class Trainer {
   /// Over all ranks.
   int64_t all_max(int64_t value);
 
+  void resume();
   /// Names matrices whose gradients were not finite, on the rank that saw them.
-  void warn_about_skipped_updates(int64_t step);
+  void warn_about_skipped_updates();
 
   /// Brings the step's new weights to where they rest, and counts it to the coming step.
   void sync_parameters();
@@ -70,6 +83,10 @@ class Trainer {
   Gpt model_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
+  std::optional<sherd::Resumed> resumed_;
+  int64_t step_ = 0;       // done
+  int64_t sequences_ = 0;  // consumed by all ranks together
+  uint64_t seed_ = 0;
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
   sherd::CommCounts carried_;         // of the coming step, issued already
 };

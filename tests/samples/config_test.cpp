@@ -89,6 +89,13 @@ TrainConfig other_config() {
   c.threads = 2;
   c.memory_limit = 3 << 20;
   c.comm_timeout = 0.5;
+  c.save = "checkpoints";
+  c.save_every = 10;
+  c.keep = 3;
+  c.async_save = true;
+  c.resume = "old/step_00000010";
+  c.resume_parts = "optimizer";
+  c.allow_new_state = true;
   c.eval_every = 10;
   c.sample = 200;
   c.metrics = "m.jsonl";
@@ -120,7 +127,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     std::string flag = name;
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
-    const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan";
+    const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
+                           name == "async_save" || name == "allow_new_state";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -156,6 +164,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 268435456, "explain_plan": false,
     "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
+    "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
+    "allow_new_state": false,
     "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "quiet": false})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";

@@ -1,0 +1,156 @@
+#include <sherd/checkpoint/checkpoint_reader.h>
+
+#include <limits>
+
+#include <fmt/format.h>
+
+#include <sherd/checkpoint/json_text.h>
+#include <sherd/checkpoint/piece_index.h>
+#include <sherd/checkpoint/verified_files.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxManifestBytes = kManifestPrefix + std::numeric_limits<int>::max();
+
+Manifest read_manifest(const fs::path& path, FileSystem& files) {
+  const std::string bytes = read_whole(files, path, kMaxManifestBytes);
+  try {
+    return decode_manifest(bytes);
+  } catch (const CorruptCheckpoint& e) {
+    throw CorruptCheckpoint(fmt::format("'{}': {}", path.string(), e.what()));
+  }
+}
+
+Shape strides_of(const Shape& size) {
+  Shape stride(size.size(), 1);
+  for (size_t d = size.size() - 1; d > 0; --d) stride[d - 1] = stride[d] * size[d];
+  return stride;
+}
+
+/// Calls `run(from, to, count)` for every stretch of elements of `common` that is contiguous in both boxes
+/// that hold it: `count` elements, number `from` on of the one, number `to` on of the other.
+template <class Run>
+void each_run(const Box& common, const Box& source, const Box& target, Run run) {
+  const Shape source_stride = strides_of(source.size), target_stride = strides_of(target.size);
+  int64_t from = 0, to = 0, count = 1;
+  for (size_t d = 0; d < common.size.size(); ++d) {
+    from += (common.offset[d] - source.offset[d]) * source_stride[d];
+    to += (common.offset[d] - target.offset[d]) * target_stride[d];
+  }
+  // Dimensions from `inner` on are in the run: all but its outermost one are whole in both boxes.
+  size_t inner = common.size.size();
+  bool whole = true;
+  while (inner > 0 && whole) {
+    --inner;
+    count *= common.size[inner];
+    whole = common.size[inner] == source.size[inner] && common.size[inner] == target.size[inner];
+  }
+  Shape at(inner, 0);
+  for (;;) {
+    run(from, to, count);
+    size_t d = inner;
+    for (; d > 0; --d) {
+      from += source_stride[d - 1];
+      to += target_stride[d - 1];
+      if (++at[d - 1] < common.size[d - 1]) break;
+      from -= at[d - 1] * source_stride[d - 1];
+      to -= at[d - 1] * target_stride[d - 1];
+      at[d - 1] = 0;
+    }
+    if (d == 0) return;
+  }
+}
+
+void check_box(const CheckpointTensor& tensor, const Box& box) {
+  const size_t dims = tensor.shape.size();
+  bool inside = box.offset.size() == dims && box.size.size() == dims;
+  for (size_t d = 0; inside && d < dims; ++d)
+    inside = box.offset[d] >= 0 && box.size[d] >= 0 && box.offset[d] <= tensor.shape[d] &&
+             box.size[d] <= tensor.shape[d] - box.offset[d];
+  if (!inside) {
+    throw InvalidArgument(fmt::format("read {}: a box of {} at {} is not inside the tensor's shape {}",
+                                      shown(tensor.name), to_string(box.size), to_string(box.offset),
+                                      to_string(tensor.shape)));
+  }
+}
+
+}  // namespace
+
+struct CheckpointReader::Impl {
+  Impl(fs::path given, const fs::path& root, Manifest read, FileSystem& files)
+      : path(std::move(given)), manifest(std::move(read)), data(files, root, manifest, counts) {
+    for (const CheckpointTensor& tensor : manifest.tensors) names(tensor.section)[tensor.name] = &tensor;
+  }
+
+  std::unordered_map<std::string_view, const CheckpointTensor*>& names(Section section) {
+    return by_name[section == Section::optim];
+  }
+  const PieceIndex& pieces_of(const CheckpointTensor& tensor) {
+    return pieces.try_emplace(&tensor, tensor.pieces).first->second;
+  }
+
+  fs::path path;
+  Manifest manifest;
+  std::unordered_map<std::string_view, const CheckpointTensor*> by_name[2];
+  std::unordered_map<const CheckpointTensor*, PieceIndex> pieces;
+  ReadCounts counts;
+  VerifiedFiles data;
+};
+
+CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
+CheckpointReader::~CheckpointReader() = default;
+
+CheckpointReader CheckpointReader::open(const fs::path& path, FileSystem& files) {
+  const FileSystem::Kind kind = files.kind(path);
+  const bool committed =
+      kind == FileSystem::Kind::folder && files.kind(path / "manifest.binpb") != FileSystem::Kind::none;
+  Manifest manifest =
+      committed ? read_manifest(path / "manifest.binpb", files) : scan_safetensors(path, files);
+  const fs::path root = kind == FileSystem::Kind::folder ? path : path.parent_path();
+  return CheckpointReader(std::make_unique<Impl>(path, root, std::move(manifest), files));
+}
+
+const fs::path& CheckpointReader::path() const { return impl_->path; }
+const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
+const ReadCounts& CheckpointReader::counts() const { return impl_->counts; }
+
+const CheckpointTensor* CheckpointReader::find(Section section, std::string_view name) const {
+  const auto& names = impl_->names(section);
+  const auto found = names.find(name);
+  return found == names.end() ? nullptr : found->second;
+}
+
+void CheckpointReader::check_files() {
+  for (int i = 0; i < static_cast<int>(impl_->manifest.files.size()); ++i) impl_->data.check(i);
+}
+
+void CheckpointReader::read(const CheckpointTensor& tensor, std::span<const Box> boxes, void* to) {
+  if (find(tensor.section, tensor.name) != &tensor) {
+    throw InvalidArgument(
+        fmt::format("read {}: the tensor is not one of '{}'", shown(tensor.name), path().string()));
+  }
+  for (const Box& box : boxes) check_box(tensor, box);
+  const int64_t width = size_of(tensor.dtype);
+  const PieceIndex& pieces = impl_->pieces_of(tensor);
+  auto* target = static_cast<char*>(to);
+  try {
+    for (const Box& box : boxes) {
+      for (const auto& [piece, common] : pieces.meeting(box)) {
+        each_run(common, piece->box, box, [&, p = piece](int64_t first, int64_t place, int64_t count) {
+          impl_->data.read(p->file, p->begin + first * width, count * width, target + place * width);
+        });
+      }
+      target += numel_of(box.size) * width;
+      impl_->counts.bytes_used += numel_of(box.size) * width;
+    }
+  } catch (const CorruptCheckpoint& e) {
+    throw CorruptCheckpoint(fmt::format("tensor {}: {}", shown(tensor.name), e.what()));
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,138 @@
+// What each rank writes of a model and its optimizer.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/state_names.h>
+
+namespace sherd {
+namespace {
+
+// Ranks that hold the same elements of a parameter, and this rank's place among them.
+struct Holders {
+  const Communicator* ranks = nullptr;  // those of the mesh
+  std::vector<std::string> dims;        // along which they differ
+  int count = 1, index = 0;
+  auto key() const { return std::pair(ranks, dims); }
+};
+
+Holders holders_of(const Parameter& p) {
+  const ParamGroup& g = p.group();
+  const DeviceMesh& mesh = g.mesh();
+  Holders h{mesh.world().get(), {}, 1, 0};
+  const auto splits = [&](const std::string& dim) {
+    const auto& over = g.sharded_over();
+    const auto& t = p.tensor_shard();
+    return std::find(over.begin(), over.end(), dim) != over.end() ||
+           (t && t->parts > 1 && t->mesh_dim == dim);
+  };
+  for (const MeshDim& d : mesh.dims()) {
+    if (splits(d.name)) continue;
+    h.dims.push_back(d.name);
+    h.index = h.index * d.size + mesh.coordinate(d.name);
+    h.count *= d.size;
+  }
+  return h;
+}
+
+// Where holder number `index` of `count` begins, in bytes of `total`.
+int64_t cut_at(int64_t total, int index, int count) {
+  return total / count * index + total % count * index / count;  // floor(total * index / count)
+}
+
+// The element of a local piece that lies at byte `at` of the pieces of all parameters together, moved to the
+// nearest row's begin where rows are short. Monotone in `at`.
+int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int64_t at, int64_t share) {
+  const ParamRange range = p.shard_range();
+  const int64_t e = (std::max<int64_t>(0, at - piece_begin) + weight - 1) / weight;
+  int64_t element = range.begin.value + std::min(e, range.size());
+  const int64_t row = p.shape().empty() ? 1 : p.shape().back();
+  if (element < range.end.value && row > 1 && row * weight <= share / 8)
+    element = (element + row / 2) / row * row;
+  return std::clamp(element, range.begin.value, range.end.value);
+}
+
+class Collector {
+ public:
+  Collector(Module& root, const Optimizer* optimizer) : params_(root.named_parameters()) {
+    if (!optimizer) return;
+    for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
+    counters_ = optimizer->counters();
+    rank_ = runtime_of(root).mesh().world()->rank();
+    ranks_ = runtime_of(root).mesh().world()->size();
+  }
+
+  std::vector<LocalTensor> collect() {
+    for (auto& [name, p] : params_) totals_[holders_of(p).key()] += bytes_of(p);
+    std::vector<LocalTensor> model, optim;
+    for (auto& [name, p] : params_) {
+      const ParamRange mine = next_share(p);
+      model.push_back(local(name, Section::model, p, mine, p.shard()));
+      for (const StateTensor& s : states_[name])
+        optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
+    }
+    for (size_t i = 0; i < counters_.size(); ++i) optim.push_back(counter(counters_[i], i));
+    std::move(optim.begin(), optim.end(), std::back_inserter(model));
+    return model;
+  }
+
+ private:
+  // Bytes per element: the weight and its states, all f32.
+  int64_t weight(const Parameter& p) { return 4 * (1 + static_cast<int64_t>(states_[p.name()].size())); }
+  int64_t bytes_of(const Parameter& p) { return weight(p) * p.shard_range().size(); }
+
+  // The elements of p's local piece that this rank writes. Called in the order of parameters.
+  ParamRange next_share(const Parameter& p) {
+    const Holders h = holders_of(p);
+    const ParamRange range = p.shard_range();
+    // Ignored parameters may differ from rank to rank: the first rank's count.
+    if (p.group().replicated()) return h.index == 0 ? range : ParamRange{range.begin, range.begin};
+    const int64_t total = totals_[h.key()],
+                  begin = std::exchange(done_[h.key()], done_[h.key()] + bytes_of(p));
+    const auto at = [&](int index) {
+      return ParamIndex(element_at(p, begin, weight(p), cut_at(total, index, h.count), total / h.count));
+    };
+    return {at(h.index), h.index + 1 == h.count ? range.end : at(h.index + 1)};
+  }
+
+  static LocalTensor local(std::string name, Section section, const Parameter& p, ParamRange mine,
+                           const Tensor& piece) {
+    const int64_t begin = p.shard_range().begin.value;
+    return {.name = std::move(name),
+            .section = section,
+            .dtype = DType::f32,
+            .shape = p.global_shape(),
+            .boxes = p.global_boxes(mine),
+            .data = piece.flat(mine.begin.value - begin, mine.end.value - begin)};
+  }
+
+  // Ranks take turns.
+  LocalTensor counter(const StateCounter& c, size_t i) const {
+    LocalTensor t{.name = state_name(c.param.name(), c.key),
+                  .section = Section::optim,
+                  .dtype = DType::f32,
+                  .shape = {1},
+                  .boxes = {},
+                  .data = {},
+                  .value = [value = c.value] { return static_cast<float>(*value); }};
+    if (static_cast<int>(i % static_cast<size_t>(ranks_)) == rank_) t.boxes.push_back({{0}, {1}});
+    return t;
+  }
+
+  std::vector<std::pair<std::string, Parameter>> params_;
+  std::unordered_map<std::string, std::vector<StateTensor>> states_;
+  std::vector<StateCounter> counters_;
+  int rank_ = 0, ranks_ = 1;
+  std::map<std::pair<const Communicator*, std::vector<std::string>>, int64_t> totals_, done_;
+};
+
+}  // namespace
+
+std::vector<LocalTensor> checkpoint_tensors(Module& root, const Optimizer* optimizer) {
+  return Collector(root, optimizer).collect();
+}
+
+}  // namespace sherd

@@ -1,0 +1,28 @@
+// Goes on from a checkpoint, or from the newest good one of a save folder.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/model_state.h>
+
+namespace sherd {
+
+struct Resumed {
+  /// The checkpoint that was loaded.
+  std::filesystem::path path;
+  LoadReport report;
+  /// Newer checkpoints that could not be used, with the reason.
+  std::vector<std::string> skipped;
+};
+
+/// load_checkpoint() from `path`: a checkpoint's folder, or a save folder (DIR of FORMAT.md), of which the
+/// newest checkpoint is taken that is there as a whole and whose every block read verifies; damaged ones are
+/// passed over. Never writes. Collective over the root's mesh; the same result or error on every rank.
+/// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when
+/// there is none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is not passed over).
+Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
+               const LoadOptions& options = {}, FileSystem& files = FileSystem::posix());
+
+}  // namespace sherd

@@ -1,0 +1,164 @@
+#include <sherd/checkpoint/save_plan.h>
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/safetensors_format.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+Shape stored_shape(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
+
+bool inside(const Box& box, const Shape& shape) {
+  if (box.offset.size() != shape.size() || box.size.size() != shape.size()) return false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (box.offset[d] < 0 || box.size[d] < 0 || box.offset[d] > shape[d] - box.size[d]) return false;
+  }
+  return true;
+}
+
+// What is wrong with a tensor by itself; empty = nothing.
+std::string problem(const LocalTensor& t) {
+  const Shape shape = stored_shape(t.shape);
+  int64_t elements = 0;
+  for (const Box& box : t.boxes) {
+    if (!inside(box, shape))
+      return fmt::format("box {} at {} is not inside {}", to_string(box.size), to_string(box.offset),
+                         to_string(shape));
+    elements += numel_of(box.size);
+  }
+  const int64_t held = t.data.defined() ? t.data.numel() : (t.value ? 1 : 0);
+  if (elements != (t.boxes.empty() ? 0 : held))
+    return fmt::format("its boxes have {} elements, its data {}", elements, held);
+  if (t.data.defined() && t.data.dtype() != t.dtype) return "its data has another dtype";
+  if (t.value && t.dtype != DType::f32) return "a single value is f32";
+  return "";
+}
+
+void check(std::span<const LocalTensor> tensors) {
+  std::vector<std::string> problems;
+  std::unordered_set<std::string> names[2];
+  for (const LocalTensor& t : tensors) {
+    if (!names[static_cast<size_t>(t.section)].insert(t.name).second)
+      problems.push_back(fmt::format("'{}' is named twice", t.name));
+    if (const std::string wrong = problem(t); !wrong.empty())
+      problems.push_back(fmt::format("'{}': {}", t.name, wrong));
+  }
+  if (!problems.empty())
+    throw InvalidArgument(fmt::format("tensors that cannot be saved: {}", fmt::join(problems, "; ")));
+}
+
+struct Draft {
+  Section section;
+  std::vector<PlannedEntry> entries;
+};
+
+// One draft for each number of a box, section by section.
+std::vector<Draft> deal(std::span<const LocalTensor> tensors) {
+  std::vector<Draft> drafts;
+  for (const Section section : {Section::model, Section::optim}) {
+    std::vector<Draft> own;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const LocalTensor& t = tensors[i];
+      if (t.section != section) continue;
+      int64_t first = 0;
+      size_t k = 0;
+      for (const Box& box : t.boxes) {
+        const int64_t count = numel_of(box.size);
+        if (count == 0) continue;
+        if (k == own.size()) own.push_back({section, {}});
+        own[k++].entries.push_back({i, box, first, count});
+        first += count;
+      }
+    }
+    for (Draft& draft : own) {
+      std::stable_sort(draft.entries.begin(), draft.entries.end(), [&](auto& a, auto& b) {
+        return size_of(tensors[a.tensor].dtype) > size_of(tensors[b.tensor].dtype);
+      });
+      drafts.push_back(std::move(draft));
+    }
+  }
+  return drafts;
+}
+
+std::string header_of(const Draft& draft, std::span<const LocalTensor> tensors) {
+  std::vector<SafetensorsSpec> specs;
+  nlohmann::ordered_json sharding = nlohmann::ordered_json::object();
+  for (const PlannedEntry& e : draft.entries) {
+    const LocalTensor& t = tensors[e.tensor];
+    specs.push_back({t.name, t.dtype, e.box.size, stored_shape(t.shape)});
+    sharding[t.name] = {{"saved_offsets", e.box.offset}};
+  }
+  return safetensors::make_header(
+      specs, {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", sharding.dump()}});
+}
+
+}  // namespace
+
+std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors) {
+  check(tensors);
+  std::vector<PlannedFile> files;
+  const std::vector<Draft> drafts = deal(tensors);
+  for (size_t i = 0; i < drafts.size(); ++i) {
+    const Draft& draft = drafts[i];
+    const auto same = [&](const Draft& d) { return d.section == draft.section; };
+    const auto count = std::count_if(drafts.begin(), drafts.end(), same);
+    const auto number = 1 + std::count_if(drafts.begin(), drafts.begin() + static_cast<int64_t>(i), same);
+    PlannedFile file;
+    file.record.path = fmt::format("{}/shard-{:05}-model-{:05}-of-{:05}.safetensors", name_of(draft.section),
+                                   rank + 1, number, count);
+    file.header = header_of(draft, tensors);
+    file.record.header_bytes = static_cast<int64_t>(file.header.size());
+    file.record.header_checksum = checksum(file.header.data(), file.record.header_bytes);
+    file.record.bytes = file.record.header_bytes;
+    for (const PlannedEntry& e : draft.entries)
+      file.record.bytes += e.count * size_of(tensors[e.tensor].dtype);
+    file.entries = draft.entries;
+    files.push_back(std::move(file));
+  }
+  return files;
+}
+
+Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors) {
+  Manifest part;
+  for (const LocalTensor& t : tensors)
+    part.tensors.push_back({t.name, t.section, t.dtype, stored_shape(t.shape), {}});
+  for (size_t f = 0; f < files.size(); ++f) {
+    part.files.push_back(files[f].record);
+    int64_t begin = files[f].record.header_bytes;
+    for (const PlannedEntry& e : files[f].entries) {
+      part.tensors[e.tensor].pieces.push_back({e.box, static_cast<int>(f), begin});
+      begin += e.count * size_of(tensors[e.tensor].dtype);
+    }
+  }
+  return part;
+}
+
+void PartMerger::add(Manifest part) {
+  const int first_file = static_cast<int>(whole_.files.size());
+  std::move(part.files.begin(), part.files.end(), std::back_inserter(whole_.files));
+  for (CheckpointTensor& t : part.tensors) {
+    const auto [found, is_new] = index_.try_emplace(std::pair(t.section, t.name), whole_.tensors.size());
+    if (is_new) whole_.tensors.push_back({t.name, t.section, t.dtype, t.shape, {}});
+    CheckpointTensor& known = whole_.tensors[found->second];
+    if (known.shape != t.shape || known.dtype != t.dtype)
+      throw ShapeMismatch(fmt::format(
+          "'{}' is {} {} on one rank and {} {} on another: every rank must save "
+          "the same model",
+          t.name, name_of(known.dtype), to_string(known.shape), name_of(t.dtype), to_string(t.shape)));
+    for (CheckpointPiece& piece : t.pieces) {
+      piece.file += first_file;
+      known.pieces.push_back(std::move(piece));
+    }
+  }
+}
+
+}  // namespace sherd

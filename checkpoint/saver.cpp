@@ -1,0 +1,283 @@
+#include <sherd/checkpoint/saver.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <optional>
+#include <thread>
+
+#include <sherd/checkpoint/agreement.h>
+#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/shard_writer.h>
+#include <sherd/kernels/ops.h>
+
+namespace sherd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+int64_t sum(const std::vector<int64_t>& values) {
+  return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+}  // namespace
+
+struct CheckpointSaver::Impl {
+  Impl(Communicator& world, std::vector<LocalTensor> saved, SaverOptions asked);
+  ~Impl();
+
+  void exchange_plans(Communicator& world);
+  void snapshot();
+  void write(const TrainingState& state, Clock::time_point start, double blocked);
+  std::vector<int64_t> write_files(const std::filesystem::path& folder) const;
+  void set_checksums(const std::vector<int64_t>& words);
+  void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
+  void finish();
+
+  SaverOptions options;
+  FileSystem& files;
+  Device& device;
+  std::vector<LocalTensor> tensors;
+  std::vector<PlannedFile> plan;
+  std::unique_ptr<std::byte[]> staging;  // the data of all planned files, one after the other
+  int64_t staging_bytes = 0, all_bytes = 0;
+
+  // Rank 0: what all ranks write, and where.
+  Manifest whole;
+  std::optional<CheckpointFolder> folder;
+  std::vector<int64_t> report_words;  // checksums of each rank
+
+  std::optional<Agreement> agreement, writing;  // of the rank's thread, of the one that writes
+  std::thread worker;
+  bool in_flight = false;
+  std::atomic<bool> done{false};
+  std::exception_ptr failure;
+  std::vector<SaveReport> reports;
+  int exceptions_before = std::uncaught_exceptions();
+};
+
+CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved, SaverOptions asked)
+    : options(std::move(asked)),
+      files(options.files ? *options.files : FileSystem::posix()),
+      device(world.device()),
+      tensors(std::move(saved)) {
+  agreement.emplace(world);
+  agreement->together([&] {
+    if (world.rank() == 0) folder.emplace(options.folder, files);
+    plan = plan_files(world.rank(), tensors);
+    for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
+    staging.reset(new std::byte[static_cast<size_t>(staging_bytes)]);
+  });
+  exchange_plans(world);
+  const int64_t own = report_words[static_cast<size_t>(world.rank())];
+  writing.emplace(world, world.rank() == 0 ? sum(report_words) : own);
+}
+
+CheckpointSaver::Impl::~Impl() {
+  if (std::uncaught_exceptions() > exceptions_before && agreement)
+    agreement->abort("a rank failed while a checkpoint was written");
+  if (worker.joinable()) worker.join();
+}
+
+void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
+  const std::vector<std::string> parts = gather_bytes(world, encode_part(part_of(plan, tensors)));
+  // Every rank needs the counts: a gather is told all of them.
+  std::string counts;
+  agreement->together([&] {
+    PartMerger merger;
+    for (const std::string& bytes : parts) {
+      Manifest part = decode_part(bytes);
+      int64_t words = 0;
+      for (const CheckpointFile& file : part.files) {
+        words += file.blocks();
+        all_bytes += file.bytes;
+      }
+      counts += fmt::format("{} ", words);
+      merger.add(std::move(part));
+    }
+    if (parts.empty()) return;
+    whole = merger.take();
+    try {
+      whole.checksums = false;
+      check_manifest(whole);
+    } catch (const CorruptCheckpoint& e) {
+      throw InvalidArgument(fmt::format("what the ranks save does not fit together: {}", e.what()));
+    }
+    whole.checksums = true;
+  });
+  counts = agreement->broadcast(counts);
+  all_bytes = agreement->sum(all_bytes);
+  for (size_t at = 0; at < counts.size();) {
+    size_t used = 0;
+    report_words.push_back(std::stoll(counts.substr(at), &used));
+    at += used + 1;
+  }
+}
+
+// Copies everything this rank writes to host memory.
+void CheckpointSaver::Impl::snapshot() {
+  std::byte* to = staging.get();
+  for (const PlannedFile& file : plan) {
+    for (const PlannedEntry& e : file.entries) {
+      const LocalTensor& t = tensors[e.tensor];
+      if (t.data.defined()) {
+        ops::copy_to_host(device.compute(), to, t.data.flat(e.first, e.first + e.count));
+      } else {
+        const float value = t.value();
+        std::memcpy(to, &value, sizeof value);
+      }
+      to += e.count * size_of(t.dtype);
+    }
+  }
+}
+
+// The files of this rank, synced; returns the checksums of their blocks.
+std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::path& temporary) const {
+  std::vector<int64_t> checksums;
+  const std::byte* from = staging.get();
+  for (const PlannedFile& file : plan) {
+    ShardWriter writer(files, temporary, file);
+    writer.write(from, file.record.data_bytes());
+    from += file.record.data_bytes();
+    for (const uint64_t c : writer.finish()) checksums.push_back(static_cast<int64_t>(c));
+  }
+  return checksums;
+}
+
+void CheckpointSaver::Impl::set_checksums(const std::vector<int64_t>& words) {
+  auto from = words.begin();
+  for (CheckpointFile& file : whole.files) {
+    file.block_checksums.assign(from, from + file.blocks());
+    from += file.blocks();
+  }
+}
+
+void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const TrainingState& state,
+                                   SaveReport& report) {
+  whole.training = state;
+  for (const Section section : {Section::model, Section::optim}) {
+    const auto in_section = [&](const CheckpointTensor& t) { return t.section == section; };
+    if (std::any_of(whole.tensors.begin(), whole.tensors.end(), in_section))
+      files.sync_folder(temporary / name_of(section));
+  }
+  report.committed = folder->commit(temporary, state.step, whole);
+  if (options.keep == 0) return;
+  try {
+    report.removed = folder->prune(options.keep);
+  } catch (const IoError& e) {
+    throw IoError(fmt::format("'{}' is saved, but older checkpoints could not be removed: {}",
+                              report.committed.string(), e.what()));
+  }
+}
+
+// Everything after the snapshot, on all ranks together.
+void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point start, double blocked) {
+  const bool first = writing->rank() == 0;
+  std::filesystem::path temporary;
+  try {
+    writing->together([&] {
+      if (!first) return;
+      temporary = folder->temporary(state.step);
+      files.create_folder(temporary);
+      for (const Section section : {Section::model, Section::optim}) {
+        const auto in_section = [&](const CheckpointTensor& t) { return t.section == section; };
+        if (std::any_of(whole.tensors.begin(), whole.tensors.end(), in_section))
+          files.create_folder(temporary / name_of(section));
+      }
+    });
+    temporary = writing->broadcast(temporary.string());
+    std::vector<int64_t> checksums;
+    writing->together([&] { checksums = write_files(temporary); });
+    const std::vector<int64_t> all = writing->gather(checksums, report_words);
+    SaveReport report;
+    writing->together([&] {
+      if (!first) return;
+      set_checksums(all);
+      commit(temporary, state, report);
+    });
+    report.committed = options.folder / checkpoint_name(state.step);
+    report.step = state.step;
+    report.bytes = all_bytes;
+    report.blocked = blocked;
+    report.seconds = seconds_since(start);
+    reports.push_back(std::move(report));
+  } catch (const CommError&) {
+    throw;  // ranks may be gone: the next save sweeps
+  } catch (...) {
+    if (folder && !temporary.empty()) folder->discard(temporary);
+    throw;
+  }
+}
+
+// Joins the save in flight, on this rank, and throws what it failed with.
+void CheckpointSaver::Impl::finish() {
+  if (worker.joinable()) worker.join();
+  in_flight = false;
+  if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
+}
+
+CheckpointSaver::CheckpointSaver(std::shared_ptr<Communicator> world, std::vector<LocalTensor> tensors,
+                                 SaverOptions options)
+    : impl_(std::make_unique<Impl>(*world, std::move(tensors), std::move(options))) {}
+
+CheckpointSaver::~CheckpointSaver() = default;
+
+void CheckpointSaver::save(const TrainingState& state) {
+  Impl& s = *impl_;
+  wait();
+  const auto start = Clock::now();
+  s.snapshot();
+  if (!s.options.async) {
+    s.write(state, start, 0);
+    s.reports.back().blocked = s.reports.back().seconds;
+    return;
+  }
+  s.in_flight = true;
+  s.done = false;
+  const double blocked = seconds_since(start);
+  s.worker = std::thread([&s, state, start, blocked] {
+    try {
+      s.write(state, start, blocked);
+    } catch (...) {
+      s.failure = std::current_exception();
+    }
+    s.done = true;
+  });
+}
+
+bool CheckpointSaver::idle() {
+  Impl& s = *impl_;
+  if (!s.in_flight) return true;
+  if (s.agreement->min(s.done ? 1 : 0) == 0) return false;
+  s.finish();
+  return true;
+}
+
+void CheckpointSaver::poll() {
+  Impl& s = *impl_;
+  // The save stays in flight for idle() and wait(), which all ranks call.
+  if (s.in_flight && s.done && s.failure) std::rethrow_exception(std::exchange(s.failure, nullptr));
+}
+
+void CheckpointSaver::wait() {
+  if (impl_->in_flight) impl_->finish();
+}
+
+std::vector<SaveReport> CheckpointSaver::take_reports() {
+  Impl& s = *impl_;
+  if (s.in_flight && !s.done) return {};
+  return std::exchange(s.reports, {});
+}
+
+int64_t CheckpointSaver::staging_bytes() const { return impl_->staging_bytes; }
+
+}  // namespace sherd

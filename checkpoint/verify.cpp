@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/json_text.h>
+#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/saved_offsets.h>
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kManifest = "manifest.binpb";
+
+/// A piece of a tensor and the bytes [begin, end) of its file that it takes.
+struct Placed {
+  int64_t begin, end;
+  const CheckpointTensor* tensor;
+  const CheckpointPiece* piece;
+};
+
+class Verifier {
+ public:
+  Verifier(const fs::path& root, const std::function<void(int64_t, int64_t)>& progress, FileSystem& files)
+      : root_(root), progress_(progress), files_(files) {}
+
+  std::vector<Damage> run() && {
+    if (!read_manifest()) return std::move(damage_);
+    for (const CheckpointFile& file : manifest_.files) total_ += file.bytes;
+    place_pieces();
+    for (size_t i = 0; i < manifest_.files.size(); ++i) {
+      const int64_t before = done_;
+      check_file(manifest_.files[i], pieces_[i]);
+      report(before + manifest_.files[i].bytes - done_);
+    }
+    find_unknown();
+    return std::move(damage_);
+  }
+
+ private:
+  void add(std::string file, std::string what, int64_t begin = 0, int64_t end = 0, std::string tensor = "") {
+    damage_.push_back({std::move(file), std::move(tensor), begin, end, std::move(what)});
+  }
+
+  void report(int64_t bytes) {
+    done_ += bytes;
+    if (progress_) progress_(done_, total_);
+  }
+
+  bool read_manifest() {
+    try {
+      if (files_.kind(root_ / kManifest) == FileSystem::Kind::none)
+        throw CorruptCheckpoint("it is missing: this is no committed checkpoint");
+      manifest_ = decode_manifest(
+          read_whole(files_, root_ / kManifest, kManifestPrefix + std::numeric_limits<int>::max()));
+      return true;
+    } catch (const CorruptCheckpoint& e) {
+      add(kManifest, e.what());
+    } catch (const IoError& e) {
+      add(kManifest, e.what());
+    }
+    return false;
+  }
+
+  void place_pieces() {
+    pieces_.resize(manifest_.files.size());
+    for (const CheckpointTensor& tensor : manifest_.tensors) {
+      for (const CheckpointPiece& piece : tensor.pieces) {
+        const int64_t bytes = numel_of(piece.box.size) * size_of(tensor.dtype);
+        pieces_[static_cast<size_t>(piece.file)].push_back(
+            {piece.begin, piece.begin + bytes, &tensor, &piece});
+      }
+    }
+    for (auto& pieces : pieces_) {
+      std::sort(pieces.begin(), pieces.end(),
+                [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
+    }
+  }
+
+  void check_file(const CheckpointFile& file, const std::vector<Placed>& pieces) {
+    const fs::path path = root_ / file.path;
+    try {
+      if (files_.kind(path) == FileSystem::Kind::none) return add(file.path, "it is missing");
+      const std::unique_ptr<ReadableFile> open = files_.open(path);
+      if (const int64_t size = open->size(); size != file.bytes) {
+        return add(file.path, fmt::format("it has {} bytes instead of {}: it is {}", size, file.bytes,
+                                          size < file.bytes ? "cut off" : "too long"));
+      }
+      check_header(*open, file, pieces);
+      check_blocks(*open, file, pieces);
+    } catch (const IoError& e) {
+      add(file.path, e.what());
+    }
+  }
+
+  void check_header(const ReadableFile& open, const CheckpointFile& file, const std::vector<Placed>& pieces) {
+    std::vector<char> header(static_cast<size_t>(file.header_bytes));
+    open.read_at(0, header.data(), file.header_bytes);
+    if (checksum(header.data(), file.header_bytes) != file.header_checksum) {
+      return add(file.path, "the checksum of its header differs", 0, file.header_bytes);
+    }
+    try {
+      compare(SafetensorsReader(root_ / file.path, files_), file, pieces);
+    } catch (const CorruptCheckpoint& e) {
+      add(file.path, e.what(), 0, file.header_bytes);
+    }
+  }
+
+  /// What the file says of itself must be what the manifest says of it.
+  void compare(const SafetensorsReader& reader, const CheckpointFile& file,
+               const std::vector<Placed>& pieces) {
+    const auto differs = [&](const std::string& tensor, const std::string& what) {
+      add(file.path, what, 0, file.header_bytes, tensor);
+    };
+    const std::map<std::string, Shape> offsets = saved_offsets(reader);
+    std::set<std::string_view> expected;
+    for (const Placed& placed : pieces) {
+      const CheckpointTensor& tensor = *placed.tensor;
+      const SafetensorsEntry* entry = reader.find(tensor.name);
+      const auto offset = offsets.find(tensor.name);
+      if (!expected.insert(tensor.name).second) {
+        differs(tensor.name, "the manifest puts two pieces of it into this file, which can hold one");
+      } else if (entry == nullptr) {
+        differs(tensor.name, "the manifest puts a piece of it into this file, whose header does not know it");
+      } else if (entry->dtype != tensor.dtype || entry->shape != placed.piece->box.size ||
+                 entry->global_shape != tensor.shape || offset == offsets.end() ||
+                 offset->second != placed.piece->box.offset ||
+                 reader.header_bytes() + entry->begin != placed.begin) {
+        differs(tensor.name, "the header does not say of it what the manifest says");
+      }
+    }
+    for (const SafetensorsEntry& entry : reader.entries()) {
+      if (!expected.contains(entry.name))
+        differs(entry.name, "the header names it, but the manifest puts no piece of it into this file");
+    }
+  }
+
+  void check_blocks(const ReadableFile& open, const CheckpointFile& file, const std::vector<Placed>& pieces) {
+    auto first = pieces.begin();
+    for (int64_t i = 0; i < file.blocks(); ++i) {
+      const int64_t begin = file.block_begin(i), end = file.block_end(i);
+      while (first->end <= begin) ++first;
+      const std::string what = block_damage(open, file, i);
+      for (auto piece = first; !what.empty() && piece != pieces.end() && piece->begin < end; ++piece) {
+        add(file.path, what, std::max(begin, piece->begin), std::min(end, piece->end), piece->tensor->name);
+      }
+      report(end - begin);
+    }
+  }
+
+  std::string block_damage(const ReadableFile& open, const CheckpointFile& file, int64_t i) {
+    const int64_t begin = file.block_begin(i), bytes = file.block_end(i) - begin;
+    buffer_.resize(static_cast<size_t>(bytes));
+    try {
+      open.read_at(begin, buffer_.data(), bytes);
+    } catch (const IoError& e) {
+      return e.what();
+    }
+    if (checksum(buffer_.data(), bytes) == file.block_checksums[static_cast<size_t>(i)]) return "";
+    return fmt::format("the checksum of bytes [{}, {}) differs", begin, begin + bytes);
+  }
+
+  void find_unknown() {
+    std::set<std::string> known = {kManifest}, folders;
+    for (const CheckpointFile& file : manifest_.files) {
+      known.insert(file.path);
+      for (size_t slash = file.path.find('/'); slash != file.path.npos;
+           slash = file.path.find('/', slash + 1))
+        folders.insert(file.path.substr(0, slash));
+    }
+    find_unknown("", known, folders);
+  }
+
+  void find_unknown(const std::string& folder, const std::set<std::string>& known,
+                    const std::set<std::string>& folders) {
+    try {
+      for (const std::string& name : files_.list(root_ / folder)) {
+        const std::string path = folder.empty() ? name : folder + "/" + name;
+        if (folders.contains(path) && files_.kind(root_ / path) == FileSystem::Kind::folder) {
+          find_unknown(path, known, folders);
+        } else if (!known.contains(path)) {
+          add(path, "the manifest does not know it");
+        }
+      }
+    } catch (const IoError& e) {
+      add(folder, e.what());
+    }
+  }
+
+  const fs::path& root_;
+  const std::function<void(int64_t, int64_t)>& progress_;
+  FileSystem& files_;
+  Manifest manifest_;
+  std::vector<std::vector<Placed>> pieces_;  // by file, in the order of the data
+  std::vector<char> buffer_;
+  std::vector<Damage> damage_;
+  int64_t done_ = 0, total_ = 0;
+};
+
+}  // namespace
+
+std::vector<Damage> verify_checkpoint(const fs::path& path,
+                                      const std::function<void(int64_t, int64_t)>& progress,
+                                      FileSystem& files) {
+  if (files.kind(path) != FileSystem::Kind::folder)
+    throw IoError(fmt::format("cannot verify '{}': there is no folder of that name", path.string()));
+  return Verifier(path, progress, files).run();
+}
+
+}  // namespace sherd

@@ -1,0 +1,271 @@
+// Saving tensors of any cut, dtype and number of ranks, and what failures of single ranks do to the others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/saver.h>
+#include <sherd/comm/launcher.h>
+#include <sherd/kernels/ops.h>
+
+#include "support/fault_file_system.h"
+#include "temporary_folder.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+// A tensor whose elements are dealt out by flat cuts: rank r holds [cuts[r], cuts[r + 1]).
+struct Whole {
+  std::string name;
+  Section section = Section::model;
+  DType dtype = DType::f32;
+  Shape shape;
+  std::vector<int64_t> cuts;
+  int64_t bytes() const { return numel_of(shape) * size_of(dtype); }
+  std::vector<char> values() const {
+    std::vector<char> v(static_cast<size_t>(bytes()));
+    uint32_t x = static_cast<uint32_t>(std::hash<std::string>{}(name));
+    for (char& c : v) c = static_cast<char>((x = x * 1664525 + 1013904223) >> 24);
+    return v;
+  }
+};
+
+LocalTensor piece_of(Device& device, const Whole& w, int rank) {
+  const int64_t begin = w.cuts[static_cast<size_t>(rank)], end = w.cuts[static_cast<size_t>(rank) + 1];
+  LocalTensor t{w.name,
+                w.section,
+                w.dtype,
+                w.shape,
+                boxes_of(w.shape, {ParamIndex(begin), ParamIndex(end)}),
+                Tensor::empty(device, {end - begin}, w.dtype, "test")};
+  ops::copy_from_host(device.compute(), t.data, w.values().data() + begin * size_of(w.dtype),
+                      t.data.nbytes());
+  return t;
+}
+
+std::vector<LocalTensor> pieces_of(RankContext& rank, const std::vector<Whole>& all) {
+  std::vector<LocalTensor> pieces;
+  for (auto& w : all) pieces.push_back(piece_of(*rank.device, w, rank.world->rank()));
+  return pieces;
+}
+
+Whole even(std::string name, Shape shape, int ranks, DType dtype = DType::f32, Section s = Section::model) {
+  Whole w{std::move(name), s, dtype, std::move(shape), {}};
+  for (int r = 0; r <= ranks; ++r) w.cuts.push_back(numel_of(w.shape) * r / ranks);
+  return w;
+}
+
+RC_GTEST_PROP(SavedTensors, AnyCutOfAnyTensorComesBackInAnyBoxes, ()) {
+  const int ranks = *rc::gen::inRange(1, 6);
+  const DType dtypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8};
+  std::vector<Whole> all;
+  const int count = *rc::gen::inRange(1, 7);
+  for (int i = 0; i < count; ++i) {
+    Whole w;
+    w.name = "t" + std::to_string(i);
+    w.section = *rc::gen::arbitrary<bool>() ? Section::model : Section::optim;
+    w.dtype = dtypes[*rc::gen::inRange(0, 7)];
+    const int dims = *rc::gen::inRange(0, 4);
+    for (int d = 0; d < dims; ++d) w.shape.push_back(*rc::gen::inRange<int64_t>(i == 0 ? 0 : 1, 9));
+    w.cuts = *rc::gen::container<std::vector<int64_t>>(static_cast<size_t>(ranks) - 1,
+                                                       rc::gen::inRange<int64_t>(0, numel_of(w.shape) + 1));
+    w.cuts.push_back(0);
+    w.cuts.push_back(numel_of(w.shape));
+    std::sort(w.cuts.begin(), w.cuts.end());
+    all.push_back(w);
+  }
+  const TemporaryFolder folder;
+  launch(ranks, [&](RankContext& rank) {
+    CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved"});
+    saver.save({.step = 12});
+  });
+  const std::string path = folder / "saved/step_00000012";
+  RC_ASSERT(verify_checkpoint(path).empty());
+  CheckpointReader reader = CheckpointReader::open(path);
+  for (const Whole& w : all) {
+    const CheckpointTensor* t = reader.find(w.section, w.name);
+    RC_ASSERT(t != nullptr);
+    RC_ASSERT(t->dtype == w.dtype);
+    RC_ASSERT(t->shape == (w.shape.empty() ? Shape{1} : w.shape));
+    const int64_t n = numel_of(w.shape), width = size_of(w.dtype);
+    const int64_t a = *rc::gen::inRange<int64_t>(0, n + 1), b = *rc::gen::inRange<int64_t>(a, n + 1);
+    std::vector<char> got(static_cast<size_t>((b - a) * width), 'x');
+    reader.read(*t, boxes_of(w.shape, {ParamIndex(a), ParamIndex(b)}), got.data());
+    RC_ASSERT(std::memcmp(got.data(), w.values().data() + a * width, got.size()) == 0);
+  }
+}
+
+TEST(Saver, FilesAreNamedByRankAndBox) {
+  const TemporaryFolder folder;
+  launch(2, [&](RankContext& rank) {
+    // Rank 1's piece of the matrix is the end of a row, two rows and the begin of another: three boxes.
+    Whole matrix = even("matrix", {5, 4}, 2);
+    matrix.cuts = {0, 2, 20};
+    Whole vector = even("vector", {3}, 2, DType::f32, Section::optim);
+    vector.cuts = {0, 3, 3};
+    CheckpointSaver saver(rank.world, pieces_of(rank, {matrix, vector}), {.folder = folder / "saved"});
+    saver.save({.step = 1});
+    const auto reports = saver.take_reports();
+    ASSERT_EQ(reports.size(), 1u);
+    EXPECT_EQ(reports[0].committed, folder / "saved/step_00000001");
+  });
+  auto& files = FileSystem::posix();
+  const std::filesystem::path saved = folder / "saved/step_00000001";
+  EXPECT_THAT(files.list(saved / "model"), ElementsAre("shard-00001-model-00001-of-00001.safetensors",
+                                                       "shard-00002-model-00001-of-00002.safetensors",
+                                                       "shard-00002-model-00002-of-00002.safetensors"));
+  EXPECT_THAT(files.list(saved / "optim"), ElementsAre("shard-00001-model-00001-of-00001.safetensors"));
+  EXPECT_EQ(read_bytes(folder / "saved/latest"), "step_00000001\n");
+}
+
+TEST(Saver, CollectivesDoNotGrowWithTheNumberOfTensors) {
+  std::vector<CommCounts> counts;
+  for (const int tensors : {1, 200}) {
+    const TemporaryFolder folder;
+    launch(3, [&](RankContext& rank) {
+      std::vector<Whole> all;
+      for (int i = 0; i < tensors; ++i) all.push_back(even("t" + std::to_string(i), {7}, 3));
+      CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved"});
+      const CommCounts before = rank.world->counts();
+      saver.save({.step = 1});
+      if (rank.world->rank() != 0) return;
+      counts.push_back(rank.world->counts());
+      for (auto& [name, count] : before) counts.back()[name].calls -= count.calls;
+    });
+  }
+  for (const char* name : {"all_reduce", "broadcast", "gather_v"}) {
+    EXPECT_EQ(counts[0][name].calls, counts[1][name].calls) << name;
+    EXPECT_LE(counts[0][name].calls, 4) << name;
+  }
+}
+
+TEST(Saver, AsyncSavesWhatTheTensorsHeldThen) {
+  const TemporaryFolder folder;
+  launch(2, [&](RankContext& rank) {
+    const std::vector<Whole> all{even("big", {512, 1024}, 2), even("small", {3}, 2)};
+    const std::vector<LocalTensor> pieces = pieces_of(rank, all);
+    CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved", .async = true});
+    EXPECT_TRUE(saver.idle());
+    saver.save({.step = 1});
+    for (auto& t : pieces) ops::fill(rank.device->compute(), t.data, 9);
+    while (!saver.idle()) std::this_thread::yield();
+    EXPECT_EQ(saver.take_reports().size(), 1u);
+    saver.save({.step = 2});
+    saver.wait();
+    EXPECT_EQ(saver.take_reports().size(), 1u);
+  });
+  CheckpointReader reader = CheckpointReader::open(folder / "saved/step_00000001");
+  const Whole big = even("big", {512, 1024}, 2);
+  std::vector<char> got(static_cast<size_t>(big.bytes()));
+  const Box all{{0, 0}, {512, 1024}};
+  reader.read(*reader.find(Section::model, "big"), {&all, 1}, got.data());
+  EXPECT_TRUE(got == big.values());
+  EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000002"), IsEmpty());
+}
+
+// One rank's disk is full: every rank hears of it, the earlier checkpoint stays, and saving works again
+// later.
+TEST(Saver, OneRanksFailureIsEveryRanksError) {
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    FaultFileSystem files;
+    std::atomic<int> told{0};
+    launch(3, {.timeout = std::chrono::seconds(20)}, [&](RankContext& rank) {
+      const std::vector<Whole> all{even("a", {40, 10}, 3), even("b", {9}, 3, DType::bf16, Section::optim)};
+      CheckpointSaver saver(rank.world, pieces_of(rank, all),
+                            {.folder = folder / "saved", .async = async, .files = &files});
+      saver.save({.step = 1});
+      saver.wait();
+      rank.world->barrier(rank.device->compute());
+      rank.device->compute().synchronize();
+      if (rank.world->rank() == 0)
+        files.arm({.effect = FileFault::Effect::short_write,
+                   .error = ENOSPC,
+                   .only = FileCall::write,
+                   .path = "shard-00002"});
+      rank.world->barrier(rank.device->compute());
+      rank.device->compute().synchronize();
+      const std::string message = message_of<IoError>([&] {
+        saver.save({.step = 2});
+        saver.wait();
+      });
+      EXPECT_THAT(message, HasSubstr("shard-00002"));
+      EXPECT_THAT(message, HasSubstr("No space left"));
+      ++told;
+      saver.save({.step = 3});
+      saver.wait();
+    });
+    EXPECT_EQ(told, 3);
+    auto& posix = FileSystem::posix();
+    EXPECT_THAT(posix.list(folder / "saved"),
+                ElementsAre("latest", "lock", "step_00000001", "step_00000003"));
+    EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000001"), IsEmpty());
+    EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000003"), IsEmpty());
+  }
+}
+
+// A rank that vanishes in the middle of training while a save is in flight: nobody hangs.
+TEST(Saver, AVanishedRankEndsTheOthersSave) {
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    const auto run = [&] {
+      launch(3, {.timeout = std::chrono::seconds(60)}, [&](RankContext& rank) {
+        CheckpointSaver saver(rank.world, pieces_of(rank, {even("a", {40, 10}, 3)}),
+                              {.folder = folder / "saved", .async = async});
+        saver.save({.step = 1});
+        saver.wait();
+        if (rank.world->rank() == 1) throw Error("this rank is gone");
+        saver.save({.step = 2});
+        saver.wait();
+      });
+    };
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THAT(message_of<Error>(run), StartsWith("this rank is gone"));
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    EXPECT_EQ(list_checkpoints(folder / "saved", FileSystem::posix()).size(), 1u);
+    EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000001"), IsEmpty());
+  }
+}
+
+TEST(Saver, RanksThatDoNotFitTogetherAreToldBeforeAnythingIsWritten) {
+  const TemporaryFolder folder;
+  const auto saving = [&](auto change) {
+    return message_of<Error>([&] {
+      launch(2, [&](RankContext& rank) {
+        Whole w = even("weights", {6, 2}, 2);
+        change(w, rank.world->rank());
+        CheckpointSaver(rank.world, pieces_of(rank, {w}), {.folder = folder / "saved"});
+      });
+    });
+  };
+  EXPECT_THAT(saving([](Whole& w, int rank) { w.shape[0] += rank; }), HasSubstr("'weights'"));
+  EXPECT_THAT(saving([](Whole& w, int) { w.cuts = {0, 6, 11}; }), HasSubstr("weights"));
+  EXPECT_THAT(saving([](Whole& w, int rank) { w.cuts[1] += rank; }), HasSubstr("weights"));
+  EXPECT_THAT(saving([](Whole& w, int rank) {
+                if (rank == 1) w.dtype = DType::bf16;
+              }),
+              HasSubstr("bf16"));
+}
+
+TEST(Saver, TheFolderBelongsToOneRun) {
+  const TemporaryFolder folder;
+  launch(1, [&](RankContext& rank) {
+    const auto pieces = pieces_of(rank, {even("a", {4}, 1)});
+    CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved"});
+    EXPECT_THAT(
+        message_of<IoError>([&] { CheckpointSaver(rank.world, pieces, {.folder = folder / "saved"}); }),
+        HasSubstr("saved"));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
