@@ -114,6 +114,9 @@ struct Setting {
   int64_t step;
   bool async;
 };
+void PrintTo(const Setting& setting, std::ostream* out) {
+  *out << "step " << setting.step << (setting.async ? ", behind training" : ", blocking");
+}
 
 class SaverFaults : public testing::TestWithParam<Setting> {
  protected:
