@@ -4,14 +4,16 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include "checkpoint_bench.h"
 #include "muon_bench.h"
 
 int main(int argc, char** argv) {
   CLI::App app{"sherd_bench: ratios of times, each pair measured in turn in one run"};
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   sherd_bench::MuonBench muon;
-  CLI::App* command =
+  CLI::App* muon_command =
       app.add_subcommand("muon", "Muon's plan entries and forms; a step of Muon beside one of AdamW");
+  CLI::App* command = muon_command;
   command->add_option("--ranks", muon.ranks, "ranks of the optimizer phase")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -33,6 +35,25 @@ int main(int argc, char** argv) {
   command->add_option("--step-rounds", muon.step_rounds, "whole steps of each kind; 0 skips them")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
+  sherd_bench::CheckpointBench checkpoint;
+  command = app.add_subcommand("checkpoint", "saving beside dd; a step with saves beside one without");
+  command->add_option("--folder", checkpoint.folder, "where to write (on the disk in question)")
+      ->capture_default_str();
+  command->add_option("--gib", checkpoint.gib, "size of the checkpoint")
+      ->check(CLI::Range(0.03, 1024.0))
+      ->capture_default_str();
+  command->add_option("--ranks", checkpoint.ranks, "ranks that write")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command->add_option("--rounds", checkpoint.rounds, "of dd and saving in turn; 0 skips them")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  command->add_option("--steps", checkpoint.steps, "training steps of each kind; 0 skips them")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  command->add_option("--save-every", checkpoint.save_every, "steps between checkpoints")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
@@ -40,7 +61,11 @@ int main(int argc, char** argv) {
     return app.exit(e) == 0 ? 0 : 2;
   }
   try {
-    sherd_bench::run_muon(muon);
+    if (*muon_command) {
+      sherd_bench::run_muon(muon);
+    } else {
+      sherd_bench::run_checkpoint(checkpoint);
+    }
   } catch (const std::exception& e) {
     fmt::print(stderr, "sherd_bench: {}\n", e.what());
     return 1;

@@ -171,7 +171,7 @@ void whole_steps(const MuonBench& b) {
     for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));
     for (int round = 0; round <= b.step_rounds; ++round) {
       for (size_t k = 0; k < kinds.size(); ++k) {
-        const train_gpt::StepResult r = trainers[k]->train_step(round);
+        const train_gpt::StepResult r = trainers[k]->train_step();
         if (round == 0 || rank.world->rank() != 0) continue;  // the first warms up
         kinds[k].step_ms.push_back(r.step_ms);
         kinds[k].optimizer_ms.push_back(r.optim_ms);

@@ -1,0 +1,195 @@
+#include "checkpoint_bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include <sherd/checkpoint/saver.h>
+#include <sherd/comm/launcher.h>
+#include <sherd/kernels/ops.h>
+
+#include "saving.h"
+#include "trainer.h"
+
+namespace sherd_bench {
+namespace {
+
+using namespace sherd;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v[v.size() / 2];
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// A folder of its own below another, removed with everything in it.
+class Scratch {
+ public:
+  explicit Scratch(const std::string& below)
+      : path_(fs::path(below) / fmt::format("sherd_bench.{}", ::getpid())) {
+    fs::create_directory(path_);
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+double dd_seconds(const fs::path& file, int64_t mib) {
+  fs::remove(file);
+  const std::string command =
+      fmt::format("dd if=/dev/zero of='{}' bs=8M count={} conv=fsync 2>/dev/null", file.string(), mib / 8);
+  const auto start = Clock::now();
+  if (std::system(command.c_str()) != 0) throw IoError("dd failed: is there room in --folder?");
+  return seconds_since(start);
+}
+
+// Tensors of 4096 columns, each rank's rows its own.
+std::vector<LocalTensor> tensors(RankContext& rank, int64_t bytes) {
+  const int64_t columns = 4096, count = 16, p = rank.world->size(), r = rank.world->rank();
+  const int64_t rows = std::max<int64_t>(1, bytes / (count * columns * 4 * p));
+  std::vector<LocalTensor> all;
+  for (int64_t i = 0; i < count; ++i) {
+    const Tensor data = Tensor::empty(*rank.device, {rows, columns}, DType::f32, "bench");
+    ops::random_normal(rank.device->compute(), data.flat(), 0, 1, fmt::format("t{}", i), r * rows * columns,
+                       1);
+    all.push_back({.name = fmt::format("t{}", i),
+                   .section = i % 3 == 0 ? Section::model : Section::optim,
+                   .dtype = DType::f32,
+                   .shape = {rows * p, columns},
+                   .boxes = {{{r * rows, 0}, {rows, columns}}},
+                   .data = data.flat()});
+  }
+  return all;
+}
+
+void bytes_per_second(const CheckpointBench& b, const fs::path& folder) {
+  std::vector<double> dd, save, ratio;
+  int64_t bytes = 0, staging = 0;
+  launch(b.ranks, [&](RankContext& rank) {
+    const auto wanted = static_cast<int64_t>(b.gib * (1 << 30));
+    CheckpointSaver saver(rank.world, tensors(rank, wanted), {.folder = folder / "saved", .keep = 1});
+    const bool first = rank.world->rank() == 0;
+    if (first) staging = saver.staging_bytes() * b.ranks;
+    for (int round = 0; round < b.rounds; ++round) {
+      if (first) {
+        fs::remove_all(folder / "dd");
+        dd.push_back(dd_seconds(folder / "dd", wanted >> 20));
+        fs::remove(folder / "dd");
+      }
+      rank.world->barrier(rank.device->compute());
+      rank.device->compute().synchronize();
+      saver.save({.step = round});
+      const SaveReport report = saver.take_reports().front();
+      if (!first) continue;
+      bytes = report.bytes;
+      save.push_back(report.seconds);
+      const double dd_rate = static_cast<double>(wanted) / dd.back();
+      ratio.push_back(static_cast<double>(report.bytes) / report.seconds / dd_rate);
+    }
+  });
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  fmt::print("{:.0f} MiB from {} ranks, median of {}\n", mib, b.ranks, b.rounds);
+  fmt::print("{:<28}{:>12}{:>12}\n", "", "seconds", "MiB/s");
+  fmt::print("{:<28}{:>12.2f}{:>12.0f}\n", "dd bs=8M conv=fsync", median(dd), b.gib * 1024 / median(dd));
+  fmt::print("{:<28}{:>12.2f}{:>12.0f}\n", "save, snapshot to commit", median(save), mib / median(save));
+  fmt::print("save / dd in the same round: {:.2f}; host copies held: {:.2f} of the checkpoint\n\n",
+             median(ratio), static_cast<double>(staging) / static_cast<double>(bytes));
+}
+
+struct Kind {
+  const char* name;
+  bool save, async;
+  std::vector<double> step_ms;  // with what saving made training wait
+};
+
+train_gpt::TrainConfig config_of(const CheckpointBench& b, const Kind& kind, const fs::path& folder) {
+  train_gpt::TrainConfig c;
+  c.ranks = b.step_ranks;
+  c.dim = 256;
+  c.batch = 16;
+  c.optimizer = "muon";
+  c.steps = b.steps;
+  c.quiet = true;
+  if (kind.save) c.save = (folder / kind.name).string();
+  c.save_every = kind.save ? b.save_every : 0;
+  c.keep = kind.save ? 1 : 0;
+  c.async_save = kind.async;
+  return c;
+}
+
+// The mean step of each kind in windows of save_every steps, the kinds in turn.
+void whole_steps(const CheckpointBench& b, const fs::path& folder) {
+  std::vector<Kind> kinds{{"no checkpoints", false, false, {}},
+                          {"saved behind training", true, true, {}},
+                          {"saved while training waits", true, false, {}}};
+  std::vector<train_gpt::TrainConfig> configs;
+  for (const Kind& k : kinds) configs.push_back(config_of(b, k, folder));
+  const auto data = train_gpt::ByteData::load(configs[0].data);
+  const auto windows = std::make_shared<const train_gpt::Windows>(data, configs[0].seq);
+  int64_t bytes = 0;
+  launch(b.step_ranks, [&](RankContext& rank) {
+    std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
+    std::vector<std::unique_ptr<train_gpt::Saving>> savings;
+    for (auto& c : configs) {
+      trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, c, windows));
+      savings.push_back(std::make_unique<train_gpt::Saving>(*trainers.back(), c));
+    }
+    const bool first = rank.world->rank() == 0;
+    // Each window then begins with the step that saves: what is written behind is written beside its own
+    // kind.
+    for (auto& t : trainers)
+      for (int i = 1; i < b.save_every; ++i) t->train_step();
+    for (int step = b.save_every; step + b.save_every < b.steps; step += b.save_every) {
+      for (size_t k = 0; k < kinds.size(); ++k) {
+        double ms = 0;
+        for (int i = 0; i < b.save_every; ++i) {
+          train_gpt::StepResult r = trainers[k]->train_step();
+          savings[k]->after_step(r);
+          ms += r.step_ms + r.save_ms.value_or(0);
+        }
+        if (first) kinds[k].step_ms.push_back(ms / b.save_every);
+      }
+    }
+    for (auto& p : rank.device->allocator().table())
+      if (first && (p.name == "master weights" || p.name.starts_with("optimizer")))
+        bytes += p.peak_bytes * b.step_ranks / static_cast<int64_t>(kinds.size());
+  });
+  fmt::print("{} ranks, a checkpoint of {:.0f} MiB every {} steps, median of {} times {} steps\n",
+             b.step_ranks, static_cast<double>(bytes) / (1 << 20), b.save_every, kinds[0].step_ms.size(),
+             b.save_every);
+  fmt::print("{:<28}{:>12}{:>16}\n", "", "ms a step", "times first's");
+  for (const Kind& k : kinds) {
+    std::vector<double> ratios;
+    for (size_t i = 0; i < k.step_ms.size(); ++i) ratios.push_back(k.step_ms[i] / kinds[0].step_ms[i]);
+    fmt::print("{:<28}{:>12.1f}{:>16.3f}\n", k.name, median(k.step_ms), median(ratios));
+  }
+}
+
+}  // namespace
+
+void run_checkpoint(const CheckpointBench& bench) {
+  const Scratch scratch(bench.folder);
+  if (bench.rounds > 0) bytes_per_second(bench, scratch.path());
+  if (bench.steps > 0) whole_steps(bench, scratch.path());
+}
+
+}  // namespace sherd_bench
