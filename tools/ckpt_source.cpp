@@ -81,7 +81,8 @@ Place find_place(const fs::path& path, FileSystem& files) {
     case Kind::folder:
       return folder_at(path, files);
     case Kind::file:
-      if (path.filename() == "manifest.binpb") return folder_at(path.parent_path() / ".", files);
+      if (path.filename() == "manifest.binpb")
+        return folder_at(path.has_parent_path() ? path.parent_path() : ".", files);
       return {Place::Kind::file, path, {}, {}, {}};
     case Kind::other:
       break;

@@ -25,6 +25,7 @@ TEST_F(CkptInspect, JsonHoldsEverything) {
   const json j = json::parse(f.out);
   EXPECT_EQ(j.at("path"), path);
   EXPECT_EQ(j.at("newest_of"), nullptr);
+  EXPECT_EQ(ckpt("inspect --json " + path + "/manifest.binpb").out, f.out);
   EXPECT_EQ(j.at("checksums"), true);
   EXPECT_EQ(j.at("sequence"), 1);
   EXPECT_EQ(j.at("training").at("step"), 40);
