@@ -52,7 +52,8 @@ class FileSystem {
   virtual std::unique_ptr<WritableFile> create_new(const std::filesystem::path& path) = 0;
   /// One folder; nothing happens when it is there.
   virtual void create_folder(const std::filesystem::path& path) = 0;
-  /// In one step. A file at `to` is replaced; a folder must not be there.
+  /// In one step. At `to` a file is replaced by a file and an empty folder by a folder; no other folder may
+  /// be there.
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   /// Both names exist and change places in one step. @throws IoError also where the file system cannot.
   virtual void exchange(const std::filesystem::path& a, const std::filesystem::path& b) = 0;

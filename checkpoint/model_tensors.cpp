@@ -43,16 +43,18 @@ int64_t cut_at(int64_t total, int index, int count) {
   return total / count * index + total % count * index / count;  // floor(total * index / count)
 }
 
-// The element of a local piece that lies at byte `at` of the pieces of all parameters together, moved to the
-// nearest row's begin where rows are short. Monotone in `at`.
+// The element of a local piece that lies at byte `at` of the pieces of all parameters together, where the
+// piece begins at byte `piece_begin`; moved to the nearest row's begin where rows are short. Monotone in
+// `at`.
 int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int64_t at, int64_t share) {
   const ParamRange range = p.shard_range();
-  const int64_t e = (std::max<int64_t>(0, at - piece_begin) + weight - 1) / weight;
-  int64_t element = range.begin.value + std::min(e, range.size());
-  const int64_t row = p.shape().empty() ? 1 : p.shape().back();
-  if (element < range.end.value && row > 1 && row * weight <= share / 8)
-    element = (element + row / 2) / row * row;
-  return std::clamp(element, range.begin.value, range.end.value);
+  if (at <= piece_begin) return range.begin.value;
+  const int64_t e = (at - piece_begin + weight - 1) / weight;
+  if (e >= range.size()) return range.end.value;
+  const int64_t element = range.begin.value + e;
+  const int64_t row = p.shape().size() < 2 ? 1 : p.shape().back();
+  if (row * weight > share / 8) return element;
+  return std::clamp((element + row / 2) / row * row, range.begin.value, range.end.value);
 }
 
 class Collector {

@@ -36,6 +36,7 @@ std::string problem(const LocalTensor& t) {
     elements += numel_of(box.size);
   }
   const int64_t held = t.data.defined() ? t.data.numel() : (t.value ? 1 : 0);
+  if (t.streamed) return t.data.defined() || t.value ? "it is streamed and in memory" : "";
   if (elements != (t.boxes.empty() ? 0 : held))
     return fmt::format("its boxes have {} elements, its data {}", elements, held);
   if (t.data.defined() && t.data.dtype() != t.dtype) return "its data has another dtype";

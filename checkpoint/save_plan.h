@@ -25,6 +25,8 @@ struct LocalTensor {
   /// Device memory that is read at every save. Undefined for one host value: then `value` is asked.
   Tensor data;
   std::function<float()> value = {};
+  /// The elements are not in memory: who writes the planned files brings them. Not for CheckpointSaver.
+  bool streamed = false;
 };
 
 /// Elements [first, first + count) of LocalTensor number `tensor`: one of its boxes.

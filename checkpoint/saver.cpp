@@ -9,6 +9,7 @@
 #include <exception>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <thread>
 
 #include <sherd/checkpoint/agreement.h>
@@ -27,6 +28,13 @@ double seconds_since(Clock::time_point start) {
 
 int64_t sum(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
+}
+
+// "model", "optim": those that have files.
+std::set<std::string> folders_of(const Manifest& manifest) {
+  std::set<std::string> folders;
+  for (const CheckpointFile& file : manifest.files) folders.insert(file.path.substr(0, file.path.find('/')));
+  return folders;
 }
 
 }  // namespace
@@ -164,11 +172,7 @@ void CheckpointSaver::Impl::set_checksums(const std::vector<int64_t>& words) {
 void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const TrainingState& state,
                                    SaveReport& report) {
   whole.training = state;
-  for (const Section section : {Section::model, Section::optim}) {
-    const auto in_section = [&](const CheckpointTensor& t) { return t.section == section; };
-    if (std::any_of(whole.tensors.begin(), whole.tensors.end(), in_section))
-      files.sync_folder(temporary / name_of(section));
-  }
+  for (const std::string& below : folders_of(whole)) files.sync_folder(temporary / below);
   report.committed = folder->commit(temporary, state.step, whole);
   if (options.keep == 0) return;
   try {
@@ -188,11 +192,7 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
       if (!first) return;
       temporary = folder->temporary(state.step);
       files.create_folder(temporary);
-      for (const Section section : {Section::model, Section::optim}) {
-        const auto in_section = [&](const CheckpointTensor& t) { return t.section == section; };
-        if (std::any_of(whole.tensors.begin(), whole.tensors.end(), in_section))
-          files.create_folder(temporary / name_of(section));
-      }
+      for (const std::string& below : folders_of(whole)) files.create_folder(temporary / below);
     });
     temporary = writing->broadcast(temporary.string());
     std::vector<int64_t> checksums;

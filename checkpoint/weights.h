@@ -1,29 +1,47 @@
-// A sharded model's weights as one plain safetensors file of full tensors.
+// A sharded model's weights, to and from the files that other programs know: full tensors in safetensors.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
 
+#include <sherd/checkpoint/file_system.h>
 #include <sherd/fsdp/fully_shard.h>
 
 namespace sherd {
 
-/// Writes every parameter of a sharded root (f32 master weights, full names, metadata format "pt") to `path`.
-/// Tensor- and expert-parallel parameters are written whole: the file does not show how a model was spread.
-///
-/// Collective over the root's mesh; one parameter at a time is whole, on world rank 0 only, which writes; the
-/// file appears complete or not at all. Blocks until done. @throws IoError on rank 0 (the others get a
-/// CommError from the launcher's abort); NotSupported when a unit's mesh orders the ranks otherwise than the
-/// root's.
-/// @param metadata goes into the file's header beside "format".
-void export_weights(Module& root, const std::filesystem::path& path,
-                    std::map<std::string, std::string> metadata = {});
+struct ExportOptions {
+  /// f32 (the master weights themselves), bf16 or f16 (rounded to nearest, ties to even).
+  DType dtype = DType::f32;
+  /// Of a folder's files: no more tensor data than this in one, unless a single tensor has more.
+  int64_t max_shard_bytes = 5'000'000'000;
+  /// Goes into every file's header beside "format".
+  std::map<std::string, std::string> metadata = {};
+};
 
-/// Reads the weights of a sharded root from such a file (dtypes f32, bf16, f16): each rank reads only the
-/// elements it holds, of a tensor-parallel piece run by run. Strict: @throws InvalidArgument listing *all*
-/// missing, unexpected and mismatching tensors, CorruptCheckpoint or IoError from the reader. No
-/// communication; blocks until the shards are filled.
+/// Writes every parameter of a sharded root (full names, metadata format "pt"). Tensor- and expert-parallel
+/// parameters are written whole: the files do not show how a model was spread.
+///
+/// A path that ends in ".safetensors" becomes one file, which replaces one that is there. Any other path
+/// becomes a folder as Hugging Face tools read it: model.safetensors, or model-IIIII-of-NNNNN.safetensors
+/// with model.safetensors.index.json; it must not be there, or be empty. File or folder appears complete or
+/// not at all: until then it lies beside `path` under `<path>.tmp-<process>-<number>`.
+///
+/// Collective over the root's mesh; one parameter at a time is whole, on world rank 0 only, which writes.
+/// Blocks until done. On rank 0 @throws IoError, and InvalidArgument naming tensor and place of the first
+/// finite value that options.dtype cannot hold (the others get a CommError from the launcher's abort); on
+/// all, NotSupported when a unit's mesh orders the ranks otherwise than the root's.
+void export_weights(Module& root, const std::filesystem::path& path, const ExportOptions& options = {});
+
+/// Whether export_weights() could write to `path` now, as far as can be told before. @throws IoError.
+void check_export_path(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+
+/// Fills the weights of a sharded root (dtypes f32, bf16, f16) from anything that CheckpointReader opens: a
+/// safetensors file, a Hugging Face folder, a folder that PyTorch's DCP saved, a checkpoint or its `model`
+/// folder. Of a checkpoint only the model is looked at. Each rank reads only the elements it holds, one
+/// parameter after the other. load_checkpoint() without an optimizer: collective and as strict, with the same
+/// errors.
 void import_weights(Module& root, const std::filesystem::path& path);
 
 }  // namespace sherd

@@ -10,6 +10,7 @@ foreach(folder IN LISTS SHERD_FOLDERS)
     PATTERN even_shard.h EXCLUDE PATTERN ragged_placement.h EXCLUDE PATTERN strided_copy.h EXCLUDE
     PATTERN safetensors_format.h EXCLUDE PATTERN manifest_message.h EXCLUDE PATTERN json_text.h EXCLUDE PATTERN plain_path.h EXCLUDE
     PATTERN saved_offsets.h EXCLUDE PATTERN piece_index.h EXCLUDE PATTERN verified_files.h EXCLUDE
+    PATTERN weights_writer.h EXCLUDE
     PATTERN muon_schedule.h EXCLUDE PATTERN muon_team.h EXCLUDE PATTERN plan_cost.h EXCLUDE)
 endforeach()
 install(FILES cmake/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)

@@ -1,6 +1,5 @@
 #include "layout_command.h"
 
-#include <charconv>
 #include <limits>
 #include <ostream>
 
@@ -8,6 +7,7 @@
 
 #include <sherd/kernels/error.h>
 
+#include "arguments.h"
 #include "layout_json.h"
 #include "layout_summary.h"
 
@@ -16,14 +16,6 @@ namespace {
 
 constexpr int64_t kMaxWorld = int64_t{1} << 20;
 constexpr int64_t kMaxAlign = int64_t{1} << 30;
-
-// A flag's whole number in a range; CLI11's own messages do not say which values are legal.
-std::string in_range(const std::string& text, int64_t low, int64_t high) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error == std::errc() && end == text.data() + text.size() && value >= low && value <= high) return "";
-  return fmt::format("'{}' must be a whole number from {} to {}", text, low, high);
-}
 
 constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's parameters in model order:
   [{"name": "l0.q", "shape": [4096, 4096], "dtype": "bf16", "optimizer": "muon", "unit": "l0"}, ...]

@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "text.h"
+
 namespace sherd::tools {
 namespace {
 
@@ -34,32 +36,6 @@ class PerRank {
 
 std::string percent(int64_t part, int64_t of) {
   return of > 0 ? fmt::format("{:.2f} %", 100.0 * static_cast<double>(part) / static_cast<double>(of)) : "-";
-}
-
-/// Control characters as \u00XX: a terminal would act upon them, and lines would break.
-std::string printable(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
-    const bool two_bytes = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;  // U+0080 to U+009F
-    if (two_bytes) ++i;
-    if (two_bytes || byte(i) < 0x20 || byte(i) == 0x7f) {
-      out += fmt::format("\\u{:04x}", byte(i));
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
-
-std::string bytes_text(double bytes) {
-  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  size_t unit = 0;
-  while (bytes >= 10240 && unit + 1 < std::size(kUnits)) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[unit]);
 }
 
 struct BufferTotals {
@@ -150,7 +126,7 @@ std::string summary(const Arrangement& a) {
   };
   const auto number = [](double v) { return fmt::format("{:.6g}", v); };
   line("elements", t.elements, number);
-  line("optimizer state", t.state_bytes, bytes_text);
+  line("optimizer state", t.state_bytes, [](double v) { return bytes_text(v); });
   line("Newton-Schulz cost", t.cost, number);
   text += "\n" + plan_text(a);
   return text + fmt::format("fingerprint {:016x}\n", a.fingerprint());

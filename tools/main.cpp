@@ -1,9 +1,10 @@
-// sherd: plans and inspects sharded training. `sherd --help` lists the commands.
+// sherd: plans sharded training, looks after its checkpoints. `sherd --help` lists the commands.
 #include <exception>
 #include <iostream>
 
 #include <fmt/format.h>
 
+#include "ckpt_command.h"
 #include "layout_command.h"
 
 namespace sherd::tools {
@@ -11,14 +12,27 @@ namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
 
+// "ckpt verify"
+std::string command_of(const CLI::App& app) {
+  std::string words;
+  for (const CLI::App* at = &app; !at->get_subcommands().empty(); words += at->get_name()) {
+    at = at->get_subcommands().front();
+    if (!words.empty()) words += ' ';
+  }
+  return words;
+}
+
 int main_of(int argc, const char* const* argv) {
-  CLI::App app("sherd: plans and inspects sharded training");
+  CLI::App app("sherd: plans sharded training, looks after its checkpoints");
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   LayoutCommand layout;
   const CLI::App* layout_app = layout.add_to(app);
+  CkptCommand ckpt;
+  const CLI::App* ckpt_app = ckpt.add_to(app);
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
+    if (*ckpt_app && ckpt_app->get_subcommands().empty()) throw CLI::RequiredError("A command of ckpt");
   } catch (const CLI::Success& e) {
     return app.exit(e);  // help
   } catch (const CLI::ParseError& e) {
@@ -26,10 +40,11 @@ int main_of(int argc, const char* const* argv) {
     return kUsage;
   }
   try {
+    if (*ckpt_app) return ckpt.run(std::cout, std::cerr);
     if (*layout_app) layout.run(std::cout, std::cerr);
     return 0;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "sherd {}: {}\n", app.get_subcommands().front()->get_name(), e.what());
+    fmt::print(stderr, "sherd {}: {}\n", command_of(app), e.what());
     return kFailure;
   }
 }

@@ -134,6 +134,9 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (c.resume.empty() && (c.allow_new_state || c.resume_parts != "all"))
     problems.push_back(fmt::format("--{}: there is nothing to resume without --resume PATH",
                                    c.allow_new_state ? "allow-new-state" : "resume-parts"));
+  if (good("export_dtype") && c.export_dtype != TrainConfig().export_dtype && c.export_weights.empty())
+    problems.push_back(
+        fmt::format("--export-dtype {}: nothing is exported; give --export-weights", c.export_dtype));
   if (good("ns_steps", "muon_mode"))
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
@@ -187,6 +190,11 @@ CommandLine parse_config(int argc, const char* const* argv) {
   check_together(line.config, bad, problems);
   throw_if_any(problems);
   return line;
+}
+
+sherd::DType dtype_named(std::string_view word) {
+  if (word == "bf16") return sherd::DType::bf16;
+  return word == "fp16" ? sherd::DType::f16 : sherd::DType::f32;
 }
 
 nlohmann::ordered_json to_json(const TrainConfig& config) {

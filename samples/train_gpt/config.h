@@ -4,8 +4,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
+
+#include <sherd/kernels/dtype.h>
 
 #include "data.h"
 
@@ -84,6 +87,7 @@ struct TrainConfig {
   std::string metrics;
   std::string loss_svg;
   std::string export_weights;
+  std::string export_dtype = "fp32";
   bool quiet = false;
 
   /// Ranks with different data: all but those that share a batch tensor-parallel.
@@ -102,6 +106,9 @@ struct CommandLine {
 /// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
 /// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);
+
+/// fp32, bf16 or fp16, as flags spell them.
+sherd::DType dtype_named(std::string_view word);
 
 /// The same as JSON text; bytes of paths that are not UTF-8 are replaced.
 std::string config_text(const TrainConfig& config);

@@ -50,7 +50,8 @@ const std::vector<FieldGroup>& groups() {
          "weight of the load-balancing loss: not printed, of each microbatch, so depends on --grad-accum", 0,
          1e6},
         {"seed", &C::seed, "N", "of the initial weights and of --sample"},
-        {"init_weights", &C::init_weights, "FILE", "start from these weights (safetensors)"}}},
+        {"init_weights", &C::init_weights, "PATH",
+         "start from these weights: safetensors, or a folder of Hugging Face, PyTorch DCP or a checkpoint"}}},
       {"Training",
        {{"optimizer", &C::optimizer, "adamw|muon", "muon: for the blocks' matrices, AdamW for the rest"},
         {"steps", &C::steps, "N", "0: only build the model, e.g. for --export-weights", 0, kAny},
@@ -111,7 +112,9 @@ const std::vector<FieldGroup>& groups() {
         {"sample", &C::sample, "N", "bytes of text to generate at the end", 0, 1e6},
         {"metrics", &C::metrics, "FILE", "one JSON object per step"},
         {"loss_svg", &C::loss_svg, "FILE", "picture of the loss curve"},
-        {"export_weights", &C::export_weights, "FILE", "final weights (safetensors, full tensors)"},
+        {"export_weights", &C::export_weights, "PATH",
+         "final weights: FILE.safetensors, or a new folder for Hugging Face tools"},
+        {"export_dtype", &C::export_dtype, "fp32|bf16|fp16", "of the exported weights"},
         {"quiet", &C::quiet, "", "print errors only"}}},
   };
   return all;

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <limits>
 
+#include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
 
 #include "config.h"
@@ -118,7 +119,7 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
       if (out) out->say("{}\n", line);
   }
   if (!config.export_weights.empty()) {
-    trainer.export_weights(config.export_weights);
+    trainer.export_weights();
     if (out) out->say("weights written to {}\n", config.export_weights);
   }
   if (config.sample > 0) {
@@ -127,20 +128,28 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
   }
 }
 
-// A file that is written at the end must not turn out impossible then.
-void require_writable(const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+// What is written at the end must not turn out impossible then.
+void require_writable_folder_of(const std::filesystem::path& path) {
+  const std::filesystem::path target = std::filesystem::absolute(path);
+  const std::filesystem::path folder = (target.has_filename() ? target : target.parent_path()).parent_path();
   if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK | X_OK) != 0)
-    throw sherd::IoError(
-        fmt::format("cannot write {}: {} is not a folder that can be written to", path, folder.string()));
+    throw sherd::IoError(fmt::format("cannot write {}: {} is not a folder that can be written to",
+                                     path.string(), folder.string()));
+}
+
+void require_writable_file(const std::string& path) {
+  if (path.empty()) return;
+  require_writable_folder_of(path);
   if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
     throw sherd::IoError(fmt::format("cannot write {}: it exists and is not a regular file", path));
 }
 
 int run(const TrainConfig& config) {
-  require_writable(config.export_weights);
-  require_writable(config.loss_svg);
+  if (!config.export_weights.empty()) {
+    require_writable_folder_of(config.export_weights);
+    sherd::check_export_path(config.export_weights);
+  }
+  require_writable_file(config.loss_svg);
   std::shared_ptr<const Windows> windows;
   if (config.steps > 0) {
     const auto data = ByteData::load(config.data);

@@ -20,11 +20,6 @@ std::vector<std::string> split(const std::string& text, char at) {
   return parts;
 }
 
-sherd::DType dtype_of(const std::string& word) {
-  if (word == "bf16") return sherd::DType::bf16;
-  return word == "fp16" ? sherd::DType::f16 : sherd::DType::f32;
-}
-
 std::vector<int> restarts(const TrainConfig& c) {
   std::vector<int> steps;
   for (const std::string& part : split(c.ns_restart, ',')) {
@@ -100,7 +95,7 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
       c.orthogonalizer == "svd" ? sherd::Orthogonalizer::svd : sherd::Orthogonalizer::newton_schulz;
   o.orthogonalize.form = c.ns_form == "gram" ? sherd::IterationForm::gram : sherd::IterationForm::standard;
   o.orthogonalize.steps = sherd::coefficient_steps(c.ns_coefficients, static_cast<int>(c.ns_steps));
-  o.orthogonalize.working = dtype_of(c.muon_working);
+  o.orthogonalize.working = dtype_named(c.muon_working);
   o.orthogonalize.restarts = restarts(c);
   if (o.orthogonalize.form == sherd::IterationForm::gram && c.ns_restart.empty())
     o.orthogonalize.restarts = sherd::safe_restarts(o.orthogonalize.steps, o.orthogonalize.working);
@@ -110,7 +105,7 @@ sherd::MuonOptions muon_options(const TrainConfig& c) {
   o.mode = sherd::parse_muon_mode(c.muon_mode);
   o.allow_inexact = c.muon_allow_inexact;
   o.tensor = sherd::parse_muon_tensor_mode(c.muon_tensor);
-  o.payload = dtype_of(c.muon_payload);
+  o.payload = dtype_named(c.muon_payload);
   o.transient_bytes = c.muon_transient;
   return o;
 }

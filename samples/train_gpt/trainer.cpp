@@ -346,8 +346,10 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   return text;
 }
 
-void Trainer::export_weights(const std::string& path) {
-  sherd::export_weights(model_, path, {{"sherd.routing", routing_.summary()}});
+void Trainer::export_weights() {
+  sherd::export_weights(
+      model_, config_.export_weights,
+      {.dtype = dtype_named(config_.export_dtype), .metadata = {{"sherd.routing", routing_.summary()}}});
 }
 
 std::vector<RankMemory> Trainer::memory() {

@@ -46,7 +46,8 @@ class Trainer {
   /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
   /// ranks.
   std::string sample(const std::string& prompt, int64_t count);
-  void export_weights(const std::string& path);
+  /// As --export-weights and --export-dtype say. Collective.
+  void export_weights();
   /// What a checkpoint of this moment holds besides tensors.
   sherd::TrainingState training_state() const;
   /// What this rank writes into a checkpoint.

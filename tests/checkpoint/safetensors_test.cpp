@@ -196,7 +196,7 @@ TEST(Safetensors, AcceptsWhatTheFormatAllows) {
   // Names in any order, empty tensors at any boundary, unknown members of an entry, spaces, no metadata.
   const SafetensorsReader reader(
       folder.write("f", raw_file("{ \"b\" : {\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,6]},\n"
-                                 "\"a\":{\"data_offsets\":[0,4],\"dtype\":\"F32\",\"shape\":[],\"global_"
+                                 "\"a\":{\"data_offsets\":[0,4],\"dtype\":\"F32\",\"shape\":[],\"another_"
                                  "shape\":[[1],{\"x\":null}]},\n"
                                  "\"e\":{\"dtype\":\"F32\",\"shape\":[0,4],\"data_offsets\":[4,4]},\n"
                                  "\"e2\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[6,6]} }   ",

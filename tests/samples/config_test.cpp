@@ -101,6 +101,7 @@ TrainConfig other_config() {
   c.metrics = "m.jsonl";
   c.loss_svg = "l.svg";
   c.export_weights = "out.safetensors";
+  c.export_dtype = "bf16";
   c.quiet = true;
   return c;
 }
@@ -166,7 +167,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
     "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "quiet": false})");
+    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "export_dtype": "fp32",
+    "quiet": false})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";
   EXPECT_EQ(shown.dump(), expected.dump());
@@ -301,6 +303,7 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--seed", "18446744073709551616"},
                                                        {"--precision", "fp16"},
                                                        {"--optimizer", "sgd"},
+                                                       {"--export-dtype", "int8"},
                                                        {"--lr-schedule", "linear"},
                                                        {"--layout", "even"},
                                                        {"--kernels", "cuda"},
@@ -354,6 +357,12 @@ TEST(Config, ExpertsFitTheRanks) {
   const TrainConfig c =
       parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});
   EXPECT_EQ(c.expert_parallel, 2);
+}
+
+TEST(Config, AnExportDtypeNeedsAnExport) {
+  EXPECT_THAT(refusal({"--export-dtype", "bf16"}),
+              AllOf(HasSubstr("a problem"), HasSubstr("--export-weights")));
+  EXPECT_EQ(parse({"--export-dtype", "fp16", "--export-weights", "out"}).export_dtype, "fp16");
 }
 
 TEST(Config, AllOffendersAreInOneMessage) {

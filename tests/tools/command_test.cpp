@@ -1,13 +1,11 @@
 // `sherd layout` as a program: exit codes, streams, and its JSON.
-#include <sys/wait.h>
-
 #include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "temporary_folder.h"
+#include "program.h"
 
 namespace sherd::tools {
 namespace {
@@ -17,21 +15,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-struct Finished {
-  int exit_code = -1;
-  std::string out, err;
-};
-
 /// Runs `sherd layout` on a file with this text.
 class Layout : public ::testing::Test {
  protected:
-  Finished run(const std::string& arguments) const {
-    const std::string out = folder_ / "out", err = folder_ / "err";
-    const std::string command =
-        std::string(SHERD_TOOL) + " " + arguments + " >" + out + " 2>" + err + " </dev/null";
-    const int status = std::system(command.c_str());
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_bytes(out), read_bytes(err)};
-  }
+  Finished run(const std::string& arguments) const { return run_sherd(folder_, arguments); }
   Finished layout(const std::string& model, const std::string& flags) const {
     return run("layout --params " + folder_.write("model.json", model) + " " + flags);
   }

@@ -1,47 +1,66 @@
 #include <sherd/checkpoint/weights.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <type_traits>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
-#include <cstring>
-#include <numeric>
-#include <optional>
-
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/weights_writer.h>
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {
 
-// Host elements of any float dtype as floats.
+// Of element `i` in row-major order.
+Shape place_in(const Shape& shape, int64_t i) {
+  Shape at(shape.size());
+  for (size_t d = shape.size(); d-- > 0; i /= shape[d]) at[d] = i % shape[d];
+  return at;
+}
+
+// Elements that are converted at a time.
+constexpr size_t kChunk = size_t{1} << 16;
+
+// Appends values as they are, or rounded to T.
 template <class T>
-std::vector<float> widened(const std::vector<char>& raw, int64_t count) {
-  std::vector<float> values(static_cast<size_t>(count));
-  for (size_t i = 0; i < values.size(); ++i) {
-    T v;
-    std::memcpy(&v, raw.data() + i * sizeof(T), sizeof(T));
-    values[i] = static_cast<float>(v);
+void append(WeightsWriter& writer, const std::string& name, const Shape& shape,
+            const std::vector<float>& values) {
+  if constexpr (std::is_same_v<T, float>) {
+    writer.append(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+    return;
   }
-  return values;
+  std::vector<T> narrow;
+  for (size_t begin = 0; begin < values.size(); begin += kChunk) {
+    const size_t end = std::min(values.size(), begin + kChunk);
+    narrow.clear();
+    for (size_t i = begin; i < end; ++i) {
+      narrow.emplace_back(values[i]);
+      if (std::isfinite(values[i]) && !std::isfinite(static_cast<float>(narrow.back())))
+        throw InvalidArgument(fmt::format(
+            "export_weights: '{}' holds {} at {}, which {} cannot hold; export as f32", name, values[i],
+            to_string(place_in(shape, static_cast<int64_t>(i))), name_of(dtype_of<T>())));
+    }
+    writer.append(narrow.data(), static_cast<int64_t>(narrow.size() * sizeof(T)));
+  }
 }
 
-std::vector<float> read_floats(const SafetensorsReader& file, const SafetensorsEntry& entry, int64_t first,
-                               int64_t count) {
-  std::vector<char> raw(static_cast<size_t>(count * size_of(*entry.dtype)));
-  file.read(entry, first, count, raw.data());
-  switch (*entry.dtype) {
+using Append = void (*)(WeightsWriter&, const std::string&, const Shape&, const std::vector<float>&);
+Append append_as(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return append<float>;
     case DType::bf16:
-      return widened<bf16>(raw, count);
+      return append<bf16>;
     case DType::f16:
-      return widened<f16>(raw, count);
+      return append<f16>;
     default:
-      return widened<float>(raw, count);
+      throw InvalidArgument(
+          fmt::format("export_weights: weights are written as f32, bf16 or f16, not as {}", name_of(dtype)));
   }
-}
-
-bool is_readable(const SafetensorsEntry& e) {
-  return e.dtype == DType::f32 || e.dtype == DType::bf16 || e.dtype == DType::f16;
 }
 
 // As Parameter::global_runs() of tensor-parallel piece `index`, which may be another rank's.
@@ -108,66 +127,28 @@ void check_meshes(ShardRuntime& runtime) {
 
 }  // namespace
 
-void export_weights(Module& root, const std::filesystem::path& path,
-                    std::map<std::string, std::string> metadata) {
+void export_weights(Module& root, const std::filesystem::path& path, const ExportOptions& options) {
+  const Append write = append_as(options.dtype);
   ShardRuntime& runtime = runtime_of(root);
   check_meshes(runtime);
   Stream& stream = runtime.device().compute();
   const auto params = root.named_parameters();
-  std::optional<SafetensorsWriter> writer;
+  std::optional<WeightsWriter> writer;
   if (runtime.mesh().world()->rank() == 0) {
     std::vector<SafetensorsSpec> specs;
-    for (auto& [name, p] : params) specs.push_back({name, DType::f32, p.global_shape()});
+    for (auto& [name, p] : params) specs.push_back({name, options.dtype, p.global_shape()});
+    auto metadata = options.metadata;
     metadata["format"] = "pt";
-    writer.emplace(path, std::move(specs), std::move(metadata));
+    writer.emplace(path, specs, std::move(metadata), options.max_shard_bytes);
   }
   for (auto& [name, p] : params) {
     const auto comm = first_copy(p);
     if (!comm) continue;
     const std::vector<float> whole = gather_whole(stream, p, *comm);
-    if (writer) writer->append(whole.data(), static_cast<int64_t>(whole.size() * sizeof(float)));
+    if (writer) write(*writer, name, p.global_shape(), whole);
   }
   stream.synchronize();
   if (writer) writer->finish();
-}
-
-void import_weights(Module& root, const std::filesystem::path& path) {
-  ShardRuntime& runtime = runtime_of(root);
-  Stream& stream = runtime.device().compute();
-  const SafetensorsReader file(path);
-  const auto params = root.named_parameters();
-  std::vector<std::string> wrong;
-  for (auto& [name, p] : params) {
-    const SafetensorsEntry* e = file.find(name);
-    if (e == nullptr) {
-      wrong.push_back(fmt::format("'{}' is missing", name));
-    } else if (!is_readable(*e)) {
-      wrong.push_back(fmt::format("'{}' has dtype {} (F32, BF16 and F16 are read)", name, e->dtype_name));
-    } else if (e->shape != p.global_shape()) {
-      wrong.push_back(fmt::format("'{}' has shape {} where the model has {}", name, to_string(e->shape),
-                                  to_string(p.global_shape())));
-    }
-  }
-  for (auto& e : file.entries()) {
-    const bool known = std::any_of(params.begin(), params.end(), [&](auto& p) { return p.first == e.name; });
-    if (!known) wrong.push_back(fmt::format("'{}' is not a parameter of the model", e.name));
-  }
-  if (!wrong.empty())
-    throw InvalidArgument(fmt::format("{} does not fit the model: {}; export it with the same model flags",
-                                      path.string(), fmt::join(wrong, "; ")));
-
-  runtime.begin_weights_change();
-  for (auto& [name, p] : params) {
-    std::vector<float> values;
-    for (const GlobalRun& run : p.global_runs(p.shard_range())) {
-      const std::vector<float> some = read_floats(file, *file.find(name), run.global.value, run.count);
-      values.insert(values.end(), some.begin(), some.end());
-    }
-    ops::copy_from_host(stream, p.shard(), values.data(),
-                        static_cast<int64_t>(values.size() * sizeof(float)));
-  }
-  stream.synchronize();
-  runtime.weights_changed();
 }
 
 }  // namespace sherd

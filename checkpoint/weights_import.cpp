@@ -1,0 +1,16 @@
+#include <optional>
+
+#include <sherd/checkpoint/agreement.h>
+#include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/weights.h>
+
+namespace sherd {
+
+void import_weights(Module& root, const std::filesystem::path& path) {
+  Agreement ranks(*runtime_of(root).mesh().world());
+  std::optional<CheckpointReader> reader;
+  ranks.together([&] { reader.emplace(CheckpointReader::open(path)); });
+  load_checkpoint(*reader, root, nullptr, {.optimizer = false});
+}
+
+}  // namespace sherd

@@ -1,0 +1,13 @@
+#!/bin/sh
+# run.sh SCRIPT ARGUMENTS...: runs it with the Python that SHERD_PYTHON names (python3 otherwise); exit code 77, which
+# ctest takes for "skipped", where that Python lacks what the scripts need.
+python=${SHERD_PYTHON:-python3}
+needs='from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.tensor import distribute_tensor'
+if ! reason=$("$python" -c "$needs" 2>&1); then
+  echo "skipped: $python cannot import PyTorch (2.9 or later) and safetensors: $(echo "$reason" | tail -n 1)"
+  echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch and safetensors"
+  exit 77
+fi
+exec "$python" "$@"

@@ -1,0 +1,95 @@
+#include "ckpt_export.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/weights.h>
+#include <sherd/checkpoint/weights_writer.h>
+
+#include "ckpt_source.h"
+#include "elements.h"
+#include "tensor_stream.h"
+#include "text.h"
+
+namespace sherd::tools {
+namespace {
+
+struct Item {
+  const CheckpointTensor* tensor = nullptr;
+  DType dtype = DType::f32;  // in the file
+};
+
+// Those with the largest elements first, so that all are aligned.
+std::vector<Item> items_of(const Manifest& m, const ExportOptions& options) {
+  std::vector<Item> items;
+  for (const CheckpointTensor& t : m.tensors) {
+    const bool optim = section_of(m, t) == Section::optim;
+    if (optim && !options.optim) continue;
+    items.push_back({&t, optim || !is_float(t.dtype) ? t.dtype : options.dtype.value_or(t.dtype)});
+  }
+  std::stable_sort(items.begin(), items.end(),
+                   [](const Item& a, const Item& b) { return size_of(a.dtype) > size_of(b.dtype); });
+  return items;
+}
+
+class Exporter {
+ public:
+  Exporter(CheckpointReader& from, WeightsWriter& to, Progress& progress)
+      : from_(from), to_(to), progress_(progress) {}
+
+  void write(const Item& item) {
+    const CheckpointTensor& t = *item.tensor;
+    int64_t at = 0;
+    stream_elements(from_, t, all_of(t), [&](const char* data, int64_t count) {
+      if (item.dtype != t.dtype) {
+        converted_.resize(static_cast<size_t>(count * size_of(item.dtype)));
+        if (const auto lost = convert(data, t.dtype, converted_.data(), item.dtype, count))
+          throw InvalidArgument(
+              fmt::format("'{}' holds a value at {} that {} cannot hold; export as bf16 or fp32", t.name,
+                          to_string(index_of(t.shape, at + *lost)), name_of(item.dtype)));
+        data = converted_.data();
+      }
+      at += count;
+      to_.append(data, count * size_of(item.dtype));
+      progress_.add(count * size_of(item.dtype));
+    });
+  }
+
+ private:
+  CheckpointReader& from_;
+  WeightsWriter& to_;
+  Progress& progress_;
+  std::vector<char> converted_;
+};
+
+}  // namespace
+
+void export_tensors(const ExportOptions& options, const Console& console) {
+  check_export_path(options.out);
+  Source source = open_source(options.source, console.err);
+  const std::vector<Item> items = items_of(source.reader.manifest(), options);
+  if (items.empty())
+    throw InvalidArgument(fmt::format("{} holds no weights{}", source.reader.path().string(),
+                                      options.optim ? "" : "; --optim exports optimizer state, too"));
+  std::vector<SafetensorsSpec> specs;
+  int64_t bytes = 0;
+  for (const Item& item : items) {
+    specs.push_back({item.tensor->name, item.dtype, item.tensor->shape});
+    bytes += numel_of(item.tensor->shape) * size_of(item.dtype);
+  }
+  {
+    WeightsWriter writer(options.out, specs, {{"format", "pt"}}, options.max_shard_bytes);
+    Progress progress(console.err, console.progress, "export", bytes);
+    Exporter exporter(source.reader, writer, progress);
+    for (const Item& item : items) exporter.write(item);
+    writer.finish();
+  }
+  console.out << fmt::format("{} written: {}, {}\n", printable(options.out.string()),
+                             count_text(static_cast<int64_t>(items.size()), "tensor"), bytes_text(bytes));
+  console.finish();
+}
+
+}  // namespace sherd::tools

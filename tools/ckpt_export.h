@@ -1,0 +1,33 @@
+// `sherd ckpt export`: whole tensors in safetensors files for other programs.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+
+#include <sherd/kernels/dtype.h>
+
+#include "console.h"
+
+namespace sherd::tools {
+
+/// What Hugging Face's writers take.
+constexpr int64_t kDefaultShardBytes = 5'000'000'000;
+
+struct ExportOptions {
+  std::filesystem::path source;
+  /// One file where it ends in ".safetensors"; otherwise a folder that is not there yet, or empty, as
+  /// Hugging Face tools read it (see sherd::export_weights()).
+  std::filesystem::path out;
+  /// f32, bf16 or f16 for the floats of the model; absent = as stored. Optimizer state is never converted.
+  std::optional<DType> dtype;
+  /// Largest data of a file in a folder, unless one tensor is larger.
+  int64_t max_shard_bytes = kDefaultShardBytes;
+  bool optim = false;
+};
+
+/// Holds a few MiB of data. What is written appears under its name complete, or not at all; a file that is
+/// there is replaced. @throws InvalidArgument also for a finite value that `dtype` cannot hold;
+/// CorruptCheckpoint, IoError.
+void export_tensors(const ExportOptions& options, const Console& console);
+
+}  // namespace sherd::tools

@@ -1,0 +1,25 @@
+#include "ckpt_prune.h"
+
+#include <fmt/format.h>
+
+#include "ckpt_source.h"
+#include "text.h"
+
+namespace sherd::tools {
+
+void prune(const PruneOptions& options, const Console& console) {
+  const Place place = find_place(options.save_folder);
+  if (place.kind != Place::Kind::save_folder)
+    throw InvalidArgument(
+        fmt::format("{} is no save folder (one that holds step_NNNNNNNN)", options.save_folder.string()));
+  if (!place.unusable.empty()) console.err << "sherd ckpt: " << printable(place.complaint()) << '\n';
+  CheckpointFolder folder(options.save_folder, FileSystem::posix());
+  const std::vector<std::string> removed = folder.prune(options.keep);
+  for (const std::string& name : removed)
+    console.out << "removed " << printable((options.save_folder / name).string()) << '\n';
+  const auto left = static_cast<int64_t>(place.committed.size()) - static_cast<int64_t>(removed.size());
+  console.out << fmt::format("{} removed, {} kept\n", removed.size(), count_text(left, "checkpoint"));
+  console.finish();
+}
+
+}  // namespace sherd::tools

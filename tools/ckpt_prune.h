@@ -1,0 +1,18 @@
+// `sherd ckpt prune`: old checkpoints are removed.
+#pragma once
+
+#include <filesystem>
+
+#include "console.h"
+
+namespace sherd::tools {
+
+struct PruneOptions {
+  std::filesystem::path save_folder;
+  int64_t keep = 1;
+};
+/// Keeps the newest, prints what was removed. @throws InvalidArgument for another kind of folder, IoError
+/// when a run saves there.
+void prune(const PruneOptions& options, const Console& console);
+
+}  // namespace sherd::tools

@@ -1,0 +1,26 @@
+// Where a command of the program writes.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include <sherd/kernels/error.h>
+
+#include "progress.h"
+
+namespace sherd::tools {
+
+struct Console {
+  /// Results.
+  std::ostream& out;
+  /// Progress and hints.
+  std::ostream& err;
+  Progress::Mode progress = Progress::Mode::off;
+
+  /// @throws IoError when results did not get through.
+  void finish() const {
+    if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
+  }
+};
+
+}  // namespace sherd::tools

@@ -1,0 +1,48 @@
+// Progress of work that is counted in bytes.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <ostream>
+#include <string>
+
+namespace sherd::tools {
+
+/// A one-line bar that is redrawn on a terminal and cleared at the end; plain lines elsewhere (about every
+/// 5 s, or 10 % where that takes a second or more, so that short work says nothing); or nothing.
+class Progress {
+ public:
+  enum class Mode { bar, lines, off };
+  using Clock = std::chrono::steady_clock;
+
+  /// For stderr as it is: a terminal or not.
+  static Mode mode_of_stderr(bool quiet);
+
+  /// @param what begins the line, e.g. "verify step_00000100". `out` outlives this.
+  Progress(std::ostream& out, Mode mode, std::string what, int64_t total,
+           std::function<Clock::time_point()> now = Clock::now);
+  ~Progress();
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  /// `done` of the bytes are done.
+  void at(int64_t done);
+  void add(int64_t bytes) { at(done_ + bytes); }
+  /// Where the total is known later than this.
+  void set_total(int64_t total) { total_ = total; }
+
+ private:
+  std::string describe() const;
+  std::string bar(int columns) const;
+
+  std::ostream& out_;
+  Mode mode_;
+  std::string what_;
+  int64_t total_, done_ = 0, shown_ = 0;
+  std::function<Clock::time_point()> now_;
+  Clock::time_point start_, last_;
+  bool drawn_ = false;
+};
+
+}  // namespace sherd::tools
