@@ -113,7 +113,7 @@ const std::vector<FieldGroup>& groups() {
         {"metrics", &C::metrics, "FILE", "one JSON object per step"},
         {"loss_svg", &C::loss_svg, "FILE", "picture of the loss curve"},
         {"export_weights", &C::export_weights, "PATH",
-         "final weights: FILE.safetensors, or a new folder for Hugging Face tools"},
+         "final weights (safetensors): a file, or a new folder for Hugging Face tools, FOLDER/"},
         {"export_dtype", &C::export_dtype, "fp32|bf16|fp16", "of the exported weights"},
         {"quiet", &C::quiet, "", "print errors only"}}},
   };

@@ -130,7 +130,7 @@ TEST(Weights, AFolderOfShardsHasTheFilesTensors) {
   for (const Spread& spread : kSpreads) {
     const fs::path out = folder / ("out" + std::to_string(spread.ranks()) + std::to_string(spread.tp));
     // qkv has 480 bytes, columns 224, rows 96, whole 36, ones 12, experts.up 96.
-    export_pieces(spread, 3, out, {.max_shard_bytes = 240, .metadata = {{"made by", "a test"}}});
+    export_pieces(spread, 3, out / "", {.max_shard_bytes = 240, .metadata = {{"made by", "a test"}}});
     std::vector<std::string> names = names_in(out);
     ASSERT_GE(names.size(), 4u);
     ASSERT_EQ(names.back(), "model.safetensors.index.json");
@@ -171,7 +171,6 @@ TEST(Weights, NothingIsWrittenOver) {
   const TemporaryFolder folder;
   folder.write("full/other.txt", "keep");
   folder.write("file", "keep");
-  fs::create_directory(folder / "w.safetensors");
   const auto refusal = [&](const std::string& path) {
     const std::string early = message_of<IoError>([&] { check_export_path(path); });
     const std::string late = message_of<IoError>([&] { export_pieces({.tp = 2}, 3, path); });
@@ -179,13 +178,13 @@ TEST(Weights, NothingIsWrittenOver) {
     return early;
   };
   EXPECT_THAT(refusal(folder / "full"), AllOf(HasSubstr(folder / "full"), HasSubstr("not empty")));
-  EXPECT_THAT(refusal(folder / "file"), HasSubstr("not a folder"));
-  EXPECT_THAT(refusal(folder / "w.safetensors"), HasSubstr("not a regular file"));
-  EXPECT_THAT(refusal("."), HasSubstr(".safetensors"));
-  EXPECT_THAT(refusal(""), HasSubstr(".safetensors"));
-  check_export_path(folder / "new");
+  EXPECT_THAT(refusal(folder / "file/"), HasSubstr("not a folder"));
+  EXPECT_THAT(refusal("/dev/null"), HasSubstr("not a regular file"));
+  EXPECT_THAT(refusal("."), HasSubstr("name a file"));
+  EXPECT_THAT(refusal(""), HasSubstr("name a file"));
+  check_export_path(folder / "new/");
   check_export_path(folder / "new.safetensors");
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("file", "full", "w.safetensors"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("file", "full"));
   EXPECT_THAT(names_in(folder / "full"), ElementsAre("other.txt"));
   EXPECT_EQ(read_bytes(folder / "file"), "keep");
 }
@@ -263,7 +262,7 @@ TEST(Weights, LargeTensorsAreRoundedChunkByChunk) {
 TEST(Weights, WhatADtypeCannotHoldIsNamed) {
   const TemporaryFolder folder;
   write_line(folder / "in.safetensors", {2, 3}, {1, 2, 3, 4, -65520, 6});
-  for (const char* name : {"out", "out.safetensors"}) {
+  for (const char* name : {"out/", "out.safetensors"}) {
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   through_line(folder / "in.safetensors", folder / name, {2, 3}, {.dtype = DType::f16});
                 }),

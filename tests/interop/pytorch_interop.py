@@ -178,7 +178,7 @@ def check_exports(train_gpt, folder, want):
     for word, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
         rounded = {name: t.to(dtype) for name, t in want.items()}
         file, out = folder / f"{word}.safetensors", folder / f"{word}_folder"
-        for target in (file, out):
+        for target in (file, f"{out}/"):
             run(train_gpt, "--steps", 0, "--ranks", 2, "--init-weights", folder / "weights.safetensors",
                 "--export-weights", target, "--export-dtype", word)
         require_same(load_file(file), rounded, f"{word} file")
