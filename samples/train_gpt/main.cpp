@@ -58,12 +58,13 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
     if (config.eval_every > 0 && (result.step % config.eval_every == 0 || last))
       result.eval_loss = trainer.evaluate();
     saving.after_step(result);
-    for (const std::string& line : saving.take_lines()) progress.note(line);
+    const std::vector<std::string> saved = saving.take_lines();
     if (!out) continue;
     out->losses.push_back(result.loss);
     if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
     if (out->metrics) out->metrics->write(result);
     progress.step(result);
+    for (const std::string& line : saved) progress.note(line);
   }
   if (out) out->seconds = progress.seconds();
 }

@@ -141,7 +141,9 @@ TEST(SavingRun, KeepsTheNewestAndNamesTheLatest) {
     ASSERT_EQ(f.exit_code, 0) << f.err;
     const auto names = names_in(folder);
     ASSERT_EQ(names.size(), 4u) << f.out;
-    if (mode.empty()) EXPECT_THAT(names, ElementsAre("latest", "lock", "step_00000008", "step_00000009"));
+    if (mode.empty()) {
+      EXPECT_THAT(names, ElementsAre("latest", "lock", "step_00000008", "step_00000009"));
+    }
     EXPECT_EQ(read_file(folder / "latest"), "step_00000009\n");
     EXPECT_THAT(f.out, HasSubstr("saved " + (folder / "step_00000009").string()));
   }

@@ -1,0 +1,90 @@
+// Writes the inputs that fuzzing starts from: real files, and real files spoiled. Usage: make_seeds FOLDER
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+
+#include "support/hand_written.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using namespace sherd;
+using test::HandTensor;
+
+class Seeds {
+ public:
+  explicit Seeds(fs::path folder) : folder_(std::move(folder)) { fs::create_directories(folder_); }
+
+  void add(const std::string& bytes) {
+    write(bytes);
+    for (int i = 0; i < 8; ++i) {
+      std::string spoiled = bytes;
+      for (int flips = i / 2; flips >= 0; --flips)
+        spoiled[random_() % spoiled.size()] = static_cast<char>(random_());
+      write(spoiled);
+      write(bytes.substr(0, random_() % bytes.size()));
+    }
+  }
+
+ private:
+  void write(const std::string& bytes) {
+    std::ofstream(folder_ / std::to_string(count_++), std::ios::binary) << bytes;
+  }
+
+  fs::path folder_;
+  int count_ = 0;
+  std::mt19937 random_{1};
+};
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+HandTensor cut_tensor(const char* name, DType dtype, const Shape& shape, size_t d, int64_t parts) {
+  HandTensor tensor{name, Section::model, dtype, shape, {}};
+  for (const Box& box : test::cut(shape, d, parts))
+    tensor.pieces.emplace_back(box, std::to_string(tensor.pieces.size()) + ".safetensors");
+  return tensor;
+}
+
+/// Data bytes and JSON of a file, as fuzz_safetensors takes them.
+std::string unwrapped(const std::string& file, int64_t header_bytes) {
+  const auto header = static_cast<size_t>(header_bytes);
+  return std::string(1, static_cast<char>(file.size() - header)) + file.substr(8, header - 8);
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const fs::path folder = argv[1], scratch = folder / "scratch";
+  Seeds manifests(folder / "fuzz_manifest"), files(folder / "fuzz_safetensors");
+  const std::vector<std::vector<HandTensor>> checkpoints = {
+      {cut_tensor("w", DType::f32, {2, 3}, 0, 1)},
+      {cut_tensor("w", DType::f32, {4, 3}, 0, 2), cut_tensor("b", DType::bf16, {5}, 0, 2)},
+      {cut_tensor("x", DType::u8, {2, 3, 2, 1, 2}, 1, 3), cut_tensor("e", DType::f64, {0, 3}, 0, 1)},
+      {cut_tensor("d8", DType::u8, {1, 2, 1, 2, 1, 2, 1, 2}, 3, 2)},
+      {},
+  };
+  for (const auto& tensors : checkpoints) {
+    fs::remove_all(scratch);
+    const Manifest manifest = test::write_by_hand(scratch, tensors);
+    const std::string bytes = read(scratch / "manifest.binpb");
+    manifests.add(bytes);
+    if (bytes.size() > kManifestPrefix) manifests.add(bytes.substr(kManifestPrefix));
+    std::string both;
+    for (const CheckpointFile& record : manifest.files) {
+      const std::string file = read(scratch / record.path);
+      files.add(file);
+      files.add(unwrapped(file, record.header_bytes));
+      both += (both.empty() ? "" : "\xff") + unwrapped(file, record.header_bytes);
+    }
+    if (!both.empty()) files.add(both);
+  }
+  const std::string header = R"({"NAME":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
+  files.add("\x02" + header + "\xff\x02" + std::string(header).replace(2, 4, "v") +
+            "\xff"
+            R"({"weight_map":{"NAME":"a.safetensors","v":"b.safetensors"}})");
+  fs::remove_all(scratch);
+}
