@@ -18,7 +18,8 @@ bool is_weights_file(const std::filesystem::path& path, FileSystem& files = File
 
 /// As SafetensorsWriter, for a file or a folder of files: front to back, no tensor data held, all or nothing.
 /// A folder's files are filled in the order of `tensors`; the next one begins where a tensor would pass
-/// `max_shard_bytes` (as huggingface_hub splits).
+/// `max_shard_bytes` (as huggingface_hub splits). Not usable after
+/// finish() or an exception.
 class WeightsWriter {
  public:
   /// @throws as check_export_path() and SafetensorsWriter.
