@@ -80,7 +80,7 @@ CLI::App* CkptCommand::add_to(CLI::App& app) {
 void CkptCommand::add_inspect(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("inspect", "what is in it: step, tensors by module, pieces by rank");
   add_path(*sub, "PATH", inspect_.path, "what to look at, see below");
-  sub->add_flag("--tensors", inspect_.tensors, "list every tensor, not only modules");
+  sub->add_flag("--tensors", inspect_.tensors, "list every tensor, not only modules, and long texts whole");
   sub->add_flag("--json", inspect_.json, "print everything as JSON instead");
   sub->footer(std::string(kPathHelp) + "\n" + kInspectJsonHelp);
 }

@@ -70,11 +70,10 @@ TEST_F(CkptInspect, TheSummaryGroupsByModule) {
   const Finished f = ckpt("inspect " + path);
   EXPECT_EQ(f.exit_code, 0);
   EXPECT_EQ(f.err, "");
-  EXPECT_THAT(
-      f.out,
-      AllOf(StartsWith(path + "\nstep 40, 320 training sequences consumed, seed 42; sequence number 1\n"
-                              "  muon.momentum  ema\n  routing\n    tok.weight  adamw\n"),
-            HasSubstr("model: 8 tensors, 150 elements, 582 B"), HasSubstr("optim: 3 tensors")));
+  EXPECT_THAT(f.out,
+              AllOf(StartsWith(path + "\nstep 40, 320 training sequences consumed, seed 42; save number 1\n"
+                                      "  muon.momentum  ema\n  routing\n    tok.weight  adamw\n"),
+                    HasSubstr("model: 8 tensors, 150 elements, 582 B"), HasSubstr("optim: 3 tensors")));
   EXPECT_THAT(f.out, ContainsRegex("\n  blocks.1 +2 +63 +252 B +4\n"));
   EXPECT_THAT(f.out, ContainsRegex("\n  \\(root\\) +3 +4 "));
   EXPECT_THAT(f.out, Not(HasSubstr("qkv.weight")));
@@ -82,6 +81,16 @@ TEST_F(CkptInspect, TheSummaryGroupsByModule) {
   EXPECT_THAT(all.out, ContainsRegex("\n    qkv.weight +\\[11, 3\\] +f32 +33 +132 B +2\n"));
   EXPECT_THAT(all.out, ContainsRegex("\n    weight.exp_avg +\\[7, 5\\] +f32 "));
   EXPECT_THAT(all.out, ContainsRegex("\n    nothing +\\[0, 4\\] +f32 +0 +0 B +0\n"));
+}
+
+TEST_F(CkptInspect, LongTextsAreCutUnlessAskedFor) {
+  TrainingState training;
+  training.info["config"] = std::string(1000, 'x');
+  const std::string path =
+      test::make_checkpoint(folder_ / "run", 1, {test::WholeTensor::random("w", {2}, 1)}, training);
+  EXPECT_THAT(ckpt("inspect " + path).out,
+              ContainsRegex("\n  config  x+\\.\\.\\. \\(--tensors shows all\\)\n"));
+  EXPECT_THAT(ckpt("inspect --tensors " + path).out, HasSubstr(training.info["config"] + "\n"));
 }
 
 TEST_F(CkptInspect, ModulesOfNames) {
