@@ -69,7 +69,7 @@ std::vector<LocalTensor> tensors(RankContext& rank, int64_t bytes) {
   std::vector<LocalTensor> all;
   for (int64_t i = 0; i < count; ++i) {
     const Tensor data = Tensor::empty(*rank.device, {rows, columns}, DType::f32, "bench");
-    ops::random_normal(rank.device->compute(), data.flat(), 0, 1, fmt::format("t{}", i), r * rows * columns,
+    ops::random_normal(rank.device->compute(), data.flat(), r * rows * columns, 1, fmt::format("t{}", i), 0,
                        1);
     all.push_back({.name = fmt::format("t{}", i),
                    .section = i % 3 == 0 ? Section::model : Section::optim,

@@ -41,11 +41,11 @@ class CheckpointFolder {
   std::filesystem::path temporary(int64_t step);
   /// The sequence number that the next commit gets.
   uint64_t next_sequence() const { return last_sequence_ + 1; }
-  /// Everything else is written and synced below `temporary`: writes the manifest (sequence set to
-  /// next_sequence()), syncs, renames, and brings `latest` up to date. When it returns, the checkpoint is
-  /// durable. @returns the committed folder. @throws IoError; the checkpoint is then committed as a whole
-  /// (the message says so, and what is missing: `latest`, say) or not at all, and no other one is harmed.
-  /// Discard `temporary` in either case.
+  /// All tensor files are written and synced below `temporary`: syncs their folders, writes the manifest
+  /// (sequence set to next_sequence()), syncs, renames, and brings `latest` up to date. When it returns, the
+  /// checkpoint is durable. @returns the committed folder. @throws IoError; the checkpoint is then committed
+  /// as a whole (the message says so, and what is missing: `latest`, say) or not at all, and no other one is
+  /// harmed. Discard `temporary` in either case.
   std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
   /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
   void discard(const std::filesystem::path& temporary) noexcept;

@@ -172,7 +172,6 @@ void CheckpointSaver::Impl::set_checksums(const std::vector<int64_t>& words) {
 void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const TrainingState& state,
                                    SaveReport& report) {
   whole.training = state;
-  for (const std::string& below : folders_of(whole)) files.sync_folder(temporary / below);
   report.committed = folder->commit(temporary, state.step, whole);
   if (options.keep == 0) return;
   try {

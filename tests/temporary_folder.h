@@ -8,17 +8,23 @@
 #include <stdexcept>
 #include <string>
 
+#include <unistd.h>
+
 /// Created empty, removed with everything in it.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "sherd-test-XXXXXX").string();
+  explicit TemporaryFolder(const std::filesystem::path& below = std::filesystem::temp_directory_path()) {
+    std::string name = (below / "sherd-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot create " + name);
     path_ = name;
   }
   ~TemporaryFolder() {
     std::error_code ignored;
     std::filesystem::remove_all(path_, ignored);
+  }
+  /// A folder to make one in when thousands of files come and go: in memory where the system has that.
+  static std::filesystem::path in_memory() {
+    return ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path();
   }
   TemporaryFolder(const TemporaryFolder&) = delete;
   TemporaryFolder& operator=(const TemporaryFolder&) = delete;

@@ -80,7 +80,7 @@ CLI::App* CkptCommand::add_to(CLI::App& app) {
 void CkptCommand::add_inspect(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("inspect", "what is in it: step, tensors by module, pieces by rank");
   add_path(*sub, "PATH", inspect_.path, "what to look at, see below");
-  sub->add_flag("--tensors", inspect_.tensors, "list every tensor, not only modules");
+  sub->add_flag("--tensors", inspect_.tensors, "list every tensor, not only modules, and long texts whole");
   sub->add_flag("--json", inspect_.json, "print everything as JSON instead");
   sub->footer(std::string(kPathHelp) + "\n" + kInspectJsonHelp);
 }
@@ -123,7 +123,7 @@ void CkptCommand::add_diff(CLI::App& app) {
 void CkptCommand::add_export(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("export", "write whole tensors as safetensors for other programs");
   add_path(*sub, "PATH", export_.source, "what to export, see below");
-  add_path(*sub, "OUT", export_.out, "a file that ends in .safetensors, or a new folder (as Hugging Face's)");
+  add_path(*sub, "OUT", export_.out, "a file, or a new folder as Hugging Face's, OUT/");
   sub->add_option_function<std::string>(
          "--dtype", [this](const std::string& text) { export_.dtype = parse_dtype(text); },
          "fp32, bf16 or fp16 for the model's floats; without it as stored")

@@ -48,7 +48,7 @@ class Exporter {
         converted_.resize(static_cast<size_t>(count * size_of(item.dtype)));
         if (const auto lost = convert(data, t.dtype, converted_.data(), item.dtype, count))
           throw InvalidArgument(
-              fmt::format("'{}' holds a value at {} that {} cannot hold; export as bf16 or fp32", t.name,
+              fmt::format("'{}' holds a value at {} that {} cannot hold; use another --dtype", t.name,
                           to_string(index_of(t.shape, at + *lost)), name_of(item.dtype)));
         data = converted_.data();
       }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::string_view kStatePrefix = "optim.state.";
 constexpr size_t kHoldersShown = 32;
+constexpr size_t kInfoShown = 80;
 
 std::string_view parameter_part(Section section, const std::string& name) {
   std::string_view rest = name;
@@ -21,27 +22,36 @@ std::string_view parameter_part(Section section, const std::string& name) {
   return rest;
 }
 
-// Values of several lines are tables: as they are, indented.
-std::string info_text(const std::map<std::string, std::string>& info) {
+// Values of several lines are tables: as they are, indented. Long ones are cut unless `whole`.
+std::string info_text(const std::map<std::string, std::string>& info, bool whole) {
   std::string text;
+  const auto line = [&](std::string what) {
+    what = printable(what);
+    if (!whole && what.size() > kInfoShown) {
+      size_t end = kInfoShown;
+      while ((what[end] & 0xc0) == 0x80) --end;  // inside a character of several bytes
+      what = what.substr(0, end) + "... (--tensors shows all)";
+    }
+    text += "  " + what + "\n";
+  };
   for (auto& [key, value] : info) {
     const bool table = value.find('\n') != std::string::npos;
-    text += fmt::format("  {}{}", printable(key), table ? "" : "  " + printable(value)) + "\n";
+    line(table ? key : key + "  " + value);
     for (size_t at = 0; table && at < value.size();) {
       const size_t end = std::min(value.find('\n', at), value.size());
-      text += "    " + printable(value.substr(at, end - at)) + "\n";
+      line("  " + value.substr(at, end - at));
       at = end + 1;
     }
   }
   return text;
 }
 
-std::string training_text(const Manifest& m) {
+std::string training_text(const Manifest& m, bool whole) {
   if (!m.checksums) return "no manifest: no training state, no checksums\n";
   const TrainingState& t = m.training;
-  return fmt::format("step {}, {} consumed, seed {}; sequence number {}\n", t.step,
+  return fmt::format("step {}, {} consumed, seed {}; save number {}\n", t.step,
                      count_text(t.sequences, "training sequence"), t.seed, m.sequence) +
-         info_text(t.info);
+         info_text(t.info, whole);
 }
 
 struct ModuleTotals {
@@ -202,7 +212,7 @@ void inspect(const InspectOptions& options, const Console& console) {
   } else {
     const Manifest& m = source.reader.manifest();
     console.out << source.title << '\n'
-                << training_text(m) << section_text(m, Section::model, options.tensors)
+                << training_text(m, options.tensors) << section_text(m, Section::model, options.tensors)
                 << section_text(m, Section::optim, options.tensors) << holders_text(m, options.tensors);
   }
   console.finish();

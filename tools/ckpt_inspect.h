@@ -15,7 +15,7 @@ namespace sherd::tools {
 struct InspectOptions {
   std::filesystem::path path;
   bool json = false;
-  /// Every tensor, not only modules.
+  /// Every tensor, not only modules; long texts and lists whole.
   bool tensors = false;
 };
 

@@ -88,12 +88,25 @@ class Rewriter {
   PartMerger merger_;
 };
 
+// A folder of tensors would be hidden by checkpoints beside them.
+void check_save_folder(const fs::path& path, FileSystem& files) {
+  if (files.kind(path) != FileSystem::Kind::folder) return;
+  const std::vector<std::string> names = files.list(path);
+  const auto holds_tensors = [](const std::string& name) {
+    return name == "manifest.binpb" || fs::path(name).extension() == ".safetensors";
+  };
+  if (const auto found = std::find_if(names.begin(), names.end(), holds_tensors); found != names.end())
+    throw InvalidArgument(fmt::format("{} holds {}, so that it cannot become a save folder; name another one",
+                                      path.string(), *found));
+}
+
 void rewrite(Source& source, std::vector<const CheckpointTensor*> tensors, int64_t world,
              const TrainingState& training, const fs::path& save_folder, const std::string& verb,
              const Console& console) {
   if (tensors.empty())
     throw InvalidArgument(fmt::format("{} holds no tensor to write", source.reader.path().string()));
   FileSystem& files = FileSystem::posix();
+  check_save_folder(save_folder, files);
   CheckpointFolder folder(save_folder, files);
   const fs::path committed = save_folder / checkpoint_name(training.step);
   if (files.kind(committed) != FileSystem::Kind::none)

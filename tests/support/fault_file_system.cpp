@@ -315,30 +315,29 @@ void FaultFileSystem::undo(const Change& change) {
 
 void FaultFileSystem::lose_unsynced(Loss loss, uint64_t seed) {
   const std::lock_guard lock(mutex_);
+  crashed_ = false;
+  fault_.reset();
+  if (loss == Loss::nothing) return;
+
   std::mt19937_64 random(seed);
   const auto up_to = [&](int64_t most) { return std::uniform_int_distribution<int64_t>(0, most)(random); };
-
-  if (loss != Loss::nothing) {
-    for (const auto& file : written_) {
-      const int64_t at_risk = file->written - file->synced;
-      if (at_risk == 0) continue;
-      const int64_t kept = file->synced + (loss == Loss::all ? 0 : up_to(at_risk));
-      fs::resize_file(file->path, static_cast<uintmax_t>(kept));
-      if (loss == Loss::zeros) fs::resize_file(file->path, static_cast<uintmax_t>(file->written));
-    }
-    // Journals keep the order of changes, so what is lost is the last of them.
-    const auto pending = static_cast<int64_t>(changes_.size());
-    const int64_t kept = loss == Loss::all ? 0 : up_to(pending);
-    while (static_cast<int64_t>(changes_.size()) > kept) {
-      const Change last = std::move(changes_.back());
-      changes_.pop_back();
-      undo(last);
-      if (last.call == FileCall::rename) follow_rename(changes_.size(), last.other, last.path);
-      if (last.call == FileCall::exchange) follow_exchange(changes_.size(), last.path, last.other);
-    }
+  for (const auto& file : written_) {
+    const int64_t at_risk = file->written - file->synced;
+    if (at_risk == 0) continue;
+    const int64_t kept = file->synced + (loss == Loss::all ? 0 : up_to(at_risk));
+    fs::resize_file(file->path, static_cast<uintmax_t>(kept));
+    if (loss == Loss::zeros) fs::resize_file(file->path, static_cast<uintmax_t>(file->written));
+  }
+  // Journals keep the order of changes, so what is lost is the last of them.
+  const auto pending = static_cast<int64_t>(changes_.size());
+  const int64_t kept = loss == Loss::all ? 0 : up_to(pending);
+  while (static_cast<int64_t>(changes_.size()) > kept) {
+    const Change last = std::move(changes_.back());
+    changes_.pop_back();
+    undo(last);
+    if (last.call == FileCall::rename) follow_rename(changes_.size(), last.other, last.path);
+    if (last.call == FileCall::exchange) follow_exchange(changes_.size(), last.path, last.other);
   }
   written_.clear();
   changes_.clear();
-  crashed_ = false;
-  fault_.reset();
 }

@@ -56,10 +56,10 @@ struct FileFault {
 
 /// What a crash takes of that which no sync has made durable.
 enum class Loss {
-  nothing,
-  all,    // all bytes of files, all new names; all renames are undone
-  some,   // a random part of each file's end; the last few, a random number, of the new names and renames
-  zeros,  // as some, but the files keep their lengths: zeros stand for the bytes
+  nothing,  // only the process died: the machine goes on, and a later crash may still take it
+  all,      // all bytes of files, all new names; all renames are undone
+  some,     // a random part of each file's end; the last few, a random number, of the new names and renames
+  zeros,    // as some, but the files keep their lengths: zeros stand for the bytes
 };
 constexpr Loss kLosses[] = {Loss::nothing, Loss::all, Loss::some, Loss::zeros};
 
@@ -79,7 +79,7 @@ class FaultFileSystem : public sherd::FileSystem {
   /// Whether the fault has struck.
   bool struck() const;
   std::vector<SeenCall> calls() const;
-  /// What a power failure leaves; then calls work again. No file is open for writing or used any more.
+  /// What a crash leaves; then calls work again. No file is open for writing or used any more.
   void lose_unsynced(Loss loss, uint64_t seed = 0);
 
   /// Faults of reading, for files whose path contains `path`; reset() ends them.

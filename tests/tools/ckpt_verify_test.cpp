@@ -1,0 +1,120 @@
+// `sherd ckpt verify`: what is damaged is named.
+#include <gmock/gmock.h>
+#include <nlohmann/json.hpp>
+
+#include "ckpt_rig.h"
+
+namespace sherd::tools {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr const char* kFile = "model/shard-00002-model-00001-of-00001.safetensors";
+
+using CkptVerify = Ckpt;
+
+TEST_F(CkptVerify, ASoundCheckpoint) {
+  for (const std::string& path : {make("run", 3), folder_ / "run", make("one", 1)}) {
+    const Finished f = ckpt("verify " + path);
+    EXPECT_EQ(f.exit_code, 0) << f.out << f.err;
+    EXPECT_THAT(f.out, AllOf(StartsWith(path), HasSubstr(": sound (step 40; 11 tensors in "),
+                             HasSubstr("every byte verified")));
+    EXPECT_EQ(f.err, "");
+  }
+}
+
+TEST_F(CkptVerify, AFlippedByteIsNamedByFileTensorAndRange) {
+  const std::string path = make("run", 3);
+  const json j = json::parse(ckpt("inspect --json " + path).out);
+  json piece;  // rank 1's of blocks.1.qkv.weight
+  for (const json& t : j.at("tensors"))
+    if (t.at("name") == "blocks.1.qkv.weight") piece = t.at("pieces")[1];
+  const json& file = j.at("files").at(piece.at("file").get<size_t>());
+  ASSERT_EQ(file.at("path"), kFile);
+  flip(path + "/" + kFile, piece.at("begin").get<int64_t>() + 5);
+
+  const Finished f = ckpt("verify " + path);
+  EXPECT_EQ(f.exit_code, 1);
+  // The tensor's bytes in the damaged block.
+  const int64_t begin = piece.at("begin"), end = begin + 4 * 3 * 4;
+  const std::string range = "bytes " + std::to_string(begin) + " to " + std::to_string(end);
+  EXPECT_THAT(f.out,
+              AllOf(HasSubstr(path + ": damaged\n"),
+                    HasSubstr(std::string("  ") + kFile + ", " + range + ", tensor blocks.1.qkv.weight: ")));
+  EXPECT_THAT(f.out, Not(HasSubstr("shard-00001")));
+  EXPECT_THAT(f.err,
+              AllOf(StartsWith("sherd ckpt verify: 1 of 1 checkpoint damaged; "), HasSubstr("resume from")));
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+}
+
+TEST_F(CkptVerify, EveryOtherKindOfDamage) {
+  const std::pair<const char*, std::function<void(const std::string&)>> cases[] = {
+      {"manifest.binpb", [](auto& p) { std::filesystem::resize_file(p + "/manifest.binpb", 100); }},
+      {"manifest.binpb", [](auto& p) { std::filesystem::resize_file(p + "/manifest.binpb", 0); }},
+      {"manifest.binpb", [](auto& p) { std::filesystem::remove(p + "/manifest.binpb"); }},
+      {"manifest.binpb", [](auto& p) { flip(p + "/manifest.binpb", 70); }},
+      {kFile, [](auto& p) { std::filesystem::remove(p + "/" + kFile); }},
+      {kFile, [](auto& p) { flip(p + "/" + kFile, 20); }},
+      {kFile, [](auto& p) { std::filesystem::resize_file(p + "/" + kFile, 30); }},
+      {kFile, [](auto& p) { std::ofstream(p + "/" + kFile, std::ios::app) << "x"; }},
+      {"model/extra", [](auto& p) { std::ofstream(p + "/model/extra") << "x"; }}};
+  int step = 0;
+  for (auto& [file, harm] : cases) {
+    const std::string path = make("run" + std::to_string(step), 2, step);
+    harm(path);
+    for (const std::string& named : {path, folder_ / ("run" + std::to_string(step))}) {
+      const Finished f = ckpt("verify " + named);
+      EXPECT_EQ(f.exit_code, 1) << step << f.out;
+      EXPECT_THAT(f.out, AllOf(HasSubstr(path + ": damaged\n"), HasSubstr(file))) << step;
+    }
+    ++step;
+  }
+}
+
+TEST_F(CkptVerify, ASaveFolderItsNewestOrAll) {
+  const std::string first = make("run", 2, 10), second = make("run", 2, 20);
+  flip(first + "/" + kFile, static_cast<int64_t>(std::filesystem::file_size(first + "/" + kFile)) - 1);
+  const Finished newest = ckpt("verify " + (folder_ / "run"));
+  EXPECT_EQ(newest.exit_code, 0) << newest.out;
+  EXPECT_THAT(newest.out, AllOf(HasSubstr(second), Not(HasSubstr(first))));
+  const Finished all = ckpt("verify --all " + (folder_ / "run"));
+  EXPECT_EQ(all.exit_code, 1);
+  EXPECT_THAT(all.out, AllOf(HasSubstr(second + ": sound"), HasSubstr(first + ": damaged")));
+  EXPECT_THAT(all.err, HasSubstr("1 of 2 checkpoints damaged"));
+}
+
+TEST_F(CkptVerify, ATornManifestCountsAlsoWhenAnotherCheckpointIsSound) {
+  const std::string first = make("run", 2, 10), second = make("run", 2, 20);
+  std::filesystem::resize_file(second + "/manifest.binpb", 47);
+  const Finished f = ckpt("verify " + (folder_ / "run"));
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.out, AllOf(HasSubstr(first + ": sound"), HasSubstr(second + ": damaged\n  manifest.binpb")));
+}
+
+TEST_F(CkptVerify, WithoutChecksumsOnlyStructureIsChecked) {
+  const std::string path = make("run", 2);
+  const Finished f = ckpt("verify " + path + "/model");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out,
+              AllOf(HasSubstr("structure sound"), HasSubstr("no checksums, the data was not verified")));
+  std::filesystem::resize_file(path + "/" + kFile, std::filesystem::file_size(path + "/" + kFile) - 1);
+  const Finished g = ckpt("verify " + path + "/model");
+  EXPECT_EQ(g.exit_code, 1);
+  EXPECT_THAT(g.err, AllOf(StartsWith("sherd ckpt verify: "), HasSubstr("shard-00002")));
+}
+
+TEST_F(CkptVerify, NothingToVerify) {
+  folder_.write("fresh/lock", "");
+  EXPECT_EQ(ckpt("verify " + (folder_ / "fresh")).exit_code, 1);
+  EXPECT_EQ(ckpt("verify " + (folder_ / "none")).exit_code, 1);
+  const Finished f = ckpt("verify --all " + make("run", 1));
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err, HasSubstr("--all needs a save folder"));
+}
+
+}  // namespace
+}  // namespace sherd::tools
