@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
+#include <google/protobuf/wire_format_lite.h>
 #include <xxhash.h>
 
 #include <sherd/checkpoint/manifest_message.h>
@@ -69,9 +70,47 @@ std::string serialize(const proto::Manifest& message) {
   return text;
 }
 
+/// A field that holds messages, and such fields of those.
+struct Nested {
+  int field;
+  std::vector<Nested> inside;
+};
+
+/// Whether every message ends inside the one that holds it.
+bool is_nested_right(google::protobuf::io::CodedInputStream& in, const std::vector<Nested>& fields) {
+  using google::protobuf::internal::WireFormatLite;
+  while (const uint32_t tag = in.ReadTag()) {
+    const auto field = std::find_if(fields.begin(), fields.end(), [&](const Nested& f) {
+      return tag == WireFormatLite::MakeTag(f.field, WireFormatLite::WIRETYPE_LENGTH_DELIMITED);
+    });
+    if (field == fields.end()) {
+      if (!WireFormatLite::SkipField(&in, tag)) return false;
+      continue;
+    }
+    int length = 0;
+    if (!in.ReadVarintSizeAsInt(&length) || length > in.BytesUntilLimit()) return false;
+    const auto outer = in.PushLimit(length);
+    if (!is_nested_right(in, field->inside)) return false;
+    in.PopLimit(outer);
+  }
+  return in.BytesUntilLimit() == 0;
+}
+
+/// Protobuf finds out by itself too, but first believes the lengths and makes room for what they promise.
+bool is_nested_right(std::string_view message) {
+  google::protobuf::io::CodedInputStream in(reinterpret_cast<const uint8_t*>(message.data()),
+                                            static_cast<int>(message.size()));
+  in.PushLimit(static_cast<int>(message.size()));
+  return is_nested_right(in,
+                         {{proto::Manifest::kTrainingFieldNumber, {{proto::Training::kInfoFieldNumber, {}}}},
+                          {proto::Manifest::kFilesFieldNumber, {}},
+                          {proto::Manifest::kTensorsFieldNumber, {{proto::Tensor::kPiecesFieldNumber, {}}}}});
+}
+
 Manifest parse(std::string_view bytes) {
   proto::Manifest message;
-  if (bytes.size() > kMaxMessage || !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
+  if (bytes.size() > kMaxMessage || !is_nested_right(bytes) ||
+      !message.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())))
     throw CorruptCheckpoint(fmt::format("its message of {} bytes cannot be parsed", bytes.size()));
   return from_message(message);
 }

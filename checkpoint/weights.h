@@ -23,9 +23,9 @@ struct ExportOptions {
 /// Writes every parameter of a sharded root (full names, metadata format "pt"). Tensor- and expert-parallel
 /// parameters are written whole: the files do not show how a model was spread.
 ///
-/// A path that ends in ".safetensors" becomes one file, which replaces one that is there. Any other path
-/// becomes a folder as Hugging Face tools read it: model.safetensors, or model-IIIII-of-NNNNN.safetensors
-/// with model.safetensors.index.json; it must not be there, or be empty. File or folder appears complete or
+/// The path becomes one file, which replaces one that is there. A path that ends in a slash, or names an
+/// empty folder, becomes a folder as Hugging Face tools read it: model.safetensors, or
+/// model-IIIII-of-NNNNN.safetensors with model.safetensors.index.json. File or folder appears complete or
 /// not at all: until then it lies beside `path` under `<path>.tmp-<process>-<number>`.
 ///
 /// Collective over the root's mesh; one parameter at a time is whole, on world rank 0 only, which writes.

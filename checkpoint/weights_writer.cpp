@@ -35,7 +35,9 @@ std::filesystem::path create_beside(FileSystem& files, const std::filesystem::pa
 
 }  // namespace
 
-bool is_weights_file(const std::filesystem::path& path) { return path.extension() == ".safetensors"; }
+bool is_weights_file(const std::filesystem::path& path, FileSystem& files) {
+  return path.has_filename() && files.kind(path) != Kind::folder;
+}
 
 void check_export_path(const std::filesystem::path& path, FileSystem& files) {
   const std::filesystem::path target = without_slash(path);
@@ -44,23 +46,23 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files) {
     throw IoError(fmt::format("cannot write weights to '{}': {}", target.string(), why));
   };
   if (!target.has_filename() || target.filename() == "." || target.filename() == "..")
-    refuse("name a file that ends in .safetensors or a new folder");
-  if (is_weights_file(target)) {
-    if (kind == Kind::folder || kind == Kind::other) refuse("it exists and is not a regular file");
+    refuse("name a file, or a new folder with a slash at the end");
+  if (is_weights_file(path, files)) {
+    if (kind == Kind::other) refuse("it exists and is not a regular file");
     return;
   }
   if (kind == Kind::folder && !files.list(target).empty())
-    refuse("this folder is not empty; name a new one, or a file that ends in .safetensors");
+    refuse("this folder is not empty; name a new one with a slash at the end, or a file");
   if (kind == Kind::file || kind == Kind::other)
-    refuse("it exists and is not a folder; name a new folder, or a file that ends in .safetensors");
+    refuse("it exists and is not a folder; name a new folder, or a file without the slash at the end");
 }
 
 WeightsWriter::WeightsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                              std::map<std::string, std::string> metadata, int64_t max_shard_bytes,
                              FileSystem& files)
     : path_(without_slash(path)), metadata_(std::move(metadata)), files_(files), shards_(1) {
-  check_export_path(path_, files_);
-  const bool one_file = is_weights_file(path_);
+  check_export_path(path, files_);
+  const bool one_file = is_weights_file(path, files_);
   for (const SafetensorsSpec& tensor : tensors) {
     const int64_t bytes = bytes_of(tensor);
     if (!one_file && !shards_.back().tensors.empty() && shards_.back().bytes > max_shard_bytes - bytes)

@@ -12,12 +12,14 @@
 
 namespace sherd {
 
-/// Whether weights at this path are one file. A folder otherwise.
-bool is_weights_file(const std::filesystem::path& path);
+/// Whether weights written to this path are one file. They are a folder where the path ends in a slash or
+/// names a folder that is there.
+bool is_weights_file(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
 /// As SafetensorsWriter, for a file or a folder of files: front to back, no tensor data held, all or nothing.
 /// A folder's files are filled in the order of `tensors`; the next one begins where a tensor would pass
-/// `max_shard_bytes` (as huggingface_hub splits).
+/// `max_shard_bytes` (as huggingface_hub splits). Not usable after
+/// finish() or an exception.
 class WeightsWriter {
  public:
   /// @throws as check_export_path() and SafetensorsWriter.

@@ -123,7 +123,7 @@ void CkptCommand::add_diff(CLI::App& app) {
 void CkptCommand::add_export(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("export", "write whole tensors as safetensors for other programs");
   add_path(*sub, "PATH", export_.source, "what to export, see below");
-  add_path(*sub, "OUT", export_.out, "a file that ends in .safetensors, or a new folder (as Hugging Face's)");
+  add_path(*sub, "OUT", export_.out, "a file, or a new folder as Hugging Face's, OUT/");
   sub->add_option_function<std::string>(
          "--dtype", [this](const std::string& text) { export_.dtype = parse_dtype(text); },
          "fp32, bf16 or fp16 for the model's floats; without it as stored")

@@ -15,8 +15,8 @@ constexpr int64_t kDefaultShardBytes = 5'000'000'000;
 
 struct ExportOptions {
   std::filesystem::path source;
-  /// One file where it ends in ".safetensors"; otherwise a folder that is not there yet, or empty, as
-  /// Hugging Face tools read it (see sherd::export_weights()).
+  /// One file; a new or empty folder, as Hugging Face tools read it, where it ends in a slash (see
+  /// sherd::export_weights()).
   std::filesystem::path out;
   /// f32, bf16 or f16 for the floats of the model; absent = as stored. Optimizer state is never converted.
   std::optional<DType> dtype;

@@ -44,6 +44,7 @@ struct TrainConfig {
   // Training.
   std::string optimizer = "adamw";
   int64_t steps = 100;
+  int64_t stop_at = 0;
   double lr = 3e-3;
   std::string lr_schedule = "constant";
   int64_t warmup = 0;
@@ -92,6 +93,8 @@ struct TrainConfig {
 
   /// Ranks with different data: all but those that share a batch tensor-parallel.
   int64_t data_ranks() const { return ranks / tp; }
+  /// The step that this run ends with.
+  int64_t last_step() const { return stop_at > 0 && stop_at < steps ? stop_at : steps; }
 
   bool operator==(const TrainConfig&) const = default;
 };

@@ -55,6 +55,8 @@ const std::vector<FieldGroup>& groups() {
       {"Training",
        {{"optimizer", &C::optimizer, "adamw|muon", "muon: for the blocks' matrices, AdamW for the rest"},
         {"steps", &C::steps, "N", "0: only build the model, e.g. for --export-weights", 0, kAny},
+        {"stop_at", &C::stop_at, "N", "end this run after step N; schedules still end at --steps; 0: no", 0,
+         kAny},
         {"lr", &C::lr, "X", "learning rate, greater than 0", 0, 1e6},
         {"lr_schedule", &C::lr_schedule, "constant|cosine",
          "after warm-up; cosine falls to lr / 10 at --steps"},
@@ -113,7 +115,7 @@ const std::vector<FieldGroup>& groups() {
         {"metrics", &C::metrics, "FILE", "one JSON object per step"},
         {"loss_svg", &C::loss_svg, "FILE", "picture of the loss curve"},
         {"export_weights", &C::export_weights, "PATH",
-         "final weights: FILE.safetensors, or a new folder for Hugging Face tools"},
+         "final weights (safetensors): a file, or a new folder for Hugging Face tools, FOLDER/"},
         {"export_dtype", &C::export_dtype, "fp32|bf16|fp16", "of the exported weights"},
         {"quiet", &C::quiet, "", "print errors only"}}},
   };

@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <limits>
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
@@ -50,11 +49,11 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
   Saving saving(trainer, config);
   if (out) {
     out->first = trainer.step();
-    out->losses.assign(static_cast<size_t>(out->first), std::numeric_limits<double>::quiet_NaN());
+    read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
-  while (trainer.step() < config.steps) {
+  while (trainer.step() < config.last_step()) {
     StepResult result = trainer.train_step();
-    const bool last = result.step == config.steps;
+    const bool last = result.step == config.last_step();
     if (config.eval_every > 0 && (result.step % config.eval_every == 0 || last))
       result.eval_loss = trainer.evaluate();
     saving.after_step(result);
@@ -76,7 +75,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
-  s.steps = config.steps - out->first;
+  s.steps = config.last_step() - out->first;
   s.seconds = out->seconds;
   s.tokens_per_s = static_cast<double>(s.steps * config.batch * config.seq) / out->seconds;
   s.ranks = memory;
@@ -101,7 +100,7 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (!data.empty()) fmt::print(stderr, "train_gpt: {}\n", data);
   out.say("resumed from {}: {} of {} steps are done\n\n", resumed.path.string(), trainer.step(),
           config.steps);
-  if (trainer.step() >= config.steps) out.say("nothing is left to train\n");
+  if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
 void run_rank(sherd::RankContext& rank, const TrainConfig& config,
@@ -110,7 +109,7 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
-  if (trainer.step() < config.steps) {
+  if (trainer.step() < config.last_step()) {
     train(trainer, config, out);
     summarise(trainer, config, out);
   } else if (!config.save.empty()) {

@@ -2,6 +2,9 @@
 
 #include <cerrno>
 #include <cmath>
+#include <fstream>
+#include <limits>
+#include <map>
 #include <system_error>
 #include <vector>
 
@@ -37,6 +40,24 @@ std::string format_metrics(const StepResult& s) {
       number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms),
       number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes,
       s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");
+}
+
+void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
+                 std::vector<std::pair<int64_t, double>>& held_out) {
+  losses.assign(static_cast<size_t>(steps), std::numeric_limits<double>::quiet_NaN());
+  std::map<int64_t, double> evaluated;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);  // the last line may be torn
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+    const auto step = json["step"].get<int64_t>();
+    if (step < 1 || step > steps) continue;
+    if (json.contains("loss") && json["loss"].is_number())
+      losses[static_cast<size_t>(step - 1)] = json["loss"].get<double>();
+    if (json.contains("eval_loss") && json["eval_loss"].is_number())
+      evaluated[step] = json["eval_loss"].get<double>();
+  }
+  held_out.insert(held_out.end(), evaluated.begin(), evaluated.end());
 }
 
 MetricsWriter::MetricsWriter(const std::string& path, const TrainConfig& config)

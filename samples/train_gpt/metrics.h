@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "config.h"
 #include "report.h"
@@ -40,6 +42,12 @@ class MetricsWriter {
   std::string path_;
   std::unique_ptr<std::FILE, Close> file_;
 };
+
+/// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where
+/// the file (which may be missing) does not have them; the last line of a step counts. Held-out losses are
+/// appended in order of steps.
+void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
+                 std::vector<std::pair<int64_t, double>>& held_out);
 
 /// The line of one step, without line break.
 std::string format_metrics(const StepResult& step);

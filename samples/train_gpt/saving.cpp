@@ -20,7 +20,7 @@ Saving::Saving(Trainer& trainer, const TrainConfig& config) : trainer_(trainer),
 void Saving::after_step(StepResult& result) {
   if (!saver_) return;
   saver_->poll();
-  const bool last = result.step == config_.steps;
+  const bool last = result.step == config_.last_step();
   due_ = due_ || last || (config_.save_every > 0 && result.step % config_.save_every == 0);
   if (!due_ || (!last && !saver_->idle())) return;
   const auto start = std::chrono::steady_clock::now();

@@ -141,6 +141,9 @@ TEST(Manifest, MessagesThatAreNoneAreRefused) {
   EXPECT_THROW(decode_manifest(with_prefix("\x12\x04\x0a\x02\xff\xff")), CorruptCheckpoint);  // no UTF-8
   EXPECT_NO_THROW(decode_manifest(with_prefix("\x98\x06\x01")));  // field 99, of a later sherd
   EXPECT_THROW(decode_part("\x12\x7f"), CorruptCheckpoint);
+  // A key that ends within its entry, an entry that ends behind the message that holds it.
+  EXPECT_NO_THROW(decode_part("\x0a\x05\x22\x03\x0a\x01k"));
+  EXPECT_THROW(decode_part("\x0a\x05\x22\x04\x0a\x02kk"), CorruptCheckpoint);
   EXPECT_THROW(decode_part("\x1a\x02\x1a\x00"), CorruptCheckpoint);  // a tensor without dtype
   EXPECT_THROW(decode_part("\x1a\x07\x10\x05\x1a\x03"
                            "F32"),

@@ -7,7 +7,9 @@
 #include <limits>
 #include <map>
 
+#include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 
 #include "support/pieces.h"
@@ -20,6 +22,7 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const Spread kSpreads[] = {{},
                            {.tp = 2},
@@ -130,7 +133,7 @@ TEST(Weights, AFolderOfShardsHasTheFilesTensors) {
   for (const Spread& spread : kSpreads) {
     const fs::path out = folder / ("out" + std::to_string(spread.ranks()) + std::to_string(spread.tp));
     // qkv has 480 bytes, columns 224, rows 96, whole 36, ones 12, experts.up 96.
-    export_pieces(spread, 3, out, {.max_shard_bytes = 240, .metadata = {{"made by", "a test"}}});
+    export_pieces(spread, 3, out / "", {.max_shard_bytes = 240, .metadata = {{"made by", "a test"}}});
     std::vector<std::string> names = names_in(out);
     ASSERT_GE(names.size(), 4u);
     ASSERT_EQ(names.back(), "model.safetensors.index.json");
@@ -171,7 +174,6 @@ TEST(Weights, NothingIsWrittenOver) {
   const TemporaryFolder folder;
   folder.write("full/other.txt", "keep");
   folder.write("file", "keep");
-  fs::create_directory(folder / "w.safetensors");
   const auto refusal = [&](const std::string& path) {
     const std::string early = message_of<IoError>([&] { check_export_path(path); });
     const std::string late = message_of<IoError>([&] { export_pieces({.tp = 2}, 3, path); });
@@ -179,13 +181,13 @@ TEST(Weights, NothingIsWrittenOver) {
     return early;
   };
   EXPECT_THAT(refusal(folder / "full"), AllOf(HasSubstr(folder / "full"), HasSubstr("not empty")));
-  EXPECT_THAT(refusal(folder / "file"), HasSubstr("not a folder"));
-  EXPECT_THAT(refusal(folder / "w.safetensors"), HasSubstr("not a regular file"));
-  EXPECT_THAT(refusal("."), HasSubstr(".safetensors"));
-  EXPECT_THAT(refusal(""), HasSubstr(".safetensors"));
-  check_export_path(folder / "new");
+  EXPECT_THAT(refusal(folder / "file/"), HasSubstr("not a folder"));
+  EXPECT_THAT(refusal("/dev/null"), HasSubstr("not a regular file"));
+  EXPECT_THAT(refusal("."), HasSubstr("name a file"));
+  EXPECT_THAT(refusal(""), HasSubstr("name a file"));
+  check_export_path(folder / "new/");
   check_export_path(folder / "new.safetensors");
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("file", "full", "w.safetensors"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("file", "full"));
   EXPECT_THAT(names_in(folder / "full"), ElementsAre("other.txt"));
   EXPECT_EQ(read_bytes(folder / "file"), "keep");
 }
@@ -263,7 +265,7 @@ TEST(Weights, LargeTensorsAreRoundedChunkByChunk) {
 TEST(Weights, WhatADtypeCannotHoldIsNamed) {
   const TemporaryFolder folder;
   write_line(folder / "in.safetensors", {2, 3}, {1, 2, 3, 4, -65520, 6});
-  for (const char* name : {"out", "out.safetensors"}) {
+  for (const char* name : {"out/", "out.safetensors"}) {
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   through_line(folder / "in.safetensors", folder / name, {2, 3}, {.dtype = DType::f16});
                 }),
@@ -279,6 +281,113 @@ TEST(Weights, WhatADtypeCannotHoldIsNamed) {
                 through_line(folder / "in.safetensors", folder / "out", {1}, {.dtype = DType::i32});
               }),
               HasSubstr("i32"));
+}
+
+// ---- everything that is read
+
+/// Saves the model as a checkpoint does, with an optimizer state beside it.
+void save_pieces(const Spread& spread, uint64_t seed, const std::string& folder) {
+  launch(spread.ranks(), [&](RankContext& r) {
+    Pieces model(r, spread);
+    model.wrap({.seed = seed});
+    auto tensors = checkpoint_tensors(model, nullptr);
+    LocalTensor state{.name = "optim.state.whole.step",
+                      .section = Section::optim,
+                      .shape = {1},
+                      .boxes = {},
+                      .data = {},
+                      .value = [] { return 1.0f; }};
+    if (r.world->rank() == 0) state.boxes.push_back({{0}, {1}});
+    tensors.push_back(state);
+    CheckpointSaver saver(r.world, std::move(tensors), {.folder = folder});
+    saver.save({.step = 1});
+  });
+}
+
+TEST(Weights, CheckpointsAreRead) {
+  const TemporaryFolder folder;
+  for (const Spread& from : {Spread{.shard = 3}, Spread{.shard = 3, .tp = 2, .experts = 2}}) {
+    export_pieces(from, 3, folder / "want.safetensors");
+    const std::string saved = folder / ("saved" + std::to_string(from.tp));
+    save_pieces(from, 3, saved);
+    for (const Spread& to : kSpreads) {
+      for (const char* part : {"", "model"})
+        EXPECT_TRUE(imported(to, fs::path(saved) / "step_00000001" / part, folder) ==
+                    read_bytes(folder / "want.safetensors"))
+            << "'" << part << "' on " << to.ranks() << " ranks";
+    }
+    const std::string refused =
+        message_of<InvalidArgument>([&] { imported({}, saved + "/step_00000001/optim", folder); });
+    EXPECT_THAT(refused, AllOf(HasSubstr("missing"), HasSubstr("qkv"), HasSubstr("experts.up")));
+  }
+}
+
+/// A file of a folder of pieces, as PyTorch's distributed writer makes them.
+void write_pieces(const fs::path& path, DType dtype, const std::map<std::string, Box>& pieces,
+                  const std::vector<float>& values) {
+  std::vector<SafetensorsSpec> specs;
+  nlohmann::json offsets;
+  for (auto& [name, box] : pieces) {
+    specs.push_back({name, dtype, box.size});
+    offsets[name] = {{"saved_offsets", box.offset}};
+  }
+  SafetensorsWriter writer(path, specs, {{"DCP_SHARDING_INFO", offsets.dump()}});
+  for (const float value : values) {
+    const bf16 half(value);
+    writer.append(dtype == DType::bf16 ? static_cast<const void*>(&half) : &value, size_of(dtype));
+  }
+  writer.finish();
+}
+
+TEST(Weights, PiecesOfPyTorchAreRead) {
+  const TemporaryFolder folder;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const fs::path from = folder / name_of(dtype);
+    fs::create_directory(from);
+    write_pieces(from / "shard-00001-model-00001-of-00001.safetensors", dtype, {{"line", {{0, 0}, {2, 3}}}},
+                 {0, 1, 2, 10, 11, 12});
+    write_pieces(from / "shard-00002-model-00001-of-00001.safetensors", dtype, {{"line", {{0, 3}, {2, 1}}}},
+                 {3, 13});
+    write_pieces(from / "shard-00003-model-00001-of-00001.safetensors", dtype, {{"line", {{0, 4}, {2, 0}}}},
+                 {});
+    through_line(from, folder / "out.safetensors", {2, 4}, {});
+    const std::vector<float> want = {0, 1, 2, 3, 10, 11, 12, 13};
+    EXPECT_EQ(tensors_in(folder / "out.safetensors")["line"],
+              std::string(reinterpret_cast<const char*>(want.data()), want.size() * sizeof(float)));
+    // PyTorch would leave the hole as it finds it.
+    fs::remove(from / "shard-00001-model-00001-of-00001.safetensors");
+    EXPECT_THAT(message_of<CorruptCheckpoint>([&] {
+                  through_line(from, folder / "out.safetensors", {2, 4}, {});
+                }),
+                HasSubstr("line"));
+  }
+}
+
+TEST(Weights, EverythingThatDoesNotFitIsNamed) {
+  const TemporaryFolder folder;
+  const SafetensorsSpec good[] = {{"qkv", DType::f32, {24, 5}}, {"whole", DType::bf16, {9}}};
+  const std::vector<SafetensorsSpec> bad = {
+      {"rows", DType::f32, {3, 8}}, {"ones", DType::i32, {3}}, {"stranger", DType::f32, {2}}};
+  std::vector<SafetensorsSpec> all(good, std::end(good));
+  all.insert(all.end(), bad.begin(), bad.end());
+  fs::create_directory(folder / "hf");
+  for (const std::string path : {"one.safetensors", "hf/model.safetensors"}) {
+    SafetensorsWriter writer(folder / path, all);
+    const std::vector<char> zeros(24 * 5 * 4 + 9 * 2 + 24 * 4 + 3 * 4 + 2 * 4);
+    writer.append(zeros.data(), static_cast<int64_t>(zeros.size()));
+    writer.finish();
+  }
+  for (const char* from : {"one.safetensors", "hf"}) {
+    for (const Spread& spread : {Spread{}, Spread{.shard = 3, .tp = 2, .experts = 2}}) {
+      EXPECT_THAT(
+          message_of<InvalidArgument>([&] { imported(spread, folder / from, folder); }),
+          AllOf(HasSubstr(folder / from), HasSubstr("columns"), HasSubstr("experts.up"),
+                HasSubstr("'rows' has shape [3, 8] where the run has [8, 3]"), HasSubstr("'ones' is i32"),
+                HasSubstr("stranger"), Not(HasSubstr("qkv")), Not(HasSubstr("whole"))));
+    }
+  }
+  EXPECT_THAT(message_of<IoError>([&] { imported({.tp = 2}, folder / "missing", folder); }),
+              HasSubstr(folder / "missing"));
 }
 
 }  // namespace

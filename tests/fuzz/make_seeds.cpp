@@ -82,6 +82,8 @@ int main(int, char** argv) {
     }
     if (!both.empty()) files.add(both);
   }
+  // Texts longer than the input, in messages that are longer still.
+  manifests.add("\x0a\xff\xff\xff\x7f\x22\xff\xff\xff\x3f\x0a\xff\xff\xff\x1f");
   const std::string header = R"({"NAME":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}})";
   files.add("\x02" + header + "\xff\x02" + std::string(header).replace(2, 4, "v") +
             "\xff"

@@ -8,8 +8,8 @@
    - torch.distributed.checkpoint (HuggingFaceStorageReader) loads `model` and `optim` into plain tensors and
      into DTensors, Shard(0) and Shard(1), on 1, 2 and 3 processes.
    - Exports in fp32, bf16 and fp16, as a file and as a Hugging Face folder, are what PyTorch rounds to.
-2. HuggingFaceStorageWriter saves changed weights from 2 and 3 processes in all its forms; train_gpt reads them
-   and exports what it read.
+2. HuggingFaceStorageWriter saves changed weights from 1, 2 and 3 processes in all its forms; train_gpt reads
+   them and exports what it read.
 
 Ends with exit code 0 when all bits agree, and prints what was compared. docs/interop.md has results.
 """
@@ -30,7 +30,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
@@ -109,10 +109,10 @@ def spread(tensor, mesh, dim):
     return distribute_tensor(tensor, mesh, [place])
 
 
-def load(folder, like):
-    torch_wants = {name: torch.full_like(t, float("nan")) for name, t in like.items()}
-    dcp.load(torch_wants, storage_reader=HuggingFaceStorageReader(str(folder)))
-    return torch_wants
+def load(folder, like, **options):
+    state = {name: torch.full_like(t, float("nan")) for name, t in like.items()}
+    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), **options)
+    return state
 
 
 def check_loads(mesh, folder, want, where):
@@ -126,20 +126,26 @@ def check_loads(mesh, folder, want, where):
 
 def save_forms(mesh, state, out):
     """One folder for each way that PyTorch can write a state dict."""
-    mapping = {name: 1 + i % 2 for i, name in enumerate(sorted(state))}
+    in_two = {"fqn_to_index_mapping": {name: 1 + i % 2 for i, name in enumerate(sorted(state))}}
     half = {name: t.to(torch.bfloat16) for name, t in state.items()}
-    forms = {
-        "shard0": (state, 0, {"save_distributed": True}),
-        "shard1": (state, 1, {"save_distributed": True}),
-        "several files a rank": (state, 0, {"save_distributed": True, "fqn_to_index_mapping": mapping}),
-        "consolidated": (state, 0, {"save_distributed": True, "enable_consolidation": True}),
-        "consolidated into two": (state, 0, {"save_distributed": True, "enable_consolidation": True,
-                                             "fqn_to_index_mapping": mapping}),
-        "bf16": (half, 0, {"save_distributed": True}),
-    }
-    for name, (tensors, dim, options) in forms.items():
-        cut = {n: spread(t, mesh, dim) for n, t in tensors.items()}
-        dcp.save(cut, storage_writer=HuggingFaceStorageWriter(str(out / name), **options))
+
+    def save(form, tensors, **options):
+        dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(out / form), **options))
+
+    def cut(tensors, dim):
+        return {name: spread(t, mesh, dim) for name, t in tensors.items()}
+
+    if mesh.size() == 1:
+        save("whole", state)
+        save("whole in two files", state, **in_two)
+        save("whole in bf16", half)
+        return
+    save("Shard(0)", cut(state, 0), save_distributed=True)
+    save("Shard(1)", cut(state, 1), save_distributed=True)
+    save("two files a rank", cut(state, 0), save_distributed=True, **in_two)
+    save("Shard(0) in bf16", cut(half, 0), save_distributed=True)
+    save("consolidated", cut(state, 0), save_distributed=True, enable_consolidation=True)
+    save("consolidated in two files", cut(state, 0), save_distributed=True, enable_consolidation=True, **in_two)
 
 
 def work(rank, processes, folder, wholes, changed):
@@ -150,8 +156,7 @@ def work(rank, processes, folder, wholes, changed):
     mesh = init_device_mesh("cpu", (processes,))
     for part, want in wholes.items():
         check_loads(mesh, folder / "saved" / f"step_{STEPS:08d}" / part, want, f"{part} on {processes}")
-    if processes > 1:
-        save_forms(mesh, changed, folder / f"torch{processes}")
+    save_forms(mesh, changed, folder / f"torch{processes}")
     dist.destroy_process_group()
 
 
@@ -178,39 +183,31 @@ def check_exports(train_gpt, folder, want):
     for word, dtype in {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.items():
         rounded = {name: t.to(dtype) for name, t in want.items()}
         file, out = folder / f"{word}.safetensors", folder / f"{word}_folder"
-        for target in (file, out):
+        for target in (file, f"{out}/"):
             run(train_gpt, "--steps", 0, "--ranks", 2, "--init-weights", folder / "weights.safetensors",
                 "--export-weights", target, "--export-dtype", word)
         require_same(load_file(file), rounded, f"{word} file")
         require_same(load_file(out / "model.safetensors"), rounded, f"{word} folder")
-        with dist_of_one(folder):
-            require_same(load(out, rounded), rounded, f"{word} folder, read by torch.distributed.checkpoint")
-
-
-class dist_of_one:
-    """torch.distributed.checkpoint without a process group warns; one of one process keeps it quiet."""
-
-    def __init__(self, folder):
-        self.file = tempfile.mktemp(dir=folder)
-
-    def __enter__(self):
-        dist.init_process_group("gloo", init_method=f"file://{self.file}", rank=0, world_size=1)
-
-    def __exit__(self, *_):
-        dist.destroy_process_group()
+        require_same(load(out, rounded, no_dist=True), rounded, f"{word} folder, read by DCP")
 
 
 def check_torch_to_sherd(train_gpt, folder, changed):
-    rounded = {name: t.to(torch.bfloat16).to(torch.float32) for name, t in changed.items()}
-    for processes in (2, 3):
-        for form in sorted((folder / f"torch{processes}").iterdir()):
-            want = rounded if form.name == "bf16" else changed
-            places = [form, form / "sharded"] if (form / "sharded").exists() else [form]
-            for place in places:
-                for ranks in (1, 3):
-                    where = f"{place.relative_to(folder)} read on {ranks} ranks"
-                    require_same(exported(train_gpt, folder, place, ranks), want, where)
-    print(f"PyTorch's writer -> train_gpt: equal bits ({', '.join(sorted(f.name for f in (folder / 'torch3').iterdir()))})")
+    """train_gpt reads all that PyTorch wrote; the 16-bit ones as PyTorch widens them."""
+    widened = {dtype: {name: t.to(dtype).float() for name, t in changed.items()}
+               for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+    save_file({name: t.half() for name, t in changed.items()}, folder / "fp16_by_torch.safetensors")
+    places = {folder / "fp16_by_torch.safetensors": widened[torch.float16]}
+    for form in sorted(folder.glob("torch?/*")):
+        want = widened[torch.bfloat16 if "bf16" in form.name else torch.float32]
+        places[form] = want
+        if (form / "sharded").exists():  # what the consolidated files were made of
+            places[form / "sharded"] = want
+    for place, want in places.items():
+        for ranks in (1, 3):
+            require_same(exported(train_gpt, folder, place, ranks), want, f"{place} read on {ranks} ranks")
+    print(f"PyTorch -> train_gpt on 1 and 3 ranks: equal bits, {len(places)} forms:")
+    for place in places:
+        print(f"  {place.relative_to(folder)}")
 
 
 def main():

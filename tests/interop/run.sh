@@ -6,7 +6,7 @@ needs='from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import distribute_tensor'
 if ! reason=$("$python" -c "$needs" 2>&1); then
-  echo "skipped: $python cannot import PyTorch (2.9 or later) and safetensors: $(echo "$reason" | tail -n 1)"
+  echo "skipped: $python cannot import what this needs of PyTorch and safetensors: $(echo "$reason" | tail -n 1)"
   echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch and safetensors"
   exit 77
 fi

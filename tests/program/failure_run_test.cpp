@@ -58,6 +58,9 @@ TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
   expect_failure(small({"--config", "/nowhere/config"}), kFailure, {"/nowhere/config"});
   expect_failure(small({"--init-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
   expect_failure(small({"--export-weights", "/nowhere/w.safetensors"}), kFailure, {"/nowhere/w.safetensors"});
+  expect_failure(small({"--export-weights", "/nowhere/folder/"}), kFailure, {"/nowhere/folder/"});
+  expect_failure(small({"--export-weights", "/"}), kFailure, {"cannot write"});
+  expect_failure(small({"--export-weights", scratch("").string()}), kFailure, {"is not empty"});
   expect_failure(small({"--metrics", "/nowhere/m"}), kFailure, {"/nowhere/m"});
   const auto tiny = scratch("tiny");
   write_file(tiny, "short");
@@ -70,9 +73,9 @@ TEST(FailureRun, WeightsOfAnotherModelAreRefusedNamingEverything) {
                 small({"--steps", "0", "--layers", "1", "--dim", "8", "--export-weights", weights.string()}))
                 .exit_code,
             0);
-  expect_failure(
-      small({"--init-weights", weights.string()}), kFailure,
-      {"'blocks.1.qkv.weight' is missing", "'tok.weight' has shape [256, 8] where the model has [256, 16]"});
+  expect_failure(small({"--init-weights", weights.string()}), kFailure,
+                 {"missing in it: ", "blocks.1.qkv.weight",
+                  "'tok.weight' has shape [256, 8] where the run has [256, 16]"});
 }
 
 TEST(FailureRun, DamagedWeightsAreRefused) {

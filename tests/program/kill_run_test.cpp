@@ -1,5 +1,5 @@
 // A run that saves after every step, killed at random instants: what was committed is never harmed.
-// SHERD_KILLS sets how often (default 25).
+// SHERD_KILLS sets how often (default 100).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -44,6 +44,10 @@ bool ends_within(pid_t child, std::chrono::milliseconds time, int* status) {
   return false;
 }
 
+std::vector<std::string> names_in(const fs::path& folder) {
+  return fs::exists(folder) ? FileSystem::posix().list(folder) : std::vector<std::string>{};
+}
+
 int64_t newest_step(const fs::path& folder) {
   const auto list = list_checkpoints(folder, FileSystem::posix());
   return list.empty() ? 0 : std::stoll(list.front().name.substr(5));
@@ -51,12 +55,12 @@ int64_t newest_step(const fs::path& folder) {
 
 TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
   const char* asked = std::getenv("SHERD_KILLS");
-  const int kills = asked ? std::atoi(asked) : 25;
+  const int kills = asked ? std::atoi(asked) : 100;
   const fs::path folder = scratch("killed"), data = scratch("text");
   fs::remove_all(folder);
   write_file(data, golden_text());
   std::mt19937 random(20261121);
-  int64_t step = 0, lost = 0, resumed = 0;
+  int64_t step = 0, lost = 0, committed = 0;
   for (int i = 0; i < kills; ++i) {
     std::vector<std::string> flags = {"--data",       data.string(), "--ranks", "3",       "--dim",
                                       "16",           "--layers",    "2",       "--heads", "2",
@@ -68,8 +72,13 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
     const pid_t child = start(flags);
     ASSERT_GT(child, 0);
     int status = 0;
-    // Starting takes a while; then a save is nearly always under way.
-    const auto time = std::chrono::milliseconds(30 + static_cast<int>(random() % 170));
+    // Every third at any time since its start; the others while it saves, again and again.
+    if (i % 3 != 0) {
+      const auto before = names_in(folder);
+      for (int ms = 0; ms < 20'000 && names_in(folder) == before; ++ms)
+        ASSERT_FALSE(ends_within(child, std::chrono::milliseconds(1), &status)) << "kill " << i;
+    }
+    const auto time = std::chrono::milliseconds(random() % 100);
     ASSERT_FALSE(ends_within(child, time, &status)) << "kill " << i << ": ended by itself, status " << status;
     ::kill(child, SIGKILL);
     ::waitpid(child, &status, 0);
@@ -77,7 +86,7 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
 
     const int64_t now = fs::exists(folder) ? newest_step(folder) : 0;
     if (now < step) ++lost;
-    if (now > step) ++resumed;
+    if (now > step) ++committed;
     step = now;
     if (step == 0) continue;
     const auto damage = verify_checkpoint(folder / checkpoint_name(step));
@@ -85,9 +94,9 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
     if (!damage.empty()) ++lost;
   }
   std::printf("%d kills, %lld runs that committed, newest step %lld, %lld lost\n", kills,
-              static_cast<long long>(resumed), static_cast<long long>(step), static_cast<long long>(lost));
+              static_cast<long long>(committed), static_cast<long long>(step), static_cast<long long>(lost));
   EXPECT_EQ(lost, 0);
-  EXPECT_GT(resumed, kills / 4) << "runs must get as far as saving, or this shows nothing";
+  EXPECT_GT(committed, kills / 4) << "runs must get as far as saving, or this shows nothing";
   ASSERT_GT(step, 0);
 
   // The next save sweeps what the killed ones left.

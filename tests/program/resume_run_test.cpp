@@ -171,8 +171,7 @@ TEST(SavingRun, DamageIsPassedOverInAFolderAndAnErrorInACheckpoint) {
       run_small({"--ranks", "2", "--steps", "4", "--save", folder.string(), "--save-every", "2"}).exit_code,
       0);
   const fs::path newest = folder / "step_00000004",
-                 file = newest / "model/shard-00001-model-00001-of-00001.safetensors";
-  ASSERT_TRUE(fs::exists(file));
+                 file = newest / "model" / names_in(newest / "model").front();
   std::string bytes = read_file(file);
   bytes[bytes.size() - 5] = static_cast<char>(bytes[bytes.size() - 5] ^ 4);
   write_file(file, bytes);
@@ -180,11 +179,11 @@ TEST(SavingRun, DamageIsPassedOverInAFolderAndAnErrorInACheckpoint) {
   const Finished folder_run = run_small({"--ranks", "3", "--steps", "5", "--resume", folder.string()});
   EXPECT_EQ(folder_run.exit_code, 0) << folder_run.err;
   EXPECT_THAT(folder_run.out, HasSubstr("resumed from " + (folder / "step_00000002").string()));
-  EXPECT_THAT(folder_run.err, AllOf(HasSubstr("passed over"), HasSubstr("shard-00001-model-00001-of-00001")));
+  EXPECT_THAT(folder_run.err, AllOf(HasSubstr("passed over"), HasSubstr(file.filename().string())));
 
   const Finished one = run_small({"--ranks", "3", "--steps", "5", "--resume", newest.string()});
   EXPECT_EQ(one.exit_code, 1);
-  EXPECT_THAT(one.err, HasSubstr("shard-00001-model-00001-of-00001"));
+  EXPECT_THAT(one.err, HasSubstr(file.filename().string()));
 
   fs::remove(newest / "manifest.binpb");
   EXPECT_EQ(run_small({"--ranks", "1", "--steps", "4", "--resume", newest.string()}).exit_code, 1);

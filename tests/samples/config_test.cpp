@@ -79,6 +79,7 @@ TrainConfig other_config() {
   c.init_weights = "in file.safetensors";
   c.optimizer = "muon";
   c.steps = 7;
+  c.stop_at = 5;
   c.lr = 0.1234567890123456789;
   c.lr_schedule = "cosine";
   c.warmup = 5;
@@ -158,7 +159,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "reshard_after_forward": true, "prefetch": 1,
     "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
-    "optimizer": "adamw", "steps": 100, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
+    "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
     "grad_clip": 1.0, "precision": "fp32", "route": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,

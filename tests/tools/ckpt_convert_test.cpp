@@ -109,7 +109,7 @@ TEST_F(CkptConvert, AFolderAsHuggingFaceReadsIt) {
     EXPECT_LE(reader.entries().back().end, 200);
   }
   expect_same(path, folder_ / "hf", "--model-only");
-  const Finished again = ckpt("export " + path + " " + (folder_ / "hf"));
+  const Finished again = ckpt("export " + path + " " + (folder_ / "hf/"));
   EXPECT_EQ(again.exit_code, 1);
   EXPECT_THAT(again.err, AllOf(StartsWith("sherd ckpt export: "), HasSubstr("name a new one")));
   EXPECT_EQ(ckpt("export " + path + " " + (folder_ / "none/out.safetensors")).exit_code, 1);
@@ -134,7 +134,7 @@ TEST_F(CkptConvert, ADamagedSourceLeavesNothing) {
 TEST_F(CkptConvert, ImportedWeightsAreACheckpoint) {
   const std::string path = make("run", 3, 40, test::cut_flat);
   expect_done("export " + path + " " + (folder_ / "w.safetensors"));
-  expect_done("export --max-shard-size 100B " + path + " " + (folder_ / "hf"));
+  expect_done("export --max-shard-size 100B " + path + " " + (folder_ / "hf/"));
   int step = 0;
   for (const std::string& source : {folder_ / "w.safetensors", folder_ / "hf"}) {
     expect_done("import --step " + std::to_string(++step) + " " + source + " " + (folder_ / "new"));

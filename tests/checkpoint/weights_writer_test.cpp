@@ -1,0 +1,103 @@
+// A folder of weights appears complete or not at all, whatever fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/checkpoint/weights_writer.h>
+#include <sherd/kernels/error.h>
+
+#include "support/fault_file_system.h"
+#include "temporary_folder.h"
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+const std::vector<SafetensorsSpec> kTensors = {
+    {"a", DType::f32, {3}}, {"none", DType::f32, {0}}, {"b", DType::bf16, {5}}, {"void", DType::f32, {2, 0}}};
+const std::string kData = "a holds this,b this one";  // 12 + 10 bytes and one too many
+constexpr const char* kFirst = "model-00001-of-00002.safetensors";
+constexpr const char* kSecond = "model-00002-of-00002.safetensors";
+
+std::vector<std::string> names_in(const fs::path& folder) { return FileSystem::posix().list(folder); }
+
+/// In portions that end inside, at the end of and beyond tensors and files.
+void write(const std::string& path, FileSystem& files) {
+  WeightsWriter writer(path, kTensors, {}, 12, files);
+  int64_t at = 0;
+  for (const int64_t end : {5, 5, 12, 20, 22}) {
+    writer.append(kData.data() + at, end - at);
+    at = end;
+  }
+  writer.finish();
+}
+
+TEST(WeightsWriter, FilesAreFilledInOrder) {
+  const TemporaryFolder folder;
+  write(folder / "out", FileSystem::posix());
+  EXPECT_THAT(names_in(folder / "out"), ElementsAre(kFirst, kSecond, "model.safetensors.index.json"));
+  const SafetensorsReader first(fs::path(folder / "out") / kFirst),
+      second(fs::path(folder / "out") / kSecond);
+  std::string a(12, ' '), b(10, ' ');
+  first.read(*first.find("a"), 0, 3, a.data());
+  second.read(*second.find("b"), 0, 5, b.data());
+  EXPECT_EQ(a + b, kData.substr(0, 22));
+  EXPECT_NE(first.find("none"), nullptr);
+  EXPECT_NE(second.find("void"), nullptr);
+}
+
+TEST(WeightsWriter, WhateverCallFails) {
+  const TemporaryFolder folder;
+  FaultFileSystem files;
+  write(folder / "out", files);
+  const size_t calls = files.calls().size();
+  ASSERT_GT(calls, 15u);
+  for (size_t at = 0; at < calls; ++at) {
+    fs::remove_all(folder / "out");
+    files.arm({.effect = FileFault::Effect::short_write, .error = ENOSPC, .at = at});
+    EXPECT_THROW(write(folder / "out", files), IoError) << at;
+    ASSERT_TRUE(files.struck()) << at;
+    // Only the very last call, which makes the rename durable, leaves the folder behind: complete.
+    if (at + 1 < calls) {
+      EXPECT_THAT(names_in(folder.path()), IsEmpty()) << at;
+    } else {
+      EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
+      EXPECT_EQ(names_in(folder / "out").size(), 3u);
+    }
+  }
+}
+
+TEST(WeightsWriter, TooFewOrTooManyBytes) {
+  const TemporaryFolder folder;
+  {
+    WeightsWriter writer(folder / "out", kTensors, {}, 12);
+    writer.append(kData.data(), 21);
+    EXPECT_THROW(writer.finish(), InvalidArgument);
+  }
+  {
+    WeightsWriter writer(folder / "out", kTensors, {}, 12);
+    EXPECT_THROW(writer.append(kData.data(), 23), InvalidArgument);
+  }
+  EXPECT_THAT(names_in(folder.path()), IsEmpty());
+}
+
+TEST(WeightsWriter, NoTensorsAreAFileToo) {
+  const TemporaryFolder folder;
+  WeightsWriter writer(folder / "out", {}, {}, 1);
+  writer.finish();
+  EXPECT_THAT(names_in(folder / "out"), ElementsAre("model.safetensors"));
+  EXPECT_TRUE(SafetensorsReader(folder / "out/model.safetensors").entries().empty());
+}
+
+TEST(WeightsWriter, AFolderThatFillsUpMeanwhileIsNotReplaced) {
+  const TemporaryFolder folder;
+  WeightsWriter writer(folder / "out", {}, {}, 1);
+  folder.write("out/other", "keep");
+  EXPECT_THROW(writer.finish(), IoError);
+  EXPECT_THAT(names_in(folder / "out"), ElementsAre("other"));
+}
+
+}  // namespace
+}  // namespace sherd
