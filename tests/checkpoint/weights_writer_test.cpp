@@ -36,7 +36,7 @@ void write(const std::string& path, FileSystem& files) {
 
 TEST(WeightsWriter, FilesAreFilledInOrder) {
   const TemporaryFolder folder;
-  write(folder / "out", FileSystem::posix());
+  write(folder / "out/", FileSystem::posix());
   EXPECT_THAT(names_in(folder / "out"), ElementsAre(kFirst, kSecond, "model.safetensors.index.json"));
   const SafetensorsReader first(fs::path(folder / "out") / kFirst),
       second(fs::path(folder / "out") / kSecond);
@@ -51,13 +51,13 @@ TEST(WeightsWriter, FilesAreFilledInOrder) {
 TEST(WeightsWriter, WhateverCallFails) {
   const TemporaryFolder folder;
   FaultFileSystem files;
-  write(folder / "out", files);
+  write(folder / "out/", files);
   const size_t calls = files.calls().size();
   ASSERT_GT(calls, 15u);
   for (size_t at = 0; at < calls; ++at) {
     fs::remove_all(folder / "out");
     files.arm({.effect = FileFault::Effect::short_write, .error = ENOSPC, .at = at});
-    EXPECT_THROW(write(folder / "out", files), IoError) << at;
+    EXPECT_THROW(write(folder / "out/", files), IoError) << at;
     ASSERT_TRUE(files.struck()) << at;
     // Only the very last call, which makes the rename durable, leaves the folder behind: complete.
     if (at + 1 < calls) {
@@ -72,12 +72,12 @@ TEST(WeightsWriter, WhateverCallFails) {
 TEST(WeightsWriter, TooFewOrTooManyBytes) {
   const TemporaryFolder folder;
   {
-    WeightsWriter writer(folder / "out", kTensors, {}, 12);
+    WeightsWriter writer(folder / "out/", kTensors, {}, 12);
     writer.append(kData.data(), 21);
     EXPECT_THROW(writer.finish(), InvalidArgument);
   }
   {
-    WeightsWriter writer(folder / "out", kTensors, {}, 12);
+    WeightsWriter writer(folder / "out/", kTensors, {}, 12);
     EXPECT_THROW(writer.append(kData.data(), 23), InvalidArgument);
   }
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
@@ -85,7 +85,7 @@ TEST(WeightsWriter, TooFewOrTooManyBytes) {
 
 TEST(WeightsWriter, NoTensorsAreAFileToo) {
   const TemporaryFolder folder;
-  WeightsWriter writer(folder / "out", {}, {}, 1);
+  WeightsWriter writer(folder / "out/", {}, {}, 1);
   writer.finish();
   EXPECT_THAT(names_in(folder / "out"), ElementsAre("model.safetensors"));
   EXPECT_TRUE(SafetensorsReader(folder / "out/model.safetensors").entries().empty());
@@ -93,7 +93,7 @@ TEST(WeightsWriter, NoTensorsAreAFileToo) {
 
 TEST(WeightsWriter, AFolderThatFillsUpMeanwhileIsNotReplaced) {
   const TemporaryFolder folder;
-  WeightsWriter writer(folder / "out", {}, {}, 1);
+  WeightsWriter writer(folder / "out/", {}, {}, 1);
   folder.write("out/other", "keep");
   EXPECT_THROW(writer.finish(), IoError);
   EXPECT_THAT(names_in(folder / "out"), ElementsAre("other"));

@@ -49,6 +49,7 @@ std::vector<std::string> names_in(const fs::path& folder) {
 }
 
 int64_t newest_step(const fs::path& folder) {
+  if (!fs::exists(folder)) return 0;
   const auto list = list_checkpoints(folder, FileSystem::posix());
   return list.empty() ? 0 : std::stoll(list.front().name.substr(5));
 }
@@ -72,19 +73,21 @@ TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
     const pid_t child = start(flags);
     ASSERT_GT(child, 0);
     int status = 0;
-    // Every third at any time since its start; the others while it saves, again and again.
-    if (i % 3 != 0) {
-      const auto before = names_in(folder);
-      for (int ms = 0; ms < 20'000 && names_in(folder) == before; ++ms)
-        ASSERT_FALSE(ends_within(child, std::chrono::milliseconds(1), &status)) << "kill " << i;
-    }
+    // Of three, one at any time since its start, one after its first commit, one after anything changed on
+    // disk.
+    const auto before = names_in(folder);
+    const auto waits = [&] {
+      return i % 3 == 1 ? newest_step(folder) == step : i % 3 == 2 && names_in(folder) == before;
+    };
+    for (int ms = 0; ms < 20'000 && waits(); ++ms)
+      ASSERT_FALSE(ends_within(child, std::chrono::milliseconds(1), &status)) << "kill " << i;
     const auto time = std::chrono::milliseconds(random() % 100);
     ASSERT_FALSE(ends_within(child, time, &status)) << "kill " << i << ": ended by itself, status " << status;
     ::kill(child, SIGKILL);
     ::waitpid(child, &status, 0);
     ASSERT_TRUE(WIFSIGNALED(status));
 
-    const int64_t now = fs::exists(folder) ? newest_step(folder) : 0;
+    const int64_t now = newest_step(folder);
     if (now < step) ++lost;
     if (now > step) ++committed;
     step = now;
