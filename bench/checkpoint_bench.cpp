@@ -86,31 +86,40 @@ void bytes_per_second(const CheckpointBench& b, const fs::path& folder) {
   int64_t bytes = 0, staging = 0;
   launch(b.ranks, [&](RankContext& rank) {
     const auto wanted = static_cast<int64_t>(b.gib * (1 << 30));
-    CheckpointSaver saver(rank.world, tensors(rank, wanted), {.folder = folder / "saved", .keep = 1});
+    CheckpointSaver saver(rank.world, tensors(rank, wanted), {.folder = folder / "saved", .async = b.async});
     const bool first = rank.world->rank() == 0;
     if (first) staging = saver.staging_bytes() * b.ranks;
     for (int round = 0; round < b.rounds; ++round) {
-      if (first) {
-        fs::remove_all(folder / "dd");
-        dd.push_back(dd_seconds(folder / "dd", wanted >> 20));
-        fs::remove(folder / "dd");
+      // Each twice in turn, the faster one counts: what came before leaves caches and the disk in different
+      // states.
+      double dd_best = 0, save_best = 0;
+      for (int turn = 0; turn < 2; ++turn) {
+        if (first) {
+          const double seconds = dd_seconds(folder / "dd", wanted >> 20);
+          fs::remove(folder / "dd");
+          dd_best = turn == 0 ? seconds : std::min(dd_best, seconds);
+        }
+        rank.world->barrier(rank.device->compute());
+        rank.device->compute().synchronize();
+        saver.save({.step = round});
+        saver.wait();
+        const SaveReport report = saver.take_reports().front();
+        if (!first) continue;
+        bytes = report.bytes;
+        save_best = turn == 0 ? report.seconds : std::min(save_best, report.seconds);
+        fs::remove_all(report.committed);
       }
-      rank.world->barrier(rank.device->compute());
-      rank.device->compute().synchronize();
-      saver.save({.step = round});
-      const SaveReport report = saver.take_reports().front();
       if (!first) continue;
-      bytes = report.bytes;
-      save.push_back(report.seconds);
-      const double dd_rate = static_cast<double>(wanted) / dd.back();
-      ratio.push_back(static_cast<double>(report.bytes) / report.seconds / dd_rate);
+      dd.push_back(dd_best);
+      save.push_back(save_best);
+      ratio.push_back(static_cast<double>(bytes) / save_best / (static_cast<double>(wanted) / dd_best));
     }
   });
   const double mib = static_cast<double>(bytes) / (1 << 20);
-  fmt::print("{:.0f} MiB from {} ranks, median of {}\n", mib, b.ranks, b.rounds);
-  fmt::print("{:<28}{:>12}{:>12}\n", "", "seconds", "MiB/s");
-  fmt::print("{:<28}{:>12.2f}{:>12.0f}\n", "dd bs=8M conv=fsync", median(dd), b.gib * 1024 / median(dd));
-  fmt::print("{:<28}{:>12.2f}{:>12.0f}\n", "save, snapshot to commit", median(save), mib / median(save));
+  fmt::print("{:.0f} MiB from {} ranks, median of {} best-of-two\n", mib, b.ranks, b.rounds);
+  fmt::print("{:<32}{:>12}{:>12}\n", "", "seconds", "MiB/s");
+  fmt::print("{:<32}{:>12.2f}{:>12.0f}\n", "dd bs=8M conv=fsync", median(dd), b.gib * 1024 / median(dd));
+  fmt::print("{:<32}{:>12.2f}{:>12.0f}\n", "save, snapshot to commit", median(save), mib / median(save));
   fmt::print("save / dd in the same round: {:.2f}; host copies held: {:.2f} of the checkpoint\n\n",
              median(ratio), static_cast<double>(staging) / static_cast<double>(bytes));
 }
@@ -176,11 +185,11 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
   fmt::print("{} ranks, a checkpoint of {:.0f} MiB every {} steps, median of {} times {} steps\n",
              b.step_ranks, static_cast<double>(bytes) / (1 << 20), b.save_every, kinds[0].step_ms.size(),
              b.save_every);
-  fmt::print("{:<28}{:>12}{:>16}\n", "", "ms a step", "times first's");
+  fmt::print("{:<32}{:>12}{:>16}\n", "", "ms a step", "times first's");
   for (const Kind& k : kinds) {
     std::vector<double> ratios;
     for (size_t i = 0; i < k.step_ms.size(); ++i) ratios.push_back(k.step_ms[i] / kinds[0].step_ms[i]);
-    fmt::print("{:<28}{:>12.1f}{:>16.3f}\n", k.name, median(k.step_ms), median(ratios));
+    fmt::print("{:<32}{:>12.1f}{:>16.3f}\n", k.name, median(k.step_ms), median(ratios));
   }
 }
 

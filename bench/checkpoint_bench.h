@@ -11,6 +11,7 @@ struct CheckpointBench {
   int ranks = 4;
   double gib = 1;
   int rounds = 3;
+  bool async = false;  // of the saves beside dd
   int steps = 60, save_every = 10, step_ranks = 2;
 };
 

@@ -45,6 +45,7 @@ int main(int argc, char** argv) {
   command->add_option("--ranks", checkpoint.ranks, "ranks that write")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  command->add_flag("--async", checkpoint.async, "save those from a copy in memory");
   command->add_option("--rounds", checkpoint.rounds, "of dd and saving in turn; 0 skips them")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();

@@ -44,7 +44,9 @@ struct CheckpointSaver::Impl {
   ~Impl();
 
   void exchange_plans(Communicator& world);
+  void copy_out(const LocalTensor& t, int64_t first, int64_t count, std::byte* to) const;
   void snapshot();
+  void write_directly(const PlannedFile& file, ShardWriter& writer) const;
   void write(const TrainingState& state, Clock::time_point start, double blocked);
   std::vector<int64_t> write_files(const std::filesystem::path& folder) const;
   void set_checksums(const std::vector<int64_t>& words);
@@ -56,7 +58,7 @@ struct CheckpointSaver::Impl {
   Device& device;
   std::vector<LocalTensor> tensors;
   std::vector<PlannedFile> plan;
-  std::unique_ptr<std::byte[]> staging;  // the data of all planned files, one after the other
+  std::unique_ptr<std::byte[]> staging;  // async: the data of all planned files, one after the other
   int64_t staging_bytes = 0, all_bytes = 0;
 
   // Rank 0: what all ranks write, and where.
@@ -82,6 +84,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
   agreement->together([&] {
     if (world.rank() == 0) folder.emplace(options.folder, files);
     plan = plan_files(world.rank(), tensors);
+    if (!options.async) return;
     for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
     staging.reset(new std::byte[static_cast<size_t>(staging_bytes)]);
   });
@@ -131,19 +134,39 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   }
 }
 
+// Elements [first, first + count) of a tensor that this rank writes.
+void CheckpointSaver::Impl::copy_out(const LocalTensor& t, int64_t first, int64_t count,
+                                     std::byte* to) const {
+  if (t.data.defined()) {
+    ops::copy_to_host(device.compute(), to, t.data.flat(first, first + count));
+  } else {
+    const float value = t.value();
+    std::memcpy(to, &value, sizeof value);
+  }
+}
+
 // Copies everything this rank writes to host memory.
 void CheckpointSaver::Impl::snapshot() {
   std::byte* to = staging.get();
   for (const PlannedFile& file : plan) {
     for (const PlannedEntry& e : file.entries) {
-      const LocalTensor& t = tensors[e.tensor];
-      if (t.data.defined()) {
-        ops::copy_to_host(device.compute(), to, t.data.flat(e.first, e.first + e.count));
-      } else {
-        const float value = t.value();
-        std::memcpy(to, &value, sizeof value);
-      }
-      to += e.count * size_of(t.dtype);
+      copy_out(tensors[e.tensor], e.first, e.count, to);
+      to += e.count * size_of(tensors[e.tensor].dtype);
+    }
+  }
+}
+
+// Writes the data of one file block by block from where the tensors are: a block stays in the cache between
+// being copied, summed and written.
+void CheckpointSaver::Impl::write_directly(const PlannedFile& file, ShardWriter& writer) const {
+  const auto block = std::make_unique_for_overwrite<std::byte[]>(kChecksumBlock);
+  for (const PlannedEntry& e : file.entries) {
+    const LocalTensor& t = tensors[e.tensor];
+    const int64_t width = size_of(t.dtype), step = kChecksumBlock / width;
+    for (int64_t at = 0; at < e.count; at += step) {
+      const int64_t count = std::min(step, e.count - at);
+      copy_out(t, e.first + at, count, block.get());
+      writer.write(block.get(), count * width);
     }
   }
 }
@@ -154,8 +177,12 @@ std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::p
   const std::byte* from = staging.get();
   for (const PlannedFile& file : plan) {
     ShardWriter writer(files, temporary, file);
-    writer.write(from, file.record.data_bytes());
-    from += file.record.data_bytes();
+    if (staging) {
+      writer.write(from, file.record.data_bytes());
+      from += file.record.data_bytes();
+    } else {
+      write_directly(file, writer);
+    }
     for (const uint64_t c : writer.finish()) checksums.push_back(static_cast<int64_t>(c));
   }
   return checksums;
@@ -234,12 +261,13 @@ void CheckpointSaver::save(const TrainingState& state) {
   Impl& s = *impl_;
   wait();
   const auto start = Clock::now();
-  s.snapshot();
   if (!s.options.async) {
+    s.device.compute().synchronize();
     s.write(state, start, 0);
     s.reports.back().blocked = s.reports.back().seconds;
     return;
   }
+  s.snapshot();
   s.in_flight = true;
   s.done = false;
   const double blocked = seconds_since(start);

@@ -38,11 +38,11 @@ struct SaveReport {
 /// thread.
 ///
 /// The constructor exchanges the plans of all ranks once, checks that together they cover every tensor
-/// exactly once, and reserves host memory for one copy of what this rank writes. A save then takes one gather
-/// (of checksums) and one broadcast (of the outcome) whatever the number of tensors, on a communicator of its
-/// own. Rank 0 commits. A failure on any rank (full disk, failed sync, ...) becomes the same IoError on every
-/// rank: from save(), or with `async` from the next call of any kind; nothing is committed then, and an
-/// earlier checkpoint is never touched. After a failure the saver may be used again.
+/// exactly once, and with `async` reserves host memory for one copy of what this rank writes. A save then
+/// takes one gather (of checksums) and a few one-word collectives, whatever the number of tensors, on a
+/// communicator of its own. Rank 0 commits. A failure on any rank (full disk, failed sync, ...) becomes the
+/// same IoError on every rank: from save(), or with `async` from the next call of any kind; nothing is
+/// committed then, and an earlier checkpoint is never touched. After a failure the saver may be used again.
 class CheckpointSaver {
  public:
   /// @throws IoError, InvalidArgument and ShapeMismatch, the same on every rank.
@@ -65,7 +65,7 @@ class CheckpointSaver {
   void wait();
   /// Saves finished since the last call.
   std::vector<SaveReport> take_reports();
-  /// Bytes of host memory for the copy.
+  /// Bytes of host memory for the copy; 0 without `async`, when one block (1 MiB) is held at a time.
   int64_t staging_bytes() const;
 
  private:
