@@ -171,9 +171,8 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
       for (size_t k = 0; k < kinds.size(); ++k) {
         double ms = 0;
         for (int i = 0; i < b.save_every; ++i) {
-          train_gpt::StepResult r = trainers[k]->train_step();
-          savings[k]->after_step(r);
-          ms += r.step_ms + r.save_ms.value_or(0);
+          const train_gpt::StepResult r = trainers[k]->train_step();
+          ms += r.step_ms + savings[k]->after_step(r).value_or(0);
         }
         if (first) kinds[k].step_ms.push_back(ms / b.save_every);
       }

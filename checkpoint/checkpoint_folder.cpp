@@ -51,6 +51,17 @@ void write_durably(FileSystem& files, const fs::path& path, std::string_view byt
   file->close();
 }
 
+void create_with_parents(const fs::path& path, FileSystem& files) {
+  const Kind kind = files.kind(path);
+  if (kind == Kind::folder) return;
+  if (kind != Kind::none)
+    throw IoError(fmt::format("cannot save checkpoints in '{}': it is there and no folder", path.string()));
+  const fs::path bare = path.has_filename() ? path : path.parent_path();  // without a slash at the end
+  if (folder_of(bare) != bare) create_with_parents(folder_of(bare), files);
+  files.create_folder(bare);
+  files.sync_folder(folder_of(bare));
+}
+
 std::string random_token() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
@@ -95,10 +106,7 @@ std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSy
 
 CheckpointFolder::CheckpointFolder(fs::path path, FileSystem& files)
     : path_(std::move(path)), files_(files), token_(random_token()) {
-  if (files_.kind(path_) == Kind::none) {
-    files_.create_folder(path_);
-    files_.sync_folder(folder_of(path_));
-  }
+  create_with_parents(path_, files_);
   lock_ = files_.lock(path_ / "lock");
   if (!lock_) {
     throw IoError(
@@ -124,7 +132,14 @@ fs::path CheckpointFolder::temporary_name(const std::string& name) {
   return path_ / fmt::format("{}{}{}-{}", name, kTemporary, token_, count_++);
 }
 
-fs::path CheckpointFolder::temporary(int64_t step) { return temporary_name(checkpoint_name(step)); }
+fs::path CheckpointFolder::temporary(int64_t step) {
+  const fs::path target = path_ / checkpoint_name(step);
+  const Kind kind = files_.kind(target);
+  if (kind != Kind::none && files_.kind(target / kManifestFile) == Kind::none)
+    throw IoError(fmt::format("cannot save '{}': something that is no checkpoint has this name; move it away",
+                              target.string()));
+  return temporary_name(checkpoint_name(step));
+}
 
 fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manifest& manifest) {
   manifest.sequence = next_sequence();
@@ -180,19 +195,28 @@ void CheckpointFolder::discard(const fs::path& temporary) noexcept {
   }
 }
 
-std::vector<std::string> CheckpointFolder::prune(int64_t keep) {
+std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& rule) {
   if (keep < 1) throw InvalidArgument(fmt::format("checkpoints to keep: {}; must be 1 or more", keep));
-  const std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_);
-  if (all.size() <= static_cast<size_t>(keep)) return {};
-  // After a crash `latest` may name one of those that go.
-  if (latest() != all.front().name) write_latest(all.front().name);
-
   std::vector<std::string> names;
+  std::string newest;
+  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+    if (keep > 0) {
+      if (rule.counts && !rule.counts(c)) continue;
+      if (newest.empty()) newest = c.name;
+      --keep;
+    } else if (!rule.removable || rule.removable(c)) {
+      names.push_back(c.name);
+    }
+  }
+  if (names.empty()) return {};
+  // After a crash `latest` may name one of those that go.
+  const std::string named = latest();
+  if (named.empty() || std::find(names.begin(), names.end(), named) != names.end()) write_latest(newest);
+
   std::vector<fs::path> removed;
-  for (size_t i = static_cast<size_t>(keep); i < all.size(); ++i) {
-    names.push_back(all[i].name);
-    removed.push_back(temporary_name(all[i].name));
-    files_.rename(path_ / names.back(), removed.back());
+  for (const std::string& name : names) {
+    removed.push_back(temporary_name(name));
+    files_.rename(path_ / name, removed.back());
   }
   files_.sync_folder(path_);
   for (const fs::path& path : removed) files_.remove_all(path);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,15 +30,25 @@ struct CommittedCheckpoint {
 std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder, FileSystem& files,
                                                   std::vector<std::string>* unusable = nullptr);
 
+/// Which checkpoints pruning counts and removes; an empty function means all of them.
+struct PruneRule {
+  /// Whether a checkpoint is one of those to keep. Asked newest first, until enough are kept; those that do
+  /// not count are left alone.
+  std::function<bool(const CommittedCheckpoint&)> counts = {};
+  /// Whether an older one may go.
+  std::function<bool(const CommittedCheckpoint&)> removable = {};
+};
+
 /// The one that may write below a save folder. Used by one thread at a time.
 class CheckpointFolder {
  public:
-  /// Creates the folder (its parent exists), takes its lock, removes what unfinished saves left.
+  /// Creates the folder and missing parents, takes its lock, removes what unfinished saves left.
   /// @throws IoError when another run saves there, or the folder cannot be used.
   CheckpointFolder(std::filesystem::path path, FileSystem& files);
 
   const std::filesystem::path& path() const { return path_; }
   /// A new temporary folder for a checkpoint of that step, not yet created. Names are unique among all runs.
+  /// @throws IoError when the checkpoint's name is taken by something that is none.
   std::filesystem::path temporary(int64_t step);
   /// The sequence number that the next commit gets.
   uint64_t next_sequence() const { return last_sequence_ + 1; }
@@ -49,10 +60,10 @@ class CheckpointFolder {
   std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
   /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
   void discard(const std::filesystem::path& temporary) noexcept;
-  /// Keeps the `keep` newest checkpoints (>= 1) by sequence number and removes the others; folders that are
-  /// no sound checkpoints are left alone. `latest` names the newest one afterwards if any are removed.
-  /// @returns the names removed.
-  std::vector<std::string> prune(int64_t keep);
+  /// Keeps the `keep` newest checkpoints (>= 1) by sequence number and removes the others, as far as `rule`
+  /// says; folders without a sound manifest are left alone. `latest` names one that stays. @returns the names
+  /// removed.
+  std::vector<std::string> prune(int64_t keep, const PruneRule& rule = {});
 
  private:
   void sweep();

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <map>
 #include <set>
 
 #include <sherd/checkpoint/agreement.h>
@@ -50,6 +49,7 @@ class Comparison {
     std::set<std::pair<Section, std::string>> known;
     for (const Wanted& w : all) {
       known.emplace(w.section, w.name);
+      if (w.section == Section::optim) ++needed_;
       const CheckpointTensor* t = reader.find(w.section, w.name);
       if (t == nullptr) {
         missing(w);
@@ -96,7 +96,7 @@ class Comparison {
  private:
   void missing(const Wanted& w) {
     (w.section == Section::model ? missing_ : missing_state_).push_back(w.name);
-    if (w.section == Section::optim) needs_.emplace(w.param.name(), w.name);
+    if (w.section == Section::optim) needs_.insert(w.param.name());
   }
   void unexpected(const CheckpointTensor& t) {
     (t.section == Section::model ? unexpected_ : unexpected_state_).push_back(t.name);
@@ -117,6 +117,8 @@ class Comparison {
           "neither "
           "can use the other's; this concerns {}",
           fmt::join(moved, ", "));
+    if (missing_state_.size() == needed_)
+      return text + "; it holds no state for this optimizer: load the model only (--resume-parts model)";
     return text +
            "; route parameters as the run that saved it did, or allow new state (--allow-new-state): "
            "what is missing starts from zero, the rest is left out";
@@ -125,7 +127,8 @@ class Comparison {
   const CheckpointReader& reader_;
   const LoadOptions& options_;
   std::vector<std::string> missing_, unexpected_, other_, missing_state_, unexpected_state_;
-  std::map<std::string, std::string> needs_;
+  std::set<std::string> needs_;  // parameters whose state is missing
+  size_t needed_ = 0;            // state tensors of the run
 };
 
 void check_momentum(const CheckpointReader& reader, const std::vector<Wanted>& all) {

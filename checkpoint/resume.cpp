@@ -24,24 +24,32 @@ std::vector<std::string> lines_of(const std::string& text) {
 }
 
 // Folders to try, newest first. A path that names a checkpoint is the only one.
-std::vector<std::filesystem::path> candidates(const std::filesystem::path& path, FileSystem& files,
+std::vector<std::filesystem::path> candidates(const std::filesystem::path& given, FileSystem& files,
                                               std::vector<std::string>& skipped) {
-  const std::string name = (path.has_filename() ? path : path.parent_path()).filename().string();
-  if (is_checkpoint_name(name) || files.kind(path / kManifestName) != FileSystem::Kind::none) return {path};
+  const auto refuse = [&](const char* why) {
+    throw IoError(fmt::format(
+        "cannot resume from '{}': {}; name a checkpoint (step_XXXXXXXX) or the folder they were saved in",
+        given.string(), why));
+  };
+  auto path = given.has_filename() || !given.has_parent_path() ? given : given.parent_path();
+  if (path.filename() == kManifestName) path = path.parent_path();
+  const FileSystem::Kind kind = files.kind(path);
+  if (kind == FileSystem::Kind::none) refuse("there is nothing of that name");
+  if (kind != FileSystem::Kind::folder) refuse("it is no folder");
+  if (is_checkpoint_name(path.filename().string()) ||
+      files.kind(path / kManifestName) != FileSystem::Kind::none)
+    return {path};
   std::vector<std::filesystem::path> found;
   for (const CommittedCheckpoint& c : list_checkpoints(path, files, &skipped)) found.push_back(path / c.name);
-  if (found.empty() && skipped.empty())
-    throw IoError(
-        fmt::format("cannot resume: '{}' holds no checkpoint (no folder step_XXXXXXXX); name a "
-                    "checkpoint or the folder they were saved in",
-                    path.string()));
+  if (found.empty() && skipped.empty()) refuse("it holds no checkpoint");
   return found;
 }
 
 }  // namespace
 
 Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
-               const LoadOptions& options, FileSystem& files) {
+               const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
+               FileSystem& files) {
   Agreement ranks(*runtime_of(root).mesh().world());
   Resumed resumed;
   std::string list, unusable;
@@ -61,10 +69,21 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
         if (ranks.rank() == 0) reader->check_files();
       });
       resumed.path = folder;
-      resumed.report = load_checkpoint(*reader, root, optimizer, options);
+      std::string cause;
+      ranks.together([&] {
+        if (check) cause = check(reader->manifest().training);
+      });
+      try {
+        resumed.report = load_checkpoint(*reader, root, optimizer, options);
+      } catch (const InvalidArgument& e) {
+        throw InvalidArgument(e.what() + (cause.empty() ? "" : "; " + cause));
+      }
       return resumed;
     } catch (const CorruptCheckpoint& e) {
-      if (folders.size() == 1 && resumed.skipped.empty()) throw;
+      if (folders.size() == 1 && resumed.skipped.empty())
+        throw CorruptCheckpoint(fmt::format(
+            "cannot resume: {}; `sherd ckpt verify` lists all damage; resume from another checkpoint",
+            e.what()));
       resumed.skipped.push_back(e.what());
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,7 +23,12 @@ struct Resumed {
 /// passed over. Never writes. Collective over the root's mesh; the same result or error on every rank.
 /// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when
 /// there is none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is not passed over).
+/// @param check is given each checkpoint's training state before it is loaded: it may throw InvalidArgument,
+/// and what it returns is added to the message when names or shapes do not fit (what the caller knows of the
+/// cause).
 Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
-               const LoadOptions& options = {}, FileSystem& files = FileSystem::posix());
+               const LoadOptions& options = {},
+               const std::function<std::string(const TrainingState&)>& check = {},
+               FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

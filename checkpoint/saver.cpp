@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -43,6 +44,7 @@ struct CheckpointSaver::Impl {
   Impl(Communicator& world, std::vector<LocalTensor> saved, SaverOptions asked);
   ~Impl();
 
+  void open_folder();
   void exchange_plans(Communicator& world);
   void copy_out(const LocalTensor& t, int64_t first, int64_t count, std::byte* to) const;
   void snapshot();
@@ -58,12 +60,14 @@ struct CheckpointSaver::Impl {
   Device& device;
   std::vector<LocalTensor> tensors;
   std::vector<PlannedFile> plan;
-  std::unique_ptr<std::byte[]> staging;  // async: the data of all planned files, one after the other
+  Tensor staging;  // async: the data of all planned files, one after the other
   int64_t staging_bytes = 0, all_bytes = 0;
 
   // Rank 0: what all ranks write, and where.
   Manifest whole;
   std::optional<CheckpointFolder> folder;
+  uint64_t inherited = 0;             // sequence number of the checkpoint that the run goes on from
+  std::set<uint64_t> committed;       // of this saver's
   std::vector<int64_t> report_words;  // checksums of each rank
 
   std::optional<Agreement> agreement, writing;  // of the rank's thread, of the one that writes
@@ -82,11 +86,11 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
       tensors(std::move(saved)) {
   agreement.emplace(world);
   agreement->together([&] {
-    if (world.rank() == 0) folder.emplace(options.folder, files);
+    if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
     for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
-    staging.reset(new std::byte[static_cast<size_t>(staging_bytes)]);
+    staging = Tensor::empty(device, {staging_bytes}, DType::u8, "checkpoint copy");
   });
   exchange_plans(world);
   const int64_t own = report_words[static_cast<size_t>(world.rank())];
@@ -97,6 +101,16 @@ CheckpointSaver::Impl::~Impl() {
   if (std::uncaught_exceptions() > exceptions_before && agreement)
     agreement->abort("a rank failed while a checkpoint was written");
   if (worker.joinable()) worker.join();
+}
+
+void CheckpointSaver::Impl::open_folder() {
+  folder.emplace(options.folder, files);
+  std::error_code missing;
+  const std::filesystem::path& from = options.continues;
+  const auto bare = from.has_filename() ? from : from.parent_path();
+  if (bare.empty() || !std::filesystem::equivalent(bare / "..", options.folder, missing)) return;
+  for (const CommittedCheckpoint& c : list_checkpoints(options.folder, files))
+    if (c.name == bare.filename()) inherited = c.sequence;
 }
 
 void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
@@ -147,7 +161,7 @@ void CheckpointSaver::Impl::copy_out(const LocalTensor& t, int64_t first, int64_
 
 // Copies everything this rank writes to host memory.
 void CheckpointSaver::Impl::snapshot() {
-  std::byte* to = staging.get();
+  auto* to = static_cast<std::byte*>(staging.raw());
   for (const PlannedFile& file : plan) {
     for (const PlannedEntry& e : file.entries) {
       copy_out(tensors[e.tensor], e.first, e.count, to);
@@ -174,10 +188,10 @@ void CheckpointSaver::Impl::write_directly(const PlannedFile& file, ShardWriter&
 // The files of this rank, synced; returns the checksums of their blocks.
 std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::path& temporary) const {
   std::vector<int64_t> checksums;
-  const std::byte* from = staging.get();
+  const auto* from = options.async ? static_cast<const std::byte*>(staging.raw()) : nullptr;
   for (const PlannedFile& file : plan) {
     ShardWriter writer(files, temporary, file);
-    if (staging) {
+    if (from) {
       writer.write(from, file.record.data_bytes());
       from += file.record.data_bytes();
     } else {
@@ -199,10 +213,14 @@ void CheckpointSaver::Impl::set_checksums(const std::vector<int64_t>& words) {
 void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const TrainingState& state,
                                    SaveReport& report) {
   whole.training = state;
+  committed.insert(folder->next_sequence());  // also when a failure comes after the rename
   report.committed = folder->commit(temporary, state.step, whole);
   if (options.keep == 0) return;
   try {
-    report.removed = folder->prune(options.keep);
+    const auto own = [&](const CommittedCheckpoint& c) {
+      return c.sequence <= inherited || committed.contains(c.sequence);
+    };
+    report.removed = folder->prune(options.keep, {own, own});
   } catch (const IoError& e) {
     throw IoError(fmt::format("'{}' is saved, but older checkpoints could not be removed: {}",
                               report.committed.string(), e.what()));

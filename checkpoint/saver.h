@@ -20,6 +20,10 @@ struct SaverOptions {
   int64_t keep = 0;
   /// save() returns when the tensors are copied to host memory; a thread of this rank writes behind.
   bool async = false;
+  /// The checkpoint that this run goes on from, if it does. When it lies in `folder`, `keep` counts and
+  /// removes it and older ones, too; otherwise only what this saver saved: other runs' checkpoints stay, and
+  /// so do those that were newer but could not be used.
+  std::filesystem::path continues = {};
   /// Null: FileSystem::posix(). Outlives the saver.
   FileSystem* files = nullptr;
 };

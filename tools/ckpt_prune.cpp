@@ -14,7 +14,15 @@ void prune(const PruneOptions& options, const Console& console) {
         fmt::format("{} is no save folder (one that holds step_NNNNNNNN)", options.save_folder.string()));
   if (!place.unusable.empty()) console.err << "sherd ckpt: " << printable(place.complaint()) << '\n';
   CheckpointFolder folder(options.save_folder, FileSystem::posix());
-  const std::vector<std::string> removed = folder.prune(options.keep);
+  // Only what is sound counts as kept, or a damaged one might be all that is left.
+  const auto sound = [&](const CommittedCheckpoint& c) {
+    const std::filesystem::path path = options.save_folder / c.name;
+    if (verify_checkpoint(path).empty()) return true;
+    console.err << fmt::format("sherd ckpt: {} is damaged: it does not count, and stays\n",
+                               printable(path.string()));
+    return false;
+  };
+  const std::vector<std::string> removed = folder.prune(options.keep, {.counts = sound});
   for (const std::string& name : removed)
     console.out << "removed " << printable((options.save_folder / name).string()) << '\n';
   const auto left = static_cast<int64_t>(place.committed.size()) - static_cast<int64_t>(removed.size());

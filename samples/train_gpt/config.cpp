@@ -177,6 +177,12 @@ CommandLine parse_config(int argc, const char* const* argv) {
                                                      : set_from_text(*field, line.config, text);
     if (!wrong.empty()) problems.push_back(fmt::format("{} {}: {}", flag_of(*field), text, wrong));
   }
+  for (const auto& [field, text] : raw.values) {
+    const std::string_view name = field->name;
+    if (text.empty() && (name == "save" || name == "resume"))
+      problems.push_back(
+          fmt::format("{}: the path is empty; leave the flag out, or name a folder", flag_of(*field)));
+  }
   std::set<std::string_view> bad;
   for (const FieldGroup& group : field_groups()) {
     for (const Field& field : group.fields) {

@@ -47,6 +47,7 @@ struct Output {
 void train(Trainer& trainer, const TrainConfig& config, Output* out) {
   Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   Saving saving(trainer, config);
+  std::optional<double> waited;  // for the latest checkpoint, in ms
   if (out) {
     out->first = trainer.step();
     read_losses(config.metrics, out->first, out->losses, out->held_out);
@@ -56,14 +57,16 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
     const bool last = result.step == config.last_step();
     if (config.eval_every > 0 && (result.step % config.eval_every == 0 || last))
       result.eval_loss = trainer.evaluate();
-    saving.after_step(result);
-    const std::vector<std::string> saved = saving.take_lines();
-    if (!out) continue;
-    out->losses.push_back(result.loss);
-    if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
-    if (out->metrics) out->metrics->write(result);
-    progress.step(result);
-    for (const std::string& line : saved) progress.note(line);
+    result.save_ms = std::exchange(waited, {});
+    if (out) {
+      out->losses.push_back(result.loss);
+      if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
+      // Before the step is saved: a run that is killed in between must not miss the line for good.
+      if (out->metrics) out->metrics->write(result);
+      progress.step(result);
+    }
+    waited = saving.after_step(result);
+    for (const std::string& line : saving.take_lines()) progress.note(line);
   }
   if (out) out->seconds = progress.seconds();
 }
@@ -86,19 +89,21 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
   const sherd::Resumed& resumed = *trainer.resumed();
-  for (const std::string& reason : resumed.skipped)
-    fmt::print(stderr, "train_gpt: passed over: {}\n", reason);
+  const auto warn = [](const std::string& line) { fmt::print(stderr, "train_gpt: {}\n", line); };
   const auto list = [](const std::vector<std::string>& names) {
     return fmt::format("{}", fmt::join(names, ", "));
   };
+  for (const std::string& reason : resumed.skipped) warn("passed over: " + reason);
+  if (!resumed.skipped.empty()) warn("going on from " + resumed.path.string());
   const auto& report = resumed.report;
-  if (!report.started_anew.empty())
-    fmt::print(stderr, "train_gpt: state that starts from zero: {}\n", list(report.started_anew));
-  if (!report.left_out.empty())
-    fmt::print(stderr, "train_gpt: state that was left out: {}\n", list(report.left_out));
-  const std::string data = trainer.data_difference();
-  if (!data.empty()) fmt::print(stderr, "train_gpt: {}\n", data);
-  out.say("resumed from {}: {} of {} steps are done\n\n", resumed.path.string(), trainer.step(),
+  if (!report.started_anew.empty()) warn("state that starts from zero: " + list(report.started_anew));
+  if (!report.left_out.empty()) warn("state that was left out: " + list(report.left_out));
+  for (const std::string& line : trainer.differences()) warn(line);
+  if (config.resume_parts == "model") {
+    out.say("weights from {}\n\n", resumed.path.string());
+    return;
+  }
+  out.say("resumed from {}: {} steps are done, of {}\n\n", resumed.path.string(), trainer.step(),
           config.steps);
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }

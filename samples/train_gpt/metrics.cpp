@@ -26,6 +26,14 @@ std::string number(double value) { return std::isfinite(value) ? fmt::format("{:
       fmt::format("cannot write the metrics '{}': {}", path, std::system_category().message(errno)));
 }
 
+// A run that was killed may have left a part of one.
+bool ends_in_the_middle_of_a_line(const std::string& path) {
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  if (!file || file.tellg() <= 0) return false;
+  file.seekg(-1, std::ios::end);
+  return file.get() != '\n';
+}
+
 }  // namespace
 
 std::string format_metrics(const StepResult& s) {
@@ -63,6 +71,7 @@ void read_losses(const std::string& path, int64_t steps, std::vector<double>& lo
 MetricsWriter::MetricsWriter(const std::string& path, const TrainConfig& config)
     : path_(path), file_(std::fopen(path.c_str(), config.resume.empty() ? "we" : "ae")) {
   if (!file_) fail(path_);
+  if (ends_in_the_middle_of_a_line(path)) write_line("");
   const nlohmann::ordered_json line = {{"config", to_json(config)}};
   // Paths may be any bytes; what is not UTF-8 in them is replaced.
   write_line(line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));

@@ -20,7 +20,7 @@ namespace train_gpt {
 ///   lr, tokens_per_s, step_ms, optim_ms
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
-///   save_ms       what training waited for a checkpoint after the step, where one was saved
+///   save_ms       what training waited for a checkpoint before the step, where one was saved
 ///
 /// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
 /// not a number, which JSON cannot say, is written as null.

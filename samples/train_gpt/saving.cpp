@@ -14,34 +14,52 @@ namespace train_gpt {
 Saving::Saving(Trainer& trainer, const TrainConfig& config) : trainer_(trainer), config_(config) {
   if (config.save.empty()) return;
   saver_.emplace(trainer.world(), trainer.checkpoint_tensors(),
-                 sherd::SaverOptions{.folder = config.save, .keep = config.keep, .async = config.async_save});
+                 sherd::SaverOptions{.folder = config.save,
+                                     .keep = config.keep,
+                                     .async = config.async_save,
+                                     .continues = trainer.resumed() ? trainer.resumed()->path : ""});
 }
 
-void Saving::after_step(StepResult& result) {
-  if (!saver_) return;
+std::optional<double> Saving::after_step(const StepResult& result) {
+  if (!saver_) return std::nullopt;
   saver_->poll();
   const bool last = result.step == config_.last_step();
   due_ = due_ || last || (config_.save_every > 0 && result.step % config_.save_every == 0);
-  if (!due_ || (!last && !saver_->idle())) return;
+  if (!due_ || (!last && !saver_->idle())) return std::nullopt;
   const auto start = std::chrono::steady_clock::now();
   saver_->save(trainer_.training_state());
   if (last) saver_->wait();
-  result.save_ms =
-      std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   due_ = false;
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
 void Saving::save_now() {
   if (!saver_) return;
-  std::error_code missing;  // equivalent() of a folder that is not there yet
-  const auto target = std::filesystem::path(config_.save) / sherd::checkpoint_name(trainer_.step());
-  if (trainer_.resumed() && std::filesystem::equivalent(trainer_.resumed()->path, target, missing)) return;
-  saver_->save(trainer_.training_state());
+  const sherd::TrainingState state = trainer_.training_state();
+  if (trainer_.resumed() && is_there_already(*trainer_.resumed(), state)) {
+    lines_.push_back(fmt::format("not saved again: {} holds all of it", trainer_.resumed()->path.string()));
+    return;
+  }
+  saver_->save(state);
   saver_->wait();
 }
 
+// The very checkpoint that the run was resumed from, on the same ranks.
+bool Saving::is_there_already(const sherd::Resumed& resumed, const sherd::TrainingState& state) const {
+  std::error_code missing;  // equivalent() of a folder that is not there yet
+  const auto target = std::filesystem::path(config_.save) / sherd::checkpoint_name(trainer_.step());
+  const auto info = [](const sherd::TrainingState& s, const char* key) {
+    const auto found = s.info.find(key);
+    return found == s.info.end() ? std::string() : found->second;
+  };
+  const sherd::TrainingState& saved = resumed.report.training;
+  return std::filesystem::equivalent(resumed.path, target, missing) && config_.resume_parts == "all" &&
+         resumed.report.started_anew.empty() && resumed.report.left_out.empty() &&
+         info(saved, "mesh") == info(state, "mesh") && info(saved, "strategy") == info(state, "strategy");
+}
+
 std::vector<std::string> Saving::take_lines() {
-  std::vector<std::string> lines;
+  std::vector<std::string> lines = std::exchange(lines_, {});
   if (!saver_) return lines;
   for (const sherd::SaveReport& r : saver_->take_reports()) {
     lines.push_back(fmt::format("saved {}: {:.1f} MiB in {:.2f} s, training waited {:.0f} ms",

@@ -10,6 +10,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
+#include "misfit.h"
 #include "muon_config.h"
 
 namespace train_gpt {
@@ -142,7 +143,8 @@ void Trainer::resume() {
   options.model = config_.resume_parts != "optimizer";
   options.optimizer = config_.resume_parts != "model" && optimizer_.has_value();
   options.allow_new_state = config_.allow_new_state;
-  resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options);
+  resumed_ = sherd::resume(config_.resume, model_, optimizer_ ? &*optimizer_ : nullptr, options,
+                           [&](const TrainingState& saved) { return misfit(saved, config_); });
   if (config_.resume_parts == "model") return;
   const TrainingState& state = resumed_->report.training;
   step_ = state.step;
@@ -150,14 +152,19 @@ void Trainer::resume() {
   seed_ = state.seed;
 }
 
-std::string Trainer::data_difference() const {
-  if (!resumed_ || !windows_ || config_.resume_parts == "model") return "";
+std::vector<std::string> Trainer::differences() const {
+  std::vector<std::string> lines;
+  if (!resumed_ || config_.resume_parts == "model") return lines;
   const auto& info = resumed_->report.training.info;
   const auto before = info.find("data");
-  if (before == info.end() || before->second == windows_->describe()) return "";
-  return fmt::format(
-      "the data ({}) is not what the checkpoint was trained on ({}); it is read from sequence {} on",
-      windows_->describe(), before->second, sequences_);
+  if (windows_ && before != info.end() && before->second != windows_->describe())
+    lines.push_back(fmt::format(
+        "the data ({}) is not what the checkpoint was trained on ({}); it is read from sequence {} on",
+        windows_->describe(), before->second, sequences_));
+  if (config_.seed != seed_)
+    lines.push_back(
+        fmt::format("--seed {} is not used: the run goes on with the checkpoint's, {}", config_.seed, seed_));
+  return lines;
 }
 
 TrainingState Trainer::training_state() const {
@@ -166,6 +173,8 @@ TrainingState Trainer::training_state() const {
   state.info["routing"] = routing_.summary();
   state.info["config"] = config_text(config_);
   state.info["mesh"] = runtime_of(model_).mesh().describe();
+  state.info["strategy"] =
+      fmt::format("{}, outer {}, layout {}", config_.strategy, config_.outer, config_.layout);
   state.info["muon.momentum"] = "ema";
   if (windows_) state.info["data"] = windows_->describe();
   return state;

@@ -37,8 +37,8 @@ class Trainer {
   int64_t step() const { return step_; }
   /// Where --resume went on from, if it did.
   const std::optional<sherd::Resumed>& resumed() const { return resumed_; }
-  /// What to say when the data is not what the checkpoint was trained on; else empty.
-  std::string data_difference() const;
+  /// Lines on what differs from the run that saved the checkpoint and changes what is trained: data, seed.
+  std::vector<std::string> differences() const;
   /// Trains the next step.
   StepResult train_step();
   /// Mean loss over all held-out windows; NaN when there are none.
