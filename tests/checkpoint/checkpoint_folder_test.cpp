@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -139,12 +140,44 @@ TEST(CheckpointFolder, CommitsWhereATornCheckpointHasTheName) {
   const TemporaryFolder path;
   FileSystem& files = FileSystem::posix();
   path.write("step_00000010/manifest.binpb", "torn");
-  path.write("step_00000020", "a file");
   CheckpointFolder folder(path.path(), files);
   save(folder, files, 10, "aaaaaaaa");
-  save(folder, files, 20, "bbbbbbbb");
-  EXPECT_THAT(contents(path.path()), SizeIs(2));
+  EXPECT_THAT(contents(path.path()), SizeIs(1));
   EXPECT_THAT(temporaries(path.path()), IsEmpty());
+}
+
+TEST(CheckpointFolder, WhatIsNoCheckpointIsNotReplaced) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  path.write("step_00000020", "a file");
+  path.write("step_00000030/notes.txt", "a folder");
+  CheckpointFolder folder(path.path(), files);
+  for (const int64_t step : {20, 30}) {
+    EXPECT_THAT(message_of<IoError>([&] { save(folder, files, step, "aaaaaaaa"); }),
+                AllOf(HasSubstr(path / checkpoint_name(step)), HasSubstr("move it away")));
+  }
+  EXPECT_EQ(read_bytes(path / "step_00000020"), "a file");
+  EXPECT_EQ(read_bytes(path / "step_00000030/notes.txt"), "a folder");
+}
+
+TEST(CheckpointFolder, PruningCountsAndRemovesByTheRule) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  CheckpointFolder folder(path.path(), files);
+  for (const int64_t step : {10, 20, 30, 40, 50}) save(folder, files, step, "aaaaaaaa");
+  const auto is = [](std::vector<std::string> names) {
+    return [=](const CommittedCheckpoint& c) {
+      return std::find(names.begin(), names.end(), c.name) != names.end();
+    };
+  };
+  // The newest does not count, the oldest may not go.
+  EXPECT_THAT(
+      folder.prune(1, {is({"step_00000040", "step_00000030"}), is({"step_00000020", "step_00000030"})}),
+      ElementsAre("step_00000030", "step_00000020"));
+  EXPECT_EQ(read_bytes(path / "latest"), "step_00000050\n");
+  EXPECT_THAT(folder.prune(1, {is({}), {}}), IsEmpty()) << "nothing counts, nothing goes";
+  EXPECT_THAT(folder.prune(1, {is({"step_00000040"}), {}}), ElementsAre("step_00000010"));
+  EXPECT_THAT(contents(path.path()), SizeIs(2));
 }
 
 TEST(CheckpointFolder, OneRunSavesAtATime) {
@@ -168,8 +201,8 @@ TEST(CheckpointFolder, UnusablePlacesAreNamed) {
   const TemporaryFolder folder;
   FileSystem& files = FileSystem::posix();
   const std::string file = folder.write("file", "x");
-  for (const std::string& path : {file, folder / "no/folder"}) {
-    EXPECT_THAT(message_of<IoError>([&] { CheckpointFolder(path, files); }), HasSubstr(path));
+  for (const std::string& path : {file, folder / "file/below"}) {
+    EXPECT_THAT(message_of<IoError>([&] { CheckpointFolder(path, files); }), HasSubstr(file));
   }
   EXPECT_THAT(message_of<IoError>([&] { list_checkpoints(folder / "no", files); }), HasSubstr(folder / "no"));
 }

@@ -216,6 +216,51 @@ TEST(SavingRun, WhatDoesNotFitIsExplained) {
   EXPECT_THAT(weights.out, HasSubstr("weights from"));
 }
 
+// Shapes do not show the number of heads.
+TEST(SavingRun, FlagsThatShapesDoNotShowAreCompared) {
+  const fs::path folder = fresh("saved");
+  const Flags two = {"--ranks", "2", "--steps", "2"};
+  ASSERT_EQ(run_small(two + Flags{"--save", folder.string()}).exit_code, 0);
+  const Finished heads = run_small(two + Flags{"--heads", "2", "--resume", folder.string()});
+  EXPECT_EQ(heads.exit_code, 1);
+  EXPECT_THAT(heads.err, HasSubstr("--heads 4 (here 2)"));
+  const Finished dim = run_small(two + Flags{"--dim", "32", "--resume", folder.string()});
+  EXPECT_EQ(dim.exit_code, 1);
+  EXPECT_THAT(dim.err, HasSubstr("it was saved with --dim 36 (here 32)"));
+  const Finished seed =
+      run_small({"--ranks", "2", "--steps", "3", "--seed", "6", "--resume", folder.string()});
+  EXPECT_EQ(seed.exit_code, 0) << seed.err;
+  EXPECT_THAT(seed.err, HasSubstr("--seed 6 is not used"));
+}
+
+TEST(SavingRun, OtherRunsCheckpointsAreNotPruned) {
+  const fs::path folder = fresh("saved");
+  ASSERT_EQ(
+      run_small({"--ranks", "2", "--steps", "4", "--save", folder.string(), "--save-every", "2"}).exit_code,
+      0);
+  // A new run; then one that goes on from it.
+  const Flags keep = {"--ranks", "2", "--save", folder.string(), "--save-every", "1", "--keep", "1"};
+  ASSERT_EQ(run_small(keep + Flags{"--steps", "3"}).exit_code, 0);
+  EXPECT_THAT(names_in(folder), ElementsAre("latest", "lock", "step_00000003", "step_00000004"));
+  ASSERT_EQ(
+      run_small(keep + Flags{"--steps", "5", "--resume", (folder / "step_00000003").string()}).exit_code, 0);
+  EXPECT_THAT(names_in(folder), ElementsAre("latest", "lock", "step_00000005"));
+}
+
+TEST(SavingRun, MetricsGoOnAfterATornLine) {
+  const fs::path folder = fresh("saved"), metrics = fresh("metrics.jsonl");
+  const Flags flags = {"--ranks", "2", "--metrics", metrics.string()};
+  ASSERT_EQ(run_small(flags + Flags{"--steps", "2", "--save", folder.string()}).exit_code, 0);
+  std::string text = read_file(metrics);
+  write_file(metrics, text.substr(0, text.size() - 20));
+  ASSERT_EQ(run_small(flags + Flags{"--steps", "4", "--resume", folder.string()}).exit_code, 0);
+  text = read_file(metrics);
+  size_t whole = 0;
+  for (size_t at = 0; at < text.size(); at = text.find('\n', at) + 1)
+    whole += nlohmann::json::accept(text.substr(at, text.find('\n', at) - at)) ? 1u : 0u;
+  EXPECT_EQ(whole, 5u) << text;  // two of flags, steps 1, 3 and 4
+}
+
 TEST(SavingRun, BadPathsAndFlagsAreNamed) {
   const fs::path empty = fresh("empty");
   fs::create_directory(empty);
