@@ -86,17 +86,28 @@ class Verifier {
   void check_file(const CheckpointFile& file, const std::vector<Placed>& pieces) {
     const fs::path path = root_ / file.path;
     try {
-      if (files_.kind(path) == FileSystem::Kind::none) return add(file.path, "it is missing");
+      if (files_.kind(path) == FileSystem::Kind::none) {
+        add(file.path, "it is missing");
+        return lose(file, pieces, 0);
+      }
       const std::unique_ptr<ReadableFile> open = files_.open(path);
       if (const int64_t size = open->size(); size != file.bytes) {
-        return add(file.path, fmt::format("it has {} bytes instead of {}: it is {}", size, file.bytes,
-                                          size < file.bytes ? "cut off" : "too long"));
+        add(file.path, fmt::format("it has {} bytes instead of {}: it is {}", size, file.bytes,
+                                   size < file.bytes ? "cut off" : "too long"));
+        return lose(file, pieces, size);
       }
       check_header(*open, file, pieces);
       check_blocks(*open, file, pieces);
     } catch (const IoError& e) {
       add(file.path, e.what());
     }
+  }
+
+  /// Names what lay behind the first `size` bytes.
+  void lose(const CheckpointFile& file, const std::vector<Placed>& pieces, int64_t size) {
+    for (const Placed& piece : pieces)
+      if (piece.end > size)
+        add(file.path, "its bytes are gone", std::max(size, piece.begin), piece.end, piece.tensor->name);
   }
 
   void check_header(const ReadableFile& open, const CheckpointFile& file, const std::vector<Placed>& pieces) {
