@@ -1,6 +1,7 @@
 #include <sherd/checkpoint/agreement.h>
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <numeric>
 
@@ -10,6 +11,9 @@ namespace sherd {
 namespace {
 
 constexpr int64_t kTextBytes = 4096;
+// Ranks wait here for others that read or write files: a slow disk is no dead peer, and those abort the
+// group.
+constexpr std::chrono::hours kSlowestFiles{12};
 
 // Types that cross ranks, by number; CommErrors do not: the group is gone then.
 enum Kind : int64_t { kError, kInvalid, kShape, kNotSupported, kNotCompiled, kMemory, kIo, kCorrupt };
@@ -53,7 +57,7 @@ Kind kind_of(const std::exception& e) {
 
 }  // namespace
 
-Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.clone()) {
+Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.side_channel(kSlowestFiles)) {
   Device& device = comm_->device();
   const auto words = [&](int64_t n, DType t) { return Tensor::empty(device, {n}, t, "checkpoint messages"); };
   word_ = words(1, DType::i64);

@@ -31,8 +31,10 @@ bool is_utf8(std::string_view text) {
 json parse_json(std::string_view text, std::string_view what) {
   // The parser takes a zero byte for the end of its input and would not see what follows.
   if (text.find('\0') != text.npos) throw CorruptCheckpoint(fmt::format("{} holds a zero byte", what));
+  constexpr int kMaxDepth = 64;  // of anything known: 4
   std::vector<std::set<std::string>> open_objects;
-  const auto check_keys = [&](int, json::parse_event_t event, json& parsed) {
+  const auto check_keys = [&](int depth, json::parse_event_t event, json& parsed) {
+    if (depth > kMaxDepth) throw CorruptCheckpoint(fmt::format("{} is nested too deeply", what));
     if (event == json::parse_event_t::object_start) open_objects.emplace_back();
     if (event == json::parse_event_t::object_end) open_objects.pop_back();
     if (event == json::parse_event_t::key &&

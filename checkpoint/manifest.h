@@ -83,8 +83,8 @@ std::string encode_manifest(const Manifest& manifest);
 uint64_t decode_sequence(std::string_view first_48_bytes);
 constexpr int64_t kManifestPrefix = 48;
 /// Reads and checks everything FORMAT.md demands of a manifest by itself (rules 1 to 4 of section 4). Memory
-/// stays within a small multiple of bytes.size(). @throws CorruptCheckpoint saying what and where; the caller
-/// adds the file's name.
+/// stays proportional to bytes.size() (about 100 times for the worst of messages). @throws CorruptCheckpoint
+/// saying what and where; the caller adds the file's name.
 Manifest decode_manifest(std::string_view bytes);
 
 /// Parts of a manifest, as ranks exchange them: files and tensors only, without checksums or rules.

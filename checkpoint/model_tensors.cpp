@@ -64,7 +64,6 @@ class Collector {
     for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
     counters_ = optimizer->counters();
     rank_ = runtime_of(root).mesh().world()->rank();
-    ranks_ = runtime_of(root).mesh().world()->size();
   }
 
   std::vector<LocalTensor> collect() {
@@ -76,7 +75,7 @@ class Collector {
       for (const StateTensor& s : states_[name])
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
     }
-    for (size_t i = 0; i < counters_.size(); ++i) optim.push_back(counter(counters_[i], i));
+    for (const StateCounter& c : counters_) optim.push_back(counter(c));
     std::move(optim.begin(), optim.end(), std::back_inserter(model));
     return model;
   }
@@ -111,8 +110,8 @@ class Collector {
             .data = piece.flat(mine.begin.value - begin, mine.end.value - begin)};
   }
 
-  // Ranks take turns.
-  LocalTensor counter(const StateCounter& c, size_t i) const {
+  // All on one rank: they are small, and everybody reads all of them.
+  LocalTensor counter(const StateCounter& c) const {
     LocalTensor t{.name = state_name(c.param.name(), c.key),
                   .section = Section::optim,
                   .dtype = DType::f32,
@@ -120,14 +119,14 @@ class Collector {
                   .boxes = {},
                   .data = {},
                   .value = [value = c.value] { return static_cast<float>(*value); }};
-    if (static_cast<int>(i % static_cast<size_t>(ranks_)) == rank_) t.boxes.push_back({{0}, {1}});
+    if (rank_ == 0) t.boxes.push_back({{0}, {1}});
     return t;
   }
 
   std::vector<std::pair<std::string, Parameter>> params_;
   std::unordered_map<std::string, std::vector<StateTensor>> states_;
   std::vector<StateCounter> counters_;
-  int rank_ = 0, ranks_ = 1;
+  int rank_ = 0;
   std::map<std::pair<const Communicator*, std::vector<std::string>>, int64_t> totals_, done_;
 };
 

@@ -79,6 +79,10 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
         throw InvalidArgument(e.what() + (cause.empty() ? "" : "; " + cause));
       }
       return resumed;
+    } catch (const IoError& e) {
+      // A bad sector, or pruned meanwhile by the run that saves there.
+      if (folders.size() == 1 && resumed.skipped.empty()) throw;
+      resumed.skipped.push_back(e.what());
     } catch (const CorruptCheckpoint& e) {
       if (folders.size() == 1 && resumed.skipped.empty())
         throw CorruptCheckpoint(fmt::format(
@@ -87,7 +91,7 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
       resumed.skipped.push_back(e.what());
     }
   }
-  throw CorruptCheckpoint(fmt::format("cannot resume: every checkpoint in '{}' is damaged: {}", path.string(),
+  throw CorruptCheckpoint(fmt::format("cannot resume: no checkpoint in '{}' can be used: {}", path.string(),
                                       fmt::join(resumed.skipped, "; ")));
 }
 

@@ -41,6 +41,7 @@ std::string problem(const LocalTensor& t) {
     return fmt::format("its boxes have {} elements, its data {}", elements, held);
   if (t.data.defined() && t.data.dtype() != t.dtype) return "its data has another dtype";
   if (t.value && t.dtype != DType::f32) return "a single value is f32";
+  if (t.name == safetensors::kMetadata) return "this name is reserved by the file format";
   return "";
 }
 
@@ -60,13 +61,18 @@ void check(std::span<const LocalTensor> tensors) {
 struct Draft {
   Section section;
   std::vector<PlannedEntry> entries;
+  int64_t header_bytes = 0;
 };
 
-// One draft for each number of a box, section by section.
+// The format allows headers of 100 MB.
+constexpr int64_t kHeaderBytes = 50'000'000;
+
+// One draft for each number of a box, and further ones where headers get long; section by section.
 std::vector<Draft> deal(std::span<const LocalTensor> tensors) {
   std::vector<Draft> drafts;
   for (const Section section : {Section::model, Section::optim}) {
     std::vector<Draft> own;
+    std::vector<size_t> open;  // the draft that takes a tensor's k-th box
     for (size_t i = 0; i < tensors.size(); ++i) {
       const LocalTensor& t = tensors[i];
       if (t.section != section) continue;
@@ -75,8 +81,14 @@ std::vector<Draft> deal(std::span<const LocalTensor> tensors) {
       for (const Box& box : t.boxes) {
         const int64_t count = numel_of(box.size);
         if (count == 0) continue;
-        if (k == own.size()) own.push_back({section, {}});
-        own[k++].entries.push_back({i, box, first, count});
+        if (k == open.size()) open.push_back(own.size());
+        if (open[k] == own.size() || own[open[k]].header_bytes > kHeaderBytes) {
+          open[k] = own.size();
+          own.push_back({section, {}, 0});
+        }
+        Draft& draft = own[open[k++]];
+        draft.entries.push_back({i, box, first, count});
+        draft.header_bytes += 2 * static_cast<int64_t>(t.name.size()) + 400;  // at most about
         first += count;
       }
     }

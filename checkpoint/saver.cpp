@@ -38,6 +38,14 @@ std::set<std::string> folders_of(const Manifest& manifest) {
   return folders;
 }
 
+// Of names, sections, dtypes and shapes.
+uint64_t fingerprint_of(const Manifest& part) {
+  std::string all;
+  for (const CheckpointTensor& t : part.tensors)
+    all += fmt::format("{} {} {} {}\n", t.name, name_of(t.section), name_of(t.dtype), to_string(t.shape));
+  return checksum(all.data(), static_cast<int64_t>(all.size()));
+}
+
 }  // namespace
 
 struct CheckpointSaver::Impl {
@@ -114,13 +122,25 @@ void CheckpointSaver::Impl::open_folder() {
 }
 
 void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
-  const std::vector<std::string> parts = gather_bytes(world, encode_part(part_of(plan, tensors)));
+  const bool first = world.rank() == 0;
+  std::string bytes;
+  agreement->together([&] {
+    Manifest part = part_of(plan, tensors);
+    // What all ranks know alike, rank 0 need not hear from all.
+    const auto known = static_cast<int64_t>(fingerprint_of(part) >> 1);
+    const bool alike = agreement->min(known) == -agreement->min(-known);
+    if (alike && !first)
+      std::erase_if(part.tensors, [](const CheckpointTensor& t) { return t.pieces.empty(); });
+    bytes = encode_part(part);
+  });
+  const std::vector<std::string> parts = gather_bytes(world, bytes);
   // Every rank needs the counts: a gather is told all of them.
   std::string counts;
   agreement->together([&] {
+    if (!first) return;
     PartMerger merger;
-    for (const std::string& bytes : parts) {
-      Manifest part = decode_part(bytes);
+    for (const std::string& encoded : parts) {
+      Manifest part = decode_part(encoded);
       int64_t words = 0;
       for (const CheckpointFile& file : part.files) {
         words += file.blocks();
@@ -129,7 +149,6 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
       counts += fmt::format("{} ", words);
       merger.add(std::move(part));
     }
-    if (parts.empty()) return;
     whole = merger.take();
     try {
       whole.checksums = false;
@@ -138,6 +157,9 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
       throw InvalidArgument(fmt::format("what the ranks save does not fit together: {}", e.what()));
     }
     whole.checksums = true;
+    for (CheckpointFile& file : whole.files)
+      file.block_checksums.assign(static_cast<size_t>(file.blocks()), 0);
+    encode_manifest(whole);  // too large ones are better refused now
   });
   counts = agreement->broadcast(counts);
   all_bytes = agreement->sum(all_bytes);
@@ -232,6 +254,11 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
   const bool first = writing->rank() == 0;
   std::filesystem::path temporary;
   try {
+    const int64_t least = writing->min(state.step), most = -writing->min(-state.step);
+    if (least != most)
+      throw InvalidArgument(fmt::format(
+          "CheckpointSaver: ranks save different steps, {} to {}: every rank makes the same calls", least,
+          most));
     writing->together([&] {
       if (!first) return;
       temporary = folder->temporary(state.step);
@@ -277,8 +304,8 @@ CheckpointSaver::~CheckpointSaver() = default;
 
 void CheckpointSaver::save(const TrainingState& state) {
   Impl& s = *impl_;
-  wait();
   const auto start = Clock::now();
+  wait();
   if (!s.options.async) {
     s.device.compute().synchronize();
     s.write(state, start, 0);
@@ -309,8 +336,9 @@ bool CheckpointSaver::idle() {
 
 void CheckpointSaver::poll() {
   Impl& s = *impl_;
-  // The save stays in flight for idle() and wait(), which all ranks call.
-  if (s.in_flight && s.done && s.failure) std::rethrow_exception(std::exchange(s.failure, nullptr));
+  // Every time, until idle(), wait() or save(), which all ranks call, take note of it: those end the failed
+  // save on all ranks at the same call.
+  if (s.in_flight && s.done && s.failure) std::rethrow_exception(s.failure);
 }
 
 void CheckpointSaver::wait() {

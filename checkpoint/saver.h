@@ -63,7 +63,8 @@ class CheckpointSaver {
   void save(const TrainingState& state);
   /// True when no rank has a save in flight. One small all-reduce when there was one.
   bool idle();
-  /// Throws what a finished save failed with. No communication.
+  /// Throws what a save in flight failed with, at every call until save(), idle() or wait() have thrown it,
+  /// too. No communication: ranks may hear of it at different times.
   void poll();
   /// Returns when no save is in flight.
   void wait();

@@ -10,7 +10,7 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kOpenFiles = 32;
+constexpr size_t kOpenFiles = 128;
 
 }  // namespace
 

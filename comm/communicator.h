@@ -1,6 +1,7 @@
 // Collectives among the ranks of a group.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -81,6 +82,10 @@ class Communicator {
   virtual std::shared_ptr<Communicator> split(int color, int key) = 0;
   /// A second communicator over the same ranks, for collectives that overlap. Host-blocking.
   std::shared_ptr<Communicator> clone() { return split(0, rank()); }
+
+  /// A second communicator over the same ranks for slow work beside training, such as files: its collectives
+  /// wait `timeout` for a peer, not what the launch says, and are counted by itself. Host-blocking.
+  virtual std::shared_ptr<Communicator> side_channel(std::chrono::milliseconds timeout) = 0;
 
   /// Fails every pending and later collective of every communicator made from the same launch, on all ranks,
   /// with a CommError quoting `cause`. The first call wins. Never blocks, never throws.

@@ -4,8 +4,9 @@
 
 namespace sherd::local {
 
-std::shared_ptr<WaitPoint> AbortDomain::make_wait_point() {
+std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::milliseconds timeout) {
   auto point = std::make_shared<WaitPoint>();
+  point->timeout = timeout;
   std::lock_guard lock(mutex_);
   std::erase_if(points_, [](const auto& p) { return p.expired(); });
   points_.push_back(point);
@@ -59,11 +60,12 @@ void AbortDomain::raise(const std::string& where) const {
   throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);
 }
 
-std::string AbortDomain::timeout_message(const std::string& where, const std::vector<int>& missing) const {
+std::string AbortDomain::timeout_message(const WaitPoint& point, const std::string& where,
+                                         const std::vector<int>& missing) {
   return fmt::format(
       "{}: waited {} ms for rank{} {}, which did not call it; look there for what went wrong, or raise the "
       "timeout",
-      where, timeout_.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+      where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
 }
 
 }  // namespace sherd::local

@@ -23,6 +23,7 @@ class PeerFailure final : public CommError {
 struct WaitPoint {
   std::mutex mutex;
   std::condition_variable changed;
+  std::chrono::milliseconds timeout{0};  // longest wait
 };
 
 enum class Wait { ready, aborted, timed_out };
@@ -30,20 +31,19 @@ enum class Wait { ready, aborted, timed_out };
 /// Shared by all groups of a launch. Lock order: a WaitPoint's mutex before the domain's.
 class AbortDomain {
  public:
-  explicit AbortDomain(std::chrono::milliseconds timeout) : timeout_(timeout) {}
+  AbortDomain() = default;
   AbortDomain(const AbortDomain&) = delete;
   AbortDomain& operator=(const AbortDomain&) = delete;
 
-  std::chrono::milliseconds timeout() const { return timeout_; }
   bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
 
   /// A wait point that abort() wakes for as long as it lives.
-  std::shared_ptr<WaitPoint> make_wait_point();
+  std::shared_ptr<WaitPoint> make_wait_point(std::chrono::milliseconds timeout);
 
   /// Waits until ready(), which is asked under `lock` (of point.mutex), or abort, or timeout.
   template <class Ready>
   Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready) const {
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    const auto deadline = std::chrono::steady_clock::now() + point.timeout;
     const bool woken = point.changed.wait_until(lock, deadline, [&] { return ready() || aborted(); });
     if (!woken) return Wait::timed_out;
     return ready() ? Wait::ready : Wait::aborted;
@@ -62,13 +62,13 @@ class AbortDomain {
   [[noreturn]] void raise(const std::string& where) const;
 
   /// "<where>: waited 300 ms for ranks 2, 3, ..."
-  std::string timeout_message(const std::string& where, const std::vector<int>& missing) const;
+  static std::string timeout_message(const WaitPoint& point, const std::string& where,
+                                     const std::vector<int>& missing);
 
  private:
   bool declare(int failed_rank, const std::string& cause) noexcept;
   void wake_all() noexcept;
 
-  const std::chrono::milliseconds timeout_;
   std::atomic<bool> aborted_{false};
   mutable std::mutex mutex_;
   std::string cause_;

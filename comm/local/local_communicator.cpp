@@ -16,6 +16,11 @@ namespace {
 using local::Call;
 using local::LocalGroup;
 
+// Far enough to mean "never", near enough not to overflow the clock.
+std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
+  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
+}
+
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
@@ -209,6 +214,12 @@ class LocalCommunicator final : public Communicator {
     return std::make_shared<LocalCommunicator>(std::move(group), rank, device_, counters_);
   }
 
+  std::shared_ptr<Communicator> side_channel(std::chrono::milliseconds timeout) override {
+    auto [group, rank] = group_->split(rank_, {0, rank_, bounded(timeout)});
+    return std::make_shared<LocalCommunicator>(std::move(group), rank, device_,
+                                               std::make_shared<CommCounters>());
+  }
+
   void abort(const std::string& cause) noexcept override {
     try {
       group_->domain().abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
@@ -247,11 +258,10 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
   if (timeout.count() <= 0)
     throw InvalidArgument(fmt::format("a collective timeout of {} ms; use at least 1", timeout.count()));
-  // Far enough to mean "never", near enough not to overflow the clock.
-  const auto bounded = std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
   std::vector<int> ranks(devices.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto group = std::make_shared<LocalGroup>(std::make_shared<local::AbortDomain>(bounded), ranks);
+  const auto group =
+      std::make_shared<LocalGroup>(std::make_shared<local::AbortDomain>(), ranks, bounded(timeout));
   std::vector<std::shared_ptr<Communicator>> world;
   for (int r : ranks)
     world.push_back(std::make_shared<LocalCommunicator>(group, r, devices[static_cast<size_t>(r)],

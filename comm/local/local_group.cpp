@@ -9,10 +9,11 @@
 
 namespace sherd::local {
 
-LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks)
+LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks,
+                       std::chrono::milliseconds timeout)
     : domain_(std::move(domain)),
       world_ranks_(std::move(world_ranks)),
-      point_(domain_->make_wait_point()),
+      point_(domain_->make_wait_point(timeout)),
       calls_(*domain_, *point_, world_ranks_),
       sends_(world_ranks_.size()),
       splits_(*domain_, *point_, world_ranks_),
@@ -52,7 +53,8 @@ void LocalGroup::send(int rank, int peer, const Call& call) {
   box = {};
   if (arrived) return;
   if (outcome == Wait::timed_out)
-    domain_->fail(lock, world_rank(peer), where, domain_->timeout_message(where, {world_rank(peer)}));
+    domain_->fail(lock, world_rank(peer), where,
+                  domain_->timeout_message(*point_, where, {world_rank(peer)}));
   lock.unlock();
   domain_->raise(where);
 }
@@ -73,7 +75,8 @@ void LocalGroup::recv(int rank, int peer, const Call& call) {
       lock.unlock();
       domain_->raise(where);
     case Wait::timed_out:
-      domain_->fail(lock, world_rank(peer), where, domain_->timeout_message(where, {world_rank(peer)}));
+      domain_->fail(lock, world_rank(peer), where,
+                    domain_->timeout_message(*point_, where, {world_rank(peer)}));
   }
   const Call& sent = *box.posted;
   if (sent.dtype != call.dtype || sent.elements != call.elements)
@@ -106,7 +109,9 @@ std::string LocalGroup::make_groups() {
     std::sort(ranks.begin(), ranks.end());
     std::vector<int> world;
     for (auto [key, r] : ranks) world.push_back(world_rank(r));
-    const auto group = std::make_shared<LocalGroup>(domain_, std::move(world));
+    const auto asked = splits_.slots()[static_cast<size_t>(ranks.front().second)]->timeout;
+    const auto timeout = asked.count() > 0 ? asked : point_->timeout;
+    const auto group = std::make_shared<LocalGroup>(domain_, std::move(world), timeout);
     for (size_t i = 0; i < ranks.size(); ++i)
       split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
   }

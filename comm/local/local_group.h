@@ -13,6 +13,7 @@ namespace sherd::local {
 struct SplitRequest {
   int color = 0;
   int key = 0;
+  std::chrono::milliseconds timeout{0};  // of the new group; 0: as this one's
 };
 inline std::string describe(const SplitRequest& s) {
   return "split(color " + std::to_string(s.color) + ", key " + std::to_string(s.key) + ")";
@@ -23,7 +24,8 @@ inline std::string describe(const SplitRequest& s) {
 /// @throws CommError as Communicator says.
 class LocalGroup {
  public:
-  LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks);
+  LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks,
+             std::chrono::milliseconds timeout);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }

@@ -63,7 +63,7 @@ class Rendezvous {
         const std::vector<int> missing = missing_ranks();
         withdraw(rank);
         const std::string where = place(rank, slot);
-        domain_.fail(lock, missing.front(), where, domain_.timeout_message(where, missing));
+        domain_.fail(lock, missing.front(), where, domain_.timeout_message(point_, where, missing));
       }
     }
   }

@@ -131,6 +131,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
                                    c.save_every > 0 ? c.save_every : c.keep));
   if (!c.resume.empty() && !c.init_weights.empty() && c.resume_parts != "optimizer")
     problems.push_back("--init-weights: --resume brings weights, too; give one of the two");
+  if (!c.resume.empty() && c.resume_parts == "optimizer" && c.steps == 0)
+    problems.push_back("--resume-parts optimizer: with --steps 0 there is no optimizer to load into");
   if (c.resume.empty() && (c.allow_new_state || c.resume_parts != "all"))
     problems.push_back(fmt::format("--{}: there is nothing to resume without --resume PATH",
                                    c.allow_new_state ? "allow-new-state" : "resume-parts"));
