@@ -143,14 +143,14 @@ TEST(CheckpointReader, NeighboursShareABlock) {
 
 TEST(CheckpointReader, MoreFilesThanStayOpen) {
   const TemporaryFolder folder;
-  const HandTensor a = spread("a", {100, 2}, cut({100, 2}, 0, 100)),
-                   b = spread("b", {100}, cut({100}, 0, 100));
+  const HandTensor a = spread("a", {300, 2}, cut({300, 2}, 0, 300)),
+                   b = spread("b", {300}, cut({300}, 0, 300));
   write_by_hand(folder.path(), {a, b});
   auto reader = CheckpointReader::open(folder.path());
   EXPECT_NO_THROW(reader.check_files());
-  EXPECT_EQ(read(reader, "a", {whole({100, 2})}), a.bytes());
-  EXPECT_EQ(read(reader, "b", {whole({100})}), b.bytes());
-  EXPECT_EQ(reader.counts().blocks_verified, 200);
+  EXPECT_EQ(read(reader, "a", {whole({300, 2})}), a.bytes());
+  EXPECT_EQ(read(reader, "b", {whole({300})}), b.bytes());
+  EXPECT_EQ(reader.counts().blocks_verified, 600);
 }
 
 TEST(CheckpointReader, ManyPiecesAreFoundQuickly) {

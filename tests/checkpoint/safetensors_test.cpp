@@ -241,7 +241,7 @@ std::vector<Damaged> damaged_files() {
       {"json_cut", raw_file("{\"w\":{"), "not valid JSON"},
       {"json_twice", raw_file("{}{}"), "not valid JSON"},
       {"json_comment", raw_file("{/**/}"), "not valid JSON"},
-      {"json_deep", raw_file("{\"w\":" + std::string(100'000, '[')), "not valid JSON"},
+      {"json_deep", raw_file("{\"w\":" + std::string(100'000, '[')), "nested too deeply"},
       {"json_number_overflow", raw_file(R"({"w":{"x":1e999}})"), "not valid JSON"},
       {"zero_byte_after_json", raw_file("{}" + zero + "junk"), "zero byte"},
       {"invalid_utf8_name", raw_file("{\"\xff\":{" + ok + "}}", "12345678"), "not valid JSON"},

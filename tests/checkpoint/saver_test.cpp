@@ -213,6 +213,78 @@ TEST(Saver, OneRanksFailureIsEveryRanksError) {
   }
 }
 
+// Polling hears of a failure on each rank when it likes; the ranks leave the failed save at the same call.
+TEST(Saver, PollingKeepsRanksInStep) {
+  const TemporaryFolder folder;
+  FaultFileSystem files;
+  std::atomic<int> heard{0};
+  launch(2, {.timeout = std::chrono::seconds(20)}, [&](RankContext& rank) {
+    const std::vector<LocalTensor> pieces = pieces_of(rank, {even("a", {40, 10}, 2)});
+    CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved", .async = true, .files = &files});
+    const auto meet = [&] {
+      rank.world->barrier(rank.device->compute());
+      rank.device->compute().synchronize();
+    };
+    if (rank.world->rank() == 0)
+      files.arm(
+          {.effect = FileFault::Effect::error, .error = EIO, .only = FileCall::sync, .path = "shard-00001"});
+    meet();
+    saver.save({.step = 1});
+    // Rank 1 polls until it hears of it, twice; rank 0 does not poll.
+    for (int times = 0; rank.world->rank() == 1 && times < 2;)
+      if (message_of<IoError>([&] { saver.poll(); }).find("shard-00001") != std::string::npos) ++times;
+    meet();
+    for (auto& t : pieces) ops::fill(rank.device->compute(), t.data, 2);
+    if (message_of<IoError>([&] { saver.save({.step = 2}); }).find("shard-00001") != std::string::npos)
+      ++heard;
+    for (auto& t : pieces) ops::fill(rank.device->compute(), t.data, 3);
+    saver.save({.step = 3});
+    saver.wait();
+  });
+  EXPECT_EQ(heard, 2);
+  EXPECT_THAT(FileSystem::posix().list(folder / "saved"), ElementsAre("latest", "lock", "step_00000003"));
+  CheckpointReader reader = CheckpointReader::open(folder / "saved/step_00000003");
+  std::vector<float> got(400);
+  const Box all{{0, 0}, {40, 10}};
+  reader.read(*reader.find(Section::model, "a"), {&all, 1}, got.data());
+  EXPECT_EQ(got, std::vector<float>(400, 3));
+}
+
+TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                launch(2, [&](RankContext& rank) {
+                  CheckpointSaver saver(rank.world, pieces_of(rank, {even("a", {4}, 2)}),
+                                        {.folder = folder / "saved"});
+                  saver.save({.step = 1 + rank.world->rank()});
+                });
+              }),
+              HasSubstr("steps, 1 to 2"));
+}
+
+// A disk that is slower than the longest wait for another rank is no dead rank.
+TEST(Saver, SlowFilesAreNoDeadPeer) {
+  const TemporaryFolder folder;
+  launch(2, {.timeout = std::chrono::milliseconds(200)}, [&](RankContext& rank) {
+    LocalTensor t = pieces_of(rank, {even("a", {4}, 2)})[0];
+    if (rank.world->rank() == 1) {
+      t.data = {};
+      t.boxes = {{{2}, {1}}};
+      t.value = [] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        return 1.0f;
+      };
+    } else {
+      t.boxes = {{{0}, {2}}};
+    }
+    std::vector<LocalTensor> tensors{t};
+    tensors[0].shape = {3};
+    CheckpointSaver saver(rank.world, tensors, {.folder = folder / "saved"});
+    saver.save({.step = 1});
+  });
+  EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000001"), IsEmpty());
+}
+
 // A rank that vanishes in the middle of training while a save is in flight: nobody hangs.
 TEST(Saver, AVanishedRankEndsTheOthersSave) {
   for (const bool async : {false, true}) {
