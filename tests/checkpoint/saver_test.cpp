@@ -265,13 +265,13 @@ TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
 // A disk that is slower than the longest wait for another rank is no dead rank.
 TEST(Saver, SlowFilesAreNoDeadPeer) {
   const TemporaryFolder folder;
-  launch(2, {.timeout = std::chrono::milliseconds(200)}, [&](RankContext& rank) {
+  launch(2, {.timeout = std::chrono::milliseconds(2000)}, [&](RankContext& rank) {
     LocalTensor t = pieces_of(rank, {even("a", {4}, 2)})[0];
     if (rank.world->rank() == 1) {
       t.data = {};
       t.boxes = {{{2}, {1}}};
       t.value = [] {
-        std::this_thread::sleep_for(std::chrono::milliseconds(600));
+        std::this_thread::sleep_for(std::chrono::milliseconds(3000));
         return 1.0f;
       };
     } else {
