@@ -99,7 +99,8 @@ const std::vector<FieldGroup>& groups() {
       {"Checkpoints",
        {{"save", &C::save, "DIR", "folder of checkpoints; one is saved after the last step"},
         {"save_every", &C::save_every, "K", "and after every K-th step; 0: only after the last", 0, kAny},
-        {"keep", &C::keep, "N", "newest checkpoints to keep; 0: all", 0, kAny},
+        {"keep", &C::keep, "N",
+         "newest checkpoints of this run, and of those it goes on from, to keep; 0: all", 0, kAny},
         {"async_save", &C::async_save, "", "write behind training, from a copy in memory"},
         {"resume", &C::resume, "PATH",
          "go on from a checkpoint, or from the newest good one of a folder of them, on any ranks; --steps "
