@@ -100,7 +100,8 @@ RC_GTEST_PROP(SavedTensors, AnyCutOfAnyTensorComesBackInAnyBoxes, ()) {
     const int64_t a = *rc::gen::inRange<int64_t>(0, n + 1), b = *rc::gen::inRange<int64_t>(a, n + 1);
     std::vector<char> got(static_cast<size_t>((b - a) * width), 'x');
     reader.read(*t, boxes_of(w.shape, {ParamIndex(a), ParamIndex(b)}), got.data());
-    RC_ASSERT(std::memcmp(got.data(), w.values().data() + a * width, got.size()) == 0);
+    const std::vector<char> values = w.values();
+    RC_ASSERT(std::equal(got.begin(), got.end(), values.begin() + a * width));
   }
 }
 
