@@ -30,6 +30,7 @@ class Agreement {
   std::vector<int64_t> gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts);
   int64_t min(int64_t value);
   int64_t sum(int64_t value);
+  CommCounts counts() const { return comm_->counts(); }
   /// Fails whatever the other ranks wait for.
   void abort(const std::string& cause) noexcept { comm_->abort(cause); }
 

@@ -33,7 +33,7 @@ struct ReadCounts {
 /// The latter two have no checksums: structure and coverage are checked, manifest().checksums is false, and
 /// all tensors are in section model (in a folder whose every name begins with "optim.": optim).
 ///
-/// One thread at a time. Holds at most a few dozen files open and one block (1 MiB) of each.
+/// One thread at a time. Holds at most 128 files open and one block (1 MiB) of each.
 class CheckpointReader {
  public:
   /// Reads the manifest or the headers, no tensor data.

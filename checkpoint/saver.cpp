@@ -353,4 +353,6 @@ std::vector<SaveReport> CheckpointSaver::take_reports() {
 
 int64_t CheckpointSaver::staging_bytes() const { return impl_->staging_bytes; }
 
+CommCounts CheckpointSaver::counts() const { return impl_->writing->counts(); }
+
 }  // namespace sherd

@@ -72,6 +72,9 @@ class CheckpointSaver {
   std::vector<SaveReport> take_reports();
   /// Bytes of host memory for the copy; 0 without `async`, when one block (1 MiB) is held at a time.
   int64_t staging_bytes() const;
+  /// Collectives of the saves so far; those of the communicator that the saver was given do not include them.
+  /// Not while a save is in flight.
+  CommCounts counts() const;
 
  private:
   struct Impl;

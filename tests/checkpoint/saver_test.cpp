@@ -136,16 +136,14 @@ TEST(Saver, CollectivesDoNotGrowWithTheNumberOfTensors) {
       std::vector<Whole> all;
       for (int i = 0; i < tensors; ++i) all.push_back(even("t" + std::to_string(i), {7}, 3));
       CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved"});
-      const CommCounts before = rank.world->counts();
       saver.save({.step = 1});
-      if (rank.world->rank() != 0) return;
-      counts.push_back(rank.world->counts());
-      for (auto& [name, count] : before) counts.back()[name].calls -= count.calls;
+      if (rank.world->rank() == 0) counts.push_back(saver.counts());
     });
   }
   for (const char* name : {"all_reduce", "broadcast", "gather_v"}) {
     EXPECT_EQ(counts[0][name].calls, counts[1][name].calls) << name;
-    EXPECT_LE(counts[0][name].calls, 4) << name;
+    EXPECT_GE(counts[0][name].calls, 1) << name;
+    EXPECT_LE(counts[0][name].calls, 5) << name;
   }
 }
 
