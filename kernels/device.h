@@ -11,6 +11,8 @@
 
 namespace sherd {
 
+enum class DeviceKind { cpu, cuda };
+
 struct DeviceOptions {
   /// Names the owner in messages, e.g. "rank 2".
   std::string label = "rank 0";
@@ -20,27 +22,43 @@ struct DeviceOptions {
   std::string kernels = "cpu";
   /// Largest number of live bytes; 0 = no limit.
   int64_t memory_limit = 0;
+  /// Which GPU of the process (CUDA).
+  int ordinal = 0;
+  /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
+  bool tf32 = false;
 };
+
+/// Order among the streams of a device that wants to run more than it can: what others wait for goes first.
+enum class StreamPriority { normal, high };
 
 /// One rank's device. Memory released by the host may be reused at once by work queued later on compute();
 /// memory that another stream uses must be kept until compute() has waited for an event of that stream.
 class Device {
  public:
   virtual ~Device() = default;
+  virtual DeviceKind kind() const { return DeviceKind::cpu; }
   virtual Allocator& allocator() = 0;
+  /// Host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU, allocator().
+  virtual Allocator& staging() { return allocator(); }
   virtual const KernelTable& kernels() const = 0;
   /// The stream that runs the model and the optimizer.
   virtual Stream& compute() = 0;
   /// A further stream; it must not outlive the device.
-  virtual std::unique_ptr<Stream> make_stream(std::string name) = 0;
+  virtual std::unique_ptr<Stream> make_stream(std::string name,
+                                              StreamPriority priority = StreamPriority::normal) = 0;
   virtual const std::string& label() const = 0;
 
   /// Bytes moved by ops::copy on any stream of this device, for tests that count copies around collectives.
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
   void count_copy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
+  /// How often a host thread waited for this device (Stream::synchronize, Event::synchronize, copy_to_host),
+  /// for tests that a step waits for nothing. On a CPU device the same calls are counted.
+  int64_t host_syncs() const { return host_syncs_.load(std::memory_order_relaxed); }
+  void count_host_sync() { host_syncs_.fetch_add(1, std::memory_order_relaxed); }
+
  private:
-  std::atomic<int64_t> copied_bytes_{0};
+  std::atomic<int64_t> copied_bytes_{0}, host_syncs_{0};
 };
 
 /// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute
@@ -52,5 +70,13 @@ inline void follow_compute(Stream& stream) {
 
 /// @throws InvalidArgument for unknown kernels or threads < 1.
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
+
+/// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`
+/// and `threads` do not matter.
+/// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1.
+std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
+/// GPUs of this process; 0 when there is no driver. @throws NotCompiled.
+int cuda_device_count();
 
 }  // namespace sherd

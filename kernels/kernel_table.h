@@ -27,12 +27,16 @@ struct Ref {
 /// C[m,n] = alpha * op(A) op(B) + beta * C, row-major with leading dimensions.
 /// A and B have one dtype (f32 or bf16); C is f32 or that dtype; the sum over k is fp32.
 /// beta = 0 never reads C. m, n or k may be 0.
+/// Epilogue, only with alpha = 1 and beta = 0 and C of A's dtype: bias [n] of that dtype is added to every
+/// row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product + bias.
 struct GemmArgs {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
   float alpha = 1, beta = 0;
   Ref a{}, b{}, c{};
   int64_t lda = 0, ldb = 0, ldc = 0;
+  Ref bias{}, pre{};
+  bool gelu = false;
 };
 
 /// y = x * rstd * w per row, rstd = 1/sqrt(mean(x^2) + eps); rstd is f32 [rows].
@@ -95,6 +99,7 @@ struct VocabParallelArgs {
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
 ///   w -= (lr/bias1) * m / (sqrt(v)/sqrt(bias2) + eps),  bias_i = 1 - beta_i^step.
 /// The result for an element must not depend on where it lies in the range.
+/// copy (f32, bf16 or f16; may be null) receives w, rounded once, in the same pass.
 struct AdamWArgs {
   int64_t count = 0;
   float* w = nullptr;
@@ -102,6 +107,7 @@ struct AdamWArgs {
   float* v = nullptr;
   const float* g = nullptr;
   double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, bias1 = 1, bias2 = 1;
+  Ref copy{};
 };
 
 /// For every element of every segment, in single f32 operations in this order:
@@ -208,14 +214,55 @@ struct ExpertRowsArgs {
   Ref gates{}, dgates{};
 };
 
+enum class ReduceOp { sum, max, min };
+
+/// dst[i] = reduction over s of sources[s][begin + i], for i in [0, count), in the pairwise tree of
+/// Communicator with sources in rank order. bf16 and f16 are reduced in fp32 and rounded once, the others in
+/// their own type; integers wrap. max and min give NaN when any source has one. dst may be exactly sources[s]
+/// + begin of any s; otherwise it must not overlap what is read. At least one source; any dtype but u8.
+struct ReduceArgs {
+  ReduceOp op = ReduceOp::sum;
+  DType dtype = DType::f32;
+  void* dst = nullptr;
+  std::vector<const void*> sources;
+  int64_t begin = 0, count = 0;
+};
+
+/// `blocks` runs of `run` bytes; run i starts at dst + i * dst_stride and src + i * src_stride (bytes).
+struct StridedCopyArgs {
+  char* dst = nullptr;
+  const char* src = nullptr;
+  int64_t dst_stride = 0, src_stride = 0, blocks = 0, run = 0;
+};
+
+/// factor[0] = max_norm > 0 and norm finite ? min(1, max_norm / (norm + 1e-6)) : 1, where norm is
+/// ExactSum::norm of the word-wise sum of the accumulators; total (may be pinned host memory) receives that
+/// sum.
+struct ClipFactorArgs {
+  std::vector<const int64_t*> accumulators;
+  double max_norm = 0;
+  float* factor = nullptr;
+  int64_t* total = nullptr;
+};
+
 struct KernelTable {
   const char* name;
   void (*fill)(ExecutionContext&, Ref dst, int64_t count, double value);
+  /// Between any two of host and device memory.
   void (*copy)(ExecutionContext&, void* dst, const void* src, int64_t bytes);
+  void (*strided_copy)(ExecutionContext&, const StridedCopyArgs&);
+  void (*reduce)(ExecutionContext&, const ReduceArgs&);
+  /// Finds an index outside [0, bound). On the CPU it throws InvalidArgument; `op` and `what` are static
+  /// strings for the message. A device that runs beside the host fails the stream at a later call instead,
+  /// and kernels that use the indices leave foreign memory alone meanwhile.
+  void (*check_indices)(ExecutionContext&, const char* op, const char* what, const int32_t* indices,
+                        int64_t count, int64_t bound);
   /// Any pair of f32, bf16, f16, f64.
   void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
   /// x *= factor (f32, bf16).
   void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
+  /// x *= factor[0], f32; a factor of exactly 1 leaves x untouched.
+  void (*scale_by)(ExecutionContext&, float* x, int64_t count, const float* factor);
   /// dst += alpha * src; dst f32, src f32 or bf16.
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
   /// dst = decay * dst + alpha * src, all f32.
@@ -259,7 +306,10 @@ struct KernelTable {
   void (*gram_apply)(ExecutionContext&, const GramApplyArgs&);
   /// Adds the exact sum of x[i]^2, the number of zeros and of non-finite elements; see exact_sum.h.
   void (*accumulate_squares)(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
-  /// out[0] += sum of x in increasing order, in double.
+  /// dst[i] += src[i], wrapping.
+  void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
+  void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
+  /// out[0] += sum of x in an order that depends on count alone (CPU: increasing), in double.
   void (*accumulate_sum)(ExecutionContext&, double* out, const float* x, int64_t count);
   /// Element i of the range is element begin + i of an infinite N(mean, stddev) sequence named by `key`.
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
@@ -271,5 +321,7 @@ const KernelTable& reference_kernels();
 /// Vectorised, threaded (OpenMP, ctx.threads), GEMM by oneDNN, singular values by LAPACK. Entries that need
 /// no speed are the reference's.
 const KernelTable& cpu_kernels();
+/// On the GPU (kernels/cuda). @throws NotCompiled without CUDA.
+const KernelTable& cuda_kernels();
 
 }  // namespace sherd

@@ -11,14 +11,52 @@ namespace sherd {
 class Device;
 struct KernelTable;
 
-/// What a piece of work sees while it runs on its stream.
+/// A point in the order of a device's own queue.
+class NativeEvent {
+ public:
+  virtual ~NativeEvent() = default;
+  virtual bool done() const = 0;
+  /// Blocks the calling thread. @throws what the device failed with.
+  virtual void synchronize() const = 0;
+};
+
+/// The queue of a device that runs beside the host, such as a CUDA stream. What a stream's worker issues goes
+/// there in order. Called by that worker alone, except where said.
+class NativeQueue {
+ public:
+  virtual ~NativeQueue() = default;
+  /// Before any work, on the worker.
+  virtual void start() = 0;
+  /// After the last work, on the worker: waits for the device. Never throws.
+  virtual void finish() noexcept = 0;
+  /// cudaStream_t. Any thread.
+  virtual void* handle() const = 0;
+  virtual std::shared_ptr<NativeEvent> record() = 0;
+  /// Later work waits on the device for `event`, whichever queue of whichever device recorded it.
+  virtual void wait(const NativeEvent& event) = 0;
+  /// Keeps `object` alive until what has been issued so far is done.
+  virtual void keep(std::shared_ptr<const void> object) = 0;
+  /// Grow-only device memory. Growing waits for the device.
+  virtual void* scratch(int64_t bytes) = 0;
+};
+
+/// What a piece of work sees while it runs on its stream. On a device with a native queue work only *issues*:
+/// memory it names is touched later, in the order of the queue.
 struct ExecutionContext {
   /// Threads a kernel may use (CPU).
   int threads = 1;
-  /// Grow-only scratch memory of the stream, valid until the running piece of work returns.
+  /// Grow-only scratch memory of the stream, valid until the running piece of work returns (native queue: for
+  /// what this piece of work issues).
   std::function<void*(int64_t bytes)> scratch;
   /// Native queue (cudaStream_t) on devices that have one.
   void* native = nullptr;
+  /// The same with its verbs; null on devices whose work is done when it returns.
+  NativeQueue* queue = nullptr;
+
+  /// Keeps `object` alive until the work issued so far is done.
+  void keep(std::shared_ptr<const void> object) const {
+    if (queue) queue->keep(std::move(object));
+  }
 };
 
 /// Completion of everything that was queued on a stream when the event was recorded.

@@ -1,0 +1,22 @@
+// Stands in for the CUDA backend in builds without it.
+#include <sherd/kernels/device.h>
+#include <sherd/kernels/error.h>
+#include <sherd/kernels/kernel_table.h>
+
+namespace sherd {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw NotCompiled(
+      "this build of sherd has no CUDA; configure with -DSHERD_CUDA=ON (nvcc must be on the PATH) and build "
+      "again, or "
+      "use the cpu device");
+}
+
+}  // namespace
+
+std::shared_ptr<Device> make_cuda_device(const DeviceOptions&) { refuse(); }
+int cuda_device_count() { refuse(); }
+const KernelTable& cuda_kernels() { refuse(); }
+
+}  // namespace sherd

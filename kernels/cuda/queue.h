@@ -1,0 +1,86 @@
+// A CUDA stream as sherd's NativeQueue, with the handles and workspaces of the libraries that run on it.
+// Private to the CUDA backends.
+#pragma once
+
+#include <cublasLt.h>
+#include <cusolverDn.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/kernels/device.h>
+
+#include "runtime.h"
+
+namespace sherd::cuda {
+
+/// What kernels choose their form by.
+struct Chip {
+  int ordinal = 0;
+  int multiprocessors = 1;
+  int capability = 0;  // 90 for compute capability 9.0
+  bool tf32 = false;
+  int64_t shared_bytes = 48 * 1024;  // most dynamic shared memory of a block
+};
+
+class CudaEvent final : public NativeEvent {
+ public:
+  explicit CudaEvent(int ordinal);
+  ~CudaEvent() override;
+  bool done() const override;
+  void synchronize() const override;
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+class CudaQueue final : public NativeQueue {
+ public:
+  /// `allocator` gives scratch and workspaces; both outlive the queue.
+  CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority);
+  ~CudaQueue() override;
+
+  void start() override;
+  void finish() noexcept override;
+  void* handle() const override { return stream_; }
+  std::shared_ptr<NativeEvent> record() override;
+  void wait(const NativeEvent& event) override;
+  void keep(std::shared_ptr<const void> object) override;
+  void* scratch(int64_t bytes) override;
+
+  const Chip& chip() const { return chip_; }
+  cudaStream_t stream() const { return stream_; }
+  /// Made on first use; calls must pass stream() (cuBLASLt) or are bound to it (cuSOLVER).
+  cublasLtHandle_t blas();
+  cusolverDnHandle_t solver();
+  /// Device memory of cuBLASLt's on this stream.
+  void* workspace();
+  static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+
+ private:
+  void release_done();
+
+  const Chip& chip_;
+  Allocator& allocator_;
+  cudaStream_t stream_ = nullptr;
+  cublasLtHandle_t blas_ = nullptr;
+  cusolverDnHandle_t solver_ = nullptr;
+  void* workspace_ = nullptr;
+  void* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+  std::vector<std::pair<std::shared_ptr<NativeEvent>, std::shared_ptr<const void>>> kept_;
+};
+
+/// The queue of a context that a CUDA device made.
+inline CudaQueue& queue_of(const ExecutionContext& context) {
+  return static_cast<CudaQueue&>(*context.queue);
+}
+
+/// @throws CudaError "<what>: ...".
+void check(cublasStatus_t result, const char* what);
+void check(cusolverStatus_t result, const char* what);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,18 @@
+// CUDA's runtime with errors as exceptions. Private to the CUDA backends (kernels/cuda, comm/nccl).
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <sherd/kernels/error.h>
+#include <sherd/kernels/stream.h>
+
+namespace sherd::cuda {
+
+/// @throws OutOfMemory or CudaError: "<what>: <name of the error>: <its text>".
+void check(cudaError_t result, const char* what);
+
+inline cudaStream_t stream_of(const ExecutionContext& context) {
+  return static_cast<cudaStream_t>(context.native);
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,2 @@
+// Symmetric products by Hopper's matrix instructions.
+#include "launch.h"
