@@ -92,7 +92,7 @@ class Engine {
   void suspend();
   Fiber* idle_fiber();
   void forget_suspended();
-  void check_memory() const;
+  void check_shared_memory() const;
   [[noreturn]] void misuse(const std::string& what) const;
   std::string who_waits_where() const;
 
@@ -155,6 +155,11 @@ void Engine::run(const char* what, dim3 blocks, dim3 threads, size_t shared_byte
   for (blockIdx.z = 0; blockIdx.z < blocks.z; ++blockIdx.z)
     for (blockIdx.y = 0; blockIdx.y < blocks.y; ++blockIdx.y)
       for (blockIdx.x = 0; blockIdx.x < blocks.x; ++blockIdx.x) run_block();
+  for (const auto& fiber : fibers_)
+    if (!fiber->intact()) {
+      fmt::print(stderr, "kernel '{}': a thread needs more stack than the emulation has\n", what_);
+      std::abort();
+    }
 #if defined(__SANITIZE_THREAD__)
   // ThreadSanitizer knows at most 8128 threads and fibers at a time.
   while (fibers_.size() > 64) fibers_.pop_back();
@@ -201,7 +206,7 @@ void Engine::run_block() {
       if (arrived_ != live_) misuse("threads wait for others that will not come: " + who_waits_where());
       release_barrier();
     }
-    check_memory();
+    check_shared_memory();
   } catch (...) {
     forget_suspended();
     throw;
@@ -273,16 +278,11 @@ void Engine::forget_suspended() {
   }
 }
 
-void Engine::check_memory() const {
+void Engine::check_shared_memory() const {
   for (size_t i = 0; shared_bytes_ > 0 && i < kGuardBytes; ++i)
     if (shared_[shared_bytes_ + i] != kGuard)
       misuse(fmt::format("byte {} of dynamic shared memory was written; it has {}", shared_bytes_ + i,
                          shared_bytes_));
-  for (const auto& fiber : fibers_)
-    if (!fiber->intact()) {
-      fmt::print(stderr, "kernel '{}': a thread needs more stack than the emulation has\n", what_);
-      std::abort();
-    }
 }
 
 void Engine::suspend() { warp_->lanes[lane_].fiber->suspend(); }

@@ -166,6 +166,13 @@ auto kernel(unsigned threads, F body, size_t shared_bytes = 0) {
   return [=] { cuda_host::run("bad", dim3(1), dim3(threads), shared_bytes, body); };
 }
 
+__global__ void two_barriers() {
+  if (threadIdx.x < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+}
+
 TEST(Emulation, ReportsMisuse) {
   EXPECT_THAT(kernel(64,
                      [] {
@@ -175,14 +182,7 @@ TEST(Emulation, ReportsMisuse) {
                          __shfl_sync(1u << 5 | 1, 0, 0);
                      }),
               reports("the thread itself is not named"));
-  EXPECT_THAT(kernel(64,
-                     [] {
-                       if (threadIdx.x < 32)
-                         __syncthreads();
-                       else
-                         __syncthreads();
-                     }),
-              reports("while others are at the one in emulation_test.cpp"));
+  EXPECT_THAT(kernel(64, two_barriers), reports("while others are at the one in emulation_test.cpp"));
   EXPECT_THAT(kernel(32,
                      [] {
                        if (threadIdx.x < 31)

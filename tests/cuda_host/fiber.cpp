@@ -35,7 +35,8 @@ cuda_host_switch:
   popq %r12
   popq %rbx
   popq %rbp
-  ret
+  popq %rcx
+  jmp *%rcx
 .size cuda_host_switch, .-cuda_host_switch
 
 .p2align 4
