@@ -30,6 +30,7 @@ void for_segments(const ExecutionContext& ctx, const std::vector<Segment>& segme
 
 /// Where a segment that packs nothing writes.
 struct Nowhere {};
+using cpu::store;
 void store(Nowhere, float) {}
 struct NowhereAt {
   Nowhere operator[](int64_t) const { return {}; }
