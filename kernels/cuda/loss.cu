@@ -12,10 +12,13 @@ namespace {
 template <class T, int kThreads, bool kAligned>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>)
     cross_entropy_rows(CrossEntropyArgs a, int cached) {
-  SHERD_DYNAMIC_SHARED(Pack<T>, shared);
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
-  Pack<T>* const cache = shared + me.in_block * cached;
+  Pack<T>* cache = nullptr;
+  if (cached > 0) {
+    SHERD_DYNAMIC_SHARED(Pack<T>, shared);
+    cache = shared + me.in_block * cached;
+  }
   const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.logits, me.row, a.vocab);
   const int64_t target = a.targets[me.row];
   const bool known = target >= 0 && target < a.vocab;  // else check_indices has failed the stream
