@@ -333,13 +333,16 @@ void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tenso
 }
 
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
-           const AdamWStep& step) {
+           const AdamWStep& step, const Tensor& copy) {
   Check check("adamw");
   check.dtype("w", w, DType::f32)
       .dtype("m", m, DType::f32)
       .dtype("v", v, DType::f32)
       .dtype("g", g, DType::f32);
-  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel()).done();
+  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel());
+  if (copy.defined())
+    check.dtype("copy", copy, {DType::f32, DType::bf16, DType::f16}).count("copy", copy, w.numel());
+  check.done();
   require(step.step >= 1, fmt::format("adamw: step {}; steps are counted from 1", step.step));
   require(step.beta1 >= 0 && step.beta1 < 1 && step.beta2 >= 0 && step.beta2 < 1,
           fmt::format("adamw: beta1 {} and beta2 {} must lie in [0, 1)", step.beta1, step.beta2));
@@ -348,6 +351,7 @@ void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const T
               .m = m.data<float>(),
               .v = v.data<float>(),
               .g = g.data<float>()};
+  if (copy.defined()) a.copy = ref(copy);
   a.lr = step.lr;
   a.beta1 = step.beta1;
   a.beta2 = step.beta2;

@@ -117,9 +117,10 @@ struct AdamWStep {
   /// Counted from 1.
   int64_t step = 1;
 };
-/// All f32 of one element count.
+/// All f32 of one element count; copy (f32, bf16 or f16; may be undefined) receives the new w in the same
+/// pass.
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
-           const AdamWStep& step);
+           const AdamWStep& step, const Tensor& copy = {});
 
 /// Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has
 /// run the work. @throws ShapeMismatch naming every segment that leaves its buffer or lacks a pointer.

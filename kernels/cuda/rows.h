@@ -5,8 +5,6 @@
 // A row has fewer than 2^31 elements.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <sherd/kernels/error.h>
 #include <sherd/kernels/kernel_table.h>
 
 #include <cstdint>
@@ -14,16 +12,9 @@
 #include <type_traits>
 
 #include "block_reduce.h"
+#include "vector.h"
 
 namespace sherd::cuda {
-
-/// Calls f(T{}) with the activation type of `t`; ops.h lets no other dtype through.
-template <class F>
-void with_f32_bf16(DType t, F&& f) {
-  if (t == DType::f32) return f(float{});
-  if (t == DType::bf16) return f(__nv_bfloat16{});
-  throw InvalidArgument("cuda kernels: the activation dtype must be f32 or bf16");
-}
 
 __device__ inline uint32_t bits_of(float v) { return __float_as_uint(v); }
 __device__ inline uint32_t bits_of(__nv_bfloat16 v) { return __bfloat16_as_ushort(v); }
@@ -31,11 +22,6 @@ __device__ inline void set_bits(float& to, uint32_t bits) { to = __uint_as_float
 __device__ inline void set_bits(__nv_bfloat16& to, uint32_t bits) {
   to = __ushort_as_bfloat16(static_cast<unsigned short>(bits));
 }
-__device__ inline float to_float(float v) { return v; }
-__device__ inline float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
-__device__ inline void put(float& to, float v) { to = v; }
-__device__ inline void put(__nv_bfloat16& to, float v) { to = __float2bfloat16_rn(v); }
-
 /// 16 bytes of a row. (Words and not elements, which would take a register each.)
 template <class T>
 struct [[gnu::may_alias]] alignas(16) Pack {
@@ -116,7 +102,8 @@ struct PackedRow {
 template <class T>
 bool rows_aligned(int64_t cols, std::initializer_list<const void*> matrices) {
   bool aligned = cols % Pack<T>::kCount == 0;
-  for (const void* m : matrices) aligned = aligned && reinterpret_cast<uintptr_t>(m) % sizeof(Pack<T>) == 0;
+  for (const void* m : matrices)
+    aligned = aligned && on_boundary<T, Pack<T>::kCount>(static_cast<const T*>(m), 0);
   return aligned;
 }
 
