@@ -106,15 +106,18 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   const auto worlds = make_local_world(devices, options.timeout);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
+  launch(std::move(contexts), body);
+}
 
+void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body) {
   FirstFailure failure;
   {
     std::vector<std::jthread> rank_threads;
     try {
-      for (auto& context : contexts) rank_threads.emplace_back([&] { run_rank(context, body, failure); });
+      for (auto& context : ranks) rank_threads.emplace_back([&] { run_rank(context, body, failure); });
     } catch (...) {  // the system has no further thread
       failure.add(std::current_exception());
-      worlds[rank_threads.size()]->abort(text_of(std::current_exception()));
+      ranks[rank_threads.size()].world->abort(text_of(std::current_exception()));
     }
   }
   failure.rethrow_if_any();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <sherd/comm/communicator.h>
 
@@ -43,5 +44,8 @@ struct RankContext {
 /// hide the cause). @throws InvalidArgument when ranks < 1.
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }
+
+/// The same for ranks that have their devices and worlds already, each on a thread of its own.
+void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body);
 
 }  // namespace sherd
