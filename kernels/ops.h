@@ -70,6 +70,9 @@ void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits
 /// dlogits may be logits itself.
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale);
+/// Both, to the same bits, in one reading of the logits.
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
+                                    const Tensor& logits, const Tensor& targets, float scale);
 
 /// Mixture of experts. logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k]; k is 1 or 2.
 /// @throws InvalidArgument for another k, or k > experts.

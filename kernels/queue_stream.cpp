@@ -36,7 +36,10 @@ struct QueueEventState final : Event::State {
   }
   void synchronize() const override {
     device.count_host_sync();
-    if (const NativeEvent* n = wait_reached()) n->synchronize();
+    if (const NativeEvent* n = wait_reached()) {
+      n->synchronize();
+      device.rethrow_failure();
+    }
   }
 };
 

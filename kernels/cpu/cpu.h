@@ -43,6 +43,7 @@ void embedding_forward(ExecutionContext&, const EmbeddingArgs&);
 void embedding_backward(ExecutionContext&, const EmbeddingArgs&);
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs&);
 void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs&);
+void cross_entropy_forward_backward(ExecutionContext&, const CrossEntropyArgs&);
 void route_top_k(ExecutionContext&, const RouteArgs&);
 void route_top_k_backward(ExecutionContext&, const RouteArgs&);
 void expand_rows(ExecutionContext&, const ExpertRowsArgs&);
