@@ -2,8 +2,9 @@
 // kernels/cuda/attention_*.
 //
 // Two families: on tensor cores (bf16, heads up to 128 wide) and in plain fp32 arithmetic (f32, and wider
-// heads). In both a block owns a tile of rows of one (batch, head) and streams tiles of the other side through
-// shared memory; nothing of size seq x seq exists. The order of every sum depends on seq and head_dim alone.
+// heads). In both a block owns a tile of rows of one (batch, head) and streams tiles of the other side
+// through shared memory; nothing of size seq x seq exists. The order of every sum depends on seq and head_dim
+// alone.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,6 +16,7 @@
 
 #include "cuda.h"
 #include "launch.h"
+#include "mma.h"
 
 namespace sherd::cuda {
 
@@ -24,21 +26,21 @@ inline constexpr float kLog2e = 1.4426950408889634f;
 template <class T>
 struct Rows {
   T* data;
-  int64_t stride;
-  int count, width;
+  int stride, count, width;
   bool vectors;  // rows consist of aligned 16-byte pieces
+
+  __device__ __forceinline__ T* row(int i) const { return data + int64_t{i} * stride; }
 };
 
 /// Where the heads of a call lie.
 struct Packing {
-  int64_t heads;
-  int seq, width;  // width: head_dim
-  bool vectors;    // of all tensors of the call
-  float scale;     // of scores
+  int heads, seq, width;  // width: head_dim
+  bool vectors;           // of all tensors of the call
+  float scale;            // of scores
 
   template <class T>
   Packing(const AttentionArgs& a, T)
-      : heads(a.heads),
+      : heads(static_cast<int>(a.heads)),
         seq(static_cast<int>(a.seq)),
         width(static_cast<int>(a.head_dim)),
         vectors(width % static_cast<int>(16 / sizeof(T)) == 0),
@@ -49,25 +51,25 @@ struct Packing {
 
   /// q, k, v (part 0, 1, 2) of head `bh`, counted over batch and heads.
   template <class T>
-  __device__ __forceinline__ Rows<T> in(T* qkv, int64_t bh, int part) const {
-    return {qkv + (bh / heads * seq * 3 + part) * heads * width + bh % heads * width, 3 * heads * width, seq,
-            width, vectors};
+  __device__ __forceinline__ Rows<T> in(T* qkv, int bh, int part) const {
+    return {qkv + (int64_t{bh / heads} * seq * 3 + part) * heads * width + bh % heads * width,
+            3 * heads * width, seq, width, vectors};
   }
   template <class T>
-  __device__ __forceinline__ Rows<T> out(T* out, int64_t bh) const {
-    return {out + bh / heads * seq * heads * width + bh % heads * width, heads * width, seq, width, vectors};
+  __device__ __forceinline__ Rows<T> out(T* out, int bh) const {
+    return {out + int64_t{bh / heads} * seq * heads * width + bh % heads * width, heads * width, seq, width,
+            vectors};
   }
 };
 
-/// Which tile of which head a block works on. Tiles of a head are neighbours, for its k and v stay in the cache.
+/// Which tile of which head a block works on. Tiles of a head are neighbours, for its k and v stay in the
+/// cache.
 struct Place {
-  int64_t bh;
-  int tile, tiles;
+  int tiles, bh, tile;
   __device__ __forceinline__ Place(const Packing& p, int rows)
-      : bh(0), tile(0), tiles(static_cast<int>((int64_t{p.seq} + rows - 1) / rows)) {
-    bh = blockIdx.x / static_cast<unsigned>(tiles);
-    tile = static_cast<int>(blockIdx.x % static_cast<unsigned>(tiles));
-  }
+      : tiles((p.seq + rows - 1) / rows),
+        bh(static_cast<int>(blockIdx.x) / tiles),
+        tile(static_cast<int>(blockIdx.x) % tiles) {}
 };
 
 /// One block per tile of `rows` rows of each head. @throws NotSupported.
@@ -91,8 +93,9 @@ inline int64_t padded_rows(int64_t seq) { return (seq + kStatsRows - 1) / kStats
 inline bool on_tensor_cores(const char* what, const AttentionArgs& a) {
   if (a.qkv.dtype != DType::f32 && a.qkv.dtype != DType::bf16)
     throw NotSupported(std::string(what) + ": dtype " + name_of(a.qkv.dtype) + "; must be f32 or bf16");
-  if (a.seq > INT32_MAX / 2)
-    throw NotSupported(std::string(what) + ": seq " + std::to_string(a.seq) + "; must be below 2^30");
+  if (a.seq > INT32_MAX / 2 || a.heads > INT32_MAX / 1024)
+    throw NotSupported(std::string(what) + ": seq " + std::to_string(a.seq) + " with " +
+                       std::to_string(a.heads) + " heads; must be below 2^30 and 2^21");
   if (a.head_dim > 256)
     throw NotSupported(std::string(what) + ": head_dim " + std::to_string(a.head_dim) +
                        "; CUDA kernels take at most 256, use more heads");
@@ -105,6 +108,26 @@ inline bool is_empty(const AttentionArgs& a) {
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ void narrow(float& to, float x) { to = x; }
+__device__ __forceinline__ void narrow(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
+
+/// 16 bytes of rows.
+template <class T>
+struct Piece {
+  static constexpr int kCount = 16 / sizeof(T);
+  T at[kCount];
+
+  /// Elements [0, count) of `from`, then zeros.
+  __device__ __forceinline__ Piece(const T* from, int count, bool aligned) {
+    if (aligned && count >= kCount) {
+      const uint4 bytes = load_bytes(from);
+      memcpy(at, &bytes, sizeof at);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) at[i] = i < count ? from[i] : T{};
+    }
+  }
+};
 
 /// For calls that tensor cores do not take.
 void plain_attention_forward(ExecutionContext&, const AttentionArgs&);

@@ -14,29 +14,24 @@ template <class T>
 __global__ void stats_kernel(Packing p, int64_t padded, const T* out, const T* dout, const float* lse,
                              RowStats* stats) {
   const Place place(p, kStatsRows);
-  const int64_t bh = place.bh;
   const int row = place.tile * kStatsRows + static_cast<int>(threadIdx.x / 8);
   const int lane = static_cast<int>(threadIdx.x % 8);
   const bool inside = row < p.seq;
   float delta = 0;
   if (inside) {
-    const Rows<const T> o = p.out(out, bh), d = p.out(dout, bh);
-    const T *o_row = o.data + row * o.stride, *d_row = d.data + row * d.stride;
-    constexpr int kPiece = 16 / sizeof(T);
-    for (int i = lane * kPiece; i < p.width; i += 8 * kPiece) {
-      __align__(16) T a[kPiece] = {}, b[kPiece] = {};
-      if (p.vectors) {
-        *reinterpret_cast<uint4*>(a) = *reinterpret_cast<const uint4*>(o_row + i);
-        *reinterpret_cast<uint4*>(b) = *reinterpret_cast<const uint4*>(d_row + i);
-      } else {
-        for (int e = 0; e < kPiece && i + e < p.width; ++e) a[e] = o_row[i + e], b[e] = d_row[i + e];
-      }
-      for (int e = 0; e < kPiece; ++e) delta = fmaf(widen(a[e]), widen(b[e]), delta);
+    const Rows<const T> o = p.out(out, place.bh), d = p.out(dout, place.bh);
+    const T *o_row = o.row(row), *d_row = d.row(row);
+    constexpr int kCount = Piece<T>::kCount;
+    for (int i = lane * kCount; i < p.width; i += 8 * kCount) {
+      const Piece<T> x(o_row + i, p.width - i, p.vectors), dx(d_row + i, p.width - i, p.vectors);
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) delta = fmaf(widen(x.at[e]), widen(dx.at[e]), delta);
     }
   }
   for (int step = 4; step > 0; step /= 2) delta += __shfl_xor_sync(kWholeWarp, delta, step);
   if (lane == 0)
-    stats[bh * padded + row] = inside ? make_float2(lse[bh * p.seq + row] * kLog2e, delta) : make_float2(INFINITY, 0);
+    stats[place.bh * padded + row] =
+        inside ? make_float2(lse[int64_t{place.bh} * p.seq + row] * kLog2e, delta) : make_float2(INFINITY, 0);
 }
 
 /// dq of a tile of query rows.
@@ -44,7 +39,8 @@ template <int D>
 struct Queries {
   static constexpr int M = 2, kRows = kWarps * 16 * M, kKeys = D <= 64 ? 64 : 32;
   static constexpr int kOwned = kRows * kStride<D>, kTile = kKeys * kStride<D>;
-  static constexpr size_t kSharedBytes = (2 * kOwned + 4 * kTile) * sizeof(__nv_bfloat16);
+  static constexpr size_t kSharedBytes =
+      (2 * kOwned + 4 * kTile) * sizeof(__nv_bfloat16) + kRows * sizeof(RowStats);
 };
 
 template <int D>
@@ -62,6 +58,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
 
   const auto k_rows = p.in(qkv, place.bh, 1), v_rows = p.in(qkv, place.bh, 2);
   __nv_bfloat16 *const q = shared, *const d = q + S::kOwned, *const streamed = d + S::kOwned;
+  RowStats* const own_stats = reinterpret_cast<RowStats*>(streamed + 4 * S::kTile);
   __nv_bfloat16* const q_own = q + warp * 16 * M * kStride<D>;
   auto load = [&](int t) {
     __nv_bfloat16* k = streamed + t % 2 * 2 * S::kTile;
@@ -70,17 +67,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   };
   load_tile<S::kRows, D>(q, p.in(qkv, place.bh, 0), first);
   load_tile<S::kRows, D>(d, p.out(dout, place.bh), first);
+  for (int i = 2 * static_cast<int>(threadIdx.x); i < S::kRows; i += 2 * kTileThreads)
+    copy_async(own_stats + i, stats + place.bh * padded + first + i, first + i < padded);
   load(0);
-
-  RowStats stat[M][2];
-#pragma unroll
-  for (int m = 0; m < M; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = own + m * 16 + half * 8 + lane / 4;
-      stat[m][half] = row < end ? stats[place.bh * padded + row] : make_float2(INFINITY, 0);
-    }
-  }
 
   Block<M, D> dq = {};
   const float scale_log2 = p.scale * kLog2e;
@@ -95,20 +84,26 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
     auto sees = [ahead](int row, int j) { return j <= row + ahead; };
     const bool any = ahead > -16 * M && own < end;
-    Block<M, N> s = {}, ds = {};
+    Left<M, N> left_ds;
     if (any) {
+      Block<M, N> s = {}, ds = {};
       add_dots<M, N, D>(s, q_own, k);
       add_dots<M, N, D>(ds, d + warp * 16 * M * kStride<D>, k + S::kTile);
 #pragma unroll
-      for (int m = 0; m < M; ++m)
+      for (int m = 0; m < M; ++m) {
 #pragma unroll
-        for (int n = 0; n < N / 8; ++n)
+        for (int half = 0; half < 2; ++half) {
+          const RowStats stat = own_stats[warp * 16 * M + m * 16 + half * 8 + lane / 4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float probability = fast_exp2(fmaf(s[m][n][i], scale_log2, -stat[m][i / 2].x));
-            ds[m][n][i] = probability * (ds[m][n][i] - stat[m][i / 2].y);
+          for (int n = 0; n < N / 8; ++n) {
+#pragma unroll
+            for (int i = half * 2; i < half * 2 + 2; ++i)
+              ds[m][n][i] = fast_exp2(fmaf(s[m][n][i], scale_log2, -stat.x)) * (ds[m][n][i] - stat.y);
           }
+        }
+      }
       if (diagonal) for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
+      left_ds = ds;
     }
     if (poisoned) {
       __syncthreads();  // the scores are done with k
@@ -117,7 +112,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       zero_non_finite<N, D>(k);
       __syncthreads();
     }
-    if (any) add_mixture<M, N, D>(dq, ds, k);
+    if (any) add_mixture<M, N, D>(dq, left_ds, k);
   }
   if (own >= end) return;
   for_each<M, D>(dq, [&](float& x, int, int) { x *= p.scale; });
@@ -145,6 +140,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int own = first + warp * 16 * M;
 
+  stats += place.bh * padded;
   const auto q_rows = p.in(qkv, place.bh, 0);
   const auto d_rows = p.out(dout, place.bh);
   __nv_bfloat16 *const k = shared, *const v = k + S::kOwned, *const streamed = v + S::kOwned;
@@ -155,8 +151,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     load_tile<N, D>(q, q_rows, t * N);
     load_tile<N, D>(q + S::kTile, d_rows, t * N);
     const int pair = static_cast<int>(threadIdx.x) * 2;
-    if (pair < N)
-      copy_async(streamed_stats + t % 2 * N + pair, stats + place.bh * padded + t * N + pair, true);
+    if (pair < N) copy_async(streamed_stats + t % 2 * N + pair, stats + t * N + pair, true);
   };
   const int begin = first / N, tiles = (p.seq + N - 1) / N;
   load_tile<S::kRows, D>(k, p.in(qkv, place.bh, 1), first);
@@ -176,8 +171,9 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
     auto sees = [ahead](int row, int j) { return row <= j + ahead; };
     const bool any = ahead > -N && own < end;
-    Block<M, N> s = {}, ds = {};
+    Left<M, N> left_p, left_ds;
     if (any) {
+      Block<M, N> s = {}, ds = {};
       add_dots<M, N, D>(s, k_own, q);
       add_dots<M, N, D>(ds, v_own, d);
       const float4* pairs = reinterpret_cast<const float4*>(streamed_stats + t % 2 * N) + lane % 4;
@@ -196,6 +192,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
         for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
       }
+      left_p = s;
+      left_ds = ds;
     }
     if (poisoned) {
       __syncthreads();  // the scores are done with q and d
@@ -209,8 +207,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       __syncthreads();
     }
     if (any) {
-      add_mixture<M, N, D>(dv, s, d);
-      add_mixture<M, N, D>(dk, ds, q);
+      add_mixture<M, N, D>(dv, left_p, d);
+      add_mixture<M, N, D>(dk, left_ds, q);
     }
   }
   if (own >= end) return;
@@ -233,8 +231,8 @@ void run(ExecutionContext& context, const AttentionArgs& a) {
     with_width(a.head_dim, [&](auto width) {
       using K = Keys<width()>;
       using Q = Queries<width()>;
-      launch(context, what, keys_kernel<width()>, tiles_of(what, a, K::kRows, kTileThreads, K::kSharedBytes), p,
-             a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
+      launch(context, what, keys_kernel<width()>, tiles_of(what, a, K::kRows, kTileThreads, K::kSharedBytes),
+             p, a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
       launch(context, what, queries_kernel<width()>,
              tiles_of(what, a, Q::kRows, kTileThreads, Q::kSharedBytes), p, a.qkv.as<const T>(),
              a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());

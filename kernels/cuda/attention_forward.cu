@@ -124,11 +124,13 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     const int ahead = own - t * N;  // row i sees key j of the tile when j <= i + ahead
     auto sees = [ahead](int row, int j) { return j <= row + ahead; };
     const bool any = ahead > -16 * M && own < end;
-    Block<M, N> s = {};
+    Left<M, N> probabilities;
     if (any) {
+      Block<M, N> s = {};
       add_dots<M, N, D>(s, q + warp * 16 * M * kStride<D>, k);
       if (diagonal) for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : -INFINITY; });
       softmax.template step<N, D>(s, o, scale_log2);
+      probabilities = s;
     }
     if (poisoned) {
       if (any) add_non_finite<M, N, D>(o, v, sees);
@@ -136,7 +138,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       zero_non_finite<N, D>(v);
       __syncthreads();
     }
-    if (any) add_mixture<M, N, D>(o, s, v);
+    if (any) add_mixture<M, N, D>(o, probabilities, v);
   }
   if (own >= end) return;
 
@@ -148,7 +150,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
     for (int half = 0; half < 2; ++half) {
       const int row = own + m * 16 + half * 8 + lane / 4;
       if (lane % 4 == 0 && row < end)
-        lse[place.bh * p.seq + row] = softmax.max[m][half] * p.scale + logf(softmax.sum[m][half]);
+        lse[int64_t{place.bh} * p.seq + row] = softmax.max[m][half] * p.scale + logf(softmax.sum[m][half]);
     }
   }
 }
@@ -161,9 +163,8 @@ void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   if (!on_tensor_cores(what, a)) return plain_attention_forward(context, a);
   with_width(a.head_dim, [&](auto width) {
     using F = Forward<width()>;
-    launch(context, what, forward_kernel<width()>,
-           tiles_of(what, a, F::kRows, kTileThreads, F::kSharedBytes), Packing(a, __nv_bfloat16{}),
-           a.qkv.as<const __nv_bfloat16>(), a.out.as<__nv_bfloat16>(), a.lse);
+    launch(context, what, forward_kernel<width()>, tiles_of(what, a, F::kRows, kTileThreads, F::kSharedBytes),
+           Packing(a, __nv_bfloat16{}), a.qkv.as<const __nv_bfloat16>(), a.out.as<__nv_bfloat16>(), a.lse);
   });
 }
 

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "attention.h"
-#include "mma.h"
 
 namespace sherd::cuda {
 
@@ -29,7 +28,8 @@ __device__ __forceinline__ void for_each(Block<M, N>& c, Visit&& visit) {
 #pragma unroll
     for (int n = 0; n < N / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) visit(c[m][n][i], m * 16 + lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2);
+      for (int i = 0; i < 4; ++i)
+        visit(c[m][n][i], m * 16 + lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2);
 }
 
 /// Rows between the pieces of 8 elements that one of `Threads` threads takes of a tile, all in one column.
@@ -51,20 +51,24 @@ __device__ __forceinline__ void for_each_piece(Visit&& visit) {
 template <int N, int D>
 __device__ __forceinline__ void load_tile(__nv_bfloat16* tile, const Rows<const __nv_bfloat16>& m,
                                           int first) {
-  const int thread = static_cast<int>(threadIdx.x), column = thread % (D / 8) * 8;
-  const int left = m.count - first, wide = m.width - column;
   constexpr int step = kStep<D, kTileThreads>;
-  const __nv_bfloat16* from = m.data + int64_t{first + thread / (D / 8)} * m.stride + column;
-  for_each_piece<N, D, kTileThreads>([&](int row, int) {
-    __nv_bfloat16* to = tile + row * kStride<D> + column;
-    if (m.vectors) {
-      copy_async(to, from, row < left && wide > 0);
-    } else {
+  const int thread = static_cast<int>(threadIdx.x), begin = thread / (D / 8), column = thread % (D / 8) * 8;
+  const int left = m.count - first, wide = m.width - column;
+  const __nv_bfloat16* from = m.row(first + begin) + column;
+  if (m.vectors) {
+    for_each_piece<N, D, kTileThreads>([&](int row, int) {
+      copy_async(tile + row * kStride<D> + column, from, row < left && wide > 0);
+      from += step * m.stride;
+    });
+    return;
+  }
 #pragma unroll 1
-      for (int i = 0; i < 8; ++i) to[i] = row < left && i < wide ? from[i] : __nv_bfloat16{};
-    }
+  for (int row = begin; row < N && begin < step; row += step) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i)
+      tile[row * kStride<D> + column + i] = row < left && i < wide ? from[i] : __nv_bfloat16{};
     from += step * m.stride;
-  });
+  }
 }
 
 /// c += a b^T: 16 * M rows of `a` times the N rows of `b`.
@@ -91,27 +95,39 @@ __device__ __forceinline__ void add_dots(Block<M, N>& c, const __nv_bfloat16* a,
   }
 }
 
-/// c += p b: p, rounded to bf16, times the N rows of `b`.
+/// A Block rounded to bf16, as the left side of a product.
+template <int M, int N>
+struct Left {
+  uint32_t words[N / 16][M][4];
+
+  __device__ __forceinline__ void operator=(const Block<M, N>& c) {
+#pragma unroll
+    for (int k = 0; k < N / 16; ++k)
+#pragma unroll
+      for (int m = 0; m < M; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float* pair = c[m][2 * k + i / 2] + i % 2 * 2;
+          words[k][m][i] = pack_bf16(pair[0], pair[1]);
+        }
+  }
+};
+
+/// c += p b: p times the N rows of `b`.
 template <int M, int N, int D>
-__device__ __forceinline__ void add_mixture(Block<M, D>& c, const Block<M, N>& p, const __nv_bfloat16* b) {
+__device__ __forceinline__ void add_mixture(Block<M, D>& c, const Left<M, N>& p, const __nv_bfloat16* b) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const __nv_bfloat16* b_row = b + lane % 16 * kStride<D> + lane / 16 * 8;
 #pragma unroll
-  for (int k = 0; k < N / 8; k += 2) {
-    uint32_t left[M][4];
-#pragma unroll
-    for (int m = 0; m < M; ++m)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        left[m][i] = pack_bf16(p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1]);
+  for (int k = 0; k < N / 16; ++k) {
 #pragma unroll
     for (int n = 0; n < D / 8; n += 2) {
       uint32_t right[4];
-      load_transposed(right, b_row + k * 8 * kStride<D> + n * 8);
+      load_transposed(right, b_row + k * 16 * kStride<D> + n * 8);
 #pragma unroll
       for (int m = 0; m < M; ++m) {
-        mma(c[m][n], left[m], right[0], right[1]);
-        mma(c[m][n + 1], left[m], right[2], right[3]);
+        mma(c[m][n], p.words[k][m], right[0], right[1]);
+        mma(c[m][n + 1], p.words[k][m], right[2], right[3]);
       }
     }
   }
@@ -130,7 +146,7 @@ template <int N, int D>
 __device__ __forceinline__ bool copied_non_finite(const __nv_bfloat16* tile) {
   bool found = false;
   for_each_piece<N, D, kTileThreads>([&](int row, int column) {
-    const uint4 piece = *reinterpret_cast<const uint4*>(tile + row * kStride<D> + column);
+    const uint4 piece = load_bytes(tile + row * kStride<D> + column);
     for (const uint32_t pair : {piece.x, piece.y, piece.z, piece.w})
       found = found || (((pair & 0x7f807f80u) + 0x00800080u) & 0x80008000u) != 0;
   });
@@ -168,15 +184,16 @@ __device__ __forceinline__ void store_rows(const Rows<__nv_bfloat16>& m, int fir
     for (int n = 0; n < D / 8; ++n)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        *reinterpret_cast<uint32_t*>(tile + (a * 16 + lane / 4 + half * 8) * kStride<D> + n * 8 + lane % 4 * 2) =
-            pack_bf16(c[a][n][half * 2], c[a][n][half * 2 + 1]);
+        *reinterpret_cast<__nv_bfloat162*>(tile + (a * 16 + lane / 4 + half * 8) * kStride<D> + n * 8 +
+                                           lane % 4 * 2) =
+            __floats2bfloat162_rn(c[a][n][half * 2], c[a][n][half * 2 + 1]);
   __syncwarp();
   for_each_piece<16 * M, D, 32>([&](int row, int column) {
     if (first + row >= m.count || column >= m.width) return;
     const __nv_bfloat16* from = tile + row * kStride<D> + column;
-    __nv_bfloat16* to = m.data + int64_t{first + row} * m.stride + column;
+    __nv_bfloat16* to = m.row(first + row) + column;
     if (m.vectors)
-      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+      store_bytes(to, load_bytes(from));
     else
       for (int i = 0; i < 8 && column + i < m.width; ++i) to[i] = from[i];
   });

@@ -1,16 +1,22 @@
-// Tensor-core and copy instructions of compute capability 8.0, one small function each.
+// Tensor-core and copy instructions of compute capability 8.0 and 16-byte accesses, one small function each.
 //
-// Beside launch.h the only place that tells nvcc from a host compiler: every function has a twin in plain C++,
-// which moves values between the 32 lanes as the PTX manual lays fragments out. All lanes of a warp must call
-// together; blocks are one-dimensional.
+// Beside launch.h the only place that tells nvcc from a host compiler: every function has a twin in plain
+// C++, which moves values between the 32 lanes as the PTX manual lays fragments out. All lanes of a warp must
+// call together; blocks are one-dimensional.
 //
 // m16n8k16 with g = lane / 4 and t = lane % 4, two bf16 in a word, the lower column first:
-//   A [16 x 16]: word 0 is row g,     columns 2t, 2t+1;  word 1 row g + 8;  words 2, 3 the same at columns + 8
-//   B [16 x 8]:  word 0 is column g, rows 2t, 2t+1;      word 1 rows + 8
-//   C [16 x 8]:  c0, c1 are row g, columns 2t, 2t+1;     c2, c3 row g + 8
+//   A [16 x 16]: word 0 is row g,     columns 2t, 2t+1;  word 1 row g + 8;  words 2, 3 the same at columns +
+//   8 B [16 x 8]:  word 0 is column g, rows 2t, 2t+1;      word 1 rows + 8 C [16 x 8]:  c0, c1 are row g,
+//   columns 2t, 2t+1;     c2, c3 row g + 8
 #pragma once
 
 #include <cuda_bf16.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include <sherd/kernels/dtype.h>
 
 #include "launch.h"
 
@@ -32,8 +38,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-/// Four 8 x 8 matrices of bf16 from shared memory: lane l names row l % 8 (16 bytes, aligned) of matrix l / 8;
-/// word i of lane l is row l / 4, columns 2 (l % 4) and + 1 of matrix i.
+/// Four 8 x 8 matrices of bf16 from shared memory: lane l names row l % 8 (16 bytes, aligned) of matrix l /
+/// 8; word i of lane l is row l / 4, columns 2 (l % 4) and + 1 of matrix i.
 __device__ __forceinline__ void load_matrices(uint32_t (&words)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
@@ -56,6 +62,12 @@ __device__ __forceinline__ void copy_async(void* shared, const void* device, boo
 
 /// Waits for all copies that this thread began.
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// 16 aligned bytes of anything, in one access.
+__device__ __forceinline__ uint4 load_bytes(const void* from) { return *static_cast<const uint4*>(from); }
+__device__ __forceinline__ void store_bytes(void* to, const uint4& bytes) {
+  *static_cast<uint4*>(to) = bytes;
+}
 
 /// 2^x to 2 units in the last place; results below 2^-126 are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
@@ -133,6 +145,14 @@ inline void copy_async(void* shared, const void* device, bool inside) {
 }
 
 inline void copies_done() {}
+
+// memcpy, for a host compiler assumes that a float is not changed through a uint4.
+inline uint4 load_bytes(const void* from) {
+  uint4 bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes;
+}
+inline void store_bytes(void* to, const uint4& bytes) { std::memcpy(to, &bytes, sizeof bytes); }
 
 inline float fast_exp2(float x) { return std::exp2(x); }
 
