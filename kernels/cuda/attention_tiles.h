@@ -22,14 +22,13 @@ using Block = float[M][N / 8][4];
 /// Calls visit(value, row, column) for what this lane holds of a Block.
 template <int M, int N, class Visit>
 __device__ __forceinline__ void for_each(Block<M, N>& c, Visit&& visit) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int row = static_cast<int>(threadIdx.x % 32 / 4), column = static_cast<int>(threadIdx.x % 4 * 2);
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int n = 0; n < N / 8; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        visit(c[m][n][i], m * 16 + lane / 4 + i / 2 * 8, n * 8 + lane % 4 * 2 + i % 2);
+      for (int i = 0; i < 4; ++i) visit(c[m][n][i], m * 16 + i / 2 * 8 + row, n * 8 + i % 2 + column);
 }
 
 /// Rows between the pieces of 8 elements that one of `Threads` threads takes of a tile, all in one column.
@@ -39,12 +38,13 @@ inline constexpr int kStep = Threads / (D / 8);
 /// Calls visit(row, column) for this thread's pieces of an [N, D] tile, in increasing rows.
 template <int N, int D, int Threads, class Visit>
 __device__ __forceinline__ void for_each_piece(Visit&& visit) {
-  const int thread = static_cast<int>(threadIdx.x) % Threads, begin = thread / (D / 8);
+  const unsigned thread = threadIdx.x % Threads;
+  const int begin = static_cast<int>(thread / (D / 8)), column = static_cast<int>(thread % (D / 8)) * 8;
   constexpr int step = kStep<D, Threads>;
   if (Threads % (D / 8) != 0 && begin >= step) return;
 #pragma unroll
   for (int row = 0; row < N; row += step)
-    if (N % step == 0 || row + begin < N) visit(row + begin, thread % (D / 8) * 8);
+    if (N % step == 0 || row + begin < N) visit(row + begin, column);
 }
 
 /// Begins to copy rows [first, first + N) into a tile; what lies outside becomes 0.
@@ -52,7 +52,8 @@ template <int N, int D>
 __device__ __forceinline__ void load_tile(__nv_bfloat16* tile, const Rows<const __nv_bfloat16>& m,
                                           int first) {
   constexpr int step = kStep<D, kTileThreads>;
-  const int thread = static_cast<int>(threadIdx.x), begin = thread / (D / 8), column = thread % (D / 8) * 8;
+  const int begin = static_cast<int>(threadIdx.x / (D / 8)),
+            column = static_cast<int>(threadIdx.x % (D / 8)) * 8;
   const int left = m.count - first, wide = m.width - column;
   const __nv_bfloat16* from = m.row(first + begin) + column;
   if (m.vectors) {
@@ -74,7 +75,7 @@ __device__ __forceinline__ void load_tile(__nv_bfloat16* tile, const Rows<const 
 /// c += a b^T: 16 * M rows of `a` times the N rows of `b`.
 template <int M, int N, int D>
 __device__ __forceinline__ void add_dots(Block<M, N>& c, const __nv_bfloat16* a, const __nv_bfloat16* b) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const unsigned lane = threadIdx.x % 32;
   const __nv_bfloat16* a_row = a + lane % 16 * kStride<D> + lane / 16 * 8;
   const __nv_bfloat16* b_row = b + (lane / 16 * 8 + lane % 8) * kStride<D> + lane / 8 % 2 * 8;
 #pragma unroll
@@ -116,7 +117,7 @@ struct Left {
 /// c += p b: p times the N rows of `b`.
 template <int M, int N, int D>
 __device__ __forceinline__ void add_mixture(Block<M, D>& c, const Left<M, N>& p, const __nv_bfloat16* b) {
-  const int lane = static_cast<int>(threadIdx.x % 32);
+  const unsigned lane = threadIdx.x % 32;
   const __nv_bfloat16* b_row = b + lane % 16 * kStride<D> + lane / 16 * 8;
 #pragma unroll
   for (int k = 0; k < N / 16; ++k) {
@@ -166,10 +167,13 @@ __device__ __forceinline__ void add_non_finite(Block<M, D>& c, const __nv_bfloat
 
 template <int N, int D>
 __device__ __forceinline__ void zero_non_finite(__nv_bfloat16* tile) {
-  for (int i = static_cast<int>(threadIdx.x); i < N * D; i += kTileThreads) {
-    __nv_bfloat16& x = tile[i / D * kStride<D> + i % D];
-    if (!finite(x)) x = __nv_bfloat16{};
-  }
+  for_each_piece<N, D, kTileThreads>([&](int row, int column) {
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      __nv_bfloat16& x = tile[row * kStride<D> + column + i];
+      if (!finite(x)) x = __nv_bfloat16{};
+    }
+  });
 }
 
 /// Writes 16 * M rows from `first` on, rounded. `tile` is the warp's own room for as many rows.
