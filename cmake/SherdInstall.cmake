@@ -5,8 +5,8 @@ install(TARGETS sherd EXPORT sherdTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LI
 foreach(folder IN LISTS SHERD_FOLDERS)
   install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${folder} FILES_MATCHING PATTERN "*.h"
     # Private: backends, and what the sources of one folder share.
-    PATTERN cpu EXCLUDE PATTERN reference EXCLUDE PATTERN local EXCLUDE PATTERN cpu_stream.h EXCLUDE
-    PATTERN argument_check.h EXCLUDE PATTERN door.h EXCLUDE PATTERN counters.h EXCLUDE PATTERN reduce.h EXCLUDE
+    PATTERN cpu EXCLUDE PATTERN cuda EXCLUDE PATTERN reference EXCLUDE PATTERN local EXCLUDE PATTERN queue_stream.h EXCLUDE
+    PATTERN argument_check.h EXCLUDE PATTERN door.h EXCLUDE PATTERN counters.h EXCLUDE
     PATTERN even_shard.h EXCLUDE PATTERN ragged_placement.h EXCLUDE PATTERN strided_copy.h EXCLUDE
     PATTERN safetensors_format.h EXCLUDE PATTERN manifest_message.h EXCLUDE PATTERN json_text.h EXCLUDE PATTERN plain_path.h EXCLUDE
     PATTERN saved_offsets.h EXCLUDE PATTERN piece_index.h EXCLUDE PATTERN verified_files.h EXCLUDE

@@ -8,11 +8,10 @@
 #include <span>
 #include <string>
 
+#include <sherd/kernels/kernel_table.h>
 #include <sherd/kernels/tensor.h>
 
 namespace sherd {
-
-enum class ReduceOp { sum, max, min };
 
 /// Calls issued and bytes received from other ranks, per operation.
 struct CommCount {

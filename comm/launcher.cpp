@@ -78,6 +78,19 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   }
 }
 
+std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int threads) {
+  DeviceOptions device{.label = fmt::format("rank {}", rank),
+                       .threads = threads,
+                       .kernels = options.kernels,
+                       .memory_limit = options.memory_limit,
+                       .tf32 = options.tf32};
+  if (options.device == "cpu") return make_cpu_device(device);
+  if (options.device != "cuda")
+    throw InvalidArgument(fmt::format("device '{}' is unknown; use 'cpu' or 'cuda'", options.device));
+  device.ordinal = rank % std::max(1, cuda_device_count());
+  return make_cuda_device(device);
+}
+
 }  // namespace
 
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
@@ -89,11 +102,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
 
   std::vector<std::shared_ptr<Device>> devices;
-  for (int r = 0; r < ranks; ++r)
-    devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
-                                       .threads = threads,
-                                       .kernels = options.kernels,
-                                       .memory_limit = options.memory_limit}));
+  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options, r, threads));
   const auto worlds = make_local_world(devices, options.timeout);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});

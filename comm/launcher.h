@@ -12,6 +12,13 @@
 namespace sherd {
 
 struct LaunchOptions {
+  /// "cpu", or "cuda": rank r of a process uses GPU r modulo the number of them.
+  std::string device = "cpu";
+  /// "local": ranks are threads of this process. "nccl": one GPU a rank; threads of this process, or, where
+  /// WORLD_SIZE is set (torchrun and the like), this process is one rank of a job of `ranks`.
+  std::string comm = "local";
+  /// CUDA: products of f32 matrices in tf32.
+  bool tf32 = false;
   /// "cpu" or "reference".
   std::string kernels = "cpu";
   /// Kernel threads per rank; 0 = cores of this process / ranks, at least 1.

@@ -122,7 +122,9 @@ class Walk {
   /// reuse.
   Tensor finish() {
     if (&stream_ != &stream_.device().compute() && !used_.empty())
-      stream_.submit(kName, [kept = std::move(used_)](ExecutionContext&) {});
+      stream_.submit(kName, [kept = std::move(used_)](ExecutionContext& context) {
+        context.keep(std::make_shared<decltype(kept)>(kept));
+      });
     return local_;
   }
 

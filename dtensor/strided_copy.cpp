@@ -1,7 +1,5 @@
 #include <sherd/dtensor/strided_copy.h>
 
-#include <cstring>
-
 #include <fmt/format.h>
 
 #include <sherd/kernels/ops.h>
@@ -29,22 +27,13 @@ void strided_copy(Stream& stream, const Tensor& dst, Strided to, const Tensor& s
                     "{}, stride {})",
                     blocks, run, name_of(src.dtype()), to_string(src.shape()), from.begin, from.stride,
                     name_of(dst.dtype()), to_string(dst.shape()), to.begin, to.stride));
-  const int64_t item = size_of(dst.dtype());
   if (blocks == 1 || (to.stride == run && from.stride == run)) {
     ops::copy(stream, dst.flat(to.begin, to.begin + blocks * run),
               src.flat(from.begin, from.begin + blocks * run));
     return;
   }
-  stream.device().count_copy(blocks * run * item);
-  auto* out = static_cast<char*>(dst.raw()) + to.begin * item;
-  const auto* in = static_cast<const char*>(src.raw()) + from.begin * item;
-  stream.submit("strided_copy", [=](ExecutionContext& context) {
-    if (context.native)
-      throw NotSupported(
-          "redistribute: blocks that are not contiguous move on CPU devices only; shard dimension 0");
-    for (int64_t i = 0; i < blocks; ++i)
-      std::memcpy(out + i * to.stride * item, in + i * from.stride * item, static_cast<size_t>(run * item));
-  });
+  ops::strided_copy(stream, dst.flat(to.begin, dst.numel()), to.stride, src.flat(from.begin, src.numel()),
+                    from.stride, blocks, run);
 }
 
 }  // namespace sherd

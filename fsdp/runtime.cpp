@@ -33,8 +33,8 @@ std::vector<Parameter> unclaimed(Module& module, bool root,
 ShardRuntime::ShardRuntime(Module& root)
     : device_(root.wrap_->mesh.world()->device()), mesh_(root.wrap_->mesh), options_(root.wrap_->options) {
   assign_names(root);
-  gather_ = device_.make_stream("gather");
-  reduce_ = device_.make_stream("reduce");
+  gather_ = device_.make_stream("gather", StreamPriority::high);
+  reduce_ = device_.make_stream("reduce", StreamPriority::high);
   check_ = device_.make_stream("check");
   check_comm_ = mesh_.world()->clone();
   check_buffer_ = Tensor::empty(device_, {2}, DType::i64, "fingerprint");

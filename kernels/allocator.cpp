@@ -10,20 +10,34 @@
 
 namespace sherd {
 
-Allocator::Allocator(std::string label, int64_t limit_bytes) : label_(std::move(label)), limit_(limit_bytes) {
+namespace {
+
+class HostMemory final : public MemorySource {
+ public:
+  void* allocate(int64_t bytes) override { return std::aligned_alloc(128, static_cast<size_t>(bytes)); }
+  void release(void* p) noexcept override { std::free(p); }
+  std::string owner() const override { return "the system"; }
+};
+
+}  // namespace
+
+Allocator::Allocator(std::string label, int64_t limit_bytes, std::unique_ptr<MemorySource> source)
+    : label_(std::move(label)),
+      source_(source ? std::move(source) : std::make_unique<HostMemory>()),
+      limit_(limit_bytes) {
   if (limit_bytes < 0) throw InvalidArgument(fmt::format("memory limit {} is negative", limit_bytes));
 }
 
 Allocator::~Allocator() {
   for (auto& [size, blocks] : free_)
-    for (void* p : blocks) std::free(p);
+    for (void* p : blocks) source_->release(p);
 }
 
 void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
   if (bytes < 0)
     throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (limit_ > 0 && live_ + size > limit_) {
     throw OutOfMemory(fmt::format(
         "{}: allocating {} bytes for '{}' would bring the total to {} bytes, over the memory limit of "
@@ -36,11 +50,10 @@ void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
     p = it->second.back();
     it->second.pop_back();
   } else {
-    p = std::aligned_alloc(128, static_cast<size_t>(size));
-    if (p == nullptr) {
-      throw OutOfMemory(fmt::format("{}: the system has no {} bytes left for '{}'.\n{}", label_, size, name,
-                                    format_locked()));
-    }
+    p = from_source(size, fresh, lock);
+    if (p == nullptr)
+      throw OutOfMemory(fmt::format("{}: {} has no {} bytes left for '{}'.\n{}", label_, source_->owner(),
+                                    size, name, format_locked()));
   }
   live_ += size;
   peak_ = std::max(peak_, live_);
@@ -51,6 +64,20 @@ void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
   e.peak = std::max(e.peak, e.bytes);
   e.peak_count = std::max(e.peak_count, ++e.count);
   return p;
+}
+
+void* Allocator::from_source(int64_t size, bool fresh, std::unique_lock<std::mutex>& lock) {
+  void* p = source_->allocate(size);
+  if (p != nullptr || fresh) return p;
+  // Blocks kept for reuse may be what is missing; queued work may still use them.
+  std::map<int64_t, std::vector<void*>> unused;
+  unused.swap(free_);
+  lock.unlock();
+  source_->drain();
+  for (auto& [bytes, blocks] : unused)
+    for (void* block : blocks) source_->release(block);
+  lock.lock();
+  return unused.empty() ? nullptr : source_->allocate(size);
 }
 
 void Allocator::release(void* p, int64_t bytes, std::string_view name) noexcept {

@@ -19,7 +19,21 @@ struct MemoryLine {
   int64_t peak_count = 0;  // largest number of live allocations of this name
 };
 
-/// Hands out 128-byte aligned host memory and keeps freed blocks for the next request of the same size.
+/// Where an allocator gets its blocks from. Thread-safe.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+  /// Null when there is no more. @throws what else may fail.
+  virtual void* allocate(int64_t bytes) = 0;
+  virtual void release(void* p) noexcept = 0;
+  /// Called by a host thread before released blocks are given back to make room: waits until no queued work
+  /// uses them. Not called for `fresh` memory.
+  virtual void drain() {}
+  /// "the system", for messages.
+  virtual std::string owner() const = 0;
+};
+
+/// Hands out 128-byte aligned memory and keeps freed blocks for the next request of the same size.
 ///
 /// Thread-safe. Sizes are rounded up to 128 bytes; every figure it reports is in rounded bytes of live
 /// allocations (blocks kept for reuse are not counted). Reuse follows the order of calls: a block that is
@@ -29,7 +43,9 @@ class Allocator {
  public:
   /// @param label names the owner in messages, e.g. "rank 2".
   /// @param limit_bytes live bytes never pass this; 0 = no limit.
-  explicit Allocator(std::string label, int64_t limit_bytes = 0);
+  /// @param source null: the host's memory.
+  explicit Allocator(std::string label, int64_t limit_bytes = 0,
+                     std::unique_ptr<MemorySource> source = nullptr);
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -57,9 +73,11 @@ class Allocator {
  private:
   std::string format_locked() const;
   std::vector<MemoryLine> table_locked() const;
+  void* from_source(int64_t size, bool fresh, std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
   std::string label_;
+  std::unique_ptr<MemorySource> source_;
   int64_t limit_;
   int64_t live_ = 0;
   int64_t peak_ = 0;

@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include <sherd/kernels/cpu_stream.h>
 #include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/queue_stream.h>
 
 namespace sherd {
 namespace {
@@ -16,14 +16,14 @@ class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& o)
       : options_(o), kernels_(table_named(o.kernels)), allocator_(o.label, o.memory_limit) {
-    compute_ = make_stream("compute");
+    compute_ = make_stream("compute", StreamPriority::normal);
   }
 
   Allocator& allocator() override { return allocator_; }
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
-  std::unique_ptr<Stream> make_stream(std::string name) override {
-    return std::make_unique<CpuStream>(*this, std::move(name), options_.threads);
+  std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
+    return std::make_unique<QueueStream>(*this, std::move(name), options_.threads);
   }
   const std::string& label() const override { return options_.label; }
 

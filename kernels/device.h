@@ -37,6 +37,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual DeviceKind kind() const { return DeviceKind::cpu; }
+  /// Whether kernels of this device can read the other's memory.
+  virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
   virtual Allocator& allocator() = 0;
   /// Host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU, allocator().
   virtual Allocator& staging() { return allocator(); }

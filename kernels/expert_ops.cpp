@@ -20,13 +20,6 @@ RouteArgs route_args(Check& check, const char* op, const Tensor& indices, const 
   return a;
 }
 
-void check_places(const char* op, const char* what, const int32_t* places, int64_t count, int64_t limit) {
-  for (int64_t i = 0; i < count; ++i)
-    if (places[i] < 0 || places[i] >= limit)
-      throw InvalidArgument(
-          fmt::format("{}: {}[{}] is {}, which lies outside [0, {})", op, what, i, places[i], limit));
-}
-
 ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copies, const char* name,
                          const Tensor& places) {
   check.dims("tokens", tokens, 2).dims("copies", copies, 2).dtype("tokens", tokens, kActivations).done();
@@ -87,10 +80,9 @@ void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, cons
                          .order = order.data<int32_t>(),
                          .position = position.data<int32_t>(),
                          .counts = counts.data<int32_t>()};
-  s.submit("sort_by_expert", [f = kernels(s).sort_by_expert, a](ExecutionContext& c) {
-    check_places("sort_by_expert", "indices", a.indices, a.count, a.experts);
-    f(c, a);
-  });
+  queue(s, "sort_by_expert", kernels(s).check_indices, "sort_by_expert", "indices", a.indices, a.count,
+        a.experts);
+  queue(s, "sort_by_expert", kernels(s).sort_by_expert, a);
 }
 
 void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Tensor& order,
@@ -99,10 +91,9 @@ void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Te
   ExpertRowsArgs a = rows_args(check, tokens, copies, "order", order);
   set_gates(check, a, gates);
   a.order = order.data<int32_t>();
-  s.submit("expand_rows", [f = kernels(s).expand_rows, a](ExecutionContext& c) {
-    check_places("expand_rows", "order", a.order, a.rows * a.slots, a.rows * a.slots);
-    f(c, a);
-  });
+  queue(s, "expand_rows", kernels(s).check_indices, "expand_rows", "order", a.order, a.rows * a.slots,
+        a.rows * a.slots);
+  queue(s, "expand_rows", kernels(s).expand_rows, a);
 }
 
 void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const Tensor& position,
@@ -111,10 +102,9 @@ void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const T
   ExpertRowsArgs a = rows_args(check, tokens, copies, "position", position);
   set_gates(check, a, gates);
   a.position = position.data<int32_t>();
-  s.submit("combine_rows", [f = kernels(s).combine_rows, a](ExecutionContext& c) {
-    check_places("combine_rows", "position", a.position, a.rows * a.slots, a.rows * a.slots);
-    f(c, a);
-  });
+  queue(s, "combine_rows", kernels(s).check_indices, "combine_rows", "position", a.position, a.rows * a.slots,
+        a.rows * a.slots);
+  queue(s, "combine_rows", kernels(s).combine_rows, a);
 }
 
 void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtokens, const Tensor& copies,
@@ -124,10 +114,9 @@ void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtoke
   check.dtype("dgates", dgates, DType::f32).count("dgates", dgates, a.rows * a.slots).done();
   a.position = position.data<int32_t>();
   a.dgates = ref(dgates);
-  s.submit("combine_gates_backward", [f = kernels(s).combine_gates_backward, a](ExecutionContext& c) {
-    check_places("combine_gates_backward", "position", a.position, a.rows * a.slots, a.rows * a.slots);
-    f(c, a);
-  });
+  queue(s, "combine_gates_backward", kernels(s).check_indices, "combine_gates_backward", "position",
+        a.position, a.rows * a.slots, a.rows * a.slots);
+  queue(s, "combine_gates_backward", kernels(s).combine_gates_backward, a);
 }
 
 void add_bias(Stream& s, const Tensor& y, const Tensor& bias) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <sherd/kernels/dtype.h>
@@ -317,6 +318,9 @@ struct KernelTable {
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
                         float stddev);
 };
+
+/// What check_indices says: "<op>: <what> 70 at position 3 lies outside [0, 64)", with advice for tokens.
+std::string bad_index(const char* op, const char* what, int32_t index, int64_t position, int64_t bound);
 
 /// Slow and obvious; the oracle of every test.
 const KernelTable& reference_kernels();

@@ -11,21 +11,30 @@
 #include <sherd/kernels/exact_sum.h>
 #include <sherd/kernels/random.h>
 
+namespace sherd {
+
+std::string bad_index(const char* op, const char* what, int32_t index, int64_t position, int64_t bound) {
+  const std::string_view name = what;
+  return fmt::format(
+      "{}: {} {} at position {} lies outside [0, {}){}", op, what, index, position, bound,
+      name == "token" || name == "target" ? "; was the data written with another tokenizer?" : "");
+}
+
+}  // namespace sherd
+
 namespace sherd::ops {
 
 using namespace door;
 
 namespace {
 
-/// Runs on the stream: an index outside the table would touch foreign memory.
-void check_indices(const char* op, const char* what, const int32_t* indices, int64_t count, int64_t vocab) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (indices[i] < 0 || indices[i] >= vocab)
-      throw InvalidArgument(
-          fmt::format("{}: {} {} at position {} lies outside [0, {}); was the data written with "
-                      "another tokenizer?",
-                      op, what, indices[i], i, vocab));
-  }
+/// Host memory that the device copies from at full speed; lives as long as the pointer.
+std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
+  if (device.kind() == DeviceKind::cpu)
+    return std::shared_ptr<char>(new char[static_cast<size_t>(bytes)], std::default_delete<char[]>());
+  static constexpr const char* kName = "copies from the host";
+  auto* p = static_cast<char*>(device.staging().allocate(bytes, kName));
+  return {p, [&device, bytes](char* block) { device.staging().release(block, bytes, kName); }};
 }
 
 }  // namespace
@@ -49,10 +58,11 @@ void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes
   check.that(dst.defined(), "dst is undefined").done();
   check.that(dst.nbytes() == bytes, fmt::format("dst has {} bytes, {} are given", dst.nbytes(), bytes))
       .done();
-  auto host = std::make_shared<std::vector<char>>(static_cast<size_t>(bytes));
-  if (bytes > 0) std::memcpy(host->data(), src, static_cast<size_t>(bytes));
+  const auto host = host_block(s.device(), bytes);
+  if (bytes > 0) std::memcpy(host.get(), src, static_cast<size_t>(bytes));
   s.submit("copy_from_host", [f = kernels(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
-    f(c, to, host->data(), bytes);
+    f(c, to, host.get(), bytes);
+    c.keep(host);
   });
 }
 
@@ -93,10 +103,7 @@ void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
       .dtype("factor", factor, DType::f32)
       .count("factor", factor, 1)
       .done();
-  s.submit("scale_by", [f = kernels(s).scale, x = ref(x), n = x.numel(),
-                        factor = factor.data<float>()](ExecutionContext& c) {
-    if (factor[0] != 1.0f) f(c, x, n, factor[0]);
-  });
+  queue(s, "scale_by", kernels(s).scale_by, x.data<float>(), x.numel(), factor.data<float>());
 }
 
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
@@ -285,10 +292,9 @@ void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const
   e.tokens = tokens.data<int32_t>();
   e.table = ref(table);
   e.out = ref(out);
-  s.submit("embedding_forward", [f = kernels(s).embedding_forward, e](ExecutionContext& c) {
-    check_indices("embedding_forward", "token", e.tokens, e.count, e.vocab);
-    f(c, e);
-  });
+  queue(s, "embedding_forward", kernels(s).check_indices, "embedding_forward", "token", e.tokens, e.count,
+        e.vocab);
+  queue(s, "embedding_forward", kernels(s).embedding_forward, e);
 }
 
 void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dpositions, const Tensor& dout,
@@ -312,10 +318,9 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   e.dout = ref(dout);
   e.dtable = dtable.data<float>();
   e.dpositions = pointer<float>(dpositions);
-  s.submit("embedding_backward", [f = kernels(s).embedding_backward, e](ExecutionContext& c) {
-    check_indices("embedding_backward", "token", e.tokens, e.count, e.vocab);
-    f(c, e);
-  });
+  queue(s, "embedding_backward", kernels(s).check_indices, "embedding_backward", "token", e.tokens, e.count,
+        e.vocab);
+  queue(s, "embedding_backward", kernels(s).embedding_backward, e);
 }
 
 namespace {
@@ -335,10 +340,9 @@ void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits
   CrossEntropyArgs a = cross_entropy_args(check, logits, targets);
   check.dtype("losses", losses, DType::f32).count("losses", losses, a.rows).done();
   a.losses = losses.data<float>();
-  s.submit("cross_entropy_forward", [f = kernels(s).cross_entropy_forward, a](ExecutionContext& c) {
-    check_indices("cross_entropy_forward", "target", a.targets, a.rows, a.vocab);
-    f(c, a);
-  });
+  queue(s, "cross_entropy_forward", kernels(s).check_indices, "cross_entropy_forward", "target", a.targets,
+        a.rows, a.vocab);
+  queue(s, "cross_entropy_forward", kernels(s).cross_entropy_forward, a);
 }
 
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
@@ -348,10 +352,9 @@ void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logi
   check.dtype("dlogits", dlogits, logits.dtype()).shape("dlogits", dlogits, logits.shape()).done();
   a.dlogits = ref(dlogits);
   a.scale = scale;
-  s.submit("cross_entropy_backward", [f = kernels(s).cross_entropy_backward, a](ExecutionContext& c) {
-    check_indices("cross_entropy_backward", "target", a.targets, a.rows, a.vocab);
-    f(c, a);
-  });
+  queue(s, "cross_entropy_backward", kernels(s).check_indices, "cross_entropy_backward", "target", a.targets,
+        a.rows, a.vocab);
+  queue(s, "cross_entropy_backward", kernels(s).cross_entropy_backward, a);
 }
 
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
@@ -386,6 +389,49 @@ void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
   check.count("accumulator", accumulator, ExactSum::kWords).done();
   queue(s, "accumulate_squares", kernels(s).accumulate_squares, accumulator.data<int64_t>(), x.data<float>(),
         x.numel());
+}
+
+void add_words(Stream& s, const Tensor& dst, const Tensor& src) {
+  Check check("add_words");
+  check.dtype("dst", dst, DType::i64).dtype("src", src, DType::i64).count("src", src, dst.numel()).done();
+  queue(s, "add_words", kernels(s).add_words, dst.data<int64_t>(), src.data<int64_t>(), dst.numel());
+}
+
+void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
+                 double max_norm) {
+  Check check("clip_factor");
+  check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
+  check.dtype("total", total, DType::i64).count("total", total, ExactSum::kWords);
+  ClipFactorArgs a{.max_norm = max_norm};
+  for (const Tensor& t : accumulators) {
+    check.dtype("accumulator", t, DType::i64).count("accumulator", t, ExactSum::kWords).done();
+    a.accumulators.push_back(t.data<int64_t>());
+  }
+  check.done();
+  a.factor = factor.data<float>();
+  a.total = total.data<int64_t>();
+  queue(s, "clip_factor", kernels(s).clip_factor, a);
+}
+
+void strided_copy(Stream& s, const Tensor& dst, int64_t dst_stride, const Tensor& src, int64_t src_stride,
+                  int64_t blocks, int64_t run) {
+  Check check("strided_copy");
+  check.that(dst.defined() && src.defined(), "dst or src is undefined").done();
+  check.dtype("dst", dst, src.dtype());
+  const auto fits = [&](const Tensor& t, int64_t stride) {
+    return stride >= 0 && (blocks - 1) * stride + run <= t.numel();
+  };
+  if (blocks > 0 && run > 0)
+    check.that(fits(dst, dst_stride) && fits(src, src_stride),
+               fmt::format("{} runs of {} elements leave dst {} (stride {}) or src {} (stride {})", blocks,
+                           run, to_string(dst.shape()), dst_stride, to_string(src.shape()), src_stride));
+  check.done();
+  if (blocks <= 0 || run <= 0) return;
+  const int64_t e = size_of(src.dtype());
+  s.device().count_copy(blocks * run * e);
+  queue(s, "strided_copy", kernels(s).strided_copy,
+        StridedCopyArgs{static_cast<char*>(dst.raw()), static_cast<const char*>(src.raw()), dst_stride * e,
+                        src_stride * e, blocks, run * e});
 }
 
 void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x) {

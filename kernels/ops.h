@@ -166,6 +166,17 @@ void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, 
 
 /// accumulator i64 [ExactSum::kWords] adds; x f32.
 void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x);
+/// dst += src, i64, wrapping.
+void add_words(Stream& s, const Tensor& dst, const Tensor& src);
+/// From the word-wise sum of the accumulators, left in total (i64 [ExactSum::kWords], may be a host tensor):
+/// factor f32 [1] = min(1, max_norm / (norm + 1e-6)), or 1 when max_norm is 0 or the norm is not finite.
+void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
+                 double max_norm);
+/// `blocks` runs of `run` elements; run i begins at element i * stride of each tensor. One dtype; runs of dst
+/// do not overlap. Counted in Device::copied_bytes().
+void strided_copy(Stream& s, const Tensor& dst, int64_t dst_stride, const Tensor& src, int64_t src_stride,
+                  int64_t blocks, int64_t run);
+
 /// out f64 [1] adds the sum of x (f32).
 void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x);
 

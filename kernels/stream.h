@@ -36,6 +36,9 @@ class NativeQueue {
   virtual void wait(const NativeEvent& event) = 0;
   /// Keeps `object` alive until what has been issued so far is done.
   virtual void keep(std::shared_ptr<const void> object) = 0;
+  /// Runs `f` on a thread of the device's once what has been issued so far is done; later work waits for it.
+  /// `f` calls nothing of the device and does not throw.
+  virtual void after(std::function<void()> f) = 0;
   /// Grow-only device memory. Growing waits for the device.
   virtual void* scratch(int64_t bytes) = 0;
 };
@@ -53,9 +56,18 @@ struct ExecutionContext {
   /// The same with its verbs; null on devices whose work is done when it returns.
   NativeQueue* queue = nullptr;
 
-  /// Keeps `object` alive until the work issued so far is done.
+  /// Keeps `object` alive until the work issued so far is done. Work that holds tensors says so here, for
+  /// what it captured goes when it returns.
   void keep(std::shared_ptr<const void> object) const {
     if (queue) queue->keep(std::move(object));
+  }
+  /// Runs `f` on the host when the work issued so far is done, before any later work; see NativeQueue::after.
+  void after(std::function<void()> f) const {
+    if (queue) {
+      queue->after(std::move(f));
+    } else {
+      f();
+    }
   }
 };
 

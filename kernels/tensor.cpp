@@ -6,13 +6,22 @@ namespace sherd {
 
 struct Tensor::Storage {
   Device* device;
+  Allocator* allocator;
   void* data;
   int64_t bytes;
   std::string name;
-  ~Storage() { device->allocator().release(data, bytes, name); }
+  ~Storage() { allocator->release(data, bytes, name); }
 };
 
 Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view name) {
+  return make(device, device.allocator(), std::move(shape), dtype, name);
+}
+
+Tensor Tensor::host(Device& device, Shape shape, DType dtype, std::string_view name) {
+  return make(device, device.staging(), std::move(shape), dtype, name);
+}
+
+Tensor Tensor::make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name) {
   for (int64_t d : shape)
     if (d < 0)
       throw InvalidArgument(
@@ -22,8 +31,8 @@ Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view 
   t.shape_ = std::move(shape);
   t.dtype_ = dtype;
   const int64_t bytes = t.numel_ * size_of(dtype);
-  void* p = device.allocator().allocate(bytes, name);
-  t.storage_ = std::shared_ptr<Storage>(new Storage{&device, p, bytes, std::string(name)});
+  void* p = allocator.allocate(bytes, name);
+  t.storage_ = std::shared_ptr<Storage>(new Storage{&device, &allocator, p, bytes, std::string(name)});
   t.data_ = static_cast<char*>(p);
   return t;
 }

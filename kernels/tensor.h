@@ -20,6 +20,9 @@ class Tensor {
   /// Uninitialised memory of `device`, counted under `name`. The device must outlive the tensor.
   static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name);
 
+  /// The same in Device::staging(): memory that the host reads and writes, and the device's streams, too.
+  static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name);
+
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }
@@ -48,6 +51,7 @@ class Tensor {
 
  private:
   struct Storage;
+  static Tensor make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name);
   void check_dtype(DType wanted) const;
 
   std::shared_ptr<Storage> storage_;

@@ -27,14 +27,9 @@ void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits
   VocabParallelArgs a = vocab_args(check, logits, targets, part);
   check.dtype("stats", stats, DType::f32).shape("stats", stats, {a.rows, 3}).done();
   a.stats = stats.data<float>();
-  s.submit("vocab_parallel_partial",
-           [f = kernels(s).vocab_parallel_partial, a, vocab = part.vocab](ExecutionContext& c) {
-             for (int64_t i = 0; i < a.rows; ++i)
-               require(a.targets[i] >= 0 && a.targets[i] < vocab,
-                       fmt::format("vocab_parallel_partial: target {} at position {} lies outside [0, {})",
-                                   a.targets[i], i, vocab));
-             f(c, a);
-           });
+  queue(s, "vocab_parallel_partial", kernels(s).check_indices, "vocab_parallel_partial", "target", a.targets,
+        a.rows, part.vocab);
+  queue(s, "vocab_parallel_partial", kernels(s).vocab_parallel_partial, a);
 }
 
 void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats) {

@@ -3,8 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cmath>
+#include <span>
 #include <vector>
 
 #include <sherd/kernels/exact_sum.h>
@@ -47,9 +46,7 @@ struct MeshSums {
       const int64_t half = (int64_t{1} << i) * kWords;
       const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
       mesh->comm(dims[i])->all_reduce(stream, high);
-      stream.submit("gradient norm", [low, high, half](ExecutionContext&) {
-        for (int64_t w = 0; w < half; ++w) low.data<int64_t>()[w] += high.data<int64_t>()[w];
-      });
+      ops::add_words(stream, low, high);
     }
   }
 };
@@ -98,21 +95,19 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   std::vector<Tensor> sums;
   for (const MeshSums& m : make_sums(runtime)) {
     m.reduce(stream);
-    sums.push_back(m.sums);
+    sums.push_back(m.accumulator(0));
   }
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
-  stream.submit("gradient norm", [sums, factor, stats, max_norm](ExecutionContext&) {
-    std::array<int64_t, kWords> total{};
-    for (auto& t : sums)
-      for (int64_t i = 0; i < kWords; ++i) total[static_cast<size_t>(i)] += t.data<int64_t>()[i];
-    stats->norm = ExactSum::norm(total);
-    stats->zeros = total[ExactSum::kZeros];
-    stats->non_finite = total[ExactSum::kNonFinite];
-    float f = 1;
-    if (max_norm > 0 && std::isfinite(stats->norm))
-      f = std::min(1.0f, static_cast<float>(max_norm) / (stats->norm + 1e-6f));
-    *factor.data<float>() = f;
+  const Tensor total = Tensor::host(device, {kWords}, DType::i64, "gradient norm");
+  ops::clip_factor(stream, factor, total, sums, max_norm);
+  stream.submit("gradient norm", [total, stats](ExecutionContext& context) {
+    context.after([total, stats] {
+      const std::span<const int64_t> words(total.data<int64_t>(), kWords);
+      stats->norm = ExactSum::norm(words);
+      stats->zeros = words[ExactSum::kZeros];
+      stats->non_finite = words[ExactSum::kNonFinite];
+    });
   });
   if (max_norm > 0) {
     for (ParamGroup* g : runtime.groups()) {

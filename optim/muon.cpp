@@ -65,8 +65,8 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
     slots[team].push_back({item.param, item.weight_decay, {}});
   }
   if (!slots.empty()) {
-    streams_->in = device.make_stream("muon in");
-    streams_->out = device.make_stream("muon out");
+    streams_->in = device.make_stream("muon in", StreamPriority::high);
+    streams_->out = device.make_stream("muon out", StreamPriority::high);
   }
   for (auto& list : slots) {
     teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_));

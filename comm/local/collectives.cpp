@@ -1,84 +1,99 @@
 #include <sherd/comm/local/collectives.h>
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
-
-#include <sherd/comm/reduce.h>
 
 namespace sherd::local {
 namespace {
 
 /// Elements; dst and src may be the same place (in-place collectives).
-void copy(const Tensor& dst, int64_t to, const Tensor& src, int64_t from, int64_t count) {
+void copy(const Inside& in, const Tensor& dst, int64_t to, const Tensor& src, int64_t from, int64_t count) {
   const int64_t e = size_of(dst.dtype());
   char* d = static_cast<char*>(dst.raw()) + to * e;
   const char* s = static_cast<const char*>(src.raw()) + from * e;
-  if (count > 0 && d != s) std::memcpy(d, s, static_cast<size_t>(count * e));
+  if (count > 0 && d != s) in.kernels.copy(in.context, d, s, count * e);
 }
 
 int64_t offset_of(const std::vector<int64_t>& counts, size_t rank) {
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), int64_t{0});
 }
 
-}  // namespace
+void reduce(const Inside& in, void* dst, int64_t begin, int64_t count) {
+  const Call& my = in.mine();
+  in.kernels.reduce(in.context, {my.reduce, my.dtype, dst, {in.sends.begin(), in.sends.end()}, begin, count});
+}
 
-void move_all_gather_v(const Inside& in) noexcept {
+void all_gather_v(const Inside& in) {
   const Call& my = in.mine();
   if (my.root >= 0 && my.root != in.rank) return;
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
-    copy(my.recv, to, in.call(r).send, 0, my.counts[r]);
+    copy(in, my.recv, to, in.call(r).send, 0, my.counts[r]);
     to += my.counts[r];
   }
 }
 
-void move_reduce_scatter(const Inside& in) noexcept {
+void reduce_scatter(const Inside& in) {
   const Call& my = in.mine();
   const int64_t n = my.recv.numel();
-  reduce_pairwise(my.reduce, my.dtype, my.recv.raw(), in.sends, in.rank * n, n);
+  reduce(in, my.recv.raw(), in.rank * n, n);
 }
 
-void move_all_reduce(const Inside& in) noexcept {
-  const Call& my = in.mine();
-  const int64_t numel = my.recv.numel(), ranks = static_cast<int64_t>(in.size());
-  const int64_t slice = (numel + ranks - 1) / ranks;
-  const auto begin = [&](int64_t r) { return std::min(r * slice, numel); };
-  const auto count = [&](int64_t r) { return begin(r + 1) - begin(r); };
+/// Elements [begin, begin + count) of an all_reduce, which rank r sums up.
+struct Slice {
+  int64_t begin, count;
+};
+Slice slice_of(const Inside& in, int64_t r) {
+  const int64_t numel = in.mine().recv.numel(), ranks = static_cast<int64_t>(in.size());
+  const int64_t each = (numel + ranks - 1) / ranks, begin = std::min(r * each, numel);
+  return {begin, std::min(begin + each, numel) - begin};
+}
 
-  // Only this rank reads slice `rank` of any buffer, so its own may hold the result at once.
-  const int64_t first = begin(in.rank);
-  char* mine = static_cast<char*>(my.recv.raw()) + first * size_of(my.dtype);
-  reduce_pairwise(my.reduce, my.dtype, mine, in.sends, first, count(in.rank));
-  in.sync();
+void all_reduce_own(const Inside& in) {
+  // Only this rank reads its slice of any buffer, so its own may hold the result at once.
+  const Call& my = in.mine();
+  const Slice own = slice_of(in, in.rank);
+  reduce(in, static_cast<char*>(my.recv.raw()) + own.begin * size_of(my.dtype), own.begin, own.count);
+}
+
+void all_reduce_gather(const Inside& in) {
+  const int64_t ranks = static_cast<int64_t>(in.size());
   for (int64_t step = 1; step < ranks; ++step) {
     const int64_t r = (in.rank + step) % ranks;
-    copy(my.recv, begin(r), in.call(static_cast<size_t>(r)).recv, begin(r), count(r));
+    const Slice theirs = slice_of(in, r);
+    copy(in, in.mine().recv, theirs.begin, in.call(static_cast<size_t>(r)).recv, theirs.begin, theirs.count);
   }
 }
 
-void move_broadcast(const Inside& in) noexcept {
+void broadcast(const Inside& in) {
   const Call& my = in.mine();
-  copy(my.recv, 0, in.call(static_cast<size_t>(my.root)).send, 0, my.recv.numel());
+  copy(in, my.recv, 0, in.call(static_cast<size_t>(my.root)).send, 0, my.recv.numel());
 }
 
-void move_all_to_all_v(const Inside& in) noexcept {
+void all_to_all_v(const Inside& in) {
   const Call& my = in.mine();
   const size_t rank = static_cast<size_t>(in.rank);
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
     const Call& peer = in.call(r);
-    copy(my.recv, to, peer.send, offset_of(peer.send_counts, rank), my.recv_counts[r]);
+    copy(in, my.recv, to, peer.send, offset_of(peer.send_counts, rank), my.recv_counts[r]);
     to += my.recv_counts[r];
   }
 }
 
-void move_scatter_v(const Inside& in) noexcept {
+void scatter_v(const Inside& in) {
   const Call& my = in.mine();
   const size_t rank = static_cast<size_t>(in.rank);
-  copy(my.recv, 0, in.call(static_cast<size_t>(my.root)).send, offset_of(my.counts, rank), my.counts[rank]);
+  copy(in, my.recv, 0, in.call(static_cast<size_t>(my.root)).send, offset_of(my.counts, rank),
+       my.counts[rank]);
 }
 
-void move_nothing(const Inside&) noexcept {}
+void nothing(const Inside&) {}
+
+}  // namespace
+
+const Move move_all_gather_v{all_gather_v}, move_reduce_scatter{reduce_scatter},
+    move_all_reduce{all_reduce_own, all_reduce_gather}, move_broadcast{broadcast},
+    move_all_to_all_v{all_to_all_v}, move_scatter_v{scatter_v}, move_nothing{nothing};
 
 }  // namespace sherd::local

@@ -14,24 +14,25 @@ struct Inside {
   Rendezvous<const Call>& meeting;
   /// First element of every rank's `send`, by rank.
   std::span<const void* const> sends;
+  /// Of this rank's stream: where the kernels run or are issued.
+  ExecutionContext& context;
+  const KernelTable& kernels;
 
   const Call& call(size_t r) const { return *meeting.slots()[r]; }
   const Call& mine() const { return call(static_cast<size_t>(rank)); }
   size_t size() const { return meeting.slots().size(); }
-  /// To be called by every rank equally often.
-  void sync() const noexcept { meeting.sync(false); }
 };
 
-/// Runs on each rank. Reads the peers' `send`, writes this rank's `recv`.
-using Move = void (*)(const Inside&) noexcept;
+/// Runs on each rank. Reads the peers' memory, writes this rank's `recv`.
+using Phase = void (*)(const Inside&);
+
+/// Every rank is done with the first phase before any begins the second.
+struct Move {
+  Phase first = nullptr, second = nullptr;
+};
 
 /// Also all_gather; with a root, gather_v.
-void move_all_gather_v(const Inside&) noexcept;
-void move_reduce_scatter(const Inside&) noexcept;
-void move_all_reduce(const Inside&) noexcept;
-void move_broadcast(const Inside&) noexcept;
-void move_all_to_all_v(const Inside&) noexcept;
-void move_scatter_v(const Inside&) noexcept;
-void move_nothing(const Inside&) noexcept;
+extern const Move move_all_gather_v, move_reduce_scatter, move_all_reduce, move_broadcast, move_all_to_all_v,
+    move_scatter_v, move_nothing;
 
 }  // namespace sherd::local

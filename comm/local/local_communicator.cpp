@@ -183,8 +183,8 @@ class LocalCommunicator final : public Communicator {
               .dtype = data.dtype(),
               .elements = data.numel(),
               .send = data};
-    stream.submit("send", [group = group_, rank = rank_, peer, call = std::move(call)](ExecutionContext&) {
-      group->send(rank, peer, call);
+    stream.submit("send", [group = group_, rank = rank_, peer, call = std::move(call)](ExecutionContext& c) {
+      group->send(rank, peer, call, c);
     });
   }
 
@@ -198,9 +198,9 @@ class LocalCommunicator final : public Communicator {
               .dtype = data.dtype(),
               .elements = data.numel(),
               .recv = data};
-    stream.submit("recv", [group = group_, rank = rank_, peer, call = std::move(call)](ExecutionContext&) {
-      group->recv(rank, peer, call);
-    });
+    stream.submit("recv",
+                  [group = group_, rank = rank_, peer, call = std::move(call), &kernels = device_->kernels()](
+                      ExecutionContext& c) { group->recv(rank, peer, call, c, kernels); });
   }
 
   void barrier(Stream& stream) override { collective(stream, {.op = "barrier"}, 0, local::move_nothing); }
@@ -234,13 +234,13 @@ class LocalCommunicator final : public Communicator {
   static size_t at(int rank) { return static_cast<size_t>(rank); }
   ArgumentCheck checking(const char* op) const { return {op, rank_, size(), world_rank()}; }
 
-  void collective(Stream& stream, Call call, int64_t bytes, local::Move move) {
+  void collective(Stream& stream, Call call, int64_t bytes, const local::Move& move) {
     call.sequence = ++sequence_;
     counters_->add(call.op, bytes);
     const char* op = call.op;
-    stream.submit(op, [group = group_, rank = rank_, call = std::move(call), move](ExecutionContext&) {
-      group->collective(rank, call, move);
-    });
+    stream.submit(op,
+                  [group = group_, rank = rank_, call = std::move(call), move, &kernels = device_->kernels()](
+                      ExecutionContext& c) { group->collective(rank, call, move, c, kernels); });
   }
 
   const std::shared_ptr<LocalGroup> group_;
@@ -258,6 +258,13 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
   if (timeout.count() <= 0)
     throw InvalidArgument(fmt::format("a collective timeout of {} ms; use at least 1", timeout.count()));
+  for (const auto& a : devices)
+    for (const auto& b : devices)
+      if (!a->reaches(*b))
+        throw NotSupported(
+            fmt::format("{} cannot read the memory of {}, as the local backend needs; use NCCL for "
+                        "GPUs without peer access, and one kind of device",
+                        a->label(), b->label()));
   std::vector<int> ranks(devices.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto group =

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
+#include <exception>
 #include <map>
 #include <tuple>
 
@@ -18,9 +18,24 @@ LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> wor
       sends_(world_ranks_.size()),
       splits_(*domain_, *point_, world_ranks_),
       split_results_(world_ranks_.size()),
-      mailboxes_(world_ranks_.size() * world_ranks_.size()) {}
+      mailboxes_(world_ranks_.size() * world_ranks_.size()) {
+  for (auto& point : reached_) point.resize(world_ranks_.size());
+}
 
-void LocalGroup::collective(int rank, const Call& call, Move move) {
+void LocalGroup::collective(int rank, const Call& call, const Move& move, ExecutionContext& context,
+                            const KernelTable& kernels) {
+  NativeQueue* const queue = context.queue;
+  const auto reach = [&](size_t point) {
+    if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();
+  };
+  const auto wait_for_all = [&](size_t point) {
+    if (!queue) return;
+    for (size_t r = 0; r < reached_[point].size(); ++r)
+      if (const auto& event = reached_[point][r]; event && r != static_cast<size_t>(rank))
+        queue->wait(*event);
+  };
+
+  reach(0);
   calls_.enter(rank, call, [this] {
     std::string reason = disagreement(calls_.slots(), world_ranks_);
     if (reason.empty())
@@ -28,8 +43,36 @@ void LocalGroup::collective(int rank, const Call& call, Move move) {
                      [](const Call* c) -> const void* { return c->send.raw(); });
     return reason;
   });
-  move({rank, calls_, sends_});
+  // Peers wait for this rank from here on, so a failure of the device must not end it early.
+  std::exception_ptr failure;
+  const auto attempt = [&](auto&& work) {
+    try {
+      if (!failure) work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  };
+  const Inside inside{rank, calls_, sends_, context, kernels};
+  attempt([&] {
+    wait_for_all(0);
+    move.first(inside);
+  });
+  if (move.second) {
+    attempt([&] { reach(1); });
+    calls_.sync(false);
+    attempt([&] {
+      wait_for_all(1);
+      move.second(inside);
+    });
+  }
+  if (queue) {
+    attempt([&] { reach(2); });
+    calls_.sync(false);
+    attempt([&] { wait_for_all(2); });
+  }
   calls_.sync(true);
+  if (failure) std::rethrow_exception(failure);
+  context.keep(std::make_shared<Call>(call));
 }
 
 std::string LocalGroup::place(int rank, const Call& call, const char* preposition, int peer) const {
@@ -37,21 +80,29 @@ std::string LocalGroup::place(int rank, const Call& call, const char* prepositio
                      world_rank(peer));
 }
 
-void LocalGroup::send(int rank, int peer, const Call& call) {
+void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& context) {
   const std::string where = place(rank, call, "to", peer);
   Mailbox& box = mailbox(rank, peer);
+  std::shared_ptr<NativeEvent> ready = context.queue ? context.queue->record() : nullptr;
   std::unique_lock lock(point_->mutex);
   if (domain_->aborted()) {
     lock.unlock();
     domain_->raise(where);
   }
   box.posted = &call;
+  box.ready = std::move(ready);
   point_->changed.notify_all();
   const Wait outcome = domain_->wait(*point_, lock, [&] { return box.done; });
   if (box.taken) point_->changed.wait(lock, [&] { return box.done; });
   const bool arrived = box.done;
+  const std::shared_ptr<NativeEvent> copied = box.copied;
   box = {};
-  if (arrived) return;
+  if (arrived) {
+    lock.unlock();
+    if (copied) context.queue->wait(*copied);
+    context.keep(std::make_shared<Call>(call));
+    return;
+  }
   if (outcome == Wait::timed_out)
     domain_->fail(lock, world_rank(peer), where,
                   domain_->timeout_message(*point_, where, {world_rank(peer)}));
@@ -59,7 +110,8 @@ void LocalGroup::send(int rank, int peer, const Call& call) {
   domain_->raise(where);
 }
 
-void LocalGroup::recv(int rank, int peer, const Call& call) {
+void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& context,
+                      const KernelTable& kernels) {
   const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
   std::unique_lock lock(point_->mutex);
@@ -85,11 +137,23 @@ void LocalGroup::recv(int rank, int peer, const Call& call) {
                               where, describe(sent)));
   box.taken = true;
   lock.unlock();
-  if (call.elements > 0)
-    std::memcpy(call.recv.raw(), sent.send.raw(), static_cast<size_t>(call.recv.nbytes()));
+  // The sender waits from here on, whatever happens.
+  std::shared_ptr<NativeEvent> copied;
+  std::exception_ptr failure;
+  try {
+    if (box.ready) context.queue->wait(*box.ready);
+    if (call.elements > 0) kernels.copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
+    if (context.queue) copied = context.queue->record();
+    context.keep(std::make_shared<Call>(call));
+  } catch (...) {
+    failure = std::current_exception();
+  }
   lock.lock();
+  box.copied = std::move(copied);
   box.done = true;
   point_->changed.notify_all();
+  lock.unlock();
+  if (failure) std::rethrow_exception(failure);
 }
 
 std::pair<std::shared_ptr<LocalGroup>, int> LocalGroup::split(int rank, const SplitRequest& request) {

@@ -1,6 +1,7 @@
 // The state that the ranks of one communicator share.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -31,9 +32,12 @@ class LocalGroup {
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   AbortDomain& domain() { return *domain_; }
 
-  void collective(int rank, const Call& call, Move move);
-  void send(int rank, int peer, const Call& call);
-  void recv(int rank, int peer, const Call& call);
+  /// On the worker of the rank's stream; `context` and `kernels` are the stream's and its device's. With a
+  /// native queue this issues, and orders the ranks' queues by events.
+  void collective(int rank, const Call& call, const Move& move, ExecutionContext& context,
+                  const KernelTable& kernels);
+  void send(int rank, int peer, const Call& call, ExecutionContext& context);
+  void recv(int rank, int peer, const Call& call, ExecutionContext& context, const KernelTable& kernels);
   /// The new group and this rank's number in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 
@@ -43,6 +47,7 @@ class LocalGroup {
     const Call* posted = nullptr;
     bool taken = false;  // the receiver copies: the sender may no longer withdraw
     bool done = false;
+    std::shared_ptr<NativeEvent> ready, copied;  // where the devices stand, with native queues
   };
   Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
   std::string place(int rank, const Call& call, const char* preposition, int peer) const;
@@ -54,6 +59,8 @@ class LocalGroup {
 
   Rendezvous<const Call> calls_;
   std::vector<const void*> sends_;
+  /// Where the ranks' native queues stand: at the call, after the first phase, at the end. By rank.
+  std::array<std::vector<std::shared_ptr<NativeEvent>>, 3> reached_;
 
   Rendezvous<const SplitRequest> splits_;
   std::vector<std::pair<std::shared_ptr<LocalGroup>, int>> split_results_;

@@ -28,7 +28,7 @@ const KernelTable& cpu_kernels() {
   static const KernelTable table = [] {
     check_processor();
     KernelTable t =
-        reference_kernels();  // copy, sort_by_expert, accumulate_sum and random_normal need no speed
+        reference_kernels();  // copies, reduce, sort_by_expert, accumulate_sum and random_normal need no more speed
     t.name = "cpu";
     t.fill = cpu::fill;
     t.cast = cpu::cast;

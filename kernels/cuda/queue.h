@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cublasLt.h>
+#include <cublas_v2.h>
 #include <cusolverDn.h>
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,6 +57,7 @@ class CudaQueue final : public NativeQueue {
   std::shared_ptr<NativeEvent> record() override;
   void wait(const NativeEvent& event) override;
   void keep(std::shared_ptr<const void> object) override;
+  void after(std::function<void()> f) override;
   void* scratch(int64_t bytes) override;
 
   const Chip& chip() const { return chip_; }
@@ -69,7 +72,8 @@ class CudaQueue final : public NativeQueue {
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
 
  private:
-  void release_done();
+  /// Objects kept by one event: fewer events, and nothing waits long for its release.
+  static constexpr size_t kBatch = 16;
 
   const Chip& chip_;
   Allocator& allocator_;
@@ -80,7 +84,9 @@ class CudaQueue final : public NativeQueue {
   std::shared_ptr<MatmulPlans> matmul_plans_;
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
-  std::vector<std::pair<std::shared_ptr<NativeEvent>, std::shared_ptr<const void>>> kept_;
+  using Batch = std::vector<std::shared_ptr<const void>>;
+  Batch batch_;
+  std::deque<std::pair<std::shared_ptr<NativeEvent>, Batch>> kept_;
 };
 
 /// The queue of a context that a CUDA device made.

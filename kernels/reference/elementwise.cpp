@@ -12,6 +12,11 @@ void copy(ExecutionContext&, void* dst, const void* src, int64_t bytes) {
   if (bytes > 0) std::memcpy(dst, src, static_cast<size_t>(bytes));
 }
 
+void strided_copy(ExecutionContext&, const StridedCopyArgs& a) {
+  for (int64_t i = 0; i < a.blocks; ++i)
+    std::memcpy(a.dst + i * a.dst_stride, a.src + i * a.src_stride, static_cast<size_t>(a.run));
+}
+
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count) {
   for (int64_t i = 0; i < count; ++i) put(dst, i, get(src, i));
 }
@@ -20,6 +25,11 @@ void cast(ExecutionContext&, Ref dst, Ref src, int64_t count) {
 
 void scale(ExecutionContext&, Ref x, int64_t count, float factor) {
   for (int64_t i = 0; i < count; ++i) put(x, i, static_cast<float>(get(x, i)) * factor);
+}
+
+void scale_by(ExecutionContext&, float* x, int64_t count, const float* factor) {
+  if (factor[0] == 1) return;
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor[0];
 }
 
 void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count) {

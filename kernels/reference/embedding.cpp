@@ -1,6 +1,17 @@
+#include <fmt/format.h>
+
+#include <string_view>
+
 #include "reference.h"
 
 namespace sherd::reference {
+
+void check_indices(ExecutionContext&, const char* op, const char* what, const int32_t* indices, int64_t count,
+                   int64_t bound) {
+  for (int64_t i = 0; i < count; ++i)
+    if (indices[i] < 0 || indices[i] >= bound)
+      throw InvalidArgument(bad_index(op, what, indices[i], i, bound));
+}
 
 void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
   for (int64_t i = 0; i < e.count; ++i) {

@@ -57,7 +57,14 @@ inline void put(Ref r, int64_t i, double v) {
 
 void fill(ExecutionContext&, Ref dst, int64_t count, double value);
 void copy(ExecutionContext&, void* dst, const void* src, int64_t bytes);
+void strided_copy(ExecutionContext&, const StridedCopyArgs&);
+void reduce(ExecutionContext&, const ReduceArgs&);
+void check_indices(ExecutionContext&, const char* op, const char* what, const int32_t* indices, int64_t count,
+                   int64_t bound);
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count);
+void scale_by(ExecutionContext&, float* x, int64_t count, const float* factor);
+void add_words(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
+void clip_factor(ExecutionContext&, const ClipFactorArgs&);
 void scale(ExecutionContext&, Ref x, int64_t count, float factor);
 void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
 void scale_and_add(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);

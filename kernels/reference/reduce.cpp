@@ -1,11 +1,12 @@
-#include <sherd/comm/reduce.h>
-
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
-namespace sherd {
+#include "reference.h"
+
+namespace sherd::reference {
 namespace {
 
 // Elements handled at once: the partial sums of one block stay in the first-level cache.
@@ -99,10 +100,8 @@ void reduce_any(DType dtype, void* dst, std::span<const void* const> sources, in
 
 }  // namespace
 
-bool can_reduce(DType dtype) { return dtype != DType::u8; }
-
-void reduce_pairwise(ReduceOp op, DType dtype, void* dst, std::span<const void* const> sources, int64_t begin,
-                     int64_t count) {
+void reduce(ExecutionContext&, const ReduceArgs& r) {
+  const auto& [op, dtype, dst, sources, begin, count] = r;
   if (sources.size() == 1) {
     const char* from = static_cast<const char*>(sources[0]) + begin * size_of(dtype);
     if (from != dst && count > 0) std::memcpy(dst, from, static_cast<size_t>(count * size_of(dtype)));
@@ -118,4 +117,4 @@ void reduce_pairwise(ReduceOp op, DType dtype, void* dst, std::span<const void* 
   }
 }
 
-}  // namespace sherd
+}  // namespace sherd::reference

@@ -1,4 +1,5 @@
-// The CPU's stream: a worker thread with a queue. Private to kernels/.
+// The stream of every device: a worker thread with a queue, which runs the work (CPU) or issues it to the
+// device's own queue (CUDA). Private to kernels/.
 #pragma once
 
 #include <condition_variable>
@@ -11,11 +12,12 @@
 
 namespace sherd {
 
-class CpuStream final : public Stream {
+class QueueStream final : public Stream {
  public:
-  CpuStream(Device& device, std::string name, int threads);
-  /// Runs what is queued, then joins.
-  ~CpuStream() override;
+  /// Without `native` the worker itself computes, with `threads` threads.
+  QueueStream(Device& device, std::string name, int threads, std::unique_ptr<NativeQueue> native = nullptr);
+  /// Runs what is queued, waits for the device, then joins.
+  ~QueueStream() override;
 
   void submit(const char* what, std::function<void(ExecutionContext&)> work) override;
   Event record() override;
@@ -28,15 +30,17 @@ class CpuStream final : public Stream {
   struct Item {
     const char* what;
     std::function<void(ExecutionContext&)> work;
-    std::shared_ptr<struct CpuEventState> event;  // set for records, which complete even after a failure
+    std::shared_ptr<struct QueueEventState> event;  // set for records, which complete even after a failure
   };
   void push(Item item);
   void run();
+  void finish(QueueEventState& event);
   void* scratch(int64_t bytes);
 
   Device& device_;
   std::string name_;
   ExecutionContext context_;
+  std::unique_ptr<NativeQueue> native_;
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   std::mutex mutex_;

@@ -1,0 +1,31 @@
+# Whether the CUDA backend is built: wherever nvcc is found, unless -DSHERD_CUDA=OFF.
+include(CheckLanguage)
+if(NOT DEFINED SHERD_CUDA)
+  if(SHERD_SANITIZE)
+    set(found OFF)  # nvcc's host code is not instrumented; the kernels are tested there by emulation
+  else()
+    check_language(CUDA)
+    set(found OFF)
+    if(CMAKE_CUDA_COMPILER)
+      set(found ON)
+    endif()
+  endif()
+  set(SHERD_CUDA ${found} CACHE BOOL "Build the CUDA backend (needs nvcc)")
+endif()
+
+if(SHERD_CUDA)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see kernels/cuda
+  endif()
+  enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc 13
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  set(CMAKE_CUDA_EXTENSIONS OFF)
+  # The libraries are linked, the driver's (libcuda) never: the programs start without one.
+  set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+  find_package(CUDAToolkit REQUIRED)
+endif()

@@ -1,0 +1,150 @@
+#include <fmt/format.h>
+
+#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/queue_stream.h>
+
+#include "queue.h"
+
+namespace sherd {
+namespace {
+
+using cuda::check;
+using cuda::Chip;
+
+class DeviceMemory final : public MemorySource {
+ public:
+  DeviceMemory(int ordinal, std::function<void()> drain) : ordinal_(ordinal), drain_(std::move(drain)) {}
+  void* allocate(int64_t bytes) override {
+    check(cudaSetDevice(ordinal_), "device memory");
+    void* p = nullptr;
+    const cudaError_t result = cudaMalloc(&p, static_cast<size_t>(bytes));
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(result, "device memory");
+    return p;
+  }
+  void release(void* p) noexcept override {
+    cudaSetDevice(ordinal_);
+    cudaFree(p);
+  }
+  void drain() override { drain_(); }
+  std::string owner() const override { return fmt::format("GPU {}", ordinal_); }
+
+ private:
+  int ordinal_;
+  std::function<void()> drain_;
+};
+
+class PinnedMemory final : public MemorySource {
+ public:
+  explicit PinnedMemory(int ordinal) : ordinal_(ordinal) {}
+  void* allocate(int64_t bytes) override {
+    check(cudaSetDevice(ordinal_), "pinned memory");
+    void* p = nullptr;
+    const cudaError_t result = cudaHostAlloc(&p, static_cast<size_t>(bytes), cudaHostAllocPortable);
+    if (result == cudaErrorMemoryAllocation) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    check(result, "pinned memory");
+    return p;
+  }
+  void release(void* p) noexcept override { cudaFreeHost(p); }
+  std::string owner() const override { return "the system (pinned memory)"; }
+
+ private:
+  int ordinal_;
+};
+
+Chip chip_of(const DeviceOptions& o) {
+  const int count = cuda_device_count();
+  if (count == 0)
+    throw CudaError(fmt::format(
+        "{}: no CUDA device on this machine (no GPU, or no driver); use the cpu device", o.label));
+  if (o.ordinal < 0 || o.ordinal >= count)
+    throw InvalidArgument(
+        fmt::format("{}: CUDA device {} of {}; use 0 to {}", o.label, o.ordinal, count, count - 1));
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, o.ordinal), "device attributes");
+    return value;
+  };
+  return {.ordinal = o.ordinal,
+          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
+          .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+                        attribute(cudaDevAttrComputeCapabilityMinor),
+          .tf32 = o.tf32,
+          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+}
+
+/// Lets kernels on `from` read what is on `to`. False where the machine cannot.
+bool enable_peer(int from, int to) {
+  int possible = 0;
+  check(cudaDeviceCanAccessPeer(&possible, from, to), "peer access");
+  if (!possible) return false;
+  check(cudaSetDevice(from), "peer access");
+  const cudaError_t result = cudaDeviceEnablePeerAccess(to, 0);
+  if (result == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return true;
+  }
+  check(result, "peer access");
+  return true;
+}
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(const DeviceOptions& o)
+      : label_(o.label),
+        chip_(chip_of(o)),
+        kernels_(cuda_kernels()),
+        allocator_(o.label, o.memory_limit,
+                   std::make_unique<DeviceMemory>(o.ordinal, [this] { compute_->synchronize(); })),
+        staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal)) {
+    compute_ = make_stream("compute", StreamPriority::normal);
+  }
+
+  DeviceKind kind() const override { return DeviceKind::cuda; }
+  bool reaches(const Device& other) const override {
+    if (other.kind() != DeviceKind::cuda) return false;
+    const int theirs = static_cast<const CudaDevice&>(other).chip_.ordinal;
+    return theirs == chip_.ordinal || enable_peer(chip_.ordinal, theirs);
+  }
+  Allocator& allocator() override { return allocator_; }
+  Allocator& staging() override { return staging_; }
+  const KernelTable& kernels() const override { return kernels_; }
+  Stream& compute() override { return *compute_; }
+  std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {
+    return std::make_unique<QueueStream>(*this, std::move(name), 1,
+                                         std::make_unique<cuda::CudaQueue>(chip_, allocator_, priority));
+  }
+  const std::string& label() const override { return label_; }
+
+ private:
+  const std::string label_;
+  const Chip chip_;
+  const KernelTable& kernels_;
+  Allocator allocator_, staging_;
+  std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
+};
+
+}  // namespace
+
+int cuda_device_count() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result == cudaErrorNoDevice || result == cudaErrorInsufficientDriver) {
+    cudaGetLastError();
+    return 0;
+  }
+  check(result, "cudaGetDeviceCount");
+  return count;
+}
+
+std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options) {
+  return std::make_shared<CudaDevice>(options);
+}
+
+}  // namespace sherd

@@ -1,0 +1,120 @@
+#include "queue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sherd::cuda {
+
+void check(cublasStatus_t result, const char* what) {
+  if (result != CUBLAS_STATUS_SUCCESS)
+    throw CudaError(fmt::format("{}: cuBLAS: {}", what, cublasLtGetStatusString(result)));
+}
+
+void check(cusolverStatus_t result, const char* what) {
+  if (result != CUSOLVER_STATUS_SUCCESS)
+    throw CudaError(fmt::format("{}: cuSOLVER status {}", what, static_cast<int>(result)));
+}
+
+CudaEvent::CudaEvent(int ordinal) {
+  check(cudaSetDevice(ordinal), "event");
+  check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
+}
+
+CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
+
+bool CudaEvent::done() const {
+  const cudaError_t state = cudaEventQuery(event_);
+  if (state == cudaErrorNotReady) return false;
+  check(state, "event");
+  return true;
+}
+
+void CudaEvent::synchronize() const { check(cudaEventSynchronize(event_), "waiting for the device"); }
+
+CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority)
+    : chip_(chip), allocator_(allocator) {
+  check(cudaSetDevice(chip_.ordinal), "stream");
+  int least = 0, greatest = 0;
+  check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream");
+  check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
+                                     priority == StreamPriority::high ? greatest : least),
+        "stream");
+}
+
+CudaQueue::~CudaQueue() {
+  if (blas_) cublasLtDestroy(blas_);
+  if (solver_) cusolverDnDestroy(solver_);
+  allocator_.release(workspace_, kWorkspaceBytes, "cublas workspace");
+  allocator_.release(scratch_, scratch_bytes_, "kernel scratch");
+  cudaStreamDestroy(stream_);
+}
+
+void CudaQueue::start() { check(cudaSetDevice(chip_.ordinal), "stream"); }
+
+void CudaQueue::finish() noexcept {
+  cudaStreamSynchronize(
+      stream_);  // a failure was reported by the work that met it, or has no one left to hear it
+  kept_.clear();
+  batch_.clear();
+}
+
+std::shared_ptr<NativeEvent> CudaQueue::record() {
+  auto event = std::make_shared<CudaEvent>(chip_.ordinal);
+  check(cudaEventRecord(event->handle(), stream_), "event");
+  if (!batch_.empty()) kept_.emplace_back(event, std::exchange(batch_, {}));
+  while (!kept_.empty() && kept_.front().first->done()) kept_.pop_front();
+  return event;
+}
+
+void CudaQueue::wait(const NativeEvent& event) {
+  // A process has one kind of native queue, so every native event is CUDA's.
+  check(cudaStreamWaitEvent(stream_, static_cast<const CudaEvent&>(event).handle(), 0),
+        "waiting for a stream");
+}
+
+void CudaQueue::keep(std::shared_ptr<const void> object) {
+  batch_.push_back(std::move(object));
+  if (batch_.size() >= kBatch) record();
+}
+
+void CudaQueue::after(std::function<void()> f) {
+  auto call = std::make_shared<const std::function<void()>>(std::move(f));
+  check(cudaLaunchHostFunc(
+            stream_, [](void* p) { (*static_cast<const std::function<void()>*>(p))(); },
+            const_cast<std::function<void()>*>(call.get())),
+        "host function");
+  keep(std::move(call));
+}
+
+void* CudaQueue::scratch(int64_t bytes) {
+  if (bytes > scratch_bytes_) {
+    // Work issued before still uses the old block, and work queued by the host the blocks it has released.
+    void* grown = allocator_.allocate(bytes, "kernel scratch", true);
+    check(cudaStreamSynchronize(stream_), "kernel scratch");
+    allocator_.release(scratch_, scratch_bytes_, "kernel scratch");
+    scratch_ = grown;
+    scratch_bytes_ = bytes;
+  }
+  return scratch_;
+}
+
+cublasLtHandle_t CudaQueue::blas() {
+  if (!blas_) check(cublasLtCreate(&blas_), "cublasLtCreate");
+  return blas_;
+}
+
+cusolverDnHandle_t CudaQueue::solver() {
+  if (!solver_) {
+    check(cusolverDnCreate(&solver_), "cusolverDnCreate");
+    check(cusolverDnSetStream(solver_, stream_), "cusolverDnSetStream");
+  }
+  return solver_;
+}
+
+void* CudaQueue::workspace() {
+  if (!workspace_) workspace_ = allocator_.allocate(kWorkspaceBytes, "cublas workspace", true);
+  return workspace_;
+}
+
+}  // namespace sherd::cuda
