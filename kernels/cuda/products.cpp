@@ -62,7 +62,19 @@ void pair(CudaQueue& queue, Matmul first, const Matmul& second) {
   matmul(queue, first);
 }
 
-void lower_blocks(CudaQueue& queue, Factor a, Factor b, const Terms& terms, const Matrices& c) {
+}  // namespace
+
+bool regular(const Matrices& m) {
+  const int64_t size = size_of(m.dtype);
+  return aligned(m.data, 16) && m.ld == padded_ld(m.cols, m.dtype) && m.stride * size % 16 == 0;
+}
+
+void product(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c) {
+  if (c.batch * c.rows * c.cols > 0) matmul(queue_of(ctx), matmul_of(a, b, terms, c));
+}
+
+void lower_blocks(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c) {
+  CudaQueue& queue = queue_of(ctx);
   const int64_t n = c.rows, block = (n / 4 + 63) / 64 * 64, rest = n - 3 * block;
   auto multiply = [&](const Step& step) { matmul(queue, block_of(a, b, terms, c, step)); };
   // Fewer calls either way: pairs of blocks for a single matrix, block by block for a batch.
@@ -77,17 +89,6 @@ void lower_blocks(CudaQueue& queue, Factor a, Factor b, const Terms& terms, cons
   both({block, block, block, block}, {3 * block, 3 * block, rest, rest});
 }
 
-}  // namespace
-
-bool regular(const Matrices& m) {
-  const int64_t size = size_of(m.dtype);
-  return aligned(m.data, 16) && m.ld == padded_ld(m.cols, m.dtype) && m.stride * size % 16 == 0;
-}
-
-void product(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c) {
-  if (c.batch * c.rows * c.cols > 0) matmul(queue_of(ctx), matmul_of(a, b, terms, c));
-}
-
 void symmetric_product(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c) {
   if (c.batch * c.rows == 0) return;
   CudaQueue& queue = queue_of(ctx);
@@ -97,7 +98,7 @@ void symmetric_product(ExecutionContext& ctx, Factor a, Factor b, const Terms& t
   if (c.rows < kBlocksFrom) {
     matmul(queue, matmul_of(a, b, terms, c));
   } else {
-    lower_blocks(queue, a, b, terms, c);
+    lower_blocks(ctx, a, b, terms, c);
   }
   mirror(ctx, c);
 }

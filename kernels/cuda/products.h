@@ -47,6 +47,10 @@ void product(ExecutionContext&, Factor a, Factor b, const Terms& terms, const Ma
 /// symmetric.h says that it can.
 void symmetric_product(ExecutionContext&, Factor a, Factor b, const Terms& terms, const Matrices& c);
 
+/// The second way at any size, without the mirror: elements above the blocks named above are not written.
+/// c.rows must be more than 3 * 64 * ceil(floor(c.rows / 4) / 64).
+void lower_blocks(ExecutionContext&, Factor a, Factor b, const Terms& terms, const Matrices& c);
+
 /// A single matrix of this size has three calls of at least 64 tiles of 128 x 256 on 132 multiprocessors.
 inline constexpr int64_t kBlocksFrom = 4096;
 
