@@ -1,11 +1,15 @@
 // The products under Newton-Schulz: their ways, their bits, and what happens when the libraries fail. Runs on
 // a real GPU too, where it compares the kernel for compute capability 9.0 with the others.
-#include <cuda_host/fake.h>
 #include <gmock/gmock.h>
 #include <sherd/kernels/cuda/matmul.h>
 #include <sherd/kernels/cuda/products.h>
 
 #include "../kernels/matrices.h"
+
+#ifdef TEST_CUDA_EMULATED
+#include <cublasLt.h>
+#include <cuda_host/fake.h>
+#endif
 
 namespace sherd::test {
 namespace {
@@ -16,7 +20,8 @@ using cuda::Terms;
 using testing::HasSubstr;
 
 struct CudaLab : Lab {
-  CudaLab() : Lab("cuda") {}
+  explicit CudaLab(const std::string& symmetric_products = "blocks")
+      : Lab(make_cuda_device({.label = "lab", .symmetric_products = symmetric_products})) {}
   void run(std::function<void(ExecutionContext&)> work) {
     s.submit("test", std::move(work));
     s.synchronize();
@@ -50,24 +55,29 @@ struct CudaLab : Lab {
   }
 };
 
-enum class Way { whole, blocks, hopper };
+enum class Way { whole, blocks, chosen };
 
 /// z = -0.5 r r + 2 r, or the Gram matrix of x as it lies.
-Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, int64_t k, bool transposed) {
+Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, int64_t k, bool transposed,
+                 DType result = DType::u8) {
   const bool square = k == 0;
   const auto x = square ? lab.padded(batch, n, n, type, 1, true)
                         : lab.padded(batch, transposed ? k : n, transposed ? n : k, type, 1);
-  const auto c = lab.padded(batch, n, n, type, 77);
+  const auto c = lab.padded(batch, n, n, result == DType::u8 ? type : result, 77);
   ops::fill(lab.s, c.tensor, NAN);
   const Terms terms{.alpha = square ? -0.5 : 1, .beta = square ? 2.0 : 0, .addend = &x.matrices};
   const Factor a{x.matrices, transposed}, b{x.matrices, !square && !transposed};
   lab.run([&](ExecutionContext& context) {
-    if (way == Way::blocks) {
-      cuda::lower_blocks(context, a, b, terms, c.matrices);
-    } else {
-      cuda::product(context, a, b, terms, c.matrices);
+    switch (way) {
+      case Way::whole:
+        product(context, a, b, terms, c.matrices);
+        return mirror(context, c.matrices);
+      case Way::blocks:
+        lower_blocks(context, a, b, terms, c.matrices);
+        return mirror(context, c.matrices);
+      case Way::chosen:
+        return symmetric_product(context, a, b, terms, c.matrices);
     }
-    cuda::mirror(context, c.matrices);
   });
   for (const float v : lab.floats(c.tensor.rows(0, 1).flat(n - 1, n)))  // (0, n - 1): the mirror's
     EXPECT_TRUE(std::isfinite(v));
@@ -126,7 +136,42 @@ TEST(Products, MirrorTouchesOnlyWhatLiesAbove) {
     }
 }
 
+// Written without a chip to run it on: this is what tells whether it may be chosen.
+TEST(SymmetricHopper, IsTheWholeProduct) {
+  std::unique_ptr<CudaLab> hopper;
+  try {
+    hopper = std::make_unique<CudaLab>("hopper");
+  } catch (const NotSupported& e) {
+    GTEST_SKIP() << e.what();
+  }
+  if (kEmulated) GTEST_SKIP() << "the emulation runs no wgmma";
+  CudaLab lab;
+  for (DType type : {DType::f16, DType::bf16})
+    for (int64_t n : {1, 64, 128, 129, 256, 257, 300, 384, 1000, 2048, 4096})
+      for (int64_t k : {0, 8, 64, 72, 1000})
+        for (DType result : {type, DType::f32}) {
+          if (k == 0 && result != type) continue;  // the addend is a factor
+          const std::string what = std::string(name_of(type)) + " -> " + name_of(result) + ", n " +
+                                   std::to_string(n) + ", k " + std::to_string(k);
+          const Floats got = symmetric(*hopper, Way::chosen, type, 1, n, k, false, result);
+          const Floats want = symmetric(lab, Way::whole, type, 1, n, k, false, result);
+          const double e = result == DType::f32 ? 0x1p-18 : type == DType::f16 ? 0x1p-10 : 0x1p-7;
+          expect_close(got, want, e * std::sqrt(double(k ? k : n)), what);
+          for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < i; ++j)
+              ASSERT_EQ(got[static_cast<size_t>(i * n + j)], got[static_cast<size_t>(j * n + i)])
+                  << what << ": " << i << " " << j;
+          if (n > 1000) continue;
+          const Floats three = symmetric(*hopper, Way::chosen, type, 3, n, k, false, result);
+          EXPECT_EQ(bits(got), bits(Floats(three.begin(), three.begin() + n * n))) << what;
+        }
+}
+
 #ifdef TEST_CUDA_EMULATED
+
+TEST(SymmetricHopper, IsRefusedOnOtherChipsAndUnknownWaysAreToo) {
+  EXPECT_THROW(CudaLab("blocks of eight"), InvalidArgument);
+}
 
 void multiply(CudaLab& lab, int64_t batch, std::string* message = nullptr) {
   const auto a = lab.padded(batch, 33, 20, DType::f32, 1), b = lab.padded(batch, 20, 57, DType::f32, 9),
