@@ -91,7 +91,6 @@ TEST(GemmEpilogue, ViewsThatBeginAnywhere) {
   for (DType t : {DType::f32, DType::bf16})
     for (int64_t shift : {1, 4}) {
       Lab lab;
-      const Case c{5, 8, 12, t};
       const Tensor space = lab.full({200}, NAN, t), bias = lab.random({8 + shift}, 3, t);
       const Tensor a = lab.random({5, 12}, 1, t), b = lab.random({12, 8}, 2, t);
       const Tensor out = space.flat(shift, shift + 40).view({5, 8}), pre = space.flat(100, 140).view({5, 8});
