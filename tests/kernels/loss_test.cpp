@@ -51,6 +51,25 @@ TEST(CrossEntropy, MatchesReference) {
   }
 }
 
+TEST(CrossEntropy, BothAtOnceGiveTheBitsOfEach) {
+  for (const char* kernels : {"cpu", "reference"}) {
+    for (DType t : {DType::f32, DType::bf16}) {
+      for (auto [rows, vocab] : std::initializer_list<std::array<int64_t, 2>>{
+               {0, 5}, {1, 1}, {3, 7}, {17, 33}, {9, 256}, {2, 5001}}) {
+        for (bool in_place : {false, true}) {
+          Lab lab(kernels);
+          const Tensor logits = lab.random({rows, vocab}, 1, t, 4), losses = lab.empty({rows}),
+                       d = in_place ? logits : lab.empty({rows, vocab}, t);
+          ops::cross_entropy_forward_backward(lab.s, losses, d, logits,
+                                              lab.ints({rows}, targets(rows, vocab)), 0.25f);
+          EXPECT_EQ(bits(lab.floats(losses)), bits(forward(lab, rows, vocab, t, 4))) << kernels << vocab;
+          EXPECT_EQ(bits(lab.floats(d)), bits(backward(lab, rows, vocab, t, 4, false))) << kernels << vocab;
+        }
+      }
+    }
+  }
+}
+
 TEST(CrossEntropy, ReferenceBackwardIsTheGradient) {
   const int64_t rows = 4, vocab = 6;
   std::vector<double> logits = doubles(rows * vocab, 1), d(logits.size());
