@@ -149,6 +149,7 @@ void QueueStream::run() {
       finish(*item.event);
     } else if (!failure_) {
       try {
+        if (native_) native_->poll();
         item.work(context_);
       } catch (...) {
         failure_ = std::current_exception();
