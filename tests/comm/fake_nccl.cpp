@@ -184,7 +184,9 @@ void split(Clique& parent, const std::map<int, Op>& ops) {
   std::map<int, std::vector<std::pair<int, int>>> colors;  // -> key, rank
   for (const auto& [rank, op] : ops) {
     colors[op->color].emplace_back(op->key, rank);
-    if (parent.members[static_cast<size_t>(rank)]->pending.size() > 1) violation("split beside other work");
+    const auto& pending = parent.members[static_cast<size_t>(rank)]->pending;
+    if (std::count_if(pending.begin(), pending.end(), [](const Op& o) { return !o->done; }) > 1)
+      violation("split beside other work");
   }
   for (auto& [color, members] : colors) {
     std::sort(members.begin(), members.end());
