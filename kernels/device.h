@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/allocator.h>
 #include <sherd/kernels/stream.h>
+#include <sherd/kernels/trace.h>
 
 namespace sherd {
 
@@ -59,7 +60,14 @@ class Device {
   int64_t host_syncs() const { return host_syncs_.load(std::memory_order_relaxed); }
   void count_host_sync() { host_syncs_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
+  /// work is submitted.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  /// Null when there is none.
+  Trace* trace() const { return trace_.get(); }
+
  private:
+  std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0}, host_syncs_{0};
 };
 
