@@ -8,9 +8,10 @@
 
 #include <sherd/kernels/allocator.h>
 #include <sherd/kernels/stream.h>
-#include <sherd/kernels/trace.h>
 
 namespace sherd {
+
+class Trace;
 
 enum class DeviceKind { cpu, cuda };
 

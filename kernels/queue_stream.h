@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <sherd/kernels/tensor.h>
+#include <sherd/kernels/trace.h>
 
 namespace sherd {
 

@@ -9,16 +9,6 @@ double Trace::now() {
       .count();
 }
 
-void Trace::mark(std::string name) {
-  std::lock_guard lock(mutex_);
-  marks_.push_back({std::move(name), now()});
-}
-
-std::vector<TraceMark> Trace::marks() const {
-  std::lock_guard lock(mutex_);
-  return marks_;
-}
-
 bool Trace::reserve() {
   if (used_.fetch_add(1, std::memory_order_relaxed) < limit_) return true;
   used_.fetch_sub(1, std::memory_order_relaxed);

@@ -19,17 +19,11 @@ struct TraceRecord {
   double begin = 0, end = 0;
 };
 
-/// A moment that the host named, e.g. the beginning of a step.
-struct TraceMark {
-  std::string name;
-  double at = 0;
-};
-
 /// Records of the work of all streams of a device (Device::set_trace). Waiting for events is not work; a
 /// collective counts from where the stream takes it up, so that it contains the wait for its peers. Memory is
 /// bounded: work beyond `limit` records is counted, not recorded.
 ///
-/// now, record, mark and what reads the records are for the host; the rest is called by streams.
+/// now, record and what reads the records are for the host; the rest is called by streams.
 class Trace {
  public:
   static constexpr int64_t kLimit = int64_t{1} << 18;
@@ -41,12 +35,10 @@ class Trace {
   /// Whether work *submitted* from now on is recorded; at first it is not.
   void record(bool on) { recording_.store(on, std::memory_order_relaxed); }
   bool recording() const { return recording_.load(std::memory_order_relaxed); }
-  void mark(std::string name);
 
   /// By streams in the order in which they first worked, each in the order of its work. Streams must have
   /// been synchronised; a device's times are read here. @throws what the device failed with.
   std::vector<TraceRecord> records();
-  std::vector<TraceMark> marks() const;
   /// Pieces of work that the limit left out.
   int64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
 
@@ -83,7 +75,6 @@ class Trace {
   std::atomic<int64_t> used_{0}, left_out_{0};
   mutable std::mutex mutex_;
   std::deque<Lane> lanes_;
-  std::vector<TraceMark> marks_;
 };
 
 }  // namespace sherd

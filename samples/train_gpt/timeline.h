@@ -10,11 +10,17 @@
 
 namespace train_gpt {
 
+/// The beginning of a step.
+struct Mark {
+  std::string name;
+  double at = 0;
+};
+
 struct Timeline {
   std::string title;
   std::vector<sherd::TraceRecord> records;  // `device` is the rank; ranks in order
-  std::vector<sherd::TraceMark> marks;      // beginnings of steps
-  int64_t left_out = 0;                     // pieces of work that are not among the records
+  std::vector<Mark> marks;
+  int64_t left_out = 0;  // pieces of work that are not among the records
 };
 
 enum class WorkKind { compute, gather, reduce, exchange, optimizer, copy };

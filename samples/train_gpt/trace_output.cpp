@@ -17,6 +17,8 @@ namespace {
 using namespace sherd;
 using Json = nlohmann::json;
 
+/// The name of the empty work with which a step begins: where the device's clock says it did.
+constexpr const char* kStep = "step";
 /// Processes of one host share a clock; clocks of different hosts are further apart than this.
 constexpr double kOneClock = 50e3;  // microseconds
 
@@ -51,25 +53,29 @@ std::vector<std::string> gather_texts(RankContext& rank, const std::string& text
 
 /// With the host's time of a moment that is the same on all ranks.
 std::string text_of(Trace& trace, double now) {
-  Json records = Json::array(), marks = Json::array();
+  Json records = Json::array();
   for (const TraceRecord& r : trace.records())
     records.push_back({r.device, r.stream, r.what, r.begin, r.end});
-  for (const TraceMark& m : trace.marks()) marks.push_back({m.name, m.at});
-  return Json{{"now", now}, {"left_out", trace.left_out()}, {"records", records}, {"marks", marks}}.dump();
+  return Json{{"now", now}, {"left_out", trace.left_out()}, {"records", records}}.dump();
 }
 
-Timeline join(const std::vector<std::string>& texts) {
+/// `first` is the number of the first traced step.
+Timeline join(const std::vector<std::string>& texts, int64_t first) {
   Timeline t;
-  double first = 0;
+  double now = 0;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
     const Json json = Json::parse(texts[rank]);
-    const auto now = json["now"].get<double>();
-    if (rank == 0) first = now;
-    const double shift = std::abs(first - now) > kOneClock ? first - now : 0;
-    for (const Json& r : json["records"])
-      t.records.push_back({r[0], r[1], r[2], r[3].get<double>() + shift, r[4].get<double>() + shift});
-    if (rank == 0)
-      for (const Json& m : json["marks"]) t.marks.push_back({m[0], m[1]});
+    const auto here = json["now"].get<double>();
+    if (rank == 0) now = here;
+    const double shift = std::abs(now - here) > kOneClock ? now - here : 0;
+    for (const Json& r : json["records"]) {
+      const TraceRecord record{r[0], r[1], r[2], r[3].get<double>() + shift, r[4].get<double>() + shift};
+      if (record.what != kStep) {
+        t.records.push_back(record);
+      } else if (rank == 0) {
+        t.marks.push_back({fmt::format("step {}", first++), record.begin});
+      }
+    }
     t.left_out += json["left_out"].get<int64_t>();
   }
   return t;
@@ -100,7 +106,7 @@ void TraceOutput::before_step(int64_t step) {
   if (range_.last < range_.first) range_ = traced_steps(step, config_.last_step(), config_.trace_steps);
   const bool traced = step >= range_.first && step <= range_.last;
   trace_->record(traced);
-  if (traced) trace_->mark(fmt::format("step {}", step));
+  if (traced) rank_.device->compute().submit(kStep, [](ExecutionContext&) {});
 }
 
 std::vector<std::string> TraceOutput::write() {
@@ -112,7 +118,7 @@ std::vector<std::string> TraceOutput::write() {
   const double now = Trace::now();
   const auto texts = gather_texts(rank_, text_of(*trace_, now));
   if (rank_.world->rank() != 0) return {};
-  Timeline timeline = join(texts);
+  Timeline timeline = join(texts, range_.first);
   timeline.title =
       fmt::format("train_gpt, {} rank{}, {}, {}, {} {}", config_.ranks, config_.ranks == 1 ? "" : "s",
                   config_.strategy, config_.optimizer, range_.first == range_.last ? "step" : "steps",

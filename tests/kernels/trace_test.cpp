@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sherd/kernels/tensor.h>
+#include <sherd/kernels/trace.h>
 
 #include <chrono>
 #include <future>
@@ -54,7 +55,9 @@ TEST_F(TraceTest, WorkOfOneStreamFollowsInItsOrder) {
   for (size_t i = 0; i < records.size(); ++i) {
     EXPECT_EQ(records[i].what, names[i % 3]);
     EXPECT_LE(records[i].begin, records[i].end);
-    if (i > 0) EXPECT_LE(records[i - 1].end, records[i].begin);
+    if (i > 0) {
+      EXPECT_LE(records[i - 1].end, records[i].begin);
+    }
   }
 }
 
@@ -140,18 +143,6 @@ TEST_F(TraceTest, WorkThatFailsLeavesNoRecord) {
   const auto records = trace->records();
   ASSERT_EQ(records.size(), 1u);
   EXPECT_EQ(records[0].what, "fine");
-}
-
-TEST_F(TraceTest, MarksAreMomentsOfTheHost) {
-  start();
-  const double before = Trace::now();
-  trace->mark("step 1");
-  trace->mark("step 2");
-  const auto marks = trace->marks();
-  ASSERT_EQ(marks.size(), 2u);
-  EXPECT_EQ(marks[0].name, "step 1");
-  EXPECT_GE(marks[0].at, before);
-  EXPECT_GE(marks[1].at, marks[0].at);
 }
 
 /// A device's point in time, known once `*reached`.
