@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include <sherd/kernels/allocator.h>
@@ -67,9 +69,22 @@ class Device {
   /// Null when there is none.
   Trace* trace() const { return trace_.get(); }
 
+  /// For what the device's own queue does not see, such as a collective that was given up: from now on no
+  /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
+  void fail(std::exception_ptr failure) noexcept {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  void rethrow_failure() const {
+    std::lock_guard lock(failure_mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
  private:
   std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0}, host_syncs_{0};
+  mutable std::mutex failure_mutex_;
+  std::exception_ptr failure_;
 };
 
 /// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute
