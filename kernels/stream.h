@@ -43,9 +43,9 @@ class NativeQueue {
   virtual std::shared_ptr<NativeEvent> record() = 0;
   /// record() with a time, for traces.
   virtual std::shared_ptr<NativeStamp> stamp() = 0;
-  /// What is issued from push_range to pop_range is shown under the name `what` by the device's profilers.
-  virtual void push_range(const char* what) noexcept = 0;
-  virtual void pop_range() noexcept = 0;
+  /// What is issued from push_range to pop_range is shown under that name by the device's profilers.
+  virtual void push_range(const char*) noexcept {}
+  virtual void pop_range() noexcept {}
   /// Later work waits on the device for `event`, whichever queue of whichever device recorded it.
   virtual void wait(const NativeEvent& event) = 0;
   /// Keeps `object` alive until what has been issued so far is done.
