@@ -13,6 +13,8 @@
 
 namespace sherd {
 
+class Trace;
+
 enum class DeviceKind { cpu, cuda };
 
 struct DeviceOptions {
@@ -64,6 +66,12 @@ class Device {
   int64_t host_syncs() const { return host_syncs_.load(std::memory_order_relaxed); }
   void count_host_sync() { host_syncs_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
+  /// work is submitted.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  /// Null when there is none.
+  Trace* trace() const { return trace_.get(); }
+
   /// For what the device's own queue does not see, such as a collective that was given up: from now on no
   /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
@@ -76,6 +84,7 @@ class Device {
   }
 
  private:
+  std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0}, host_syncs_{0};
   mutable std::mutex failure_mutex_;
   std::exception_ptr failure_;

@@ -429,6 +429,16 @@ class FakeEvent final : public NativeEvent {
   const std::vector<Op> before_;
 };
 
+class FakeStamp final : public NativeStamp {
+ public:
+  bool done() const override { return true; }
+  void synchronize() const override {}
+  double microseconds() const override { return at_; }
+
+ private:
+  const double at_ = Trace::now();
+};
+
 class FakeQueue final : public NativeQueue {
  public:
   explicit FakeQueue(Allocator& allocator) : allocator_(allocator) {}
@@ -440,6 +450,10 @@ class FakeQueue final : public NativeQueue {
   }
   void* handle() const override { return const_cast<FakeQueue*>(this); }
   std::shared_ptr<NativeEvent> record() override { return std::make_shared<FakeEvent>(outstanding()); }
+  std::shared_ptr<NativeStamp> stamp() override {
+    FakeEvent(outstanding()).synchronize();
+    return std::make_shared<FakeStamp>();
+  }
   void wait(const NativeEvent& event) override { event.synchronize(); }
   void keep(std::shared_ptr<const void> object) override { kept_.push_back(std::move(object)); }
   void after(std::function<void()> f) override {
