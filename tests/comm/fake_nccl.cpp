@@ -13,6 +13,7 @@
 
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/error.h>
+#include <sherd/kernels/kernel_table.h>
 #include <sherd/kernels/queue_stream.h>
 
 namespace sherd::test::fake_nccl {
@@ -267,8 +268,9 @@ ncclResult_t state_of(ncclComm_t comm) {
     return ncclInProgress;
   }
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
-  const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(),
-                                 [](const Op& op) { return op->stream == nullptr; });
+  const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(), [](const Op& op) {
+    return op->stream == nullptr || !world().faults.at_once;
+  });
   return waits ? ncclInProgress : ncclSuccess;
 }
 
@@ -488,9 +490,16 @@ class FakeQueue final : public NativeQueue {
 class QueueDevice final : public Device {
  public:
   explicit QueueDevice(const std::string& label)
-      : host_(make_cpu_device({.label = label, .kernels = "reference"})), compute_(make_stream("compute")) {}
+      : host_(make_cpu_device({.label = label, .kernels = "reference"})),
+        kernels_(reference_kernels()),
+        compute_(make_stream("compute")) {
+    kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
+      std::memset(context.scratch(1 << 12), 0x55, 1 << 12);
+      reference_kernels().reduce(context, args);
+    };
+  }
   Allocator& allocator() override { return host_->allocator(); }
-  const KernelTable& kernels() const override { return host_->kernels(); }
+  const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
     return make_stream(std::move(name));
@@ -503,6 +512,7 @@ class QueueDevice final : public Device {
                                          std::make_unique<FakeQueue>(host_->allocator()));
   }
   std::shared_ptr<Device> host_;
+  KernelTable kernels_;
   std::unique_ptr<Stream> compute_;
 };
 

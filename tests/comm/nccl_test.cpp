@@ -335,6 +335,20 @@ TEST(NcclQueue, SumsAndSplitsAfterWorkThatIsUnderWay) {
   EXPECT_EQ(fake_nccl::log().destroyed, 8);
 }
 
+TEST(NcclQueue, SlicesSurviveKernelsThatUseScratchMemory) {
+  const Outcome outcome = run(queue_devices(3), quick(10s), {.at_once = false}, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    for (int64_t n : {4, 700}) {
+      Ints expected;
+      for (int64_t i = 0; i < n; ++i) expected.push_back(value_of(0, i) + value_of(1, i) + value_of(2, i));
+      const Tensor t = make_tensor(*c.device, DType::bf16, data_of(c.world->rank(), 0, n));
+      c.world->all_reduce(s, t);
+      EXPECT_EQ(read_tensor(s, t), expected);
+    }
+  });
+  EXPECT_THAT(outcome.texts, Each(""));
+}
+
 TEST(NcclQueue, TimeoutFailsWaitsForTheDevice) {
   const Outcome outcome = run(queue_devices(3), quick(), {.silent = 2}, [](RankContext& c) {
     Stream& s = c.device->compute();
