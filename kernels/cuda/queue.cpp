@@ -8,7 +8,7 @@ namespace sherd::cuda {
 
 void check(cublasStatus_t result, const char* what) {
   if (result != CUBLAS_STATUS_SUCCESS)
-    throw CudaError(fmt::format("{}: cuBLAS: {}", what, cublasGetStatusString(result)));
+    throw CudaError(fmt::format("{}: cuBLAS: {}", what, cublasLtGetStatusString(result)));
 }
 
 void check(cusolverStatus_t result, const char* what) {

@@ -1,0 +1,40 @@
+// What tests see and steer of the imitated libraries (cudart, cuBLASLt, cuSOLVER). They keep their real C
+// interfaces and do at once, on the calling thread, what they would queue on a stream.
+//
+// Environment: SHERD_HOST_CUDA_DEVICES, the number of devices (8 when unset; 0: no driver).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace cuda_host {
+
+/// Each device pretends to have so much memory.
+inline constexpr int64_t kDeviceBytes = int64_t{4} << 30;
+
+/// What has been made and not destroyed, in the whole process: blocks of memory (device and pinned), streams,
+/// events, handles of the libraries, and their descriptors.
+struct Live {
+  int64_t device_blocks = 0, device_bytes = 0, host_blocks = 0, streams = 0, events = 0, handles = 0,
+          descriptors = 0;
+  bool operator==(const Live&) const = default;
+};
+Live live();
+
+/// How often each function has been called since the start or reset_calls(). Process-wide.
+std::map<std::string, int64_t> calls();
+void reset_calls();
+
+/// The n-th next call (1 = the next) of `function`, e.g. "cudaMalloc", does nothing but return `code` (a
+/// cudaError_t, cublasStatus_t or cusolverStatus_t). Process-wide, once.
+void fail_call(const std::string& function, int64_t n, int code);
+/// Takes back what has not happened yet.
+void fail_nothing();
+
+/// For the imitated libraries: counts a call; what it is to fail with, or 0.
+int enter(const char* function);
+/// For the imitated libraries: adds to a count of live().
+void count_live(int64_t Live::*what, int64_t by);
+
+}  // namespace cuda_host

@@ -1,0 +1,46 @@
+// A stack of its own for a function that stops in the middle and goes on later, on one OS thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace cuda_host {
+
+/// Made, resumed and destroyed by one OS thread. AddressSanitizer and ThreadSanitizer are told of every
+/// switch.
+class Fiber {
+ public:
+  /// `entry(argument)` starts at the first resume() and never returns.
+  /// @param number staggers the stacks of many fibers over the cache.
+  Fiber(void (*entry)(void*), void* argument, size_t number);
+  ~Fiber();
+  Fiber(const Fiber&) = delete;
+  Fiber& operator=(const Fiber&) = delete;
+
+  /// From outside: runs the fiber until it suspends.
+  void resume();
+  /// From inside: back to who resumed.
+  void suspend();
+  /// Forgets what the fiber is in the middle of (nothing is unwound); the next resume() starts anew.
+  void restart();
+  /// False when the stack was too small.
+  bool intact() const;
+
+ private:
+  static void begin(void* fiber);
+
+  void (*const entry_)(void*);
+  void* const argument_;
+  const size_t stagger_;
+  unsigned char* stack_ = nullptr;
+  void* context_ = nullptr;  // where the fiber stands; with ucontext, a ucontext_t
+  void* outside_ = nullptr;  // where who resumed stands
+  // For the sanitizers.
+  void* fake_stack_ = nullptr;
+  const void* outside_stack_ = nullptr;
+  size_t outside_stack_bytes_ = 0;
+  void* tsan_fiber_ = nullptr;
+  void* tsan_outside_ = nullptr;
+};
+
+}  // namespace cuda_host
