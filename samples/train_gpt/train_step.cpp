@@ -33,6 +33,19 @@ Tensor copy_behind(Stream& stream, const Tensor& on_device) {
   return host;
 }
 
+// The largest number of live bytes until the device gets here: kernels take scratch memory when they run.
+Tensor peak_bytes(Stream& stream) {
+  Device& device = stream.device();
+  const Tensor host = Tensor::host(device, {1}, DType::i64, "metrics");
+  stream.submit("peak bytes", [host, &device](ExecutionContext& context) {
+    context.after([host, &device] { *host.data<int64_t>() = device.allocator().peak_bytes(); });
+    context.keep(std::make_shared<Tensor>(host));
+  });
+  const Tensor peak = Tensor::empty(device, {1}, DType::i64, "metrics");
+  ops::copy(stream, peak, host);
+  return peak;
+}
+
 }  // namespace
 
 CommCounts minus(CommCounts after, const CommCounts& before) {
@@ -81,9 +94,7 @@ PendingStep Trainer::issue_step() {
   }
   data_->all_reduce(s, loss_sum);
   p.loss = copy_behind(s, loss_sum);
-  const int64_t peak_bytes = device.allocator().peak_bytes();
-  const Tensor peak = Tensor::empty(device, {1}, DType::i64, "metrics");
-  ops::copy_from_host(s, peak, &peak_bytes, sizeof peak_bytes);
+  const Tensor peak = peak_bytes(s);
   rank_.world->all_reduce(s, peak, ReduceOp::max);
   p.peak = copy_behind(s, peak);
   p.statuses = optimizer_->muon().copy_statuses();
