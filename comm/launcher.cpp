@@ -4,13 +4,17 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
 #include <sherd/comm/local/abort_domain.h>
 #include <sherd/comm/local/local_communicator.h>
+#include <sherd/comm/mpi/mpi_bootstrap.h>
+#include <sherd/comm/nccl/nccl_world.h>
 
 namespace sherd {
 namespace {
@@ -78,7 +82,7 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   }
 }
 
-std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int threads) {
+std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int gpu, int threads) {
   DeviceOptions device{.label = fmt::format("rank {}", rank),
                        .threads = threads,
                        .kernels = options.kernels,
@@ -87,8 +91,50 @@ std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int 
   if (options.device == "cpu") return make_cpu_device(device);
   if (options.device != "cuda")
     throw InvalidArgument(fmt::format("device '{}' is unknown; use 'cpu' or 'cuda'", options.device));
-  device.ordinal = rank % std::max(1, cuda_device_count());
+  device.ordinal = gpu % std::max(1, cuda_device_count());
   return make_cuda_device(device);
+}
+
+NcclOptions nccl_options(const LaunchOptions& options) { return {.timeout = options.timeout}; }
+
+/// Whether this process is one of several that make up the job.
+bool in_a_job(const LaunchOptions& options) {
+  if (options.comm != "nccl") return false;
+  if (options.bootstrap == "mpi") return true;
+  if (options.bootstrap != "env")
+    throw InvalidArgument(fmt::format("bootstrap '{}' is unknown; use 'env' or 'mpi'", options.bootstrap));
+  return std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("SLURM_NTASKS");
+}
+
+void launch_process(int ranks, const LaunchOptions& options, int threads,
+                    const std::function<void(RankContext&)>& body) {
+  LaunchEnvironment job;
+  std::shared_ptr<Store> store;
+  if (options.bootstrap == "mpi") {
+    MpiLaunch mpi = mpi_bootstrap(options.timeout);
+    job = mpi.environment;
+    store = std::move(mpi.store);
+  } else {
+    job = from_environment();
+  }
+  if (job.size != ranks)
+    throw InvalidArgument(fmt::format("{} ranks are asked for, and the job has {} processes; make them equal",
+                                      ranks, job.size));
+  RankContext context;
+  context.device = make_device(options, job.rank, job.local_rank, threads);
+  if (!store) store = connect_store(job, options.timeout);
+  context.world = make_nccl_world(context.device, store, job.rank, job.size, nccl_options(options));
+  FirstFailure failure;
+  run_rank(context, body, failure);
+  failure.rethrow_if_any();
+}
+
+std::vector<std::shared_ptr<Communicator>> make_world(const LaunchOptions& options,
+                                                      std::span<const std::shared_ptr<Device>> devices) {
+  if (options.comm == "local") return make_local_world(devices, options.timeout);
+  if (options.comm != "nccl")
+    throw InvalidArgument(fmt::format("comm '{}' is unknown; use 'local' or 'nccl'", options.comm));
+  return make_nccl_world(devices, nccl_options(options));
 }
 
 }  // namespace
@@ -101,20 +147,24 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   const int threads =
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
 
+  if (in_a_job(options)) return launch_process(ranks, options, threads, body);
   std::vector<std::shared_ptr<Device>> devices;
-  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options, r, threads));
-  const auto worlds = make_local_world(devices, options.timeout);
+  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options, r, r, threads));
+  const auto worlds = make_world(options, devices);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
+  launch(std::move(contexts), body);
+}
 
+void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body) {
   FirstFailure failure;
   {
     std::vector<std::jthread> rank_threads;
     try {
-      for (auto& context : contexts) rank_threads.emplace_back([&] { run_rank(context, body, failure); });
+      for (auto& context : ranks) rank_threads.emplace_back([&] { run_rank(context, body, failure); });
     } catch (...) {  // the system has no further thread
       failure.add(std::current_exception());
-      worlds[rank_threads.size()]->abort(text_of(std::current_exception()));
+      ranks[rank_threads.size()].world->abort(text_of(std::current_exception()));
     }
   }
   failure.rethrow_if_any();

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <sherd/comm/communicator.h>
 
@@ -14,9 +15,12 @@ namespace sherd {
 struct LaunchOptions {
   /// "cpu", or "cuda": rank r of a process uses GPU r modulo the number of them.
   std::string device = "cpu";
-  /// "local": ranks are threads of this process. "nccl": one GPU a rank; threads of this process, or, where
-  /// WORLD_SIZE is set (torchrun and the like), this process is one rank of a job of `ranks`.
+  /// "local": ranks are threads of this process. "nccl": one GPU a rank; threads of this process, or, in a
+  /// job of several processes, this process is one rank of `ranks`.
   std::string comm = "local";
+  /// How the processes of a job of NCCL find each other. "env": by RANK, WORLD_SIZE and so on (see
+  /// from_environment), a job when any of those is set. "mpi": always a job, started by mpirun or srun.
+  std::string bootstrap = "env";
   /// CUDA: products of f32 matrices in tf32.
   bool tf32 = false;
   /// "cpu" or "reference".
@@ -36,12 +40,15 @@ struct RankContext {
 };
 
 /// Runs body on `ranks` threads with one device and one world communicator each, and returns when all are
-/// done.
+/// done. In a job of several processes (LaunchOptions::comm) it runs body once, as this process's rank.
 ///
 /// When a rank throws, the group is aborted so that no other rank waits for it, and after all have ended the
 /// *first* failure is rethrown with its original type (CommErrors that only report a peer's failure never
 /// hide the cause). @throws InvalidArgument when ranks < 1.
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }
+
+/// The same for ranks that have their devices and worlds already, each on a thread of its own.
+void launch(std::vector<RankContext> ranks, const std::function<void(RankContext&)>& body);
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -78,10 +79,23 @@ class Device {
   /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
   virtual std::string describe() const = 0;
 
+  /// For what the device's own queue does not see, such as a collective that was given up: from now on no
+  /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
+  void fail(std::exception_ptr failure) noexcept {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  void rethrow_failure() const {
+    std::lock_guard lock(failure_mutex_);
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
  private:
   std::atomic<int64_t> copied_bytes_{0};
   mutable std::mutex host_syncs_mutex_;
   std::map<std::thread::id, int64_t> host_syncs_;
+  mutable std::mutex failure_mutex_;
+  std::exception_ptr failure_;
 };
 
 /// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute

@@ -72,6 +72,7 @@ struct EmbeddingArgs {
 
 /// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
 /// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
+/// Both at once give the same bits and read the logits once.
 struct CrossEntropyArgs {
   int64_t rows = 0, vocab = 0;
   Ref logits{}, dlogits{};
@@ -284,6 +285,7 @@ struct KernelTable {
   void (*embedding_backward)(ExecutionContext&, const EmbeddingArgs&);
   void (*cross_entropy_forward)(ExecutionContext&, const CrossEntropyArgs&);
   void (*cross_entropy_backward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*cross_entropy_forward_backward)(ExecutionContext&, const CrossEntropyArgs&);
   void (*route_top_k)(ExecutionContext&, const RouteArgs&);
   void (*route_top_k_backward)(ExecutionContext&, const RouteArgs&);
   void (*sort_by_expert)(ExecutionContext&, const ExpertSortArgs&);

@@ -294,46 +294,55 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
 
 namespace {
 
-CrossEntropyArgs cross_entropy_args(Check& check, const Tensor& logits, const Tensor& targets) {
+// What the entries of cross-entropy share. Losses and dlogits are checked and set where they are asked for.
+void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, const CrossEntropyArgs&),
+                   const Tensor* losses, const Tensor* dlogits, const Tensor& logits, const Tensor& targets,
+                   float scale) {
+  Check check(op);
   check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
-  check.count("targets", targets, logits.size(0)).done();
+  check.count("targets", targets, logits.size(0));
+  if (losses) check.dtype("losses", *losses, DType::f32).count("losses", *losses, logits.size(0));
+  if (dlogits) check.dtype("dlogits", *dlogits, logits.dtype()).shape("dlogits", *dlogits, logits.shape());
+  check.done();
   CrossEntropyArgs a{.rows = logits.size(0), .vocab = logits.size(1), .logits = ref(logits)};
   a.targets = targets.data<int32_t>();
-  return a;
+  if (losses) a.losses = losses->data<float>();
+  if (dlogits) a.dlogits = ref(*dlogits);
+  a.scale = scale;
+  queue(s, op, kernels(s).check_indices, op, "target", a.targets, a.rows, a.vocab);
+  queue(s, op, kernel, a);
 }
 
 }  // namespace
 
 void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets) {
-  Check check("cross_entropy_forward");
-  CrossEntropyArgs a = cross_entropy_args(check, logits, targets);
-  check.dtype("losses", losses, DType::f32).count("losses", losses, a.rows).done();
-  a.losses = losses.data<float>();
-  queue(s, "cross_entropy_forward", kernels(s).check_indices, "cross_entropy_forward", "target", a.targets,
-        a.rows, a.vocab);
-  queue(s, "cross_entropy_forward", kernels(s).cross_entropy_forward, a);
+  cross_entropy(s, "cross_entropy_forward", kernels(s).cross_entropy_forward, &losses, nullptr, logits,
+                targets, 1);
 }
 
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale) {
-  Check check("cross_entropy_backward");
-  CrossEntropyArgs a = cross_entropy_args(check, logits, targets);
-  check.dtype("dlogits", dlogits, logits.dtype()).shape("dlogits", dlogits, logits.shape()).done();
-  a.dlogits = ref(dlogits);
-  a.scale = scale;
-  queue(s, "cross_entropy_backward", kernels(s).check_indices, "cross_entropy_backward", "target", a.targets,
-        a.rows, a.vocab);
-  queue(s, "cross_entropy_backward", kernels(s).cross_entropy_backward, a);
+  cross_entropy(s, "cross_entropy_backward", kernels(s).cross_entropy_backward, nullptr, &dlogits, logits,
+                targets, scale);
+}
+
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
+                                    const Tensor& logits, const Tensor& targets, float scale) {
+  cross_entropy(s, "cross_entropy_forward_backward", kernels(s).cross_entropy_forward_backward, &losses,
+                &dlogits, logits, targets, scale);
 }
 
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
-           const AdamWStep& step) {
+           const AdamWStep& step, const Tensor& copy) {
   Check check("adamw");
   check.dtype("w", w, DType::f32)
       .dtype("m", m, DType::f32)
       .dtype("v", v, DType::f32)
       .dtype("g", g, DType::f32);
-  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel()).done();
+  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel());
+  if (copy.defined())
+    check.dtype("copy", copy, {DType::f32, DType::bf16, DType::f16}).count("copy", copy, w.numel());
+  check.done();
   require(step.step >= 1, fmt::format("adamw: step {}; steps are counted from 1", step.step));
   require(step.beta1 >= 0 && step.beta1 < 1 && step.beta2 >= 0 && step.beta2 < 1,
           fmt::format("adamw: beta1 {} and beta2 {} must lie in [0, 1)", step.beta1, step.beta2));
@@ -342,6 +351,7 @@ void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const T
               .m = m.data<float>(),
               .v = v.data<float>(),
               .g = g.data<float>()};
+  if (copy.defined()) a.copy = ref(copy);
   a.lr = step.lr;
   a.beta1 = step.beta1;
   a.beta2 = step.beta2;

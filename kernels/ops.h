@@ -70,6 +70,9 @@ void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits
 /// dlogits may be logits itself.
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale);
+/// Both, to the same bits, in one reading of the logits.
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
+                                    const Tensor& logits, const Tensor& targets, float scale);
 
 /// Mixture of experts. logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k]; k is 1 or 2.
 /// @throws InvalidArgument for another k, or k > experts.
@@ -114,9 +117,10 @@ struct AdamWStep {
   /// Counted from 1.
   int64_t step = 1;
 };
-/// All f32 of one element count.
+/// All f32 of one element count; copy (f32, bf16 or f16; may be undefined) receives the new w in the same
+/// pass.
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
-           const AdamWStep& step);
+           const AdamWStep& step, const Tensor& copy = {});
 
 /// Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has
 /// run the work. @throws ShapeMismatch naming every segment that leaves its buffer or lacks a pointer.

@@ -36,7 +36,10 @@ struct QueueEventState final : Event::State {
   }
   void synchronize() const override {
     device.count_host_sync();
-    if (const NativeEvent* n = wait_reached()) n->synchronize();
+    if (const NativeEvent* n = wait_reached()) {
+      n->synchronize();
+      device.rethrow_failure();
+    }
   }
 };
 
@@ -146,6 +149,7 @@ void QueueStream::run() {
       finish(*item.event);
     } else if (!failure_) {
       try {
+        if (native_) native_->poll();
         item.work(context_);
       } catch (...) {
         failure_ = std::current_exception();

@@ -27,6 +27,8 @@ class NativeQueue {
   virtual ~NativeQueue() = default;
   /// Before any work, on the worker.
   virtual void start() = 0;
+  /// Before each piece of work. @throws what the device has found wrong with the work before, if it has.
+  virtual void poll() {}
   /// After the last work, on the worker: waits for the device. Never throws.
   virtual void finish() noexcept = 0;
   /// cudaStream_t. Any thread.

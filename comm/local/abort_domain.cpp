@@ -55,6 +55,17 @@ void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, cons
   raise(where);
 }
 
+void AbortDomain::fail(int failed_rank, const std::string& where, const std::string& cause) {
+  std::mutex unused;
+  std::unique_lock lock(unused);
+  fail(lock, failed_rank, where, cause);
+}
+
+std::pair<int, std::string> AbortDomain::first_failure() const {
+  std::lock_guard lock(mutex_);
+  return {failed_rank_, cause_};
+}
+
 void AbortDomain::raise(const std::string& where) const {
   std::lock_guard lock(mutex_);
   throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);

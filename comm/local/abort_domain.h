@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/kernels/error.h>
@@ -57,6 +58,12 @@ class AbortDomain {
   /// failed before.
   [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                          const std::string& cause);
+
+  /// The same for a thread that holds no WaitPoint's mutex.
+  [[noreturn]] void fail(int failed_rank, const std::string& where, const std::string& cause);
+
+  /// What abort() or fail() recorded first. Call when aborted().
+  std::pair<int, std::string> first_failure() const;
 
   /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.
   [[noreturn]] void raise(const std::string& where) const;

@@ -14,9 +14,17 @@ void with_activation(DType t, F&& f) {
   throw InvalidArgument("cpu kernels: the activation dtype must be f32 or bf16");
 }
 
+/// The same with the types of packed messages and copies of weights: f16 too.
+template <class F>
+void with_payload(DType t, F&& f) {
+  if (t == DType::f16) return f(f16{});
+  with_activation(t, f);
+}
+
 /// dst = v rounded to its type. (Assigning bf16(v) in place would stop GCC 12 from vectorising the loop.)
 inline void store(float& dst, float v) { dst = v; }
 inline void store(bf16& dst, float v) { dst = bf16(v); }
+inline void store(f16& dst, float v) { dst = f16(v); }
 
 void fill(ExecutionContext&, Ref dst, int64_t count, double value);
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count);
@@ -35,6 +43,7 @@ void embedding_forward(ExecutionContext&, const EmbeddingArgs&);
 void embedding_backward(ExecutionContext&, const EmbeddingArgs&);
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs&);
 void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs&);
+void cross_entropy_forward_backward(ExecutionContext&, const CrossEntropyArgs&);
 void route_top_k(ExecutionContext&, const RouteArgs&);
 void route_top_k_backward(ExecutionContext&, const RouteArgs&);
 void expand_rows(ExecutionContext&, const ExpertRowsArgs&);

@@ -10,17 +10,6 @@
 namespace sherd::cpu {
 namespace {
 
-/// Calls f(T{}) with the payload type of `t`; ops.h lets no other dtype through.
-template <class F>
-void with_payload(DType t, F&& f) {
-  if (t == DType::f16) return f(f16{});
-  with_activation(t, f);
-}
-
-void put(float& dst, float v) { dst = v; }
-void put(bf16& dst, float v) { dst = bf16(v); }
-void put(f16& dst, float v) { dst = f16(v); }
-
 /// Calls f(segment, begin, end) for pieces [begin, end) of the segments. Threads share the elements, not the
 /// segments: one of them may be most of the model.
 template <class Segment, class F>
@@ -41,7 +30,8 @@ void for_segments(const ExecutionContext& ctx, const std::vector<Segment>& segme
 
 /// Where a segment that packs nothing writes.
 struct Nowhere {};
-void put(Nowhere, float) {}
+using cpu::store;
+void store(Nowhere, float) {}
 struct NowhereAt {
   Nowhere operator[](int64_t) const { return {}; }
 };
@@ -57,7 +47,7 @@ template <class T>
     const float u = nesterov ? g + mu * (b - g) : b;
     const bool finite = std::abs(g) <= kLargest;
     buffer[i] = finite ? b : old;
-    put(packed[i], finite ? u : kNan);
+    store(packed[i], finite ? u : kNan);
   };
   if (l2 == 0) {
 #pragma omp simd
@@ -80,7 +70,7 @@ template <class To, class From>
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) put(to[i], float(from[i]));
+    for (int64_t i = 0; i < count; ++i) store(to[i], float(from[i]));
   }
 }
 

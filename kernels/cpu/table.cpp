@@ -47,6 +47,7 @@ const KernelTable& cpu_kernels() {
     t.embedding_backward = cpu::embedding_backward;
     t.cross_entropy_forward = cpu::cross_entropy_forward;
     t.cross_entropy_backward = cpu::cross_entropy_backward;
+    t.cross_entropy_forward_backward = cpu::cross_entropy_forward_backward;
     t.route_top_k = cpu::route_top_k;
     t.route_top_k_backward = cpu::route_top_k_backward;
     t.expand_rows = cpu::expand_rows;

@@ -42,6 +42,7 @@ void rms_norm_forward(ExecutionContext&, const RmsNormArgs&);
 void rms_norm_backward(ExecutionContext&, const RmsNormArgs&);
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs&);
 void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs&);
+void cross_entropy_forward_backward(ExecutionContext&, const CrossEntropyArgs&);
 void vocab_parallel_partial(ExecutionContext&, const VocabParallelArgs&);
 void vocab_parallel_combine(ExecutionContext&, const VocabParallelArgs&);
 void vocab_parallel_backward(ExecutionContext&, const VocabParallelArgs&);

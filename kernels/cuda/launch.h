@@ -37,8 +37,8 @@ inline Grid grid_for(int64_t count, int64_t most = 132 * 16) {
 /// Starts `kernel` on the context's stream; arguments are copied. A grid without blocks starts nothing.
 /// @throws CudaError naming `what`.
 template <class... P, class... A>
-void launch(ExecutionContext& context, const char* what, void (*kernel)(P...), const Grid& grid,
-            A&&... arguments) {
+void launch([[maybe_unused]] ExecutionContext& context, const char* what, void (*kernel)(P...),
+            const Grid& grid, A&&... arguments) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
 #ifdef __CUDACC__
   if (grid.shared_bytes > 48 * 1024)

@@ -1,13 +1,192 @@
 #include "cuda.h"
-#include "launch.h"
+#include "rows.h"
 
 namespace sherd::cuda {
+namespace {
 
-void rms_norm_forward(ExecutionContext&, const RmsNormArgs&) {
-  throw NotSupported("rms_norm_forward: not written yet");
+constexpr int kHeld = 4;  // packs of a row that each of its threads keeps in registers
+
+/// This thread's packs of a row: the first kHeld in registers, further ones read again whenever they are
+/// asked for.
+template <class T, int kThreads, bool kAligned>
+struct HeldRow {
+  PackedRow<T, kAligned> row;
+  int thread;
+  Pack<T> held[kHeld];
+
+  __device__ HeldRow(const PackedRow<T, kAligned>& from, int me) : row(from), thread(me) {
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) held[k] = row.load(thread + k * kThreads);
+  }
+};
+
+/// Calls f(k, pack) for this thread's packs that rows keep in registers, k being which of them, and g(pack)
+/// for the others.
+template <int kThreads, class F, class G>
+__device__ void each_pack(int packs, int thread, F f, G g) {
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k)
+    if (thread + k * kThreads < packs) f(k, thread + k * kThreads);
+  for (int pack = thread + kHeld * kThreads; pack < packs; pack += kThreads) g(pack);
 }
-void rms_norm_backward(ExecutionContext&, const RmsNormArgs&) {
-  throw NotSupported("rms_norm_backward: not written yet");
+
+template <class T>
+__device__ float squares_of(const Pack<T>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::kCount; ++k) sum += x[k] * x[k];
+  return sum;
+}
+
+template <class T>
+__device__ Pack<T> normalised(const Pack<T>& x, const Pack<T>& w, float rstd) {
+  return pack_of<T>([&](int k) { return x[k] * rstd * w[k]; });
+}
+
+template <class T, int kThreads, bool kAligned>
+__global__ void __launch_bounds__(kBlockThreads<kThreads>) forward_rows(RmsNormArgs a) {
+  const RowThread<kThreads> me;
+  if (me.row >= a.rows) return;
+  const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, me.row, a.cols), me.thread);
+  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols),
+                               y = row_of<T, kAligned>(a.y, me.row, a.cols);
+  const int packs = y.packs();
+  float squares = 0;
+  each_pack<kThreads>(
+      packs, me.thread, [&](int k, int) { squares += squares_of(x.held[k]); },
+      [&](int pack) { squares += squares_of(x.row.load(pack)); });
+  squares = group_reduce<kThreads>(squares, Add{});
+  const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.cols) + a.eps);
+  if (me.thread == 0) a.rstd[me.row] = rstd;
+  each_pack<kThreads>(
+      packs, me.thread, [&](int k, int pack) { y.store(pack, normalised(x.held[k], w.load(pack), rstd)); },
+      [&](int pack) { y.store(pack, normalised(x.row.load(pack), w.load(pack), rstd)); });
+}
+
+template <class T>
+__device__ float dot_of(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x) {
+  float sum = 0;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::kCount; ++k) sum += dy[k] * w[k] * x[k];
+  return sum;
+}
+
+/// dx; adds the row's share of dw.
+template <class T>
+__device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float rstd, float mean,
+                            float (&dw)[Pack<T>::kCount]) {
+  return pack_of<T>([&](int k) {
+    dw[k] += dy[k] * (x[k] * rstd);
+    return rstd * (dy[k] * w[k] - x[k] * mean);
+  });
+}
+
+/// Group p takes rows p, p + parts, ... and leaves their sum for dw in row p of `sums` [parts, cols].
+template <class T, int kThreads, bool kAligned>
+__global__ void __launch_bounds__(kBlockThreads<kThreads>)
+    backward_rows(RmsNormArgs a, float* sums, int64_t parts) {
+  constexpr int kCount = Pack<T>::kCount;
+  const RowThread<kThreads> me;
+  if (me.row >= parts) return;
+  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols);
+  const int packs = w.packs();
+  float* const mine = sums + me.row * a.cols;
+  // Its elements [pack * kCount, ...) are this thread's alone.
+  const auto keep = [&](int pack, const float(&dw)[kCount]) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k)
+      if (pack * kCount + k < a.cols) mine[pack * kCount + k] = dw[k];
+  };
+  float sum[kHeld][kCount] = {};
+  for (int64_t row = me.row; row < a.rows; row += parts) {
+    const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
+    const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
+    const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
+    const float rstd = a.rstd[row];
+    float dot = 0;
+    each_pack<kThreads>(
+        packs, me.thread, [&](int k, int pack) { dot += dot_of(dy.held[k], w.load(pack), x.held[k]); },
+        [&](int pack) { dot += dot_of(dy.row.load(pack), w.load(pack), x.row.load(pack)); });
+    dot = group_reduce<kThreads>(dot, Add{});
+    const float mean = dot * rstd * rstd / static_cast<float>(a.cols);
+    each_pack<kThreads>(
+        packs, me.thread,
+        [&](int k, int pack) {
+          dx.store(pack, gradient(dy.held[k], w.load(pack), x.held[k], rstd, mean, sum[k]));
+        },
+        [&](int pack) {
+          float dw[kCount];
+#pragma unroll
+          for (int k = 0; k < kCount; ++k)
+            dw[k] = row == me.row || pack * kCount + k >= a.cols ? 0 : mine[pack * kCount + k];
+          // dx may be dy or x: all of a pack is read before it is written.
+          dx.store(pack, gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), rstd, mean, dw));
+          keep(pack, dw);
+        });
+  }
+  each_pack<kThreads>(
+      packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
+}
+
+constexpr int kSlices = 32;
+
+/// dw[c] += the sum of column c of sums [parts, cols]: slice s adds rows s, s + kSlices, ..., then the slices
+/// add up in order.
+__global__ void __launch_bounds__(kWarp* kSlices)
+    add_columns(float* dw, const float* sums, int64_t parts, int64_t cols) {
+  const int64_t c = int64_t{blockIdx.x} * kWarp + threadIdx.x;
+  float sum = 0;
+#pragma unroll 8
+  for (int64_t p = threadIdx.y; p < parts; p += kSlices)
+    if (c < cols) sum += sums[p * cols + c];
+  __shared__ float of_slice[kSlices * kWarp];
+  of_slice[threadIdx.y * kWarp + threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || c >= cols) return;
+  for (int s = 1; s < kSlices; ++s) sum += of_slice[s * kWarp + threadIdx.x];
+  dw[c] += sum;
+}
+
+/// Calls f(threads of a row, whether rows are aligned): as few threads as hold a row in registers, so that
+/// small reductions suffice.
+template <class T, class F>
+void with_form(int64_t cols, std::initializer_list<const void*> matrices, F&& f) {
+  with_flag(rows_aligned<T>(cols, matrices), [&](auto aligned) {
+    const int64_t packs = packs_of<T>(cols);
+    if (packs <= kHeld * 32) return f(RowThreads<32>{}, aligned);
+    if (packs <= kHeld * 128) return f(RowThreads<128>{}, aligned);
+    if (packs <= kHeld * 256) return f(RowThreads<256>{}, aligned);
+    return f(RowThreads<512>{}, aligned);
+  });
+}
+
+}  // namespace
+
+void rms_norm_forward(ExecutionContext& context, const RmsNormArgs& a) {
+  with_f32_bf16(a.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_form<T>(a.cols, {a.x.data, a.w.data, a.y.data}, [&](auto threads, auto aligned) {
+      launch(context, "rms_norm_forward", forward_rows<T, threads(), aligned()>,
+             grid_of_rows<threads()>(a.rows), a);
+    });
+  });
+}
+
+void rms_norm_backward(ExecutionContext& context, const RmsNormArgs& a) {
+  if (a.rows == 0 || a.cols == 0) return;
+  with_f32_bf16(a.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
+      // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
+      constexpr int64_t kMost = 65536 / threads();
+      const int64_t parts = a.rows < kMost ? a.rows : kMost;
+      auto* sums = static_cast<float*>(context.scratch(parts * a.cols * 4));
+      launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>,
+             grid_of_rows<threads()>(parts), a, sums, parts);
+      const Grid columns{dim3(static_cast<unsigned>((a.cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
+      launch(context, "rms_norm_backward", add_columns, columns, a.dw, sums, parts, a.cols);
+    });
+  });
 }
 
 }  // namespace sherd::cuda

@@ -16,7 +16,8 @@ void check(cusolverStatus_t result, const char* what) {
     throw CudaError(fmt::format("{}: cuSOLVER status {}", what, static_cast<int>(result)));
 }
 
-CudaEvent::CudaEvent(int ordinal) {
+CudaEvent::CudaEvent(int ordinal, std::shared_ptr<const IndexGuard> guard, int64_t looks)
+    : guard_(std::move(guard)), looks_(looks) {
   check(cudaSetDevice(ordinal), "event");
   check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
 }
@@ -30,7 +31,10 @@ bool CudaEvent::done() const {
   return true;
 }
 
-void CudaEvent::synchronize() const { check(cudaEventSynchronize(event_), "waiting for the device"); }
+void CudaEvent::synchronize() const {
+  check(cudaEventSynchronize(event_), "waiting for the device");
+  if (guard_) guard_->poll(looks_);
+}
 
 CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority)
     : chip_(chip), allocator_(allocator) {
@@ -40,6 +44,7 @@ CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority prio
   check(cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking,
                                      priority == StreamPriority::high ? greatest : least),
         "stream");
+  guard_ = std::make_shared<IndexGuard>(stream_);
 }
 
 CudaQueue::~CudaQueue() {
@@ -60,7 +65,7 @@ void CudaQueue::finish() noexcept {
 }
 
 std::shared_ptr<NativeEvent> CudaQueue::record() {
-  auto event = std::make_shared<CudaEvent>(chip_.ordinal);
+  auto event = std::make_shared<CudaEvent>(chip_.ordinal, guard_, guard_->looks());
   check(cudaEventRecord(event->handle(), stream_), "event");
   if (!batch_.empty()) kept_.emplace_back(event, std::exchange(batch_, {}));
   while (!kept_.empty() && kept_.front().first->done()) kept_.pop_front();

@@ -14,6 +14,7 @@
 
 #include <sherd/kernels/device.h>
 
+#include "index_guard.h"
 #include "runtime.h"
 
 namespace sherd::cuda {
@@ -29,7 +30,8 @@ struct Chip {
 
 class CudaEvent final : public NativeEvent {
  public:
-  explicit CudaEvent(int ordinal);
+  /// With a guard, synchronize() throws what the looks issued before the event have found.
+  explicit CudaEvent(int ordinal, std::shared_ptr<const IndexGuard> guard = nullptr, int64_t looks = 0);
   ~CudaEvent() override;
   bool done() const override;
   void synchronize() const override;
@@ -37,6 +39,8 @@ class CudaEvent final : public NativeEvent {
 
  private:
   cudaEvent_t event_ = nullptr;
+  std::shared_ptr<const IndexGuard> guard_;
+  int64_t looks_ = 0;
 };
 
 class CudaQueue final : public NativeQueue {
@@ -46,6 +50,7 @@ class CudaQueue final : public NativeQueue {
   ~CudaQueue() override;
 
   void start() override;
+  void poll() override { guard_->poll(guard_->looks()); }
   void finish() noexcept override;
   void* handle() const override { return stream_; }
   std::shared_ptr<NativeEvent> record() override;
@@ -56,6 +61,7 @@ class CudaQueue final : public NativeQueue {
 
   const Chip& chip() const { return chip_; }
   cudaStream_t stream() const { return stream_; }
+  IndexGuard& index_guard() { return *guard_; }
   /// Made on first use; calls must pass stream() (cuBLASLt) or are bound to it (cuSOLVER).
   cublasLtHandle_t blas();
   cusolverDnHandle_t solver();
@@ -70,6 +76,7 @@ class CudaQueue final : public NativeQueue {
   const Chip& chip_;
   Allocator& allocator_;
   cudaStream_t stream_ = nullptr;
+  std::shared_ptr<IndexGuard> guard_;
   cublasLtHandle_t blas_ = nullptr;
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;

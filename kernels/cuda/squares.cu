@@ -1,16 +1,318 @@
+#include <sherd/kernels/exact_sum.h>
+
+#include <cfloat>
+
 #include "cuda.h"
-#include "launch.h"
+#include "shift.h"
+#include "vector.h"
+
+// The exact sum of squares. |x| is mantissa * 2^(exponent - 150), mantissa below 2^24, so its square's 48
+// bits begin at bit 2 * exponent + 20 of the fixed-point number. Elements of a tensor are of similar size:
+// each warp keeps a window of 32 exponents, and per thread four 64-bit sums of the squares inside, their
+// lower and upper 24 bits apart and shifted by less than 32 bits: 2^55 at most, so that kFlush of them fit.
+// What lies above the window moves it; what lies below, and subnormals, goes to the block's digits one by
+// one. All of it is integer sums, so no order shows.
 
 namespace sherd::cuda {
+namespace {
 
-void accumulate_squares(ExecutionContext&, int64_t*, const float*, int64_t) {
-  throw NotSupported("accumulate_squares: not written yet");
+using Digit = unsigned long long;  // what atomicAdd takes
+
+constexpr int kWindow = 32, kLargestExponent = 254, kThreads = 256;
+/// A window moves to where the largest exponent is this far from its upper end.
+constexpr int kRoom = 4;
+constexpr int kFlush = 512, kUnroll = 2, kBlocks = 132 * 8;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ int exponent_of(uint32_t bits) { return static_cast<int>(bits >> 23 & 0xff); }
+__device__ bool is_zero(uint32_t bits) { return bits << 1 == 0; }
+
+/// digits += value * 2^position
+__device__ void add_at(Digit* digits, int position, uint64_t value) {
+  if (value == 0) return;
+  const int digit = position / 32, shift = position % 32;
+  const uint64_t low = value << shift, high = shift == 0 ? 0 : value >> (64 - shift);
+  atomicAdd(&digits[digit], Digit{low & 0xffffffffu});
+  atomicAdd(&digits[digit + 1], Digit{low >> 32});
+  if (high != 0) atomicAdd(&digits[digit + 2], Digit{high});
 }
-void accumulate_sum(ExecutionContext&, double*, const float*, int64_t) {
-  throw NotSupported("accumulate_sum: not written yet");
+
+/// One thread's part of its warp's window. Functions that say so are called by whole warps.
+class WindowSums {
+ public:
+  __device__ explicit WindowSums(Digit* words) : words_(words) {}
+
+  /// Adds the squares of a warp's elements; at most kFlush of a thread between two calls of flush(). Whole
+  /// warp.
+  template <int N>
+  __device__ void add(const Vec<float, N>& x) {
+    bool outside = false;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const uint32_t bits = __float_as_uint(x[k]);
+      zeros_ += is_zero(bits);
+      add_inside(bits);
+      outside |= is_outside(bits);
+    }
+    if (__any_sync(kAllLanes, outside)) add_outside(x);
+  }
+  /// `count` zeros were added that are no elements.
+  __device__ void forget_zeros(int count) { zeros_ -= count; }
+
+  /// Moves the sums to the block's digits; the window starts anew. Whole warp.
+  __device__ void flush() {
+    move_sums();
+    base_ = 1;
+  }
+  /// Whole warp.
+  __device__ void add_counts() {
+    const int zeros = __reduce_add_sync(kAllLanes, zeros_),
+              non_finite = __reduce_add_sync(kAllLanes, non_finite_);
+    if (threadIdx.x % 32 != 0) return;
+    atomicAdd(&words_[ExactSum::kZeros], static_cast<Digit>(zeros));
+    atomicAdd(&words_[ExactSum::kNonFinite], static_cast<Digit>(non_finite));
+  }
+
+ private:
+  /// Twice the distance from the window's lower end; 2 * kWindow or more outside.
+  __device__ uint32_t shift_of(uint32_t bits) const {
+    return (bits >> 22 & 0x1fe) - 2 * static_cast<uint32_t>(base_);
+  }
+  __device__ bool is_outside(uint32_t bits) const { return shift_of(bits) >= 2 * kWindow && !is_zero(bits); }
+
+  /// Adds nothing when it lies outside.
+  __device__ void add_inside(uint32_t bits) {
+    const uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
+    const uint64_t square = uint64_t{mantissa} * mantissa;
+    const uint32_t lower = static_cast<uint32_t>(square) & 0xffffffu,
+                   upper = static_cast<uint32_t>(square >> 24);
+    const uint32_t shift = shift_of(bits);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t factor = shift_left(1, shift - 32 * half);
+      lower_[half] += uint64_t{lower} * factor;
+      upper_[half] += uint64_t{upper} * factor;
+    }
+  }
+
+  /// Whole warp.
+  template <int N>
+  __device__ void add_outside(const Vec<float, N>& x) {
+    bool outside[N];
+    int top = 0;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const uint32_t bits = __float_as_uint(x[k]);
+      const int exponent = exponent_of(bits);
+      outside[k] = is_outside(bits) && exponent <= kLargestExponent;
+      non_finite_ += exponent > kLargestExponent;
+      if (outside[k] && exponent > top) top = exponent;
+    }
+    top = __reduce_max_sync(kAllLanes, top);
+    if (top >= base_ + kWindow) {
+      move_sums();
+      base_ = min(top + kRoom, kLargestExponent) - kWindow + 1;
+    }
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const uint32_t bits = __float_as_uint(x[k]);
+      if (!outside[k]) continue;
+      if (is_outside(bits)) {
+        add_alone(bits);
+      } else {
+        add_inside(bits);
+      }
+    }
+  }
+
+  __device__ void add_alone(uint32_t bits) {
+    const int exponent = exponent_of(bits);
+    const uint64_t mantissa = (bits & 0x7fffffu) | (exponent != 0 ? 0x800000u : 0u);
+    add_at(words_, position_of(max(exponent, 1)), mantissa * mantissa);
+  }
+  static __device__ int position_of(int exponent) { return 2 * exponent - 300 + ExactSum::kBias; }
+
+  /// Whole warp.
+  __device__ void move_sums() {
+    // As digits of 32 bits from the window's lower end, each below 2^34 and in 64 bits.
+    const auto low = [](uint64_t v) { return v & 0xffffffffu; };
+    uint64_t digits[4] = {low(lower_[0]) + low(upper_[0] << 24),
+                          (lower_[0] >> 32) + (upper_[0] << 24 >> 32) + low(lower_[1]) + low(upper_[1] << 24),
+                          (upper_[0] >> 40) + (lower_[1] >> 32) + (upper_[1] << 24 >> 32), upper_[1] >> 40};
+    uint64_t mine = 0;
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      for (int step = 16; step > 0; step /= 2) digits[d] += __shfl_xor_sync(kAllLanes, digits[d], step);
+      if (lane == d) mine = digits[d];
+    }
+    if (lane < 4) add_at(words_, position_of(base_) + 32 * lane, mine);
+    lower_[0] = lower_[1] = upper_[0] = upper_[1] = 0;
+  }
+
+  Digit* words_;
+  int base_ = 1;  // the smallest exponent of the window; the same in the whole warp
+  uint64_t lower_[2] = {}, upper_[2] = {};
+  int zeros_ = 0, non_finite_ = 0;
+};
+
+__global__ void __launch_bounds__(kThreads) add_squares(Digit* accumulator, const float* x, Cover cover) {
+  __shared__ Digit words[ExactSum::kWords];
+  if (threadIdx.x < ExactSum::kWords) words[threadIdx.x] = 0;
+  __syncthreads();
+
+  WindowSums sums(words);
+  if (blockIdx.x == 0 &&
+      threadIdx.x < 32) {  // the elements before and behind the groups of four: six at most
+    const int64_t lane = threadIdx.x;
+    const bool is_element = lane < cover.singles(4);
+    sums.forget_zeros(!is_element);
+    sums.add(Vec<float, 1>{is_element ? x[cover.single(lane, 4)] : 0.0f});
+    sums.flush();
+  }
+  int added = 0;
+  for (int64_t first = int64_t{blockIdx.x} * kUnroll * kThreads; first < cover.vecs;
+       first += int64_t{gridDim.x} * kUnroll * kThreads) {
+    Vec<float, 4> v[kUnroll] = {};
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = first + u * kThreads + threadIdx.x;
+      if (i < cover.vecs) {
+        v[u] = load<4>(x, cover.head + 4 * i);
+      } else {
+        sums.forget_zeros(4);
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) sums.add(v[u]);
+    added += 4 * kUnroll;
+    if (added == kFlush) {
+      sums.flush();
+      added = 0;
+    }
+  }
+  sums.flush();
+  sums.add_counts();
+
+  __syncthreads();
+  if (threadIdx.x < ExactSum::kWords && words[threadIdx.x] != 0)
+    atomicAdd(&accumulator[threadIdx.x], words[threadIdx.x]);
 }
-void clip_factor(ExecutionContext&, const ClipFactorArgs&) {
-  throw NotSupported("clip_factor: not written yet");
+
+/// As ExactSum::normalise.
+__device__ void normalise(int64_t* words) {
+  int64_t carry = 0;
+  for (int i = 0; i + 1 < ExactSum::kDigits; ++i) {
+    const int64_t digit = words[i] + carry;
+    carry = digit >> 32;
+    words[i] = digit & 0xffffffff;
+  }
+  words[ExactSum::kDigits - 1] += carry;
+}
+
+__global__ void normalise_words(int64_t* words) { normalise(words); }
+
+/// As ExactSum::value of words without non-finite elements.
+__device__ double value_of(int64_t* words) {
+  normalise(words);
+  const auto digit = [&](int i) { return i < 0 ? uint64_t{0} : static_cast<uint64_t>(words[i]); };
+  int top = ExactSum::kDigits - 1;
+  while (top > 0 && digit(top) == 0) --top;
+  if (digit(top) == 0) return 0;
+  // The leading 64 bits, with all lower ones folded into the last (sticky) bit, round correctly to 53.
+  const int shift = __clz(static_cast<int>(digit(top)));
+  uint64_t lead = ((digit(top) << 32 | digit(top - 1)) << shift) | (digit(top - 2) << shift) >> 32;
+  bool sticky = static_cast<uint32_t>(digit(top - 2) << shift) != 0;
+  for (int i = 0; i < top - 2; ++i) sticky = sticky || digit(i) != 0;
+  lead |= sticky ? 1u : 0u;
+  return ldexp(__ull2double_rn(lead), 32 * (top - 1) - ExactSum::kBias - shift);
+}
+
+constexpr int kAccumulators = 128;
+struct Accumulators {
+  int count;
+  const int64_t* words[kAccumulators];
+};
+
+/// sum (+)= the accumulators, word by word. One warp.
+__global__ void sum_words(int64_t* sum, Accumulators from, bool add) {
+  const unsigned w = threadIdx.x;
+  if (w >= ExactSum::kWords) return;
+  Digit total = add ? static_cast<Digit>(sum[w]) : 0;
+  for (int i = 0; i < from.count; ++i) total += static_cast<Digit>(from.words[i][w]);
+  sum[w] = static_cast<int64_t>(total);
+}
+
+/// One thread.
+__global__ void make_factor(float* factor, int64_t* total, const int64_t* sum, float max_norm) {
+  int64_t words[ExactSum::kWords];
+  for (int i = 0; i < ExactSum::kWords; ++i) total[i] = words[i] = sum[i];
+  *factor = 1;
+  if (!(max_norm > 0) || words[ExactSum::kNonFinite] != 0) return;
+  const float norm = static_cast<float>(__dsqrt_rn(value_of(words)));
+  if (!(norm <= FLT_MAX)) return;
+  const float f = __fdiv_rn(max_norm, __fadd_rn(norm, 1e-6f));
+  *factor = f < 1 ? f : 1.0f;
+}
+
+// Plain sums: chunks of consecutive elements, one to a block, whose threads add every kThreads-th of them;
+// then the sums of the chunks in the same way. The order depends on the count alone.
+constexpr int64_t kLeastChunk = 16 * kThreads, kMostChunks = 1024;
+
+/// sums[block] = the sum of its chunk, or added to it with `add`.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks(double* sums, const T* x, int64_t count, int64_t chunk, bool add) {
+  const int64_t begin = blockIdx.x * chunk, end = begin + chunk < count ? begin + chunk : count;
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) sum += static_cast<double>(x[i]);
+  __shared__ double of_warp[kThreads / 32];
+  for (int step = 16; step > 0; step /= 2)
+    sum += __shfl_down_sync(kAllLanes, sum, static_cast<unsigned>(step));
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / 32; ++w) sum += of_warp[w];
+  sums[blockIdx.x] = add ? sums[blockIdx.x] + sum : sum;
+}
+
+}  // namespace
+
+void accumulate_squares(ExecutionContext& context, int64_t* accumulator, const float* x, int64_t count) {
+  if (count <= 0) return;
+  const Cover c = cover<4>(count, x);
+  const Grid grid{dim3(blocks_of(c.vecs, kUnroll * kThreads, kBlocks)), dim3(kThreads)};
+  launch(context, "accumulate_squares", add_squares, grid, reinterpret_cast<Digit*>(accumulator), x, c);
+  launch(context, "accumulate_squares", normalise_words, Grid{}, accumulator);
+}
+
+void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
+  auto* sum =
+      static_cast<int64_t*>(context.scratch(ExactSum::kWords * static_cast<int64_t>(sizeof(int64_t))));
+  const int64_t n = static_cast<int64_t>(a.accumulators.size());
+  int64_t first = 0;
+  do {
+    Accumulators from{static_cast<int>(std::min<int64_t>(kAccumulators, n - first)), {}};
+    std::copy_n(a.accumulators.begin() + first, from.count, from.words);
+    launch(context, "clip_factor", sum_words, Grid{dim3(1), dim3(32)}, sum, from, first > 0);
+    first += kAccumulators;
+  } while (first < n);
+  launch(context, "clip_factor", make_factor, Grid{}, a.factor, a.total, sum, static_cast<float>(a.max_norm));
+}
+
+void accumulate_sum(ExecutionContext& context, double* out, const float* x, int64_t count) {
+  if (count <= 0) return;
+  const int64_t chunks = std::clamp<int64_t>(count / kLeastChunk, 1, kMostChunks);
+  const int64_t chunk = (count + chunks - 1) / chunks;
+  const Grid one{dim3(1), dim3(kThreads)};
+  if (chunks == 1)
+    return launch(context, "accumulate_sum", sum_chunks<float>, one, out, x, count, chunk, true);
+  auto* sums = static_cast<double*>(context.scratch(chunks * static_cast<int64_t>(sizeof(double))));
+  launch(context, "accumulate_sum", sum_chunks<float>,
+         Grid{dim3(static_cast<unsigned>(chunks)), dim3(kThreads)}, sums, x, count, chunk, false);
+  launch(context, "accumulate_sum", sum_chunks<double>, one, out, static_cast<const double*>(sums), chunks,
+         chunks, true);
 }
 
 }  // namespace sherd::cuda

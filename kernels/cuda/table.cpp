@@ -27,6 +27,7 @@ const KernelTable& cuda_kernels() {
       .embedding_backward = cuda::embedding_backward,
       .cross_entropy_forward = cuda::cross_entropy_forward,
       .cross_entropy_backward = cuda::cross_entropy_backward,
+      .cross_entropy_forward_backward = cuda::cross_entropy_forward_backward,
       .route_top_k = cuda::route_top_k,
       .route_top_k_backward = cuda::route_top_k_backward,
       .sort_by_expert = cuda::sort_by_expert,

@@ -35,4 +35,9 @@ void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs& a) {
   }
 }
 
+void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
+  cross_entropy_forward(ctx, a);
+  cross_entropy_backward(ctx, a);
+}
+
 }  // namespace sherd::reference

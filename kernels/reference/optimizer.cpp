@@ -20,6 +20,7 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
     a.m[i] = a.m[i] + weight1 * (a.g[i] - a.m[i]);
     a.v[i] = beta2 * a.v[i] + weight2 * a.g[i] * a.g[i];
     a.w[i] = a.w[i] - step * a.m[i] / (std::sqrt(a.v[i]) / root_bias2 + eps);
+    if (a.copy.data != nullptr) put(a.copy, i, a.w[i]);
   }
 }
 

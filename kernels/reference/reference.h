@@ -81,6 +81,7 @@ void embedding_forward(ExecutionContext&, const EmbeddingArgs&);
 void embedding_backward(ExecutionContext&, const EmbeddingArgs&);
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs&);
 void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs&);
+void cross_entropy_forward_backward(ExecutionContext&, const CrossEntropyArgs&);
 void route_top_k(ExecutionContext&, const RouteArgs&);
 void route_top_k_backward(ExecutionContext&, const RouteArgs&);
 void sort_by_expert(ExecutionContext&, const ExpertSortArgs&);

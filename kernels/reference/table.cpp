@@ -28,6 +28,7 @@ const KernelTable& reference_kernels() {
       .embedding_backward = k::embedding_backward,
       .cross_entropy_forward = k::cross_entropy_forward,
       .cross_entropy_backward = k::cross_entropy_backward,
+      .cross_entropy_forward_backward = k::cross_entropy_forward_backward,
       .route_top_k = k::route_top_k,
       .route_top_k_backward = k::route_top_k_backward,
       .sort_by_expert = k::sort_by_expert,

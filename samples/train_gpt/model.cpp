@@ -129,15 +129,16 @@ Tensor Gpt::forward(const Tensor& tokens) {
   v.n = norm(s, x, norm_, v.rstd);
   v.logits = linear(s, v.n, head_);
   if (!targets_.defined()) return tp_.gather_columns(s, v.logits);
-  Tensor losses = v.loss.forward(s, tp_, v.logits, targets_);
-  if (training()) saved_ = std::move(v);
+  if (!training()) return v.loss.forward(s, tp_, v.logits, targets_);
+  Tensor losses = v.loss.forward_for_backward(s, tp_, v.logits, targets_, loss_scale_);
+  saved_ = std::move(v);
   return losses;
 }
 
 Tensor Gpt::backward(const Tensor&) {
   const Saved v = std::exchange(saved_, {});
   Stream& s = v.x.device().compute();
-  v.loss.backward(s, tp_, v.logits, loss_scale_);
+  v.loss.backward(s, tp_, v.logits);
   Tensor dx = norm_backward(s, column_parallel_backward(s, tp_, v.logits, v.n, head_), v.x, norm_, v.rstd);
   for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
   ops::embedding_backward(s, tok_.grad(), pos_.grad(), dx, v.tokens);

@@ -61,7 +61,7 @@ class Gpt : public Module {
   /// Targets of the coming call, i32 [batch, seq]: it returns the losses f32 [batch*seq] in nats. Without
   /// targets (an undefined tensor) it returns the logits [batch*seq, 256].
   void set_targets(const Tensor& targets) { targets_ = targets; }
-  /// d(objective)/d(loss of one token), applied by the coming backward.
+  /// d(objective)/d(loss of one token) of the coming forward and its backward.
   void set_loss_scale(float scale);
 
  protected:

@@ -97,9 +97,17 @@ Tensor ParallelCrossEntropy::forward(Stream& s, const TensorParallel& tp, const 
   return losses;
 }
 
-void ParallelCrossEntropy::backward(Stream& s, const TensorParallel& tp, const Tensor& logits,
-                                    float scale) const {
-  if (tp.size() == 1) return ops::cross_entropy_backward(s, logits, logits, targets, scale);
+Tensor ParallelCrossEntropy::forward_for_backward(Stream& s, const TensorParallel& tp, const Tensor& logits,
+                                                  const Tensor& wanted, float factor) {
+  scale = factor;
+  if (tp.size() > 1) return forward(s, tp, logits, wanted);
+  Tensor losses = like_f32(logits, {logits.size(0)});
+  ops::cross_entropy_forward_backward(s, losses, logits, logits, wanted, scale);
+  return losses;
+}
+
+void ParallelCrossEntropy::backward(Stream& s, const TensorParallel& tp, const Tensor& logits) const {
+  if (tp.size() == 1) return;
   const int64_t cols = logits.size(1);
   ops::vocab_parallel_backward(s, logits, logits, lse, targets, {tp.rank() * cols, tp.size() * cols}, scale);
 }

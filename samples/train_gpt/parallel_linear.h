@@ -61,9 +61,14 @@ Tensor column_parallel_backward(Stream& s, const TensorParallel& tp, const Tenso
 /// Losses f32 [rows] of logits [rows, vocab] whose columns lie on the ranks of `tp`, and what backward needs.
 struct ParallelCrossEntropy {
   Tensor targets, lse;
+  float scale = 1;
   Tensor forward(Stream& s, const TensorParallel& tp, const Tensor& logits, const Tensor& targets);
-  /// Overwrites the logits with their gradient.
-  void backward(Stream& s, const TensorParallel& tp, const Tensor& logits, float scale) const;
+  /// The same when backward() will follow, which takes the gradient of `scale` times the sum of the losses. A
+  /// group of one overwrites the logits with it at once: they are read and written once.
+  Tensor forward_for_backward(Stream& s, const TensorParallel& tp, const Tensor& logits,
+                              const Tensor& targets, float scale);
+  /// Overwrites the logits, unchanged since, with their gradient.
+  void backward(Stream& s, const TensorParallel& tp, const Tensor& logits) const;
 };
 
 }  // namespace train_gpt

@@ -33,17 +33,19 @@ Tensor copy_behind(Stream& stream, const Tensor& on_device) {
   return host;
 }
 
-// The largest number of live bytes until the device gets here: kernels take scratch memory when they run.
-Tensor peak_bytes(Stream& stream) {
+// The largest number of live bytes on any rank until the device gets here: kernels take scratch memory when
+// they run.
+Tensor peak_bytes(Stream& stream, Communicator& world) {
   Device& device = stream.device();
   const Tensor host = Tensor::host(device, {1}, DType::i64, "metrics");
-  stream.submit("peak bytes", [host, &device](ExecutionContext& context) {
-    context.after([host, &device] { *host.data<int64_t>() = device.allocator().peak_bytes(); });
-    context.keep(std::make_shared<Tensor>(host));
+  stream.submit("peak bytes", [&device, at = host.data<int64_t>()](ExecutionContext& context) {
+    context.after([&device, at] { *at = device.allocator().peak_bytes(); });
   });
   const Tensor peak = Tensor::empty(device, {1}, DType::i64, "metrics");
   ops::copy(stream, peak, host);
-  return peak;
+  world.all_reduce(stream, peak, ReduceOp::max);
+  ops::copy(stream, host, peak);
+  return host;
 }
 
 }  // namespace
@@ -94,9 +96,7 @@ PendingStep Trainer::issue_step() {
   }
   data_->all_reduce(s, loss_sum);
   p.loss = copy_behind(s, loss_sum);
-  const Tensor peak = peak_bytes(s);
-  rank_.world->all_reduce(s, peak, ReduceOp::max);
-  p.peak = copy_behind(s, peak);
+  p.peak = peak_bytes(s, *rank_.world);
   p.statuses = optimizer_->muon().copy_statuses();
   p.done = s.record();
   p.result.step = ++step_;

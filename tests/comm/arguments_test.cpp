@@ -20,7 +20,7 @@ void expect_refused(F call, const std::string& op, const std::string& part) {
 }
 
 TEST(Arguments, AreCheckedAtTheCall) {
-  launch(2, [](RankContext& c) {
+  run_ranks(2, [](RankContext& c) {
     if (c.world->rank() != 1) return;  // nothing is queued, so nobody waits
     Communicator& comm = *c.world;
     Stream& s = c.device->compute();

@@ -15,7 +15,7 @@ class Collectives : public testing::TestWithParam<int> {
   /// Runs body(rank context, rank, dtype, stream) for every dtype on every rank.
   template <class DTypes, class Body>
   static void each(const DTypes& dtypes, Body body) {
-    launch(ranks(), [&](RankContext& c) {
+    run_ranks(ranks(), [&](RankContext& c) {
       for (DType dtype : dtypes) {
         SCOPED_TRACE(name_of(dtype));
         body(*c.world, c.world->rank(), dtype, c.device->compute());
@@ -181,7 +181,7 @@ TEST_P(Collectives, GatherVAndScatterV) {
 
 TEST_P(Collectives, BarrierHoldsEverybody) {
   std::atomic<int> before{0};
-  launch(ranks(), [&](RankContext& c) {
+  run_ranks(ranks(), [&](RankContext& c) {
     Stream& s = c.device->compute();
     for (int round = 1; round <= 20; ++round) {
       s.submit("count", [&](ExecutionContext&) { ++before; });
@@ -194,7 +194,7 @@ TEST_P(Collectives, BarrierHoldsEverybody) {
 }
 
 TEST_P(Collectives, ManyQueuedWithoutWaiting) {
-  launch(ranks(), [](RankContext& c) {
+  run_ranks(ranks(), [](RankContext& c) {
     Stream& s = c.device->compute();
     const Tensor t = make_tensor(*c.device, DType::i64, data_of(0, 0, 37));
     const Tensor slice = make_tensor(*c.device, DType::i64, {c.world->rank()});
@@ -214,7 +214,7 @@ TEST_P(Collectives, ManyQueuedWithoutWaiting) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, testing::Range(1, 9));
 
 TEST(Reduction, MaxAndMinKeepNaN) {
-  launch(3, [](RankContext& c) {
+  run_ranks(3, [](RankContext& c) {
     Stream& s = c.device->compute();
     for (ReduceOp op : {ReduceOp::max, ReduceOp::min}) {
       const Tensor t = Tensor::empty(*c.device, {3}, DType::f32, "test");

@@ -13,7 +13,7 @@ void expect_count(Communicator& comm, const char* op, int64_t calls, int64_t byt
 }
 
 TEST(Counters, EveryOperationCountsCallsAndReceivedBytes) {
-  launch(3, [](RankContext& c) {
+  run_ranks(3, [](RankContext& c) {
     Communicator& comm = *c.world;
     Stream& s = c.device->compute();
     const int rank = comm.rank();
@@ -56,7 +56,7 @@ TEST(Counters, EveryOperationCountsCallsAndReceivedBytes) {
 }
 
 TEST(Counters, OneRankMovesNothing) {
-  launch(1, [](RankContext& c) {
+  run_ranks(1, [](RankContext& c) {
     Stream& s = c.device->compute();
     const Tensor t = make_tensor(*c.device, DType::f32, poison(6));
     const std::vector<int64_t> six{6};
@@ -71,7 +71,7 @@ TEST(Counters, OneRankMovesNothing) {
 }
 
 TEST(Counters, AreSharedWithCommunicatorsSplitFromTheWorldAndNotBetweenRanks) {
-  launch(4, [](RankContext& c) {
+  run_ranks(4, [](RankContext& c) {
     Stream& s = c.device->compute();
     const auto pair = c.world->split(c.world->rank() / 2, 0);
     const auto clone = pair->clone();

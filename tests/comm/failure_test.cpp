@@ -20,7 +20,7 @@ struct Boom : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// What the ranks that ended in a CommError were told, and what launch() threw.
+/// What the ranks that ended in a CommError were told, and what run_ranks() threw.
 struct Outcome {
   std::vector<std::string> texts;
   std::vector<int> failed_ranks;
@@ -45,7 +45,7 @@ Outcome run(int ranks, const LaunchOptions& options, const std::function<void(Ra
   std::mutex mutex;
   const auto start = std::chrono::steady_clock::now();
   try {
-    launch(ranks, options, [&](RankContext& c) {
+    run_ranks(ranks, options, [&](RankContext& c) {
       try {
         body(c);
         c.device->compute().synchronize();

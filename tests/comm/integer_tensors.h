@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <sherd/comm/launcher.h>
+#include "comm/ranks.h"
 
 namespace sherd::test {
 

@@ -4,7 +4,7 @@ namespace sherd::test {
 namespace {
 
 TEST(PointToPoint, MessagesOfAPairArriveInOrder) {
-  launch(2, [](RankContext& c) {
+  run_ranks(2, [](RankContext& c) {
     Stream& s = c.device->compute();
     for (DType dtype : kAllDTypes) {
       std::vector<Tensor> kept;
@@ -26,7 +26,7 @@ class Ring : public testing::TestWithParam<int> {};
 /// Even ranks send first, odd ranks receive first: send waits for its receiver.
 TEST_P(Ring, PassesValuesOnce) {
   const int ranks = GetParam();
-  launch(ranks, [ranks](RankContext& c) {
+  run_ranks(ranks, [ranks](RankContext& c) {
     Stream& s = c.device->compute();
     const int rank = c.world->rank(), next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
     const Tensor out = make_tensor(*c.device, DType::i32, data_of(rank, 0, 11));
@@ -41,7 +41,7 @@ TEST_P(Ring, PassesValuesOnce) {
 INSTANTIATE_TEST_SUITE_P(Ranks, Ring, testing::Values(2, 3, 4, 7, 8));
 
 TEST(PointToPoint, SendCompletesOnlyWhenTheReceiverHasTheData) {
-  launch(2, [](RankContext& c) {
+  run_ranks(2, [](RankContext& c) {
     Stream& s = c.device->compute();
     const Tensor t = make_tensor(*c.device, DType::i32, c.world->rank() == 0 ? Ints{1, 2, 3} : poison(3));
     for (int round = 0; round < 50; ++round) {

@@ -79,7 +79,7 @@ void expect_tree_bits(int ranks) {
   if (ranks > 3) {
     EXPECT_NE(std::memcmp(expected.data(), folded.data(), expected.size() * sizeof(T)), 0);
   }
-  launch(ranks, [&](RankContext& c) {
+  run_ranks(ranks, [&](RankContext& c) {
     Stream& s = c.device->compute();
     const int rank = c.world->rank();
     const Tensor send = to_tensor(*c.device, data[static_cast<size_t>(rank)]);
@@ -110,7 +110,7 @@ class HierarchicalSum : public testing::TestWithParam<Hierarchy> {};
 /// Reduce-scatter inside groups of neighbours, then all-reduce across groups: what hybrid sharding does.
 TEST_P(HierarchicalSum, HasTheBitsOfTheFlatSum) {
   const auto [ranks, group] = GetParam();
-  launch(ranks, [group = group](RankContext& c) {
+  run_ranks(ranks, [group = group](RankContext& c) {
     Stream& s = c.device->compute();
     const int rank = c.world->rank();
     const int64_t n = 1500;

@@ -13,7 +13,7 @@ Ints members(Communicator& comm, Stream& s) {
 }
 
 TEST(Split, RowsAndColumnsOfAMesh) {
-  launch(6, [](RankContext& c) {
+  run_ranks(6, [](RankContext& c) {
     Stream& s = c.device->compute();
     const int rank = c.world->rank(), row = rank / 3, column = rank % 3;
     const auto in_row = c.world->split(row, column);
@@ -30,7 +30,7 @@ TEST(Split, RowsAndColumnsOfAMesh) {
 }
 
 TEST(Split, OrdersByKeyThenRank) {
-  launch(5, [](RankContext& c) {
+  run_ranks(5, [](RankContext& c) {
     Stream& s = c.device->compute();
     const auto reversed = c.world->split(0, -c.world->rank());
     EXPECT_EQ(members(*reversed, s), (Ints{4, 3, 2, 1, 0}));
@@ -40,7 +40,7 @@ TEST(Split, OrdersByKeyThenRank) {
 }
 
 TEST(Split, RunsBesideCollectivesQueuedOnTheParent) {
-  launch(4, [](RankContext& c) {
+  run_ranks(4, [](RankContext& c) {
     Stream& s = c.device->compute();
     const Tensor t = make_tensor(*c.device, DType::i64, {1});
     for (int i = 0; i < 20; ++i) {
@@ -52,11 +52,11 @@ TEST(Split, RunsBesideCollectivesQueuedOnTheParent) {
 }
 
 TEST(Split, NegativeColorIsRefused) {
-  EXPECT_THROW(launch(2, [](RankContext& c) { c.world->split(-1, 0); }), InvalidArgument);
+  EXPECT_THROW(run_ranks(2, [](RankContext& c) { c.world->split(-1, 0); }), InvalidArgument);
 }
 
 TEST(Overlap, TwoCommunicatorsOnTwoStreamsNeverBlockEachOther) {
-  launch(4, [](RankContext& c) {
+  run_ranks(4, [](RankContext& c) {
     Stream& compute = c.device->compute();
     const auto other = c.device->make_stream("other");
     const auto clone = c.world->clone();
@@ -80,7 +80,7 @@ TEST(Overlap, TwoCommunicatorsOnTwoStreamsNeverBlockEachOther) {
 }
 
 TEST(Overlap, EventsOrderCollectivesAcrossStreams) {
-  launch(3, [](RankContext& c) {
+  run_ranks(3, [](RankContext& c) {
     Stream& compute = c.device->compute();
     const auto comm_stream = c.device->make_stream("communication");
     const auto clone = c.world->clone();
@@ -99,7 +99,7 @@ TEST(Overlap, EventsOrderCollectivesAcrossStreams) {
 }
 
 TEST(Lifetime, ACommunicatorMayGoBeforeItsQueuedWork) {
-  launch(3, [](RankContext& c) {
+  run_ranks(3, [](RankContext& c) {
     Stream& s = c.device->compute();
     const Tensor sum = make_tensor(*c.device, DType::i32, {c.world->rank()});
     {
@@ -113,7 +113,7 @@ TEST(Lifetime, ACommunicatorMayGoBeforeItsQueuedWork) {
 }
 
 TEST(Lifetime, QueuedTensorsAreReleasedOnceTheCollectiveHasRun) {
-  launch(2, [](RankContext& c) {
+  run_ranks(2, [](RankContext& c) {
     Stream& s = c.device->compute();
     c.world->all_reduce(s, make_tensor(*c.device, DType::i32, {1, 2}));
     s.synchronize();

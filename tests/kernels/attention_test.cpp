@@ -32,7 +32,7 @@ std::vector<Case> cases() {
 }
 
 TEST(Attention, FirstRowCopiesItsValueAndEqualKeysAverage) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     // Two positions, one head of width 2; both keys are zero, so row 1 averages the values.
     Tensor qkv = lab.tensor({2, 6}, {1, 2, 0, 0, 10, 20, 3, 4, 0, 0, 30, 60});

@@ -36,7 +36,7 @@ TEST(Elementwise, CastRoundsToNearestEven) {
 }
 
 TEST(Elementwise, FillsEveryType) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (DType t : {DType::f32, DType::bf16, DType::f16})
       EXPECT_EQ(lab.floats(lab.full({5}, 2.5, t)), Floats(5, 2.5f)) << name_of(t);
@@ -95,7 +95,7 @@ TEST(Elementwise, ScaleByReadsItsFactorOnTheStream) {
 }
 
 TEST(Elementwise, SumAddsInDouble) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Tensor out = lab.full({1}, 0.25, DType::f64);
     ops::accumulate_sum(lab.s, out, lab.tensor({4}, {1e8f, 1, -1e8f, 2}));  // fp32 would lose the 1

@@ -34,7 +34,7 @@ Floats wild(int64_t count, unsigned seed) {
 }
 
 TEST(ExactSum, SmallIntegersAreExact) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Words w = squares(lab, {{3, -4, 0, -0.0f, 12}});
     EXPECT_EQ(ExactSum::value(w), 169);
@@ -60,7 +60,7 @@ TEST(ExactSum, SingleSquaresAreExactOverTheWholeRange) {
 }
 
 TEST(ExactSum, NonFiniteElementsAreCountedAndLeftOut) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Words w = squares(lab, {{1, kInf, -kInf, std::nanf(""), 2}});
     EXPECT_EQ(w[ExactSum::kNonFinite], 3);

@@ -32,7 +32,7 @@ Routed route(Lab& lab, const Floats& logits, int64_t experts, int64_t k, DType t
 
 TEST(RouteTopK, HandSized) {
   const float ln2 = std::log(2.0f), ln3 = std::log(3.0f);
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Floats logits = {0, ln2, ln3, 0, 5, 5 + ln3, 5, 5};
     const Routed one = route(lab, logits, 4, 1), two = route(lab, logits, 4, 2);
@@ -45,7 +45,7 @@ TEST(RouteTopK, HandSized) {
 
 TEST(RouteTopK, TiesGoToTheLowerIndexAndNanIsNoExpertsGain) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     EXPECT_EQ(route(lab, {1, 1, 1, 0, 2, 2, 3, 1, 3}, 3, 2).indices, (Ints{0, 1, 1, 2, 0, 2}));
     EXPECT_EQ(route(lab, {1, 1, 1, 0, 2, 2, 3, 1, 3}, 3, 1).indices, (Ints{0, 1, 0}));
@@ -126,7 +126,7 @@ TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
 }
 
 TEST(SortByExpert, IsStableAndCounts) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Tensor indices = lab.ints({4, 2}, {2, 0, 2, 3, 0, 2, 3, 0});
     const Tensor order = lab.empty({8}, DType::i32), position = lab.empty({8}, DType::i32);
@@ -153,7 +153,7 @@ struct Places {
 };
 
 TEST(ExpertRows, HandSized) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Tensor tokens = lab.tensor({2, 2}, {1, 2, 3, 4}), gates = lab.tensor({2, 2}, {0.5f, 2, 1, 3});
     const Tensor order = lab.ints({4}, {3, 0, 2, 1}), position = lab.ints({4}, {1, 3, 2, 0});
@@ -200,7 +200,7 @@ TEST(ExpertRows, NoRowsAndEveryNumberOfThreads) {
   const Places places(600);
   std::vector<Floats> results;
   for (int threads : {1, 2, 5}) {
-    Lab lab("cpu", threads);
+    Lab lab(kFast, threads);
     const Tensor position = lab.ints({600}, places.position), gates = lab.random({300, 2}, 3);
     const Tensor sums = lab.empty({300, 700}), dgates = lab.empty({300, 2}),
                  copies = lab.random({600, 700}, 1);
@@ -222,7 +222,7 @@ TEST(ExpertRows, NoRowsAndEveryNumberOfThreads) {
 }
 
 TEST(Bias, AddsAndSumsColumns) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Tensor y = lab.tensor({2, 3}, {1, 2, 3, 4, 5, 6});
     ops::add_bias(lab.s, y, lab.tensor({3}, {10, 20, 30}));

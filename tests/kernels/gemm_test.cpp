@@ -32,7 +32,7 @@ void check_all_transposes(const Case& c) {
 }
 
 TEST(Gemm, KnownProduct) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Tensor a = lab.tensor({2, 3}, {1, 2, 3, 4, 5, 6}), b = lab.tensor({3, 2}, {7, 8, 9, 10, 11, 12});
     Tensor c = lab.tensor({2, 2}, {1, 1, 1, 1});
@@ -86,7 +86,7 @@ TEST(Gemm, BetaZeroDoesNotReadC) {
 }
 
 TEST(Gemm, LeadingDimensionsSelectABlock) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     for (DType t : {DType::f32, DType::bf16}) {
       Lab lab(kernels);
       Tensor a = lab.random({4, 10}, 1, t), b = lab.random({6, 9}, 2, t), c = lab.full({4, 8}, 7, t);
@@ -108,7 +108,7 @@ TEST(Gemm, LeadingDimensionsSelectABlock) {
 }
 
 TEST(Gemm, RepeatsToTheBit) {
-  Lab lab("cpu", 2);
+  Lab lab(kFast, 2);
   const Case c{129, 77, 65};
   const auto first = bits(multiply(lab, c, false, true));
   for (int i = 0; i < 5; ++i) EXPECT_EQ(bits(multiply(lab, c, false, true)), first);

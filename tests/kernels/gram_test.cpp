@@ -30,7 +30,7 @@ Floats gram_of(Lab& lab, const Doubles& m, bool contract_rows) {
 
 // Integers below 8 and fewer than 2^16 products: every partial sum is exact in f32, in any order.
 TEST(Gram, ProductsOfIntegersAreExactAndAddUpOverPieces) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (bool contract_rows : {false, true})
       for (int64_t n : {1, 31, 97, 260})
@@ -96,7 +96,7 @@ Floats by_pieces(Lab& lab, const Doubles& x, bool contract_rows, const Orthogona
 // five steps (see orthogonalize_test.cpp).
 TEST(Gram, PiecesTogetherAreOrthogonalize) {
   const double tolerance = 0x1p-23 * std::pow(3.4445, 8);
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{90, 40}, {40, 90}, {33, 33}}) {
       for (std::vector<int> restarts : {std::vector<int>{}, {2}, {1, 3}}) {
@@ -127,7 +127,7 @@ TEST(Gram, HalfPrecisionStaysWithinItsPublishedError) {
 }
 
 TEST(Gram, ZeroAndNotFiniteGiveZeros) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     OrthogonalizeOptions o;
     o.restarts = {2};
@@ -148,7 +148,7 @@ TEST(Gram, BatchesAndThreadsDoNotMatter) {
 #endif
   const int64_t batch = 3, rows = 300, cols = 140;
   auto run = [&](int threads, bool together) {
-    Lab lab("cpu", threads);
+    Lab lab(kFast, threads);
     const Tensor x = lab.random({batch, rows, cols}, 5), out = lab.empty({batch, rows, cols});
     const Tensor gram = lab.empty({batch, cols, cols}), q = lab.empty({batch, cols, cols});
     const Tensor status = lab.empty({batch}, DType::i32);

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sherd::test {
@@ -29,13 +30,29 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
+/// The kernels under test: "cpu", or "cuda" in the programs that tests/cuda_host builds from the same
+/// sources.
+#ifndef TEST_FAST_KERNELS
+#define TEST_FAST_KERNELS "cpu"
+#endif
+inline constexpr const char* kFast = TEST_FAST_KERNELS;
+inline constexpr bool kCuda = std::string_view(kFast) == "cuda";
+/// CUDA kernels run on the host, at some 10^7 threads a second: tests of big shapes take smaller ones.
+#ifdef TEST_CUDA_EMULATED
+inline constexpr bool kEmulated = true;
+#else
+inline constexpr bool kEmulated = false;
+#endif
+
+/// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like races.
+inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int threads) {
+  if (kernels == "cuda") return make_cuda_device({.label = "lab"});
+  return make_cpu_device({.label = "lab", .threads = kThreadSanitizer ? 1 : threads, .kernels = kernels});
+}
+
 struct Lab {
-  /// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like
-  /// races.
-  explicit Lab(std::string kernels = "cpu", int threads = 1)
-      : device(
-            make_cpu_device({.label = "lab", .threads = kThreadSanitizer ? 1 : threads, .kernels = kernels})),
-        s(device->compute()) {}
+  explicit Lab(const std::string& kernels = kFast, int threads = 1)
+      : device(make_lab_device(kernels, threads)), s(device->compute()) {}
 
   Tensor empty(Shape shape, DType dtype = DType::f32) {
     return Tensor::empty(*device, std::move(shape), dtype, "test");
@@ -86,18 +103,27 @@ inline void expect_close(const Floats& got, const Floats& want, double tolerance
   }
 }
 
-/// Runs an experiment (Lab& -> Floats) with the cpu and the reference kernels and compares.
+/// Runs an experiment (Lab& -> Floats) with the fast and the reference kernels and compares.
 template <class F>
 void expect_same_as_reference(F experiment, double tolerance, const std::string& what = "") {
-  Lab fast("cpu"), slow("reference");
+  Lab fast, slow("reference");
   expect_close(experiment(fast), experiment(slow), tolerance, what);
 }
 
 /// As above, to the bit.
 template <class F>
 void expect_bits_of_reference(F experiment, const std::string& what = "") {
-  Lab fast("cpu"), slow("reference");
+  Lab fast, slow("reference");
   EXPECT_EQ(bits(experiment(fast)), bits(experiment(slow))) << what;
+}
+
+/// As above, to the bit on the CPU; CUDA's mathematical functions round otherwise than libm's.
+template <class F>
+void expect_bits_of_reference(F experiment, double cuda_tolerance, const std::string& what = "") {
+  if (kCuda)
+    expect_same_as_reference(experiment, cuda_tolerance, what);
+  else
+    expect_bits_of_reference(experiment, what);
 }
 
 /// One rounding of a value near 1.

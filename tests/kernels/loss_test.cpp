@@ -24,7 +24,7 @@ Floats backward(Lab& lab, int64_t rows, int64_t vocab, DType t, float spread, bo
 }
 
 TEST(CrossEntropy, KnownValues) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     // Probabilities 1/4, 3/4 and, far from overflow's edge, 1.
     Tensor logits = lab.tensor({2, 2}, {0, std::log(3.0f), 1000, -1000}), losses = lab.empty({2});
@@ -46,6 +46,25 @@ TEST(CrossEntropy, MatchesReference) {
         for (bool in_place : {false, true})
           expect_same_as_reference([&](Lab& lab) { return backward(lab, r, v, t, spread, in_place); },
                                    t == DType::f32 ? 1e-6 : epsilon(t) / 4);
+      }
+    }
+  }
+}
+
+TEST(CrossEntropy, BothAtOnceGiveTheBitsOfEach) {
+  for (const char* kernels : {"cpu", "reference"}) {
+    for (DType t : {DType::f32, DType::bf16}) {
+      for (auto [rows, vocab] : std::initializer_list<std::array<int64_t, 2>>{
+               {0, 5}, {1, 1}, {3, 7}, {17, 33}, {9, 256}, {2, 5001}}) {
+        for (bool in_place : {false, true}) {
+          Lab lab(kernels);
+          const Tensor logits = lab.random({rows, vocab}, 1, t, 4), losses = lab.empty({rows}),
+                       d = in_place ? logits : lab.empty({rows, vocab}, t);
+          ops::cross_entropy_forward_backward(lab.s, losses, d, logits,
+                                              lab.ints({rows}, targets(rows, vocab)), 0.25f);
+          EXPECT_EQ(bits(lab.floats(losses)), bits(forward(lab, rows, vocab, t, 4))) << kernels << vocab;
+          EXPECT_EQ(bits(lab.floats(d)), bits(backward(lab, rows, vocab, t, 4, false))) << kernels << vocab;
+        }
       }
     }
   }

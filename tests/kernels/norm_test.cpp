@@ -6,7 +6,7 @@ namespace {
 constexpr float kEps = 1e-5f;
 
 TEST(RmsNorm, KnownRow) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Tensor x = lab.tensor({1, 2}, {3, 4}), w = lab.tensor({2}, {1, 2}), y = lab.empty({1, 2}),
            rstd = lab.empty({1});
@@ -43,7 +43,7 @@ TEST(RmsNorm, MatchesReference) {
 }
 
 TEST(RmsNorm, BackwardMayOverwriteItsInput) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Tensor x = lab.random({5, 11}, 1), w = lab.random({11}, 2), dy = lab.random({5, 11}, 3),
            rstd = lab.random({5}, 4);

@@ -101,6 +101,9 @@ TEST(Ops, ShapesAreChecked) {
   EXPECT_THROW(ops::cross_entropy_forward(lab.s, t({2}), t({2, 5}), t({3}, DType::i32)), ShapeMismatch);
   EXPECT_THROW(ops::cross_entropy_backward(lab.s, t({2, 4}), t({2, 5}), t({2}, DType::i32), 1),
                ShapeMismatch);
+  EXPECT_THROW(
+      ops::cross_entropy_forward_backward(lab.s, t({3}), t({2, 5}), t({2, 5}), t({2}, DType::i32), 1),
+      ShapeMismatch);
   EXPECT_THROW(ops::accumulate_squares(lab.s, t({ExactSum::kDigits}, DType::i64), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::accumulate_sum(lab.s, t({1}), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::random_normal(lab.s, t({1}), -1, 0, "w", 0, 1), InvalidArgument);

@@ -26,7 +26,7 @@ const ops::AdamWStep kStep{
 
 // One weight, two steps from zero state, worked out in double from the formulas of Loshchilov & Hutter.
 TEST(AdamW, HandWorkedSteps) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     Tensor w = lab.full({1}, 1), m = lab.full({1}, 0), v = lab.full({1}, 0), g = lab.full({1}, 0.5);
     ops::AdamWStep o{.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.5, .step = 1};
@@ -85,6 +85,35 @@ TEST(AdamW, BitsDoNotDependOnThePlaceInTheRange) {
   const auto whole = run({0, n});
   EXPECT_EQ(run({0, 1, 4, 11, 26, 57, 120, 299, n}), whole);
   EXPECT_EQ(run({0, 149, n}), whole);
+}
+
+TEST(AdamW, CopyIsTheNewWeightRoundedOnce) {
+  for (const char* kernels : {"cpu", "reference"})
+    for (DType t : {DType::f32, DType::bf16, DType::f16})
+      for (int64_t n : {0, 1, 9, 100, 1003}) {
+        Lab lab(kernels);
+        State plain(lab, n + 1), s(lab, n + 1);  // from the second element on: no boundary of 16 bytes
+        const Tensor copy = lab.full({n + 3}, 7, t), rounded = lab.empty({n}, t);
+        const auto step = [&](const State& x, const Tensor& to) {
+          const auto part = [&](const Tensor& whole) { return whole.flat(1, n + 1); };
+          ops::adamw(lab.s, part(x.w), part(x.m), part(x.v), part(x.g), kStep, to);
+        };
+        step(plain, Tensor());
+        step(s, copy.flat(2, n + 2));
+        EXPECT_EQ(bits(s.all(lab)), bits(plain.all(lab))) << kernels << name_of(t) << n;
+        ops::cast(lab.s, rounded, s.w.flat(1, n + 1));
+        const Floats got = lab.floats(copy);
+        EXPECT_EQ(Floats(got.begin() + 2, got.end() - 1), lab.floats(rounded)) << kernels << name_of(t) << n;
+        EXPECT_EQ(got[1], 7);
+        EXPECT_EQ(got.back(), 7);
+      }
+}
+
+TEST(AdamW, CopyMustFit) {
+  Lab lab;
+  State s(lab, 3);
+  EXPECT_THROW(ops::adamw(lab.s, s.w, s.m, s.v, s.g, kStep, lab.empty({2})), ShapeMismatch);
+  EXPECT_THROW(ops::adamw(lab.s, s.w, s.m, s.v, s.g, kStep, lab.empty({3}, DType::f64)), ShapeMismatch);
 }
 
 TEST(AdamW, RejectsImpossibleOptions) {

@@ -38,7 +38,7 @@ TEST(OrthogonalizeBits, NeitherBatchNorPlaceMatters) {
 }
 
 TEST(OrthogonalizeBits, ABatchMayHoldMatricesOfEveryStatus) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Tensor in = lab.tensor({3, 1, 2}, {0, 0, 3, 4, NAN, 1}), out = lab.full({3, 1, 2}, 7);
     const Tensor status = lab.empty({3}, DType::i32);
@@ -56,7 +56,7 @@ TEST(OrthogonalizeBits, ThreadsDoNotMatter) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the OpenMP runtime is not instrumented, so its barriers look like races";
 #endif
-  Lab one("cpu", 1), two("cpu", 2), three("cpu", 3);
+  Lab one(kFast, 1), two(kFast, 2), three(kFast, 3);
   for (const Shape& shape : kShapes) {
     const Floats values = normal(shape[0] * shape[1], 2);
     for (const OrthogonalizeOptions& o : every_kind()) {

@@ -44,7 +44,7 @@ TEST(Orthogonalize, ADiagonalFollowsTheScalarPolynomial) {
     auto step = [](double s) { return 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s; };
     x = step(x), y = step(y);
   }
-  for (const char* kernels : {"cpu", "reference"})
+  for (const char* kernels : {kFast, "reference"})
     for (IterationForm f : {IterationForm::standard, IterationForm::gram}) {
       Lab lab(kernels);
       const auto got = orthogonalized(lab, 2, 3, {3, 0, 0, 0, 4, 0}, form(f));
@@ -150,7 +150,7 @@ TEST(Orthogonalize, SixteenBitTypesStayWithinTheirPublishedErrors) {
   const Case cases[] = {{form(IterationForm::standard, kJordan, {}, DType::bf16), 0.10},
                         {form(IterationForm::standard, kJordan, {}, DType::f16), 0.10 / 8},
                         {form(IterationForm::gram, kJordan, {2}, DType::f16), 0.035}};
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (Size s : {Size{64, 64}, {70, 130}, {200, 50}}) {
       const int64_t k = std::min(s.rows, s.cols);
@@ -172,7 +172,7 @@ TEST(Orthogonalize, SixteenBitTypesStayWithinTheirPublishedErrors) {
 }
 
 TEST(Orthogonalize, StatusAndZeros) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     OrthogonalizeOptions svd;
     svd.method = Orthogonalizer::svd;
@@ -196,7 +196,7 @@ TEST(Orthogonalize, StatusAndZeros) {
 
 TEST(Orthogonalize, HugeAndTinyMatrices) {
   const Floats values = normal(6 * 9, 6);
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (IterationForm f : {IterationForm::standard, IterationForm::gram}) {
       const Doubles plain = iterated(widened(6, 9, values), kJordan);

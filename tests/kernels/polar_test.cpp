@@ -13,7 +13,7 @@ double tolerance(const Doubles& matrix, double smallest) {
 }
 
 TEST(Polar, EverySpectrum) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{
              {1, 1}, {1, 7}, {7, 1}, {5, 9}, {30, 30}, {61, 20}, {20, 61}}) {
@@ -29,7 +29,7 @@ TEST(Polar, EverySpectrum) {
 }
 
 TEST(Polar, LowRankGivesThePartialIsometry) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (auto [rows, cols, rank] :
          std::initializer_list<std::array<int64_t, 3>>{{12, 40, 3}, {40, 12, 5}, {24, 24, 1}}) {
@@ -41,7 +41,7 @@ TEST(Polar, LowRankGivesThePartialIsometry) {
 }
 
 TEST(Polar, ScaleDoesNotMatter) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Floats values = normal(8 * 5, 3);
     const auto plain = orthogonalized(lab, 8, 5, values, kSvd);
@@ -63,7 +63,7 @@ TEST(Polar, BothAlgorithmsAgree) {
 }
 
 TEST(Polar, RepeatedSingularValues) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Floats identity = {1, 0, 0, 0, 1, 0, 0, 0, 1};
     expect_close(orthogonalized(lab, 3, 3, identity, kSvd).values, identity, 1e-7);

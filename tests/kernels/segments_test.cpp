@@ -37,7 +37,7 @@ Momentum momentum(Lab& lab, DType payload, bool nesterov, float l2, const Floats
 }
 
 TEST(MuonMomentum, HandWorkedStep) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     for (bool nesterov : {false, true}) {
       Lab lab(kernels);
       const Tensor b = lab.full({1}, 2), g = lab.full({1}, 3), w = lab.full({1}, 2), packed = lab.empty({1});
@@ -67,7 +67,7 @@ TEST(MuonMomentum, EqualsTheScalarLoopToTheBit) {
             want.packed[static_cast<size_t>(at + i)] =
                 rounded(nesterov ? gi + look : want.buffer[e], payload);
           }
-        for (const char* kernels : {"cpu", "reference"}) {
+        for (const char* kernels : {kFast, "reference"}) {
           Lab lab(kernels, 2);
           const Momentum got = momentum(lab, payload, nesterov, l2, g, kPieces);
           EXPECT_EQ(bits(got.buffer), bits(want.buffer)) << kernels << name_of(payload) << nesterov << l2;
@@ -79,7 +79,7 @@ TEST(MuonMomentum, EqualsTheScalarLoopToTheBit) {
 TEST(MuonMomentum, BitsDoNotDependOnHowRangesAreCut) {
   const Floats g = normal(kTotal, 2);
   auto run = [&](int threads, const std::vector<int64_t>& cuts) {
-    Lab lab("cpu", threads);
+    Lab lab(kFast, threads);
     std::vector<Piece> pieces;
     for (size_t i = 0; i + 1 < cuts.size(); ++i) pieces.push_back({cuts[i], cuts[i + 1] - cuts[i], cuts[i]});
     const Momentum m = momentum(lab, DType::bf16, true, 0.1f, g, pieces);
@@ -100,7 +100,7 @@ TEST(MuonMomentum, WhatIsNotFiniteLeavesTheBufferAndPacksNan) {
   const std::vector<size_t> bad = {0, 17, 100, 65536, 70000};
   for (size_t i = 0; i < bad.size(); ++i) g[bad[i]] = i % 3 == 0 ? NAN : i % 3 == 1 ? INFINITY : -INFINITY;
   g[55] = kLargest;  // finite
-  for (const char* kernels : {"cpu", "reference"})
+  for (const char* kernels : {kFast, "reference"})
     for (DType payload : kPayloads)
       for (bool nesterov : {false, true}) {
         Lab lab(kernels);
@@ -127,7 +127,7 @@ TEST(MuonUpdate, EqualsTheScalarLoopToTheBit) {
         volatile float move = -0.02f * rounded(o[static_cast<size_t>(kPieces[p].at + i)], payload);
         w = kept + move;
       }
-    for (const char* kernels : {"cpu", "reference"}) {
+    for (const char* kernels : {kFast, "reference"}) {
       Lab lab(kernels, 2);
       const Tensor w = lab.tensor({kTotal}, w0), packed = lab.tensor({kTotal}, o, payload);
       std::vector<UpdateSegment> segments;
@@ -148,7 +148,7 @@ TEST(CopySegments, CastsBetweenAllPayloads) {
         for (int64_t i = 0; i < count; ++i)
           want[static_cast<size_t>(at + i)] =
               rounded(rounded(values[static_cast<size_t>(begin + i)], from), to);
-      for (const char* kernels : {"cpu", "reference"}) {
+      for (const char* kernels : {kFast, "reference"}) {
         Lab lab(kernels, 2);
         const Tensor source = lab.tensor({kTotal}, values, from), target = lab.full({kTotal}, 9, to);
         std::vector<CopySegment> segments;

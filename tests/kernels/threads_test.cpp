@@ -95,8 +95,10 @@ TEST_F(Threads, EmbeddingAndLoss) {
       ops::embedding_backward(lab.s, dtable, dpositions, out, tokens);
       Tensor logits = lab.random({2 * seq, vocab}, 5, t), losses = lab.empty({2 * seq});
       ops::cross_entropy_forward(lab.s, losses, logits, tokens);
+      Tensor gradient = lab.empty({2 * seq, vocab}, t), losses2 = lab.empty({2 * seq});
+      ops::cross_entropy_forward_backward(lab.s, losses2, gradient, logits, tokens, 0.01f);
       ops::cross_entropy_backward(lab.s, logits, logits, tokens, 0.01f);
-      return Outputs{out, dtable, dpositions, losses, logits};
+      return Outputs{out, dtable, dpositions, losses, logits, losses2, gradient};
     });
   }
 }

@@ -51,7 +51,7 @@ Both in_parts(Lab& lab, int64_t rows, const Floats& values, DType t, const std::
 }
 
 TEST(VocabParallel, PartsAgreeWithTheWhole) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     for (const DType t : {DType::f32, DType::bf16}) {
       for (const float spread : {1.0f, 20.0f}) {
         Lab lab(kernels);
@@ -71,7 +71,7 @@ TEST(VocabParallel, PartsAgreeWithTheWhole) {
 }
 
 TEST(VocabParallel, FarApartPartsNeitherOverflowNorVanish) {
-  for (const char* kernels : {"cpu", "reference"}) {
+  for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     const Both got = in_parts(lab, 1, {-1000, 1000, 1000, -1000}, DType::f32, {0, 1, 3, 4});
     expect_close(got.losses, {std::log(2.0f)}, 1e-6);

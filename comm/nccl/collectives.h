@@ -1,0 +1,26 @@
+// How each call becomes NCCL's. Private to comm/nccl.
+#pragma once
+
+#include <string>
+
+#include <sherd/comm/checked_communicator.h>
+#include <sherd/comm/nccl/handle.h>
+#include <sherd/kernels/kernel_table.h>
+
+namespace sherd::nccl {
+
+/// Where a call is issued: on the worker of its stream.
+struct Lane {
+  Session& session;
+  Handle& handle;
+  ExecutionContext& context;
+  const KernelTable& kernels;
+  int rank, size;
+  const std::string& where;
+  const Deadline& deadline;
+};
+
+/// Issues the call; `peer` is that of send and recv. Every rank's call is the same.
+void issue(const Lane& lane, Verb verb, const local::Call& call, int peer);
+
+}  // namespace sherd::nccl

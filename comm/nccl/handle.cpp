@@ -1,0 +1,163 @@
+#include <sherd/comm/nccl/handle.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace sherd::nccl {
+namespace {
+
+ncclConfig_t nonblocking() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+// A communicator whose peers do not end theirs is given up after this long.
+constexpr std::chrono::seconds kCloseTime{10};
+
+}  // namespace
+
+std::string Handle::late(const std::string& where, const Deadline& deadline) {
+  return fmt::format(
+      "{}: not done {} ms after it was issued; a rank of its group did not call it, called something else, "
+      "or "
+      "cannot be reached. NcclOptions::check_calls tells which; or raise the timeout",
+      where, deadline.timeout.count());
+}
+
+std::string Handle::text_of(ncclResult_t result, ncclComm_t comm) const {
+  const char* const more = session_.api().get_last_error(comm);
+  return fmt::format("NCCL: {} ({})", session_.api().get_error_string(result),
+                     more && *more ? more : "NCCL_DEBUG=WARN tells more");
+}
+
+void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& where,
+                    const Deadline& deadline) {
+  for (Backoff backoff(std::chrono::milliseconds(1)); result == ncclInProgress;) {
+    lock.unlock();
+    backoff.sleep();
+    session_.check(where);
+    if (deadline.passed()) session_.fail(where, late(where, deadline));
+    lock.lock();
+    session_.check(where);  // the watchdog may have ended the communicator
+    if (!comm_) continue;
+    const ncclResult_t asked = session_.api().comm_get_async_error(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+  }
+  if (result == ncclSuccess) return;
+  const std::string text = text_of(result, comm_);
+  lock.unlock();
+  session_.fail(where, where + ": " + text);
+}
+
+void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string& where,
+                  const Deadline& deadline) {
+  std::unique_lock lock(mutex_);
+  session_.check(where);
+  ncclConfig_t config = nonblocking();
+  settle(lock, session_.api().comm_init_rank_config(&comm_, size, id, rank, &config), where, deadline);
+}
+
+void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
+                        const Deadline& deadline) {
+  ncclConfig_t config = nonblocking();
+  parent.run(where, deadline,
+             [&](ncclComm_t comm) { return session_.api().comm_split(comm, color, key, &split_, &config); });
+  std::unique_lock lock(mutex_);
+  session_.check(where);
+  comm_ = split_;
+  settle(lock, ncclInProgress, where, deadline);
+}
+
+void Handle::run(const std::string& where, const Deadline& deadline, const Call& call) {
+  std::unique_lock lock(mutex_);
+  session_.check(where);
+  settle(lock, call(comm_), where, deadline);
+}
+
+void Handle::register_memory(const void* data, int64_t bytes, const std::string& where,
+                             const Deadline& deadline) {
+  const char* const begin = static_cast<const char*>(data);
+  std::unique_lock lock(mutex_);
+  session_.check(where);
+  const auto covers = [&](const Registration& r) { return r.begin <= begin && begin + bytes <= r.end; };
+  if (bytes == 0 || std::any_of(registered_.begin(), registered_.end(), covers)) return;
+  Registration& r = registered_.emplace_back(Registration{begin, begin + bytes, nullptr});
+  settle(lock,
+         session_.api().comm_register(comm_, const_cast<char*>(begin), static_cast<size_t>(bytes), &r.handle),
+         where, deadline);
+}
+
+std::shared_ptr<void> Handle::queued() {
+  queued_.fetch_add(1);
+  return {static_cast<void*>(this), [this](void*) { queued_.fetch_sub(1); }};
+}
+
+void Handle::under_way(std::string where, const Deadline& deadline, std::shared_ptr<NativeEvent> done) {
+  std::lock_guard lock(flights_mutex_);
+  flights_.push_back({std::move(where), deadline, std::move(done)});
+}
+
+bool Handle::idle() {
+  if (queued_.load() > 0) return false;
+  std::lock_guard lock(flights_mutex_);
+  std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
+  return flights_.empty();
+}
+
+std::string Handle::look() {
+  {
+    std::lock_guard lock(flights_mutex_);
+    std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
+    for (const Flight& f : flights_)
+      if (f.deadline.passed()) return late(f.where, f.deadline);
+  }
+  std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it looks himself
+  if (!lock || !comm_) return "";
+  ncclResult_t state = ncclSuccess;
+  const ncclResult_t asked = session_.api().comm_get_async_error(comm_, &state);
+  if (asked != ncclSuccess) state = asked;
+  if (state == ncclSuccess || state == ncclInProgress) return "";
+  std::lock_guard flights(flights_mutex_);
+  return fmt::format("{}rank {}: {}", flights_.empty() ? "" : flights_.front().where + ", ",
+                     session_.world_rank(), text_of(state, comm_));
+}
+
+bool Handle::alive() {
+  std::lock_guard lock(mutex_);
+  return comm_ != nullptr;
+}
+
+void Handle::abort() noexcept {
+  std::lock_guard lock(mutex_);
+  if (comm_) session_.api().comm_abort(comm_);
+  comm_ = nullptr;
+}
+
+void Handle::close(bool failed) noexcept {
+  if (failed) return abort();
+  try {
+    const Deadline deadline(kCloseTime);
+    Backoff backoff;
+    while (!idle() && !deadline.passed()) backoff.sleep();
+    if (idle()) {
+      std::lock_guard lock(mutex_);
+      if (!comm_) return;
+      for (const Registration& r : registered_) session_.api().comm_deregister(comm_, r.handle);
+      ncclResult_t state = session_.api().comm_finalize(comm_);
+      while (state == ncclInProgress && !deadline.passed()) {
+        backoff.sleep();
+        if (session_.api().comm_get_async_error(comm_, &state) != ncclSuccess) break;
+      }
+      if (state == ncclSuccess) {
+        session_.api().comm_destroy(comm_);
+        comm_ = nullptr;
+      }
+    }
+  } catch (const std::exception&) {  // a device that fails cannot tell whether it is done
+  }
+  abort();
+}
+
+}  // namespace sherd::nccl

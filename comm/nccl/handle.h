@@ -1,0 +1,75 @@
+// One NCCL communicator, with what is under way on it. Private to comm/nccl.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+#include <sherd/comm/nccl/session.h>
+
+namespace sherd::nccl {
+
+/// NCCL takes one call at a time per communicator, from any thread but with the device current, except for
+/// those that look and those that end it.
+class Handle {
+ public:
+  explicit Handle(Session& session) : session_(session) {}
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  using Call = std::function<ncclResult_t(ncclComm_t)>;
+
+  /// Makes the communicator and waits until it is ready.
+  void init(int rank, int size, const ncclUniqueId& id, const std::string& where, const Deadline& deadline);
+  /// Makes it from a parent's ranks, whose work must all be done.
+  void init_split(Handle& parent, int color, int key, const std::string& where, const Deadline& deadline);
+  /// Issues work and waits until NCCL has issued it.
+  /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed.
+  void run(const std::string& where, const Deadline& deadline, const Call& call);
+  /// Before work on it is issued: registers memory that is not registered yet.
+  void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
+
+  /// A piece of work that is queued but not yet issued, until the returned object goes.
+  std::shared_ptr<void> queued();
+  /// Issued work that is late when `done` does not come before the deadline.
+  void under_way(std::string where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
+  /// Nothing is queued or under way.
+  bool idle();
+
+  bool alive();
+  /// For the watchdog: why the launch must fail, or "".
+  std::string look();
+  /// Ends the communicator and its work at once. @pre the launch has failed
+  void abort() noexcept;
+  /// Ends it when all work is done, at once when the launch `failed`.
+  void close(bool failed) noexcept;
+
+ private:
+  struct Flight {
+    std::string where;
+    Deadline deadline;
+    std::shared_ptr<NativeEvent> done;
+  };
+  struct Registration {
+    const char *begin, *end;
+    void* handle;
+  };
+  static std::string late(const std::string& where, const Deadline& deadline);
+  std::string text_of(ncclResult_t result, ncclComm_t comm) const;
+  /// Waits until the communicator is done with the call that gave `result`. Takes and gives the lock of
+  /// mutex_.
+  void settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& where,
+              const Deadline& deadline);
+
+  Session& session_;
+  std::mutex mutex_;            // calls of NCCL
+  ncclComm_t comm_ = nullptr;   // null before init and after the end
+  ncclComm_t split_ = nullptr;  // what NCCL fills in while a split is in progress
+  std::vector<Registration> registered_;
+  std::atomic<int64_t> queued_{0};
+  std::mutex flights_mutex_;
+  std::vector<Flight> flights_;
+};
+
+}  // namespace sherd::nccl

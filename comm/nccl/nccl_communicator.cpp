@@ -1,0 +1,243 @@
+#include <sherd/comm/nccl/nccl_communicator.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <thread>
+#include <tuple>
+
+#include <sherd/comm/checked_communicator.h>
+#include <sherd/comm/nccl/agreement.h>
+#include <sherd/comm/nccl/collectives.h>
+#include <sherd/comm/nccl/handle.h>
+#include <sherd/comm/nccl/session.h>
+
+namespace sherd::nccl {
+namespace {
+
+using local::Call;
+using std::chrono::milliseconds;
+
+/// Runs work where the device is current, and waits for it.
+template <class F>
+void on_device(Device& device, F work) {
+  const auto stream = device.make_stream("nccl setup");
+  std::exception_ptr failure;  // the device's own way to tell may lose to Device::fail
+  stream->submit("nccl setup", [&](ExecutionContext&) {
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  try {
+    stream->synchronize();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+/// What the queued work of a communicator needs, which may outlive it.
+struct Group {
+  std::shared_ptr<Session> session;
+  Handle& handle;
+  std::string name;  // of its keys in the store, the same on all its ranks
+  std::vector<int> world_ranks;
+  int rank;
+  milliseconds timeout;
+
+  int size() const { return static_cast<int>(world_ranks.size()); }
+};
+
+void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionContext& context) {
+  std::string where = fmt::format("{} on rank {}", describe(call), group.session->world_rank());
+  const bool message = verb == Verb::send || verb == Verb::recv;
+  if (message)
+    where += fmt::format(" {} rank {}", verb == Verb::send ? "to" : "from",
+                         group.world_ranks[static_cast<size_t>(peer)]);
+  Session& session = *group.session;
+  session.check(where);
+  const Deadline deadline(group.timeout);
+  if (session.options().check_calls) {
+    if (message)
+      agree_with(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
+                 deadline);
+    else
+      agree(session, group.name, group.world_ranks, group.rank, call, where, deadline);
+  }
+  issue(
+      {session, group.handle, context, session.device().kernels(), group.rank, group.size(), where, deadline},
+      verb, call, peer);
+  if (context.queue) {
+    context.keep(std::make_shared<Call>(call));
+    group.handle.under_way(std::move(where), deadline, context.queue->record());
+  }
+}
+
+struct Queued {
+  std::shared_ptr<const Group> group;
+  std::shared_ptr<void> token;  // goes before the group does
+  Verb verb;
+  Call call;
+  int peer;
+
+  void operator()(ExecutionContext& context) const { run(*group, verb, call, peer, context); }
+};
+
+class NcclCommunicator final : public CheckedCommunicator {
+ public:
+  NcclCommunicator(std::shared_ptr<const Group> group, std::shared_ptr<Device> device,
+                   std::shared_ptr<CommCounters> counters)
+      : CheckedCommunicator(group->rank, group->size(), group->session->world_rank(), std::move(device),
+                            std::move(counters)),
+        group_(std::move(group)) {}
+
+  void abort(const std::string& cause) noexcept override {
+    try {
+      group_->session->abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
+    } catch (const std::exception&) {
+      group_->session->abort(world_rank(), cause);  // no memory for the longer text
+    }
+  }
+
+ private:
+  void queue(Stream& stream, Verb verb, Call call, int peer) override {
+    stream.submit(call.op, Queued{group_, group_->handle.queued(), verb, call, peer});
+  }
+
+  std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
+                                       std::shared_ptr<CommCounters> counters) override {
+    Session& session = *group_->session;
+    const std::string where = fmt::format("split(color {}, key {}) on rank {}", color, key, world_rank());
+    const Deadline deadline(group_->timeout);
+    const std::string prefix = fmt::format("{}/split/{}", group_->name, ++splits_);
+    const auto wishes = session.collect(prefix, static_cast<size_t>(rank()), fmt::format("{} {}", color, key),
+                                        group_->world_ranks, where, deadline);
+    session.store().erase(fmt::format("{}/split/{}/{}", group_->name, splits_ - 1, rank()));
+
+    std::vector<std::pair<int, int>> members;  // key, rank
+    for (size_t r = 0; r < wishes.size(); ++r) {
+      int its_color = 0, its_key = 0;
+      std::sscanf(wishes[r].c_str(), "%d %d", &its_color, &its_key);
+      if (its_color == color) members.emplace_back(its_key, static_cast<int>(r));
+    }
+    std::sort(members.begin(), members.end());
+    std::vector<int> world_ranks;
+    int new_rank = 0;
+    for (const auto& [its_key, r] : members) {
+      if (r == rank()) new_rank = static_cast<int>(world_ranks.size());
+      world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
+    }
+
+    wait_until_idle(where, deadline);
+    Handle& handle = session.add_handle();
+    on_device(device(), [&] { handle.init_split(group_->handle, color, key, where, deadline); });
+    const auto group = std::make_shared<const Group>(
+        Group{group_->session, handle, fmt::format("{}.{}", prefix, color), std::move(world_ranks), new_rank,
+              timeout.count() > 0 ? timeout : group_->timeout});
+    return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters));
+  }
+
+  /// NCCL splits a communicator only while nothing is under way on it.
+  void wait_until_idle(const std::string& where, const Deadline& deadline) {
+    for (Backoff backoff; !group_->handle.idle(); backoff.sleep()) {
+      group_->session->check(where);
+      if (deadline.passed())
+        group_->session->fail(
+            where, fmt::format("{}: what was queued on the communicator before is not done after {} ms",
+                               where, deadline.timeout.count()));
+    }
+  }
+
+  const std::shared_ptr<const Group> group_;
+  int splits_ = 0;
+};
+
+ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, const Deadline& deadline) {
+  const std::string key = session.options().name + "/id";
+  ncclUniqueId id{};
+  if (rank == 0) {
+    const ncclResult_t result = session.api().get_unique_id(&id);
+    if (result != ncclSuccess)
+      session.fail(where,
+                   fmt::format("{}: NCCL: {} ({})", where, session.api().get_error_string(result),
+                               session.api().get_last_error(nullptr)),
+                   0);
+    session.store().set(key, std::string(id.internal, sizeof id.internal));
+    return id;
+  }
+  for (Backoff backoff;; backoff.sleep()) {
+    session.check(where);
+    if (const auto bytes = session.store().get(key); bytes && bytes->size() == sizeof id.internal) {
+      std::memcpy(id.internal, bytes->data(), sizeof id.internal);
+      return id;
+    }
+    if (deadline.passed())
+      session.fail(where, fmt::format("{}: rank 0 made no id within {} ms", where, deadline.timeout.count()),
+                   0);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Device> device,
+                                         std::shared_ptr<Store> store, int rank, int size,
+                                         const NcclOptions& given) {
+  NcclOptions options = given;
+  options.timeout = bounded(options.timeout);
+  if (size < 1 || rank < 0 || rank >= size || options.timeout.count() <= 0 || options.poll.count() <= 0)
+    throw InvalidArgument(fmt::format(
+        "NCCL world: rank {} of {}, a timeout of {} ms, a poll of {} ms; use a rank below the size "
+        "and at least 1 ms",
+        rank, size, options.timeout.count(), options.poll.count()));
+  const std::string where = fmt::format("making the world on rank {} of {}", rank, size);
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
+  const Deadline deadline(options.timeout);
+  session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
+  Handle& handle = session->add_handle();
+  on_device(*device,
+            [&] { handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline); });
+  const auto group = std::make_shared<const Group>(
+      Group{session, handle, options.name, std::move(ranks), rank, options.timeout});
+  return std::make_shared<NcclCommunicator>(group, std::move(device), std::make_shared<CommCounters>());
+}
+
+std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
+                                                      std::span<const std::shared_ptr<Device>> devices,
+                                                      const NcclOptions& options) {
+  if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
+  const std::shared_ptr<Store> store = make_memory_store();
+  const int size = static_cast<int>(devices.size());
+  std::vector<std::shared_ptr<Communicator>> world(devices.size());
+  std::vector<std::exception_ptr> failures(devices.size());
+  {
+    std::vector<std::jthread> threads;
+    for (size_t r = 0; r < devices.size(); ++r)
+      threads.emplace_back([&, r] {
+        try {
+          world[r] = make_world(api, devices[r], store, static_cast<int>(r), size, options);
+        } catch (...) {
+          failures[r] = std::current_exception();
+        }
+      });
+  }
+  // The one that failed by itself tells more than those that were told.
+  std::exception_ptr told;
+  for (const auto& failure : failures) {
+    try {
+      if (failure) std::rethrow_exception(failure);
+    } catch (const local::PeerFailure&) {
+      told = failure;
+    }
+  }
+  if (told) std::rethrow_exception(told);
+  return world;
+}
+
+}  // namespace sherd::nccl

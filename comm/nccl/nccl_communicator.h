@@ -1,0 +1,17 @@
+// Worlds over any table of NCCL's functions. Private to comm/nccl; see nccl_world.h.
+#pragma once
+
+#include <sherd/comm/nccl/api.h>
+#include <sherd/comm/nccl/nccl_world.h>
+
+namespace sherd::nccl {
+
+/// `api` outlives the world.
+std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Device> device,
+                                         std::shared_ptr<Store> store, int rank, int size,
+                                         const NcclOptions& options);
+std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
+                                                      std::span<const std::shared_ptr<Device>> devices,
+                                                      const NcclOptions& options);
+
+}  // namespace sherd::nccl

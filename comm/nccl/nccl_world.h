@@ -1,0 +1,61 @@
+// Communicator over NCCL: one rank per GPU, ranks are processes or threads.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/bootstrap.h>
+#include <sherd/comm/communicator.h>
+
+namespace sherd {
+
+struct NcclOptions {
+  /// A call that is not done this long after it was issued fails.
+  std::chrono::milliseconds timeout{300'000};
+  /// How often the watchdog looks for errors of NCCL, late calls and other ranks' failures.
+  std::chrono::milliseconds poll{100};
+  /// Reductions of floating-point tensors with exactly the bits (and the NaN) that Communicator promises:
+  /// slices are exchanged and summed up here, in the fixed tree. Same bytes as NCCL's own, more memory and
+  /// launches.
+  bool exact_order = false;
+  /// Before each call the ranks of its group compare it through the store, so that different calls fail with
+  /// a message that names both, and late ranks are named. Slow: for tests and for finding a hang.
+  bool check_calls = false;
+  /// Registers the memory of collectives with NCCL (ncclCommRegister) when it is first seen. For buffers that
+  /// keep their addresses, such as those of units.
+  bool register_buffers = false;
+  /// Names the world's keys in the store: one per world made from one store.
+  std::string name = "world";
+};
+
+/// One rank's world communicator; `store` is the job's (connect_store). Every rank of the job calls.
+///
+/// Differences to what Communicator says:
+/// - f32 and f64 sums: NCCL's own order, which is fixed for a given number of ranks, size and machine but is
+///   not the pairwise tree; two orders differ by at most about (size-1) * 2^-23 (2^-52) times the sum of the
+///   magnitudes. bf16 and f16 sums always have Communicator's bits, as f32 and f64 do with exact_order.
+/// - max and min of NaN: whatever NCCL gives, but with exact_order as promised.
+/// - send may complete before the receiver has the data; its buffer may be reused then.
+/// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds
+/// for a
+///   communicator is freed with the last one of its world.
+/// - Ranks that call different collectives are only told apart with check_calls; else they time out, or move
+///   wrong data.
+/// After a failure (an error of NCCL, a late call, a peer's abort or death) NCCL's communicators are aborted
+/// and the device fails: every later call and every wait of the host throws a CommError with the first cause.
+/// @throws CommError naming the ranks that did not come within the timeout; NotCompiled without NCCL.
+std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device, std::shared_ptr<Store> store,
+                                              int rank, int size, const NcclOptions& options = {});
+/// The same; makes the store.
+std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device,
+                                              const LaunchEnvironment& environment,
+                                              const NcclOptions& options = {});
+/// The world communicators of as many threads of this process as there are devices, by rank. NCCL wants
+/// different GPUs.
+std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::shared_ptr<Device>> devices,
+                                                           const NcclOptions& options = {});
+
+}  // namespace sherd

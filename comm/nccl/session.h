@@ -1,0 +1,80 @@
+// One rank's part of a launch: its communicators, what it has under way, and the watchdog over them.
+// Private to comm/nccl.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sherd/comm/local/abort_domain.h>
+#include <sherd/comm/nccl/api.h>
+#include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/comm/store.h>
+
+namespace sherd::nccl {
+
+class Handle;
+
+/// When a call is given up.
+struct Deadline {
+  explicit Deadline(std::chrono::milliseconds t) : timeout(t), time(std::chrono::steady_clock::now() + t) {}
+  bool passed() const { return std::chrono::steady_clock::now() > time; }
+  std::chrono::milliseconds timeout;
+  std::chrono::steady_clock::time_point time;
+};
+
+/// Thread-safe. Lives as long as a communicator or queued work of its world does.
+class Session {
+ public:
+  /// The device outlives the session.
+  Session(const NcclApi& api, Device& device, std::shared_ptr<Store> store, int world_rank,
+          const NcclOptions& options);
+  /// Destroys all NCCL communicators, in the order they were made in.
+  ~Session();
+
+  const NcclApi& api() const { return api_; }
+  Device& device() const { return device_; }
+  Store& store() const { return *store_; }
+  int world_rank() const { return world_rank_; }
+  const NcclOptions& options() const { return options_; }
+
+  /// A new, empty handle, which lives as long as the session.
+  Handle& add_handle();
+
+  /// @throws PeerFailure when the launch has failed.
+  void check(const std::string& where) const;
+  /// @throws CommError(cause), or as check() when something else failed before.
+  [[noreturn]] void fail(const std::string& where, const std::string& cause, int failed_rank = -1);
+  void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
+
+  /// Puts `value` under prefix/index and waits for those of all members, which are named by world rank.
+  /// @throws CommError naming the members that did not come; as check().
+  std::vector<std::string> collect(const std::string& prefix, size_t index, const std::string& value,
+                                   const std::vector<int>& members, const std::string& where,
+                                   const Deadline& deadline);
+
+ private:
+  void watch();
+  /// Looks once for failures of this rank and of others.
+  void look();
+  /// Tells everybody and gives up what NCCL does.
+  void give_up(bool& told);
+
+  const NcclApi& api_;
+  Device& device_;
+  const std::shared_ptr<Store> store_;
+  const int world_rank_;
+  const NcclOptions options_;
+  local::AbortDomain domain_;
+  const std::shared_ptr<local::WaitPoint> point_;  // wakes the watchdog
+  bool stop_ = false;                              // under point_'s mutex
+  std::mutex mutex_;
+  std::list<Handle> handles_;
+  std::thread watchdog_;
+};
+
+}  // namespace sherd::nccl

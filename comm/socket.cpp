@@ -1,0 +1,167 @@
+#include <sherd/comm/socket.h>
+
+#include <fmt/format.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include <sherd/kernels/error.h>
+
+namespace sherd {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses resolve(const std::string& host, int port, int flags, std::string& why) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (error != 0) {
+    why = fmt::format("the name {} is not known: {}", host, gai_strerror(error));
+    found = nullptr;
+  }
+  return {found, &freeaddrinfo};
+}
+
+/// Waits until the socket is ready for `events`; false at the deadline.
+bool ready(int fd, short events, Socket::Deadline deadline) {
+  for (;;) {
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (left.count() < 0) return false;
+    pollfd p{fd, events, 0};
+    const int n = poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count() + 1, 1, 60'000)));
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) return false;
+  }
+}
+
+std::string error_text(int error) { return std::strerror(error); }
+
+}  // namespace
+
+Socket::~Socket() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+void Socket::prepare() const {
+  const int on = 1, idle = 10, interval = 5, count = 3;
+  setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  setsockopt(fd_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  setsockopt(fd_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  setsockopt(fd_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
+  setsockopt(fd_, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+}
+
+Socket Socket::listen(const std::string& host, int port) {
+  // A host's own name may mean another address there than elsewhere.
+  std::string why;
+  const bool exact = host == "localhost" || resolve(host, port, AI_NUMERICHOST, why);
+  why.clear();
+  const Addresses addresses = resolve(exact ? host : "", port, AI_PASSIVE, why);
+  std::vector<const addrinfo*> order;
+  for (const addrinfo* a = addresses.get(); a; a = a->ai_next) order.push_back(a);
+  if (!exact)
+    std::stable_partition(order.begin(), order.end(), [](auto* a) { return a->ai_family == AF_INET6; });
+  for (const addrinfo* a : order) {
+    Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
+    const int on = 1;
+    if (s) setsockopt(s.fd(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const int off = 0;  // [::] also takes IPv4
+    if (s && a->ai_family == AF_INET6) setsockopt(s.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    if (s && ::bind(s.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(s.fd(), SOMAXCONN) == 0) return s;
+    why = error_text(errno);
+  }
+  throw CommError(
+      fmt::format("store: cannot listen on {}:{}: {}; MASTER_ADDR must be an address of rank 0's host, and "
+                  "SHERD_STORE_PORT can name a free port",
+                  host, port, why));
+}
+
+Socket Socket::connect(const std::string& host, int port, Deadline deadline, std::string& why) {
+  const Addresses addresses = resolve(host, port, 0, why);
+  for (const addrinfo* a = addresses.get(); a; a = a->ai_next) {
+    Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
+    if (!s) {
+      why = error_text(errno);
+      continue;
+    }
+    const auto soon = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
+    int error = ::connect(s.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      error = ETIMEDOUT;
+      socklen_t size = sizeof error;
+      if (ready(s.fd(), POLLOUT, soon)) getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
+    }
+    if (error == 0) {
+      s.prepare();
+      return s;
+    }
+    why = error_text(error);
+  }
+  return {};
+}
+
+int Socket::local_port() const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
+                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+bool Socket::send(const std::string& bytes, Deadline deadline, std::string& why) const {
+  size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t n = ::send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (n > 0) {
+      sent += static_cast<size_t>(n);
+    } else if (errno == EAGAIN || errno == EINTR) {
+      if (!ready(fd_, POLLOUT, deadline)) {
+        why = "it took no data in time";
+        return false;
+      }
+    } else {
+      why = error_text(errno);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool Socket::receive(std::string& to, Deadline deadline, std::string& why) const {
+  char block[1 << 14];
+  for (;;) {
+    const ssize_t n = ::recv(fd_, block, sizeof block, 0);
+    if (n > 0) {
+      to.append(block, static_cast<size_t>(n));
+      return true;
+    }
+    if (n == 0) {
+      why = "it closed the connection";
+      return false;
+    }
+    if (errno != EAGAIN && errno != EINTR) {
+      why = error_text(errno);
+      return false;
+    }
+    if (!ready(fd_, POLLIN, deadline)) {
+      why = "it did not answer in time";
+      return false;
+    }
+  }
+}
+
+}  // namespace sherd

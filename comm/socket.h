@@ -1,0 +1,44 @@
+// Sockets as owned handles. Private to comm/.
+#pragma once
+
+#include <sys/socket.h>
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace sherd {
+
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket();
+
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+  using Deadline = std::chrono::steady_clock::time_point;
+  /// A non-blocking socket that listens. Port 0: any. @throws CommError
+  static Socket listen(const std::string& host, int port);
+  /// One attempt at every address of the host, until the deadline. Empty on failure, with `why`.
+  static Socket connect(const std::string& host, int port, Deadline deadline, std::string& why);
+  /// Non-blocking, no delay, and dead hosts found out about within half a minute.
+  void prepare() const;
+  int local_port() const;
+
+  /// Sends all of it. False on failure or at the deadline, with `why`.
+  bool send(const std::string& bytes, Deadline deadline, std::string& why) const;
+  /// Appends what there is, at least a byte. False on failure, end of stream or at the deadline, with `why`.
+  bool receive(std::string& to, Deadline deadline, std::string& why) const;
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace sherd

@@ -1,0 +1,83 @@
+// A small key-value store that the processes of a job share: to find each other, to agree, to tell of
+// failures.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+/// What is asked of a store; one step, which never waits.
+struct StoreRequest {
+  enum class Op : uint8_t { set, set_once, get, add, erase, all, bye };
+  Op op = Op::get;
+  int64_t number = 0;
+  std::string key, value;
+};
+struct StoreReply {
+  enum class Status : uint8_t { absent, ok, refused };
+  Status status = Status::absent;
+  int64_t number = 0;
+  std::vector<std::string> values;  // refused: one, the reason
+};
+
+/// Keys and values are any bytes: keys up to 1 KiB, values up to 1 MiB, 256 MiB together.
+/// Thread-safe. @throws CommError when the store cannot be reached, InvalidArgument when it refuses.
+class Store {
+ public:
+  static constexpr size_t kMaxKey = 1 << 10, kMaxValue = 1 << 20, kMaxTotal = 256 << 20;
+
+  virtual ~Store() = default;
+
+  void set(const std::string& key, const std::string& value);
+  /// Sets the key if it is absent; returns the value that is there now.
+  std::string set_once(const std::string& key, const std::string& value);
+  std::optional<std::string> get(const std::string& key);
+  /// Adds to a counter, which begins at 0; returns the sum.
+  int64_t add(const std::string& key, int64_t amount);
+  void erase(const std::string& key);
+  /// The values of prefix/0 ... prefix/(count-1), once all are there.
+  std::optional<std::vector<std::string>> all(const std::string& prefix, int64_t count);
+
+  /// Waits for the key. @throws CommError after `timeout`.
+  std::string wait(const std::string& key, std::chrono::milliseconds timeout);
+  /// Returns when all `size` ranks have called it; a name serves once. @throws CommError after `timeout`,
+  /// naming the ranks that did not come.
+  void barrier(const std::string& name, int rank, int size, std::chrono::milliseconds timeout);
+  /// The numbers r in [0, count) for which prefix/r is absent.
+  std::vector<int> absent(const std::string& prefix, int count);
+
+ protected:
+  virtual StoreReply ask(const StoreRequest& request) = 0;
+
+ private:
+  StoreReply answer(StoreRequest::Op op, const std::string& key, const std::string& value = {},
+                    int64_t number = 0);
+};
+
+/// A store for threads of one process.
+std::shared_ptr<Store> make_memory_store();
+
+/// The first failure of a job, as its ranks tell each other. The first call wins.
+struct AbortNotice {
+  int rank = -1;
+  std::string cause;
+};
+void announce(Store& store, const AbortNotice& notice);
+std::optional<AbortNotice> announced(Store& store);
+
+/// Sleeps between looks at something that others change: 20 microseconds, then twice as long each time.
+class Backoff {
+ public:
+  explicit Backoff(std::chrono::microseconds longest = std::chrono::milliseconds(5)) : longest_(longest) {}
+  void sleep();
+
+ private:
+  std::chrono::microseconds next_{20}, longest_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,27 @@
+// Rank 0's store, which listens for the others. Private to comm/; see connect_store.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <sherd/comm/store.h>
+
+namespace sherd {
+
+class StoreServer;
+
+class ServerStore final : public Store {
+ public:
+  /// Port 0: any free one. @throws CommError when it cannot listen.
+  ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger);
+  ~ServerStore() override;
+  int port() const;
+
+ protected:
+  StoreReply ask(const StoreRequest& request) override;
+
+ private:
+  std::unique_ptr<StoreServer> server_;
+};
+
+}  // namespace sherd

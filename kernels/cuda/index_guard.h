@@ -1,0 +1,42 @@
+// Indices out of range: found on the device, told to the host later. Private to kernels/cuda/.
+#pragma once
+
+#include <cstdint>
+
+#include "runtime.h"
+
+namespace sherd::cuda {
+
+/// What the looks of one queue have found: the first look that found anything, and its lowest position.
+struct BadIndex {
+  int32_t found = 0;  // written last
+  int32_t index = 0;
+  int64_t position = 0, bound = 0, look = 0;
+  const char *op = nullptr, *what = nullptr;  // static strings of the host
+};
+
+/// Of one queue. Its worker issues the looks; what they find lies in pinned memory, so that polling waits for
+/// nothing.
+class IndexGuard {
+ public:
+  explicit IndexGuard(cudaStream_t stream);
+  ~IndexGuard();
+  IndexGuard(const IndexGuard&) = delete;
+  IndexGuard& operator=(const IndexGuard&) = delete;
+
+  /// Issues a look for indices outside [0, bound). `op` and `what` are static strings.
+  void look(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
+            int64_t count, int64_t bound);
+  /// Looks issued. Worker only.
+  int64_t looks() const { return looks_; }
+  /// Any thread. @throws InvalidArgument (bad_index()) when one of the first `looks` looks is done and has
+  /// found an index outside.
+  void poll(int64_t looks) const;
+
+ private:
+  void* search_ = nullptr;  // device memory
+  BadIndex* finding_ = nullptr;
+  int64_t looks_ = 0;
+};
+
+}  // namespace sherd::cuda

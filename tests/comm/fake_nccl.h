@@ -1,0 +1,40 @@
+// An NCCL for threads of one process over host memory, with faults on demand. It reduces in rank order and
+// rounds 16-bit sums at every step, as NCCL may.
+//
+// Operations on the null stream are in progress until they are done; on any other "stream" they are issued at
+// once and done when all ranks have come, which a FakeQueue's events tell.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/nccl/api.h>
+#include <sherd/kernels/device.h>
+
+namespace sherd::test::fake_nccl {
+
+const nccl::NcclApi& api();
+
+struct Faults {
+  bool id_fails = false;
+  int init_fails_on = -1;  // world rank
+  int silent = -1;         // the world rank whose operations never take part
+  int error_on = -1;       // the world rank whose communicators report an error ...
+  int error_after = 0;     // ... after so many operations
+  int looks = 1;           // how often each operation is "in progress" at least
+};
+
+struct Log {
+  int made = 0, aborted = 0, finalized = 0, destroyed = 0, registered = 0, deregistered = 0;
+  std::vector<std::string> violations;  // of what NCCL asks of its callers
+};
+
+/// Forgets everything that was. Before each test.
+void reset(const Faults& faults = {});
+Log log();
+
+/// A CPU device whose streams have native queues.
+std::shared_ptr<Device> make_queue_device(const std::string& label);
+
+}  // namespace sherd::test::fake_nccl
