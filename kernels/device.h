@@ -30,6 +30,9 @@ struct DeviceOptions {
   int ordinal = 0;
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
+  /// CUDA: how Newton-Schulz forms symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
+  /// kernel for compute capability 9.0 that does half the work but has been compiled only, never run.
+  std::string symmetric_products = "blocks";
 };
 
 /// Order among the streams of a device that wants to run more than it can: what others wait for goes first.
@@ -111,7 +114,8 @@ std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 /// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`
 /// and `threads` do not matter.
 /// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
-/// InvalidArgument when there are fewer GPUs than `ordinal` + 1.
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
+/// NotSupported for "hopper" on another chip.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
 /// GPUs of this process; 0 when there is no driver. @throws NotCompiled.
 int cuda_device_count();

@@ -58,6 +58,13 @@ class PinnedMemory final : public MemorySource {
   int ordinal_;
 };
 
+cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
+  if (o.symmetric_products == "blocks") return cuda::SymmetricProducts::blocks;
+  if (o.symmetric_products == "hopper") return cuda::SymmetricProducts::hopper;
+  throw InvalidArgument(fmt::format("{}: symmetric_products \"{}\" is unknown; use \"blocks\" or \"hopper\"",
+                                    o.label, o.symmetric_products));
+}
+
 Chip chip_of(const DeviceOptions& o) {
   const int count = cuda_device_count();
   if (count == 0)
@@ -71,12 +78,19 @@ Chip chip_of(const DeviceOptions& o) {
     check(cudaDeviceGetAttribute(&value, which, o.ordinal), "device attributes");
     return value;
   };
-  return {.ordinal = o.ordinal,
-          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
-          .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-                        attribute(cudaDevAttrComputeCapabilityMinor),
-          .tf32 = o.tf32,
-          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  Chip chip{.ordinal = o.ordinal,
+            .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
+            .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+                          attribute(cudaDevAttrComputeCapabilityMinor),
+            .tf32 = o.tf32,
+            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+            .symmetric = symmetric_of(o)};
+  if (chip.symmetric == cuda::SymmetricProducts::hopper && chip.capability != 90)
+    throw NotSupported(
+        fmt::format("{}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; use "
+                    "\"blocks\"",
+                    o.label, chip.capability / 10, chip.capability % 10));
+  return chip;
 }
 
 /// Lets kernels on `from` read what is on `to`. False where the machine cannot.

@@ -19,6 +19,11 @@
 
 namespace sherd::cuda {
 
+struct MatmulPlans;
+
+/// How products that are known to be symmetric are formed; see products.h.
+enum class SymmetricProducts { blocks, hopper };
+
 /// What kernels choose their form by.
 struct Chip {
   int ordinal = 0;
@@ -26,6 +31,7 @@ struct Chip {
   int capability = 0;  // 90 for compute capability 9.0
   bool tf32 = false;
   int64_t shared_bytes = 48 * 1024;  // most dynamic shared memory of a block
+  SymmetricProducts symmetric = SymmetricProducts::blocks;
 };
 
 class CudaEvent final : public NativeEvent {
@@ -68,6 +74,8 @@ class CudaQueue final : public NativeQueue {
   /// Device memory of cuBLASLt's on this stream.
   void* workspace();
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+  /// What matmul() remembers of this queue; null at first.
+  std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
 
  private:
   /// Objects kept by one event: fewer events, and nothing waits long for its release.
@@ -80,6 +88,7 @@ class CudaQueue final : public NativeQueue {
   cublasLtHandle_t blas_ = nullptr;
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;
+  std::shared_ptr<MatmulPlans> matmul_plans_;
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   using Batch = std::vector<std::shared_ptr<const void>>;

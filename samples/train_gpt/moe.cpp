@@ -55,8 +55,8 @@ Tensor Experts::forward(const Tensor& x) {
     for (int64_t e = 0; e < w.shape()[0]; ++e) {
       const int64_t begin = offsets_[static_cast<size_t>(e)], end = offsets_[static_cast<size_t>(e + 1)];
       if (begin == end) continue;
-      ops::gemm(s, out.rows(begin, end), in.rows(begin, end), false, of(w.data(), e), true);
-      ops::add_bias(s, out.rows(begin, end), of(bias.data(), e));
+      ops::gemm_bias(s, out.rows(begin, end), in.rows(begin, end), false, of(w.data(), e), true,
+                     of(bias.data(), e));
     }
   };
   layer(v.h, x, fc_, fc_bias_);

@@ -52,7 +52,8 @@ inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int t
 
 struct Lab {
   explicit Lab(const std::string& kernels = kFast, int threads = 1)
-      : device(make_lab_device(kernels, threads)), s(device->compute()) {}
+      : Lab(make_lab_device(kernels, threads)) {}
+  explicit Lab(std::shared_ptr<Device> d) : device(std::move(d)), s(device->compute()) {}
 
   Tensor empty(Shape shape, DType dtype = DType::f32) {
     return Tensor::empty(*device, std::move(shape), dtype, "test");
