@@ -136,6 +136,11 @@ class CudaDevice final : public Device {
         *this, std::move(name), 1, std::make_unique<cuda::CudaQueue>(chip_, allocator_, clock_, priority));
   }
   const std::string& label() const override { return label_; }
+  std::string describe() const override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
+    return fmt::format("{} (GPU {}){}", properties.name, chip_.ordinal, chip_.tf32 ? ", tf32" : "");
+  }
 
  private:
   const std::string label_;

@@ -70,6 +70,9 @@ struct TrainConfig {
   int64_t muon_transient = int64_t{256} << 20;
   bool explain_plan = false;
   // Machine.
+  std::string device = "cpu";
+  std::string comm = "local";
+  bool tf32 = false;
   std::string kernels = "cpu";
   int64_t threads = 0;
   int64_t memory_limit = 0;
