@@ -80,6 +80,9 @@ void optimizers(Suite& suite) {
   const Tensor m = suite.zeros({n}, DType::f32), v = suite.zeros({n}, DType::f32);
   // Reads w, m, v, g; writes w, m, v.
   suite.bytes("adamw", millions(n), 28 * count, [&] { ops::adamw(s, w, m, v, g, {.lr = 1e-6, .step = 10}); });
+  const Tensor copy = suite.zeros({n}, DType::bf16);
+  suite.bytes("adamw and bf16 copy", millions(n), 30 * count,
+              [&] { ops::adamw(s, w, m, v, g, {.lr = 1e-6, .step = 10}, copy); });
   const Tensor sum = suite.zeros({ExactSum::kWords}, DType::i64);
   suite.bytes("sum of squares", millions(n), 4 * count, [&] { ops::accumulate_squares(s, sum, g); });
 
@@ -122,6 +125,8 @@ void losses(Suite& suite) {
   suite.bytes("cross entropy", shape, 2 * n, [&] { ops::cross_entropy_forward(s, out, logits, targets); });
   suite.bytes("cross entropy backward", shape, 4 * n,
               [&] { ops::cross_entropy_backward(s, d, logits, targets, 1e-3f); });
+  suite.bytes("cross entropy, both in one", shape, 4 * n,
+              [&] { ops::cross_entropy_forward_backward(s, out, d, logits, targets, 1e-3f); });
 }
 
 void attention(Suite& suite) {

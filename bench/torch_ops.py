@@ -72,6 +72,8 @@ def main():
     loss = F.cross_entropy(logits, targets)
     add("cross entropy backward", shape, lambda: torch.autograd.grad(loss, logits, retain_graph=True),
         nbytes=4 * height * vocab)
+    add("cross entropy, both in one", shape,
+        lambda: torch.autograd.grad(F.cross_entropy(logits, targets), logits), nbytes=4 * height * vocab)
     del logits, loss
 
     batch, seq, dim = (4, 4096, 2048) if full else (1, 256, 128)

@@ -45,6 +45,13 @@ constexpr std::array kPrefixes = {Prefix{"all_gather", WorkKind::gather},
                                   Prefix{"redistribute", WorkKind::copy}};
 
 constexpr std::string_view kComputing = "compute";
+constexpr std::string_view kFirstStreams[] = {kComputing, "gather", "reduce"};
+
+/// Sorts the streams of a rank: those first, then by name.
+std::string place_of(const std::string& stream) {
+  const auto found = std::find(std::begin(kFirstStreams), std::end(kFirstStreams), stream);
+  return static_cast<char>('0' + (found - std::begin(kFirstStreams))) + stream;
+}
 
 bool is_collective(WorkKind kind) {
   return kind == WorkKind::gather || kind == WorkKind::reduce || kind == WorkKind::exchange;
@@ -109,12 +116,12 @@ WorkKind kind_of(std::string_view what) {
 
 std::vector<Lane> lanes_of(const Timeline& timeline) {
   std::vector<std::string> ranks;
-  std::map<std::pair<size_t, std::string>, Lane> lanes;  // the stream that computes as ""
+  std::map<std::pair<size_t, std::string>, Lane> lanes;
   for (const TraceRecord& r : timeline.records) {
     const auto found = std::find(ranks.begin(), ranks.end(), r.device);
     const auto rank = static_cast<size_t>(found - ranks.begin());
     if (found == ranks.end()) ranks.push_back(r.device);
-    Lane& lane = lanes[{rank, r.stream == kComputing ? "" : r.stream}];
+    Lane& lane = lanes[{rank, place_of(r.stream)}];
     lane.rank = r.device;
     lane.stream = r.stream;
     lane.records.push_back(r);

@@ -35,7 +35,7 @@ struct Lane {
   std::string rank, stream;
   std::vector<sherd::TraceRecord> records;  // by time
 };
-/// Ranks in the order in which they appear; of each, the stream that computes first.
+/// Ranks in the order in which they appear; of each the streams that compute, gather and reduce, then others.
 std::vector<Lane> lanes_of(const Timeline& timeline);
 
 /// Milliseconds of a timeline, summed over ranks.

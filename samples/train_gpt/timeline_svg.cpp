@@ -80,23 +80,28 @@ Axis fit(const Timeline& t) {
   return {low, std::max(1e-3, (high - low) * 1e-3)};
 }
 
-/// What is drawn as one: work of one kind without a visible gap.
+/// What is drawn as one: a piece of work, or several of one kind too narrow to be told apart.
 struct Bar {
   double begin, end;  // pixels
   WorkKind kind;
   const std::string* what;  // of one piece of work, else null
+
+  double width() const { return end - begin; }
 };
 
 std::vector<Bar> bars_of(const Lane& lane, const Axis& axis) {
+  constexpr double kNarrow = 4;
   std::vector<Bar> bars;
   for (const auto& r : lane.records) {
-    const double begin = axis.x(r.begin), end = std::max(axis.x(r.end), begin + 0.3);
-    const WorkKind kind = kind_of(r.what);
-    if (!bars.empty() && bars.back().kind == kind && begin - bars.back().end < 1) {
-      bars.back().end = std::max(bars.back().end, end);
+    const double begin = axis.x(r.begin);
+    const Bar bar{begin, std::max(axis.x(r.end), begin + 0.3), kind_of(r.what), &r.what};
+    const bool joins = !bars.empty() && bars.back().kind == bar.kind && bar.begin - bars.back().end < 1 &&
+                       (bar.width() < kNarrow || bars.back().width() < kNarrow);
+    if (joins) {
+      bars.back().end = std::max(bars.back().end, bar.end);
       bars.back().what = nullptr;
     } else {
-      bars.push_back({begin, end, kind, &r.what});
+      bars.push_back(bar);
     }
   }
   return bars;
@@ -116,9 +121,10 @@ std::string draw_lane(const Lane& lane, const Axis& axis, double y) {
   std::map<WorkKind, std::string> paths;
   std::string labels;
   for (const Bar& b : bars_of(lane, axis)) {
-    paths[b.kind] +=
-        fmt::format("M{:.1f} {:.0f}h{:.1f}v{:.0f}H{:.1f}z", b.begin, y, b.end - b.begin, kBar, b.begin);
-    if (b.what && b.end - b.begin > kLetter * static_cast<double>(b.what->size()) + 6)
+    const double drawn =
+        b.width() > 3 ? b.width() - 0.7 : b.width();  // so that neighbours are seen to be two
+    paths[b.kind] += fmt::format("M{:.1f} {:.0f}h{:.1f}v{:.0f}h-{:.1f}z", b.begin, y, drawn, kBar, drawn);
+    if (b.what && b.width() > kLetter * static_cast<double>(b.what->size()) + 6)
       labels += text_at((b.begin + b.end) / 2, y + 12, "middle", *b.what, " font-size=\"11\" fill=\"white\"");
   }
   for (const auto& [kind, path] : paths)
@@ -177,7 +183,7 @@ std::string subtitle(const Timeline& t) {
   const Overlap o = overlap_of(t);
   std::string text;
   if (o.collectives > 0)
-    text = fmt::format("{:.0f} % of the time in collectives, waits for peers included, passes beside compute",
+    text = fmt::format("of the time in collectives (waits for peers included) {:.0f} % passes beside compute",
                        100 * o.hidden / o.collectives);
   if (t.left_out > 0)
     text += fmt::format("{}{} pieces of work are left out: the trace was full", text.empty() ? "" : "; ",

@@ -93,7 +93,7 @@ TEST(Timeline, PictureIsWellFormed) {
   const std::string svg = draw_timeline(two_ranks());
   EXPECT_EQ(xml_problem(svg), "");
   for (const char* part : {"two ranks, a &lt; b &amp; c", ">rank 0<", ">rank 1<", ">reduce_scatter<",
-                           ">step 3<", ">milliseconds<", ">optimizer<", "38 % of the time in collectives"})
+                           ">step 3<", ">milliseconds<", ">optimizer<", "(waits for peers included) 38 %"})
     EXPECT_THAT(svg, HasSubstr(part));
   EXPECT_THAT(svg, Not(HasSubstr("left out")));
   EXPECT_EQ(xml_problem(draw_timeline({})), "");
