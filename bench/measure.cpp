@@ -45,8 +45,8 @@ std::string format_rows(const std::vector<Row>& rows) {
   for (const Row& r : rows) {
     text += fmt::format("{:<28}{:<28}{:>12.1f}{:>7.1f} %", r.name, r.shape, r.timing.median * 1e6,
                         100 * r.timing.spread);
-    text += r.bytes > 0 ? fmt::format("{:>11.1f}", r.gb_per_s()) : fmt::format("{:>11}", "");
-    text += r.flops > 0 ? fmt::format("{:>11.2f}", r.tflop_per_s()) : fmt::format("{:>11}", "");
+    text += r.bytes > 0 ? fmt::format("{:>11.4g}", r.gb_per_s()) : fmt::format("{:>11}", "");
+    text += r.flops > 0 ? fmt::format("{:>11.4g}", r.tflop_per_s()) : fmt::format("{:>11}", "");
     text += r.of_ceiling > 0 ? fmt::format("{:>12.2f}\n", r.of_ceiling) : "\n";
   }
   return text;

@@ -12,6 +12,8 @@ endif()
 set(Protobuf_USE_STATIC_LIBS ON)
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib:$ORIGIN/../cuda/lib64:/usr/local/cuda/lib64")
+# RPATH, not RUNPATH: it holds for what oneDNN needs, too (libOpenCL).
+add_link_options(-Wl,--disable-new-dtags)
 set(XXHASH_LIBRARY_NAMES libxxhash.a)
 
 find_path(FMT_INCLUDE_DIR fmt/core.h REQUIRED)

@@ -66,7 +66,7 @@ unpack() {
   local wheels
   wheels=$(python3 -c 'import glob, site, sys
 print(":".join(d for p in site.getsitepackages() + sys.path[1:] for d in glob.glob(p + "/nvidia/*/lib")))' 2>/dev/null)
-  export LD_LIBRARY_PATH=$wheels${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  export LD_LIBRARY_PATH=$wheels:/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
   local missing
   missing=$(ldd "$bin"/* 2>/dev/null | grep 'not found' | sort -u)
   [ -z "$missing" ] || { echo "libraries are missing:"$'\n'"$missing" >&2; return 1; }
