@@ -124,7 +124,7 @@ struct Piece {
   __device__ __forceinline__ Piece(const T* from, int count, bool aligned) {
     if (aligned && count >= kCount) {
       const uint4 bytes = load_bytes(from);
-      memcpy(at, &bytes, sizeof at);
+      memcpy(static_cast<void*>(at), &bytes, sizeof at);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) at[i] = i < count ? from[i] : T{};

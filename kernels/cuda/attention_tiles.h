@@ -155,7 +155,8 @@ __device__ __forceinline__ bool copied_non_finite(const __nv_bfloat16* tile) {
 }
 
 template <int M, int N, int D, class Sees>
-__device__ __noinline__ void add_non_finite_in_memory(Block<M, D>& c, const __nv_bfloat16* tile, Sees sees) {
+__device__ __attribute__((noinline)) void add_non_finite_in_memory(Block<M, D>& c, const __nv_bfloat16* tile,
+                                                                   Sees sees) {
 #pragma unroll 1
   for (int j = 0; j < N; ++j)
     for_each<M, D>(c, [&](float& sum, int row, int column) {
