@@ -172,7 +172,8 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
         double ms = 0;
         for (int i = 0; i < b.save_every; ++i) {
           const train_gpt::StepResult r = trainers[k]->train_step();
-          ms += r.step_ms + savings[k]->after_step(r).value_or(0);
+          savings[k]->told(r.step);
+          ms += r.step_ms + savings[k]->after_step(r.step).value_or(0);
         }
         if (first) kinds[k].step_ms.push_back(ms / b.save_every);
       }

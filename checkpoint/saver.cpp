@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <filesystem>
 #include <numeric>
@@ -15,8 +14,8 @@
 
 #include <sherd/checkpoint/agreement.h>
 #include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/copy_out.h>
 #include <sherd/checkpoint/shard_writer.h>
-#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {
@@ -54,11 +53,8 @@ struct CheckpointSaver::Impl {
 
   void open_folder();
   void exchange_plans(Communicator& world);
-  void copy_out(const LocalTensor& t, int64_t first, int64_t count, std::byte* to) const;
-  void snapshot();
-  void write_directly(const PlannedFile& file, ShardWriter& writer) const;
   void write(const TrainingState& state, Clock::time_point start, double blocked);
-  std::vector<int64_t> write_files(const std::filesystem::path& folder) const;
+  std::vector<int64_t> write_files(const std::filesystem::path& folder);
   void set_checksums(const std::vector<int64_t>& words);
   void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
   void finish();
@@ -69,7 +65,16 @@ struct CheckpointSaver::Impl {
   std::vector<LocalTensor> tensors;
   std::vector<PlannedFile> plan;
   Tensor staging;  // async: the data of all planned files, one after the other
+  CopyOut copies;  // after what it copies from and to
   int64_t staging_bytes = 0, all_bytes = 0;
+  struct Snapshot {
+    TrainingState state;
+    Clock::time_point start;
+    double blocked;
+    Event copied;
+  };
+  std::optional<Snapshot> snapshot;  // that nobody has asked to write yet
+  Event copied;                      // of the snapshot that is being written
 
   // Rank 0: what all ranks write, and where.
   Manifest whole;
@@ -91,14 +96,15 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
     : options(std::move(asked)),
       files(options.files ? *options.files : FileSystem::posix()),
       device(world.device()),
-      tensors(std::move(saved)) {
+      tensors(std::move(saved)),
+      copies(device, tensors) {
   agreement.emplace(world);
   agreement->together([&] {
     if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
     for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
-    staging = Tensor::empty(device, {staging_bytes}, DType::u8, "checkpoint copy");
+    staging = Tensor::host(device, {staging_bytes}, DType::u8, "checkpoint copy");
   });
   exchange_plans(world);
   const int64_t own = report_words[static_cast<size_t>(world.rank())];
@@ -170,46 +176,10 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   }
 }
 
-// Elements [first, first + count) of a tensor that this rank writes.
-void CheckpointSaver::Impl::copy_out(const LocalTensor& t, int64_t first, int64_t count,
-                                     std::byte* to) const {
-  if (t.data.defined()) {
-    ops::copy_to_host(device.compute(), to, t.data.flat(first, first + count));
-  } else {
-    const float value = t.value();
-    std::memcpy(to, &value, sizeof value);
-  }
-}
-
-// Copies everything this rank writes to host memory.
-void CheckpointSaver::Impl::snapshot() {
-  auto* to = static_cast<std::byte*>(staging.raw());
-  for (const PlannedFile& file : plan) {
-    for (const PlannedEntry& e : file.entries) {
-      copy_out(tensors[e.tensor], e.first, e.count, to);
-      to += e.count * size_of(tensors[e.tensor].dtype);
-    }
-  }
-}
-
-// Writes the data of one file block by block from where the tensors are: a block stays in the cache between
-// being copied, summed and written.
-void CheckpointSaver::Impl::write_directly(const PlannedFile& file, ShardWriter& writer) const {
-  const auto block = std::make_unique_for_overwrite<std::byte[]>(kChecksumBlock);
-  for (const PlannedEntry& e : file.entries) {
-    const LocalTensor& t = tensors[e.tensor];
-    const int64_t width = size_of(t.dtype), step = kChecksumBlock / width;
-    for (int64_t at = 0; at < e.count; at += step) {
-      const int64_t count = std::min(step, e.count - at);
-      copy_out(t, e.first + at, count, block.get());
-      writer.write(block.get(), count * width);
-    }
-  }
-}
-
 // The files of this rank, synced; returns the checksums of their blocks.
-std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::path& temporary) const {
+std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::path& temporary) {
   std::vector<int64_t> checksums;
+  if (options.async) copied.synchronize();
   const auto* from = options.async ? static_cast<const std::byte*>(staging.raw()) : nullptr;
   for (const PlannedFile& file : plan) {
     ShardWriter writer(files, temporary, file);
@@ -217,7 +187,7 @@ std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::p
       writer.write(from, file.record.data_bytes());
       from += file.record.data_bytes();
     } else {
-      write_directly(file, writer);
+      copies.blocks(file, [&](const void* data, int64_t bytes) { writer.write(data, bytes); });
     }
     for (const uint64_t c : writer.finish()) checksums.push_back(static_cast<int64_t>(c));
   }
@@ -304,21 +274,39 @@ CheckpointSaver::~CheckpointSaver() = default;
 
 void CheckpointSaver::save(const TrainingState& state) {
   Impl& s = *impl_;
-  const auto start = Clock::now();
-  wait();
-  if (!s.options.async) {
-    s.device.compute().synchronize();
-    s.write(state, start, 0);
-    s.reports.back().blocked = s.reports.back().seconds;
+  if (s.options.async) {
+    s.device.compute().wait(snapshot(state));
+    write();
     return;
   }
-  s.snapshot();
+  const auto start = Clock::now();
+  s.device.compute().synchronize();
+  s.write(state, start, 0);
+  s.reports.back().blocked = s.reports.back().seconds;
+}
+
+Event CheckpointSaver::snapshot(const TrainingState& state) {
+  Impl& s = *impl_;
+  if (!s.options.async)
+    throw InvalidArgument(
+        "CheckpointSaver::snapshot: this saver has no memory for it; set SaverOptions::async");
+  const auto start = Clock::now();
+  wait();
+  const Event copied = s.copies.all(s.plan, s.staging);
+  s.snapshot = {state, start, seconds_since(start), copied};
+  return copied;
+}
+
+void CheckpointSaver::write() {
+  Impl& s = *impl_;
+  if (!s.snapshot) throw InvalidArgument("CheckpointSaver::write: there is no snapshot to write");
+  auto taken = *std::exchange(s.snapshot, {});
+  s.copied = taken.copied;
   s.in_flight = true;
   s.done = false;
-  const double blocked = seconds_since(start);
-  s.worker = std::thread([&s, state, start, blocked] {
+  s.worker = std::thread([&s, taken = std::move(taken)] {
     try {
-      s.write(state, start, blocked);
+      s.write(taken.state, taken.start, taken.blocked);
     } catch (...) {
       s.failure = std::current_exception();
     }

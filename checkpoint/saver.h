@@ -18,7 +18,7 @@ struct SaverOptions {
   std::filesystem::path folder;
   /// Checkpoints to keep, newest first; 0 = all.
   int64_t keep = 0;
-  /// save() returns when the tensors are copied to host memory; a thread of this rank writes behind.
+  /// The tensors are copied to host memory on a stream beside training; a thread of this rank writes behind.
   bool async = false;
   /// The checkpoint that this run goes on from, if it does. When it lies in `folder`, `keep` counts and
   /// removes it and older ones, too; otherwise only what this saver saved: other runs' checkpoints stay, and
@@ -33,7 +33,7 @@ struct SaveReport {
   std::filesystem::path committed;
   int64_t step = 0;
   int64_t bytes = 0;                 // of all files of all ranks, without the manifest
-  double blocked = 0;                // seconds that save() took on this rank
+  double blocked = 0;                // seconds that save() (or snapshot()) took on this rank
   double seconds = 0;                // from the call to the commit
   std::vector<std::string> removed;  // by `keep`; known to rank 0 only
 };
@@ -59,8 +59,16 @@ class CheckpointSaver {
   CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
   /// Takes what the tensors hold after all work queued on the compute stream so far. Waits for a save in
-  /// flight first: there is never more than one, nor more than one host copy.
+  /// flight first: there is never more than one, nor more than one host copy. With `async` it waits for
+  /// nothing else: the copies are queued, and work queued on the compute stream from now on comes after them.
   void save(const TrainingState& state);
+  /// With `async`, save() in two halves. This one queues the copies beside what the compute stream gets to do
+  /// meanwhile. @returns when they are made: no work may change the tensors before.
+  /// @throws InvalidArgument without `async`.
+  Event snapshot(const TrainingState& state);
+  /// Has the latest snapshot written. A snapshot that no one asked to write is dropped by the next.
+  /// @throws InvalidArgument when there is none.
+  void write();
   /// True when no rank has a save in flight. One small all-reduce when there was one.
   bool idle();
   /// Throws what a save in flight failed with, at every call until save(), idle() or wait() have thrown it,
@@ -70,7 +78,7 @@ class CheckpointSaver {
   void wait();
   /// Saves finished since the last call.
   std::vector<SaveReport> take_reports();
-  /// Bytes of host memory for the copy; 0 without `async`, when one block (1 MiB) is held at a time.
+  /// Bytes of host memory for the copy; 0 without `async`, when two blocks (1 MiB each) are held at a time.
   int64_t staging_bytes() const;
   /// Collectives of the saves so far; those of the communicator that the saver was given do not include them.
   /// Not while a save is in flight.

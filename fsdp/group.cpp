@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
@@ -154,9 +156,10 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
 
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
   const Tensor whole = rest_.defined() ? rest_ : staging.gather.flat(0, staging_elements());
-  const Tensor part = needs_slot() ? whole : whole.flat(part_begin_, part_begin_ + part_);
-  const Tensor cell = part.flat(cell_begin_, cell_begin_ + cell_size_);
-  if (cell.raw() != master_.raw()) {
+  const Tensor part = needs_slot() ? whole : part_of(whole);
+  const Tensor cell = cell_of(part);
+  const bool copied = std::exchange(copied_, false) && rest_.defined();
+  if (!copied && cell.raw() != master_.raw()) {
     if (cell.dtype() == DType::f32) {
       ops::copy(stream, cell, master_);
     } else {
@@ -267,6 +270,11 @@ Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
 }
 
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
+
+Tensor ParamGroup::model_copy(int p) const {
+  if (!rest_.defined() || rest_.dtype() == DType::f32) return {};
+  return cell_view(cell_of(needs_slot() ? rest_ : part_of(rest_)), p);
+}
 
 Tensor ParamGroup::grad_shard(int p) const {
   if (!trainable_)

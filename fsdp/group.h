@@ -81,6 +81,11 @@ class ParamGroup {
   /// Fills the master weights by each parameter's Init.
   void initialise(Stream& stream, uint64_t seed);
 
+  /// An optimizer has left the new weights in model_copy() of every parameter: the coming publish() need not.
+  void copies_written() { copied_ = true; }
+  /// Master weights change in some other way.
+  void forget_copies() { copied_ = false; }
+
   // Verbs on parameters.
   /// Brings new master weights to where parameters rest (S -> R over the dimensions the table says).
   void publish(Stream& stream, const Staging& staging);
@@ -106,12 +111,16 @@ class ParamGroup {
   Tensor data(int p) const;
   Tensor grad(int p);
   Tensor shard(int p) const;
+  Tensor model_copy(int p) const;
   Tensor grad_shard(int p) const;
   ParamRange shard_range(int p) const;
   DTensor dtensor(int p) const;
 
  private:
   Tensor cell_view(const Tensor& cell, int p) const;
+  /// This rank's cell of the part, and its part of the communication buffer.
+  Tensor cell_of(const Tensor& part) const { return part.flat(cell_begin_, cell_begin_ + cell_size_); }
+  Tensor part_of(const Tensor& whole) const { return whole.flat(part_begin_, part_begin_ + part_); }
   void pack(Stream& stream, const Tensor& comm, const Tensor& full) const;
   void unpack(Stream& stream, const Tensor& full, const Tensor& comm) const;
   template <class F>
@@ -139,6 +148,7 @@ class ParamGroup {
   Tensor grad_part_;  // f32, the part
   bool grads_fresh_ = true;  // nothing accumulated in grad_full_ yet
   bool part_fresh_ = true;   // nothing accumulated in grad_part_ yet
+  bool copied_ = false;      // rest_ holds this rank's cell of the latest master weights
   std::vector<bool> touched_;
 };
 

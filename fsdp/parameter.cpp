@@ -85,6 +85,7 @@ ParamGroup& Parameter::group() const {
 Tensor Parameter::data() const { return group().data(index_in_group()); }
 Tensor Parameter::grad() const { return group().grad(index_in_group()); }
 Tensor Parameter::shard() const { return group().shard(index_in_group()); }
+Tensor Parameter::model_copy() const { return group().model_copy(index_in_group()); }
 Tensor Parameter::grad_shard() const { return group().grad_shard(index_in_group()); }
 ParamRange Parameter::shard_range() const { return group().shard_range(index_in_group()); }
 DTensor Parameter::dtensor() const { return group().dtensor(index_in_group()); }

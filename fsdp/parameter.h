@@ -76,6 +76,10 @@ class Parameter {
 
   /// This rank's master weights: the flat f32 interval that its layout gives it (may be empty).
   Tensor shard() const;
+  /// The same interval of the weights as the model computes with them, where those rest in another dtype:
+  /// undefined elsewhere. An optimizer that writes it for every parameter of a group, beside shard(), says so
+  /// by ParamGroup::copies_written().
+  Tensor model_copy() const;
   /// The reduced, averaged gradient of exactly that interval; valid after the last backward of a step.
   Tensor grad_shard() const;
   /// shard() as a tensor over the mesh. Of a tensor-parallel piece it is the local piece only, as if that

@@ -257,7 +257,11 @@ void ShardRuntime::require_gradients(const char* who) const {
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
 
-void ShardRuntime::begin_weights_change() { device_.compute().wait(gather_->record()); }
+void ShardRuntime::begin_weights_change() {
+  device_.compute().wait(gather_->record());
+  device_.compute().wait(std::exchange(held_, {}));
+  for (auto* g : groups()) g->forget_copies();
+}
 
 void ShardRuntime::weights_changed() {
   weights_ready_ = device_.compute().record();

@@ -51,6 +51,9 @@ class ShardRuntime {
   void wait_gradients();
   /// Must come before work on the compute stream that changes master weights: gathers may still read them.
   void begin_weights_change();
+  /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next change waits
+  /// for it.
+  void hold_weights(const Event& event) { held_ = event; }
   /// Master weights were changed by work on the compute stream: what rests is stale. Also drops the
   /// gradients.
   void weights_changed();
@@ -111,7 +114,7 @@ class ShardRuntime {
   uint64_t use_digest_ = 0;  // of the units' collectives since the last step, in order
   bool tracing_ = false;
   std::vector<std::string> trace_;
-  Event weights_ready_, reduced_;
+  Event weights_ready_, reduced_, held_;
   // Comparisons between ranks do not queue behind work that may wait for a rank that went another way.
   std::shared_ptr<Communicator> check_comm_;
   Tensor check_buffer_;

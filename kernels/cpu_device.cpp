@@ -26,6 +26,10 @@ class CpuDevice final : public Device {
     return std::make_unique<QueueStream>(*this, std::move(name), options_.threads);
   }
   const std::string& label() const override { return options_.label; }
+  std::string describe() const override {
+    return fmt::format("cpu, {} thread{}, kernels {}", options_.threads, options_.threads == 1 ? "" : "s",
+                       options_.kernels);
+  }
 
  private:
   DeviceOptions options_;

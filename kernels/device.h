@@ -4,14 +4,18 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include <sherd/kernels/allocator.h>
 #include <sherd/kernels/stream.h>
 
 namespace sherd {
+
+class Trace;
 
 enum class DeviceKind { cpu, cuda };
 
@@ -28,6 +32,9 @@ struct DeviceOptions {
   int ordinal = 0;
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
+  /// CUDA: how Newton-Schulz forms symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
+  /// kernel for compute capability 9.0 that does half the work but has been compiled only, never run.
+  std::string symmetric_products = "blocks";
 };
 
 /// Order among the streams of a device that wants to run more than it can: what others wait for goes first.
@@ -56,10 +63,32 @@ class Device {
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
   void count_copy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  /// How often a host thread waited for this device (Stream::synchronize, Event::synchronize, copy_to_host),
-  /// for tests that a step waits for nothing. On a CPU device the same calls are counted.
-  int64_t host_syncs() const { return host_syncs_.load(std::memory_order_relaxed); }
-  void count_host_sync() { host_syncs_.fetch_add(1, std::memory_order_relaxed); }
+  /// How often host threads waited for this device (Stream::synchronize, Event::synchronize, copy_to_host), for
+  /// tests that a step waits for nothing. On a CPU device the same calls are counted.
+  int64_t host_syncs() const {
+    std::lock_guard lock(host_syncs_mutex_);
+    int64_t sum = 0;
+    for (const auto& [thread, count] : host_syncs_) sum += count;
+    return sum;
+  }
+  /// Those of one thread: a checkpoint may be written by another one beside the step.
+  int64_t host_syncs(std::thread::id thread) const {
+    std::lock_guard lock(host_syncs_mutex_);
+    const auto found = host_syncs_.find(thread);
+    return found == host_syncs_.end() ? 0 : found->second;
+  }
+  void count_host_sync() {
+    std::lock_guard lock(host_syncs_mutex_);
+    ++host_syncs_[std::this_thread::get_id()];
+  }
+  /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
+  virtual std::string describe() const = 0;
+
+  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
+  /// work is submitted.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  /// Null when there is none.
+  Trace* trace() const { return trace_.get(); }
 
   /// For what the device's own queue does not see, such as a collective that was given up: from now on no
   /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
@@ -73,7 +102,10 @@ class Device {
   }
 
  private:
-  std::atomic<int64_t> copied_bytes_{0}, host_syncs_{0};
+  std::shared_ptr<Trace> trace_;
+  std::atomic<int64_t> copied_bytes_{0};
+  mutable std::mutex host_syncs_mutex_;
+  std::map<std::thread::id, int64_t> host_syncs_;
   mutable std::mutex failure_mutex_;
   std::exception_ptr failure_;
 };
@@ -91,7 +123,8 @@ std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 /// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`
 /// and `threads` do not matter.
 /// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
-/// InvalidArgument when there are fewer GPUs than `ordinal` + 1.
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
+/// NotSupported for "hopper" on another chip.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
 /// GPUs of this process; 0 when there is no driver. @throws NotCompiled.
 int cuda_device_count();

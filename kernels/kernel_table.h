@@ -28,8 +28,10 @@ struct Ref {
 /// C[m,n] = alpha * op(A) op(B) + beta * C, row-major with leading dimensions.
 /// A and B have one dtype (f32 or bf16); C is f32 or that dtype; the sum over k is fp32.
 /// beta = 0 never reads C. m, n or k may be 0.
-/// Epilogue, only with alpha = 1 and beta = 0 and C of A's dtype: bias [n] of that dtype is added to every
-/// row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product + bias.
+/// Epilogue, only with alpha = 1 and beta = 0, C of A's dtype and ldc = n: bias [n] of that dtype is added to
+/// every row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product + bias.
+/// Each of bias and pre may be null; pre may not be C. On the CPU the bits are those of gemm, add_bias and
+/// gelu_forward one after another; elsewhere they agree to the roundings between those.
 struct GemmArgs {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;

@@ -40,6 +40,14 @@ void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
 /// C = alpha * op(A) op(B) + beta * C for 2-D tensors.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
+/// C = op(A) op(B) + bias; all of one dtype, bias [n].
+void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+               const Tensor& bias);
+/// pre = op(A) op(B) + bias, C = gelu(pre): what gemm, add_bias and gelu_forward would do, in one kernel where
+/// the device has one. All of one dtype; bias [n] may be undefined (none); pre, of C's shape, may be undefined
+/// when no backward follows. C and pre do not overlap.
+void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
+               bool trans_b, const Tensor& bias = {});
 
 /// x, y [rows, cols]; w [cols]; rstd f32 [rows].
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,

@@ -10,7 +10,9 @@ struct Tensor::Storage {
   void* data;
   int64_t bytes;
   std::string name;
-  ~Storage() { allocator->release(data, bytes, name); }
+  ~Storage() {
+    if (allocator) allocator->release(data, bytes, name);
+  }
 };
 
 Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view name) {
@@ -70,6 +72,22 @@ Tensor Tensor::rows(int64_t begin, int64_t end) const {
   Shape shape = shape_;
   shape[0] = end - begin;
   return flat(begin * w, end * w).view(std::move(shape));
+}
+
+Tensor Tensor::bytes() const {
+  if (!defined()) throw InvalidArgument("bytes() of an undefined tensor");
+  Tensor t = *this;
+  t.numel_ = nbytes();
+  t.shape_ = {t.numel_};
+  t.dtype_ = DType::u8;
+  return t;
+}
+
+Tensor Tensor::borrowed() const {
+  if (!defined()) throw InvalidArgument("borrowed() of an undefined tensor");
+  Tensor t = *this;
+  t.storage_ = std::shared_ptr<Storage>(new Storage{storage_->device, nullptr, nullptr, 0, {}});
+  return t;
 }
 
 void Tensor::check_dtype(DType wanted) const {

@@ -40,6 +40,11 @@ class Tensor {
   Tensor flat() const { return flat(0, numel_); }
   /// Rows [begin, end) of the first dimension.
   Tensor rows(int64_t begin, int64_t end) const;
+  /// Same memory as nbytes() elements of u8.
+  Tensor bytes() const;
+  /// Same memory, not kept alive by it: for work whose order of queues outlives it in the owner's place, such as
+  /// a collective that compute() waits for before the owner releases (see Device).
+  Tensor borrowed() const;
 
   void* raw() const { return data_; }
   /// @throws ShapeMismatch when T is not the tensor's dtype.

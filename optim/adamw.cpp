@@ -23,7 +23,8 @@ void AdamW::step(Stream& stream, double lr) {
                 .beta2 = options_.beta2,
                 .eps = options_.eps,
                 .weight_decay = s.item.weight_decay,
-                .step = ++*s.steps});
+                .step = ++*s.steps},
+               s.item.writes_copy ? s.item.param.model_copy() : Tensor());
   }
 }
 

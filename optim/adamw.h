@@ -19,6 +19,8 @@ class AdamW {
   struct Item {
     Parameter param;
     double weight_decay = 0;
+    /// Whether Parameter::model_copy(), where there is one, is written in the same pass.
+    bool writes_copy = false;
   };
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);

@@ -33,7 +33,7 @@ TeamKey key_of(const Parameter& p) {
 }  // namespace
 
 Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
-    : options_(std::move(options)), streams_(std::make_unique<MuonStreams>()) {
+    : device_(device), options_(std::move(options)), streams_(std::make_unique<MuonStreams>()) {
   std::vector<std::string> wrong;
   for (auto& item : items) {
     const size_t dims = item.param.shape().size();
@@ -100,13 +100,25 @@ std::string Muon::explain() const {
   return text;
 }
 
-std::vector<std::pair<std::string, MatrixStatus>> Muon::report() {
+std::vector<Tensor> Muon::copy_statuses() {
+  std::vector<Tensor> statuses;
+  for (auto& team : teams_) statuses.push_back(team->copy_statuses(device_.compute()));
+  return statuses;
+}
+
+std::vector<std::pair<std::string, MatrixStatus>> Muon::report(const std::vector<Tensor>& statuses) const {
   std::vector<std::pair<std::string, MatrixStatus>> all;
-  for (auto& team : teams_) {
-    const auto more = team->report();
+  for (size_t i = 0; i < teams_.size(); ++i) {
+    const auto more = teams_[i]->report(statuses[i]);
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;
+}
+
+std::vector<std::pair<std::string, MatrixStatus>> Muon::report() {
+  const std::vector<Tensor> statuses = copy_statuses();
+  device_.compute().synchronize();
+  return report(statuses);
 }
 
 }  // namespace sherd

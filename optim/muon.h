@@ -49,11 +49,17 @@ class Muon {
   /// The plan of each set of ranks that shares layouts (experts have their own), for people.
   std::string explain() const;
   const std::vector<MuonPlan>& plans() const { return plans_; }
-  /// Logical matrices whose latest update was zero because the matrix was zero or not finite, as far as this
-  /// rank reports them: every matrix is reported by one rank of its team. Waits for the compute stream.
+  /// Queues a copy of what the latest step found, in host memory: for report(), once the compute stream has
+  /// come there.
+  std::vector<Tensor> copy_statuses();
+  /// Logical matrices whose update in that step was zero because the matrix was zero or not finite, as far as
+  /// this rank reports them: every matrix is reported by one rank of its team.
+  std::vector<std::pair<std::string, MatrixStatus>> report(const std::vector<Tensor>& statuses) const;
+  /// The same of the latest step. Waits for the compute stream.
   std::vector<std::pair<std::string, MatrixStatus>> report();
 
  private:
+  Device& device_;
   MuonOptions options_;
   std::vector<MuonPlan> plans_;
   std::vector<std::pair<size_t, size_t>> order_;  // team and slot of each item

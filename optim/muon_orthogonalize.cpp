@@ -22,23 +22,19 @@ std::vector<int> round_ends(const OrthogonalizeOptions& o) {
 }  // namespace
 
 void MuonTeam::orthogonalize(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch) {
-  const Tensor status = make({static_cast<int64_t>(batch.matrices.size())}, DType::i32, "muon matrices");
+  const Tensor status = statuses_of(batch);
   if (batch.tensor_dim < 0) {
     ops::orthogonalize(compute, out, in, status, options_.orthogonalize);
   } else if (options_.tensor == MuonTensorMode::duplicated) {
     duplicated(compute, out, in, batch, status);
   } else {
     gram_form(compute, {{in, out, status, batch.tensor_dim == 0}},
-              [&](const Tensor& gram) { tensor_comm_->all_reduce(compute, gram); });
+              [&](const Tensor& gram) { tensor_comm_->all_reduce(compute, gram.borrowed()); });
   }
-  keep_status(compute, batch, status);
 }
 
-void MuonTeam::keep_status(Stream& compute, const MuonBatch& batch, const Tensor& status) {
-  for (size_t k = 0; k < batch.matrices.size(); ++k) {
-    const auto i = static_cast<int64_t>(batch.matrices[k]), j = static_cast<int64_t>(k);
-    ops::copy(compute, status_.flat(i, i + 1), status.flat(j, j + 1));
-  }
+Tensor MuonTeam::statuses_of(const MuonBatch& batch) const {
+  return status_.flat(batch.status_at, batch.status_at + static_cast<int64_t>(batch.matrices.size()));
 }
 
 void MuonTeam::duplicated(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch,
@@ -47,8 +43,8 @@ void MuonTeam::duplicated(Stream& compute, const Tensor& out, const Tensor& in, 
   const bool by_rows = batch.tensor_dim == 0;
   const int64_t all_rows = by_rows ? rows * parts : rows, all_cols = by_rows ? cols : cols * parts;
   const int64_t n = in.numel();
-  const Tensor gathered = make({parts * n}, DType::f32, "muon messages");
-  tensor_comm_->all_gather(compute, gathered, in.flat(0, n));
+  const Tensor gathered = message(parts * n, DType::f32);
+  tensor_comm_->all_gather(compute, gathered.borrowed(), in.flat(0, n).borrowed());
 
   // Rows of a part are `run` elements that stay together in the whole matrix.
   std::vector<CopySegment> to_whole, to_local;
@@ -84,11 +80,7 @@ void MuonTeam::gram_form(Stream& compute, const std::vector<GramTask>& tasks,
   }
   const Tensor grams = make({begin.back()}, DType::f32, "muon matrices");
   int first = 0;
-  Event before;
   for (const int last : round_ends(options_.orthogonalize)) {
-    const Event now = compute.record();
-    before.synchronize();  // at most two rounds' messages hold memory
-    before = now;
     const auto gram = [&](size_t k) { return grams.flat(begin[k], begin[k + 1]).view(square[k]); };
     for (size_t k = 0; k < tasks.size(); ++k)
       ops::gram_product(compute, gram(k), x[k], tasks[k].contract_rows);
@@ -111,7 +103,7 @@ void MuonTeam::run_gram(Stream& compute, const MuonChunk& chunk, const Tensor& r
     if (!b.gram()) continue;
     const Shape shape = {1, b.rows, b.cols};
     tasks.push_back({make(shape, DType::f32, "muon matrices"), make(shape, DType::f32, "muon matrices"),
-                     make({1}, DType::i32, "muon matrices"), true});
+                     statuses_of(b), true});
     ops::copy_segments(compute, tasks.back().x.flat(0, b.elements()), received, b.unpack);
   }
   // Ranks without a task take part in the sums, too: the team's collectives come in one order.
@@ -120,17 +112,17 @@ void MuonTeam::run_gram(Stream& compute, const MuonChunk& chunk, const Tensor& r
   for (auto& b : chunk.batches) {
     if (!b.gram()) continue;
     ops::copy_segments(compute, sent, tasks[k].out.flat(0, b.elements()), b.pack);
-    keep_status(compute, b, tasks[k].status);
     ++k;
   }
 }
 
 void MuonTeam::sum_over_owners(Stream& compute, const Tensor& grams, const GramExchange& g) {
-  const auto message = [&](int64_t elements) { return make({elements}, DType::f32, "muon messages"); };
-  const Tensor partial_out = message(g.partial.send_total), partial_in = message(g.partial.recv_total);
+  const auto floats = [&](int64_t elements) { return message(elements, DType::f32); };
+  const Tensor partial_out = floats(g.partial.send_total), partial_in = floats(g.partial.recv_total);
   ops::copy_segments(compute, partial_out, grams, g.pack);
-  gram_comm_->all_to_all_v(compute, partial_in, g.partial.recv, partial_out, g.partial.send);
-  const Tensor sums = message(g.sums_total);
+  gram_comm_->all_to_all_v(compute, partial_in.borrowed(), g.partial.recv, partial_out.borrowed(),
+                           g.partial.send);
+  const Tensor sums = floats(g.sums_total);
   for (auto& s : g.sums) {
     if (s.count == 0) continue;
     const Tensor to = sums.flat(s.to, s.to + s.count);
@@ -138,9 +130,9 @@ void MuonTeam::sum_over_owners(Stream& compute, const Tensor& grams, const GramE
     for (size_t k = 1; k < s.from.size(); ++k)
       ops::scaled_add(compute, to, 1.0f, partial_in.flat(s.from[k], s.from[k] + s.count));
   }
-  const Tensor whole_out = message(g.whole.send_total), whole_in = message(g.whole.recv_total);
+  const Tensor whole_out = floats(g.whole.send_total), whole_in = floats(g.whole.recv_total);
   ops::copy_segments(compute, whole_out, sums, g.spread);
-  gram_comm_->all_to_all_v(compute, whole_in, g.whole.recv, whole_out, g.whole.send);
+  gram_comm_->all_to_all_v(compute, whole_in.borrowed(), g.whole.recv, whole_out.borrowed(), g.whole.send);
   ops::copy_segments(compute, grams, whole_in, g.unpack);
 }
 

@@ -24,6 +24,7 @@ struct MuonBatch {
   std::vector<int> gram_owners;
   int gram_index = 0;
   int64_t first_row = 0;
+  int64_t status_at = 0;            // of the first matrix in the team's statuses; set by MuonTeam
   std::vector<CopySegment> unpack;  // received message -> matrices
   std::vector<CopySegment> pack;    // results -> message to send
   int64_t elements() const { return static_cast<int64_t>(matrices.size()) * rows * cols; }

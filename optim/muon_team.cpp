@@ -12,13 +12,13 @@
 namespace sherd {
 namespace {
 
-// Messages and matrices of a rank that may be alive at once, each up to one chunk: two messages each of the
+// Messages and matrices of a rank that have memory at once, each up to one chunk: two messages each of the
 // chunk that arrives and of the one that is computed, its matrices and results, two of it that go out, and
-// two of the chunk before it. Collectives keep their messages until they have run, hence the waits in step().
+// two of the chunk before it. Streams order their reuse (see MuonTeam::message), the host waits for none.
 constexpr int64_t kBuffersInFlight = 10;
 // Whole tensor-parallel matrices: gathered, in order, and orthogonalized; times the parts.
 constexpr int64_t kTensorBuffers = 3;
-// Gram matrices, Q, a second X, and the messages of two rounds of sums.
+// Gram matrices, Q, a second X, and the messages of a round of sums.
 constexpr int64_t kGramBuffers = 12;
 
 /// The scale of momentum is not known, that of results is about 1: f16 has too few exponents for the former.
@@ -66,8 +66,15 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   check_fingerprints();
   schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements(),
                                options_.tensor == MuonTensorMode::distributed);
-  status_ = Tensor::empty(device, {static_cast<int64_t>(std::max<size_t>(1, matrices_.size()))}, DType::i32,
-                          "optimizer status");
+  status_at_.assign(matrices_.size(), -1);
+  int64_t statuses = 0;
+  for (auto* list : {&schedule_.local, &schedule_.exchanged, &schedule_.gathered})
+    for (auto& chunk : *list)
+      for (auto& batch : chunk.batches) {
+        batch.status_at = statuses;
+        for (const int i : batch.matrices) status_at_[static_cast<size_t>(i)] = statuses++;
+      }
+  status_ = Tensor::empty(device, {statuses}, DType::i32, "optimizer status");
   ops::fill(device.compute(), status_, 0);
 }
 
@@ -137,33 +144,19 @@ Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
   return Tensor::empty(device_, std::move(shape), dtype, what);
 }
 
+Tensor MuonTeam::message(int64_t elements, DType dtype) { return make({elements}, dtype, "muon messages"); }
+
 void MuonTeam::step(Stream& compute, double lr) {
   const auto& chunks = schedule_.exchanged;
   InFlight arriving, leaving;
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
-  Event before, latest;
-  const auto two_at_once = [&](const std::vector<MuonChunk>& list, auto run) {
-    for (auto& chunk : list) {
-      before.synchronize();  // the memory of the chunk before the last is gone
-      before = latest;
-      run(chunk);
-      latest = compute.record();
-    }
-  };
-  two_at_once(schedule_.local, [&](const MuonChunk& c) { run_local(compute, c, lr); });
-  two_at_once(schedule_.gathered, [&](const MuonChunk& c) { run_gathered(compute, c, lr); });
-  Event finished;  // the last finish() so far
+  for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
+  for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk, lr);
   for (size_t k = 0; k < chunks.size(); ++k) {
     const InFlight now = std::move(arriving);
-    if (k + 1 < chunks.size()) {
-      finished.synchronize();  // the messages of chunk k - 2 are gone before those of k + 1 come
-      arriving = send_in(compute, chunks[k + 1]);
-    }
+    if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
     InFlight results = send_out(compute, chunks[k], now);
-    if (k > 0) {
-      finish(compute, chunks[k - 1], std::move(leaving), lr);
-      finished = compute.record();
-    }
+    if (k > 0) finish(compute, chunks[k - 1], std::move(leaving), lr);
     leaving = std::move(results);
   }
   if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving), lr);
@@ -222,14 +215,14 @@ void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Ten
   }
   Tensor rounded = results;
   if (options_.payload != DType::f32) {  // the same rounding as on the wire
-    rounded = make({total}, options_.payload, "muon messages");
+    rounded = message(total, options_.payload);
     ops::cast(compute, rounded, results);
   }
   update(compute, rounded, chunk.updates, lr);
 }
 
 void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
-  const Tensor packed = make({chunk.in.send_total}, incoming(options_.payload), "muon messages");
+  const Tensor packed = message(chunk.in.send_total, incoming(options_.payload));
   pack_momentum(compute, packed, chunk);
   finish_batches(compute, chunk, packed, lr);
 }
@@ -237,29 +230,28 @@ void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
 void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) {
   const auto& counts = chunk.in.send;
   const int64_t mine = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
-  const Tensor packed = make({chunk.in.recv_total}, incoming(options_.payload), "muon messages");
+  const Tensor packed = message(chunk.in.recv_total, incoming(options_.payload));
   pack_momentum(compute, packed, chunk);
-  gram_comm_->all_gather_v(compute, packed, counts,
-                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]));
+  gram_comm_->all_gather_v(compute, packed.borrowed(), counts,
+                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]).borrowed());
   finish_batches(compute, chunk, packed, lr);
 }
 
 MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
-  InFlight f{make({chunk.in.send_total}, incoming(options_.payload), "muon messages"),
-             make({chunk.in.recv_total}, incoming(options_.payload), "muon messages"),
+  InFlight f{message(chunk.in.send_total, incoming(options_.payload)),
+             message(chunk.in.recv_total, incoming(options_.payload)),
              {}};
   pack_momentum(compute, f.send, chunk);
   follow_compute(*streams_.in);
-  in_comm_->all_to_all_v(*streams_.in, f.recv, chunk.in.recv, f.send, chunk.in.send);
+  in_comm_->all_to_all_v(*streams_.in, f.recv.borrowed(), chunk.in.recv, f.send.borrowed(), chunk.in.send);
   f.arrived = streams_.in->record();
   return f;
 }
 
 MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, const InFlight& in) {
   compute.wait(in.arrived);
-  InFlight f{make({chunk.out.send_total}, options_.payload, "muon messages"),
-             make({chunk.out.recv_total}, options_.payload, "muon messages"),
-             {}};
+  InFlight f{
+      message(chunk.out.send_total, options_.payload), message(chunk.out.recv_total, options_.payload), {}};
   for (auto& b : chunk.batches) {
     if (b.gram()) continue;
     const int64_t n = b.elements();
@@ -272,7 +264,8 @@ MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, c
   }
   if (chunk.gram.any) run_gram(compute, chunk, in.recv, f.send);
   follow_compute(*streams_.out);
-  out_comm_->all_to_all_v(*streams_.out, f.recv, chunk.out.recv, f.send, chunk.out.send);
+  out_comm_->all_to_all_v(*streams_.out, f.recv.borrowed(), chunk.out.recv, f.send.borrowed(),
+                          chunk.out.send);
   f.arrived = streams_.out->record();
   return f;
 }
@@ -282,12 +275,18 @@ void MuonTeam::finish(Stream& compute, const MuonChunk& chunk, InFlight out, dou
   update(compute, out.recv, chunk.updates, lr);
 }
 
-std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report() {
-  std::vector<int32_t> host(static_cast<size_t>(status_.numel()));
-  ops::copy_to_host(device_.compute(), host.data(), status_);
+Tensor MuonTeam::copy_statuses(Stream& compute) {
+  Tensor host = Tensor::host(device_, status_.shape(), DType::i32, "metrics");
+  ops::copy(compute, host, status_);
+  return host;
+}
+
+std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report(const Tensor& statuses) const {
+  const int32_t* host = statuses.data<int32_t>();
   std::vector<std::pair<std::string, MatrixStatus>> found;
   for (size_t i = 0; i < matrices_.size(); ++i) {
-    const auto status = static_cast<MatrixStatus>(host[i]);
+    if (status_at_[i] < 0) continue;
+    const auto status = static_cast<MatrixStatus>(host[status_at_[i]]);
     if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == rank_ &&
         reports(slots_[slot_of_[i]].param))
       found.emplace_back(matrices_[i].label(), status);

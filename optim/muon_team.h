@@ -47,9 +47,11 @@ class MuonTeam {
   const std::vector<Slot>& slots() const { return slots_; }
   const MuonPlan& plan() const { return plan_; }
   const std::vector<LogicalMatrix>& matrices() const { return matrices_; }
-  /// What the latest step found in matrices that this rank reports (each is reported by one rank of the
-  /// team).
-  std::vector<std::pair<std::string, MatrixStatus>> report();
+  /// Queues a copy of the latest step's statuses to host memory.
+  Tensor copy_statuses(Stream& compute);
+  /// What they say of matrices that this rank reports (each is reported by one rank of the team), once
+  /// `compute` has made the copy.
+  std::vector<std::pair<std::string, MatrixStatus>> report(const Tensor& statuses) const;
   /// Which parameters and which ranks, for people.
   std::string describe() const;
 
@@ -87,8 +89,12 @@ class MuonTeam {
   /// The gram batches of a chunk, from the received to the sent message.
   void run_gram(Stream& compute, const MuonChunk& chunk, const Tensor& received, const Tensor& sent);
   void sum_over_owners(Stream& compute, const Tensor& grams, const GramExchange& exchange);
-  void keep_status(Stream& compute, const MuonBatch& batch, const Tensor& status);
+  Tensor statuses_of(const MuonBatch& batch) const;
   Tensor make(Shape shape, DType dtype, const char* what);
+  /// Memory for a collective, which gets it borrowed. The side streams' messages are released after `compute`
+  /// has waited for their arrival, all others are of `compute` alone: later work may have the memory at once,
+  /// whatever the host is ahead by.
+  Tensor message(int64_t elements, DType dtype);
 
   Device& device_;
   std::vector<Slot> slots_;
@@ -101,7 +107,8 @@ class MuonTeam {
   int rank_ = 0;
   std::shared_ptr<Communicator> comm_, in_comm_, out_comm_, gram_comm_;  // over the team
   std::shared_ptr<Communicator> tensor_comm_;                            // over the tensor-parallel ranks
-  Tensor status_;                                                        // i32, one for each matrix
+  Tensor status_;                   // i32, one for each matrix that this rank orthogonalizes
+  std::vector<int64_t> status_at_;  // of each matrix, -1 where there is none
 };
 
 }  // namespace sherd

@@ -6,12 +6,17 @@ Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOption
     : runtime_(runtime_of(root)) {
   std::vector<AdamW::Item> adamw;
   std::vector<Muon::Item> muon;
+  std::set<ParamGroup*> with_muon;
+  for (auto& r : routing.routes)
+    if (r.algorithm == Algorithm::muon) with_muon.insert(&r.param.group());
   for (auto& r : routing.routes) {
     const double decay = r.decays ? options.weight_decay : 0;
     if (r.algorithm == Algorithm::muon) {
       muon.push_back({r.param, decay});
     } else {
-      adamw.push_back({r.param, decay});
+      const bool alone = !with_muon.contains(&r.param.group());
+      adamw.push_back({r.param, decay, alone});
+      if (alone) copied_.insert(&r.param.group());
     }
   }
   adamw_ = std::make_unique<AdamW>(runtime_.device(), std::move(adamw), options.adamw);
@@ -25,6 +30,7 @@ void Optimizer::step(double lr) {
   Stream& stream = runtime_.device().compute();
   ++steps_;
   adamw_->step(stream, lr);
+  for (ParamGroup* g : copied_) g->copies_written();
   muon_->step(stream, lr);
   runtime_.weights_changed();
 }

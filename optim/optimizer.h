@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include <sherd/fsdp/fully_shard.h>
@@ -40,6 +41,7 @@ class Optimizer {
 
  private:
   ShardRuntime& runtime_;
+  std::set<ParamGroup*> copied_;  // AdamW writes the model's weights of all their parameters
   std::unique_ptr<AdamW> adamw_;
   std::unique_ptr<Muon> muon_;
   int64_t steps_ = 0;

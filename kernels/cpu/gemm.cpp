@@ -57,10 +57,7 @@ Operand operand(Ref r, int64_t rows, int64_t cols, int64_t ld) {
   return {rows, cols, std::max<int64_t>(1, cols), true, nullptr};
 }
 
-}  // namespace
-
-void gemm(ExecutionContext& ctx, const GemmArgs& g) {
-  if (g.m == 0 || g.n == 0) return;
+void multiply(ExecutionContext& ctx, const GemmArgs& g) {
   Operand a = operand(g.a, g.trans_a ? g.k : g.m, g.trans_a ? g.m : g.k, g.lda);
   Operand b = operand(g.b, g.trans_b ? g.n : g.k, g.trans_b ? g.k : g.n, g.ldb);
   Operand c = operand(g.c, g.m, g.n, g.ldc);
@@ -76,6 +73,17 @@ void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   if (c.copied && g.beta != 0) widen(ctx, c.data, g.c.as<bf16>(), c.rows, c.cols, g.ldc);
   sgemm(g.trans_a, g.trans_b, g.m, g.n, g.k, g.alpha, a.data, a.ld, b.data, b.ld, g.beta, c.data, c.ld);
   if (c.copied) narrow(ctx, g.c.as<bf16>(), c.data, c.rows, c.cols, g.ldc);
+}
+
+}  // namespace
+
+void gemm(ExecutionContext& ctx, const GemmArgs& g) {
+  if (g.m == 0 || g.n == 0) return;
+  GemmArgs plain = g;
+  if (g.pre.data) plain.c = g.pre;
+  multiply(ctx, plain);
+  if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
+  if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
 }
 
 }  // namespace sherd::cpu

@@ -58,6 +58,13 @@ class PinnedMemory final : public MemorySource {
   int ordinal_;
 };
 
+cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
+  if (o.symmetric_products == "blocks") return cuda::SymmetricProducts::blocks;
+  if (o.symmetric_products == "hopper") return cuda::SymmetricProducts::hopper;
+  throw InvalidArgument(fmt::format("{}: symmetric_products \"{}\" is unknown; use \"blocks\" or \"hopper\"",
+                                    o.label, o.symmetric_products));
+}
+
 Chip chip_of(const DeviceOptions& o) {
   const int count = cuda_device_count();
   if (count == 0)
@@ -71,12 +78,19 @@ Chip chip_of(const DeviceOptions& o) {
     check(cudaDeviceGetAttribute(&value, which, o.ordinal), "device attributes");
     return value;
   };
-  return {.ordinal = o.ordinal,
-          .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
-          .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
-                        attribute(cudaDevAttrComputeCapabilityMinor),
-          .tf32 = o.tf32,
-          .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  Chip chip{.ordinal = o.ordinal,
+            .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
+            .capability = attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+                          attribute(cudaDevAttrComputeCapabilityMinor),
+            .tf32 = o.tf32,
+            .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+            .symmetric = symmetric_of(o)};
+  if (chip.symmetric == cuda::SymmetricProducts::hopper && chip.capability != 90)
+    throw NotSupported(
+        fmt::format("{}: symmetric_products \"hopper\" needs compute capability 9.0, this GPU has {}.{}; use "
+                    "\"blocks\"",
+                    o.label, chip.capability / 10, chip.capability % 10));
+  return chip;
 }
 
 /// Lets kernels on `from` read what is on `to`. False where the machine cannot.
@@ -100,6 +114,7 @@ class CudaDevice final : public Device {
       : label_(o.label),
         chip_(chip_of(o)),
         kernels_(cuda_kernels()),
+        clock_(o.ordinal),
         allocator_(o.label, o.memory_limit,
                    std::make_unique<DeviceMemory>(o.ordinal, [this] { compute_->synchronize(); })),
         staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal)) {
@@ -117,15 +132,21 @@ class CudaDevice final : public Device {
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {
-    return std::make_unique<QueueStream>(*this, std::move(name), 1,
-                                         std::make_unique<cuda::CudaQueue>(chip_, allocator_, priority));
+    return std::make_unique<QueueStream>(
+        *this, std::move(name), 1, std::make_unique<cuda::CudaQueue>(chip_, allocator_, clock_, priority));
   }
   const std::string& label() const override { return label_; }
+  std::string describe() const override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
+    return fmt::format("{} (GPU {}){}", properties.name, chip_.ordinal, chip_.tf32 ? ", tf32" : "");
+  }
 
  private:
   const std::string label_;
   const Chip chip_;
   const KernelTable& kernels_;
+  cuda::EventClock clock_;
   Allocator allocator_, staging_;
   std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
 };

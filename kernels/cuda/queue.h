@@ -14,10 +14,16 @@
 
 #include <sherd/kernels/device.h>
 
+#include "event_clock.h"
 #include "index_guard.h"
 #include "runtime.h"
 
 namespace sherd::cuda {
+
+struct MatmulPlans;
+
+/// How products that are known to be symmetric are formed; see products.h.
+enum class SymmetricProducts { blocks, hopper };
 
 /// What kernels choose their form by.
 struct Chip {
@@ -26,6 +32,7 @@ struct Chip {
   int capability = 0;  // 90 for compute capability 9.0
   bool tf32 = false;
   int64_t shared_bytes = 48 * 1024;  // most dynamic shared memory of a block
+  SymmetricProducts symmetric = SymmetricProducts::blocks;
 };
 
 class CudaEvent final : public NativeEvent {
@@ -45,8 +52,8 @@ class CudaEvent final : public NativeEvent {
 
 class CudaQueue final : public NativeQueue {
  public:
-  /// `allocator` gives scratch and workspaces; both outlive the queue.
-  CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority);
+  /// `allocator` gives scratch and workspaces; all three outlive the queue.
+  CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, StreamPriority priority);
   ~CudaQueue() override;
 
   void start() override;
@@ -54,6 +61,9 @@ class CudaQueue final : public NativeQueue {
   void finish() noexcept override;
   void* handle() const override { return stream_; }
   std::shared_ptr<NativeEvent> record() override;
+  std::shared_ptr<NativeStamp> stamp() override { return clock_.stamp(stream_); }
+  void push_range(const char* what) noexcept override;
+  void pop_range() noexcept override;
   void wait(const NativeEvent& event) override;
   void keep(std::shared_ptr<const void> object) override;
   void after(std::function<void()> f) override;
@@ -68,6 +78,8 @@ class CudaQueue final : public NativeQueue {
   /// Device memory of cuBLASLt's on this stream.
   void* workspace();
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
+  /// What matmul() remembers of this queue; null at first.
+  std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
 
  private:
   /// Objects kept by one event: fewer events, and nothing waits long for its release.
@@ -75,11 +87,13 @@ class CudaQueue final : public NativeQueue {
 
   const Chip& chip_;
   Allocator& allocator_;
+  EventClock& clock_;
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<IndexGuard> guard_;
   cublasLtHandle_t blas_ = nullptr;
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;
+  std::shared_ptr<MatmulPlans> matmul_plans_;
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   using Batch = std::vector<std::shared_ptr<const void>>;

@@ -2,7 +2,9 @@
 
 namespace sherd::reference {
 
-void gemm(ExecutionContext&, const GemmArgs& g) {
+namespace {
+
+void multiply(const GemmArgs& g) {
   for (int64_t i = 0; i < g.m; ++i) {
     for (int64_t j = 0; j < g.n; ++j) {
       double sum = 0;
@@ -13,6 +15,16 @@ void gemm(ExecutionContext&, const GemmArgs& g) {
       put(g.c, c, g.alpha * sum + (g.beta == 0 ? 0.0 : g.beta * get(g.c, c)));
     }
   }
+}
+
+}  // namespace
+
+void gemm(ExecutionContext& ctx, const GemmArgs& g) {
+  GemmArgs plain = g;
+  if (g.pre.data) plain.c = g.pre;
+  multiply(plain);
+  if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
+  if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
 }
 
 }  // namespace sherd::reference

@@ -125,6 +125,11 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
         fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
   if (c.experts > 0 && tp > 1)
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
+  if (c.comm == "nccl" && c.device == "cpu")
+    problems.push_back("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
+  if (c.tf32 && c.device == "cpu")
+    problems.push_back(
+        "--tf32: products on the cpu are never rounded so; give --device cuda, or leave it out");
   if (c.save.empty() && (c.save_every > 0 || c.keep > 0))
     problems.push_back(fmt::format("{} {}: nothing is saved without --save DIR",
                                    c.save_every > 0 ? "--save-every" : "--keep",
@@ -139,6 +144,10 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (good("export_dtype") && c.export_dtype != TrainConfig().export_dtype && c.export_weights.empty())
     problems.push_back(
         fmt::format("--export-dtype {}: nothing is exported; give --export-weights", c.export_dtype));
+  if (good("trace_steps") && c.trace_steps != TrainConfig().trace_steps && c.trace.empty() &&
+      c.timeline.empty())
+    problems.push_back(
+        fmt::format("--trace-steps {}: nothing is traced; give --trace or --timeline", c.trace_steps));
   if (good("ns_steps", "muon_mode"))
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;

@@ -70,6 +70,9 @@ struct TrainConfig {
   int64_t muon_transient = int64_t{256} << 20;
   bool explain_plan = false;
   // Machine.
+  std::string device = "cpu";
+  std::string comm = "local";
+  bool tf32 = false;
   std::string kernels = "cpu";
   int64_t threads = 0;
   int64_t memory_limit = 0;
@@ -87,6 +90,9 @@ struct TrainConfig {
   int64_t sample = 0;
   std::string metrics;
   std::string loss_svg;
+  std::string trace;
+  std::string timeline;
+  int64_t trace_steps = 2;
   std::string export_weights;
   std::string export_dtype = "fp32";
   bool quiet = false;

@@ -25,7 +25,7 @@ const std::vector<FieldGroup>& groups() {
         {"grad_accum", &C::grad_accum, "N", "microbatches each rank splits its sequences into", 1,
          kMaxBatch}}},
       {"Ranks and sharding",
-       {{"ranks", &C::ranks, "N", "all ranks (threads): replicas x shards x tp", 1, 1024},
+       {{"ranks", &C::ranks, "N", "all ranks: replicas x shards x tp", 1, 1024},
         {"replicas", &C::replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
         {"tp", &C::tp, "N", "ranks that share each matrix (tensor parallel); divides --heads and 256", 1,
          1024},
@@ -91,8 +91,12 @@ const std::vector<FieldGroup>& groups() {
          1, kAny},
         {"explain_plan", &C::explain_plan, "", "print who orthogonalizes what, and what moves"}}},
       {"Machine",
-       {{"kernels", &C::kernels, "cpu|reference", "reference: slow and plain"},
-        {"threads", &C::threads, "N", "kernel threads per rank; 0: cores / ranks", 0, 1024},
+       {{"device", &C::device, "cpu|cuda", "cuda: rank r computes on GPU r modulo their number"},
+        {"comm", &C::comm, "local|nccl",
+         "local: ranks are threads; nccl: one GPU each, also as processes of torchrun, mpirun or srun"},
+        {"tf32", &C::tf32, "", "cuda: products of fp32 matrices with 10 bits of mantissa, faster"},
+        {"kernels", &C::kernels, "cpu|reference", "of the cpu; reference: slow and plain"},
+        {"threads", &C::threads, "N", "kernel threads per rank (cpu); 0: cores / ranks", 0, 1024},
         {"memory_limit", &C::memory_limit, "BYTES", "per rank, with suffix K, M or G; 0: none", 0, kAny},
         {"comm_timeout", &C::comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0,
          1e6}}},
@@ -115,6 +119,10 @@ const std::vector<FieldGroup>& groups() {
         {"sample", &C::sample, "N", "bytes of text to generate at the end", 0, 1e6},
         {"metrics", &C::metrics, "FILE", "one JSON object per step"},
         {"loss_svg", &C::loss_svg, "FILE", "picture of the loss curve"},
+        {"trace", &C::trace, "FILE", "what every rank's streams did when, for chrome://tracing or Perfetto"},
+        {"timeline", &C::timeline, "FILE", "the same as a picture (SVG)"},
+        {"trace_steps", &C::trace_steps, "N", "steps of those two: from the run's third on, or its last ones",
+         1, 1000},
         {"export_weights", &C::export_weights, "PATH",
          "final weights (safetensors): a file, or a new folder for Hugging Face tools, FOLDER/"},
         {"export_dtype", &C::export_dtype, "fp32|bf16|fp16", "of the exported weights"},
@@ -232,7 +240,7 @@ std::string show_value(const Field& field, const TrainConfig& config) {
 
 std::string help_text() {
   std::string text =
-      "train_gpt: trains a byte-level GPT on in-process ranks, sharded the way --strategy says.\n\n"
+      "train_gpt: trains a byte-level GPT on CPUs or GPUs, sharded the way --strategy says.\n\n"
       "Usage: train_gpt [flags]\n\n"
       "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); "
       "flags win\n"

@@ -70,6 +70,11 @@ int64_t Windows::train_window(int64_t sequence) const {
                               static_cast<uint64_t>(train_count_));
 }
 
+std::string Windows::summary() const {
+  return fmt::format("data {}: {} bytes, {} windows of {} to train on, {} held out", data_->source(),
+                     data_->size(), train_count_, seq_, held_out_count_);
+}
+
 std::string Windows::describe() const {
   return fmt::format("{} bytes, XXH3 {:016x}, windows of {}", data_->size(),
                      sherd::checksum(data_->bytes().data(), data_->size()), seq_);

@@ -48,6 +48,8 @@ class Windows {
   /// Window of the sequence that is number `sequence` of the whole training, from 0.
   int64_t train_window(int64_t sequence) const;
 
+  /// "data /usr/include/c++/12: 11714044 bytes, 44842 windows of 256 to train on, 915 held out".
+  std::string summary() const;
   /// "11714044 bytes, XXH3 0123456789abcdef, windows of 256": equal only for equal data.
   std::string describe() const;
 

@@ -1,4 +1,4 @@
-// train_gpt: trains a byte-level GPT on in-process ranks. `train_gpt --help` lists the flags.
+// train_gpt: trains a byte-level GPT on CPUs or GPUs. `train_gpt --help` lists the flags.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,6 +17,7 @@
 #include "metrics.h"
 #include "progress.h"
 #include "saving.h"
+#include "trace_output.h"
 #include "trainer.h"
 
 namespace train_gpt {
@@ -24,7 +25,7 @@ namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
 
-// What rank 0 says and writes; the other ranks have none.
+// What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
 struct Output {
   explicit Output(const TrainConfig& config) : quiet(config.quiet) {
     if (!config.metrics.empty()) metrics.emplace(config.metrics, config);
@@ -44,7 +45,7 @@ struct Output {
   }
 };
 
-void train(Trainer& trainer, const TrainConfig& config, Output* out) {
+void train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Output* out) {
   Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   Saving saving(trainer, config);
   std::optional<double> waited;  // for the latest checkpoint, in ms
@@ -52,12 +53,9 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
     out->first = trainer.step();
     read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
-  while (trainer.step() < config.last_step()) {
-    StepResult result = trainer.train_step();
-    const bool last = result.step == config.last_step();
-    if (config.eval_every > 0 && (result.step % config.eval_every == 0 || last))
-      result.eval_loss = trainer.evaluate();
-    result.save_ms = std::exchange(waited, {});
+  const auto tell = [&](PendingStep step, bool evaluate) {
+    StepResult result = trainer.collect(std::move(step));
+    if (evaluate) result.eval_loss = trainer.evaluate();
     if (out) {
       out->losses.push_back(result.loss);
       if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
@@ -65,7 +63,23 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
       if (out->metrics) out->metrics->write(result);
       progress.step(result);
     }
-    waited = saving.after_step(result);
+    saving.told(result.step);
+  };
+  std::optional<PendingStep> before;  // under way: the device is never without work while the host tells
+  while (trainer.step() < config.last_step()) {
+    trace.before_step(trainer.step() + 1);
+    PendingStep now = trainer.issue_step();
+    const int64_t step = trainer.step();
+    now.result.save_ms = std::exchange(waited, {});
+    if (before) tell(*std::exchange(before, {}), false);
+    const bool last = step == config.last_step();
+    const bool evaluate = config.eval_every > 0 && (step % config.eval_every == 0 || last);
+    if (last || evaluate || saving.stops_after(step)) {
+      tell(std::move(now), evaluate);
+    } else {
+      before = std::move(now);
+    }
+    waited = saving.after_step(step);
     for (const std::string& line : saving.take_lines()) progress.note(line);
   }
   if (out) out->seconds = progress.seconds();
@@ -110,13 +124,18 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
 
 void run_rank(sherd::RankContext& rank, const TrainConfig& config,
               const std::shared_ptr<const Windows>& windows, Output* out) {
+  TraceOutput trace(rank, config);
+  if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (trainer.step() < config.last_step()) {
-    train(trainer, config, out);
+    train(trainer, config, trace, out);
+    const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
+    if (out)
+      for (const std::string& line : traced) out->say("{}\n", line);
   } else if (!config.save.empty()) {
     Saving saving(trainer, config);
     saving.save_now();
@@ -154,7 +173,8 @@ int run(const TrainConfig& config) {
     require_writable_folder_of(config.export_weights);
     sherd::check_export_path(config.export_weights);
   }
-  require_writable_file(config.loss_svg);
+  for (const std::string& path : {config.loss_svg, config.trace, config.timeline})
+    require_writable_file(path);
   std::shared_ptr<const Windows> windows;
   if (config.steps > 0) {
     const auto data = ByteData::load(config.data);
@@ -164,18 +184,19 @@ int run(const TrainConfig& config) {
           fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "
                       "more are needed",
                       data->source(), data->size(), config.seq));
-    if (!config.quiet)
-      fmt::print("data {}: {} bytes, {} windows of {} to train on, {} held out\n", data->source(),
-                 data->size(), windows->train_count(), config.seq, windows->held_out_count());
   }
-  Output output(config);
   sherd::LaunchOptions launch;
+  launch.device = config.device;
+  launch.comm = config.comm;
+  launch.tf32 = config.tf32;
   launch.kernels = config.kernels;
   launch.threads_per_rank = static_cast<int>(config.threads);
   launch.memory_limit = config.memory_limit;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
   sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
-    run_rank(rank, config, windows, rank.world->rank() == 0 ? &output : nullptr);
+    std::optional<Output> output;
+    if (rank.world->rank() == 0) output.emplace(config);
+    run_rank(rank, config, windows, output ? &*output : nullptr);
   });
   return 0;
 }

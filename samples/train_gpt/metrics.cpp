@@ -43,10 +43,10 @@ std::string format_metrics(const StepResult& s) {
   }
   return fmt::format(
       R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "lr": {}, "tokens_per_s": {}, )"
-      R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}{}}})",
+      R"("step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}, "host_syncs": {}{}}})",
       s.step, number(s.loss), s.eval_loss ? fmt::format(R"("eval_loss": {}, )", number(*s.eval_loss)) : "",
       number(s.grad_norm), s.num_zeros, number(s.lr), number(s.tokens_per_s), number(s.step_ms),
-      number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes,
+      number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes, s.host_syncs,
       s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");
 }
 

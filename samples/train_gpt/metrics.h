@@ -17,9 +17,13 @@ namespace train_gpt {
 ///   step          from 1
 ///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
-///   lr, tokens_per_s, step_ms, optim_ms
+///   lr, tokens_per_s; step_ms on the device, from the end of the step before or, where that was earlier,
+///   from
+///                 the step's issue; optim_ms, the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
+///   host_syncs    how often rank 0's host waited for its device while the step was issued: never, but with
+///                 experts once in each block and microbatch, for the numbers of rows that the experts get
 ///   save_ms       what training waited for a checkpoint before the step, where one was saved
 ///
 /// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or

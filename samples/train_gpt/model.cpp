@@ -54,9 +54,9 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
 
 Tensor Block::mlp(Stream& s, Saved& v) {
   if (moe_) return (*moe_)(v.n2);
-  v.h = linear(s, v.n2, fc_);
+  v.h = like(v.n2, {v.n2.size(0), fc_.shape()[0]});
   v.a = like(v.h, v.h.shape());
-  ops::gelu_forward(s, v.a, v.h);
+  ops::gemm_gelu(s, v.a, v.h, v.n2, false, fc_.data(), true);
   return row_parallel(s, tp_, v.a, out_);
 }
 

@@ -55,8 +55,8 @@ Tensor Experts::forward(const Tensor& x) {
     for (int64_t e = 0; e < w.shape()[0]; ++e) {
       const int64_t begin = offsets_[static_cast<size_t>(e)], end = offsets_[static_cast<size_t>(e + 1)];
       if (begin == end) continue;
-      ops::gemm(s, out.rows(begin, end), in.rows(begin, end), false, of(w.data(), e), true);
-      ops::add_bias(s, out.rows(begin, end), of(bias.data(), e));
+      ops::gemm_bias(s, out.rows(begin, end), in.rows(begin, end), false, of(w.data(), e), true,
+                     of(bias.data(), e));
     }
   };
   layer(v.h, x, fc_, fc_bias_);
@@ -105,18 +105,22 @@ MoeMlp::Exchange MoeMlp::plan(const Tensor& counts) {
   Stream& s = counts.device().compute();
   const auto parts = static_cast<size_t>(parallel_.parts);
   const auto local = static_cast<size_t>(parallel_.share(shape_.experts));
+  const auto to_host = [&](const Tensor& on_device) {
+    Tensor host = Tensor::host(counts.device(), counts.shape(), counts.dtype(), "activations");
+    ops::copy(s, host, on_device);
+    return host;
+  };
   // [part][local expert]: rows that go there, rows that come from there.
-  std::vector<int32_t> go(parts * local), come(parts * local);
-  if (parts == 1) {
-    ops::copy_to_host(s, come.data(), counts);
-    go = come;
-  } else {
+  const Tensor going = to_host(counts);
+  Tensor coming = going;
+  if (parts > 1) {
     const std::vector<int64_t> each(parts, static_cast<int64_t>(local));
     const Tensor arriving = make(counts, counts.shape(), counts.dtype());
-    parallel_.comm->all_to_all_v(s, arriving, each, counts, each);
-    ops::copy_to_host(s, come.data(), arriving);
-    ops::copy_to_host(s, go.data(), counts);
+    parallel_.comm->all_to_all_v(s, arriving.borrowed(), each, counts.borrowed(), each);
+    coming = to_host(arriving);
   }
+  s.synchronize();  // the one wait of a step: what follows has sizes that only the device knows
+  const int32_t *go = going.data<int32_t>(), *come = coming.data<int32_t>();
   Exchange x;
   x.offsets.assign(local + 1, 0);
   for (size_t p = 0; p < parts; ++p) {
@@ -153,7 +157,7 @@ Tensor MoeMlp::to_experts(const Tensor& rows, const Exchange& e) {
   if (parallel_.parts == 1) return rows;
   Stream& s = rows.device().compute();
   const Tensor arrived = make(rows, {e.offsets.back(), dim_}, rows.dtype());
-  parallel_.comm->all_to_all_v(s, arrived, e.received, rows, e.sent);
+  parallel_.comm->all_to_all_v(s, arrived.borrowed(), e.received, rows.borrowed(), e.sent);
   return permuted(s, arrived, e.arrange);
 }
 
@@ -162,7 +166,8 @@ Tensor MoeMlp::from_experts(const Tensor& rows, const Exchange& e) {
   Stream& s = rows.device().compute();
   const int64_t elements = std::reduce(e.sent.begin(), e.sent.end());
   const Tensor back = make(rows, {elements / dim_, dim_}, rows.dtype());
-  parallel_.comm->all_to_all_v(s, back, e.sent, permuted(s, rows, e.restore), e.received);
+  parallel_.comm->all_to_all_v(s, back.borrowed(), e.sent, permuted(s, rows, e.restore).borrowed(),
+                               e.received);
   return back;
 }
 
@@ -183,7 +188,8 @@ Tensor MoeMlp::forward(const Tensor& x) {
   const Tensor copies = make(x, {n, dim_}, x.dtype());
   ops::expand_rows(s, copies, x, v.order, {});
   v.exchange = plan(v.counts);
-  if (training() && counts_everywhere()) parallel_.all->all_reduce(s, v.counts);  // the plan is made
+  if (training() && counts_everywhere())
+    parallel_.all->all_reduce(s, v.counts.borrowed());  // the plan is made
   experts_.set_offsets(v.exchange.offsets);
   v.outputs = from_experts(experts_(to_experts(copies, v.exchange)), v.exchange);
   Tensor y = make(x, x.shape(), x.dtype());

@@ -63,9 +63,11 @@ class Experts : public Module {
   std::vector<Saved> saved_;
 };
 
-/// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. With several
-/// parts the host waits for the numbers of rows that the ranks exchange, once for each forward. Under a
-/// balancing loss every forward in training sums them over all ranks.
+/// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward
+/// makes the host wait for the compute stream once, for the numbers of rows that the experts get: they are
+/// the sizes of what follows. Under a balancing loss every forward in training sums them over all ranks.
+///
+/// Collectives get their memory borrowed: all of it is used on the compute stream alone.
 class MoeMlp : public Module {
  public:
   MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);

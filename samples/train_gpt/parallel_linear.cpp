@@ -24,7 +24,7 @@ Parameter TensorParallel::cut(Parameter p, int dim) const {
 }
 
 void TensorParallel::sum(Stream& s, const Tensor& x) const {
-  if (size() > 1) comm->all_reduce(s, x);
+  if (size() > 1) comm->all_reduce(s, x.borrowed());
 }
 
 Tensor TensorParallel::gather(Stream& s, const Tensor& x) const {
@@ -32,7 +32,7 @@ Tensor TensorParallel::gather(Stream& s, const Tensor& x) const {
   shape.insert(shape.begin(), size());
   if (size() == 1) return x.view(shape);
   Tensor all = like(x, shape);
-  comm->all_gather(s, all, x);
+  comm->all_gather(s, all.borrowed(), x.borrowed());
   return all;
 }
 
@@ -41,12 +41,9 @@ Tensor TensorParallel::gather_columns(Stream& s, const Tensor& x) const {
   const int64_t rows = x.size(0), cols = x.size(1);
   const Tensor parts = gather(s, x);
   Tensor whole = like(x, {rows, cols * size()});
-  for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t p = 0; p < size(); ++p) {
-      const int64_t to = (i * size() + p) * cols, from = (p * rows + i) * cols;
-      ops::copy(s, whole.flat(to, to + cols), parts.flat(from, from + cols));
-    }
-  }
+  for (int64_t p = 0; p < size(); ++p)
+    ops::strided_copy(s, whole.flat(p * cols, whole.numel()), size() * cols, parts.rows(p, p + 1).flat(),
+                      cols, rows, cols);
   return whole;
 }
 

@@ -22,6 +22,7 @@ struct StepResult {
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
   sherd::CommCounts comm;         // this rank's
   int64_t peak_bytes = 0;         // largest over ranks
+  int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued
   std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved
 };
 

@@ -20,16 +20,37 @@ Saving::Saving(Trainer& trainer, const TrainConfig& config) : trainer_(trainer),
                                      .continues = trainer.resumed() ? trainer.resumed()->path : ""});
 }
 
-std::optional<double> Saving::after_step(const StepResult& result) {
+bool Saving::falls_due(int64_t step) const {
+  return step == config_.last_step() || (config_.save_every > 0 && step % config_.save_every == 0);
+}
+
+bool Saving::stops_after(int64_t step) const {
+  return saver_ && falls_due(step) && (!config_.async_save || step == config_.last_step());
+}
+
+void Saving::told(int64_t step) {
+  told_ = step;
+  if (snapshot_of_ == 0 || snapshot_of_ > told_) return;
+  snapshot_of_ = 0;
+  saver_->write();
+}
+
+std::optional<double> Saving::after_step(int64_t step) {
   if (!saver_) return std::nullopt;
   saver_->poll();
-  const bool last = result.step == config_.last_step();
-  due_ = due_ || last || (config_.save_every > 0 && result.step % config_.save_every == 0);
+  const bool last = step == config_.last_step();
+  due_ = due_ || falls_due(step);
   if (!due_ || (!last && !saver_->idle())) return std::nullopt;
-  const auto start = std::chrono::steady_clock::now();
-  saver_->save(trainer_.training_state());
-  if (last) saver_->wait();
   due_ = false;
+  const auto start = std::chrono::steady_clock::now();
+  if (config_.async_save && !last) {
+    trainer_.hold_weights(saver_->snapshot(trainer_.training_state()));
+    snapshot_of_ = step;
+    told(told_);
+  } else {
+    saver_->save(trainer_.training_state());
+    saver_->wait();
+  }
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 

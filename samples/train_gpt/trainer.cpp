@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 
@@ -17,32 +16,12 @@ namespace train_gpt {
 namespace {
 
 using namespace sherd;
-using Clock = std::chrono::steady_clock;
-
-double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
-
-// When the compute stream got here.
-std::shared_ptr<Clock::time_point> stamp(Stream& stream) {
-  auto at = std::make_shared<Clock::time_point>();
-  stream.submit("timestamp", [at](ExecutionContext&) { *at = Clock::now(); });
-  return at;
-}
-
 // In [0, 1), a pure function of its arguments.
 double uniform(uint64_t seed, int64_t index) {
   const uint64_t key = hash64(seed, "sample");
   const auto words = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
                                 {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
   return words[0] * 0x1p-32;
-}
-
-CommCounts minus(CommCounts after, const CommCounts& before) {
-  for (auto& [name, count] : before) {
-    after[name].calls -= count.calls;
-    after[name].bytes -= count.bytes;
-  }
-  std::erase_if(after, [](auto& c) { return c.second.calls == 0; });
-  return after;
 }
 
 // replicate x shard x tp, without the outer and inner ones of a single rank.
@@ -186,10 +165,12 @@ std::vector<LocalTensor> Trainer::checkpoint_tensors() {
 
 std::string Trainer::describe() const {
   const ShardRuntime& runtime = runtime_of(model_);
-  std::string out =
-      fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
-                  config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
-                  runtime.units().size(), config_.precision);
+  const int ranks = rank_.world->size();
+  std::string out = fmt::format("{} rank{} ({}), rank 0 on {}\n", ranks, ranks == 1 ? "" : "s", config_.comm,
+                                rank_.device->describe());
+  out += fmt::format("mesh {}; strategy {}{}; layout {}; {} units of {} compute\n", runtime.mesh().describe(),
+                     config_.strategy, config_.replicas > 1 ? ", outer " + config_.outer : "", config_.layout,
+                     runtime.units().size(), config_.precision);
   if (expert_mesh_)
     out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
                        expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
@@ -221,67 +202,6 @@ Trainer::Batch Trainer::load(const std::vector<int64_t>& windows) {
   ops::copy_from_host(s, b.inputs, inputs.data(), b.inputs.nbytes());
   ops::copy_from_host(s, b.targets, targets.data(), b.targets.nbytes());
   return b;
-}
-
-StepResult Trainer::train_step() {
-  const auto start = Clock::now();
-  const CommCounts before = rank_.world->counts();
-  Stream& s = rank_.device->compute();
-  ShardRuntime& runtime = runtime_of(model_);
-  const int64_t micro = config_.batch / (config_.data_ranks() * config_.grad_accum);
-  const int64_t tokens = config_.batch * config_.seq;
-  const Tensor loss_sum = Tensor::empty(*rank_.device, {1}, DType::f64, "activations");
-  ops::fill(s, loss_sum, 0);
-  model_.set_training(true);
-  model_.set_loss_scale(1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum));
-  for (int64_t m = 0; m < config_.grad_accum; ++m) {
-    std::vector<int64_t> windows;
-    const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
-    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i));
-    const Batch batch = load(windows);
-    model_.set_targets(batch.targets);
-    runtime.set_last_microbatch(m + 1 == config_.grad_accum);
-    const Tensor losses = model_(batch.inputs);
-    ops::accumulate_sum(s, loss_sum, losses);
-    model_.run_backward({});
-  }
-  const auto stats = clip_grad_norm(model_, config_.grad_clip);
-  const auto reduced = stamp(s);
-  const double lr = learning_rate(config_, step_);
-  optimizer_->step(lr);
-  const auto updated = stamp(s);
-  s.synchronize();
-  ++step_;
-  sequences_ += config_.batch;
-
-  StepResult r;
-  r.step_ms = ms(Clock::now() - start);
-  r.comm = minus(rank_.world->counts(), before);
-  for (auto& [name, count] : std::exchange(carried_, {})) {
-    r.comm[name].calls += count.calls;
-    r.comm[name].bytes += count.bytes;
-  }
-  warn_about_skipped_updates();
-  double local = 0;
-  ops::copy_to_host(s, &local, loss_sum);
-  r.step = step_;
-  r.loss = data_sum(local) / static_cast<double>(tokens);
-  r.grad_norm = stats->norm;
-  r.num_zeros = stats->zeros;
-  r.lr = lr;
-  r.optim_ms = ms(*updated - *reduced);
-  r.tokens_per_s = static_cast<double>(tokens) / r.step_ms * 1e3;
-  r.peak_bytes = all_max(rank_.device->allocator().peak_bytes());
-  return r;
-}
-
-void Trainer::warn_about_skipped_updates() {
-  for (auto& [name, status] : optimizer_->muon().report()) {
-    if (status == MatrixStatus::not_finite)
-      fmt::print(stderr, "train_gpt: step {}: {} has no finite Muon update; it was skipped\n", step_, name);
-    if (status == MatrixStatus::zero && zeros_seen_.insert(name).second)
-      fmt::print(stderr, "train_gpt: step {}: the Muon update of {} is zero (said once)\n", step_, name);
-  }
 }
 
 void Trainer::sync_parameters() {
@@ -402,15 +322,6 @@ double Trainer::data_sum(double value) {
   const Tensor t = Tensor::empty(*rank_.device, {1}, DType::f64, "metrics");
   ops::copy_from_host(s, t, &value, sizeof value);
   data_->all_reduce(s, t);
-  ops::copy_to_host(s, &value, t);
-  return value;
-}
-
-int64_t Trainer::all_max(int64_t value) {
-  Stream& s = rank_.device->compute();
-  const Tensor t = Tensor::empty(*rank_.device, {1}, DType::i64, "metrics");
-  ops::copy_from_host(s, t, &value, sizeof value);
-  rank_.world->all_reduce(s, t, ReduceOp::max);
   ops::copy_to_host(s, &value, t);
   return value;
 }

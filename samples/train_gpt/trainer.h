@@ -1,6 +1,7 @@
 // The training loop of one rank.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
@@ -19,6 +20,22 @@
 
 namespace train_gpt {
 
+/// Calls and bytes of `after` that `before` does not have.
+sherd::CommCounts minus(sherd::CommCounts after, const sherd::CommCounts& before);
+
+/// A step that is queued. Its figures come to host memory when the device has done it.
+struct PendingStep {
+  using Clock = std::chrono::steady_clock;
+
+  StepResult result;  // what is known when the step is issued
+  Clock::time_point issued;
+  std::shared_ptr<Clock::time_point> reduced, updated;  // when the device had the gradients, and the weights
+  std::shared_ptr<const sherd::GradientStats> stats;
+  sherd::Tensor loss, peak;             // f64 [1], i64 [1]
+  std::vector<sherd::Tensor> statuses;  // of Muon's matrices
+  sherd::Event done;
+};
+
 class Trainer {
  public:
   /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
@@ -33,14 +50,21 @@ class Trainer {
   /// Muon's plans (--explain-plan).
   std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }
 
-  /// Steps done, those before a resume included.
+  /// Steps issued, those before a resume included.
   int64_t step() const { return step_; }
   /// Where --resume went on from, if it did.
   const std::optional<sherd::Resumed>& resumed() const { return resumed_; }
   /// Lines on what differs from the run that saved the checkpoint and changes what is trained: data, seed.
   std::vector<std::string> differences() const;
-  /// Trains the next step.
-  StepResult train_step();
+  /// Queues the next step, and waits for nothing but, with experts, for the counts of the rows they get. At
+  /// most one step that is not collected may be under way before it.
+  PendingStep issue_step();
+  /// Waits for the step and returns what it did. In the order of issue.
+  StepResult collect(PendingStep step);
+  /// Both: trains the next step.
+  StepResult train_step() { return collect(issue_step()); }
+  /// The next step's update waits for `event`: until then the weights and optimizer states are read.
+  void hold_weights(const sherd::Event& event) { sherd::runtime_of(model_).hold_weights(event); }
   /// Mean loss over all held-out windows; NaN when there are none.
   double evaluate();
   /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
@@ -65,12 +89,10 @@ class Trainer {
   Batch load(const std::vector<int64_t>& windows);
   /// Over the ranks that have different data.
   double data_sum(double value);
-  /// Over all ranks.
-  int64_t all_max(int64_t value);
 
   void resume();
   /// Names matrices whose gradients were not finite, on the rank that saw them.
-  void warn_about_skipped_updates();
+  void warn_about_skipped_updates(const PendingStep& step);
 
   /// Brings the step's new weights to where they rest, and counts it to the coming step.
   void sync_parameters();
@@ -85,8 +107,9 @@ class Trainer {
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
   std::optional<sherd::Resumed> resumed_;
-  int64_t step_ = 0;       // done
-  int64_t sequences_ = 0;  // consumed by all ranks together
+  int64_t step_ = 0;                                       // issued
+  int64_t sequences_ = 0;                                  // consumed by all ranks together
+  std::optional<PendingStep::Clock::time_point> updated_;  // the end of the step collected last
   uint64_t seed_ = 0;
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
   sherd::CommCounts carried_;         // of the coming step, issued already

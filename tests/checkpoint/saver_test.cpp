@@ -171,6 +171,64 @@ TEST(Saver, AsyncSavesWhatTheTensorsHeldThen) {
   EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000002"), IsEmpty());
 }
 
+std::vector<float> read_whole(const std::filesystem::path& checkpoint, const std::string& name, int64_t n) {
+  CheckpointReader reader = CheckpointReader::open(checkpoint);
+  std::vector<float> got(static_cast<size_t>(n));
+  const Box all{{0}, {n}};
+  reader.read(*reader.find(Section::model, name), {&all, 1}, got.data());
+  return got;
+}
+
+// The host neither waits for the copies nor for the disk, and nothing is written before it is asked for.
+TEST(Saver, ASnapshotIsTakenWithoutWaitingAndWrittenWhenAsked) {
+  const TemporaryFolder folder;
+  launch(2, [&](RankContext& rank) {
+    const std::vector<LocalTensor> pieces = pieces_of(rank, {even("a", {500'000}, 2)});
+    Stream& compute = rank.device->compute();
+    const auto set = [&](double value) {
+      for (auto& t : pieces) ops::fill(compute, t.data, value);
+    };
+    CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved", .async = true});
+    EXPECT_THROW(saver.write(), InvalidArgument);
+    const int64_t waits = rank.device->host_syncs(std::this_thread::get_id());
+    set(1);
+    compute.wait(saver.snapshot({.step = 1}));  // dropped
+    set(2);
+    compute.wait(saver.snapshot({.step = 2}));
+    set(3);
+    EXPECT_TRUE(list_checkpoints(folder / "saved", FileSystem::posix()).empty());
+    saver.write();
+    EXPECT_EQ(rank.device->host_syncs(std::this_thread::get_id()), waits);
+    EXPECT_THROW(saver.write(), InvalidArgument);
+    saver.wait();
+    EXPECT_EQ(saver.take_reports().size(), 1u);
+    CheckpointSaver waiting(rank.world, pieces, {.folder = folder / "other"});
+    EXPECT_THROW(waiting.snapshot({.step = 3}), InvalidArgument);
+  });
+  EXPECT_THAT(FileSystem::posix().list(folder / "saved"), ElementsAre("latest", "lock", "step_00000002"));
+  EXPECT_EQ(read_whole(folder / "saved/step_00000002", "a", 500'000), std::vector<float>(500'000, 2));
+}
+
+// Copied in blocks of 1 MiB, two of them in turn.
+TEST(Saver, TensorsOfManyBlocksComeWholeWhenTrainingWaits) {
+  for (const int64_t n : {262'143, 262'144, 262'145, 1'000'003}) {
+    const TemporaryFolder folder;
+    launch(1, [&](RankContext& rank) {
+      std::vector<LocalTensor> pieces = pieces_of(rank, {even("a", {n}, 1)});
+      std::vector<float> values(static_cast<size_t>(n));
+      for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+      ops::copy_from_host(rank.device->compute(), pieces[0].data, values.data(), n * 4);
+      CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved"});
+      saver.save({.step = 1});
+      rank.device->allocator().reset_peak();
+      saver.save({.step = 2});
+      EXPECT_LE(rank.device->allocator().peak_bytes() - rank.device->allocator().live_bytes(), 2 << 20);
+    });
+    const std::vector<float> got = read_whole(folder / "saved/step_00000001", "a", n);
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], static_cast<float>(i));
+  }
+}
+
 // One rank's disk is full: every rank hears of it, the earlier checkpoint stays, and saving works again
 // later.
 TEST(Saver, OneRanksFailureIsEveryRanksError) {

@@ -29,6 +29,8 @@ void reset_calls();
 /// The n-th next call (1 = the next) of `function`, e.g. "cudaMalloc", does nothing but return `code` (a
 /// cudaError_t, cublasStatus_t or cusolverStatus_t). Process-wide, once.
 void fail_call(const std::string& function, int64_t n, int code);
+/// cusolverDnXgesvd with code kNoConvergence + i runs and succeeds, but its info is i.
+inline constexpr int kNoConvergence = 1000;
 /// Takes back what has not happened yet.
 void fail_nothing();
 

@@ -91,13 +91,17 @@ cublasStatus_t assign(T& field, const void* value, size_t bytes) {
 
 size_t bytes_of(cudaDataType type) { return type == CUDA_R_32F ? 4 : type == CUDA_R_64F ? 8 : 2; }
 
-float load(const void* p, cudaDataType type, int64_t i) {
+double load(const void* p, cudaDataType type, int64_t i) {
+  if (type == CUDA_R_64F) return static_cast<const double*>(p)[i];
   if (type == CUDA_R_32F) return static_cast<const float*>(p)[i];
   if (type == CUDA_R_16BF) return __bfloat162float(static_cast<const __nv_bfloat16*>(p)[i]);
   return __half2float(static_cast<const __half*>(p)[i]);
 }
-void store(void* p, cudaDataType type, int64_t i, float value) {
-  if (type == CUDA_R_32F)
+void store(void* p, cudaDataType type, int64_t i, double exact) {
+  const auto value = static_cast<float>(exact);
+  if (type == CUDA_R_64F)
+    static_cast<double*>(p)[i] = exact;
+  else if (type == CUDA_R_32F)
     static_cast<float*>(p)[i] = value;
   else if (type == CUDA_R_16BF)
     static_cast<__nv_bfloat16*>(p)[i] = __float2bfloat16_rn(value);
@@ -142,13 +146,16 @@ cublasStatus_t check(const Product& p, const Layout& a, const Layout& b, const L
       c.rows != m || c.cols != n || b.batch_count != a.batch_count || c.batch_count != a.batch_count ||
       d.batch_count != a.batch_count)
     return CUBLAS_STATUS_INVALID_VALUE;
+  const bool f64 = a.type == CUDA_R_64F && b.type == a.type && c.type == a.type && d.type == a.type &&
+                   p.compute == CUBLAS_COMPUTE_64F && p.scale_type == CUDA_R_64F;
   const bool types = a.type == b.type && c.type == d.type &&
                      (a.type == CUDA_R_32F || a.type == CUDA_R_16BF || a.type == CUDA_R_16F) &&
                      (d.type == CUDA_R_32F || d.type == a.type);
   const bool compute = p.compute == CUBLAS_COMPUTE_32F || p.compute == CUBLAS_COMPUTE_32F_PEDANTIC ||
                        (p.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type == CUDA_R_32F);
-  if (!types || !compute || p.scale_type != CUDA_R_32F || p.pointer_mode != CUBLASLT_POINTER_MODE_HOST ||
-      p.trans_c != CUBLAS_OP_N || p.fill_mode != CUBLAS_FILL_MODE_FULL)
+  if ((!f64 && (!types || !compute || p.scale_type != CUDA_R_32F)) ||
+      p.pointer_mode != CUBLASLT_POINTER_MODE_HOST || p.trans_c != CUBLAS_OP_N ||
+      p.fill_mode != CUBLAS_FILL_MODE_FULL)
     return CUBLAS_STATUS_NOT_SUPPORTED;
   switch (p.epilogue) {
     case CUBLASLT_EPILOGUE_DEFAULT:
@@ -169,36 +176,39 @@ cublasStatus_t check(const Product& p, const Layout& a, const Layout& b, const L
 }
 
 /// op(x) of one member of a batch, row after row.
-void pack(std::vector<float>& out, const void* x, const Layout& l, bool transpose, int64_t batch, bool tf32) {
+void pack(std::vector<double>& out, const void* x, const Layout& l, bool transpose, int64_t batch,
+          bool tf32) {
   const auto rows = static_cast<int64_t>(l.rows), cols = static_cast<int64_t>(l.cols);
   out.resize(static_cast<size_t>(rows * cols));
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < cols; ++c) {
-      const float v = load(x, l.type, position(l, r, c, batch));
-      out[static_cast<size_t>(transpose ? c * rows + r : r * cols + c)] = tf32 ? to_tf32(v) : v;
+      const double v = load(x, l.type, position(l, r, c, batch));
+      out[static_cast<size_t>(transpose ? c * rows + r : r * cols + c)] =
+          tf32 ? static_cast<double>(to_tf32(static_cast<float>(v))) : v;
     }
 }
 
 /// out[rows, n] = a[rows, k] b[k, n], summed in double.
 template <int rows>
-void multiply(double* out, const float* a, const float* b, int64_t n, int64_t k) {
+void multiply(double* out, const double* a, const double* b, int64_t n, int64_t k) {
   std::fill(out, out + rows * n, 0.0);
   for (int64_t i = 0; i < k; ++i)
     for (int64_t j = 0; j < n; ++j) {
       const double v = b[i * n + j];
-      for (int r = 0; r < rows; ++r) out[r * n + j] += static_cast<double>(a[r * k + i]) * v;
+      for (int r = 0; r < rows; ++r) out[r * n + j] += a[r * k + i] * v;
     }
 }
 
-cublasStatus_t run(const Product& p, float alpha, const void* a, const Layout& al, const void* b,
-                   const Layout& bl, float beta, const void* c, const Layout& cl, void* d, const Layout& dl) {
+cublasStatus_t run(const Product& p, double alpha, const void* a, const Layout& al, const void* b,
+                   const Layout& bl, double beta, const void* c, const Layout& cl, void* d,
+                   const Layout& dl) {
   const auto m = static_cast<int64_t>(dl.rows), n = static_cast<int64_t>(dl.cols);
   const auto k = static_cast<int64_t>(p.trans_a == CUBLAS_OP_N ? al.cols : al.rows);
-  const bool tf32 = p.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+  const bool tf32 = p.compute == CUBLAS_COMPUTE_32F_FAST_TF32, f64 = p.scale_type == CUDA_R_64F;
   const auto bias_type = p.bias_type == -1 ? dl.type : static_cast<cudaDataType>(p.bias_type);
   const auto aux_type = p.aux_type == -1 ? dl.type : static_cast<cudaDataType>(p.aux_type);
   constexpr int64_t kRows = 4;
-  std::vector<float> pa, pb;
+  std::vector<double> pa, pb;
   std::vector<double> sums(static_cast<size_t>(kRows * n));
   for (int64_t batch = 0; batch < dl.batch_count; ++batch) {
     if (alpha != 0) {
@@ -208,7 +218,7 @@ cublasStatus_t run(const Product& p, float alpha, const void* a, const Layout& a
     for (int64_t first = 0; first < m; first += kRows) {
       const int64_t rows = std::min(kRows, m - first);
       if (alpha != 0) {
-        const float* of_a = &pa[static_cast<size_t>(first * k)];
+        const double* of_a = &pa[static_cast<size_t>(first * k)];
         if (rows == kRows)
           multiply<kRows>(sums.data(), of_a, pb.data(), n, k);
         else
@@ -218,11 +228,15 @@ cublasStatus_t run(const Product& p, float alpha, const void* a, const Layout& a
       for (int64_t r = 0; r < rows; ++r)
         for (int64_t col = 0; col < n; ++col) {
           const int64_t row = first + r;
-          float v = alpha == 0 ? 0 : alpha * static_cast<float>(sums[static_cast<size_t>(r * n + col)]);
-          if (beta != 0) v += beta * load(c, cl.type, position(cl, row, col, batch));
-          if (has_bias(p)) v += load(p.bias, bias_type, batch * p.bias_batch_stride + row);
+          // f32 sums are rounded before the epilogue, f64 ones are not.
+          const double sum = alpha == 0 ? 0 : sums[static_cast<size_t>(r * n + col)];
+          const auto rounded = [&](double x) { return f64 ? x : static_cast<double>(static_cast<float>(x)); };
+          double v = rounded(alpha * rounded(sum));
+          if (beta != 0) v = rounded(v + beta * load(c, cl.type, position(cl, row, col, batch)));
+          if (has_bias(p)) v = rounded(v + load(p.bias, bias_type, batch * p.bias_batch_stride + row));
           if (has_aux(p)) store(p.aux, aux_type, batch * p.aux_batch_stride + row + col * p.aux_ld, v);
-          store(d, dl.type, position(dl, row, col, batch), has_gelu(p) ? gelu(v) : v);
+          store(d, dl.type, position(dl, row, col, batch),
+                has_gelu(p) ? static_cast<double>(gelu(static_cast<float>(v))) : v);
         }
     }
   }
@@ -459,7 +473,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const auto &al = inside<Layout>(a_layout), &bl = inside<Layout>(b_layout), &cl = inside<Layout>(c_layout),
              &dl = inside<Layout>(d_layout);
   if (const cublasStatus_t status = check(p, al, bl, cl, dl)) return status;
-  const float by = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
+  const auto scalar = [&](const void* x) {
+    return p.scale_type == CUDA_R_64F ? *static_cast<const double*>(x)
+                                      : static_cast<double>(*static_cast<const float*>(x));
+  };
+  const double by = scalar(alpha), keep = scalar(beta);
   if ((keep != 0 && !c) || (has_bias(p) && !p.bias) || (has_aux(p) && !p.aux))
     return CUBLAS_STATUS_INVALID_VALUE;
   uint32_t alignment[4] = {static_cast<uint32_t>(bytes_of(al.type)), static_cast<uint32_t>(bytes_of(bl.type)),

@@ -136,7 +136,8 @@ cusolverStatus_t cusolverDnXgesvd(cusolverDnHandle_t handle, cusolverDnParams_t,
                                   int64_t ldu, cudaDataType type_vt, void* vt, int64_t ldvt,
                                   cudaDataType compute, void* buffer, size_t bytes, void*, size_t,
                                   int* info) {
-  ENTER(cusolverDnXgesvd);
+  const int code = cuda_host::enter("cusolverDnXgesvd");
+  if (code > 0 && code < cuda_host::kNoConvergence) return static_cast<cusolverStatus_t>(code);
   REQUIRE(handle && n > 0 && m >= n && lda >= m && buffer && bytes >= kWorkspaceBytes && info);
   REQUIRE(real(type_a) && type_a == type_s && type_a == type_u && type_a == type_vt && type_a == compute);
   const auto job = [](signed char c) { return c == 'A' || c == 'S' || c == 'N'; };
@@ -146,7 +147,7 @@ cusolverStatus_t cusolverDnXgesvd(cusolverDnHandle_t handle, cusolverDnParams_t,
   scatter(s, type_s, f.s, n, 1, n);
   if (f.u_cols) scatter(u, type_u, f.u, m, f.u_cols, ldu);
   if (f.vt_rows) scatter(vt, type_vt, f.vt, f.vt_rows, n, ldvt);
-  *info = f.info;
+  *info = code >= cuda_host::kNoConvergence ? code - cuda_host::kNoConvergence : f.info;
   return CUSOLVER_STATUS_SUCCESS;
 }
 

@@ -52,7 +52,8 @@ inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int t
 
 struct Lab {
   explicit Lab(const std::string& kernels = kFast, int threads = 1)
-      : device(make_lab_device(kernels, threads)), s(device->compute()) {}
+      : Lab(make_lab_device(kernels, threads)) {}
+  explicit Lab(std::shared_ptr<Device> d) : device(std::move(d)), s(device->compute()) {}
 
   Tensor empty(Shape shape, DType dtype = DType::f32) {
     return Tensor::empty(*device, std::move(shape), dtype, "test");
@@ -79,6 +80,13 @@ struct Lab {
     Tensor t = empty(std::move(shape), DType::i32);
     ops::copy_from_host(s, t, values.data(), static_cast<int64_t>(values.size()) * 4);
     return t;
+  }
+  /// A copy of t that begins one element after a boundary: no row of it can be read 16 bytes at a time.
+  Tensor shifted(const Tensor& t) {
+    Tensor moved = empty({t.numel() + 1}, t.dtype()).flat(1, t.numel() + 1).view(t.shape());
+    ops::copy(s, moved, t);
+    s.synchronize();  // before the memory of a temporary t is reused
+    return moved;
   }
   Floats floats(const Tensor& t) { return ops::to_floats(s, t); }
 

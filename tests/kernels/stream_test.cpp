@@ -140,6 +140,18 @@ TEST_F(StreamTest, ScratchGrowsAndIsCounted) {
   EXPECT_EQ(device->allocator().live_bytes("kernel scratch"), Allocator::rounded(100000));
 }
 
+TEST_F(StreamTest, HostWaitsAreCountedByThread) {
+  const auto here = std::this_thread::get_id();
+  const Event event = s.record();
+  EXPECT_EQ(device->host_syncs(), 0);
+  event.synchronize();
+  s.synchronize();
+  EXPECT_EQ(device->host_syncs(here), 2);
+  std::thread([&] { event.synchronize(); }).join();
+  EXPECT_EQ(device->host_syncs(here), 2);
+  EXPECT_EQ(device->host_syncs(), 3);
+}
+
 TEST_F(StreamTest, ThreadsAreHandedToKernels) {
   auto two = make_cpu_device({.threads = 2});
   int threads = 0;

@@ -51,6 +51,27 @@ TEST_F(TensorTest, MemoryLivesAsLongAsAnyView) {
   EXPECT_EQ(device->allocator().live_bytes("t"), 0);
 }
 
+TEST_F(TensorTest, BorrowedMemoryIsTheOwners) {
+  Tensor borrowed = t.rows(1, 2).borrowed();
+  EXPECT_EQ(borrowed.raw(), t.rows(1, 2).raw());
+  EXPECT_EQ(borrowed.shape(), t.rows(1, 2).shape());
+  t = Tensor();
+  EXPECT_EQ(device->allocator().live_bytes("t"), 0);
+  EXPECT_EQ(&borrowed.device(), device.get()) << "the handle itself stays valid";
+  borrowed = Tensor();
+  EXPECT_EQ(device->allocator().live_bytes(), 0);
+  EXPECT_THROW(Tensor().borrowed(), InvalidArgument);
+}
+
+TEST_F(TensorTest, BytesAreTheSameMemory) {
+  const Tensor part = t.rows(1, 2);
+  const Tensor bytes = part.bytes();
+  EXPECT_EQ(bytes.raw(), part.raw());
+  EXPECT_EQ(bytes.dtype(), DType::u8);
+  EXPECT_EQ(bytes.shape(), Shape{part.nbytes()});
+  EXPECT_THROW(Tensor().bytes(), InvalidArgument);
+}
+
 TEST_F(TensorTest, EmptyTensorsAreDefined) {
   Tensor e = Tensor::empty(*device, {0, 7}, DType::bf16, "e");
   EXPECT_TRUE(e.defined());

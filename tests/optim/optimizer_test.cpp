@@ -148,6 +148,59 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
   });
 }
 
+// Whoever rounds them, AdamW in its pass or the group when it is next used: they are the master weights'.
+TEST_P(OnMeshes, TheModelComputesWithTheLatestWeightsRounded) {
+  const auto [ranks, strategy, layout] = GetParam();
+  for (const Algorithm algorithm : {Algorithm::adamw, Algorithm::muon}) {
+    launch(ranks, [&, ranks = ranks, strategy = strategy, layout = layout](RankContext& r) {
+      Bag bag;
+      bag.rank = r.world->rank();
+      const Parameter matrix = bag.add("matrix.weight", {7, 5}), vector = bag.add("vector.weight", {3});
+      const Routing routes = route(bag, {.optimizer = algorithm});
+      FullyShardOptions o;
+      o.strategy = strategy;
+      o.layout = layout;
+      o.compute_dtype = DType::bf16;
+      fully_shard(bag, DeviceMesh(r.world, {{"shard", ranks}}), o);
+      Stream& s = r.device->compute();
+      ShardRuntime& runtime = runtime_of(bag);
+      Unit& unit = *runtime.units().back();
+      Optimizer optimizer(bag, routes, {.adamw = {}, .muon = {}, .weight_decay = kDecay});
+      const auto expect_rounded = [&](const char* when) {
+        for (const Parameter& p : {matrix, vector}) {
+          const auto master = whole(p, p.shard(), s);
+          unit.unshard();
+          unit.wait();
+          const auto used = ops::to_floats(s, p.data());
+          for (size_t i = 0; i < used.size(); ++i)
+            EXPECT_EQ(used[i], float(bf16(master[i]))) << when << ": " << p.name() << " " << i;
+          unit.reshard();
+        }
+      };
+      const auto set = [&](double value) {
+        runtime.begin_weights_change();
+        for (const Parameter& p : {matrix, vector}) ops::fill(s, p.shard(), value);
+        runtime.weights_changed();
+      };
+      const auto step = [&] {
+        bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+        bag.run_backward({});
+        optimizer.step(kLr);
+        ++bag.step;
+      };
+      expect_rounded("at first");
+      step();
+      expect_rounded("after a step");
+      step();
+      set(3.14159);
+      expect_rounded("set after a step");
+      EXPECT_EQ(whole(matrix, matrix.shard(), s)[0], 3.14159f);
+      step();
+      expect_rounded("after a step again");
+    });
+  }
+}
+
 TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
   const auto [ranks, strategy, layout] = GetParam();
   launch(ranks, [&, ranks = ranks, strategy = strategy, layout = layout](RankContext& r) {

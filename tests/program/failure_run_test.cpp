@@ -9,6 +9,7 @@
 namespace sherd::test {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using Flags = std::vector<std::string>;
 
@@ -51,6 +52,20 @@ TEST(FailureRun, WrongFlagsAreUsageErrors) {
   expect_failure(small({"--lr", "fast"}), kUsage, {"--lr", "fast"});
   expect_failure(small({"--ranks", "0", "--heads", "5", "--lr", "-1"}), kUsage,
                  {"--ranks", "--heads", "--lr"});
+}
+
+TEST(FailureRun, CudaWhereThereIsNoneIsOneLine) {
+  const auto metrics = scratch("kept");
+  write_file(metrics, "of an earlier run\n");
+  const Flags flags = small({"--device", "cuda", "--metrics", metrics.string()});
+  const Finished f = run_train_gpt(flags);
+  if (f.exit_code == 0) GTEST_SKIP() << "there is a GPU";
+  expect_failure(flags, kFailure, {"CUDA"});
+  EXPECT_THAT(f.err, AnyOf(HasSubstr("no CUDA device"), HasSubstr("this build of sherd has no CUDA")));
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+  EXPECT_EQ(f.out, "");
+  EXPECT_EQ(read_file(metrics), "of an earlier run\n");
+  expect_failure(small({"--comm", "nccl"}), kUsage, {"--comm nccl", "--device cuda"});
 }
 
 TEST(FailureRun, MissingFilesAndTooLittleDataFail) {

@@ -86,6 +86,9 @@ TrainConfig other_config() {
   c.weight_decay = 0;
   c.grad_clip = 0;
   c.precision = "bf16";
+  c.device = "cuda";
+  c.comm = "nccl";
+  c.tf32 = true;
   c.kernels = "reference";
   c.threads = 2;
   c.memory_limit = 3 << 20;
@@ -101,6 +104,9 @@ TrainConfig other_config() {
   c.sample = 200;
   c.metrics = "m.jsonl";
   c.loss_svg = "l.svg";
+  c.trace = "t.json";
+  c.timeline = "t.svg";
+  c.trace_steps = 5;
   c.export_weights = "out.safetensors";
   c.export_dtype = "bf16";
   c.quiet = true;
@@ -130,7 +136,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
-                           name == "async_save" || name == "allow_new_state";
+                           name == "async_save" || name == "tf32" || name == "allow_new_state";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -165,10 +171,10 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 268435456, "explain_plan": false,
-    "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
+    "device": "cpu", "comm": "local", "tf32": false, "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
     "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "export_dtype": "fp32",
+    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32",
     "quiet": false})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";
@@ -378,6 +384,15 @@ TEST(Config, AllOffendersAreInOneMessage) {
                     HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
   EXPECT_THAT(message, AllOf(HasSubstr(file + ": layers 0"), HasSubstr(file + ": memory_limit \"much\""),
                              HasSubstr("--dim 128: must be a multiple of --heads 3"), Not(HasSubstr("'3'"))));
+}
+
+TEST(Config, WhatOnlyGpusHaveNeedsThem) {
+  EXPECT_EQ(parse({"--device", "cuda", "--kernels", "reference", "--threads", "3"}).device, "cuda");
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
+  EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
+  EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
+  EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
+  EXPECT_THAT(refusal({"--comm", "mpi"}), HasSubstr("must be one of local|nccl"));
 }
 
 TEST(Config, UnknownFlagsAreNamed) {

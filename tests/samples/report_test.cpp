@@ -63,6 +63,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   step.comm["all_gather"] = {9, 4096};
   step.comm["all_reduce"] = {1, 8};
   step.peak_bytes = int64_t{1} << 40;
+  step.host_syncs = 4;
   writer.write(step);
   EXPECT_EQ(lines_of(read_bytes(path)).size(), 2u) << "every line is there at once";
   step.step = 2;
@@ -77,7 +78,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(json::parse(lines[1]), json::parse(R"({"step": 1, "loss": 2.5, "grad_norm": 0.75, "num_zeros": 3,
       "lr": 0.001, "tokens_per_s": 45230.0, "step_ms": 12.5, "optim_ms": 0.5,
       "comm": {"all_gather": {"calls": 9, "bytes": 4096}, "all_reduce": {"calls": 1, "bytes": 8}},
-      "peak_bytes": 1099511627776})"));
+      "peak_bytes": 1099511627776, "host_syncs": 4})"));
   EXPECT_EQ(json::parse(lines[2])["eval_loss"], 2.25);
   EXPECT_EQ(json::parse(lines[2])["comm"], json::object());
 }

@@ -1,0 +1,55 @@
+// cuBLASLt behind one struct: row-major batched products, planned once per shape. Private to kernels/cuda/.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/kernel_table.h>
+
+namespace sherd::cuda {
+
+class CudaQueue;
+
+/// A row-major matrix of each of a batch: elements from row to row, and from matrix to matrix.
+struct Operand {
+  void* data = nullptr;
+  int64_t ld = 0;
+  int64_t stride = 0;
+};
+
+/// What cuBLASLt adds to a product before it stores it.
+enum class MatmulEpilogue { none, bias, gelu, gelu_bias, gelu_pre, gelu_pre_bias };
+
+/// c[m,n] = alpha * op(a) op(b) + beta * addend for every matrix of a batch. Sums are f32 (f64 when `in` is).
+///   in, out: f32 -> f32, bf16 -> bf16 or f32, f16 -> f16 or f32, f64 -> f64.
+///   tf32: f32 products round their factors to 10 bits.
+/// The addend has the type of c, may be c itself, and is not read when beta is 0. No size is 0.
+/// bias [n] and pre [m, n] have the type of c and begin at multiples of 16 bytes; pre's rows are n elements
+/// apart.
+struct Matmul {
+  bool trans_a = false, trans_b = false;
+  int64_t m = 0, n = 0, k = 0, batch = 1;
+  DType in = DType::f32, out = DType::f32;
+  bool tf32 = false;
+  double alpha = 1, beta = 0;
+  Operand a{}, b{}, c{}, addend{};
+  MatmulEpilogue epilogue = MatmulEpilogue::none;
+  void* bias = nullptr;
+  void* pre = nullptr;
+};
+
+/// Issues the product on the queue's stream.
+///
+/// The algorithm is cuBLASLt's heuristic's first choice for one matrix of the shape, types, leading
+/// dimensions, alignments (to 16 bytes at most) and epilogue; it is remembered with the queue, and a batch
+/// runs the algorithm of its single matrix, as one call where that algorithm allows it and matrix by matrix
+/// otherwise. So a matrix's bits depend neither on the batch it comes in nor on earlier calls. Sums over k
+/// may be split, then in a fixed order through the workspace; never with atomics.
+/// @throws CudaError when cuBLASLt fails or knows no algorithm, with the product in words.
+void matmul(CudaQueue& queue, const Matmul& product);
+
+/// Whether `data` lies at a multiple of `bytes`.
+inline bool aligned(const void* data, int64_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(bytes) == 0;
+}
+
+}  // namespace sherd::cuda

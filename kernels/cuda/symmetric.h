@@ -1,0 +1,18 @@
+// Symmetric products by tensor cores of compute capability 9.0, with half the work. Private to kernels/cuda/.
+#pragma once
+
+#include "products.h"
+
+namespace sherd::cuda {
+
+/// Whether symmetric_hopper() takes the product: a chip of compute capability 9.0; f16 or bf16 factors and a
+/// result of their type or f32; rows and matrices at multiples of 16 bytes; and factors whose summed
+/// dimension is contiguous in memory, or could be read so because they are symmetric: x x^T of a wide x and
+/// products of squares, not x^T x of a tall one.
+bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Terms& terms, const Matrices& c);
+
+/// symmetric_product() of such matrices in one kernel. A matrix's bits do not depend on its batch. b, where
+/// it is square and not transposed, is taken to be symmetric to the bit.
+void symmetric_hopper(ExecutionContext& context, Factor a, Factor b, const Terms& terms, const Matrices& c);
+
+}  // namespace sherd::cuda

@@ -1,0 +1,234 @@
+// The products under Newton-Schulz: their ways, their bits, and what happens when the libraries fail. Runs on
+// a real GPU too, where it compares the kernel for compute capability 9.0 with the others.
+#include <gmock/gmock.h>
+#include <sherd/kernels/cuda/matmul.h>
+#include <sherd/kernels/cuda/products.h>
+
+#include "../kernels/matrices.h"
+
+#ifdef TEST_CUDA_EMULATED
+#include <cublasLt.h>
+#include <cuda_host/fake.h>
+#endif
+
+namespace sherd::test {
+namespace {
+
+using cuda::Factor;
+using cuda::Matrices;
+using cuda::Terms;
+using testing::HasSubstr;
+
+struct CudaLab : Lab {
+  explicit CudaLab(const std::string& symmetric_products = "blocks")
+      : Lab(make_cuda_device({.label = "lab", .symmetric_products = symmetric_products})) {}
+  void run(std::function<void(ExecutionContext&)> work) {
+    s.submit("test", std::move(work));
+    s.synchronize();
+  }
+  /// [batch, rows, cols] with padded rows, the padding included in the tensor.
+  struct Padded {
+    Tensor tensor;
+    Matrices matrices;
+  };
+  Padded padded(int64_t batch, int64_t rows, int64_t cols, DType type, unsigned seed,
+                bool symmetric = false) {
+    const int64_t ld = cuda::padded_ld(cols, type);
+    Floats values(static_cast<size_t>(batch * rows * ld), NAN);
+    for (int64_t b = 0; b < batch; ++b) {  // each matrix by its own seed, whatever the batch
+      const Floats x = normal(rows * cols, seed + static_cast<unsigned>(b));
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j)
+          values[static_cast<size_t>((b * rows + i) * ld + j)] =
+              x[static_cast<size_t>(symmetric && j > i ? j * cols + i : i * cols + j)];
+    }
+    const Tensor t = tensor({batch, rows, ld}, values, type);
+    return {t, {t.raw(), type, batch, rows, cols, ld, rows * ld}};
+  }
+  /// The elements without the padding, NaN where nothing was written.
+  Floats inner(const Padded& p) {
+    const Floats all = floats(p.tensor);
+    Floats out;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (static_cast<int64_t>(i) % p.matrices.ld < p.matrices.cols) out.push_back(all[i]);
+    return out;
+  }
+};
+
+enum class Way { whole, blocks, chosen };
+
+/// z = -0.5 r r + 2 r, or the Gram matrix of x as it lies.
+Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, int64_t k, bool transposed,
+                 DType result = DType::u8) {
+  const bool square = k == 0;
+  const auto x = square ? lab.padded(batch, n, n, type, 1, true)
+                        : lab.padded(batch, transposed ? k : n, transposed ? n : k, type, 1);
+  const auto c = lab.padded(batch, n, n, result == DType::u8 ? type : result, 77);
+  ops::fill(lab.s, c.tensor, NAN);
+  const Terms terms{.alpha = square ? -0.5 : 1, .beta = square ? 2.0 : 0, .addend = &x.matrices};
+  const Factor a{x.matrices, transposed}, b{x.matrices, !square && !transposed};
+  lab.run([&](ExecutionContext& context) {
+    switch (way) {
+      case Way::whole:
+        product(context, a, b, terms, c.matrices);
+        return mirror(context, c.matrices);
+      case Way::blocks:
+        lower_blocks(context, a, b, terms, c.matrices);
+        return mirror(context, c.matrices);
+      case Way::chosen:
+        return symmetric_product(context, a, b, terms, c.matrices);
+    }
+  });
+  for (const float v : lab.floats(c.tensor.rows(0, 1).flat(n - 1, n)))  // (0, n - 1): the mirror's
+    EXPECT_TRUE(std::isfinite(v));
+  return lab.inner(c);
+}
+
+TEST(Products, BlocksAreTheWholeProduct) {
+  CudaLab lab;
+  for (DType type : {DType::f32, DType::f16, DType::bf16})
+    for (int64_t n : {256, 257, 250, 700})  // equal blocks; a larger, a smaller and a much smaller last one
+      for (auto [k, transposed] :
+           std::initializer_list<std::pair<int64_t, bool>>{{0, false}, {40, false}, {40, true}}) {
+        if (n == 700 && (type != DType::f16 || k != 40)) continue;
+        const Floats got = symmetric(lab, Way::blocks, type, 1, n, k, transposed);
+        const Floats want = symmetric(lab, Way::whole, type, 1, n, k, transposed);
+        // Terms of size sqrt(k), rounded once to the type.
+        const double e = type == DType::f32 ? 0x1p-20 : type == DType::f16 ? 0x1p-10 : 0x1p-7;
+        expect_close(got, want, e * std::sqrt(double(k ? k : n)), name_of(type) + (" " + std::to_string(n)));
+        for (int64_t i = 0; i < n; ++i)
+          for (int64_t j = 0; j < i; ++j)
+            ASSERT_EQ(got[static_cast<size_t>(i * n + j)], got[static_cast<size_t>(j * n + i)])
+                << i << " " << j;
+      }
+}
+
+TEST(Products, NeitherBatchNorPaddingMatters) {
+  CudaLab lab;
+  for (Way way : {Way::whole, Way::blocks})
+    for (DType type : {DType::f32, DType::f16}) {
+      const int64_t n = 257;
+      const Floats one = symmetric(lab, way, type, 1, n, 20, false),
+                   three = symmetric(lab, way, type, 3, n, 20, false);
+      ASSERT_EQ(one.size() * 3, three.size());
+      EXPECT_EQ(bits(one), bits(Floats(three.begin(), three.begin() + n * n)));
+    }
+}
+
+TEST(Products, MirrorTouchesOnlyWhatLiesAbove) {
+  CudaLab lab;
+  for (DType type : {DType::f32, DType::f16, DType::bf16})
+    for (int64_t n : {1, 2, 63, 64, 65, 130}) {
+      const auto m = lab.padded(2, n, n, type, 5);
+      const Floats before = lab.inner(m);
+      lab.run([&](ExecutionContext& context) { cuda::mirror(context, m.matrices); });
+      const Floats after = lab.inner(m);
+      for (int64_t b = 0; b < 2; ++b)
+        for (int64_t i = 0; i < n; ++i)
+          for (int64_t j = 0; j < n; ++j)
+            ASSERT_EQ(after[static_cast<size_t>((b * n + i) * n + j)],
+                      before[static_cast<size_t>((b * n + std::max(i, j)) * n + std::min(i, j))]);
+      const Floats all = lab.floats(m.tensor);
+      for (size_t i = 0; i < all.size(); ++i)
+        if (static_cast<int64_t>(i) % m.matrices.ld >= n) {
+          ASSERT_TRUE(std::isnan(all[i])) << "padding " << i;
+        }
+    }
+}
+
+// Written without a chip to run it on: this is what tells whether it may be chosen.
+TEST(SymmetricHopper, IsTheWholeProduct) {
+  std::unique_ptr<CudaLab> hopper;
+  try {
+    hopper = std::make_unique<CudaLab>("hopper");
+  } catch (const NotSupported& e) {
+    GTEST_SKIP() << e.what();
+  }
+  if (kEmulated) GTEST_SKIP() << "the emulation runs no wgmma";
+  CudaLab lab;
+  for (DType type : {DType::f16, DType::bf16})
+    for (int64_t n : {1, 64, 128, 129, 256, 257, 300, 384, 1000, 2048, 4096})
+      for (int64_t k : {0, 8, 64, 72, 1000})
+        for (DType result : {type, DType::f32}) {
+          if (k == 0 && result != type) continue;  // the addend is a factor
+          const std::string what = std::string(name_of(type)) + " -> " + name_of(result) + ", n " +
+                                   std::to_string(n) + ", k " + std::to_string(k);
+          const Floats got = symmetric(*hopper, Way::chosen, type, 1, n, k, false, result);
+          const Floats want = symmetric(lab, Way::whole, type, 1, n, k, false, result);
+          const double e = result == DType::f32 ? 0x1p-18 : type == DType::f16 ? 0x1p-10 : 0x1p-7;
+          expect_close(got, want, e * std::sqrt(double(k ? k : n)), what);
+          for (int64_t i = 0; i < n; ++i)
+            for (int64_t j = 0; j < i; ++j)
+              ASSERT_EQ(got[static_cast<size_t>(i * n + j)], got[static_cast<size_t>(j * n + i)])
+                  << what << ": " << i << " " << j;
+          if (n > 1000) continue;
+          const Floats three = symmetric(*hopper, Way::chosen, type, 3, n, k, false, result);
+          EXPECT_EQ(bits(got), bits(Floats(three.begin(), three.begin() + n * n))) << what;
+        }
+}
+
+#ifdef TEST_CUDA_EMULATED
+
+TEST(SymmetricHopper, IsRefusedOnOtherChipsAndUnknownWaysAreToo) {
+  EXPECT_THROW(CudaLab("blocks of eight"), InvalidArgument);
+}
+
+void multiply(CudaLab& lab, int64_t batch, std::string* message = nullptr) {
+  const auto a = lab.padded(batch, 33, 20, DType::f32, 1), b = lab.padded(batch, 20, 57, DType::f32, 9),
+             c = lab.padded(batch, 33, 57, DType::f32, 17);
+  ops::fill(lab.s, c.tensor, NAN);
+  try {
+    lab.run([&](ExecutionContext& context) {
+      cuda::product(context, {a.matrices}, {b.matrices}, {}, c.matrices);
+    });
+  } catch (const CudaError& e) {
+    if (message) *message = e.what();
+  }
+}
+
+TEST(Matmul, SearchesOncePerShape) {
+  CudaLab lab;
+  cuda_host::reset_calls();
+  multiply(lab, 1);
+  multiply(lab, 1);
+  multiply(lab, 4);
+  multiply(lab, 4);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 1);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoCheck"], 1);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
+}
+
+TEST(Matmul, WorksOneByOneWhereTheAlgorithmTakesNoBatch) {
+  CudaLab lab;
+  cuda_host::reset_calls();
+  cuda_host::fail_call("cublasLtMatmulAlgoCheck", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  multiply(lab, 4);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
+}
+
+TEST(Matmul, NoAlgorithmIsAnErrorWithTheProductInWords) {
+  CudaLab lab;
+  std::string message;
+  cuda_host::fail_call("cublasLtMatmulAlgoGetHeuristic", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  multiply(lab, 1, &message);
+  EXPECT_THAT(message, HasSubstr("no algorithm for [33, 20] x [20, 57] -> [33, 57]"));
+  EXPECT_THAT(message, HasSubstr("f32 -> f32"));
+}
+
+TEST(Polar, NoConvergenceGivesZerosAndSaysSo) {
+  CudaLab lab;
+  const Tensor in = lab.random({3, 4, 6}, 1), out = lab.full({3, 4, 6}, NAN),
+               status = lab.ints({3}, {-1, -1, -1});
+  cuda_host::fail_call("cusolverDnXgesvd", 2, cuda_host::kNoConvergence + 3);
+  ops::orthogonalize(lab.s, out, in, status, {.method = Orthogonalizer::svd});
+  std::vector<int32_t> codes(3);
+  ops::copy_to_host(lab.s, codes.data(), status);
+  EXPECT_EQ(codes, (std::vector<int32_t>{0, 2, 0}));
+  EXPECT_EQ(lab.floats(out.rows(1, 2)), Floats(24, 0));
+  EXPECT_NE(lab.floats(out.rows(2, 3)), Floats(24, 0));
+}
+
+#endif
+
+}  // namespace
+}  // namespace sherd::test

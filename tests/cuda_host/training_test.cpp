@@ -1,0 +1,142 @@
+// Whole runs of train_gpt on the GPU's side of the program, imitated on the host: the same training as on the
+// CPU to rounding, the same bits under every strategy, and checkpoints that go both ways.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include "program/outcome.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+const Flags kCpu = {}, kGpu = {"--device", "cuda"};
+
+// All ranks on one GPU.
+class EmulatedTraining : public ::testing::TestWithParam<const char*> {
+ protected:
+  EmulatedTraining() { ::setenv("SHERD_HOST_CUDA_DEVICES", "1", 1); }
+  ~EmulatedTraining() override { ::unsetenv("SHERD_HOST_CUDA_DEVICES"); }
+};
+
+Flags small(const Flags& extra) {
+  return Flags{"--steps", "10", "--dim",   "32", "--layers", "2", "--heads", "2",
+               "--seq",   "16", "--batch", "8",  "--ranks",  "4", "--seed",  "7"} +
+         extra;
+}
+Outcome train(const Flags& extra) { return train_quietly(small(extra)); }
+
+TEST_P(EmulatedTraining, AgreesWithTheCpu) {
+  const Flags optimizer = {"--optimizer", GetParam()};
+  for (const Flags& ranks : {Flags{"--ranks", "1"}, Flags{}, Flags{"--tp", "2"}}) {
+    const Outcome cpu = train(optimizer + ranks + kCpu), gpu = train(optimizer + ranks + kGpu);
+    EXPECT_LT(cpu.losses.back(), cpu.losses.front() - 0.5);
+    expect_close_losses(gpu, cpu, 1e-4, show(optimizer + ranks));
+  }
+}
+
+TEST_P(EmulatedTraining, EveryStrategyHasTheSameBits) {
+  const Flags optimizer = Flags{"--optimizer", GetParam()} + kGpu;
+  const Outcome want = train(optimizer + Flags{"--strategy", "no_shard"});
+  ASSERT_EQ(want.losses.size(), 10u);
+  for (auto& strategy : kStrategies) {
+    EXPECT_TRUE(train(optimizer + Flags{"--strategy", strategy}) == want) << strategy;
+    EXPECT_TRUE(train(optimizer + Flags{"--strategy", strategy, "--replicas", "2"}) == want) << strategy;
+  }
+  for (const char* layout : {"even_rows", "whole_param"})
+    EXPECT_TRUE(train(optimizer + Flags{"--layout", layout}) == want) << layout;
+}
+
+TEST_P(EmulatedTraining, HalfPrecisionLearnsInTheSameBitsEverywhere) {
+  const Flags flags = Flags{"--optimizer", GetParam(), "--precision", "bf16"};
+  const Outcome cpu = train(flags + kCpu), gpu = train(flags + kGpu);
+  expect_close_losses(gpu, cpu, 2e-2, "bf16");  // activations have 8 bits of mantissa
+  EXPECT_TRUE(train(flags + kGpu + Flags{"--strategy", "no_shard"}) == gpu);
+}
+
+TEST_P(EmulatedTraining, AStepWaitsForNothing) {
+  const Flags flags = small(Flags{"--optimizer", GetParam(), "--quiet"} + kGpu);
+  const auto data = scratch("text"), metrics = scratch("waits"), folder = scratch("waits_saved");
+  write_file(data, golden_text());
+  std::filesystem::remove(metrics);
+  const Finished f =
+      run_train_gpt(flags + Flags{"--data", data.string(), "--metrics", metrics.string(), "--save",
+                                  folder.string(), "--save-every", "3", "--async-save"});
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  const auto steps = read_steps(metrics);
+  ASSERT_EQ(steps.size(), 10u);
+  for (auto& step : steps) EXPECT_EQ(step["host_syncs"], 0) << step["step"];
+}
+
+bool same_checkpoint(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const std::string command =
+      std::string("'") + SHERD_TOOL + "' ckpt diff '" + a.string() + "' '" + b.string() + "'";
+  const auto out = scratch("diff");
+  const bool same = std::system((command + " >'" + out.string() + "' 2>&1").c_str()) == 0;
+  if (!same) std::printf("%s\n", read_file(out).c_str());
+  return same;
+}
+
+// A run without a step of its own saves what it was given: the same bits, whoever wrote and whoever reads.
+TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
+  const Flags optimizer = {"--optimizer", GetParam()};
+  const auto data = scratch("text");
+  write_file(data, golden_text());
+  const auto run = [&](const Flags& flags) {
+    const Finished f = run_train_gpt(small(optimizer + Flags{"--data", data.string(), "--quiet"} + flags));
+    EXPECT_EQ(f.exit_code, 0) << show(flags) << f.err;
+  };
+  const std::vector<std::pair<Flags, Flags>> ways = {{kCpu, kGpu}, {kGpu, kCpu}};
+  for (size_t i = 0; i < ways.size(); ++i) {
+    const auto& [from, to] = ways[i];
+    const auto first = scratch("first" + std::to_string(i)), second = scratch("second" + std::to_string(i));
+    run(from + Flags{"--stop-at", "5", "--save", first.string(), "--async-save"});
+    run(to + Flags{"--stop-at", "5", "--resume", first.string(), "--save", second.string(), "--ranks", "2",
+                   "--strategy", "zero1"});
+    EXPECT_TRUE(same_checkpoint(first / "step_00000005", second / "step_00000005"));
+    // And going on there is going on here, to rounding.
+    const Outcome there = train(optimizer + to + Flags{"--resume", first.string()});
+    const Outcome here = train(optimizer + from + Flags{"--resume", first.string()});
+    ASSERT_EQ(there.losses.size(), 5u);
+    expect_close_losses(there, here, 1e-4, "after resuming");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, EmulatedTraining, ::testing::Values("adamw", "muon"),
+                         [](const auto& optimizer) { return std::string(optimizer.param); });
+
+TEST(EmulatedRun, ExpertsTrainAndWaitForTheirCounts) {
+  const Flags experts = {"--experts", "4", "--expert-parallel", "2"};
+  const Outcome cpu = train(experts + kCpu), gpu = train(experts + kGpu);
+  expect_close_losses(gpu, cpu, 1e-3, "experts");  // a token may change its expert for a last bit
+}
+
+TEST(EmulatedRun, SamplesAndNamesItsDevice) {
+  const auto data = scratch("text");
+  write_file(data, golden_text());
+  const Finished f =
+      run_train_gpt(small(Flags{"--data", data.string(), "--sample", "20", "--eval-every", "5"} + kGpu));
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, HasSubstr("4 ranks (local), rank 0 on "));
+  EXPECT_THAT(f.out, HasSubstr("(GPU 0)"));
+  EXPECT_THAT(f.out, HasSubstr("generated text"));
+}
+
+TEST(EmulatedRun, WithoutAGpuThereIsOneLine) {
+  ::setenv("SHERD_HOST_CUDA_DEVICES", "0", 1);
+  const auto data = scratch("text");
+  write_file(data, golden_text());
+  const Finished f = run_train_gpt(small(Flags{"--data", data.string()} + kGpu));
+  ::unsetenv("SHERD_HOST_CUDA_DEVICES");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(f.out, "");
+  EXPECT_THAT(f.err, HasSubstr("no CUDA device"));
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+}
+
+}  // namespace
+}  // namespace sherd::test
