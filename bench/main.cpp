@@ -5,7 +5,28 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint_bench.h"
+#include "device_bench.h"
 #include "muon_bench.h"
+
+namespace {
+
+void add_device_options(CLI::App& command, sherd_bench::DeviceBench& bench) {
+  command.add_option("--device", bench.device, "what to measure")
+      ->check(CLI::IsMember({"cuda", "cpu"}))
+      ->capture_default_str();
+  command.add_option("--threads", bench.threads, "of a CPU kernel; 0: all cores")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command.add_option("--size", bench.size, "of the data; full on a GPU, small elsewhere")
+      ->check(CLI::IsMember({"small", "full"}));
+  command.add_option("--rounds", bench.rounds, "batches of calls; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--json", bench.json, "file for the same figures");
+  command.add_flag("--tf32", bench.tf32, "products of fp32 matrices in tf32 (GPU)");
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"sherd_bench: ratios of times, each pair measured in turn in one run"};
@@ -55,6 +76,16 @@ int main(int argc, char** argv) {
   command->add_option("--save-every", checkpoint.save_every, "steps between checkpoints")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  sherd_bench::DeviceBench device;
+  CLI::App* device_command =
+      app.add_subcommand("device", "kernels beside a copy and a matrix product of the same device");
+  CLI::App* newton_schulz_command =
+      app.add_subcommand("newton_schulz", "Muon's iteration beside a matrix product of the same device");
+  add_device_options(*device_command, device);
+  add_device_options(*newton_schulz_command, device);
+  newton_schulz_command
+      ->add_option("--working", device.working, "type between products; fp16 on a GPU, fp32 elsewhere")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
@@ -64,6 +95,10 @@ int main(int argc, char** argv) {
   try {
     if (*muon_command) {
       sherd_bench::run_muon(muon);
+    } else if (*device_command) {
+      sherd_bench::run_device(device);
+    } else if (*newton_schulz_command) {
+      sherd_bench::run_newton_schulz(device);
     } else {
       sherd_bench::run_checkpoint(checkpoint);
     }

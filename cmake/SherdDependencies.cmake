@@ -1,8 +1,12 @@
 # Everything sherd links; all of it is packaged by Debian 12 (scripts/install_deps.sh).
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
-find_package(LAPACK REQUIRED)
-find_package(fmt REQUIRED)
+if(NOT TARGET LAPACK::LAPACK)
+  find_package(LAPACK REQUIRED)
+endif()
+if(NOT TARGET fmt::fmt)
+  find_package(fmt REQUIRED)
+endif()
 find_package(nlohmann_json REQUIRED)
 find_package(Protobuf REQUIRED)
 
@@ -15,7 +19,7 @@ if(NOT TARGET DNNL::dnnl)
     INTERFACE_INCLUDE_DIRECTORIES ${DNNL_INCLUDE_DIR})
 endif()
 
-find_library(XXHASH_LIBRARY xxhash REQUIRED)
+find_library(XXHASH_LIBRARY NAMES ${XXHASH_LIBRARY_NAMES} xxhash REQUIRED)
 find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
 if(NOT TARGET xxHash::xxhash)
   add_library(xxHash::xxhash UNKNOWN IMPORTED)

@@ -35,16 +35,15 @@ Addresses resolve(const std::string& host, int port, int flags, std::string& why
   return {found, &freeaddrinfo};
 }
 
-/// Waits until the socket is ready for `events`; false at the deadline.
+/// Waits until the socket is ready for `events`; false at the deadline. Looks at least once.
 bool ready(int fd, short events, Socket::Deadline deadline) {
   for (;;) {
     const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() < 0) return false;
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd p{fd, events, 0};
-    const int n = poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count() + 1, 1, 60'000)));
+    const int n = poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
     if (n > 0) return true;
-    if (n < 0 && errno != EINTR) return false;
+    if ((n < 0 && errno != EINTR) || left.count() <= 0) return false;
   }
 }
 

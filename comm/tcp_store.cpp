@@ -26,16 +26,14 @@ class ClientStore final : public Store {
       : rank_(e.rank), place_(fmt::format("{}:{}", e.store_host, e.store_port)), timeout_(timeout) {
     const auto deadline = deadline_after(timeout);
     std::string why = "nothing was tried";
-    for (Backoff backoff(std::chrono::milliseconds(200));; backoff.sleep()) {
+    for (Backoff backoff(std::chrono::milliseconds(200)); Clock::now() < deadline; backoff.sleep()) {
       socket_ = Socket::connect(e.store_host, e.store_port, deadline, why);
       if (socket_ && greet(e, deadline, why)) return;
-      if (Clock::now() > deadline)
-        throw CommError(
-            fmt::format("store: rank {} could not reach rank 0 at {} within {} ms: {}; did rank 0 "
-                        "start, and is the port free of other programs?",
-                        rank_, place_, timeout.count(), why),
-            0);
     }
+    throw CommError(fmt::format("store: rank {} could not reach rank 0 at {} within {} ms: {}; did rank 0 "
+                                "start, and do its address and port lead there?",
+                                rank_, place_, timeout.count(), why),
+                    0);
   }
   ~ClientStore() override {
     try {
@@ -70,12 +68,16 @@ class ClientStore final : public Store {
     for (;;) {
       bool too_long = false;
       if (auto body = store_wire::take_frame(buffer_, most, too_long)) return body;
-      if (too_long) {
-        why = "what answers is not sherd's store";
-        return std::nullopt;
-      }
+      if (too_long) stranger();
       if (!socket_.receive(buffer_, deadline, why)) return std::nullopt;
     }
+  }
+
+  [[noreturn]] void stranger() const {
+    throw CommError(fmt::format("store: what answers rank {} at {} is not sherd's store but another program; "
+                                "set SHERD_STORE_PORT to a free port of rank 0's host",
+                                rank_, place_),
+                    0);
   }
 
   /// False when another try may help.
@@ -86,10 +88,7 @@ class ClientStore final : public Store {
     if (!socket_.send(hello, soon, why)) return false;
     const auto echo = frame(store_wire::kMaxHello, soon, why);
     if (!echo) return false;
-    if (hello.substr(store_wire::kLengthBytes) != *echo) {
-      why = "what answers is not sherd's store";
-      return false;
-    }
+    if (hello.substr(store_wire::kLengthBytes) != *echo) stranger();
     const auto body = frame(store_wire::kMaxRequest, soon, why);
     const auto reply = body ? store_wire::decode_reply(*body) : std::nullopt;
     if (!reply) return false;

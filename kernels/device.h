@@ -15,6 +15,8 @@
 
 namespace sherd {
 
+class Trace;
+
 enum class DeviceKind { cpu, cuda };
 
 struct DeviceOptions {
@@ -82,6 +84,12 @@ class Device {
   /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
   virtual std::string describe() const = 0;
 
+  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
+  /// work is submitted.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  /// Null when there is none.
+  Trace* trace() const { return trace_.get(); }
+
   /// For what the device's own queue does not see, such as a collective that was given up: from now on no
   /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
@@ -94,6 +102,7 @@ class Device {
   }
 
  private:
+  std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0};
   mutable std::mutex host_syncs_mutex_;
   std::map<std::thread::id, int64_t> host_syncs_;

@@ -75,7 +75,8 @@ void QueueStream::push(Item item) {
 }
 
 void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)> work) {
-  push({what, std::move(work), nullptr});
+  const Trace* trace = device_.trace();
+  push({what, std::move(work), nullptr, trace && trace->recording()});
 }
 
 Event QueueStream::record() {
@@ -126,6 +127,27 @@ void QueueStream::finish(QueueEventState& event) {
   event.reach(failure_, std::move(native));
 }
 
+void QueueStream::work(const Item& item) {
+  if (item.traced && device_.trace()->reserve()) {
+    work_traced(item);
+  } else {
+    item.work(context_);
+  }
+}
+
+void QueueStream::work_traced(const Item& item) {
+  if (!lane_) lane_ = &device_.trace()->open(device_.label(), name_);
+  if (native_) {
+    auto begin = native_->stamp();
+    item.work(context_);
+    lane_->add(item.what, std::move(begin), native_->stamp());
+  } else {
+    const double begin = Trace::now();
+    item.work(context_);
+    lane_->add(item.what, begin, Trace::now());
+  }
+}
+
 void QueueStream::run() {
   if (native_) {
     try {
@@ -149,11 +171,15 @@ void QueueStream::run() {
       finish(*item.event);
     } else if (!failure_) {
       try {
-        if (native_) native_->poll();
-        item.work(context_);
+        if (native_) {
+          native_->push_range(item.what);
+          native_->poll();
+        }
+        work(item);
       } catch (...) {
         failure_ = std::current_exception();
       }
+      if (native_) native_->pop_range();
     }
   }
   if (native_) native_->finish();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include <sherd/kernels/tensor.h>
+#include <sherd/kernels/trace.h>
 
 namespace sherd {
 
@@ -31,10 +32,13 @@ class QueueStream final : public Stream {
     const char* what;
     std::function<void(ExecutionContext&)> work;
     std::shared_ptr<struct QueueEventState> event;  // set for records, which complete even after a failure
+    bool traced = false;
   };
   void push(Item item);
   void run();
   void finish(QueueEventState& event);
+  void work(const Item& item);
+  void work_traced(const Item& item);
   void* scratch(int64_t bytes);
 
   Device& device_;
@@ -47,7 +51,8 @@ class QueueStream final : public Stream {
   std::condition_variable more_;
   std::deque<Item> queue_;
   bool stop_ = false;
-  std::exception_ptr failure_;  // worker thread only
+  std::exception_ptr failure_;   // worker thread only
+  Trace::Lane* lane_ = nullptr;  // likewise
   std::thread worker_;
 };
 

@@ -20,6 +20,13 @@ class NativeEvent {
   virtual void synchronize() const = 0;
 };
 
+/// One that knows when it was reached.
+class NativeStamp : public NativeEvent {
+ public:
+  /// Microseconds of Trace::now(). Blocks the calling thread. @throws what the device failed with.
+  virtual double microseconds() const = 0;
+};
+
 /// The queue of a device that runs beside the host, such as a CUDA stream. What a stream's worker issues goes
 /// there in order. Called by that worker alone, except where said.
 class NativeQueue {
@@ -34,6 +41,11 @@ class NativeQueue {
   /// cudaStream_t. Any thread.
   virtual void* handle() const = 0;
   virtual std::shared_ptr<NativeEvent> record() = 0;
+  /// record() with a time, for traces.
+  virtual std::shared_ptr<NativeStamp> stamp() = 0;
+  /// What is issued from push_range to pop_range is shown under that name by the device's profilers.
+  virtual void push_range(const char*) noexcept {}
+  virtual void pop_range() noexcept {}
   /// Later work waits on the device for `event`, whichever queue of whichever device recorded it.
   virtual void wait(const NativeEvent& event) = 0;
   /// Keeps `object` alive until what has been issued so far is done.

@@ -187,8 +187,7 @@ class Issue {
     const std::vector<Piece> sends = pieces(send(), begins);
     const Piece own = sends[at(lane_.rank)];
     const int64_t stride = (own.count * bytes() + kAlignment - 1) / kAlignment * kAlignment;
-    char* next =
-        own.count == 0 ? nullptr : static_cast<char*>(lane_.context.scratch((lane_.size - 1) * stride));
+    char* next = own.count == 0 ? nullptr : lane_.handle.scratch(lane_.context, (lane_.size - 1) * stride);
     std::vector<Piece> recvs;
     std::vector<const void*> sources;
     for (int r = 0; r < lane_.size; ++r) {

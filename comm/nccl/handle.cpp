@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace sherd::nccl {
 namespace {
@@ -87,6 +88,19 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
   settle(lock,
          session_.api().comm_register(comm_, const_cast<char*>(begin), static_cast<size_t>(bytes), &r.handle),
          where, deadline);
+}
+
+char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
+  if (bytes > scratch_bytes_) {
+    static constexpr const char* kName = "nccl slices";
+    Allocator& allocator = session_.device().allocator();
+    context.keep(std::exchange(scratch_, nullptr));
+    scratch_bytes_ = 0;
+    scratch_ = {static_cast<char*>(allocator.allocate(bytes, kName, true)),
+                [&allocator, bytes](char* p) { allocator.release(p, bytes, kName); }};
+    scratch_bytes_ = bytes;
+  }
+  return scratch_.get();
 }
 
 std::shared_ptr<void> Handle::queued() {

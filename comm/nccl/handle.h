@@ -30,6 +30,10 @@ class Handle {
   /// Before work on it is issued: registers memory that is not registered yet.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
 
+  /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
+  /// which kernels that read this may use.
+  char* scratch(const ExecutionContext& context, int64_t bytes);
+
   /// A piece of work that is queued but not yet issued, until the returned object goes.
   std::shared_ptr<void> queued();
   /// Issued work that is late when `done` does not come before the deadline.
@@ -67,6 +71,8 @@ class Handle {
   ncclComm_t comm_ = nullptr;   // null before init and after the end
   ncclComm_t split_ = nullptr;  // what NCCL fills in while a split is in progress
   std::vector<Registration> registered_;
+  std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
+  int64_t scratch_bytes_ = 0;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
   std::vector<Flight> flights_;

@@ -34,15 +34,18 @@ struct Rows {
 
 /// Where the heads of a call lie.
 struct Packing {
-  int heads, seq, width;  // width: head_dim
-  bool vectors;           // of all tensors of the call
-  float scale;            // of scores
+  int heads, seq, width;      // width: head_dim
+  int out_stride, in_stride;  // of a row
+  bool vectors;               // of all tensors of the call
+  float scale;                // of scores
 
   template <class T>
   Packing(const AttentionArgs& a, T)
       : heads(static_cast<int>(a.heads)),
         seq(static_cast<int>(a.seq)),
         width(static_cast<int>(a.head_dim)),
+        out_stride(heads * width),
+        in_stride(3 * out_stride),
         vectors(width % static_cast<int>(16 / sizeof(T)) == 0),
         scale(1 / std::sqrt(static_cast<float>(a.head_dim))) {
     for (const void* data : {a.qkv.data, a.out.data, a.dout.data, a.dqkv.data})
@@ -52,12 +55,12 @@ struct Packing {
   /// q, k, v (part 0, 1, 2) of head `bh`, counted over batch and heads.
   template <class T>
   __device__ __forceinline__ Rows<T> in(T* qkv, int bh, int part) const {
-    return {qkv + (int64_t{bh / heads} * seq * 3 + part) * heads * width + bh % heads * width,
-            3 * heads * width, seq, width, vectors};
+    return {qkv + int64_t{bh / heads} * seq * in_stride + bh % heads * width + part * out_stride, in_stride,
+            seq, width, vectors};
   }
   template <class T>
   __device__ __forceinline__ Rows<T> out(T* out, int bh) const {
-    return {out + int64_t{bh / heads} * seq * heads * width + bh % heads * width, heads * width, seq, width,
+    return {out + int64_t{bh / heads} * seq * out_stride + bh % heads * width, out_stride, seq, width,
             vectors};
   }
 };

@@ -154,15 +154,25 @@ __device__ __forceinline__ bool copied_non_finite(const __nv_bfloat16* tile) {
   return found;
 }
 
-/// c[row] += what is not finite in tile[j], for every j of which sees(row, j).
 template <int M, int N, int D, class Sees>
-__device__ __forceinline__ void add_non_finite(Block<M, D>& c, const __nv_bfloat16* tile, Sees sees) {
+__device__ __attribute__((noinline)) void add_non_finite_in_memory(Block<M, D>& c, const __nv_bfloat16* tile,
+                                                                   Sees sees) {
 #pragma unroll 1
   for (int j = 0; j < N; ++j)
     for_each<M, D>(c, [&](float& sum, int row, int column) {
       const __nv_bfloat16 x = tile[j * kStride<D> + column];
       if (!finite(x) && sees(row, j)) sum += __bfloat162float(x);
     });
+}
+
+/// c[row] += what is not finite in tile[j], for every j of which sees(row, j). Slow and seldom: a copy keeps
+/// it from costing the kernel registers.
+template <int M, int N, int D, class Sees>
+__device__ __forceinline__ void add_non_finite(Block<M, D>& c, const __nv_bfloat16* tile, Sees sees) {
+  Block<M, D> copy;
+  memcpy(copy, c, sizeof copy);
+  add_non_finite_in_memory<M, N, D>(copy, tile, sees);
+  memcpy(c, copy, sizeof copy);
 }
 
 template <int N, int D>

@@ -114,6 +114,7 @@ class CudaDevice final : public Device {
       : label_(o.label),
         chip_(chip_of(o)),
         kernels_(cuda_kernels()),
+        clock_(o.ordinal),
         allocator_(o.label, o.memory_limit,
                    std::make_unique<DeviceMemory>(o.ordinal, [this] { compute_->synchronize(); })),
         staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal)) {
@@ -131,8 +132,8 @@ class CudaDevice final : public Device {
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {
-    return std::make_unique<QueueStream>(*this, std::move(name), 1,
-                                         std::make_unique<cuda::CudaQueue>(chip_, allocator_, priority));
+    return std::make_unique<QueueStream>(
+        *this, std::move(name), 1, std::make_unique<cuda::CudaQueue>(chip_, allocator_, clock_, priority));
   }
   const std::string& label() const override { return label_; }
   std::string describe() const override {
@@ -145,6 +146,7 @@ class CudaDevice final : public Device {
   const std::string label_;
   const Chip chip_;
   const KernelTable& kernels_;
+  cuda::EventClock clock_;
   Allocator allocator_, staging_;
   std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
 };

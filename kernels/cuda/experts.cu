@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kRows* kWarp) combine(ExpertRowsArgs a) {
       const float gate = gate_of(a, place);
       const Pack<T> copy = row_of<T, kAligned>(a.copies, at, a.cols).load(pack);
 #pragma unroll
-      for (int k = 0; k < Pack<T>::kCount; ++k) sum[k] += gate * copy[k];
+      for (int k = 0; k < Pack<T>::kCount; ++k) sum[k] = fmaf(gate, copy[k], sum[k]);
     }
     to.store(pack, pack_of<T>([&](int k) { return sum[k]; }));
   });
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kRows* kWarp) dot_rows(ExpertRowsArgs a) {
     for (int pack = me.thread; pack < packs; pack += kWarp) {
       const Pack<T> x = token.load(pack), y = copy.load(pack);
 #pragma unroll
-      for (int k = 0; k < Pack<T>::kCount; ++k) sum += x[k] * y[k];
+      for (int k = 0; k < Pack<T>::kCount; ++k) sum = fmaf(x[k], y[k], sum);
     }
   }
   sum = warp_reduce(sum, Add{});

@@ -23,7 +23,8 @@ enum class MatmulEpilogue { none, bias, gelu, gelu_bias, gelu_pre, gelu_pre_bias
 ///   in, out: f32 -> f32, bf16 -> bf16 or f32, f16 -> f16 or f32, f64 -> f64.
 ///   tf32: f32 products round their factors to 10 bits.
 /// The addend has the type of c, may be c itself, and is not read when beta is 0. No size is 0.
-/// bias [n] and pre [m, n] have the type of c; pre's rows are n elements apart.
+/// bias [n] and pre [m, n] have the type of c and begin at multiples of 16 bytes; pre's rows are n elements
+/// apart.
 struct Matmul {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0, batch = 1;

@@ -25,6 +25,12 @@ __device__ inline void store(__nv_bfloat16& to, float v) { to = __float2bfloat16
 
 __device__ inline bool is_finite(float v) { return fabsf(v) <= 3.4028234663852886e38f; }
 
+/// a / b, by the fast 32-bit division where both fit.
+__device__ inline int64_t quotient(int64_t a, int64_t b) {
+  if (((a | b) >> 32) == 0) return static_cast<int64_t>(static_cast<uint32_t>(a) / static_cast<uint32_t>(b));
+  return a / b;
+}
+
 template <class T>
 struct alignas(sizeof(T) * kVector) Vector {
   T v[kVector];
@@ -50,7 +56,7 @@ __global__ void transform_kernel(TransformTerms<To, From> t) {
   const bool vector = t.vector && count == kVector;
   for (int64_t line = static_cast<int64_t>(blockIdx.y) * kDown + threadIdx.y; line < t.total_rows;
        line += static_cast<int64_t>(gridDim.y) * kDown) {
-    const int64_t matrix = line / t.rows, row = line - matrix * t.rows;
+    const int64_t matrix = quotient(line, t.rows), row = line - matrix * t.rows;
     const From* from = t.from + matrix * t.from_stride + row * t.from_ld + col;
     To* to = t.to + matrix * t.to_stride + row * t.to_ld + col;
     Vector<From> in;
@@ -188,24 +194,23 @@ __global__ void mirror_kernel(T* square, int64_t n, int64_t ld, int64_t stride, 
   }
 }
 
-/// Matrices whose `flags` say so become zeros: an entry that is 0 (dead) or is not (failed).
-__global__ void clear_kernel(float* data, const int32_t* flags, bool when_zero, int64_t rows, int64_t cols,
-                             int64_t ld, int64_t stride, int64_t batch) {
+/// Matrices of `size` elements whose `flags` say so become zeros: an entry that is 0 (dead) or is not
+/// (failed).
+__global__ void clear_kernel(float* data, const int32_t* flags, bool when_zero, int64_t size, int64_t batch) {
   for (int64_t m = blockIdx.y; m < batch; m += gridDim.y) {
     if ((flags[m] == 0) != when_zero) continue;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * cols;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
-      data[m * stride + i / cols * ld + i % cols] = 0;
+      data[m * size + i] = 0;
   }
 }
 
-__global__ void live_kernel(const float* data, int32_t* live, int64_t rows, int64_t cols, int64_t ld,
-                            int64_t stride, int64_t batch) {
+__global__ void live_kernel(const float* data, int32_t* live, int64_t size, int64_t batch) {
   for (int64_t m = blockIdx.y; m < batch; m += gridDim.y) {
     bool found = false;
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < rows * cols;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size;
          i += static_cast<int64_t>(gridDim.x) * blockDim.x)
-      found = found || data[m * stride + i / cols * ld + i % cols] != 0;
+      found = found || data[m * size + i] != 0;
     if (found) live[m] = 1;
   }
 }
@@ -268,19 +273,19 @@ void mirror(ExecutionContext& ctx, const Matrices& m) {
 void clear_failed(ExecutionContext& ctx, const Matrices& m, const int32_t* status) {
   if (m.batch * m.rows * m.cols == 0) return;
   launch(ctx, "clear_failed", clear_kernel, grid_of_flags(m), static_cast<float*>(m.data), status, false,
-         m.rows, m.cols, m.ld, m.stride, m.batch);
+         m.rows * m.cols, m.batch);
 }
 
 void clear_dead(ExecutionContext& ctx, const Matrices& m, const int32_t* live) {
   if (m.batch * m.rows * m.cols == 0) return;
-  launch(ctx, "clear_dead", clear_kernel, grid_of_flags(m), static_cast<float*>(m.data), live, true, m.rows,
-         m.cols, m.ld, m.stride, m.batch);
+  launch(ctx, "clear_dead", clear_kernel, grid_of_flags(m), static_cast<float*>(m.data), live, true,
+         m.rows * m.cols, m.batch);
 }
 
 void mark_live(ExecutionContext& ctx, const Matrices& m, int32_t* live) {
   if (m.batch * m.rows * m.cols == 0) return;
-  launch(ctx, "mark_live", live_kernel, grid_of_flags(m), static_cast<const float*>(m.data), live, m.rows,
-         m.cols, m.ld, m.stride, m.batch);
+  launch(ctx, "mark_live", live_kernel, grid_of_flags(m), static_cast<const float*>(m.data), live,
+         m.rows * m.cols, m.batch);
 }
 
 void scale_matrix(ExecutionContext& ctx, Ref c, int64_t m, int64_t n, int64_t ld, float beta) {

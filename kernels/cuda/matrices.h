@@ -91,11 +91,11 @@ void widen(ExecutionContext&, const Matrices& to, const Matrices& from, bool tra
 /// Copies what lies below the diagonal to its mirror image above.
 void mirror(ExecutionContext&, const Matrices& square);
 
-/// Matrices whose entry of `status` is not 0 become zeros. f32.
+/// Matrices whose entry of `status` is not 0 become zeros. Dense f32.
 void clear_failed(ExecutionContext&, const Matrices& m, const int32_t* status);
-/// Matrices whose entry of `live` is 0 become zeros. f32.
+/// Matrices whose entry of `live` is 0 become zeros. Dense f32.
 void clear_dead(ExecutionContext&, const Matrices& m, const int32_t* live);
-/// live[i] = 1 where matrix i has an element that is not 0; other entries keep their value. f32.
+/// live[i] = 1 where matrix i has an element that is not 0; other entries keep their value. Dense f32.
 void mark_live(ExecutionContext&, const Matrices& m, int32_t* live);
 
 /// status[i] and scale[i] = 1 / (norm + eps), 0 unless fine; norm and status are those of the elements' sum

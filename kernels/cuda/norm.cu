@@ -34,7 +34,7 @@ template <class T>
 __device__ float squares_of(const Pack<T>& x) {
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < Pack<T>::kCount; ++k) sum += x[k] * x[k];
+  for (int k = 0; k < Pack<T>::kCount; ++k) sum = fmaf(x[k], x[k], sum);
   return sum;
 }
 
@@ -67,7 +67,7 @@ template <class T>
 __device__ float dot_of(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x) {
   float sum = 0;
 #pragma unroll
-  for (int k = 0; k < Pack<T>::kCount; ++k) sum += dy[k] * w[k] * x[k];
+  for (int k = 0; k < Pack<T>::kCount; ++k) sum = fmaf(dy[k] * w[k], x[k], sum);
   return sum;
 }
 
@@ -76,8 +76,8 @@ template <class T>
 __device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float rstd, float mean,
                             float (&dw)[Pack<T>::kCount]) {
   return pack_of<T>([&](int k) {
-    dw[k] += dy[k] * (x[k] * rstd);
-    return rstd * (dy[k] * w[k] - x[k] * mean);
+    dw[k] = fmaf(dy[k], x[k] * rstd, dw[k]);
+    return rstd * fmaf(-x[k], mean, dy[k] * w[k]);
   });
 }
 

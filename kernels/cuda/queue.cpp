@@ -1,6 +1,7 @@
 #include "queue.h"
 
 #include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
 
 #include <algorithm>
 
@@ -36,8 +37,8 @@ void CudaEvent::synchronize() const {
   if (guard_) guard_->poll(looks_);
 }
 
-CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority)
-    : chip_(chip), allocator_(allocator) {
+CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, StreamPriority priority)
+    : chip_(chip), allocator_(allocator), clock_(clock) {
   check(cudaSetDevice(chip_.ordinal), "stream");
   int least = 0, greatest = 0;
   check(cudaDeviceGetStreamPriorityRange(&least, &greatest), "stream");
@@ -71,6 +72,10 @@ std::shared_ptr<NativeEvent> CudaQueue::record() {
   while (!kept_.empty() && kept_.front().first->done()) kept_.pop_front();
   return event;
 }
+
+void CudaQueue::push_range(const char* what) noexcept { nvtxRangePushA(what); }
+
+void CudaQueue::pop_range() noexcept { nvtxRangePop(); }
 
 void CudaQueue::wait(const NativeEvent& event) {
   // A process has one kind of native queue, so every native event is CUDA's.

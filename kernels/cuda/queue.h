@@ -14,6 +14,7 @@
 
 #include <sherd/kernels/device.h>
 
+#include "event_clock.h"
 #include "index_guard.h"
 #include "runtime.h"
 
@@ -51,8 +52,8 @@ class CudaEvent final : public NativeEvent {
 
 class CudaQueue final : public NativeQueue {
  public:
-  /// `allocator` gives scratch and workspaces; both outlive the queue.
-  CudaQueue(const Chip& chip, Allocator& allocator, StreamPriority priority);
+  /// `allocator` gives scratch and workspaces; all three outlive the queue.
+  CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, StreamPriority priority);
   ~CudaQueue() override;
 
   void start() override;
@@ -60,6 +61,9 @@ class CudaQueue final : public NativeQueue {
   void finish() noexcept override;
   void* handle() const override { return stream_; }
   std::shared_ptr<NativeEvent> record() override;
+  std::shared_ptr<NativeStamp> stamp() override { return clock_.stamp(stream_); }
+  void push_range(const char* what) noexcept override;
+  void pop_range() noexcept override;
   void wait(const NativeEvent& event) override;
   void keep(std::shared_ptr<const void> object) override;
   void after(std::function<void()> f) override;
@@ -83,6 +87,7 @@ class CudaQueue final : public NativeQueue {
 
   const Chip& chip_;
   Allocator& allocator_;
+  EventClock& clock_;
   cudaStream_t stream_ = nullptr;
   std::shared_ptr<IndexGuard> guard_;
   cublasLtHandle_t blas_ = nullptr;

@@ -2,7 +2,8 @@
 //
 // Which thread works on which element depends on the row's length alone: rows that do not begin at multiples
 // of 16 bytes are read element by element by the same threads, so that their bits are those of aligned ones.
-// A row has fewer than 2^31 elements.
+// (For the same bits in both, what two compilations might fuse differently is written as fmaf.) A row has
+// fewer than 2^31 elements.
 #pragma once
 
 #include <sherd/kernels/kernel_table.h>
@@ -22,6 +23,7 @@ __device__ inline void set_bits(float& to, uint32_t bits) { to = __uint_as_float
 __device__ inline void set_bits(__nv_bfloat16& to, uint32_t bits) {
   to = __ushort_as_bfloat16(static_cast<unsigned short>(bits));
 }
+
 /// 16 bytes of a row. (Words and not elements, which would take a register each.)
 template <class T>
 struct [[gnu::may_alias]] alignas(16) Pack {

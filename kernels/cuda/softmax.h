@@ -32,12 +32,13 @@ __device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pac
       if (first + i * kThreads < cached) cache[first + i * kThreads] = x[i];
     }
     const float shift = top == -INFINITY ? 0 : top;  // so that -inf - shift is no NaN
-    sum *= exp_of(max - shift);
-    max = top;
+    float more = 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-      for (int k = 0; k < Pack<T>::kCount; ++k) sum += exp_of(x[i][k] - shift);
+      for (int k = 0; k < Pack<T>::kCount; ++k) more += exp_of(x[i][k] - shift);
+    sum = fmaf(sum, exp_of(max - shift), more);
+    max = top;
   }
   const float top = group_reduce<kThreads>(max, Max{});
   if (max != -INFINITY) sum *= exp_of(max - top);
@@ -50,10 +51,18 @@ template <int kThreads, class T, bool kAligned>
 __device__ void scaled_exp(const PackedRow<T, kAligned>& dx, const PackedRow<T, kAligned>& x, int thread,
                            const Pack<T>* cache, int cached, float shift, float factor) {
   const int packs = x.packs();
-#pragma unroll kAhead
-  for (int pack = thread; pack < packs; pack += kThreads) {
-    const Pack<T> v = pack < cached ? cache[pack] : x.load(pack);
-    dx.store(pack, pack_of<T>([&](int k) { return exp_of(v[k] - shift) * factor; }));
+  for (int first = thread; first < packs; first += kAhead * kThreads) {
+    Pack<T> v[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pack = first + i * kThreads;
+      v[i] = pack < cached ? cache[pack] : x.load(pack);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pack = first + i * kThreads;
+      if (pack < packs) dx.store(pack, pack_of<T>([&](int k) { return exp_of(v[i][k] - shift) * factor; }));
+    }
   }
 }
 

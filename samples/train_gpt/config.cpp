@@ -144,6 +144,10 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (good("export_dtype") && c.export_dtype != TrainConfig().export_dtype && c.export_weights.empty())
     problems.push_back(
         fmt::format("--export-dtype {}: nothing is exported; give --export-weights", c.export_dtype));
+  if (good("trace_steps") && c.trace_steps != TrainConfig().trace_steps && c.trace.empty() &&
+      c.timeline.empty())
+    problems.push_back(
+        fmt::format("--trace-steps {}: nothing is traced; give --trace or --timeline", c.trace_steps));
   if (good("ns_steps", "muon_mode"))
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;

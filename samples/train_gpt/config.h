@@ -90,6 +90,9 @@ struct TrainConfig {
   int64_t sample = 0;
   std::string metrics;
   std::string loss_svg;
+  std::string trace;
+  std::string timeline;
+  int64_t trace_steps = 2;
   std::string export_weights;
   std::string export_dtype = "fp32";
   bool quiet = false;

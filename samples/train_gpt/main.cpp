@@ -17,6 +17,7 @@
 #include "metrics.h"
 #include "progress.h"
 #include "saving.h"
+#include "trace_output.h"
 #include "trainer.h"
 
 namespace train_gpt {
@@ -44,7 +45,7 @@ struct Output {
   }
 };
 
-void train(Trainer& trainer, const TrainConfig& config, Output* out) {
+void train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Output* out) {
   Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   Saving saving(trainer, config);
   std::optional<double> waited;  // for the latest checkpoint, in ms
@@ -66,6 +67,7 @@ void train(Trainer& trainer, const TrainConfig& config, Output* out) {
   };
   std::optional<PendingStep> before;  // under way: the device is never without work while the host tells
   while (trainer.step() < config.last_step()) {
+    trace.before_step(trainer.step() + 1);
     PendingStep now = trainer.issue_step();
     const int64_t step = trainer.step();
     now.result.save_ms = std::exchange(waited, {});
@@ -122,14 +124,18 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
 
 void run_rank(sherd::RankContext& rank, const TrainConfig& config,
               const std::shared_ptr<const Windows>& windows, Output* out) {
+  TraceOutput trace(rank, config);
   if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (trainer.step() < config.last_step()) {
-    train(trainer, config, out);
+    train(trainer, config, trace, out);
+    const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
+    if (out)
+      for (const std::string& line : traced) out->say("{}\n", line);
   } else if (!config.save.empty()) {
     Saving saving(trainer, config);
     saving.save_now();
@@ -167,7 +173,8 @@ int run(const TrainConfig& config) {
     require_writable_folder_of(config.export_weights);
     sherd::check_export_path(config.export_weights);
   }
-  require_writable_file(config.loss_svg);
+  for (const std::string& path : {config.loss_svg, config.trace, config.timeline})
+    require_writable_file(path);
   std::shared_ptr<const Windows> windows;
   if (config.steps > 0) {
     const auto data = ByteData::load(config.data);

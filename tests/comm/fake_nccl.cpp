@@ -13,6 +13,7 @@
 
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/error.h>
+#include <sherd/kernels/kernel_table.h>
 #include <sherd/kernels/queue_stream.h>
 
 namespace sherd::test::fake_nccl {
@@ -184,7 +185,9 @@ void split(Clique& parent, const std::map<int, Op>& ops) {
   std::map<int, std::vector<std::pair<int, int>>> colors;  // -> key, rank
   for (const auto& [rank, op] : ops) {
     colors[op->color].emplace_back(op->key, rank);
-    if (parent.members[static_cast<size_t>(rank)]->pending.size() > 1) violation("split beside other work");
+    const auto& pending = parent.members[static_cast<size_t>(rank)]->pending;
+    if (std::count_if(pending.begin(), pending.end(), [](const Op& o) { return !o->done; }) > 1)
+      violation("split beside other work");
   }
   for (auto& [color, members] : colors) {
     std::sort(members.begin(), members.end());
@@ -265,8 +268,9 @@ ncclResult_t state_of(ncclComm_t comm) {
     return ncclInProgress;
   }
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
-  const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(),
-                                 [](const Op& op) { return op->stream == nullptr; });
+  const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(), [](const Op& op) {
+    return op->stream == nullptr || !world().faults.at_once;
+  });
   return waits ? ncclInProgress : ncclSuccess;
 }
 
@@ -427,6 +431,16 @@ class FakeEvent final : public NativeEvent {
   const std::vector<Op> before_;
 };
 
+class FakeStamp final : public NativeStamp {
+ public:
+  bool done() const override { return true; }
+  void synchronize() const override {}
+  double microseconds() const override { return at_; }
+
+ private:
+  const double at_ = Trace::now();
+};
+
 class FakeQueue final : public NativeQueue {
  public:
   explicit FakeQueue(Allocator& allocator) : allocator_(allocator) {}
@@ -438,6 +452,10 @@ class FakeQueue final : public NativeQueue {
   }
   void* handle() const override { return const_cast<FakeQueue*>(this); }
   std::shared_ptr<NativeEvent> record() override { return std::make_shared<FakeEvent>(outstanding()); }
+  std::shared_ptr<NativeStamp> stamp() override {
+    FakeEvent(outstanding()).synchronize();
+    return std::make_shared<FakeStamp>();
+  }
   void wait(const NativeEvent& event) override { event.synchronize(); }
   void keep(std::shared_ptr<const void> object) override { kept_.push_back(std::move(object)); }
   void after(std::function<void()> f) override {
@@ -472,9 +490,16 @@ class FakeQueue final : public NativeQueue {
 class QueueDevice final : public Device {
  public:
   explicit QueueDevice(const std::string& label)
-      : host_(make_cpu_device({.label = label, .kernels = "reference"})), compute_(make_stream("compute")) {}
+      : host_(make_cpu_device({.label = label, .kernels = "reference"})),
+        kernels_(reference_kernels()),
+        compute_(make_stream("compute")) {
+    kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
+      std::memset(context.scratch(1 << 12), 0x55, 1 << 12);
+      reference_kernels().reduce(context, args);
+    };
+  }
   Allocator& allocator() override { return host_->allocator(); }
-  const KernelTable& kernels() const override { return host_->kernels(); }
+  const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
     return make_stream(std::move(name));
@@ -487,6 +512,7 @@ class QueueDevice final : public Device {
                                          std::make_unique<FakeQueue>(host_->allocator()));
   }
   std::shared_ptr<Device> host_;
+  KernelTable kernels_;
   std::unique_ptr<Stream> compute_;
 };
 

@@ -12,10 +12,6 @@
 
 #include "fiber.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace cuda_host {
 namespace {
 
@@ -160,12 +156,6 @@ void Engine::run(const char* what, dim3 blocks, dim3 threads, size_t shared_byte
       fmt::print(stderr, "kernel '{}': a thread needs more stack than the emulation has\n", what_);
       std::abort();
     }
-#if defined(__SANITIZE_THREAD__)
-  // ThreadSanitizer knows at most 8128 threads and fibers at a time.
-  while (fibers_.size() > 64) fibers_.pop_back();
-  idle_.clear();
-  for (auto& fiber : fibers_) idle_.push_back(fiber.get());
-#endif
 }
 
 void Engine::prepare(dim3 threads) {

@@ -10,9 +10,6 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#endif
 
 #if defined(__x86_64__)
 // Saves what a call must keep on the stack and goes on where the other stack stopped.
@@ -86,9 +83,6 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(stack_, kStackBytes);
 #endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_destroy_fiber(tsan_fiber_);
-#endif
 #if !defined(__x86_64__)
   delete static_cast<ucontext_t*>(context_);
   delete static_cast<ucontext_t*>(outside_);
@@ -100,10 +94,6 @@ void Fiber::restart() {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(stack_, kStackBytes);
   fake_stack_ = nullptr;
-#endif
-#if defined(__SANITIZE_THREAD__)
-  if (tsan_fiber_) __tsan_destroy_fiber(tsan_fiber_);
-  tsan_fiber_ = __tsan_create_fiber(0);
 #endif
 #if defined(__x86_64__)
   // As cuda_host_switch leaves it: r15, r14, r13, r12, rbx, rbp, return address; then the stack is aligned.
@@ -142,10 +132,6 @@ void Fiber::resume() {
   void* outside_fake_stack = nullptr;
   __sanitizer_start_switch_fiber(&outside_fake_stack, stack_, kStackBytes);
 #endif
-#if defined(__SANITIZE_THREAD__)
-  tsan_outside_ = __tsan_get_current_fiber();
-  __tsan_switch_to_fiber(tsan_fiber_, 0);
-#endif
 #if defined(__x86_64__)
   cuda_host_switch(&outside_, context_);
 #else
@@ -159,9 +145,6 @@ void Fiber::resume() {
 void Fiber::suspend() {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&fake_stack_, outside_stack_, outside_stack_bytes_);
-#endif
-#if defined(__SANITIZE_THREAD__)
-  __tsan_switch_to_fiber(tsan_outside_, 0);
 #endif
 #if defined(__x86_64__)
   cuda_host_switch(&context_, outside_);

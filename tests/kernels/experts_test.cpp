@@ -57,10 +57,24 @@ TEST(RouteTopK, TiesGoToTheLowerIndexAndNanIsNoExpertsGain) {
   }
 }
 
+TEST(RouteTopK, NanIsTakenWhereTheReferenceTakesIt) {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  Floats logits;
+  for (float first : {nan, -inf, 0.0f, inf})
+    for (float second : {nan, -inf, 1.0f, inf})
+      for (float others : {nan, -inf, 2.0f, inf}) {
+        logits.insert(logits.end(), {first, second});
+        logits.insert(logits.end(), 68, others);
+      }
+  Lab fast, slow("reference");
+  for (int64_t k : {1, 2})
+    EXPECT_EQ(route(fast, logits, 70, k).indices, route(slow, logits, 70, k).indices) << k;
+}
+
 TEST(RouteTopK, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
     for (int64_t k : {1, 2})
-      for (int64_t experts : {2, 3, 8, 64}) {
+      for (int64_t experts : {2, 3, 8, 64, 200}) {
         Lab fast, slow("reference");
         const Floats logits = normal(37 * experts, 5, 2);
         const Routed a = route(fast, logits, experts, k, t), b = route(slow, logits, experts, k, t);
@@ -141,6 +155,26 @@ TEST(SortByExpert, IsStableAndCounts) {
   }
 }
 
+TEST(SortByExpert, MatchesReference) {
+  for (int32_t experts : {1, 3, 8, 200}) {
+    for (size_t count : {1, 31, 256, 257, 5000}) {
+      std::mt19937 engine(3);
+      Ints chosen(count);
+      for (int32_t& e : chosen) e = static_cast<int32_t>(engine() % static_cast<unsigned>(experts));
+      std::vector<Ints> results;
+      for (const char* kernels : {kFast, "reference"}) {
+        Lab lab(kernels);
+        const int64_t n = static_cast<int64_t>(count);
+        const Tensor order = lab.empty({n}, DType::i32), position = lab.empty({n}, DType::i32),
+                     counts = lab.empty({experts}, DType::i32);
+        ops::sort_by_expert(lab.s, order, position, counts, lab.ints({n}, chosen));
+        for (const Tensor& t : {order, position, counts}) results.push_back(ints_of(lab, t));
+      }
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(results[i], results[i + 3]) << experts << " " << count;
+    }
+  }
+}
+
 // Places in random order, and its inverse.
 struct Places {
   explicit Places(int64_t n) : order(static_cast<size_t>(n)), position(order.size()) {
@@ -174,7 +208,7 @@ TEST(ExpertRows, HandSized) {
 TEST(ExpertRows, MatchReference) {
   for (DType t : {DType::f32, DType::bf16})
     for (int64_t slots : {1, 2, 3})
-      for (int64_t cols : {1, 63, 64, 150})
+      for (int64_t cols : {1, 63, 64, 150, 2056})
         for (const bool gated : {false, true}) {
           const int64_t rows = 31, n = rows * slots;
           const Places places(n);
@@ -194,6 +228,29 @@ TEST(ExpertRows, MatchReference) {
           };
           expect_same_as_reference(experiment, t == DType::f32 ? 2e-5 : 0.02);
         }
+}
+
+TEST(ExpertRows, UnalignedRowsHaveTheBitsOfAlignedOnes) {
+  const Places places(14);
+  for (DType t : {DType::f32, DType::bf16}) {
+    for (int64_t cols : {8, 2048}) {
+      Lab lab;
+      const Tensor order = lab.ints({14}, places.order), position = lab.ints({14}, places.position);
+      const Tensor gates = lab.random({7, 2}, 3), dgates = lab.empty({7, 2});
+      std::vector<Floats> results;
+      for (const bool shifted : {false, true}) {
+        Tensor tokens = lab.random({7, cols}, 1, t), copies = lab.random({14, cols}, 2, t);
+        if (shifted) tokens = lab.shifted(tokens), copies = lab.shifted(copies);
+        ops::combine_gates_backward(lab.s, dgates, tokens, copies, position);
+        results.push_back(lab.floats(dgates));
+        ops::expand_rows(lab.s, copies, tokens, order, gates);
+        results.push_back(lab.floats(copies));
+        ops::combine_rows(lab.s, tokens, copies, position, gates);
+        results.push_back(lab.floats(tokens));
+      }
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(bits(results[i]), bits(results[i + 3])) << cols << " " << i;
+    }
+  }
 }
 
 TEST(ExpertRows, NoRowsAndEveryNumberOfThreads) {

@@ -81,6 +81,13 @@ struct Lab {
     ops::copy_from_host(s, t, values.data(), static_cast<int64_t>(values.size()) * 4);
     return t;
   }
+  /// A copy of t that begins one element after a boundary: no row of it can be read 16 bytes at a time.
+  Tensor shifted(const Tensor& t) {
+    Tensor moved = empty({t.numel() + 1}, t.dtype()).flat(1, t.numel() + 1).view(t.shape());
+    ops::copy(s, moved, t);
+    s.synchronize();  // before the memory of a temporary t is reused
+    return moved;
+  }
   Floats floats(const Tensor& t) { return ops::to_floats(s, t); }
 
   std::shared_ptr<Device> device;

@@ -18,11 +18,13 @@ TEST(RmsNorm, KnownRow) {
 }
 
 /// y, rstd, dx and dw one after the other.
-Floats both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype) {
+Floats both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype, bool shifted = false) {
   Tensor x = lab.random({rows, cols}, 1, dtype), w = lab.random({cols}, 2, dtype),
          dy = lab.random({rows, cols}, 3, dtype);
   Tensor y = lab.empty({rows, cols}, dtype), dx = lab.empty({rows, cols}, dtype), rstd = lab.empty({rows});
   Tensor dw = lab.full({cols}, 1);  // adds
+  if (shifted)
+    for (Tensor* t : {&x, &w, &dy, &y, &dx, &rstd, &dw}) *t = lab.shifted(*t);
   ops::rms_norm_forward(lab.s, y, rstd, x, w, kEps);
   ops::rms_norm_backward(lab.s, dx, dw, dy, x, w, rstd);
   Floats all;
@@ -35,11 +37,29 @@ Floats both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype) {
 
 TEST(RmsNorm, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{
-             {0, 5}, {1, 1}, {3, 7}, {9, 64}, {33, 65}, {20, 200}, {100, 129}})
+    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{0, 5},
+                                                                           {1, 1},
+                                                                           {3, 7},
+                                                                           {9, 64},
+                                                                           {33, 65},
+                                                                           {20, 200},
+                                                                           {100, 129},
+                                                                           {700, 64},
+                                                                           {5, 1030},
+                                                                           {3, 4100},
+                                                                           {3, 9000},
+                                                                           {2, 20011}})
       expect_same_as_reference([&, r = rows, c = cols](Lab& lab) { return both_ways(lab, r, c, t); },
                                t == DType::f32 ? 1e-5 : 2 * epsilon(t),
                                std::to_string(rows) + "x" + std::to_string(cols));
+}
+
+TEST(RmsNorm, UnalignedRowsHaveTheBitsOfAlignedOnes) {
+  for (DType t : {DType::f32, DType::bf16})
+    for (int64_t cols : {64, 1024, 2048, 20000}) {
+      Lab lab;
+      EXPECT_EQ(bits(both_ways(lab, 3, cols, t)), bits(both_ways(lab, 3, cols, t, true))) << cols;
+    }
 }
 
 TEST(RmsNorm, BackwardMayOverwriteItsInput) {

@@ -88,7 +88,7 @@ TEST(AdamW, BitsDoNotDependOnThePlaceInTheRange) {
 }
 
 TEST(AdamW, CopyIsTheNewWeightRoundedOnce) {
-  for (const char* kernels : {"cpu", "reference"})
+  for (const char* kernels : {kFast, "reference"})
     for (DType t : {DType::f32, DType::bf16, DType::f16})
       for (int64_t n : {0, 1, 9, 100, 1003}) {
         Lab lab(kernels);

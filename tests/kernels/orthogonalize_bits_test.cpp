@@ -7,15 +7,18 @@ namespace sherd::test {
 namespace {
 
 std::vector<OrthogonalizeOptions> every_kind() {
-  OrthogonalizeOptions standard, gram, restarted, half, svd;
-  gram.form = restarted.form = IterationForm::gram;
+  OrthogonalizeOptions standard, gram, restarted, brain, half, svd;
+  gram.form = restarted.form = half.form = IterationForm::gram;
   restarted.restarts = {2, 4};
-  half.working = DType::bf16;
+  brain.working = DType::bf16;
+  half.working = DType::f16;
+  half.restarts = {2};
   svd.method = Orthogonalizer::svd;
-  return {standard, gram, restarted, half, svd};
+  return {standard, gram, restarted, brain, half, svd};
 }
 
-const std::vector<Shape> kShapes = {{3, 5}, {70, 33}, {129, 130}, {96, 400}, {300, 70}, {261, 261}};
+const std::vector<Shape> kShapes = {{3, 5},     {1, 40},   {40, 1},   {70, 33},  {33, 257},
+                                    {129, 130}, {96, 400}, {300, 70}, {261, 261}};
 
 TEST(OrthogonalizeBits, NeitherBatchNorPlaceMatters) {
   Lab lab;

@@ -82,7 +82,7 @@ TEST(VocabParallel, FarApartPartsNeitherOverflowNorVanish) {
 TEST(VocabParallel, MatchesReference) {
   for (const DType t : {DType::f32, DType::bf16}) {
     for (auto [rows, vocab] :
-         std::initializer_list<std::array<int64_t, 2>>{{0, 8}, {1, 2}, {7, 33}, {64, 513}}) {
+         std::initializer_list<std::array<int64_t, 2>>{{0, 8}, {1, 2}, {7, 33}, {64, 513}, {3, 20000}}) {
       const int64_t r = rows, v = vocab;
       const Floats values = normal(r * v, 3, 4);
       for (const bool losses : {true, false})

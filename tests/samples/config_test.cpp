@@ -104,6 +104,9 @@ TrainConfig other_config() {
   c.sample = 200;
   c.metrics = "m.jsonl";
   c.loss_svg = "l.svg";
+  c.trace = "t.json";
+  c.timeline = "t.svg";
+  c.trace_steps = 5;
   c.export_weights = "out.safetensors";
   c.export_dtype = "bf16";
   c.quiet = true;
@@ -171,7 +174,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "device": "cpu", "comm": "local", "tf32": false, "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
     "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "export_weights": "", "export_dtype": "fp32",
+    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32",
     "quiet": false})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";

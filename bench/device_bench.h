@@ -1,0 +1,41 @@
+// How near the kernels of a device come to what it can do: bytes per second beside a copy's, operations per
+// second beside a matrix product's.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/dtype.h>
+
+#include "measure.h"
+
+namespace sherd_bench {
+
+struct DeviceBench {
+  std::string device = "cuda";  // or "cpu"
+  int threads = 0;              // of a CPU kernel; 0: all cores
+  std::string size;             // "small" or "full"; empty: full on a GPU, small elsewhere
+  int rounds = 7;
+  std::string json;     // file, or empty
+  std::string working;  // newton_schulz: dtype between products; empty: fp16 on a GPU, fp32 elsewhere
+  bool tf32 = false;
+
+  bool full() const { return size.empty() ? device == "cuda" : size == "full"; }
+};
+
+std::shared_ptr<sherd::Device> make_device(const DeviceBench& bench);
+/// What the device calls itself and how it is used, for headings.
+std::string title_of(const DeviceBench& bench);
+
+/// The two ceilings: c = ab of square matrices, and a copy.
+Row measure_gemm(sherd::Device& device, const DeviceBench& bench, sherd::DType dtype);
+Row measure_copy(sherd::Device& device, const DeviceBench& bench);
+
+/// Prints a table: copy, products, and the kernels of a training step.
+void run_device(const DeviceBench& bench);
+
+/// Prints a table: five of Jordan's steps on the shapes of transformers' matrices, in both forms.
+void run_newton_schulz(const DeviceBench& bench);
+
+}  // namespace sherd_bench

@@ -1,0 +1,73 @@
+# shellcheck shell=bash disable=SC2034,SC2046,SC2154,SC2207
+# Part of gpu_check.sh: building, packing and unpacking. Sets bin (folder of programs), data (text to train on), bench
+# (folder of scripts), and the library path.
+
+find_nvcc() {
+  command -v nvcc >/dev/null || export CUDACXX=${CUDACXX:-/usr/local/cuda/bin/nvcc}
+}
+
+# Test programs for a real GPU; those of the emulation are not.
+gpu_test_targets() { cmake --build "$1" --target help 2>/dev/null | grep -oE '\btest_cuda[a-z_]*' | grep -v cuda_host | sort -u; }
+
+build() {
+  find_nvcc
+  cd "$root" || return
+  cmake --preset cuda >/dev/null && cmake --build build/cuda --target train_gpt sherd_tool sherd_bench $(gpu_test_targets build/cuda) ||
+    return
+  bin=$root/build/cuda/bin bench=$root/bench data=$out/data.txt
+  make_data "$data"
+}
+
+# A megabyte of text that is the same everywhere.
+make_data() { (cd "$root" && cat README.md docs/*.md {kernels,comm,dtensor,fsdp,optim,checkpoint}/*.{h,cpp}) | head -c 1000000 >"$1"; }
+
+pack() {
+  local target=$1 build=$root/build/portable stage library
+  find_nvcc
+  cd "$root" || return
+  cmake --preset cuda -B "$build" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES="$2" >/dev/null || return
+  local targets=(train_gpt sherd_tool sherd_bench $(gpu_test_targets "$build"))
+  cmake --build "$build" --target "${targets[@]}" || return
+  stage=$(mktemp -d)
+  mkdir -p "$target" "$stage/bin" "$stage/lib"
+  cp "$build"/bin/{train_gpt,sherd,sherd_bench} "$stage/bin/"
+  for program in "${targets[@]:3}"; do cp "$build/bin/$program" "$stage/bin/"; done
+  strip "$stage"/bin/*
+  # What has no static archive and is not of the C library, CUDA or NCCL.
+  for library in $(ldd "$stage"/bin/* | awk '$3 ~ /^\// {print $3}' | sort -u); do
+    case $(basename "$library") in
+      libc.so* | libm.so* | libdl.so* | librt.so* | libpthread.so* | ld-linux* | libcu* | libnv* | libnccl*) ;;
+      *) cp -L "$library" "$stage/lib/" ;;
+    esac
+  done
+  tar -czf "$target/programs.tar.gz" -C "$stage" bin lib || return
+  mkdir -p "$target/scripts" "$target/bench"
+  cp scripts/gpu_check*.sh "$target/scripts/"
+  cp bench/*.py "$target/bench/"
+  make_data "$target/data.txt"
+  du -sh "$stage"/* "$stage"/bin/* "$stage"/lib/* | sed "s|$stage/||"
+  rm -rf "$stage"
+  local kib
+  kib=$(du -sk "$target" | cut -f1)
+  echo "packed into $target: $((kib / 1024)) MiB"
+  [ "$kib" -le 65536 ] || { echo "that is more than 64 MiB" >&2; return 1; }
+}
+
+unpack() {
+  local from
+  from=$(cd "$1" && pwd) || return
+  if [ ! -d "$from/programs" ] || [ "$from/programs.tar.gz" -nt "$from/programs" ]; then
+    rm -rf "$from/programs"
+    mkdir "$from/programs" && tar -xzf "$from/programs.tar.gz" -C "$from/programs" || return
+    touch "$from/programs"
+  fi
+  bin=$from/programs/bin bench=$from/bench data=$from/data.txt
+  # CUDA's and NCCL's libraries: where the toolkit is, or in the wheels that PyTorch came with.
+  local wheels
+  wheels=$(python3 -c 'import glob, site, sys
+print(":".join(d for p in site.getsitepackages() + sys.path[1:] for d in glob.glob(p + "/nvidia/*/lib")))' 2>/dev/null)
+  export LD_LIBRARY_PATH=$wheels${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  local missing
+  missing=$(ldd "$bin"/* 2>/dev/null | grep 'not found' | sort -u)
+  [ -z "$missing" ] || { echo "libraries are missing:"$'\n'"$missing" >&2; return 1; }
+}
