@@ -33,7 +33,7 @@ struct SaveReport {
   std::filesystem::path committed;
   int64_t step = 0;
   int64_t bytes = 0;                 // of all files of all ranks, without the manifest
-  double blocked = 0;                // seconds that save() took on this rank
+  double blocked = 0;                // seconds that save() (or snapshot()) took on this rank
   double seconds = 0;                // from the call to the commit
   std::vector<std::string> removed;  // by `keep`; known to rank 0 only
 };

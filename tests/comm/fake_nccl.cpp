@@ -505,6 +505,7 @@ class QueueDevice final : public Device {
     return make_stream(std::move(name));
   }
   const std::string& label() const override { return host_->label(); }
+  std::string describe() const override { return "an imitated GPU"; }
 
  private:
   std::unique_ptr<Stream> make_stream(std::string name) {

@@ -218,8 +218,9 @@ std::vector<int64_t> squares(Lab& lab, const Floats& x, int64_t begin) {
 void expect_squares_of_reference(const Floats& x, const std::string& what) {
   Lab fast, slow("reference");
   for (int64_t begin : {0, 1, 2, 3})
-    if (begin <= static_cast<int64_t>(x.size()))
+    if (begin <= static_cast<int64_t>(x.size())) {
       EXPECT_EQ(squares(fast, x, begin), squares(slow, x, begin)) << what << " from " << begin;
+    }
 }
 
 TEST(Squares, EveryPlaceAndLength) {
