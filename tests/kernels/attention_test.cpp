@@ -225,9 +225,13 @@ TEST(Attention, WhatIsNotFiniteReachesOnlyRowsThatSeeIt) {
           EXPECT_EQ(poisoned(r.dqkv, row * 3 * c.dim), in_dq) << what;
           const bool in_dk = hit == 1 || hit == 2 || row <= where;
           EXPECT_EQ(poisoned(r.dqkv, (row * 3 + 1) * c.dim), in_dk) << what;
-          if (!in_dk) EXPECT_TRUE(same(r.dqkv, clean.dqkv, (row * 3 + 1) * c.dim)) << what;
-          if (!in_dk) EXPECT_TRUE(same(r.dqkv, clean.dqkv, (row * 3 + 2) * c.dim)) << what;
-          if (!in_dq) EXPECT_TRUE(same(r.dqkv, clean.dqkv, row * 3 * c.dim)) << what;
+          if (!in_dq) {
+            EXPECT_TRUE(same(r.dqkv, clean.dqkv, row * 3 * c.dim)) << what;
+          }
+          if (!in_dk) {
+            EXPECT_TRUE(same(r.dqkv, clean.dqkv, (row * 3 + 1) * c.dim)) << what;
+            EXPECT_TRUE(same(r.dqkv, clean.dqkv, (row * 3 + 2) * c.dim)) << what;
+          }
         }
       }
     }
