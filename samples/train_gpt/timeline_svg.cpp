@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -89,21 +91,54 @@ struct Bar {
   double width() const { return end - begin; }
 };
 
+/// Work narrower than a pixel, of one pixel: has the colour of what takes most of it.
+class Pixel {
+ public:
+  bool holds(const Bar& bar) const { return used_ && std::floor(bar.begin) == std::floor(begin_); }
+  void add(const Bar& bar) {
+    if (!used_) begin_ = bar.begin;
+    used_ = true;
+    end_ = bar.end;
+    widths_[bar.kind] += bar.width();
+  }
+  std::optional<Bar> take() {
+    if (!std::exchange(used_, false)) return std::nullopt;
+    const auto most = std::max_element(widths_.begin(), widths_.end(),
+                                       [](const auto& a, const auto& b) { return a.second < b.second; });
+    const Bar bar{begin_, end_, most->first, nullptr};
+    widths_.clear();
+    return bar;
+  }
+
+ private:
+  bool used_ = false;
+  double begin_ = 0, end_ = 0;
+  std::map<WorkKind, double> widths_;
+};
+
 std::vector<Bar> bars_of(const Lane& lane, const Axis& axis) {
   constexpr double kNarrow = 4;
   std::vector<Bar> bars;
+  const auto append = [&](const std::optional<Bar>& bar) {
+    if (!bar) return;
+    const bool joins = !bars.empty() && bars.back().kind == bar->kind && bar->begin - bars.back().end < 1 &&
+                       (bar->width() < kNarrow || bars.back().width() < kNarrow);
+    if (!joins) return bars.push_back(*bar);
+    bars.back().end = std::max(bars.back().end, bar->end);
+    bars.back().what = nullptr;
+  };
+  Pixel pixel;
   for (const auto& r : lane.records) {
     const double begin = axis.x(r.begin);
     const Bar bar{begin, std::max(axis.x(r.end), begin + 0.3), kind_of(r.what), &r.what};
-    const bool joins = !bars.empty() && bars.back().kind == bar.kind && bar.begin - bars.back().end < 1 &&
-                       (bar.width() < kNarrow || bars.back().width() < kNarrow);
-    if (joins) {
-      bars.back().end = std::max(bars.back().end, bar.end);
-      bars.back().what = nullptr;
+    if (!pixel.holds(bar) || bar.width() >= 1) append(pixel.take());
+    if (bar.width() >= 1) {
+      append(bar);
     } else {
-      bars.push_back(bar);
+      pixel.add(bar);
     }
   }
+  append(pixel.take());
   return bars;
 }
 
