@@ -59,9 +59,12 @@ TEST(CrossEntropy, LongRowsMatchReference) {
   for (DType t : {DType::f32, DType::bf16}) {
     for (auto [rows, vocab] : kLongRows) {
       const int64_t r = rows, v = vocab;
-      expect_same_as_reference([&](Lab& lab) { return forward(lab, r, v, t, 4); }, 3e-6);
+      // The f32 sum of v exponentials is off by about sqrt(v) roundings, and every probability (at most 1)
+      // with it.
+      const double sum = std::sqrt(static_cast<double>(v)) * 0x1p-24;
+      expect_same_as_reference([&](Lab& lab) { return forward(lab, r, v, t, 4); }, 3e-6 + sum);
       expect_same_as_reference([&](Lab& lab) { return backward(lab, r, v, t, 4, true); },
-                               t == DType::f32 ? 1e-6 : epsilon(t) / 4);
+                               t == DType::f32 ? 1e-6 + sum : epsilon(t) / 4);
     }
   }
 }
