@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kBuffersInFlight = 10;
 // Whole tensor-parallel matrices: gathered, in order, and orthogonalized; times the parts.
 constexpr int64_t kTensorBuffers = 3;
-// Gram matrices, Q, a second X, and the messages of a round of sums.
-constexpr int64_t kGramBuffers = 12;
+// Gram matrices, Q, and the five messages of a round of sums.
+constexpr int64_t kGramBuffers = 7;
 
 /// The scale of momentum is not known, that of results is about 1: f16 has too few exponents for the former.
 DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }

@@ -16,7 +16,7 @@
 
 #include "cuda.h"
 #include "launch.h"
-#include "mma.h"
+#include "vector.h"
 
 namespace sherd::cuda {
 
@@ -109,28 +109,15 @@ inline bool is_empty(const AttentionArgs& a) {
   return a.batch == 0 || a.heads == 0 || a.seq == 0 || a.head_dim == 0;
 }
 
-__device__ __forceinline__ float widen(float x) { return x; }
-__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ __forceinline__ void narrow(float& to, float x) { to = x; }
-__device__ __forceinline__ void narrow(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
-
-/// 16 bytes of rows.
-template <class T>
-struct Piece {
-  static constexpr int kCount = 16 / sizeof(T);
-  T at[kCount];
-
-  /// Elements [0, count) of `from`, then zeros.
-  __device__ __forceinline__ Piece(const T* from, int count, bool aligned) {
-    if (aligned && count >= kCount) {
-      const uint4 bytes = load_bytes(from);
-      memcpy(static_cast<void*>(at), &bytes, sizeof at);
-    } else {
+/// As many elements of `from` as 16 bytes hold; from `count` on zeros.
+template <class T, int N = 16 / sizeof(T)>
+__device__ __forceinline__ Vec<T, N> load_some(const T* from, int count, bool aligned) {
+  if (aligned && count >= N) return load<N>(from, 0);
+  Vec<T, N> some;
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) at[i] = i < count ? from[i] : T{};
-    }
-  }
-};
+  for (int i = 0; i < N; ++i) some[i] = i < count ? from[i] : T{};
+  return some;
+}
 
 /// For calls that tensor cores do not take.
 void plain_attention_forward(ExecutionContext&, const AttentionArgs&);

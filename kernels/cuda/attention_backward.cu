@@ -21,14 +21,15 @@ __global__ void stats_kernel(Packing p, int64_t padded, const T* out, const T* d
   if (inside) {
     const Rows<const T> o = p.out(out, place.bh), d = p.out(dout, place.bh);
     const T *o_row = o.row(row), *d_row = d.row(row);
-    constexpr int kCount = Piece<T>::kCount;
-    for (int i = lane * kCount; i < p.width; i += 8 * kCount) {
-      const Piece<T> x(o_row + i, p.width - i, p.vectors), dx(d_row + i, p.width - i, p.vectors);
+    constexpr int N = 16 / sizeof(T);
+    for (int i = lane * N; i < p.width; i += 8 * N) {
+      const auto x = load_some(o_row + i, p.width - i, p.vectors),
+                 dx = load_some(d_row + i, p.width - i, p.vectors);
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) delta = fmaf(widen(x.at[e]), widen(dx.at[e]), delta);
+      for (int e = 0; e < N; ++e) delta = fmaf(to_float(x[e]), to_float(dx[e]), delta);
     }
   }
-  for (int step = 4; step > 0; step /= 2) delta += __shfl_xor_sync(kWholeWarp, delta, step);
+  delta = warp_reduce(delta, Add{}, 8);
   if (lane == 0)
     stats[place.bh * padded + row] =
         inside ? make_float2(lse[int64_t{place.bh} * p.seq + row] * kLog2e, delta) : make_float2(INFINITY, 0);

@@ -38,8 +38,7 @@ struct Softmax {
         float most = max[m][half];
 #pragma unroll
         for (int n = 0; n < N / 8; ++n) most = fmaxf(most, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
-        most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(kWholeWarp, most, 2));
+        most = warp_reduce(most, Max{}, 4);
         // A row that has seen only -inf counts from 0, lest inf - inf be NaN.
         const float origin = most == -INFINITY ? 0 : most * scale_log2;
         const float correction = fast_exp2(max[m][half] * scale_log2 - origin);
@@ -54,7 +53,7 @@ struct Softmax {
           }
         }
         sum[m][half] = sum[m][half] * correction + total;
-        if (__any_sync(kWholeWarp, correction != 1)) {
+        if (__any_sync(kAllLanes, correction != 1)) {
 #pragma unroll
           for (int n = 0; n < D / 8; ++n) {
             o[m][n][half * 2] *= correction;
@@ -72,10 +71,8 @@ struct Softmax {
     for (int m = 0; m < M; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float& total = sum[m][half];
-        total += __shfl_xor_sync(kWholeWarp, total, 1);
-        total += __shfl_xor_sync(kWholeWarp, total, 2);
-        const float factor = 1 / total;
+        sum[m][half] = warp_reduce(sum[m][half], Add{}, 4);
+        const float factor = 1 / sum[m][half];
 #pragma unroll
         for (int n = 0; n < D / 8; ++n) {
           o[m][n][half * 2] *= factor;

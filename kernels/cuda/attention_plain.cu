@@ -1,4 +1,5 @@
 #include "attention.h"
+#include "block_reduce.h"
 
 // Attention in plain fp32 arithmetic, nothing rounded in between: f32, and bf16 heads too wide for the tensor
 // cores' kernels. 16 x 16 threads; thread (y, x) of a product holds rows y + 16 i and columns x + 16 j, or,
@@ -29,16 +30,16 @@ __device__ __forceinline__ int thread_y() { return static_cast<int>(threadIdx.x)
 
 /// Rows [first, first + N) as floats; what lies outside is 0.
 template <int N, int D, class T>
-__device__ void load(float* tile, const Rows<const T>& m, int first) {
-  constexpr int kCount = Piece<T>::kCount;
+__device__ void load_tile(float* tile, const Rows<const T>& m, int first) {
+  constexpr int kCount = 16 / sizeof(T);
   for (int i = static_cast<int>(threadIdx.x); i < N * D / kCount; i += kThreads) {
     const int row = i / (D / kCount), column = i % (D / kCount) * kCount;
-    const bool inside = first + row < m.count && column < m.width;
-    const Piece<T> piece(m.row(first + row) + column, inside ? m.width - column : 0, m.vectors);
+    const auto some =
+        load_some(m.row(first + row) + column, first + row < m.count ? m.width - column : 0, m.vectors);
 #pragma unroll
     for (int e = 0; e < kCount; e += 4)
-      *reinterpret_cast<float4*>(tile + row * kStride<D> + column + e) = make_float4(
-          widen(piece.at[e]), widen(piece.at[e + 1]), widen(piece.at[e + 2]), widen(piece.at[e + 3]));
+      *reinterpret_cast<float4*>(tile + row * kStride<D> + column + e) =
+          make_float4(to_float(some[e]), to_float(some[e + 1]), to_float(some[e + 2]), to_float(some[e + 3]));
   }
 }
 
@@ -115,7 +116,7 @@ __device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const
 }
 
 template <int R, int D, class T>
-__device__ __forceinline__ void store(const Rows<T>& m, int first, const Wide<R, D>& c) {
+__device__ __forceinline__ void store_rows(const Rows<T>& m, int first, const Wide<R, D>& c) {
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) {
     const int row = first + thread_y() + 16 * i;
@@ -126,19 +127,13 @@ __device__ __forceinline__ void store(const Rows<T>& m, int first, const Wide<R,
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = 64 * g + 4 * thread_x() + e;
-        if (column < m.width) narrow(m.row(row)[column], values[e]);
+        if (column < m.width) put(m.row(row)[column], values[e]);
       }
     }
   }
 }
 
-/// Over the 16 threads that hold a row.
-template <class Combine>
-__device__ __forceinline__ float over_row(float x, Combine combine) {
-#pragma unroll
-  for (int step = 8; step > 0; step /= 2) x = combine(x, __shfl_xor_sync(0xffffffffu, x, step));
-  return x;
-}
+constexpr int kRowThreads = 16;  // neighbours, that hold a row
 
 /// Rows that a block owns and rows of the tiles that stream by.
 template <int D>
@@ -162,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* q
   const int first = place.tile * R, end = min(first + R, p.seq);
   const auto k_rows = p.in(qkv, place.bh, 1), v_rows = p.in(qkv, place.bh, 2);
   const float scale_log2 = p.scale * kLog2e;
-  load<R, D>(q, p.in(qkv, place.bh, 0), first);
+  load_tile<R, D>(q, p.in(qkv, place.bh, 0), first);
 
   Wide<R, D> o;
   float max[R / 16], sum[R / 16] = {};  // sum: of this thread's columns
@@ -172,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* q
     const bool diagonal = begin + N - 1 > first;
     auto sees = [&](int row, int j) { return begin + j <= first + row; };
     __syncthreads();
-    load<N, D>(kv, k_rows, begin);
+    load_tile<N, D>(kv, k_rows, begin);
     __syncthreads();
     float s[R / 16][N / 16];
     dots<R, N, D>(s, q, kv);
@@ -184,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* q
         if (diagonal && !sees(thread_y() + 16 * i, thread_x() + 16 * j)) s[i][j] = -INFINITY;
         most = fmaxf(most, s[i][j]);
       }
-      most = over_row(most, [](float a, float b) { return fmaxf(a, b); });
+      most = warp_reduce(most, Max{}, kRowThreads);
       // A row that has seen only -inf counts from 0, lest inf - inf be NaN.
       const float origin = most == -INFINITY ? 0 : most * scale_log2;
       const float correction = exp2f(max[i] * scale_log2 - origin);
@@ -199,18 +194,18 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* q
     }
     publish<R, N>(weights, s);
     __syncthreads();
-    load<N, D>(kv, v_rows, begin);
+    load_tile<N, D>(kv, v_rows, begin);
     __syncthreads();
     add_mixture<R, N, D>(o, weights, kv, diagonal, sees);
   }
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) {
-    const float total = over_row(sum[i], [](float a, float b) { return a + b; });
+    const float total = warp_reduce(sum[i], Add{}, kRowThreads);
     const int row = first + thread_y() + 16 * i;
     o.scale(i, 1 / total);
     if (thread_x() == 0 && row < end) lse[int64_t{place.bh} * p.seq + row] = max[i] * p.scale + logf(total);
   }
-  store<R, D>(p.out(out, place.bh), first, o);
+  store_rows<R, D>(p.out(out, place.bh), first, o);
 }
 
 template <class T, int D>
@@ -225,8 +220,8 @@ __global__ void __launch_bounds__(kThreads)
   const int first = place.tile * R, end = min(first + R, p.seq);
   const auto k_rows = p.in(qkv, place.bh, 1), v_rows = p.in(qkv, place.bh, 2);
   const float scale_log2 = p.scale * kLog2e;
-  load<R, D>(q, p.in(qkv, place.bh, 0), first);
-  load<R, D>(d, p.out(dout, place.bh), first);
+  load_tile<R, D>(q, p.in(qkv, place.bh, 0), first);
+  load_tile<R, D>(d, p.out(dout, place.bh), first);
   stats += place.bh * padded + first;
 
   Wide<R, D> dq;
@@ -234,8 +229,8 @@ __global__ void __launch_bounds__(kThreads)
     const bool diagonal = begin + N - 1 > first;
     auto sees = [&](int row, int j) { return begin + j <= first + row; };
     __syncthreads();
-    load<N, D>(k, k_rows, begin);
-    load<N, D>(v, v_rows, begin);
+    load_tile<N, D>(k, k_rows, begin);
+    load_tile<N, D>(v, v_rows, begin);
     __syncthreads();
     float s[R / 16][N / 16], ds[R / 16][N / 16];
     dots<R, N, D>(s, q, k);
@@ -253,7 +248,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) dq.scale(i, p.scale);
-  store<R, D>(p.in(dqkv, place.bh, 0), first, dq);
+  store_rows<R, D>(p.in(dqkv, place.bh, 0), first, dq);
 }
 
 /// Scores are held transposed: rows are keys, columns queries.
@@ -269,8 +264,8 @@ __global__ void __launch_bounds__(kThreads)
   const auto q_rows = p.in(qkv, place.bh, 0);
   const auto d_rows = p.out(dout, place.bh);
   const float scale_log2 = p.scale * kLog2e;
-  load<R, D>(k, p.in(qkv, place.bh, 1), first);
-  load<R, D>(v, p.in(qkv, place.bh, 2), first);
+  load_tile<R, D>(k, p.in(qkv, place.bh, 1), first);
+  load_tile<R, D>(v, p.in(qkv, place.bh, 2), first);
   stats += place.bh * padded;
 
   Wide<R, D> dk, dv;
@@ -278,8 +273,8 @@ __global__ void __launch_bounds__(kThreads)
     const bool diagonal = begin < first + R - 1;
     auto sees = [&](int row, int j) { return first + row <= begin + j; };
     __syncthreads();
-    load<N, D>(q, q_rows, begin);
-    load<N, D>(d, d_rows, begin);
+    load_tile<N, D>(q, q_rows, begin);
+    load_tile<N, D>(d, d_rows, begin);
     __syncthreads();
     float s[R / 16][N / 16], ds[R / 16][N / 16];
     dots<R, N, D>(s, k, q);
@@ -303,8 +298,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) dk.scale(i, p.scale);
-  store<R, D>(p.in(dqkv, place.bh, 1), first, dk);
-  store<R, D>(p.in(dqkv, place.bh, 2), first, dv);
+  store_rows<R, D>(p.in(dqkv, place.bh, 1), first, dk);
+  store_rows<R, D>(p.in(dqkv, place.bh, 2), first, dv);
 }
 
 /// Calls call(T{}, constant) with the least of 64, 128, 256 that holds a head.

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "attention.h"
+#include "mma.h"
 
 namespace sherd::cuda {
 
@@ -147,9 +148,9 @@ template <int N, int D>
 __device__ __forceinline__ bool copied_non_finite(const __nv_bfloat16* tile) {
   bool found = false;
   for_each_piece<N, D, kTileThreads>([&](int row, int column) {
-    const uint4 piece = load_bytes(tile + row * kStride<D> + column);
-    for (const uint32_t pair : {piece.x, piece.y, piece.z, piece.w})
-      found = found || (((pair & 0x7f807f80u) + 0x00800080u) & 0x80008000u) != 0;
+    const Vec<__nv_bfloat16, 8> piece = load<8>(tile + row * kStride<D> + column, 0);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) found = found || !finite(piece[i]);
   });
   return found;
 }
@@ -207,7 +208,7 @@ __device__ __forceinline__ void store_rows(const Rows<__nv_bfloat16>& m, int fir
     const __nv_bfloat16* from = tile + row * kStride<D> + column;
     __nv_bfloat16* to = m.row(first + row) + column;
     if (m.vectors)
-      store_bytes(to, load_bytes(from));
+      store(to, 0, load<8>(from, 0));
     else
       for (int i = 0; i < 8 && column + i < m.width; ++i) to[i] = from[i];
   });

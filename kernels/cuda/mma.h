@@ -1,4 +1,4 @@
-// Tensor-core and copy instructions of compute capability 8.0 and 16-byte accesses, one small function each.
+// Tensor-core and copy instructions of compute capability 8.0, one small function each.
 //
 // Beside launch.h the only place that tells nvcc from a host compiler: every function has a twin in plain
 // C++, which moves values between the 32 lanes as the PTX manual lays fragments out. All lanes of a warp must
@@ -18,11 +18,9 @@
 
 #include <sherd/kernels/dtype.h>
 
-#include "launch.h"
+#include "block_reduce.h"
 
 namespace sherd::cuda {
-
-inline constexpr unsigned kWholeWarp = 0xffffffffu;
 
 #ifdef __CUDACC__
 
@@ -63,12 +61,6 @@ __device__ __forceinline__ void copy_async(void* shared, const void* device, boo
 /// Waits for all copies that this thread began.
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// 16 aligned bytes of anything, in one access.
-__device__ __forceinline__ uint4 load_bytes(const void* from) { return *static_cast<const uint4*>(from); }
-__device__ __forceinline__ void store_bytes(void* to, const uint4& bytes) {
-  *static_cast<uint4*>(to) = bytes;
-}
-
 /// 2^x to 2 units in the last place; results below 2^-126 are 0.
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -94,13 +86,13 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
   float row[2][16], column[2][16];  // of A and B, what this lane's four sums need
   for (int from = 0; from < 4; ++from) {
     for (int word = 0; word < 4; ++word) {
-      const uint32_t pair = __shfl_sync(kWholeWarp, a[word], g * 4 + from);
+      const uint32_t pair = __shfl_sync(kAllLanes, a[word], g * 4 + from);
       for (int half = 0; half < 2; ++half)
         row[word % 2][word / 2 * 8 + from * 2 + half] = half_of(pair, half);
     }
     for (int j = 0; j < 2; ++j) {
-      const uint32_t low = __shfl_sync(kWholeWarp, b0, (t * 2 + j) * 4 + from);
-      const uint32_t high = __shfl_sync(kWholeWarp, b1, (t * 2 + j) * 4 + from);
+      const uint32_t low = __shfl_sync(kAllLanes, b0, (t * 2 + j) * 4 + from);
+      const uint32_t high = __shfl_sync(kAllLanes, b1, (t * 2 + j) * 4 + from);
       for (int half = 0; half < 2; ++half) {
         column[j][from * 2 + half] = half_of(low, half);
         column[j][8 + from * 2 + half] = half_of(high, half);
@@ -118,7 +110,7 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 inline const uint16_t* named_row(const void* mine, int matrix, int row) {
   const auto address = static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(mine));
   return reinterpret_cast<const uint16_t*>(
-      static_cast<uintptr_t>(__shfl_sync(kWholeWarp, address, matrix * 8 + row)));
+      static_cast<uintptr_t>(__shfl_sync(kAllLanes, address, matrix * 8 + row)));
 }
 
 inline void load_matrices(uint32_t (&words)[4], const void* row) {
@@ -145,14 +137,6 @@ inline void copy_async(void* shared, const void* device, bool inside) {
 }
 
 inline void copies_done() {}
-
-// memcpy, for a host compiler assumes that a float is not changed through a uint4.
-inline uint4 load_bytes(const void* from) {
-  uint4 bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return bytes;
-}
-inline void store_bytes(void* to, const uint4& bytes) { std::memcpy(to, &bytes, sizeof bytes); }
 
 inline float fast_exp2(float x) { return std::exp2(x); }
 

@@ -198,6 +198,27 @@ TEST(Matmul, SearchesOncePerShape) {
   EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
 }
 
+// What lies askew is copied first, so that every address and every batch takes the same algorithm.
+TEST(Matmul, PlaceAndBatchDoNotChooseTheAlgorithm) {
+  CudaLab lab;
+  for (int64_t cols : {8, 6}) {
+    const Tensor x = lab.random({3 * 4 * cols + 1}, 1), gram = lab.empty({3 * 16 + 1}),
+                 q = lab.random({49}, 2);
+    cuda_host::reset_calls();
+    for (int64_t shift : {0, 1})
+      for (int64_t batch : {1, 3}) {
+        auto part = [&](const Tensor& t, int64_t rows, int64_t columns) {
+          return t.flat(shift, shift + batch * rows * columns).view({batch, rows, columns});
+        };
+        ops::gram_product(lab.s, part(gram, 4, 4), part(x, 4, cols), false);
+        const Tensor out = lab.empty({3 * 4 * cols + 1});
+        ops::gram_apply(lab.s, part(out, 4, cols), part(x, 4, cols), part(q, 4, 4), false);
+        lab.s.synchronize();
+      }
+    EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 2) << cols;
+  }
+}
+
 TEST(Matmul, WorksOneByOneWhereTheAlgorithmTakesNoBatch) {
   CudaLab lab;
   cuda_host::reset_calls();

@@ -2,11 +2,16 @@
 #include <gtest/gtest.h>
 #include <sherd/kernels/device.h>
 
+#include <cstdio>
+
 namespace {
 
 struct NeedsGpu : testing::Environment {
   void SetUp() override {
-    if (sherd::cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device on this machine";
+    if (sherd::cuda_device_count() > 0) return;
+    // An environment's skip leaves no mark on the tests themselves; ctest looks for this one.
+    std::puts("[  SKIPPED ] every test");
+    GTEST_SKIP() << "no CUDA device on this machine";
   }
 };
 

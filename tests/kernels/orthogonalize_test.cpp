@@ -194,6 +194,28 @@ TEST(Orthogonalize, StatusAndZeros) {
   }
 }
 
+TEST(Orthogonalize, AnIterationThatOverflowsGivesZerosAndSaysSo) {
+  const std::vector<Coefficients> explosive = {{1e30f, 0, 0}, {1e30f, 0, 0}};
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    for (IterationForm f : {IterationForm::standard, IterationForm::gram}) {
+      const auto got = orthogonalized(lab, 5, 3, normal(15, 1), form(f, explosive));
+      EXPECT_EQ(got.status, MatrixStatus::not_finite);
+      EXPECT_EQ(got.values, Floats(15, 0));
+    }
+    // Its neighbours in a batch are none the worse: eps keeps the second one's norm at 1e-23.
+    const Tensor in = lab.tensor({3, 1, 2}, {1, 0, 1e-30f, 0, 0, 1}), out = lab.full({3, 1, 2}, NAN);
+    const Tensor status = lab.ints({3}, {-1, -1, -1});
+    ops::orthogonalize(lab.s, out, in, status, form(IterationForm::standard, explosive));
+    std::vector<int32_t> codes(3);
+    ops::copy_to_host(lab.s, codes.data(), status);
+    EXPECT_EQ(codes, (std::vector<int32_t>{2, 0, 2}));
+    const Floats values = lab.floats(out);
+    EXPECT_NEAR(values[2] / 1e37f, 1, 1e-5);
+    for (size_t i : {0, 1, 3, 4, 5}) EXPECT_EQ(values[i], 0);
+  }
+}
+
 TEST(Orthogonalize, HugeAndTinyMatrices) {
   const Floats values = normal(6 * 9, 6);
   for (const char* kernels : {kFast, "reference"}) {

@@ -68,7 +68,9 @@ TEST(RandomNormal, SequencesOfOtherSeedsAndNamesDiffer) {
 }
 
 TEST(RandomNormal, ReferenceAgrees) {
-  expect_bits_of_reference([](Lab& lab) { return draw(lab, 3, 1001); });
+  // CUDA's log, sine and cosine are within two units in the last place of a double: rounded to fp32, one at
+  // most.
+  expect_bits_of_reference([](Lab& lab) { return draw(lab, 3, 1001); }, 0x1p-23);
 }
 
 }  // namespace
