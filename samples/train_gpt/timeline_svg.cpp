@@ -124,8 +124,9 @@ std::vector<Bar> bars_of(const Lane& lane, const Axis& axis) {
     const bool joins = !bars.empty() && bars.back().kind == bar->kind && bar->begin - bars.back().end < 1 &&
                        (bar->width() < kNarrow || bars.back().width() < kNarrow);
     if (!joins) return bars.push_back(*bar);
+    // The name of what is wide stays.
+    if (bars.back().width() < kNarrow) bars.back().what = bar->width() < kNarrow ? nullptr : bar->what;
     bars.back().end = std::max(bars.back().end, bar->end);
-    bars.back().what = nullptr;
   };
   Pixel pixel;
   for (const auto& r : lane.records) {
