@@ -87,7 +87,8 @@ std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int 
                        .threads = threads,
                        .kernels = options.kernels,
                        .memory_limit = options.memory_limit,
-                       .tf32 = options.tf32};
+                       .tf32 = options.tf32,
+                       .symmetric_products = options.symmetric_products};
   if (options.device == "cpu") return make_cpu_device(device);
   if (options.device != "cuda")
     throw InvalidArgument(fmt::format("device '{}' is unknown; use 'cpu' or 'cuda'", options.device));
@@ -95,7 +96,12 @@ std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int 
   return make_cuda_device(device);
 }
 
-NcclOptions nccl_options(const LaunchOptions& options) { return {.timeout = options.timeout}; }
+NcclOptions nccl_options(const LaunchOptions& options) {
+  return {.timeout = options.timeout,
+          .exact_order = options.nccl_exact_order,
+          .check_calls = options.nccl_check_calls,
+          .register_buffers = options.nccl_register_buffers};
+}
 
 /// Whether this process is one of several that make up the job.
 bool in_a_job(const LaunchOptions& options) {

@@ -21,8 +21,14 @@ struct LaunchOptions {
   /// How the processes of a job of NCCL find each other. "env": by RANK, WORLD_SIZE and so on (see
   /// from_environment), a job when any of those is set. "mpi": always a job, started by mpirun or srun.
   std::string bootstrap = "env";
+  /// Of NCCL, each as in NcclOptions.
+  bool nccl_exact_order = false;
+  bool nccl_check_calls = false;
+  bool nccl_register_buffers = false;
   /// CUDA: products of f32 matrices in tf32.
   bool tf32 = false;
+  /// CUDA: "blocks" or "hopper", see DeviceOptions.
+  std::string symmetric_products = "blocks";
   /// "cpu" or "reference".
   std::string kernels = "cpu";
   /// Kernel threads per rank; 0 = cores of this process / ranks, at least 1.

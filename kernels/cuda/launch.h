@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstddef>
+#include <tuple>
 
 #include <sherd/kernels/stream.h>
 
@@ -49,8 +50,9 @@ void launch([[maybe_unused]] ExecutionContext& context, const char* what, void (
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream_of(context)>>>(static_cast<P>(arguments)...);
   check(cudaGetLastError(), what);
 #else
-  cuda_host::run(what, grid.blocks, grid.threads, grid.shared_bytes,
-                 [&] { kernel(static_cast<P>(arguments)...); });
+  cuda_host::launch(
+      stream_of(context), what, grid.blocks, grid.threads, grid.shared_bytes,
+      [kernel, copies = std::tuple<P...>(static_cast<P>(arguments)...)] { std::apply(kernel, copies); });
 #endif
 }
 

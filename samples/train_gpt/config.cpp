@@ -92,6 +92,17 @@ std::string idle_expert_flags(const TrainConfig& c, const std::set<std::string_v
   return fmt::format("{}", fmt::join(list, ", "));
 }
 
+/// Flags of NCCL that say something else than their default, as a list.
+std::string idle_nccl_flags(const TrainConfig& c, const std::set<std::string_view>& bad) {
+  std::vector<std::string> list;
+  if (!bad.contains("bootstrap") && c.bootstrap != TrainConfig().bootstrap)
+    list.push_back("--bootstrap " + c.bootstrap);
+  if (c.nccl_exact_order) list.push_back("--nccl-exact-order");
+  if (c.nccl_check_calls) list.push_back("--nccl-check-calls");
+  if (c.nccl_register_buffers) list.push_back("--nccl-register-buffers");
+  return fmt::format("{}", fmt::join(list, ", "));
+}
+
 /// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
 void check_together(const TrainConfig& c, const std::set<std::string_view>& bad, Problems& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
@@ -127,6 +138,12 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
   if (c.comm == "nccl" && c.device == "cpu")
     problems.push_back("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
+  if (const std::string idle = idle_nccl_flags(c, bad); c.comm != "nccl" && !idle.empty())
+    problems.push_back(fmt::format("{}: of NCCL alone; give --comm nccl", idle));
+  if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products &&
+      c.device == "cpu")
+    problems.push_back(
+        fmt::format("--symmetric-products {}: of GPUs alone; give --device cuda", c.symmetric_products));
   if (c.tf32 && c.device == "cpu")
     problems.push_back(
         "--tf32: products on the cpu are never rounded so; give --device cuda, or leave it out");

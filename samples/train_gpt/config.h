@@ -72,7 +72,12 @@ struct TrainConfig {
   // Machine.
   std::string device = "cpu";
   std::string comm = "local";
+  std::string bootstrap = "env";
+  bool nccl_exact_order = false;
+  bool nccl_check_calls = false;
+  bool nccl_register_buffers = false;
   bool tf32 = false;
+  std::string symmetric_products = "blocks";
   std::string kernels = "cpu";
   int64_t threads = 0;
   int64_t memory_limit = 0;

@@ -188,7 +188,12 @@ int run(const TrainConfig& config) {
   sherd::LaunchOptions launch;
   launch.device = config.device;
   launch.comm = config.comm;
+  launch.bootstrap = config.bootstrap;
+  launch.nccl_exact_order = config.nccl_exact_order;
+  launch.nccl_check_calls = config.nccl_check_calls;
+  launch.nccl_register_buffers = config.nccl_register_buffers;
   launch.tf32 = config.tf32;
+  launch.symmetric_products = config.symmetric_products;
   launch.kernels = config.kernels;
   launch.threads_per_rank = static_cast<int>(config.threads);
   launch.memory_limit = config.memory_limit;

@@ -26,6 +26,8 @@
 #include <stdexcept>
 #include <type_traits>
 
+#include "late.h"
+
 #undef __shared__
 #define __shared__ static thread_local
 #undef __grid_constant__
@@ -61,6 +63,13 @@ template <class Body>
 void run(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes, const Body& body) {
   run_blocks(
       what, blocks, threads, shared_bytes, [](const void* b) { (*static_cast<const Body*>(b))(); }, &body);
+}
+
+/// As run(), when the stream (null: the default one) comes to it; late.h says when that is.
+template <class Body>
+void launch(cudaStream_t stream, const char* what, dim3 blocks, dim3 threads, size_t shared_bytes,
+            const Body& body) {
+  issue_on(stream, [=] { run(what, blocks, threads, shared_bytes, body); });
 }
 
 void* dynamic_shared();

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "fake.h"
+#include "late.h"
 
 struct cublasLtContext {};
 
@@ -199,9 +200,8 @@ void multiply(double* out, const double* a, const double* b, int64_t n, int64_t 
     }
 }
 
-cublasStatus_t run(const Product& p, double alpha, const void* a, const Layout& al, const void* b,
-                   const Layout& bl, double beta, const void* c, const Layout& cl, void* d,
-                   const Layout& dl) {
+void run(const Product& p, double alpha, const void* a, const Layout& al, const void* b, const Layout& bl,
+         double beta, const void* c, const Layout& cl, void* d, const Layout& dl) {
   const auto m = static_cast<int64_t>(dl.rows), n = static_cast<int64_t>(dl.cols);
   const auto k = static_cast<int64_t>(p.trans_a == CUBLAS_OP_N ? al.cols : al.rows);
   const bool tf32 = p.compute == CUBLAS_COMPUTE_32F_FAST_TF32, f64 = p.scale_type == CUDA_R_64F;
@@ -240,7 +240,6 @@ cublasStatus_t run(const Product& p, double alpha, const void* a, const Layout& 
         }
     }
   }
-  return CUBLAS_STATUS_SUCCESS;
 }
 
 bool aligned(const void* p, uint32_t to) { return reinterpret_cast<uintptr_t>(p) % to == 0; }
@@ -464,14 +463,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t c_layout, void* d, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t* algorithm, void*, size_t, cudaStream_t) {
+                              const cublasLtMatmulAlgo_t* algorithm, void*, size_t, cudaStream_t stream) {
   ENTER(cublasLtMatmul);
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (!desc || !alpha || !beta || !a || !b || !d || !a_layout || !b_layout || !c_layout || !d_layout)
     return CUBLAS_STATUS_INVALID_VALUE;
-  const auto& p = inside<Product>(desc);
-  const auto &al = inside<Layout>(a_layout), &bl = inside<Layout>(b_layout), &cl = inside<Layout>(c_layout),
-             &dl = inside<Layout>(d_layout);
+  const Product p = inside<Product>(desc);
+  const Layout al = inside<Layout>(a_layout), bl = inside<Layout>(b_layout), cl = inside<Layout>(c_layout),
+               dl = inside<Layout>(d_layout);
   if (const cublasStatus_t status = check(p, al, bl, cl, dl)) return status;
   const auto scalar = [&](const void* x) {
     return p.scale_type == CUDA_R_64F ? *static_cast<const double*>(x)
@@ -490,5 +489,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (!aligned(a, alignment[0]) || !aligned(b, alignment[1]) || (keep != 0 && !aligned(c, alignment[2])) ||
       !aligned(d, alignment[3]))
     return CUBLAS_STATUS_INVALID_VALUE;
-  return run(p, by, a, al, b, bl, keep, c, cl, d, dl);
+  cuda_host::issue_on(stream, [=] { run(p, by, a, al, b, bl, keep, c, cl, d, dl); });
+  return CUBLAS_STATUS_SUCCESS;
 }

@@ -2,27 +2,37 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "fake.h"
+#include "late.h"
 
 struct CUstream_st {
   int device, priority;
   unsigned flags;
+  cuda_host::StreamId id;
 };
 
 struct CUevent_st {
   int device;
   unsigned flags;
-  bool recorded = false;
-  std::chrono::steady_clock::time_point time{};
+  std::shared_ptr<const cuda_host::Mark> mark;  // null before it is recorded
+  bool captured = false;
+};
+
+struct CUgraph_st {
+  cuda_host::Graph work;
+};
+struct CUgraphExec_st {
+  cuda_host::Graph work;
 };
 
 namespace {
@@ -91,6 +101,15 @@ int device_of(cudaStream_t stream) {
                                                                                           : stream->device;
 }
 
+cuda_host::StreamId id_of(cudaStream_t stream) {
+  return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread ? 0 : stream->id;
+}
+/// What the host may not do with a stream while it is captured.
+bool captured(cudaStream_t stream) { return cuda_host::captured(id_of(stream)); }
+
+/// All work there is on all streams, as freeing memory waits for it.
+void run_dry() { cuda_host::synchronize_all(); }
+
 /// On the device, all of it? What begins in no known block is the host's.
 cudaError_t on_device(const void* p, size_t bytes, bool& answer) {
   std::lock_guard lock(machine().mutex);
@@ -120,26 +139,53 @@ cudaError_t check_copy(const void* dst, size_t dst_bytes, const void* src, size_
   }
 }
 
+/// Memory of the host that no call has pinned.
+bool pageable(const void* p) {
+  std::lock_guard lock(machine().mutex);
+  return !find_block(p);
+}
+
+/// Copies on the stream. As in CUDA, pageable memory is read before the call returns, and written before
+/// that.
 cudaError_t copy_rows(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
-                      size_t height, cudaMemcpyKind kind) {
+                      size_t height, cudaMemcpyKind kind, cudaStream_t stream = nullptr) {
   if (width == 0 || height == 0) return cudaSuccess;
   if (height > 1 && (width > dst_pitch || width > src_pitch)) return cudaErrorInvalidPitchValue;
-  if (const cudaError_t error =
-          check_copy(dst, dst_pitch * (height - 1) + width, src, src_pitch * (height - 1) + width, kind))
+  const size_t span = src_pitch * (height - 1) + width;
+  if (const cudaError_t error = check_copy(dst, dst_pitch * (height - 1) + width, src, span, kind))
     return error;
-  for (size_t r = 0; r < height; ++r)
-    std::memmove(static_cast<char*>(dst) + r * dst_pitch, static_cast<const char*>(src) + r * src_pitch,
-                 width);
+  const bool writes_now = pageable(dst);
+  if (writes_now && captured(stream)) return cudaErrorStreamCaptureUnsupported;
+  std::shared_ptr<std::vector<char>> staged;
+  if (cuda_host::late() && pageable(src)) {
+    const char* bytes = static_cast<const char*>(src);
+    staged = std::make_shared<std::vector<char>>(bytes, bytes + span);
+  }
+  cuda_host::issue(id_of(stream), [=] {
+    const char* from = staged ? staged->data() : static_cast<const char*>(src);
+    for (size_t r = 0; r < height; ++r)
+      std::memmove(static_cast<char*>(dst) + r * dst_pitch, from + r * src_pitch, width);
+  });
+  if (writes_now) cuda_host::synchronize(*cuda_host::mark(id_of(stream)));
   return cudaSuccess;
 }
 
-cudaError_t set_rows(void* dst, size_t pitch, int value, size_t width, size_t height) {
+cudaError_t set_rows(void* dst, size_t pitch, int value, size_t width, size_t height,
+                     cudaStream_t stream = nullptr) {
   if (width == 0 || height == 0) return cudaSuccess;
   bool device = false;
   if (const cudaError_t error = on_device(dst, pitch * (height - 1) + width, device)) return error;
   if (!device) return cudaErrorInvalidValue;
-  for (size_t r = 0; r < height; ++r) std::memset(static_cast<char*>(dst) + r * pitch, value, width);
+  cuda_host::issue(id_of(stream), [=] {
+    for (size_t r = 0; r < height; ++r) std::memset(static_cast<char*>(dst) + r * pitch, value, width);
+  });
   return cudaSuccess;
+}
+
+/// What the default stream was given is done when the call returns.
+cudaError_t at_once(cudaError_t result) {
+  cuda_host::synchronize(*cuda_host::mark(0));
+  return result;
 }
 
 cudaError_t allocate(void** p, size_t bytes, cudaMemoryType type) {
@@ -169,6 +215,7 @@ cudaError_t allocate(void** p, size_t bytes, cudaMemoryType type) {
 
 cudaError_t release(void* p, cudaMemoryType type) {
   if (!p) return cudaSuccess;
+  run_dry();
   Machine& m = machine();
   std::lock_guard lock(m.mutex);
   const auto block = m.blocks.find(address(p));
@@ -211,6 +258,10 @@ constexpr Name kNames[] = {
      "peer access is already enabled"},
     {cudaErrorPeerAccessNotEnabled, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled"},
     {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
 };
@@ -229,6 +280,10 @@ constexpr int kHighestPriority = -5;
   if (device_count() == 0) return report(cudaErrorNoDevice)
 #define REQUIRE(condition, error) \
   if (!(condition)) return report(error)
+
+void cuda_host::issue_on(cudaStream_t stream, std::function<void()> work) {
+  issue(id_of(stream), std::move(work));
+}
 
 // ---- devices and errors
 
@@ -258,6 +313,7 @@ cudaError_t cudaSetDeviceFlags(unsigned) {
 }
 cudaError_t cudaDeviceSynchronize() {
   ENTER(cudaDeviceSynchronize);
+  run_dry();
   return cudaSuccess;
 }
 cudaError_t cudaDeviceReset() {
@@ -480,6 +536,7 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
 }
 cudaError_t cudaHostUnregister(void* p) {
   ENTER(cudaHostUnregister);
+  run_dry();
   std::lock_guard lock(machine().mutex);
   const auto block = machine().blocks.find(address(p));
   REQUIRE(block != machine().blocks.end() && block->second.registered, cudaErrorHostMemoryNotRegistered);
@@ -504,47 +561,47 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind) {
   ENTER(cudaMemcpy);
-  return report(copy_rows(dst, bytes, src, bytes, bytes, 1, kind));
+  return report(at_once(copy_rows(dst, bytes, src, bytes, bytes, 1, kind)));
 }
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
   ENTER(cudaMemcpyAsync);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  return report(copy_rows(dst, bytes, src, bytes, bytes, 1, kind));
+  return report(copy_rows(dst, bytes, src, bytes, bytes, 1, kind, stream));
 }
 cudaError_t cudaMemcpy2D(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
                          size_t height, cudaMemcpyKind kind) {
   ENTER(cudaMemcpy2D);
-  return report(copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind));
+  return report(at_once(copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind)));
 }
 cudaError_t cudaMemcpy2DAsync(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   ENTER(cudaMemcpy2DAsync);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  return report(copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind));
+  return report(copy_rows(dst, dst_pitch, src, src_pitch, width, height, kind, stream));
 }
 cudaError_t cudaMemcpyPeerAsync(void* dst, int, const void* src, int, size_t bytes, cudaStream_t stream) {
   ENTER(cudaMemcpyPeerAsync);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  return report(copy_rows(dst, bytes, src, bytes, bytes, 1, cudaMemcpyDeviceToDevice));
+  return report(copy_rows(dst, bytes, src, bytes, bytes, 1, cudaMemcpyDeviceToDevice, stream));
 }
 cudaError_t cudaMemset(void* dst, int value, size_t bytes) {
   ENTER(cudaMemset);
-  return report(set_rows(dst, bytes, value, bytes, 1));
+  return report(at_once(set_rows(dst, bytes, value, bytes, 1)));
 }
 cudaError_t cudaMemsetAsync(void* dst, int value, size_t bytes, cudaStream_t stream) {
   ENTER(cudaMemsetAsync);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  return report(set_rows(dst, bytes, value, bytes, 1));
+  return report(set_rows(dst, bytes, value, bytes, 1, stream));
 }
 cudaError_t cudaMemset2DAsync(void* dst, size_t pitch, int value, size_t width, size_t height,
                               cudaStream_t stream) {
   ENTER(cudaMemset2DAsync);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  return report(set_rows(dst, pitch, value, width, height));
+  return report(set_rows(dst, pitch, value, width, height, stream));
 }
 
-// ---- streams: whatever is queued has been done
+// ---- streams
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   ENTER(cudaDeviceGetStreamPriorityRange);
@@ -555,7 +612,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   ENTER(cudaStreamCreateWithPriority);
   REQUIRE(stream, cudaErrorInvalidValue);
-  *stream = new CUstream_st{current_device, std::clamp(priority, kHighestPriority, 0), flags};
+  *stream = new CUstream_st{current_device, std::clamp(priority, kHighestPriority, 0), flags,
+                            cuda_host::new_stream()};
   std::lock_guard lock(machine().mutex);
   machine().streams.insert(*stream);
   cuda_host::count_live(&Live::streams, 1);
@@ -591,20 +649,75 @@ cudaError_t cudaStreamGetFlags(cudaStream_t stream, unsigned* flags) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ENTER(cudaStreamSynchronize);
-  return report(known(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle);
+  REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
+  REQUIRE(!captured(stream), cudaErrorStreamCaptureUnsupported);
+  cuda_host::synchronize(*cuda_host::mark(id_of(stream)));
+  return cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   ENTER(cudaStreamQuery);
-  return report(known(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle);
+  REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
+  REQUIRE(!captured(stream), cudaErrorStreamCaptureUnsupported);
+  return cuda_host::reached(*cuda_host::mark(id_of(stream))) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   ENTER(cudaStreamWaitEvent);
-  return report(known(stream) && known(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
+  REQUIRE(known(stream) && known(event), cudaErrorInvalidResourceHandle);
+  REQUIRE(captured(stream) || !event->captured, cudaErrorCapturedEvent);
+  std::shared_ptr<const cuda_host::Mark> mark;
+  {
+    std::lock_guard lock(machine().mutex);
+    mark = event->mark;
+  }
+  if (mark) cuda_host::wait(id_of(stream), std::move(mark));
+  return cudaSuccess;
 }
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   ENTER(cudaLaunchHostFunc);
   REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
-  function(data);
+  cuda_host::issue(id_of(stream), [=] { function(data); });
+  return cudaSuccess;
+}
+
+// ---- graphs: of one stream
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+  ENTER(cudaStreamBeginCapture);
+  REQUIRE(stream && known(stream) && !captured(stream), cudaErrorIllegalState);
+  cuda_host::begin_capture(id_of(stream));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
+  ENTER(cudaStreamEndCapture);
+  REQUIRE(stream && known(stream) && captured(stream), cudaErrorIllegalState);
+  *graph = new CUgraph_st{cuda_host::end_capture(id_of(stream))};
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  ENTER(cudaStreamIsCapturing);
+  REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
+  *status = captured(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* made, cudaGraph_t graph, unsigned long long) {
+  ENTER(cudaGraphInstantiate);
+  *made = new CUgraphExec_st{graph->work};
+  return cudaSuccess;
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+  ENTER(cudaGraphLaunch);
+  REQUIRE(known(stream), cudaErrorInvalidResourceHandle);
+  for (const auto& work : graph->work) cuda_host::issue(id_of(stream), work);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+  ENTER(cudaGraphExecDestroy);
+  delete graph;
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+  ENTER(cudaGraphDestroy);
+  delete graph;
   return cudaSuccess;
 }
 
@@ -613,7 +726,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   ENTER(cudaEventCreateWithFlags);
   REQUIRE(event, cudaErrorInvalidValue);
-  *event = new CUevent_st{current_device, flags};
+  *event = new CUevent_st{current_device, flags, nullptr, false};
   std::lock_guard lock(machine().mutex);
   machine().events.insert(*event);
   cuda_host::count_live(&Live::events, 1);
@@ -634,26 +747,42 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   ENTER(cudaEventRecord);
   REQUIRE(known(event) && known(stream) && event->device == device_of(stream),
           cudaErrorInvalidResourceHandle);
+  const bool in_graph = captured(stream);
+  auto mark = cuda_host::mark(id_of(stream));
   std::lock_guard lock(machine().mutex);
-  event->recorded = true;
-  event->time = std::chrono::steady_clock::now();
+  event->mark = std::move(mark);
+  event->captured = in_graph;
   return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   ENTER(cudaEventQuery);
-  return report(known(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
+  REQUIRE(known(event), cudaErrorInvalidResourceHandle);
+  std::lock_guard lock(machine().mutex);
+  REQUIRE(!event->captured, cudaErrorCapturedEvent);
+  return !event->mark || cuda_host::reached(*event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ENTER(cudaEventSynchronize);
-  return report(known(event) ? cudaSuccess : cudaErrorInvalidResourceHandle);
+  REQUIRE(known(event), cudaErrorInvalidResourceHandle);
+  std::shared_ptr<const cuda_host::Mark> mark;
+  {
+    std::lock_guard lock(machine().mutex);
+    REQUIRE(!event->captured, cudaErrorCapturedEvent);
+    mark = event->mark;
+  }
+  if (mark) cuda_host::synchronize(*mark);
+  return cudaSuccess;
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
   ENTER(cudaEventElapsedTime);
   REQUIRE(known(begin) && known(end), cudaErrorInvalidResourceHandle);
   std::lock_guard lock(machine().mutex);
-  REQUIRE(begin->recorded && end->recorded && !((begin->flags | end->flags) & cudaEventDisableTiming),
+  REQUIRE(begin->mark && end->mark && !((begin->flags | end->flags) & cudaEventDisableTiming),
           cudaErrorInvalidResourceHandle);
-  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
+  if (!cuda_host::reached(*begin->mark) || !cuda_host::reached(*end->mark)) return cudaErrorNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(cuda_host::time_of(*end->mark) -
+                                                           cuda_host::time_of(*begin->mark))
+                      .count();
   return cudaSuccess;
 }
 

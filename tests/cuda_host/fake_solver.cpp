@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "fake.h"
+#include "late.h"
 
 extern "C" {
 void dgesvd_(const char* jobu, const char* jobvt, const int* m, const int* n, double* a, const int* lda,
@@ -142,12 +143,14 @@ cusolverStatus_t cusolverDnXgesvd(cusolverDnHandle_t handle, cusolverDnParams_t,
   REQUIRE(real(type_a) && type_a == type_s && type_a == type_u && type_a == type_vt && type_a == compute);
   const auto job = [](signed char c) { return c == 'A' || c == 'S' || c == 'N'; };
   REQUIRE(job(jobu) && job(jobvt) && (jobu == 'N' || ldu >= m) && (jobvt == 'N' || ldvt >= n));
-  const Factors f =
-      factor(gather(a, type_a, m, n, lda), m, n, static_cast<char>(jobu), static_cast<char>(jobvt));
-  scatter(s, type_s, f.s, n, 1, n);
-  if (f.u_cols) scatter(u, type_u, f.u, m, f.u_cols, ldu);
-  if (f.vt_rows) scatter(vt, type_vt, f.vt, f.vt_rows, n, ldvt);
-  *info = code >= cuda_host::kNoConvergence ? code - cuda_host::kNoConvergence : f.info;
+  cuda_host::issue_on(handle->stream, [=] {
+    const Factors f =
+        factor(gather(a, type_a, m, n, lda), m, n, static_cast<char>(jobu), static_cast<char>(jobvt));
+    scatter(s, type_s, f.s, n, 1, n);
+    if (f.u_cols) scatter(u, type_u, f.u, m, f.u_cols, ldu);
+    if (f.vt_rows) scatter(vt, type_vt, f.vt, f.vt_rows, n, ldvt);
+    *info = code >= cuda_host::kNoConvergence ? code - cuda_host::kNoConvergence : f.info;
+  });
   return CUSOLVER_STATUS_SUCCESS;
 }
 
@@ -172,12 +175,14 @@ cusolverStatus_t cusolverDnXgesvdp(cusolverDnHandle_t handle, cusolverDnParams_t
   REQUIRE(real(type_a) && type_a == type_s && type_a == type_u && type_a == type_v && type_a == compute);
   const char job = jobz == CUSOLVER_EIG_MODE_NOVECTOR ? 'N' : econ ? 'S' : 'A';
   REQUIRE(job == 'N' || (ldu >= m && ldv >= n));
-  const Factors f = factor(gather(a, type_a, m, n, lda), m, n, job, job);
-  scatter(s, type_s, f.s, std::min(m, n), 1, std::min(m, n));
-  if (f.u_cols) scatter(u, type_u, f.u, m, f.u_cols, ldu);
-  if (f.vt_rows) scatter(v, type_v, f.vt, f.vt_rows, n, ldv, true);
-  *info = f.info;
-  *error_sigma = 0;
+  cuda_host::issue_on(handle->stream, [=] {
+    const Factors f = factor(gather(a, type_a, m, n, lda), m, n, job, job);
+    scatter(s, type_s, f.s, std::min(m, n), 1, std::min(m, n));
+    if (f.u_cols) scatter(u, type_u, f.u, m, f.u_cols, ldu);
+    if (f.vt_rows) scatter(v, type_v, f.vt, f.vt_rows, n, ldv, true);
+    *info = f.info;
+    *error_sigma = 0;
+  });
   return CUSOLVER_STATUS_SUCCESS;
 }
 
@@ -196,13 +201,15 @@ cusolverStatus_t cusolverDnXsyevd(cusolverDnHandle_t handle, cusolverDnParams_t,
   ENTER(cusolverDnXsyevd);
   REQUIRE(handle && n > 0 && lda >= n && buffer && bytes >= kWorkspaceBytes && info);
   REQUIRE(real(type_a) && type_a == type_w && type_a == compute);
-  std::vector<double> matrix = gather(a, type_a, n, n, lda), values(static_cast<size_t>(n));
-  const int order = static_cast<int>(n), lwork = 64 * order;
-  std::vector<double> work(static_cast<size_t>(lwork));
-  const char job = jobz == CUSOLVER_EIG_MODE_VECTOR ? 'V' : 'N';
-  const char triangle = uplo == CUBLAS_FILL_MODE_LOWER ? 'L' : 'U';
-  dsyev_(&job, &triangle, &order, matrix.data(), &order, values.data(), work.data(), &lwork, info, 1, 1);
-  scatter(w, type_w, values, n, 1, n);
-  if (job == 'V') scatter(a, type_a, matrix, n, n, lda);
+  cuda_host::issue_on(handle->stream, [=] {
+    std::vector<double> matrix = gather(a, type_a, n, n, lda), values(static_cast<size_t>(n));
+    const int order = static_cast<int>(n), lwork = 64 * order;
+    std::vector<double> work(static_cast<size_t>(lwork));
+    const char job = jobz == CUSOLVER_EIG_MODE_VECTOR ? 'V' : 'N';
+    const char triangle = uplo == CUBLAS_FILL_MODE_LOWER ? 'L' : 'U';
+    dsyev_(&job, &triangle, &order, matrix.data(), &order, values.data(), work.data(), &lwork, info, 1, 1);
+    scatter(w, type_w, values, n, 1, n);
+    if (job == 'V') scatter(a, type_a, matrix, n, n, lda);
+  });
   return CUSOLVER_STATUS_SUCCESS;
 }

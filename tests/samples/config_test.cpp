@@ -88,7 +88,10 @@ TrainConfig other_config() {
   c.precision = "bf16";
   c.device = "cuda";
   c.comm = "nccl";
+  c.bootstrap = "mpi";
+  c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = true;
   c.tf32 = true;
+  c.symmetric_products = "hopper";
   c.kernels = "reference";
   c.threads = 2;
   c.memory_limit = 3 << 20;
@@ -136,7 +139,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
-                           name == "async_save" || name == "tf32" || name == "allow_new_state";
+                           name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
+                           name == "allow_new_state";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -171,7 +175,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 268435456, "explain_plan": false,
-    "device": "cpu", "comm": "local", "tf32": false, "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
+    "device": "cpu", "comm": "local", "bootstrap": "env", "nccl_exact_order": false, "nccl_check_calls": false,
+    "nccl_register_buffers": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
     "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32",
@@ -390,6 +395,10 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_EQ(parse({"--device", "cuda", "--kernels", "reference", "--threads", "3"}).device, "cuda");
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
   EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "mpi"}).bootstrap, "mpi");
+  EXPECT_THAT(refusal({"--bootstrap", "mpi", "--nccl-check-calls", "--device", "cuda"}),
+              HasSubstr("--bootstrap mpi, --nccl-check-calls: of NCCL alone; give --comm nccl"));
+  EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
   EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
   EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
   EXPECT_THAT(refusal({"--comm", "mpi"}), HasSubstr("must be one of local|nccl"));
