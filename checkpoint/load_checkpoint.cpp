@@ -14,6 +14,9 @@
 namespace sherd {
 namespace {
 
+/// Elements copied to the device at a time.
+constexpr int64_t kUpload = int64_t{4} << 20;
+
 // What this model and optimizer hold, by name in the checkpoint.
 struct Wanted {
   Section section;
@@ -160,7 +163,12 @@ void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
   reader.read(*t, boxes, values.data());
   widen_in_place(t->dtype, values);
   if (!w.count) {
-    ops::copy_from_host(stream, w.local, values.data(), w.local.nbytes());
+    // In pieces, so that a GPU's pinned staging stays small.
+    for (int64_t at = 0; at < w.local.numel(); at += kUpload) {
+      const int64_t end = std::min(at + kUpload, w.local.numel());
+      ops::copy_from_host(stream, w.local.flat(at, end), values.data() + at, (end - at) * 4);
+      stream.synchronize();
+    }
     return;
   }
   const float count = values[0];

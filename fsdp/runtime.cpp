@@ -239,7 +239,9 @@ void ShardRuntime::initialise() {
     g->initialise(device_.compute(), options_.seed);
   }
   auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
-    if (elements > 0) t = Tensor::empty(device_, {elements}, dtype, "staging");
+    if (elements == 0) return;
+    t = Tensor::empty(device_, {elements}, dtype, "staging");
+    ops::fill(device_.compute(), t, 0);  // padding is moved and summed along
   };
   stage(staging_.gather, gather, options_.compute_dtype);
   stage(staging_.reduce, reduce, DType::f32);

@@ -59,7 +59,8 @@ __device__ __forceinline__ void load_tile(__nv_bfloat16* tile, const Rows<const 
   const __nv_bfloat16* from = m.row(first + begin) + column;
   if (m.vectors) {
     for_each_piece<N, D, kTileThreads>([&](int row, int) {
-      copy_async(tile + row * kStride<D> + column, from, row < left && wide > 0);
+      const bool inside = row < left && wide > 0;
+      copy_async(tile + row * kStride<D> + column, inside ? from : m.row(0), inside);
       from += step * m.stride;
     });
     return;

@@ -39,7 +39,7 @@ class DeviceMemory final : public MemorySource {
 
 class PinnedMemory final : public MemorySource {
  public:
-  explicit PinnedMemory(int ordinal) : ordinal_(ordinal) {}
+  PinnedMemory(int ordinal, std::function<void()> drain) : ordinal_(ordinal), drain_(std::move(drain)) {}
   void* allocate(int64_t bytes) override {
     check(cudaSetDevice(ordinal_), "pinned memory");
     void* p = nullptr;
@@ -52,10 +52,12 @@ class PinnedMemory final : public MemorySource {
     return p;
   }
   void release(void* p) noexcept override { cudaFreeHost(p); }
+  void drain() override { drain_(); }
   std::string owner() const override { return "the system (pinned memory)"; }
 
  private:
   int ordinal_;
+  std::function<void()> drain_;
 };
 
 cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
@@ -65,11 +67,20 @@ cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
                                     o.label, o.symmetric_products));
 }
 
+std::string why_none() {
+  int driver = 0, runtime = 0;
+  cudaDriverGetVersion(&driver);
+  cudaRuntimeGetVersion(&runtime);
+  const auto words = [](int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); };
+  if (driver == 0 || driver / 1000 >= runtime / 1000) return "no GPU, or no driver";
+  return fmt::format("the driver is for CUDA {}, this program needs {}", words(driver), words(runtime));
+}
+
 Chip chip_of(const DeviceOptions& o) {
   const int count = cuda_device_count();
   if (count == 0)
-    throw CudaError(fmt::format(
-        "{}: no CUDA device on this machine (no GPU, or no driver); use the cpu device", o.label));
+    throw CudaError(
+        fmt::format("{}: no CUDA device on this machine ({}); use the cpu device", o.label, why_none()));
   if (o.ordinal < 0 || o.ordinal >= count)
     throw InvalidArgument(
         fmt::format("{}: CUDA device {} of {}; use 0 to {}", o.label, o.ordinal, count, count - 1));
@@ -117,7 +128,8 @@ class CudaDevice final : public Device {
         clock_(o.ordinal),
         allocator_(o.label, o.memory_limit,
                    std::make_unique<DeviceMemory>(o.ordinal, [this] { compute_->synchronize(); })),
-        staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal)) {
+        staging_(o.label + " (pinned)", 0,
+                 std::make_unique<PinnedMemory>(o.ordinal, [this] { compute_->synchronize(); })) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 

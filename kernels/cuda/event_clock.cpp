@@ -68,7 +68,10 @@ class Stamp final : public NativeStamp {
   ~Stamp() override { base_->pool->give(event_); }
   bool done() const override {
     const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
+    if (state == cudaErrorNotReady) {
+      cudaGetLastError();  // no error to be found by the next launch
+      return false;
+    }
     check(state, kWhat);
     return true;
   }

@@ -30,11 +30,14 @@ MatmulEpilogue epilogue_of(const GemmArgs& g) {
   return bias ? MatmulEpilogue::gelu_bias : MatmulEpilogue::gelu;
 }
 
-/// cuBLASLt's fused epilogues want rows of pre at multiples of 8 elements and aligned vectors. In f32 they
-/// save little and differ from the kernels that take the other shapes.
+/// cuBLASLt's fused epilogues want rows of pre at multiples of 8 elements and aligned vectors, and there may
+/// be none for operands whose rows begin anywhere. In f32 they save little and differ from the kernels that
+/// take the other shapes.
 bool fusible(const GemmArgs& g) {
-  return g.a.dtype == DType::bf16 && g.k > 0 && g.n % 8 == 0 && aligned(g.bias.data, 16) &&
-         aligned(g.pre.data, 16) && aligned(g.c.data, 16);
+  const auto eights = [](const auto&... sizes) { return ((sizes % 8 == 0) && ...); };
+  return g.a.dtype == DType::bf16 && g.k > 0 && eights(g.n, g.lda, g.ldb, g.ldc) && aligned(g.a.data, 16) &&
+         aligned(g.b.data, 16) && aligned(g.bias.data, 16) && aligned(g.pre.data, 16) &&
+         aligned(g.c.data, 16);
 }
 
 }  // namespace

@@ -29,6 +29,9 @@ struct Grid {
   size_t shared_bytes = 0;  // dynamic
 };
 
+/// Dynamic shared memory that needs no leave: without it, static and dynamic may have 48 KiB together.
+inline constexpr size_t kSharedForAnyone = 32 * 1024;
+
 /// One thread per element, at most `most` blocks of 256: kernels stride over the rest.
 inline Grid grid_for(int64_t count, int64_t most = 132 * 16) {
   const int64_t blocks = (count + 255) / 256;
@@ -42,11 +45,8 @@ void launch([[maybe_unused]] ExecutionContext& context, const char* what, void (
             const Grid& grid, A&&... arguments) {
   if (grid.blocks.x == 0 || grid.blocks.y == 0 || grid.blocks.z == 0) return;
 #ifdef __CUDACC__
-  if (grid.shared_bytes > 48 * 1024)
-    check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(grid.shared_bytes)),
-          what);
+  if (grid.shared_bytes > kSharedForAnyone)
+    allow_shared_memory(context, what, reinterpret_cast<const void*>(kernel));
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream_of(context)>>>(static_cast<P>(arguments)...);
   check(cudaGetLastError(), what);
 #else

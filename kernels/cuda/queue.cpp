@@ -122,6 +122,19 @@ cusolverDnHandle_t CudaQueue::solver() {
   return solver_;
 }
 
+void CudaQueue::allow_shared_memory(const char* what, const void* kernel) {
+  if (!unlimited_.insert(kernel).second) return;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), what);
+  const int64_t most = chip_.shared_bytes - static_cast<int64_t>(attributes.sharedSizeBytes);
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)),
+        what);
+}
+
+void allow_shared_memory(const ExecutionContext& context, const char* what, const void* kernel) {
+  queue_of(context).allow_shared_memory(what, kernel);
+}
+
 void* CudaQueue::workspace() {
   if (!workspace_) workspace_ = allocator_.allocate(kWorkspaceBytes, "cublas workspace", true);
   return workspace_;

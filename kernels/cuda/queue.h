@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,6 +81,9 @@ class CudaQueue final : public NativeQueue {
   static constexpr int64_t kWorkspaceBytes = int64_t{32} << 20;
   /// What matmul() remembers of this queue; null at first.
   std::shared_ptr<MatmulPlans>& matmul_plans() { return matmul_plans_; }
+  /// Lets `kernel` have all the dynamic shared memory that its static one leaves. Always the most: what one
+  /// launch sets holds for all others of that kernel, on whatever stream.
+  void allow_shared_memory(const char* what, const void* kernel);
 
  private:
   /// Objects kept by one event: fewer events, and nothing waits long for its release.
@@ -94,6 +98,7 @@ class CudaQueue final : public NativeQueue {
   cusolverDnHandle_t solver_ = nullptr;
   void* workspace_ = nullptr;
   std::shared_ptr<MatmulPlans> matmul_plans_;
+  std::set<const void*> unlimited_;  // kernels of allow_shared_memory
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   using Batch = std::vector<std::shared_ptr<const void>>;

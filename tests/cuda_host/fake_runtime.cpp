@@ -795,6 +795,12 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
     REQUIRE(value >= 0 && value <= kMostSharedBytes, cudaErrorInvalidValue);
   return cudaSuccess;
 }
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
+  ENTER(cudaFuncGetAttributes);
+  REQUIRE(attributes && function, cudaErrorInvalidDeviceFunction);
+  *attributes = cudaFuncAttributes{};
+  return cudaSuccess;
+}
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* function, int threads,
                                                           size_t shared_bytes) {
   ENTER(cudaOccupancyMaxActiveBlocksPerMultiprocessor);

@@ -10,8 +10,8 @@ std::vector<int32_t> targets(int64_t rows, int64_t vocab) {
 }
 
 // Rows of up to 130,000: more than the shared memory of a multiprocessor holds.
-const std::initializer_list<std::array<int64_t, 2>> kLongRows = {
-    {3, 1030}, {2, 16500}, {2, 60000}, {1, 130000}};
+const std::initializer_list<std::array<int64_t, 2>> kLongRows = {{3, 1030},  {2, 12288}, {2, 16500},
+                                                                 {2, 24576}, {2, 60000}, {1, 130000}};
 
 Floats forward(Lab& lab, int64_t rows, int64_t vocab, DType t, float spread) {
   Tensor losses = lab.empty({rows});
