@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs all tests. Usage: scripts/test.sh [preset] [ctest arguments...]
-# Presets: release (default), debug, asan, tsan.
+# Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,5 +8,6 @@ preset=${1:-release}
 [ $# -gt 0 ] && shift
 scripts/install_deps.sh
 cmake --preset "$preset" >/dev/null
-cmake --build --preset "$preset"
+read -ra targets <<<"${TARGETS:-all}"
+cmake --build --preset "$preset" --target "${targets[@]}"
 ctest --preset "$preset" -j "$(nproc)" "$@"

@@ -226,8 +226,8 @@ TEST(ExpertRows, MatchReference) {
               for (float v : lab.floats(more)) all.push_back(v);
             return all;
           };
-          // The f32 dot product behind a gate adds `cols` terms near sqrt(slots); each addition rounds a running
-          // sum near sqrt(cols * slots), and sqrt(cols) such roundings remain of them.
+          // The f32 dot product behind a gate adds `cols` terms near sqrt(slots); each addition rounds a
+          // running sum near sqrt(cols * slots), and sqrt(cols) such roundings remain of them.
           const double dot = std::sqrt(static_cast<double>(slots)) * static_cast<double>(cols) * 0x1p-24;
           expect_same_as_reference(experiment, t == DType::f32 ? 2e-5 + dot : 0.02);
         }

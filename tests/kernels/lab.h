@@ -30,19 +30,11 @@ inline constexpr bool kThreadSanitizer = true;
 inline constexpr bool kThreadSanitizer = false;
 #endif
 
-/// The kernels under test: "cpu", or "cuda" in the programs that tests/cuda_host builds from the same
-/// sources.
-#ifndef TEST_FAST_KERNELS
-#define TEST_FAST_KERNELS "cpu"
-#endif
-inline constexpr const char* kFast = TEST_FAST_KERNELS;
-inline constexpr bool kCuda = std::string_view(kFast) == "cuda";
+/// The kernels under test, "cpu" or "cuda"; a program's own: kernels_under_test.cpp.
+extern const char* const kFast;
+extern const bool kCuda;
 /// CUDA kernels run on the host, at some 10^7 threads a second: tests of big shapes take smaller ones.
-#ifdef TEST_CUDA_EMULATED
-inline constexpr bool kEmulated = true;
-#else
-inline constexpr bool kEmulated = false;
-#endif
+extern const bool kEmulated;
 
 /// ThreadSanitizer: one thread, for the OpenMP runtime is not instrumented and its barriers look like races.
 inline std::shared_ptr<Device> make_lab_device(const std::string& kernels, int threads) {
