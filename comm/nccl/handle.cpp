@@ -63,12 +63,30 @@ void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string&
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
                         const Deadline& deadline) {
   ncclConfig_t config = nonblocking();
-  parent.run(where, deadline,
-             [&](ncclComm_t comm) { return session_.api().comm_split(comm, color, key, &split_, &config); });
+  // NCCL says success as soon as a thread of its own has taken up the split. The parent's state tells when
+  // that is over.
+  parent.run(where, deadline, [&](ncclComm_t comm) {
+    const ncclResult_t result = session_.api().comm_split(comm, color, key, &split_, &config);
+    return result == ncclSuccess ? ncclInProgress : result;
+  });
   std::unique_lock lock(mutex_);
-  session_.check(where);
-  comm_ = split_;
+  for (Backoff backoff(std::chrono::milliseconds(1)); !take_split();) {
+    lock.unlock();
+    backoff.sleep();
+    session_.check(where);
+    if (deadline.passed()) session_.fail(where, late(where, deadline));
+    lock.lock();
+  }
+  session_.check(where);  // what was taken is the watchdog's to abort
   settle(lock, ncclInProgress, where, deadline);
+}
+
+bool Handle::take_split() noexcept {
+  const ncclComm_t split = std::atomic_ref(split_).load(std::memory_order_acquire);
+  if (!split) return false;
+  comm_ = split;
+  std::atomic_ref(split_).store(nullptr, std::memory_order_relaxed);
+  return true;
 }
 
 void Handle::run(const std::string& where, const Deadline& deadline, const Call& call) {
@@ -140,11 +158,12 @@ std::string Handle::look() {
 
 bool Handle::alive() {
   std::lock_guard lock(mutex_);
-  return comm_ != nullptr;
+  return comm_ || take_split();
 }
 
 void Handle::abort() noexcept {
   std::lock_guard lock(mutex_);
+  if (!comm_) take_split();
   if (comm_) session_.api().comm_abort(comm_);
   comm_ = nullptr;
 }

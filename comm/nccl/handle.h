@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -60,6 +61,8 @@ class Handle {
     void* handle;
   };
   static std::string late(const std::string& where, const Deadline& deadline);
+  /// Makes what a split has come to, if it has, the communicator. With mutex_ held.
+  bool take_split() noexcept;
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
   /// Waits until the communicator is done with the call that gave `result`. Takes and gives the lock of
   /// mutex_.
@@ -69,7 +72,7 @@ class Handle {
   Session& session_;
   std::mutex mutex_;            // calls of NCCL
   ncclComm_t comm_ = nullptr;   // null before init and after the end
-  ncclComm_t split_ = nullptr;  // what NCCL fills in while a split is in progress
+  ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
   std::vector<Registration> registered_;
   std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
   int64_t scratch_bytes_ = 0;

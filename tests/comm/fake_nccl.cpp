@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -32,6 +33,7 @@ struct Operation {
   void* stream = nullptr;
   int color = 0, key = 0;
   ncclComm_t* child = nullptr;
+  ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
 };
 using Op = std::shared_ptr<Operation>;
@@ -51,8 +53,10 @@ struct ncclComm {
   int rank = 0, world_rank = 0;
   int64_t round = 0;
   int operations = 0, looks = 0;
+  bool in_progress = false;  // what was last said of it, so that nothing but looks and ends are allowed
   bool finalized = false, dead = false;
   std::vector<sherd::test::fake_nccl::Op> pending;
+  std::vector<std::jthread> deliveries;
   std::atomic<bool> busy{false};
 };
 
@@ -196,7 +200,7 @@ void split(Clique& parent, const std::map<int, Op>& ops) {
       const int number = static_cast<int>(clique.members.size());
       const int world_rank = parent.members[static_cast<size_t>(rank)]->world_rank;
       clique.members.push_back(new_communicator(clique, number, world_rank));
-      *ops.at(rank)->child = clique.members.back();
+      ops.at(rank)->made = clique.members.back();
     }
   }
 }
@@ -260,18 +264,42 @@ void post(ncclComm_t comm, const Op& op) {
   }
 }
 
-ncclResult_t state_of(ncclComm_t comm) {
+/// Fills in the children of splits that are done, from a thread of its own and a little later.
+void deliver(ncclComm_t comm) {
+  for (const Op& op : comm->pending) {
+    if (!op->done || !op->made) continue;
+    comm->deliveries.emplace_back([child = op->child, made = op->made] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::atomic_ref(*child).store(made, std::memory_order_release);
+    });
+  }
+}
+
+ncclResult_t look_at(ncclComm_t comm) {
   if (comm->world_rank == world().faults.error_on && comm->operations > world().faults.error_after)
     return ncclRemoteError;
   if (comm->looks > 0) {
     --comm->looks;
     return ncclInProgress;
   }
+  deliver(comm);
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
   const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(), [](const Op& op) {
     return op->stream == nullptr || !world().faults.at_once;
   });
   return waits ? ncclInProgress : ncclSuccess;
+}
+ncclResult_t state_of(ncclComm_t comm) {
+  const ncclResult_t state = look_at(comm);
+  comm->in_progress = state == ncclInProgress;
+  return state;
+}
+
+/// Before a call that asks for work: NCCL refuses it while the communicator is at another.
+bool refuses(ncclComm_t comm) {
+  if (!comm || !comm->in_progress) return false;
+  violation("a call on a communicator that is in progress");
+  return true;
 }
 
 ncclResult_t add(ncclComm_t comm, Operation operation) {
@@ -281,7 +309,12 @@ ncclResult_t add(ncclComm_t comm, Operation operation) {
     return world().faults.looks > 0 ? ncclInProgress : ncclSuccess;
   }
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   post(comm, op);
+  if (op->kind == Kind::split) {
+    comm->in_progress = true;
+    return ncclSuccess;  // said before the work is done; the communicator's state tells when
+  }
   return state_of(comm);
 }
 
@@ -307,6 +340,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* out, int size, ncclUniqueId id, i
   if (rank == world().faults.init_fails_on) return ncclUnhandledCudaError;
   post(comm, std::make_shared<Operation>(Operation{.kind = Kind::init}));
   comm->operations = 0;
+  comm->in_progress = true;
   return ncclInProgress;
 }
 
@@ -325,6 +359,8 @@ ncclResult_t comm_abort(ncclComm_t comm) {
   Inside inside(comm);
   ++world().log.aborted;
   comm->dead = true;
+  deliver(comm);  // a split that is over, although nobody has looked
+  comm->deliveries.clear();
   for (const Op& op : comm->pending) op->done = true;
   comm->pending.clear();
   for (auto& [round, ops] : comm->clique->rounds) ops.erase(comm->rank);
@@ -336,10 +372,12 @@ ncclResult_t comm_abort(ncclComm_t comm) {
 
 ncclResult_t comm_finalize(ncclComm_t comm) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
   if (!comm->pending.empty()) violation("the end of a communicator at work");
   comm->finalized = true;
   comm->looks = world().faults.looks;
+  comm->in_progress = true;
   ++world().log.finalized;
   return ncclInProgress;
 }
@@ -348,6 +386,7 @@ ncclResult_t comm_destroy(ncclComm_t comm) {
   Inside inside(comm);
   if (!comm->finalized) violation("a communicator was destroyed without its end");
   comm->dead = true;
+  comm->deliveries.clear();
   ++world().log.destroyed;
   return ncclSuccess;
 }
@@ -387,6 +426,7 @@ ncclResult_t group_end() {
   const auto operations = std::exchange(group, {});
   ncclComm_t comm = operations.front().first;
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   for (const auto& [c, op] : operations) {
     if (c != comm) violation("a group over two communicators");
     if (op->peer == comm->rank && (op->kind == Kind::send || op->kind == Kind::recv))
@@ -404,12 +444,14 @@ const char* get_last_error(ncclComm_t) { return "as the test asked for"; }
 
 ncclResult_t comm_register(ncclComm_t comm, void*, size_t, void** handle) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   *handle = comm;
   ++world().log.registered;
   return ncclSuccess;
 }
 ncclResult_t comm_deregister(ncclComm_t comm, void* handle) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   if (handle != comm) violation("a registration of another communicator");
   ++world().log.deregistered;
   return ncclSuccess;

@@ -2,7 +2,9 @@
 // rounds 16-bit sums at every step, as NCCL may.
 //
 // Operations on the null stream are in progress until they are done; on any other "stream" they are issued at
-// once and done when all ranks have come, which the events of a queue device tell.
+// once and done when all ranks have come, which the events of a queue device tell. A split says success while
+// the parent is in progress, and fills in the child from another thread after that. A communicator in
+// progress takes no further work.
 #pragma once
 
 #include <memory>

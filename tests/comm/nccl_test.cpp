@@ -166,6 +166,26 @@ TEST(NcclEnd, EveryCommunicatorIsFinalizedAndDestroyedAndNoneAborted) {
   EXPECT_EQ(log.aborted, 0);
 }
 
+// NCCL's own thread finishes a split, so a communicator may come into being while the launch fails.
+TEST(NcclEnd, WhatASplitMadeWhileTheLaunchFailedIsAbortedToo) {
+  for (int i = 0; i < 12; ++i) {
+    const Outcome outcome = run(cpu_devices(3), quick(10s), {.looks = 3}, [&](RankContext& c) {
+      std::jthread other;
+      if (c.world->rank() == 0)
+        other = std::jthread([&] {
+          std::this_thread::sleep_for(i * 1ms);
+          c.world->abort("out of luck");
+        });
+      for (int k = 0; k < 100; ++k) c.world->clone();
+    });
+    EXPECT_THAT(outcome.texts, Each(HasSubstr("out of luck")));
+    const auto log = fake_nccl::log();
+    EXPECT_EQ(log.aborted, log.made);
+    EXPECT_EQ(log.destroyed, 0);
+    EXPECT_LT(outcome.seconds, 5);
+  }
+}
+
 TEST(NcclRegistration, HappensOncePerRangeAndIsUndone) {
   NcclOptions options = quick(10s);
   options.register_buffers = true;
