@@ -95,8 +95,7 @@ std::string idle_expert_flags(const TrainConfig& c, const std::set<std::string_v
 /// Flags of NCCL that say something else than their default, as a list.
 std::string idle_nccl_flags(const TrainConfig& c, const std::set<std::string_view>& bad) {
   std::vector<std::string> list;
-  if (!bad.contains("bootstrap") && c.bootstrap != TrainConfig().bootstrap)
-    list.push_back("--bootstrap " + c.bootstrap);
+  if (!bad.contains("bootstrap") && c.bootstrap == "mpi") list.push_back("--bootstrap " + c.bootstrap);
   if (c.nccl_exact_order) list.push_back("--nccl-exact-order");
   if (c.nccl_check_calls) list.push_back("--nccl-check-calls");
   if (c.nccl_register_buffers) list.push_back("--nccl-register-buffers");

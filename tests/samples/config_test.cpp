@@ -396,6 +396,8 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
   EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "mpi"}).bootstrap, "mpi");
+  EXPECT_EQ(parse({"--bootstrap", "none"}).bootstrap, "none");
+  EXPECT_THAT(refusal({"--bootstrap", "slurm"}), HasSubstr("must be one of env|mpi|none"));
   EXPECT_THAT(refusal({"--bootstrap", "mpi", "--nccl-check-calls", "--device", "cuda"}),
               HasSubstr("--bootstrap mpi, --nccl-check-calls: of NCCL alone; give --comm nccl"));
   EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
