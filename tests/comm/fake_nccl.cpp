@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -277,7 +278,7 @@ void deliver(ncclComm_t comm) {
 
 ncclResult_t look_at(ncclComm_t comm) {
   if (comm->world_rank == world().faults.error_on && comm->operations > world().faults.error_after)
-    return ncclRemoteError;
+    return world().faults.error;
   if (comm->looks > 0) {
     --comm->looks;
     return ncclInProgress;
@@ -493,7 +494,11 @@ class FakeQueue final : public NativeQueue {
     kept_.clear();
   }
   void* handle() const override { return const_cast<FakeQueue*>(this); }
-  std::shared_ptr<NativeEvent> record() override { return std::make_shared<FakeEvent>(outstanding()); }
+  std::shared_ptr<NativeEvent> record() override {
+    auto before = outstanding();
+    if (before.empty()) kept_.clear();
+    return std::make_shared<FakeEvent>(std::move(before));
+  }
   std::shared_ptr<NativeStamp> stamp() override {
     FakeEvent(outstanding()).synchronize();
     return std::make_shared<FakeStamp>();
@@ -529,10 +534,30 @@ class FakeQueue final : public NativeQueue {
   int64_t bytes_ = 0;
 };
 
+/// The host's memory, with a bound on the number of blocks.
+class FewBlocks final : public MemorySource {
+ public:
+  explicit FewBlocks(int most) : left_(most) {}
+  void* allocate(int64_t bytes) override {
+    if (left_.fetch_sub(1) > 0) return std::aligned_alloc(128, static_cast<size_t>(bytes));
+    ++left_;
+    return nullptr;
+  }
+  void release(void* p) noexcept override {
+    ++left_;
+    std::free(p);
+  }
+  std::string owner() const override { return "the imitated GPU"; }
+
+ private:
+  std::atomic<int> left_;
+};
+
 class QueueDevice final : public Device {
  public:
-  explicit QueueDevice(const std::string& label)
-      : host_(make_cpu_device({.label = label, .kernels = "reference"})),
+  QueueDevice(const std::string& label, int blocks)
+      : allocator_(label, 0, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
+        host_(make_cpu_device({.label = label, .kernels = "reference"})),
         kernels_(reference_kernels()),
         compute_(make_stream("compute")) {
     kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
@@ -540,7 +565,7 @@ class QueueDevice final : public Device {
       reference_kernels().reduce(context, args);
     };
   }
-  Allocator& allocator() override { return host_->allocator(); }
+  Allocator& allocator() override { return allocator_; }
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
@@ -551,9 +576,9 @@ class QueueDevice final : public Device {
 
  private:
   std::unique_ptr<Stream> make_stream(std::string name) {
-    return std::make_unique<QueueStream>(*this, std::move(name), 1,
-                                         std::make_unique<FakeQueue>(host_->allocator()));
+    return std::make_unique<QueueStream>(*this, std::move(name), 1, std::make_unique<FakeQueue>(allocator_));
   }
+  Allocator allocator_;
   std::shared_ptr<Device> host_;
   KernelTable kernels_;
   std::unique_ptr<Stream> compute_;
@@ -589,8 +614,8 @@ Log log() {
   return world().log;
 }
 
-std::shared_ptr<Device> make_queue_device(const std::string& label) {
-  return std::make_shared<QueueDevice>(label);
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks) {
+  return std::make_shared<QueueDevice>(label, blocks);
 }
 
 }  // namespace sherd::test::fake_nccl

@@ -204,6 +204,90 @@ TEST(NcclRegistration, HappensOncePerRangeAndIsUndone) {
   EXPECT_EQ(fake_nccl::log().deregistered, 2);
 }
 
+TEST(NcclRegistration, EndsBeforeMemoryGoesBackToTheSystem) {
+  NcclOptions options = quick(10s);
+  options.register_buffers = true;
+  const auto one_block = [](int rank) {
+    return fake_nccl::make_queue_device("rank " + std::to_string(rank), 1);
+  };
+  const Outcome outcome = run({one_block(0), one_block(1)}, options, {}, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    const auto sum_of = [&](int64_t n) {
+      const Tensor t = make_tensor(*c.device, DType::i32, Ints(static_cast<size_t>(n), 1));
+      c.world->all_reduce(s, t);
+      EXPECT_EQ(read_tensor(s, t), Ints(static_cast<size_t>(n), 2));
+      s.synchronize();  // the queue keeps the tensor until it sees that the call is done
+    };
+    sum_of(8);
+    sum_of(8);  // in the same block
+    const auto other = c.world->clone();
+    EXPECT_EQ(fake_nccl::log().registered, 2);
+    EXPECT_EQ(fake_nccl::log().deregistered, 0);
+    c.world->clone();
+    sum_of(800);  // for which that block has to go
+    c.world->clone();
+    EXPECT_EQ(fake_nccl::log().registered, 4);
+    EXPECT_EQ(fake_nccl::log().deregistered, 2);
+  });
+  EXPECT_THAT(outcome.texts, Each(""));
+  EXPECT_EQ(fake_nccl::log().deregistered, 4);
+}
+
+TEST(NcclFailure, ARankThatIsBehindIsNamedWithWhatItCalledLast) {
+  for (const auto& devices : {cpu_devices(3), queue_devices(3)}) {
+    const Outcome outcome = run(devices, quick(), {}, [](RankContext& c) {
+      Stream& s = c.device->compute();
+      const auto group = c.world->split(0, -c.world->rank());
+      const Tensor t = make_tensor(*c.device, DType::f32, poison(8));
+      c.world->all_reduce(s, t);
+      group->barrier(s);
+      if (c.world->rank() != 2) group->all_reduce(s, t);
+      if (c.world->rank() == 2) std::this_thread::sleep_for(600ms);  // busy with something else
+      s.synchronize();
+    });
+    EXPECT_THAT(outcome.texts[0], AllOf(HasSubstr("all_reduce #2 (sum, f32, 8 elements, 32 bytes) on rank"),
+                                        HasSubstr("not done 300 ms after it was issued; it waits for others: "
+                                                  "rank 2 came to barrier #1"),
+                                        HasSubstr("--nccl-check-calls (NcclOptions::check_calls)")));
+    EXPECT_LT(outcome.seconds, 5);
+  }
+  const Outcome outcome = run(queue_devices(3), quick(), {}, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    if (c.world->rank() != 1) c.world->barrier(s);
+    if (c.world->rank() != 1) s.synchronize();
+    if (c.world->rank() == 1) std::this_thread::sleep_for(600ms);
+  });
+  EXPECT_THAT(outcome.texts[0], HasSubstr("it waits for others: rank 1 has called nothing there"));
+}
+
+// A process that ends is seen by NCCL's sockets as soon as by the store, which knows which one it was.
+TEST(NcclFailure, TheNoticeOfAProcessThatEndedWinsOverTheErrorsItCauses) {
+  for (const bool queue : {false, true}) {
+    fake_nccl::reset({.error_on = 0, .error_after = 1});
+    const auto store = make_memory_store();
+    std::vector<std::string> texts(2);
+    {
+      std::vector<std::jthread> ranks;
+      for (int r = 0; r < 2; ++r)
+        ranks.emplace_back([&, r] {
+          const std::string label = "rank " + std::to_string(r);
+          const auto device = queue ? fake_nccl::make_queue_device(label) : make_cpu_device({.label = label});
+          const auto world = nccl::make_world(fake_nccl::api(), device, store, r, 2, quick(1h));
+          try {
+            world->barrier(device->compute());
+            world->barrier(device->compute());
+            device->compute().synchronize();
+          } catch (const CommError& e) {
+            texts[static_cast<size_t>(r)] = e.what();
+          }
+        });
+      std::this_thread::sleep_for(400ms);
+      announce(*store, {2, "rank 2's process ended"});
+    }
+    EXPECT_THAT(texts, Each(HasSubstr("aborted because rank 2's process ended")));
+  }
+}
+
 TEST(NcclFailure, AnErrorOfNcclIsToldToAllRanksAndEndsEveryCommunicator) {
   const Outcome outcome =
       run(cpu_devices(3), quick(10s), {.error_on = 1, .error_after = 4}, [](RankContext& c) {

@@ -1,12 +1,15 @@
 // Which device host threads touch: a thread that has selected none would open a context on GPU 0.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
+#include <sherd/comm/launcher.h>
+#include <sherd/kernels/error.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/tensor.h>
 #include <sherd/kernels/trace.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <thread>
 
 namespace sherd {
@@ -41,6 +44,22 @@ TEST(CudaThreads, WhoAsksAnEventSelectsItsDevice) {
   EXPECT_EQ(device_after([&] { EXPECT_TRUE(native->done()); }), 3);
   EXPECT_EQ(device_after([&] { EXPECT_TRUE(stamp->done()); }), 3);
   EXPECT_EQ(device_after([&] { stamp->synchronize(); }), 3);
+}
+
+// The imitation has 8 devices.
+TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
+  const auto text_of = [](int ranks) -> std::string {
+    try {
+      launch(ranks, {.device = "cuda", .comm = "nccl", .bootstrap = "none"}, [](RankContext&) {});
+      return "accepted";
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(
+      text_of(9),
+      "9 ranks with --comm nccl on 8 GPUs: NCCL takes one GPU a rank; use --comm local, whose ranks share "
+      "GPUs, or at most 8 ranks");
 }
 
 TEST(CudaQueues, AreAskedForBeforeTheFirstCall) {
