@@ -105,31 +105,59 @@ NcclOptions nccl_options(const LaunchOptions& options) {
 
 /// Whether this process is one of several that make up the job.
 bool in_a_job(const LaunchOptions& options) {
-  if (options.comm != "nccl") return false;
-  if (options.bootstrap == "mpi") return true;
-  if (options.bootstrap != "env")
-    throw InvalidArgument(fmt::format("bootstrap '{}' is unknown; use 'env' or 'mpi'", options.bootstrap));
-  return std::getenv("WORLD_SIZE") || std::getenv("OMPI_COMM_WORLD_SIZE") || std::getenv("SLURM_NTASKS");
+  const std::string& how = options.bootstrap;
+  if (how != "env" && how != "mpi" && how != "none")
+    throw InvalidArgument(fmt::format("bootstrap '{}' is unknown; use 'env', 'mpi' or 'none'", how));
+  if (how == "none") return false;
+  const JobHint hint = job_in_environment();
+  if (options.comm == "nccl") return how == "mpi" || hint.present;
+  if (options.comm == "local" && hint.processes > 1)
+    throw InvalidArgument(fmt::format(
+        "{} is {}: this is one of {} processes, and with --comm local each of them would run all "
+        "ranks by itself; give --comm nccl to make them the ranks of one job, or --bootstrap none "
+        "where each is to run alone",
+        hint.variable, hint.processes, hint.processes));
+  return false;
+}
+
+/// NCCL gives each rank a GPU of its own.
+void require_gpus(int ranks, const LaunchOptions& options) {
+  if (options.comm != "nccl" || options.device != "cuda") return;
+  const int gpus = cuda_device_count();
+  if (gpus > 0 && ranks > gpus)
+    throw InvalidArgument(fmt::format(
+        "{} ranks with --comm nccl on {} GPU{}: NCCL takes one GPU a rank; use --comm local, whose "
+        "ranks share GPUs, or at most {} rank{}",
+        ranks, gpus, gpus > 1 ? "s" : "", gpus, gpus > 1 ? "s" : ""));
+}
+
+/// This process's rank of the job, and the job's store.
+MpiLaunch join_job(const LaunchOptions& options) {
+  if (options.bootstrap == "mpi") return mpi_bootstrap(options.timeout);
+  const LaunchEnvironment job = from_environment();
+  return {job, connect_store(job, options.timeout)};
 }
 
 void launch_process(int ranks, const LaunchOptions& options, int threads,
                     const std::function<void(RankContext&)>& body) {
-  LaunchEnvironment job;
-  std::shared_ptr<Store> store;
-  if (options.bootstrap == "mpi") {
-    MpiLaunch mpi = mpi_bootstrap(options.timeout);
-    job = mpi.environment;
-    store = std::move(mpi.store);
-  } else {
-    job = from_environment();
-  }
-  if (job.size != ranks)
-    throw InvalidArgument(fmt::format("{} ranks are asked for, and the job has {} processes; make them equal",
-                                      ranks, job.size));
+  // The store comes first: a rank that cannot go on then tells the others, which would wait for it.
+  const auto [job, store] = join_job(options);
   RankContext context;
-  context.device = make_device(options, job.rank, job.local_rank, threads);
-  if (!store) store = connect_store(job, options.timeout);
-  context.world = make_nccl_world(context.device, store, job.rank, job.size, nccl_options(options));
+  try {
+    if (job.size != ranks)
+      throw InvalidArgument(fmt::format(
+          "--ranks {}: the job has {} process{}; give --ranks {}, or --bootstrap none for ranks that "
+          "are threads of this process",
+          ranks, job.size, job.size > 1 ? "es" : "", job.size));
+    context.device = make_device(options, job.rank, job.local_rank, threads);
+    context.world = make_nccl_world(context.device, store, job.rank, job.size, nccl_options(options));
+  } catch (const std::exception& e) {
+    try {
+      announce(*store, {job.rank, fmt::format("rank {} failed before it joined: {}", job.rank, e.what())});
+    } catch (const std::exception&) {  // the store is gone, which the others see for themselves
+    }
+    throw;
+  }
   FirstFailure failure;
   run_rank(context, body, failure);
   failure.rethrow_if_any();
@@ -154,6 +182,7 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
       options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
 
   if (in_a_job(options)) return launch_process(ranks, options, threads, body);
+  require_gpus(ranks, options);
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options, r, r, threads));
   const auto worlds = make_world(options, devices);

@@ -13,13 +13,15 @@
 namespace sherd {
 
 struct LaunchOptions {
-  /// "cpu", or "cuda": rank r of a process uses GPU r modulo the number of them.
+  /// "cpu", or "cuda": rank r uses GPU r modulo the number of them; in a job of several processes r is the
+  /// process's number on its host.
   std::string device = "cpu";
   /// "local": ranks are threads of this process. "nccl": one GPU a rank; threads of this process, or, in a
   /// job of several processes, this process is one rank of `ranks`.
   std::string comm = "local";
-  /// How the processes of a job of NCCL find each other. "env": by RANK, WORLD_SIZE and so on (see
-  /// from_environment), a job when any of those is set. "mpi": always a job, started by mpirun or srun.
+  /// How the processes of a job of NCCL find each other. "env": by RANK, WORLD_SIZE and so on, a job when
+  /// those of a launcher are there (see from_environment). "mpi": always a job, started by mpirun or srun.
+  /// "none": there is no job; ranks are threads of this process whatever the environment says.
   std::string bootstrap = "env";
   /// Of NCCL, each as in NcclOptions.
   bool nccl_exact_order = false;
@@ -50,7 +52,11 @@ struct RankContext {
 ///
 /// When a rank throws, the group is aborted so that no other rank waits for it, and after all have ended the
 /// *first* failure is rethrown with its original type (CommErrors that only report a peer's failure never
-/// hide the cause). @throws InvalidArgument when ranks < 1.
+/// hide the cause). A rank that fails before it has a world tells the others of its job.
+///
+/// @throws InvalidArgument: ranks < 1; ranks is not the job's number of processes; more threads with NCCL
+/// than GPUs; comm "local" in an environment of several processes, each of which would run all ranks by
+/// itself, unless bootstrap is "none".
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }
 

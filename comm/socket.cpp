@@ -62,17 +62,19 @@ void Socket::prepare() const {
   setsockopt(fd_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(fd_, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
   setsockopt(fd_, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  // Nothing is kept alive while data waits for its acknowledgement; that has a limit of its own.
+  const unsigned unacknowledged_ms = 25'000;
+  setsockopt(fd_, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged_ms, sizeof unacknowledged_ms);
 }
 
-Socket Socket::listen(const std::string& host, int port) {
-  // A host's own name may mean another address there than elsewhere.
-  std::string why;
-  const bool exact = host == "localhost" || resolve(host, port, AI_NUMERICHOST, why);
-  why.clear();
-  const Addresses addresses = resolve(exact ? host : "", port, AI_PASSIVE, why);
+namespace {
+
+/// Empty on failure, with the error of the last attempt.
+Socket listen_on(const std::string& host, int port, std::string& why, int& error) {
+  const Addresses addresses = resolve(host, port, AI_PASSIVE, why);
   std::vector<const addrinfo*> order;
   for (const addrinfo* a = addresses.get(); a; a = a->ai_next) order.push_back(a);
-  if (!exact)
+  if (host.empty())
     std::stable_partition(order.begin(), order.end(), [](auto* a) { return a->ai_family == AF_INET6; });
   for (const addrinfo* a : order) {
     Socket s(::socket(a->ai_family, a->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, a->ai_protocol));
@@ -81,12 +83,27 @@ Socket Socket::listen(const std::string& host, int port) {
     const int off = 0;  // [::] also takes IPv4
     if (s && a->ai_family == AF_INET6) setsockopt(s.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (s && ::bind(s.fd(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(s.fd(), SOMAXCONN) == 0) return s;
-    why = error_text(errno);
+    error = errno;
+    why = error_text(error);
   }
-  throw CommError(
-      fmt::format("store: cannot listen on {}:{}: {}; MASTER_ADDR must be an address of rank 0's host, and "
-                  "SHERD_STORE_PORT can name a free port",
-                  host, port, why));
+  return {};
+}
+
+}  // namespace
+
+Socket Socket::listen(const std::string& host, int port) {
+  // A host's own name may mean another address there than elsewhere.
+  std::string why;
+  int error = 0;
+  const bool exact = host == "localhost" || (!host.empty() && resolve(host, port, AI_NUMERICHOST, why));
+  Socket s = listen_on(exact ? host : "", port, why, error);
+  // An address that leads here from elsewhere need not be this host's own.
+  if (!s && exact && error == EADDRNOTAVAIL) s = listen_on("", port, why, error);
+  if (s) return s;
+  throw CommError(fmt::format(
+      "store: cannot listen on {}: {}; SHERD_STORE_PORT can name a free port",
+      exact && error != EADDRNOTAVAIL ? fmt::format("{}:{}", host, port) : fmt::format("port {}", port),
+      why));
 }
 
 Socket Socket::connect(const std::string& host, int port, Deadline deadline, std::string& why) {

@@ -24,7 +24,8 @@ class Socket {
   explicit operator bool() const { return fd_ >= 0; }
 
   using Deadline = std::chrono::steady_clock::time_point;
-  /// A non-blocking socket that listens. Port 0: any. @throws CommError
+  /// A non-blocking socket that listens on an address or "localhost"; on every interface for an empty host, a
+  /// name, or an address that is not this host's. Port 0: any. @throws CommError
   static Socket listen(const std::string& host, int port);
   /// One attempt at every address of the host, until the deadline. Empty on failure, with `why`.
   static Socket connect(const std::string& host, int port, Deadline deadline, std::string& why);

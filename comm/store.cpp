@@ -105,8 +105,9 @@ StoreReply StoreTable::apply(const StoreRequest& request) {
   return refused(fmt::format("operation {} does not exist", static_cast<int>(request.op)));
 }
 
-StoreReply Store::answer(Op op, const std::string& key, const std::string& value, int64_t number) {
-  StoreReply r = ask({op, number, key, value});
+StoreReply Store::answer(Op op, const std::string& key, const std::string& value, int64_t number,
+                         std::chrono::milliseconds patience) {
+  StoreReply r = ask({op, number, key, value, patience});
   if (r.status == Status::refused)
     throw InvalidArgument(
         fmt::format("store, key {}: {}", key.substr(0, 80), r.values.empty() ? "refused" : r.values[0]));
@@ -119,8 +120,8 @@ std::string Store::set_once(const std::string& key, const std::string& value) {
   return answer(Op::set_once, key, value).values.at(0);
 }
 
-std::optional<std::string> Store::get(const std::string& key) {
-  StoreReply r = answer(Op::get, key);
+std::optional<std::string> Store::get(const std::string& key, std::chrono::milliseconds patience) {
+  StoreReply r = answer(Op::get, key, {}, 0, patience);
   if (r.status == Status::absent) return std::nullopt;
   return std::move(r.values.at(0));
 }
@@ -174,8 +175,8 @@ void announce(Store& store, const AbortNotice& notice) {
   store.set_once(kAbortKey, std::to_string(notice.rank) + ":" + notice.cause.substr(0, 1 << 16));
 }
 
-std::optional<AbortNotice> announced(Store& store) {
-  const auto text = store.get(kAbortKey);
+std::optional<AbortNotice> announced(Store& store, std::chrono::milliseconds patience) {
+  const auto text = store.get(kAbortKey, patience);
   if (!text) return std::nullopt;
   const size_t colon = text->find(':');
   if (colon == std::string::npos) return AbortNotice{-1, *text};

@@ -17,6 +17,8 @@ struct StoreRequest {
   Op op = Op::get;
   int64_t number = 0;
   std::string key, value;
+  /// How long the answer may take; 0: as long as the store was given for all. Not sent.
+  std::chrono::milliseconds patience{0};
 };
 struct StoreReply {
   enum class Status : uint8_t { absent, ok, refused };
@@ -36,7 +38,9 @@ class Store {
   void set(const std::string& key, const std::string& value);
   /// Sets the key if it is absent; returns the value that is there now.
   std::string set_once(const std::string& key, const std::string& value);
-  std::optional<std::string> get(const std::string& key);
+  /// `patience` above 0: the store counts as lost when it does not answer for so long.
+  std::optional<std::string> get(const std::string& key,
+                                 std::chrono::milliseconds patience = std::chrono::milliseconds(0));
   /// Adds to a counter, which begins at 0; returns the sum.
   int64_t add(const std::string& key, int64_t amount);
   void erase(const std::string& key);
@@ -56,7 +60,7 @@ class Store {
 
  private:
   StoreReply answer(StoreRequest::Op op, const std::string& key, const std::string& value = {},
-                    int64_t number = 0);
+                    int64_t number = 0, std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 };
 
 /// A store for threads of one process.
@@ -68,7 +72,9 @@ struct AbortNotice {
   std::string cause;
 };
 void announce(Store& store, const AbortNotice& notice);
-std::optional<AbortNotice> announced(Store& store);
+/// Patience: as of get().
+std::optional<AbortNotice> announced(Store& store,
+                                     std::chrono::milliseconds patience = std::chrono::milliseconds(0));
 
 /// Sleeps between looks at something that others change: 20 microseconds, then twice as long each time.
 class Backoff {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/store_wire.h>
@@ -33,8 +34,9 @@ class TableStore final : public Store {
 
 }  // namespace
 
-StoreServer::StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger)
-    : size_(size), linger_(linger), listener_(Socket::listen(host, port)) {
+StoreServer::StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger,
+                         std::string job)
+    : size_(size), job_(std::move(job)), linger_(linger), listener_(Socket::listen(host, port)) {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
     throw CommError(fmt::format("store: no socket pair (error {})", errno));
@@ -112,6 +114,8 @@ bool StoreServer::answer(Connection& c, const std::string& frame) {
     std::string refusal;
     if (hello->size != size_)
       refusal = fmt::format("this job has {} processes, not {}", size_, hello->size);
+    else if (!job_.empty() && !hello->job.empty() && hello->job != job_)
+      refusal = fmt::format("this is job \"{}\", not \"{}\"", job_, hello->job);
     else if (hello->rank < 1 || hello->rank >= size_)
       refusal = fmt::format("rank {} does not connect here; ranks 1 to {} do", hello->rank, size_ - 1);
     else if (std::any_of(connections_.begin(), connections_.end(),

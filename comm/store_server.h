@@ -16,7 +16,7 @@ namespace sherd {
 class StoreServer {
  public:
   /// @throws CommError when it cannot listen.
-  StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger);
+  StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job);
   /// Waits for the ranks that are connected to say goodbye, at most `linger`.
   ~StoreServer();
 
@@ -40,6 +40,7 @@ class StoreServer {
   void closed(const Connection& c);
 
   const int size_;
+  const std::string job_;
   const std::chrono::milliseconds linger_;
   StoreTable table_;
   Socket listener_;

@@ -5,7 +5,7 @@
 namespace sherd::store_wire {
 namespace {
 
-constexpr std::string_view kMagic = "sherd store 1\n";
+constexpr std::string_view kMagic = "sherd store 2\n";
 
 void put(std::string& to, uint64_t v, int bytes) {
   for (int i = 0; i < bytes; ++i) to.push_back(static_cast<char>(v >> (8 * i)));
@@ -51,7 +51,7 @@ std::string encode(const Hello& h) {
   std::string body(kMagic);
   put(body, static_cast<uint32_t>(h.rank), 4);
   put(body, static_cast<uint32_t>(h.size), 4);
-  return framed(body);
+  return framed(body + h.job);
 }
 
 std::string encode(const StoreRequest& r) {
@@ -80,7 +80,8 @@ std::optional<Hello> decode_hello(std::string_view body) {
   Hello h;
   h.rank = static_cast<int>(in.number(4));
   h.size = static_cast<int>(in.number(4));
-  if (!in.at_end()) return std::nullopt;
+  h.job = in.rest();
+  if (!in.good || h.job.size() > kMaxJob) return std::nullopt;
   return h;
 }
 

@@ -11,12 +11,14 @@
 namespace sherd::store_wire {
 
 constexpr size_t kLengthBytes = 4;
-constexpr size_t kMaxHello = 64;
+constexpr size_t kMaxJob = 256;
+constexpr size_t kMaxHello = kMaxJob + 64;
 constexpr size_t kMaxRequest = Store::kMaxKey + Store::kMaxValue + 64;
 constexpr size_t kMaxReply = Store::kMaxTotal;
 
 struct Hello {
   int rank = 0, size = 0;
+  std::string job;  // no longer than kMaxJob; empty: any
 };
 
 /// Complete frames.

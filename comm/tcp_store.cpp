@@ -30,10 +30,12 @@ class ClientStore final : public Store {
       socket_ = Socket::connect(e.store_host, e.store_port, deadline, why);
       if (socket_ && greet(e, deadline, why)) return;
     }
-    throw CommError(fmt::format("store: rank {} could not reach rank 0 at {} within {} ms: {}; did rank 0 "
-                                "start, and do its address and port lead there?",
-                                rank_, place_, timeout.count(), why),
-                    0);
+    throw CommError(
+        fmt::format("store: rank {} could not reach rank 0 at {} within {} ms: {}; did rank 0 "
+                    "start, and do its address (MASTER_ADDR; with MPI SHERD_STORE_HOST) and port lead "
+                    "there?",
+                    rank_, place_, timeout.count(), why),
+        0);
   }
   ~ClientStore() override {
     try {
@@ -43,15 +45,21 @@ class ClientStore final : public Store {
   }
 
  protected:
-  StoreReply ask(const StoreRequest& request) override { return exchange(request, timeout_); }
+  StoreReply ask(const StoreRequest& request) override {
+    const bool hasty = request.patience.count() > 0;
+    return exchange(request, hasty ? std::min(timeout_, request.patience) : timeout_);
+  }
 
  private:
   static constexpr std::chrono::milliseconds kGoodbyeTime{3000};
 
   StoreReply exchange(const StoreRequest& request, std::chrono::milliseconds timeout) {
-    std::lock_guard lock(mutex_);
+    const auto deadline = deadline_after(timeout);
+    std::unique_lock lock(mutex_, std::defer_lock);
+    if (request.patience.count() == 0) lock.lock();
+    for (Backoff backoff; !lock && !lock.try_lock(); backoff.sleep())
+      if (Clock::now() > deadline) lost("it did not answer another request in time");
     if (broken_.empty()) {
-      const auto deadline = deadline_after(timeout);
       if (socket_.send(store_wire::encode(request), deadline, broken_)) {
         if (const auto body = frame(store_wire::kMaxReply, deadline, broken_)) {
           if (auto reply = store_wire::decode_reply(*body)) return std::move(*reply);
@@ -59,8 +67,12 @@ class ClientStore final : public Store {
         }
       }
     }
+    lost(broken_);
+  }
+
+  [[noreturn]] void lost(const std::string& why) const {
     throw CommError(fmt::format("store: rank {} lost rank 0 at {}: {}; look there for what went wrong", rank_,
-                                place_, broken_),
+                                place_, why),
                     0);
   }
 
@@ -83,7 +95,8 @@ class ClientStore final : public Store {
   /// False when another try may help.
   bool greet(const LaunchEnvironment& e, Socket::Deadline deadline, std::string& why) {
     buffer_.clear();
-    const std::string hello = store_wire::encode(store_wire::Hello{e.rank, e.size});
+    const std::string hello =
+        store_wire::encode(store_wire::Hello{e.rank, e.size, e.job.substr(0, store_wire::kMaxJob)});
     const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(10));
     if (!socket_.send(hello, soon, why)) return false;
     const auto echo = frame(store_wire::kMaxHello, soon, why);
@@ -109,8 +122,9 @@ class ClientStore final : public Store {
 
 }  // namespace
 
-ServerStore::ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger)
-    : server_(std::make_unique<StoreServer>(host, port, size, linger)) {}
+ServerStore::ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger,
+                         const std::string& job)
+    : server_(std::make_unique<StoreServer>(host, port, size, linger, job.substr(0, store_wire::kMaxJob))) {}
 ServerStore::~ServerStore() = default;
 int ServerStore::port() const { return server_->port(); }
 StoreReply ServerStore::ask(const StoreRequest& request) { return server_->table().apply(request); }
@@ -123,7 +137,8 @@ std::shared_ptr<Store> connect_store(const LaunchEnvironment& e, std::chrono::mi
                     "size and at least 1 ms",
                     e.rank, e.size, timeout.count()));
   if (e.size == 1) return make_memory_store();
-  if (e.rank == 0) return std::make_shared<ServerStore>(e.store_host, e.store_port, e.size, linger);
+  if (e.rank == 0)
+    return std::make_shared<ServerStore>(e.one_host ? e.store_host : "", e.store_port, e.size, linger, e.job);
   return std::make_shared<ClientStore>(e, timeout);
 }
 

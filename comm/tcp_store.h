@@ -12,8 +12,10 @@ class StoreServer;
 
 class ServerStore final : public Store {
  public:
-  /// Port 0: any free one. @throws CommError when it cannot listen.
-  ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger);
+  /// Host: as Socket::listen takes it. Port 0: any free one. Job: as LaunchEnvironment's.
+  /// @throws CommError when it cannot listen.
+  ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger,
+              const std::string& job = {});
   ~ServerStore() override;
   int port() const;
 

@@ -30,7 +30,24 @@ Allocator::Allocator(std::string label, int64_t limit_bytes, std::unique_ptr<Mem
 
 Allocator::~Allocator() {
   for (auto& [size, blocks] : free_)
-    for (void* p : blocks) source_->release(p);
+    for (void* p : blocks) give_back(p, size);
+}
+
+void Allocator::give_back(void* block, int64_t size) noexcept {
+  {
+    std::lock_guard lock(listeners_mutex_);
+    for (const OnReturn& f : listeners_) f(block, size);
+  }
+  source_->release(block);
+}
+
+std::shared_ptr<void> Allocator::on_return(OnReturn f) {
+  std::lock_guard lock(listeners_mutex_);
+  const auto at = listeners_.insert(listeners_.end(), std::move(f));
+  return {static_cast<void*>(&*at), [this, at](void*) {
+            std::lock_guard removal(listeners_mutex_);
+            listeners_.erase(at);
+          }};
 }
 
 void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
@@ -56,7 +73,7 @@ void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
                                     size, name, format_locked()));
   }
   live_ += size;
-  peak_ = std::max(peak_, live_);
+  peak_.store(std::max(peak_bytes(), live_), std::memory_order_relaxed);
   auto it = names_.find(name);
   if (it == names_.end()) it = names_.emplace(std::string(name), Entry{}).first;
   Entry& e = it->second;
@@ -75,7 +92,7 @@ void* Allocator::from_source(int64_t size, bool fresh, std::unique_lock<std::mut
   lock.unlock();
   source_->drain();
   for (auto& [bytes, blocks] : unused)
-    for (void* block : blocks) source_->release(block);
+    for (void* block : blocks) give_back(block, bytes);
   lock.lock();
   return unused.empty() ? nullptr : source_->allocate(size);
 }
@@ -97,11 +114,6 @@ int64_t Allocator::live_bytes() const {
   return live_;
 }
 
-int64_t Allocator::peak_bytes() const {
-  std::lock_guard lock(mutex_);
-  return peak_;
-}
-
 int64_t Allocator::live_bytes(std::string_view prefix) const {
   std::lock_guard lock(mutex_);
   int64_t sum = 0;
@@ -112,7 +124,7 @@ int64_t Allocator::live_bytes(std::string_view prefix) const {
 
 void Allocator::reset_peak() {
   std::lock_guard lock(mutex_);
-  peak_ = live_;
+  peak_.store(live_, std::memory_order_relaxed);
   for (auto& [name, e] : names_) {
     e.peak = e.bytes;
     e.peak_count = e.count;
@@ -134,7 +146,7 @@ std::vector<MemoryLine> Allocator::table() const {
 std::string Allocator::format_locked() const {
   std::string out = fmt::format("{:<32} {:>14} {:>14}\n", "memory of " + label_, "bytes", "peak bytes");
   for (auto& l : table_locked()) out += fmt::format("{:<32} {:>14} {:>14}\n", l.name, l.bytes, l.peak_bytes);
-  return out + fmt::format("{:<32} {:>14} {:>14}", "total", live_, peak_);
+  return out + fmt::format("{:<32} {:>14} {:>14}", "total", live_, peak_bytes());
 }
 
 std::string Allocator::format_table() const {

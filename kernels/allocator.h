@@ -1,7 +1,10 @@
 // Pooling allocator with named allocations and a limit.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -57,8 +60,9 @@ class Allocator {
   void release(void* p, int64_t bytes, std::string_view name) noexcept;
 
   int64_t live_bytes() const;
-  /// Largest live_bytes() since construction or the last reset_peak().
-  int64_t peak_bytes() const;
+  /// Largest live_bytes() since construction or the last reset_peak(). Takes no lock: a callback of the
+  /// device may ask while another thread waits for the device inside allocate().
+  int64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
   /// Live bytes of all allocations whose name starts with `prefix`.
   int64_t live_bytes(std::string_view prefix) const;
   int64_t limit_bytes() const { return limit_; }
@@ -68,11 +72,19 @@ class Allocator {
   /// The table as text, one line per name.
   std::string format_table() const;
 
+  /// Told of every block that was handed out and goes back to the source, before it does: where something
+  /// else still knows its address. On the thread that gives it back. It must not allocate and not throw.
+  using OnReturn = std::function<void(const void* block, int64_t bytes)>;
+  /// In force until the returned object goes, which waits for a call of `f` that is under way. The object
+  /// must not outlive the allocator.
+  [[nodiscard]] std::shared_ptr<void> on_return(OnReturn f);
+
   static int64_t rounded(int64_t bytes) { return bytes <= 0 ? 128 : (bytes + 127) / 128 * 128; }
 
  private:
   std::string format_locked() const;
   std::vector<MemoryLine> table_locked() const;
+  void give_back(void* block, int64_t size) noexcept;
   void* from_source(int64_t size, bool fresh, std::unique_lock<std::mutex>& lock);
 
   mutable std::mutex mutex_;
@@ -80,12 +92,14 @@ class Allocator {
   std::unique_ptr<MemorySource> source_;
   int64_t limit_;
   int64_t live_ = 0;
-  int64_t peak_ = 0;
+  std::atomic<int64_t> peak_{0};  // written under mutex_
   struct Entry {
     int64_t bytes = 0, peak = 0, count = 0, peak_count = 0;
   };
   std::map<std::string, Entry, std::less<>> names_;
   std::map<int64_t, std::vector<void*>> free_;
+  std::mutex listeners_mutex_;
+  std::list<OnReturn> listeners_;
 };
 
 }  // namespace sherd

@@ -126,7 +126,7 @@ std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 /// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
 /// NotSupported for "hopper" on another chip.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
-/// GPUs of this process; 0 when there is no driver. @throws NotCompiled.
+/// GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS. @throws NotCompiled.
 int cuda_device_count();
 
 }  // namespace sherd

@@ -5,7 +5,7 @@
 
 #include <array>
 #include <cstdlib>
-#include <cstring>
+#include <string>
 
 #include <sherd/comm/tcp_store.h>
 #include <sherd/kernels/error.h>
@@ -20,6 +20,23 @@ void check(int result, const char* what) {
   MPI_Error_string(result, text, &length);
   throw CommError(fmt::format("MPI bootstrap: {}: {}", what, text));
 }
+
+/// Errors as results, not as the end of the process; undone at the end, for the world may be another's, too.
+class ErrorsReturn {
+ public:
+  ErrorsReturn() {
+    check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before_), "MPI_Comm_get_errhandler");
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  }
+  ~ErrorsReturn() {
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, before_);
+    MPI_Errhandler_free(&before_);
+  }
+  ErrorsReturn(const ErrorsReturn&) = delete;
+
+ private:
+  MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
+};
 
 void initialize() {
   int done = 0, provided = 0;
@@ -42,15 +59,19 @@ struct Address {
 
 MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
   initialize();
+  const ErrorsReturn errors_return;
   MpiLaunch launch;
   LaunchEnvironment& e = launch.environment;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &e.rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &e.size), "MPI_Comm_size");
-  MPI_Comm host = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, e.rank, MPI_INFO_NULL, &host),
+  MPI_Comm neighbours = MPI_COMM_NULL;
+  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, e.rank, MPI_INFO_NULL, &neighbours),
         "MPI_Comm_split_type");
-  check(MPI_Comm_rank(host, &e.local_rank), "MPI_Comm_rank");
-  check(MPI_Comm_free(&host), "MPI_Comm_free");
+  check(MPI_Comm_rank(neighbours, &e.local_rank), "MPI_Comm_rank");
+  int on_host = 0;
+  check(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
+  e.one_host = on_host == e.size;
+  check(MPI_Comm_free(&neighbours), "MPI_Comm_free");
   if (e.size == 1) {
     launch.store = make_memory_store();
     return launch;
@@ -63,10 +84,11 @@ MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
     int length = 0;
     check(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
     const char* const given = std::getenv("SHERD_STORE_HOST");
-    std::strncpy(address.host.data(), given ? given : name.data(), address.host.size() - 1);
+    const std::string host = given && *given ? given : e.one_host ? "127.0.0.1" : name.data();
+    host.copy(address.host.data(), address.host.size() - 1);
     try {
-      const auto server =
-          std::make_shared<ServerStore>(address.host.data(), 0, e.size, std::chrono::seconds(10));
+      const auto server = std::make_shared<ServerStore>(e.one_host ? address.host.data() : "", 0, e.size,
+                                                        std::chrono::seconds(10));
       address.port = server->port();
       launch.store = server;
     } catch (const CommError& error) {

@@ -1,7 +1,9 @@
 #include <sherd/comm/nccl/collectives.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace sherd::nccl {
@@ -117,11 +119,17 @@ class Issue {
     exchange(sends, recvs);
   }
   void barrier() const {
-    void* const word = lane_.context.scratch(sizeof(int32_t));
+    bool fresh = false;
+    void* const word = lane_.handle.word(fresh);
+    if (fresh) lane_.kernels.fill(lane_.context, {word, DType::i32}, 1, 0);
     run([&](ncclComm_t comm) { return api().all_reduce(word, word, 1, ncclInt32, ncclMax, comm, stream()); });
   }
   void register_memory() const {
-    for (const Tensor* t : {&call_.send, &call_.recv})
+    // The whole before a slice of it, which is then registered with it.
+    const auto bytes_of = [](const Tensor& t) { return t.defined() ? t.nbytes() : 0; };
+    std::array both{&call_.send, &call_.recv};
+    if (bytes_of(*both[0]) < bytes_of(*both[1])) std::swap(both[0], both[1]);
+    for (const Tensor* t : both)
       if (t->defined()) lane_.handle.register_memory(t->raw(), t->nbytes(), lane_.where, lane_.deadline);
   }
 

@@ -14,17 +14,23 @@ ncclConfig_t nonblocking() {
   return config;
 }
 
+/// What a peer's end looks like to NCCL.
+bool of_network(ncclResult_t result) { return result == ncclRemoteError || result == ncclSystemError; }
+
 // A communicator whose peers do not end theirs is given up after this long.
 constexpr std::chrono::seconds kCloseTime{10};
 
 }  // namespace
 
-std::string Handle::late(const std::string& where, const Deadline& deadline) {
+std::string Handle::late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) {
+  const std::string behind = session_.who_is_behind(name_, world_ranks_, calls);
   return fmt::format(
-      "{}: not done {} ms after it was issued; a rank of its group did not call it, called something else, "
-      "or "
-      "cannot be reached. NcclOptions::check_calls tells which; or raise the timeout",
-      where, deadline.timeout.count());
+      "{}: not done {} ms after it was issued; {}. --nccl-check-calls (NcclOptions::check_calls) compares "
+      "every "
+      "call before it is made; or raise the timeout",
+      where, timeout.count(),
+      behind.empty() ? "a rank of its group did not call it, called something else, or cannot be reached"
+                     : behind);
 }
 
 std::string Handle::text_of(ncclResult_t result, ncclComm_t comm) const {
@@ -39,7 +45,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
     lock.unlock();
     backoff.sleep();
     session_.check(where);
-    if (deadline.passed()) session_.fail(where, late(where, deadline));
+    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, current_));
     lock.lock();
     session_.check(where);  // the watchdog may have ended the communicator
     if (!comm_) continue;
@@ -49,11 +55,13 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
   if (result == ncclSuccess) return;
   const std::string text = text_of(result, comm_);
   lock.unlock();
+  if (of_network(result)) session_.await_notice(where);
   session_.fail(where, where + ": " + text);
 }
 
 void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string& where,
                   const Deadline& deadline) {
+  std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);
   ncclConfig_t config = nonblocking();
@@ -63,15 +71,36 @@ void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string&
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
                         const Deadline& deadline) {
   ncclConfig_t config = nonblocking();
-  parent.run(where, deadline,
-             [&](ncclComm_t comm) { return session_.api().comm_split(comm, color, key, &split_, &config); });
+  parent.begin(where, false);
+  // NCCL says success as soon as a thread of its own has taken up the split. The parent's state tells when
+  // that is over.
+  parent.run(where, deadline, [&](ncclComm_t comm) {
+    const ncclResult_t result = session_.api().comm_split(comm, color, key, &split_, &config);
+    return result == ncclSuccess ? ncclInProgress : result;
+  });
+  std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
-  session_.check(where);
-  comm_ = split_;
+  for (Backoff backoff(std::chrono::milliseconds(1)); !take_split();) {
+    lock.unlock();
+    backoff.sleep();
+    session_.check(where);
+    if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, 0));
+    lock.lock();
+  }
+  session_.check(where);  // what was taken is the watchdog's to abort
   settle(lock, ncclInProgress, where, deadline);
 }
 
+bool Handle::take_split() noexcept {
+  const ncclComm_t split = std::atomic_ref(split_).load(std::memory_order_acquire);
+  if (!split) return false;
+  comm_ = split;
+  std::atomic_ref(split_).store(nullptr, std::memory_order_relaxed);
+  return true;
+}
+
 void Handle::run(const std::string& where, const Deadline& deadline, const Call& call) {
+  std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);
   settle(lock, call(comm_), where, deadline);
@@ -80,6 +109,7 @@ void Handle::run(const std::string& where, const Deadline& deadline, const Call&
 void Handle::register_memory(const void* data, int64_t bytes, const std::string& where,
                              const Deadline& deadline) {
   const char* const begin = static_cast<const char*>(data);
+  std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
   session_.check(where);
   const auto covers = [&](const Registration& r) { return r.begin <= begin && begin + bytes <= r.end; };
@@ -88,6 +118,18 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
   settle(lock,
          session_.api().comm_register(comm_, const_cast<char*>(begin), static_cast<size_t>(bytes), &r.handle),
          where, deadline);
+}
+
+void Handle::forget(const void* block, int64_t bytes) noexcept {
+  const char* const begin = static_cast<const char*>(block);
+  std::lock_guard driver(driver_);
+  std::lock_guard lock(mutex_);
+  std::erase_if(registered_, [&](const Registration& r) {
+    if (r.end <= begin || begin + bytes <= r.begin) return false;
+    // A communicator of a launch that has failed may be at anything; the watchdog ends it.
+    if (comm_ && r.handle && !session_.failed()) session_.api().comm_deregister(comm_, r.handle);
+    return true;
+  });
 }
 
 char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
@@ -103,14 +145,37 @@ char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
   return scratch_.get();
 }
 
+int32_t* Handle::word(bool& fresh) {
+  fresh = !word_;
+  if (fresh) {
+    static constexpr const char* kName = "nccl barrier";
+    Allocator& allocator = session_.device().allocator();
+    word_ = {static_cast<int32_t*>(allocator.allocate(sizeof(int32_t), kName, true)),
+             [&allocator](int32_t* p) { allocator.release(p, sizeof *p, kName); }};
+  }
+  return word_.get();
+}
+
+void Handle::begin(const std::string& where, bool counted) {
+  std::lock_guard lock(flights_mutex_);
+  if (counted) progress_ = {progress_.calls + 1, where};
+  current_ = counted ? progress_.calls : 0;
+}
+
+Progress Handle::progress() {
+  std::lock_guard lock(flights_mutex_);
+  return progress_;
+}
+
 std::shared_ptr<void> Handle::queued() {
   queued_.fetch_add(1);
   return {static_cast<void*>(this), [this](void*) { queued_.fetch_sub(1); }};
 }
 
-void Handle::under_way(std::string where, const Deadline& deadline, std::shared_ptr<NativeEvent> done) {
+void Handle::under_way(const std::string& where, const Deadline& deadline,
+                       std::shared_ptr<NativeEvent> done) {
   std::lock_guard lock(flights_mutex_);
-  flights_.push_back({std::move(where), deadline, std::move(done)});
+  flights_.push_back({where, deadline, std::move(done), current_.load()});
 }
 
 bool Handle::idle() {
@@ -120,31 +185,34 @@ bool Handle::idle() {
   return flights_.empty();
 }
 
-std::string Handle::look() {
+Handle::Trouble Handle::look() {
   {
     std::lock_guard lock(flights_mutex_);
     std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
     for (const Flight& f : flights_)
-      if (f.deadline.passed()) return late(f.where, f.deadline);
+      if (f.deadline.passed()) return {Trouble::late, f.where, f.deadline.timeout, f.calls};
   }
   std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it looks himself
-  if (!lock || !comm_) return "";
+  if (!lock || !comm_) return {};
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = session_.api().comm_get_async_error(comm_, &state);
   if (asked != ncclSuccess) state = asked;
-  if (state == ncclSuccess || state == ncclInProgress) return "";
+  if (state == ncclSuccess || state == ncclInProgress) return {};
   std::lock_guard flights(flights_mutex_);
-  return fmt::format("{}rank {}: {}", flights_.empty() ? "" : flights_.front().where + ", ",
-                     session_.world_rank(), text_of(state, comm_));
+  const std::string where = !flights_.empty()         ? flights_.front().where
+                            : !progress_.last.empty() ? "after " + progress_.last
+                                                      : fmt::format("rank {}", session_.world_rank());
+  return {of_network(state) ? Trouble::network : Trouble::other, where + ": " + text_of(state, comm_)};
 }
 
 bool Handle::alive() {
   std::lock_guard lock(mutex_);
-  return comm_ != nullptr;
+  return comm_ || take_split();
 }
 
 void Handle::abort() noexcept {
   std::lock_guard lock(mutex_);
+  if (!comm_) take_split();
   if (comm_) session_.api().comm_abort(comm_);
   comm_ = nullptr;
 }
@@ -158,7 +226,9 @@ void Handle::close(bool failed) noexcept {
     if (idle()) {
       std::lock_guard lock(mutex_);
       if (!comm_) return;
-      for (const Registration& r : registered_) session_.api().comm_deregister(comm_, r.handle);
+      for (const Registration& r : registered_)
+        if (r.handle) session_.api().comm_deregister(comm_, r.handle);
+      registered_.clear();
       ncclResult_t state = session_.api().comm_finalize(comm_);
       while (state == ncclInProgress && !deadline.passed()) {
         backoff.sleep();

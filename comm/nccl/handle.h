@@ -3,7 +3,10 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/nccl/session.h>
@@ -14,7 +17,9 @@ namespace sherd::nccl {
 /// those that look and those that end it.
 class Handle {
  public:
-  explicit Handle(Session& session) : session_(session) {}
+  /// Name and members of its group, for the other ranks' questions and for theirs.
+  Handle(Session& session, std::string name, std::vector<int> world_ranks)
+      : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
@@ -29,21 +34,45 @@ class Handle {
   void run(const std::string& where, const Deadline& deadline, const Call& call);
   /// Before work on it is issued: registers memory that is not registered yet.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
+  /// Undoes the registrations that overlap the block; with the device current, and when no work uses it.
+  void forget(const void* block, int64_t bytes) noexcept;
 
   /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
   /// which kernels that read this may use.
   char* scratch(const ExecutionContext& context, int64_t bytes);
+  /// Device memory for a barrier; `fresh` when nothing has been written there yet.
+  int32_t* word(bool& fresh);
+
+  const std::string& name() const { return name_; }
+  /// What is issued next. Calls that all ranks of the group make are counted, messages are not.
+  void begin(const std::string& where, bool counted);
+  Progress progress();
 
   /// A piece of work that is queued but not yet issued, until the returned object goes.
   std::shared_ptr<void> queued();
   /// Issued work that is late when `done` does not come before the deadline.
-  void under_way(std::string where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
+  void under_way(const std::string& where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
   /// Nothing is queued or under way.
   bool idle();
 
   bool alive();
-  /// For the watchdog: why the launch must fail, or "".
-  std::string look();
+  /// For the watchdog: why the launch must fail.
+  struct Trouble {
+    enum Kind {
+      none,
+      late,     // the text is the call's, of which late() makes a message
+      network,  // perhaps a peer's end, of which the store tells more
+      other
+    };
+    Kind kind = none;
+    std::string text;
+    std::chrono::milliseconds timeout{0};
+    int64_t calls = 0;
+  };
+  Trouble look();
+  /// The message of a call that is not done in time. Asks the other ranks how far they have come, unless
+  /// `calls` (the call's number among those of progress()) is 0.
+  std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls);
   /// Ends the communicator and its work at once. @pre the launch has failed
   void abort() noexcept;
   /// Ends it when all work is done, at once when the launch `failed`.
@@ -54,12 +83,14 @@ class Handle {
     std::string where;
     Deadline deadline;
     std::shared_ptr<NativeEvent> done;
+    int64_t calls;  // its number, 0 for messages
   };
   struct Registration {
     const char *begin, *end;
     void* handle;
   };
-  static std::string late(const std::string& where, const Deadline& deadline);
+  /// Makes what a split has come to, if it has, the communicator. With mutex_ held.
+  bool take_split() noexcept;
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
   /// Waits until the communicator is done with the call that gave `result`. Takes and gives the lock of
   /// mutex_.
@@ -67,14 +98,20 @@ class Handle {
               const Deadline& deadline);
 
   Session& session_;
+  const std::string name_;
+  const std::vector<int> world_ranks_;
+  std::mutex driver_;           // from a call of NCCL until the communicator is done with it; before mutex_
   std::mutex mutex_;            // calls of NCCL
   ncclComm_t comm_ = nullptr;   // null before init and after the end
-  ncclComm_t split_ = nullptr;  // what NCCL fills in while a split is in progress
+  ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
   std::vector<Registration> registered_;
   std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
   int64_t scratch_bytes_ = 0;
+  std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
+  Progress progress_;                // under flights_mutex_
+  std::atomic<int64_t> current_{0};  // the number of the call that is being issued, 0 for messages
   std::vector<Flight> flights_;
 };
 

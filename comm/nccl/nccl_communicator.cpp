@@ -61,6 +61,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
                          group.world_ranks[static_cast<size_t>(peer)]);
   Session& session = *group.session;
   session.check(where);
+  group.handle.begin(where, !message);
   const Deadline deadline(group.timeout);
   if (session.options().check_calls) {
     if (message)
@@ -74,7 +75,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
       verb, call, peer);
   if (context.queue) {
     context.keep(std::make_shared<Call>(call));
-    group.handle.under_way(std::move(where), deadline, context.queue->record());
+    group.handle.under_way(where, deadline, context.queue->record());
   }
 }
 
@@ -134,11 +135,12 @@ class NcclCommunicator final : public CheckedCommunicator {
     }
 
     wait_until_idle(where, deadline);
-    Handle& handle = session.add_handle();
+    std::string name = fmt::format("{}.{}", prefix, color);
+    Handle& handle = session.add_handle(name, world_ranks);
     on_device(device(), [&] { handle.init_split(group_->handle, color, key, where, deadline); });
-    const auto group = std::make_shared<const Group>(
-        Group{group_->session, handle, fmt::format("{}.{}", prefix, color), std::move(world_ranks), new_rank,
-              timeout.count() > 0 ? timeout : group_->timeout});
+    const auto group =
+        std::make_shared<const Group>(Group{group_->session, handle, std::move(name), std::move(world_ranks),
+                                            new_rank, timeout.count() > 0 ? timeout : group_->timeout});
     return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters));
   }
 
@@ -200,7 +202,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
   const Deadline deadline(options.timeout);
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
-  Handle& handle = session->add_handle();
+  Handle& handle = session->add_handle(options.name, ranks);
   on_device(*device,
             [&] { handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline); });
   const auto group = std::make_shared<const Group>(

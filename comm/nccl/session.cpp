@@ -5,6 +5,19 @@
 #include <sherd/comm/nccl/handle.h>
 
 namespace sherd::nccl {
+namespace {
+
+// A store that does not answer the watchdog for so long is lost, whatever the timeout of calls: the watchdog
+// looks at nothing else meanwhile.
+constexpr std::chrono::seconds kAnswerTime{10};
+
+// How long the notice of a process's end may take after NCCL's own error.
+constexpr std::chrono::milliseconds kNoticeTime{1500};
+
+// Of the watchdog's looks, every so many asks whether somebody calls the roll.
+constexpr int64_t kLooksPerRollCall = 4;
+
+}  // namespace
 
 Session::Session(const NcclApi& api, Device& device, std::shared_ptr<Store> store, int world_rank,
                  const NcclOptions& options)
@@ -14,9 +27,16 @@ Session::Session(const NcclApi& api, Device& device, std::shared_ptr<Store> stor
       world_rank_(world_rank),
       options_(options),
       point_(domain_.make_wait_point(options.poll)),
-      watchdog_([this] { watch(); }) {}
+      roll_call_(*store_, options.name, world_rank, [this](const std::string& c) { return progress_of(c); }) {
+  if (options.register_buffers)
+    for (Allocator* allocator : {&device.allocator(), &device.staging()})
+      listening_.push_back(
+          allocator->on_return([this](const void* block, int64_t bytes) { forget(block, bytes); }));
+  watchdog_ = std::thread([this] { watch(); });
+}
 
 Session::~Session() {
+  listening_.clear();
   {
     std::lock_guard lock(point_->mutex);
     stop_ = true;
@@ -26,9 +46,9 @@ Session::~Session() {
   for (Handle& h : handles_) h.close(domain_.aborted());
 }
 
-Handle& Session::add_handle() {
+Handle& Session::add_handle(const std::string& name, const std::vector<int>& world_ranks) {
   std::lock_guard lock(mutex_);
-  return handles_.emplace_back(*this);
+  return handles_.emplace_back(*this, name, world_ranks);
 }
 
 void Session::check(const std::string& where) const {
@@ -80,16 +100,74 @@ void Session::watch() {
 
 void Session::look() {
   try {
-    if (const auto notice = announced(*store_)) return domain_.abort(notice->rank, notice->cause);
-    std::lock_guard lock(mutex_);
-    for (Handle& h : handles_) {
-      if (const std::string cause = h.look(); !cause.empty()) return domain_.abort(-1, cause);
-    }
+    if (heard()) return;
+    if (++looks_ % kLooksPerRollCall == 0) roll_call_.answer();
+    look_at_handles();
   } catch (const CommError& e) {
     domain_.abort(e.failed_rank(), e.what());
   } catch (const std::exception& e) {
     domain_.abort(world_rank_, fmt::format("rank {} failed: {}", world_rank_, e.what()));
   }
+}
+
+bool Session::heard() {
+  const auto notice = announced(*store_, kAnswerTime);
+  if (notice) domain_.abort(notice->rank, notice->cause);
+  return domain_.aborted();
+}
+
+void Session::look_at_handles() {
+  Handle::Trouble trouble;
+  Handle* troubled = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    for (Handle& h : handles_) {
+      trouble = h.look();
+      troubled = &h;
+      if (trouble.kind != Handle::Trouble::none) break;
+    }
+  }
+  switch (trouble.kind) {
+    case Handle::Trouble::none:
+      return;
+    case Handle::Trouble::late:
+      trouble.text = troubled->late(trouble.text, trouble.timeout, trouble.calls);
+      break;
+    case Handle::Trouble::network:
+      if (!network_error_) network_error_ = std::chrono::steady_clock::now();
+      if (std::chrono::steady_clock::now() < *network_error_ + kNoticeTime) return;
+      break;
+    case Handle::Trouble::other:
+      break;
+  }
+  domain_.abort(-1, trouble.text);
+}
+
+void Session::await_notice(const std::string& where) const {
+  const auto deadline = std::chrono::steady_clock::now() + kNoticeTime;
+  for (Backoff backoff; std::chrono::steady_clock::now() < deadline; backoff.sleep()) check(where);
+}
+
+std::string Session::who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
+                                   int64_t calls) {
+  // What another rank has found meanwhile is the cause.
+  return roll_call_.ask(communicator, world_ranks, calls, [this] { return failed() || heard(); });
+}
+
+Progress Session::progress_of(const std::string& communicator) {
+  std::lock_guard lock(mutex_);
+  for (Handle& h : handles_)
+    if (h.name() == communicator) return h.progress();
+  return {};
+}
+
+void Session::forget(const void* block, int64_t bytes) noexcept {
+  std::vector<Handle*> handles;  // a handle may wait for a call that is being issued
+  {
+    std::lock_guard lock(mutex_);
+    for (Handle& h : handles_) handles.push_back(&h);
+  }
+  for (Handle* h : handles) h->forget(block, bytes);
 }
 
 void Session::give_up(bool& told) {

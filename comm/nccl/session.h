@@ -6,6 +6,7 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <sherd/comm/local/abort_domain.h>
 #include <sherd/comm/nccl/api.h>
 #include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/comm/nccl/roll_call.h>
 #include <sherd/comm/store.h>
 
 namespace sherd::nccl {
@@ -42,14 +44,22 @@ class Session {
   int world_rank() const { return world_rank_; }
   const NcclOptions& options() const { return options_; }
 
-  /// A new, empty handle, which lives as long as the session.
-  Handle& add_handle();
+  /// A new, empty handle, which lives as long as the session. Name: of its group, the same on all its ranks.
+  Handle& add_handle(const std::string& name, const std::vector<int>& world_ranks);
 
   /// @throws PeerFailure when the launch has failed.
   void check(const std::string& where) const;
   /// @throws CommError(cause), or as check() when something else failed before.
   [[noreturn]] void fail(const std::string& where, const std::string& cause, int failed_rank = -1);
   void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
+  bool failed() const noexcept { return domain_.aborted(); }
+
+  /// NCCL's errors of the network are seen as soon as the store's notice of a process that ended, which says
+  /// more: waits for that a little. @throws PeerFailure when it has come.
+  void await_notice(const std::string& where) const;
+  /// A clause that names the ranks that call number `calls` of a communicator waits for, or "".
+  std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
+                            int64_t calls);
 
   /// Puts `value` under prefix/index and waits for those of all members, which are named by world rank.
   /// @throws CommError naming the members that did not come; as check().
@@ -61,6 +71,12 @@ class Session {
   void watch();
   /// Looks once for failures of this rank and of others.
   void look();
+  /// True when there was one, which is now this rank's.
+  bool heard();
+  void look_at_handles();
+  Progress progress_of(const std::string& communicator);
+  /// Memory goes back to the system: NCCL must not know it any more.
+  void forget(const void* block, int64_t bytes) noexcept;
   /// Tells everybody and gives up what NCCL does.
   void give_up(bool& told);
 
@@ -74,6 +90,10 @@ class Session {
   bool stop_ = false;                              // under point_'s mutex
   std::mutex mutex_;
   std::list<Handle> handles_;
+  RollCall roll_call_;
+  std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
+  int64_t looks_ = 0;
+  std::vector<std::shared_ptr<void>> listening_;  // to the device's allocators
   std::thread watchdog_;
 };
 

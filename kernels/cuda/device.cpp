@@ -1,5 +1,9 @@
 #include <fmt/format.h>
 
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+
 #include <sherd/kernels/kernel_table.h>
 #include <sherd/kernels/queue_stream.h>
 
@@ -59,6 +63,21 @@ class PinnedMemory final : public MemorySource {
   int ordinal_;
   std::function<void()> drain_;
 };
+
+/// Streams beyond the number of the device's queues share one and wait for each other's work, where a
+/// collective may wait for what is queued behind it. CUDA has 8 unless this is set before its first call.
+void ask_for_queues() {
+  constexpr const char* kName = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr long kEnough = 16;
+  setenv(kName, "32", 0);
+  const char* const value = std::getenv(kName);
+  if (value && std::strtol(value, nullptr, 10) < kEnough)
+    fmt::print(
+        stderr,
+        "sherd: warning: {} is {}, and streams that share a queue may wait for each other for ever; unset "
+        "it, or give {} to 32\n",
+        kName, value, kEnough);
+}
 
 cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
   if (o.symmetric_products == "blocks") return cuda::SymmetricProducts::blocks;
@@ -166,6 +185,8 @@ class CudaDevice final : public Device {
 }  // namespace
 
 int cuda_device_count() {
+  static std::once_flag asked;
+  std::call_once(asked, ask_for_queues);
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result == cudaErrorNoDevice || result == cudaErrorInsufficientDriver) {

@@ -27,11 +27,13 @@ class EventClock::Pool {
         return event;
       }
     }
-    check(cudaSetDevice(ordinal_), kWhat);
+    select();
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDefault), kWhat);
     return event;
   }
+  /// For threads that have selected no device yet, which would open a context on GPU 0.
+  void select() const { check(cudaSetDevice(ordinal_), kWhat); }
   void give(cudaEvent_t event) {
     std::lock_guard lock(mutex_);
     free_.push_back(event);
@@ -67,6 +69,7 @@ class Stamp final : public NativeStamp {
   }
   ~Stamp() override { base_->pool->give(event_); }
   bool done() const override {
+    base_->pool->select();
     const cudaError_t state = cudaEventQuery(event_);
     if (state == cudaErrorNotReady) {
       cudaGetLastError();  // no error to be found by the next launch
@@ -75,7 +78,10 @@ class Stamp final : public NativeStamp {
     check(state, kWhat);
     return true;
   }
-  void synchronize() const override { check(cudaEventSynchronize(event_), kWhat); }
+  void synchronize() const override {
+    base_->pool->select();
+    check(cudaEventSynchronize(event_), kWhat);
+  }
   double microseconds() const override {
     synchronize();
     float ms = 0;

@@ -18,14 +18,18 @@ void check(cusolverStatus_t result, const char* what) {
 }
 
 CudaEvent::CudaEvent(int ordinal, std::shared_ptr<const IndexGuard> guard, int64_t looks)
-    : guard_(std::move(guard)), looks_(looks) {
-  check(cudaSetDevice(ordinal), "event");
+    : ordinal_(ordinal), guard_(std::move(guard)), looks_(looks) {
+  check(cudaSetDevice(ordinal_), "event");
   check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "event");
 }
 
-CudaEvent::~CudaEvent() { cudaEventDestroy(event_); }
+CudaEvent::~CudaEvent() {
+  cudaSetDevice(ordinal_);
+  cudaEventDestroy(event_);
+}
 
 bool CudaEvent::done() const {
+  check(cudaSetDevice(ordinal_), "event");
   const cudaError_t state = cudaEventQuery(event_);
   if (state == cudaErrorNotReady) return false;
   check(state, "event");
@@ -33,6 +37,7 @@ bool CudaEvent::done() const {
 }
 
 void CudaEvent::synchronize() const {
+  check(cudaSetDevice(ordinal_), "event");
   check(cudaEventSynchronize(event_), "waiting for the device");
   if (guard_) guard_->poll(looks_);
 }

@@ -36,6 +36,8 @@ struct Chip {
   SymmetricProducts symmetric = SymmetricProducts::blocks;
 };
 
+/// Any thread may ask. Each question selects the device first: a thread that has selected none would
+/// otherwise open a context on GPU 0, which costs memory there.
 class CudaEvent final : public NativeEvent {
  public:
   /// With a guard, synchronize() throws what the looks issued before the event have found.
@@ -46,6 +48,7 @@ class CudaEvent final : public NativeEvent {
   cudaEvent_t handle() const { return event_; }
 
  private:
+  const int ordinal_;
   cudaEvent_t event_ = nullptr;
   std::shared_ptr<const IndexGuard> guard_;
   int64_t looks_ = 0;

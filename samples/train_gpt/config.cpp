@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <sherd/comm/bootstrap.h>
 #include <sherd/kernels/error.h>
 
 #include "config_fields.h"
@@ -95,8 +96,7 @@ std::string idle_expert_flags(const TrainConfig& c, const std::set<std::string_v
 /// Flags of NCCL that say something else than their default, as a list.
 std::string idle_nccl_flags(const TrainConfig& c, const std::set<std::string_view>& bad) {
   std::vector<std::string> list;
-  if (!bad.contains("bootstrap") && c.bootstrap != TrainConfig().bootstrap)
-    list.push_back("--bootstrap " + c.bootstrap);
+  if (!bad.contains("bootstrap") && c.bootstrap == "mpi") list.push_back("--bootstrap " + c.bootstrap);
   if (c.nccl_exact_order) list.push_back("--nccl-exact-order");
   if (c.nccl_check_calls) list.push_back("--nccl-check-calls");
   if (c.nccl_register_buffers) list.push_back("--nccl-register-buffers");
@@ -184,6 +184,14 @@ std::string source_of(const Field& field, const RawFlags& raw) {
   return raw.values.contains(&field) ? flag_of(field) : fmt::format("{}: {}", raw.config_file, field.name);
 }
 
+/// Processes of a job that NCCL joins are its ranks; who does not say how many there are means all of them.
+void take_ranks_of_job(TrainConfig& c, const RawFlags& raw) {
+  const bool said = std::any_of(raw.values.begin(), raw.values.end(),
+                                [](const auto& v) { return v.first->name == std::string_view("ranks"); });
+  if (said || c.ranks != TrainConfig().ranks || c.comm != "nccl" || c.bootstrap != "env") return;
+  if (const int processes = sherd::job_in_environment().processes; processes > 0) c.ranks = processes;
+}
+
 void throw_if_any(const Problems& problems) {
   if (problems.empty()) return;
   throw sherd::InvalidArgument(
@@ -211,6 +219,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
       problems.push_back(
           fmt::format("{}: the path is empty; leave the flag out, or name a folder", flag_of(*field)));
   }
+  take_ranks_of_job(line.config, raw);
   std::set<std::string_view> bad;
   for (const FieldGroup& group : field_groups()) {
     for (const Field& field : group.fields) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -32,6 +34,7 @@ struct Operation {
   void* stream = nullptr;
   int color = 0, key = 0;
   ncclComm_t* child = nullptr;
+  ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
 };
 using Op = std::shared_ptr<Operation>;
@@ -51,8 +54,10 @@ struct ncclComm {
   int rank = 0, world_rank = 0;
   int64_t round = 0;
   int operations = 0, looks = 0;
+  bool in_progress = false;  // what was last said of it, so that nothing but looks and ends are allowed
   bool finalized = false, dead = false;
   std::vector<sherd::test::fake_nccl::Op> pending;
+  std::vector<std::jthread> deliveries;
   std::atomic<bool> busy{false};
 };
 
@@ -196,7 +201,7 @@ void split(Clique& parent, const std::map<int, Op>& ops) {
       const int number = static_cast<int>(clique.members.size());
       const int world_rank = parent.members[static_cast<size_t>(rank)]->world_rank;
       clique.members.push_back(new_communicator(clique, number, world_rank));
-      *ops.at(rank)->child = clique.members.back();
+      ops.at(rank)->made = clique.members.back();
     }
   }
 }
@@ -260,18 +265,42 @@ void post(ncclComm_t comm, const Op& op) {
   }
 }
 
-ncclResult_t state_of(ncclComm_t comm) {
+/// Fills in the children of splits that are done, from a thread of its own and a little later.
+void deliver(ncclComm_t comm) {
+  for (const Op& op : comm->pending) {
+    if (!op->done || !op->made) continue;
+    comm->deliveries.emplace_back([child = op->child, made = op->made] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      std::atomic_ref(*child).store(made, std::memory_order_release);
+    });
+  }
+}
+
+ncclResult_t look_at(ncclComm_t comm) {
   if (comm->world_rank == world().faults.error_on && comm->operations > world().faults.error_after)
-    return ncclRemoteError;
+    return world().faults.error;
   if (comm->looks > 0) {
     --comm->looks;
     return ncclInProgress;
   }
+  deliver(comm);
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
   const bool waits = std::any_of(comm->pending.begin(), comm->pending.end(), [](const Op& op) {
     return op->stream == nullptr || !world().faults.at_once;
   });
   return waits ? ncclInProgress : ncclSuccess;
+}
+ncclResult_t state_of(ncclComm_t comm) {
+  const ncclResult_t state = look_at(comm);
+  comm->in_progress = state == ncclInProgress;
+  return state;
+}
+
+/// Before a call that asks for work: NCCL refuses it while the communicator is at another.
+bool refuses(ncclComm_t comm) {
+  if (!comm || !comm->in_progress) return false;
+  violation("a call on a communicator that is in progress");
+  return true;
 }
 
 ncclResult_t add(ncclComm_t comm, Operation operation) {
@@ -281,7 +310,12 @@ ncclResult_t add(ncclComm_t comm, Operation operation) {
     return world().faults.looks > 0 ? ncclInProgress : ncclSuccess;
   }
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   post(comm, op);
+  if (op->kind == Kind::split) {
+    comm->in_progress = true;
+    return ncclSuccess;  // said before the work is done; the communicator's state tells when
+  }
   return state_of(comm);
 }
 
@@ -307,6 +341,7 @@ ncclResult_t comm_init_rank_config(ncclComm_t* out, int size, ncclUniqueId id, i
   if (rank == world().faults.init_fails_on) return ncclUnhandledCudaError;
   post(comm, std::make_shared<Operation>(Operation{.kind = Kind::init}));
   comm->operations = 0;
+  comm->in_progress = true;
   return ncclInProgress;
 }
 
@@ -325,6 +360,8 @@ ncclResult_t comm_abort(ncclComm_t comm) {
   Inside inside(comm);
   ++world().log.aborted;
   comm->dead = true;
+  deliver(comm);  // a split that is over, although nobody has looked
+  comm->deliveries.clear();
   for (const Op& op : comm->pending) op->done = true;
   comm->pending.clear();
   for (auto& [round, ops] : comm->clique->rounds) ops.erase(comm->rank);
@@ -336,10 +373,12 @@ ncclResult_t comm_abort(ncclComm_t comm) {
 
 ncclResult_t comm_finalize(ncclComm_t comm) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
   if (!comm->pending.empty()) violation("the end of a communicator at work");
   comm->finalized = true;
   comm->looks = world().faults.looks;
+  comm->in_progress = true;
   ++world().log.finalized;
   return ncclInProgress;
 }
@@ -348,6 +387,7 @@ ncclResult_t comm_destroy(ncclComm_t comm) {
   Inside inside(comm);
   if (!comm->finalized) violation("a communicator was destroyed without its end");
   comm->dead = true;
+  comm->deliveries.clear();
   ++world().log.destroyed;
   return ncclSuccess;
 }
@@ -387,6 +427,7 @@ ncclResult_t group_end() {
   const auto operations = std::exchange(group, {});
   ncclComm_t comm = operations.front().first;
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   for (const auto& [c, op] : operations) {
     if (c != comm) violation("a group over two communicators");
     if (op->peer == comm->rank && (op->kind == Kind::send || op->kind == Kind::recv))
@@ -404,12 +445,14 @@ const char* get_last_error(ncclComm_t) { return "as the test asked for"; }
 
 ncclResult_t comm_register(ncclComm_t comm, void*, size_t, void** handle) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   *handle = comm;
   ++world().log.registered;
   return ncclSuccess;
 }
 ncclResult_t comm_deregister(ncclComm_t comm, void* handle) {
   Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
   if (handle != comm) violation("a registration of another communicator");
   ++world().log.deregistered;
   return ncclSuccess;
@@ -451,7 +494,11 @@ class FakeQueue final : public NativeQueue {
     kept_.clear();
   }
   void* handle() const override { return const_cast<FakeQueue*>(this); }
-  std::shared_ptr<NativeEvent> record() override { return std::make_shared<FakeEvent>(outstanding()); }
+  std::shared_ptr<NativeEvent> record() override {
+    auto before = outstanding();
+    if (before.empty()) kept_.clear();
+    return std::make_shared<FakeEvent>(std::move(before));
+  }
   std::shared_ptr<NativeStamp> stamp() override {
     FakeEvent(outstanding()).synchronize();
     return std::make_shared<FakeStamp>();
@@ -487,10 +534,30 @@ class FakeQueue final : public NativeQueue {
   int64_t bytes_ = 0;
 };
 
+/// The host's memory, with a bound on the number of blocks.
+class FewBlocks final : public MemorySource {
+ public:
+  explicit FewBlocks(int most) : left_(most) {}
+  void* allocate(int64_t bytes) override {
+    if (left_.fetch_sub(1) > 0) return std::aligned_alloc(128, static_cast<size_t>(bytes));
+    ++left_;
+    return nullptr;
+  }
+  void release(void* p) noexcept override {
+    ++left_;
+    std::free(p);
+  }
+  std::string owner() const override { return "the imitated GPU"; }
+
+ private:
+  std::atomic<int> left_;
+};
+
 class QueueDevice final : public Device {
  public:
-  explicit QueueDevice(const std::string& label)
-      : host_(make_cpu_device({.label = label, .kernels = "reference"})),
+  QueueDevice(const std::string& label, int blocks)
+      : allocator_(label, 0, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
+        host_(make_cpu_device({.label = label, .kernels = "reference"})),
         kernels_(reference_kernels()),
         compute_(make_stream("compute")) {
     kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
@@ -498,7 +565,7 @@ class QueueDevice final : public Device {
       reference_kernels().reduce(context, args);
     };
   }
-  Allocator& allocator() override { return host_->allocator(); }
+  Allocator& allocator() override { return allocator_; }
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
@@ -509,9 +576,9 @@ class QueueDevice final : public Device {
 
  private:
   std::unique_ptr<Stream> make_stream(std::string name) {
-    return std::make_unique<QueueStream>(*this, std::move(name), 1,
-                                         std::make_unique<FakeQueue>(host_->allocator()));
+    return std::make_unique<QueueStream>(*this, std::move(name), 1, std::make_unique<FakeQueue>(allocator_));
   }
+  Allocator allocator_;
   std::shared_ptr<Device> host_;
   KernelTable kernels_;
   std::unique_ptr<Stream> compute_;
@@ -547,8 +614,8 @@ Log log() {
   return world().log;
 }
 
-std::shared_ptr<Device> make_queue_device(const std::string& label) {
-  return std::make_shared<QueueDevice>(label);
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks) {
+  return std::make_shared<QueueDevice>(label, blocks);
 }
 
 }  // namespace sherd::test::fake_nccl

@@ -2,7 +2,9 @@
 // rounds 16-bit sums at every step, as NCCL may.
 //
 // Operations on the null stream are in progress until they are done; on any other "stream" they are issued at
-// once and done when all ranks have come, which the events of a queue device tell.
+// once and done when all ranks have come, which the events of a queue device tell. A split says success while
+// the parent is in progress, and fills in the child from another thread after that. A communicator in
+// progress takes no further work.
 #pragma once
 
 #include <memory>
@@ -22,8 +24,9 @@ struct Faults {
   int silent = -1;         // the world rank whose operations never take part
   int error_on = -1;       // the world rank whose communicators report an error ...
   int error_after = 0;     // ... after so many operations
-  bool at_once = true;     // else operations on streams, too, are in progress until they are done
-  int looks = 1;           // how often each operation is "in progress" at least
+  ncclResult_t error = ncclRemoteError;
+  bool at_once = true;  // else operations on streams, too, are in progress until they are done
+  int looks = 1;        // how often each operation is "in progress" at least
 };
 
 struct Log {
@@ -35,7 +38,8 @@ struct Log {
 void reset(const Faults& faults = {});
 Log log();
 
-/// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own.
-std::shared_ptr<Device> make_queue_device(const std::string& label);
+/// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own. Its
+/// memory has so many blocks at most, when that is above 0.
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks = 0);
 
 }  // namespace sherd::test::fake_nccl

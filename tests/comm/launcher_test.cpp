@@ -1,8 +1,16 @@
+#include <gmock/gmock.h>
+
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <thread>
+#include <utility>
+
+#include <sherd/comm/tcp_store.h>
 
 #include "comm/integer_tensors.h"
 
@@ -10,6 +18,35 @@ namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+/// Variables of this process, which go again.
+class Environment {
+ public:
+  using Variables = std::map<std::string, std::string>;
+  explicit Environment(Variables variables) : variables_(std::move(variables)) {
+    for (const auto& [name, value] : variables_) setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Environment() {
+    for (const auto& [name, value] : variables_) unsetenv(name.c_str());
+  }
+
+  Environment(const Environment&) = delete;
+
+ private:
+  const Variables variables_;
+};
+
+template <class E>
+std::string refusal(int ranks, const LaunchOptions& options) {
+  try {
+    launch(ranks, options, [](RankContext&) { ADD_FAILURE() << "it ran"; });
+    return "accepted";
+  } catch (const E& e) {
+    return e.what();
+  }
+}
 
 TEST(Launch, GivesEveryRankItsOwnDeviceThreadAndNumber) {
   std::mutex mutex;
@@ -50,6 +87,39 @@ TEST(Launch, RefusesOptionsThatCannotBeRight) {
   EXPECT_THROW(launch(2, {.kernels = "tpu"}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.threads_per_rank = -1}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.timeout = 0ms}, nothing), InvalidArgument);
+}
+
+TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
+  for (const char* name : {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    const Environment environment(Environment::Variables{{name, "8"}});
+    EXPECT_THAT(refusal<InvalidArgument>(2, {}),
+                AllOf(HasSubstr(std::string(name) + " is 8: this is one of 8 processes"),
+                      HasSubstr("--comm nccl"), HasSubstr("--bootstrap none")));
+    int ran = 0;
+    launch(1, {.bootstrap = "none"}, [&](RankContext&) { ++ran; });
+    EXPECT_EQ(ran, 1);
+  }
+  for (const char* alone : {"1", ""}) {
+    const Environment environment(Environment::Variables{{"WORLD_SIZE", alone}, {"RANK", "0"}});
+    launch(2, [](RankContext& c) { EXPECT_EQ(c.world->size(), 2); });
+  }
+  EXPECT_THAT(refusal<InvalidArgument>(1, {.bootstrap = "slurm"}), HasSubstr("use 'env', 'mpi' or 'none'"));
+}
+
+TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {
+  ServerStore server("127.0.0.1", 0, 2, 1s);
+  const Environment environment(Environment::Variables{{"RANK", "1"},
+                                                       {"WORLD_SIZE", "2"},
+                                                       {"LOCAL_RANK", "1"},
+                                                       {"MASTER_ADDR", "127.0.0.1"},
+                                                       {"SHERD_STORE_PORT", std::to_string(server.port())}});
+  const std::string text = refusal<InvalidArgument>(3, {.device = "cuda", .comm = "nccl", .timeout = 5s});
+  EXPECT_THAT(text, AllOf(HasSubstr("--ranks 3: the job has 2 processes; give --ranks 2"),
+                          HasSubstr("--bootstrap none")));
+  const auto notice = announced(server);
+  ASSERT_TRUE(notice);
+  EXPECT_EQ(notice->rank, 1);
+  EXPECT_EQ(notice->cause, "rank 1 failed before it joined: " + text);
 }
 
 TEST(Launch, AcceptsATimeoutOfForever) {

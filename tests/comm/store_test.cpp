@@ -1,6 +1,7 @@
 // The job's store: its verbs, and every way in which processes fail to find each other or lose each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -173,8 +174,30 @@ TEST(Bootstrap, APortThatIsTakenIsAnErrorThatNamesIt) {
   EXPECT_THAT(comm_error([&] {
                 connect_store({0, 2, 0, kLoopback, port}, 1s);
               }),
-              AllOf(HasSubstr("cannot listen on 127.0.0.1:" + std::to_string(port)),
+              AllOf(HasSubstr("cannot listen on port " + std::to_string(port)),
                     HasSubstr("Address already in use"), HasSubstr("SHERD_STORE_PORT")));
+  EXPECT_THAT(comm_error([&] {
+                connect_store({0, 2, 0, kLoopback, port, true}, 1s);
+              }),
+              HasSubstr("cannot listen on 127.0.0.1:" + std::to_string(port)));
+}
+
+/// Whether the store of a job of two that is told to listen on `host` answers on `address`.
+bool answers(const std::string& host, bool one_host, const std::string& address) {
+  const int port = free_port();
+  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, 1s);
+  std::string why;
+  return static_cast<bool>(Socket::connect(address, port, Clock::now() + 5s, why));
+}
+
+// Kubernetes gives the first pod MASTER_ADDR=localhost and the others a name; or it is a service's address,
+// which no host has.
+TEST(Bootstrap, ListensOnEveryInterfaceUnlessAllAreOnOneHost) {
+  EXPECT_TRUE(answers("localhost", false, "127.0.0.2"));
+  EXPECT_TRUE(answers("127.0.0.1", false, "127.0.0.2"));
+  EXPECT_FALSE(answers("127.0.0.1", true, "127.0.0.2"));
+  EXPECT_TRUE(answers("127.0.0.1", true, "127.0.0.1"));
+  EXPECT_TRUE(answers("192.0.2.77", true, "127.0.0.1")) << "an address of nobody's";
 }
 
 TEST(Bootstrap, NobodyListensUntilTheTimeout) {
@@ -194,6 +217,42 @@ TEST(Bootstrap, AnotherJobOrADoubledRankIsRefusedAtOnce) {
               HasSubstr("this job has 3 processes, not 4"));
   one->set("still", "there");
   EXPECT_FALSE(announced(server));
+}
+
+TEST(Bootstrap, AnotherJobOfEqualSizeIsRefusedWhereBothHaveNames) {
+  ServerStore server(kLoopback, 0, 3, 1s, "job 7");
+  const auto connect = [&](int rank, const std::string& job) {
+    return connect_store({rank, 3, rank, kLoopback, server.port(), true, job}, 10s);
+  };
+  EXPECT_THAT(comm_error([&] { connect(1, "job 8"); }), HasSubstr("this is job \"job 7\", not \"job 8\""));
+  const auto one = connect(1, "job 7"), two = connect(2, "");
+  one->set("k", "v");
+  EXPECT_EQ(two->get("k"), "v");
+  ServerStore longest(kLoopback, 0, 2, 1s, std::string(1000, 'x'));
+  connect_store({1, 2, 1, kLoopback, longest.port(), true, std::string(1000, 'x')}, 10s)->set("k", "v");
+}
+
+// As when rank 0's process is stopped: the question has a limit of its own.
+TEST(Loss, AStoreThatDoesNotAnswerIsLostToWhoIsInAHurry) {
+  const Socket listener = Socket::listen(kLoopback, 0);
+  std::jthread program([&] {
+    std::string in, why;
+    pollfd p{listener.fd(), POLLIN, 0};
+    poll(&p, 1, 5000);
+    const Socket s(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK));
+    s.receive(in, Clock::now() + 5s, why);
+    s.send(in + store_wire::encode(StoreReply{StoreReply::Status::ok}), Clock::now() + 5s, why);
+    in.clear();
+    s.receive(in, Clock::now() + 5s, why);
+    while (s.receive(in, Clock::now() + 5s, why)) {
+    }
+  });
+  const auto start = Clock::now();
+  {
+    const auto store = client(listener.local_port(), 1, 2, 1h);
+    EXPECT_THAT(comm_error([&] { announced(*store, 100ms); }), HasSubstr("did not answer in time"));
+    EXPECT_LT(Clock::now() - start, 3s);
+  }
 }
 
 TEST(Bootstrap, AnotherProgramOnThePortIsNoStore) {
@@ -235,7 +294,7 @@ TEST(Hostile, WhatNoClientSendsIsCutOffAndOthersAreServed) {
   std::string noise(100'000, ' ');
   for (char& c : noise) c = static_cast<char>(random());
   for (const std::string& bytes :
-       {std::string("GET / HTTP/1.1\r\n\r\n"), frame(0xffffffff, "x"), frame(0x7fffffff, "sherd store 1\n"),
+       {std::string("GET / HTTP/1.1\r\n\r\n"), frame(0xffffffff, "x"), frame(0x7fffffff, "sherd store 2\n"),
         frame(0, ""), frame(4, "junk"), noise}) {
     std::string why, answer;
     const Socket s = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why);
@@ -258,7 +317,7 @@ TEST(Hostile, ARankThatSendsDamagedRequestsIsCutOffAndAnnounced) {
   ServerStore server(kLoopback, 0, 3, 1s);
   std::string why, answer;
   const Socket s = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why);
-  ASSERT_TRUE(s.send(store_wire::encode(store_wire::Hello{2, 3}), Clock::now() + 5s, why));
+  ASSERT_TRUE(s.send(store_wire::encode(store_wire::Hello{2, 3, {}}), Clock::now() + 5s, why));
   ASSERT_TRUE(s.receive(answer, Clock::now() + 5s, why));
   s.send(std::string("\x01\x00\x00\x00\xff", 5), Clock::now() + 5s, why);
   while (s.receive(answer, Clock::now() + 5s, why)) {

@@ -3,7 +3,10 @@
 #include <sherd/kernels/allocator.h>
 #include <sherd/kernels/error.h>
 
+#include <cstdlib>
+#include <string>
 #include <thread>
+#include <vector>
 
 namespace sherd {
 namespace {
@@ -82,6 +85,72 @@ TEST(Allocator, RejectsNegativeSizes) {
   EXPECT_THROW(Allocator("x", -1), InvalidArgument);
   Allocator a("x");
   EXPECT_THROW(a.allocate(-1, "y"), InvalidArgument);
+}
+
+/// Two blocks of the host's memory, and a list of what was given back.
+class TwoBlocks final : public MemorySource {
+ public:
+  explicit TwoBlocks(std::vector<std::string>& log) : log_(log) {}
+  void* allocate(int64_t bytes) override {
+    if (held_ == 2) return nullptr;
+    ++held_;
+    return std::aligned_alloc(128, static_cast<size_t>(bytes));
+  }
+  void release(void* p) noexcept override {
+    --held_;
+    log_.push_back("released");
+    std::free(p);
+  }
+  void drain() override { log_.push_back("drained"); }
+  std::string owner() const override { return "the test"; }
+
+ private:
+  std::vector<std::string>& log_;
+  int held_ = 0;
+};
+
+TEST(Allocator, TellsWhoListensBeforeABlockGoesBack) {
+  std::vector<std::string> log;
+  {
+    Allocator a("rank 0", 0, std::make_unique<TwoBlocks>(log));
+    void* const p = a.allocate(1000, "x");
+    void* const q = a.allocate(256, "y");
+    auto told = a.on_return([&](const void* block, int64_t bytes) {
+      log.push_back((block == p ? "p of " : "another of ") + std::to_string(bytes));
+    });
+    a.release(p, 1000, "x");
+    EXPECT_EQ(log, std::vector<std::string>{}) << "kept for reuse";
+    void* const r = a.allocate(512, "z");
+    EXPECT_EQ(log, (std::vector<std::string>{"drained", "p of 1024", "released"}));
+    told.reset();
+    a.release(q, 256, "y");
+    a.release(r, 512, "z");
+  }
+  EXPECT_EQ(log.size(), 5u) << "nobody listens at the end";
+}
+
+// A callback of the device asks for the peak while another thread waits for the device inside allocate().
+TEST(Allocator, ThePeakIsReadWithoutALock) {
+  struct Waiting final : MemorySource {
+    Allocator* allocator = nullptr;
+    int64_t peak = -1;
+    void* allocate(int64_t bytes) override {
+      std::thread([&] { peak = allocator->peak_bytes(); }).join();
+      return std::aligned_alloc(128, static_cast<size_t>(bytes));
+    }
+    void release(void* p) noexcept override { std::free(p); }
+    std::string owner() const override { return "the test"; }
+  };
+  auto source = std::make_unique<Waiting>();
+  Waiting& waiting = *source;
+  Allocator a("rank 0", 0, std::move(source));
+  waiting.allocator = &a;
+  void* const p = a.allocate(1000, "x");
+  EXPECT_EQ(waiting.peak, 0);
+  void* const q = a.allocate(128, "x");
+  EXPECT_EQ(waiting.peak, 1024);
+  a.release(p, 1000, "x");
+  a.release(q, 128, "x");
 }
 
 TEST(Allocator, ServesThreads) {

@@ -1,6 +1,7 @@
 #include "config.h"
 
 #include <cmath>
+#include <cstdlib>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -396,12 +397,25 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
   EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "mpi"}).bootstrap, "mpi");
+  EXPECT_EQ(parse({"--bootstrap", "none"}).bootstrap, "none");
+  EXPECT_THAT(refusal({"--bootstrap", "slurm"}), HasSubstr("must be one of env|mpi|none"));
   EXPECT_THAT(refusal({"--bootstrap", "mpi", "--nccl-check-calls", "--device", "cuda"}),
               HasSubstr("--bootstrap mpi, --nccl-check-calls: of NCCL alone; give --comm nccl"));
   EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
   EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
   EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
   EXPECT_THAT(refusal({"--comm", "mpi"}), HasSubstr("must be one of local|nccl"));
+}
+
+TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
+  ASSERT_EQ(setenv("WORLD_SIZE", "8", 1), 0);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 8);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "1"}).ranks, 1);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "4"}).ranks, 4);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "none"}).ranks, 1);
+  EXPECT_EQ(parse({"--device", "cuda"}).ranks, 1);
+  ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 1);
 }
 
 TEST(Config, UnknownFlagsAreNamed) {

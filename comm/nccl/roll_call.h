@@ -1,0 +1,48 @@
+// Who is behind, when a call is late. Private to comm/nccl.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/store.h>
+
+namespace sherd::nccl {
+
+/// How far a rank has come on a communicator.
+struct Progress {
+  int64_t calls = 0;  // collectives that it has begun to issue
+  std::string last;   // the last of them, or ""
+};
+
+/// The first rank that finds a call late asks, by a key of the store that every rank's watchdog looks at;
+/// each answers once, for the communicator that was asked about. Thread-safe.
+class RollCall {
+ public:
+  using Find = std::function<Progress(const std::string& communicator)>;
+
+  /// `find` tells of this rank. The store outlives this.
+  RollCall(Store& store, const std::string& world, int world_rank, Find find);
+
+  /// Answers if somebody has asked. @throws as the store does.
+  void answer();
+  /// For whom a communicator's call number `calls` (from 1) is late: waits a little for the others' answers,
+  /// or until `stop`. A clause that names who has called less or does not answer; "" when nothing can be
+  /// said.
+  std::string ask(const std::string& communicator, const std::vector<int>& world_ranks, int64_t calls,
+                  const std::function<bool()>& stop);
+
+ private:
+  std::string key_of(const std::string& communicator, int world_rank) const;
+  void answer_for(const std::string& communicator);
+
+  Store& store_;
+  const std::string question_;
+  const int world_rank_;
+  const Find find_;
+  std::atomic<bool> answered_{false};
+};
+
+}  // namespace sherd::nccl

@@ -1,0 +1,81 @@
+// Which device host threads touch: a thread that has selected none would open a context on GPU 0.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+#include <sherd/comm/launcher.h>
+#include <sherd/kernels/error.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/kernels/tensor.h>
+#include <sherd/kernels/trace.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+namespace sherd {
+namespace {
+
+/// The device that a new thread has selected after f.
+template <class F>
+int device_after(F f) {
+  int device = -1;
+  std::thread([&] {
+    f();
+    cudaGetDevice(&device);
+  }).join();
+  return device;
+}
+
+TEST(CudaThreads, WhoAsksAnEventSelectsItsDevice) {
+  const auto device = make_cuda_device({.label = "rank 3", .ordinal = 3});
+  Stream& s = device->compute();
+  const Tensor t = Tensor::empty(*device, {4}, DType::f32, "test");
+  ops::fill(s, t, 1);
+  Event event = s.record();
+  EXPECT_EQ(device_after([&] { event.synchronize(); }), 3);
+
+  std::shared_ptr<NativeEvent> native;
+  std::shared_ptr<NativeStamp> stamp;
+  s.submit("record", [&](ExecutionContext& context) {
+    native = context.queue->record();
+    stamp = context.queue->stamp();
+  });
+  s.synchronize();
+  EXPECT_EQ(device_after([&] { EXPECT_TRUE(native->done()); }), 3);
+  EXPECT_EQ(device_after([&] { EXPECT_TRUE(stamp->done()); }), 3);
+  EXPECT_EQ(device_after([&] { stamp->synchronize(); }), 3);
+}
+
+// The imitation has 8 devices.
+TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
+  const auto text_of = [](int ranks) -> std::string {
+    try {
+      launch(ranks, {.device = "cuda", .comm = "nccl", .bootstrap = "none"}, [](RankContext&) {});
+      return "accepted";
+    } catch (const InvalidArgument& e) {
+      return e.what();
+    }
+  };
+  EXPECT_EQ(
+      text_of(9),
+      "9 ranks with --comm nccl on 8 GPUs: NCCL takes one GPU a rank; use --comm local, whose ranks share "
+      "GPUs, or at most 8 ranks");
+}
+
+TEST(CudaQueues, AreAskedForBeforeTheFirstCall) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process of its own
+  const auto count = [](const char* value) {
+    unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
+    if (value) setenv("CUDA_DEVICE_MAX_CONNECTIONS", value, 1);
+    for (int i = 0; i < 2; ++i) cuda_device_count();
+    std::fprintf(stderr, "asked for %s\n", std::getenv("CUDA_DEVICE_MAX_CONNECTIONS"));
+    std::exit(0);
+  };
+  const auto exits = testing::ExitedWithCode(0);
+  EXPECT_EXIT(count(nullptr), exits, "^asked for 32");
+  EXPECT_EXIT(count("16"), exits, "^asked for 16");
+  EXPECT_EXIT(count("1"), exits, "^sherd: warning: CUDA_DEVICE_MAX_CONNECTIONS is 1, .*\nasked for 1");
+}
+
+}  // namespace
+}  // namespace sherd
