@@ -90,7 +90,14 @@ void* Allocator::from_source(int64_t size, bool fresh, std::unique_lock<std::mut
   std::map<int64_t, std::vector<void*>> unused;
   unused.swap(free_);
   lock.unlock();
-  source_->drain();
+  try {
+    source_->drain();
+  } catch (...) {  // the stream has failed; the blocks are still ours
+    lock.lock();
+    for (auto& [bytes, blocks] : unused)
+      free_[bytes].insert(free_[bytes].end(), blocks.begin(), blocks.end());
+    throw;
+  }
   for (auto& [bytes, blocks] : unused)
     for (void* block : blocks) give_back(block, bytes);
   lock.lock();

@@ -31,7 +31,10 @@ CudaEvent::~CudaEvent() {
 bool CudaEvent::done() const {
   check(cudaSetDevice(ordinal_), "event");
   const cudaError_t state = cudaEventQuery(event_);
-  if (state == cudaErrorNotReady) return false;
+  if (state == cudaErrorNotReady) {
+    cudaGetLastError();  // no error to be found by the next launch
+    return false;
+  }
   check(state, "event");
   return true;
 }
@@ -54,6 +57,7 @@ CudaQueue::CudaQueue(const Chip& chip, Allocator& allocator, EventClock& clock, 
 }
 
 CudaQueue::~CudaQueue() {
+  cudaSetDevice(chip_.ordinal);
   if (blas_) cublasLtDestroy(blas_);
   if (solver_) cusolverDnDestroy(solver_);
   allocator_.release(workspace_, kWorkspaceBytes, "cublas workspace");
