@@ -109,7 +109,7 @@ TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
 // The imitated streams run late, in an order of their own (late.h): a wait that is missing, or memory that is
 // used again too early, would show as other bits.
 TEST_P(EmulatedTraining, LateStreamsGiveTheSameBits) {
-  const Flags common = Flags{"--optimizer", GetParam(), "--steps", "5"} + kGpu;
+  const Flags common = Flags{"--optimizer", GetParam(), "--steps", "4"} + kGpu;
   const std::vector<Flags> ways = {
       {"--async-save", "--save-every", "2", "--save", scratch("late").string()},
       {"--replicas", "2", "--outer", "optim", "--strategy", "zero2", "--precision", "bf16"},
@@ -118,12 +118,11 @@ TEST_P(EmulatedTraining, LateStreamsGiveTheSameBits) {
       {"--experts", "4", "--expert-parallel", "2"}};
   for (size_t i = 0; i < ways.size(); ++i) {
     const Outcome want = train(common + ways[i]);
-    for (size_t seed : {i + 1, i + 100}) {
-      ::setenv("SHERD_HOST_CUDA_LATE", std::to_string(seed).c_str(), 1);
-      const Outcome late = train(common + ways[i]);
-      ::unsetenv("SHERD_HOST_CUDA_LATE");
-      EXPECT_TRUE(late == want) << show(ways[i]) << ", order " << seed;
-    }
+    const std::string order = std::to_string(i + 1);
+    ::setenv("SHERD_HOST_CUDA_LATE", order.c_str(), 1);
+    const Outcome late = train(common + ways[i]);
+    ::unsetenv("SHERD_HOST_CUDA_LATE");
+    EXPECT_TRUE(late == want) << show(ways[i]) << ", order " << order;
   }
 }
 
