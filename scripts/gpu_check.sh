@@ -45,8 +45,9 @@ else
   build || exit 1
 fi
 export here out bin bench data device
+known=${all//,/ }" "$(steps)
 for word in ${only//,/ }; do
-  [[ ,$all, == *,$word,* ]] || steps | grep -qx "$word" || { echo "--only $word: no part and no step" >&2; usage; }
+  grep -qwxF -- "$word" <<<"${known// /$'\n'}" || { echo "--only $word: no part and no step" >&2; usage; }
 done
 summary=$out/summary.txt
 failed=0 skipped=0 passed=0
