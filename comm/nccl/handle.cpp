@@ -26,8 +26,7 @@ std::string Handle::late(const std::string& where, std::chrono::milliseconds tim
   const std::string behind = session_.who_is_behind(name_, world_ranks_, calls);
   return fmt::format(
       "{}: not done {} ms after it was issued; {}. --nccl-check-calls (NcclOptions::check_calls) compares "
-      "every "
-      "call before it is made; or raise the timeout",
+      "every call before it is made; or raise the timeout",
       where, timeout.count(),
       behind.empty() ? "a rank of its group did not call it, called something else, or cannot be reached"
                      : behind);

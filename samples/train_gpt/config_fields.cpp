@@ -98,9 +98,8 @@ const std::vector<FieldGroup>& groups() {
         {"comm", &C::comm, "local|nccl",
          "local: ranks are threads; nccl: one GPU each, also as processes of torchrun, mpirun or srun"},
         {"bootstrap", &C::bootstrap, "env|mpi|none",
-         "how a job's processes meet; env: RANK, WORLD_SIZE, MASTER_ADDR ... as launchers set them; none: "
-         "they "
-         "do not, each process has all ranks"},
+         "how a job's processes meet; env: by RANK, WORLD_SIZE ... as launchers set them; none: not at all, "
+         "each has all ranks"},
         {"nccl_exact_order", &C::nccl_exact_order, "", "sums with the bits of --comm local; slower"},
         {"nccl_check_calls", &C::nccl_check_calls, "",
          "compare every call among ranks before it is made, to find a hang; slow"},
