@@ -61,6 +61,7 @@ ShardRuntime::ShardRuntime(Module& root)
   check_fingerprints();
   assign_slots();
   initialise();
+  device_.issue_in_order(true);  // until the first step is over
 }
 
 ShardRuntime::~ShardRuntime() {
@@ -267,6 +268,7 @@ void ShardRuntime::begin_weights_change() {
 
 void ShardRuntime::weights_changed() {
   weights_ready_ = device_.compute().record();
+  if (units_.back()->finished_) device_.issue_in_order(false);
   for (auto& u : units_) {
     u->reshard();
     u->stale_ = true;

@@ -33,7 +33,7 @@ struct DeviceOptions {
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
   /// CUDA: how Newton-Schulz forms symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
-  /// kernel for compute capability 9.0 that does half the work but has been compiled only, never run.
+  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU.
   std::string symmetric_products = "blocks";
 };
 
@@ -90,6 +90,14 @@ class Device {
   /// Null when there is none.
   Trace* trace() const { return trace_.get(); }
 
+  /// While it is on, a device with a native queue is given work in the order of the host's calls over all its
+  /// streams: submit(), record() and wait() return when their work has been issued (not when it is done). A
+  /// kernel's first use may wait for all that was issued before it, collectives of which peers have not come
+  /// yet included; as all ranks issue in one order, those peers come. Sharded models switch it on for their
+  /// first step. No effect on a CPU. Any thread.
+  void issue_in_order(bool on) { issue_in_order_.store(on, std::memory_order_relaxed); }
+  bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
+
   /// For what the device's own queue does not see, such as a collective that was given up: from now on no
   /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
@@ -104,6 +112,7 @@ class Device {
  private:
   std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0};
+  std::atomic<bool> issue_in_order_{false};
   mutable std::mutex host_syncs_mutex_;
   std::map<std::thread::id, int64_t> host_syncs_;
   mutable std::mutex failure_mutex_;

@@ -72,6 +72,9 @@ void QueueStream::push(Item item) {
     queue_.push_back(std::move(item));
   }
   more_.notify_one();
+  if (!native_ || !device_.issues_in_order() || std::this_thread::get_id() == worker_.get_id()) return;
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
 }
 
 void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)> work) {
@@ -162,8 +165,11 @@ void QueueStream::run() {
     Item item;
     {
       std::unique_lock lock(mutex_);
+      busy_ = false;
+      if (queue_.empty()) idle_.notify_all();
       more_.wait(lock, [&] { return stop_ || !queue_.empty(); });
       if (queue_.empty()) break;
+      busy_ = true;
       item = std::move(queue_.front());
       queue_.pop_front();
     }

@@ -48,9 +48,9 @@ class QueueStream final : public Stream {
   void* scratch_ = nullptr;
   int64_t scratch_bytes_ = 0;
   std::mutex mutex_;
-  std::condition_variable more_;
+  std::condition_variable more_, idle_;
   std::deque<Item> queue_;
-  bool stop_ = false;
+  bool stop_ = false, busy_ = false;
   std::exception_ptr failure_;   // worker thread only
   Trace::Lane* lane_ = nullptr;  // likewise
   std::thread worker_;

@@ -1,5 +1,6 @@
 // PTX of compute capability 9.0, one function per instruction; written from the PTX ISA's description of
-// wgmma, mbarrier and cp.async.bulk.tensor. Private to symmetric_hopper.cu.
+// wgmma, mbarrier and cp.async.bulk.tensor. For a host compiler, their twins in tests/cuda_host. Private to
+// symmetric_hopper.cu.
 #pragma once
 
 #include <cuda.h>
@@ -7,6 +8,10 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+
+#ifndef __CUDACC__
+#include <cuda_host/hopper.h>
+#else
 
 namespace sherd::cuda::hopper {
 
@@ -66,14 +71,6 @@ __device__ inline void prefetch_map(const CUtensorMap* map) {
 
 // --- wgmma ---
 
-/// Descriptor of a tile whose rows are 128 bytes, contiguous along the summed dimension, in 128-byte swizzle:
-/// bits 0-13 address / 16; 16-29 leading offset / 16, not used by this layout (1); 32-45 offset between
-/// groups of 8 rows / 16 (1024 bytes); 62-63 the swizzle (1 = 128 bytes). The tile begins at a multiple of
-/// 1024 bytes; 16 elements further along the rows are 32 bytes, 2 in the address field.
-__device__ inline uint64_t tile_descriptor(const void* tile) {
-  return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
-         uint64_t{1024 / 16} << 32 | uint64_t{1} << 62;
-}
 /// Before the first product, and wherever registers that the products use were touched.
 __device__ inline void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -147,4 +144,18 @@ __device__ inline void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+}  // namespace sherd::cuda::hopper
+
+#endif
+
+namespace sherd::cuda::hopper {
+
+/// Descriptor of a tile whose rows are 128 bytes, contiguous along the summed dimension, in 128-byte swizzle:
+/// bits 0-13 address / 16; 16-29 leading offset / 16, not used by this layout (1); 32-45 offset between
+/// groups of 8 rows / 16 (1024 bytes); 62-63 the swizzle (1 = 128 bytes). The tile begins at a multiple of
+/// 1024 bytes; 16 elements further along the rows are 32 bytes, 2 in the address field.
+__device__ inline uint64_t tile_descriptor(const void* tile) {
+  return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
+         uint64_t{1024 / 16} << 32 | uint64_t{1} << 62;
+}
 }  // namespace sherd::cuda::hopper

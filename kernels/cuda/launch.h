@@ -1,6 +1,6 @@
 // How the sources of kernels/cuda name device code and start kernels.
 //
-// The only file there that tells nvcc from a host compiler: compiled as plain C++, the same kernels run under
+// With mma.h and hopper.h the only file there that tells nvcc from a host compiler: compiled as plain C++, the same kernels run under
 // the emulation in tests/cuda_host, one thread block after another, which is how they are tested on machines
 // without a GPU.
 #pragma once

@@ -1,6 +1,6 @@
 // Tensor-core and copy instructions of compute capability 8.0, one small function each.
 //
-// Beside launch.h the only place that tells nvcc from a host compiler: every function has a twin in plain
+// Beside launch.h and hopper.h the only place that tells nvcc from a host compiler: every function has a twin in plain
 // C++, which moves values between the 32 lanes as the PTX manual lays fragments out. All lanes of a warp must
 // call together; blocks are one-dimensional.
 //

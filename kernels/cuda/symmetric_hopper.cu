@@ -1,6 +1,6 @@
-// Compiled, but never run: no chip of compute capability 9.0 was at hand. Off unless
-// DeviceOptions::symmetric_products asks for it; SymmetricHopper.* in tests/kernels compares it with the
-// blocks.
+// Never run on a chip of compute capability 9.0, for none was at hand; under the emulation it is right. Off
+// unless DeviceOptions::symmetric_products asks for it; SymmetricHopper.* in tests/cuda_host compares it with
+// the blocks.
 //
 // A block of three warpgroups takes tiles of 128 x 256 that reach the diagonal, one after another, over all
 // matrices of the batch. One thread of the third warpgroup copies pieces of both factors, 64 wide, into a

@@ -7,8 +7,11 @@
 #include <sherd/kernels/tensor.h>
 #include <sherd/kernels/trace.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <future>
 #include <string>
 #include <thread>
 
@@ -60,6 +63,41 @@ TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
       text_of(9),
       "9 ranks with --comm nccl on 8 GPUs: NCCL takes one GPU a rank; use --comm local, whose ranks share "
       "GPUs, or at most 8 ranks");
+}
+
+TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {
+  const auto device = make_cuda_device();
+  const auto side = device->make_stream("side");
+  std::atomic<int> issued{0};
+  device->issue_in_order(true);
+  for (int i = 0; i < 4; ++i) {
+    Stream& s = i % 2 ? *side : device->compute();
+    s.submit("slow", [&](ExecutionContext&) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      ++issued;
+    });
+    EXPECT_EQ(issued, i + 1);
+    (i % 2 ? device->compute() : *side).wait(s.record());
+  }
+
+  device->issue_in_order(false);
+  std::promise<void> go;
+  side->submit("held", [&](ExecutionContext&) {
+    go.get_future().wait();
+    ++issued;
+  });
+  EXPECT_EQ(issued, 4);  // submit() came back before
+  go.set_value();
+  side->synchronize();
+  EXPECT_EQ(issued, 5);
+}
+
+TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {
+  const auto device = make_cuda_device();
+  device->issue_in_order(true);
+  device->compute().submit("broken", [](ExecutionContext&) { throw InvalidArgument("on purpose"); });
+  device->compute().submit("never", [](ExecutionContext&) { FAIL(); });
+  EXPECT_THROW(device->compute().synchronize(), InvalidArgument);
 }
 
 TEST(CudaQueues, AreAskedForBeforeTheFirstCall) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <memory>
 #include <string>
@@ -18,6 +19,7 @@ namespace {
 constexpr unsigned kLanes = 32;
 constexpr size_t kGuardBytes = 128;  // behind dynamic shared memory
 constexpr unsigned char kGuard = 0xb5;
+constexpr uint32_t kSharedBegin = 128;  // in the space of shared memory's addresses
 
 const char* name_of(Warp operation) {
   switch (operation) {
@@ -46,12 +48,15 @@ struct WarpState {
   unsigned unstarted = 0;  // of those ready
   unsigned at_barrier = 0;
   unsigned at_operation = 0;
+  unsigned polling = 0;  // in wait_until()
   unsigned done = 0;
   struct Lane {
     Fiber* fiber = nullptr;
     uint64_t value = 0;  // given to the operation, then its result
     unsigned mask = 0, source = 0;
     Warp operation = Warp::sync;
+    bool (*ready)(const void*) = nullptr;
+    const void* what = nullptr;
     Place place;
   };
   Lane lanes[kLanes];
@@ -69,12 +74,20 @@ class Engine {
   int block_barrier(Vote vote, bool predicate, const Place& place);
   uint64_t warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned source, const Place& place);
   unsigned lane() const { return lane_; }
+  void wait_until(bool (*ready)(const void*), const void* what, const Place& place);
+  void later(std::function<void()> work) { later_.push_back(std::move(work)); }
+  uint64_t block_number() const { return block_number_; }
+  uint32_t shared_address(const void* p) const;
+  unsigned char* shared_at(uint32_t address, size_t bytes) const;
+  [[noreturn]] void misuse(const std::string& what) const;
 
  private:
   void prepare(dim3 threads);
   void run_block();
   void run_warp(unsigned number);
   void release_barrier();
+  bool wake();
+  bool do_later();
   void finish_operation(WarpState& warp, unsigned mask);
   void serve();  // what each fiber does
   bool take_unstarted();
@@ -89,7 +102,6 @@ class Engine {
   Fiber* idle_fiber();
   void forget_suspended();
   void check_shared_memory() const;
-  [[noreturn]] void misuse(const std::string& what) const;
   std::string who_waits_where() const;
 
   const char* what_ = nullptr;
@@ -104,6 +116,8 @@ class Engine {
   unsigned warp_number_ = 0, lane_ = 0;
   bool descending_ = false;
   unsigned live_ = 0;
+  uint64_t block_number_ = 0;
+  std::deque<std::function<void()>> later_;
   std::exception_ptr failure_;
 
   // The block's barrier.
@@ -183,8 +197,9 @@ void Engine::run_block() {
   }
   for (WarpState& warp : warps_) {
     warp.ready = warp.unstarted = warp.exists;
-    warp.at_barrier = warp.at_operation = warp.done = 0;
+    warp.at_barrier = warp.at_operation = warp.polling = warp.done = 0;
   }
+  ++block_number_;
   live_ = static_cast<unsigned>(indices_.size());
   arrived_ = voted_ = 0;
   descending_ = (blockIdx.x & 1) != 0;
@@ -193,9 +208,11 @@ void Engine::run_block() {
       const auto count = static_cast<unsigned>(warps_.size());
       for (unsigned i = 0; i < count; ++i) run_warp(descending_ ? count - 1 - i : i);
       if (live_ == 0) break;
+      if (wake() || do_later()) continue;
       if (arrived_ != live_) misuse("threads wait for others that will not come: " + who_waits_where());
       release_barrier();
     }
+    if (!later_.empty()) misuse("it ends before the copies that it began");
     check_shared_memory();
   } catch (...) {
     forget_suspended();
@@ -261,6 +278,7 @@ Fiber* Engine::idle_fiber() {
 }
 
 void Engine::forget_suspended() {
+  later_.clear();
   idle_.clear();
   for (auto& fiber : fibers_) {
     fiber->restart();
@@ -305,6 +323,54 @@ void Engine::release_barrier() {
   }
   arrived_ = voted_ = 0;
   descending_ = !descending_;
+}
+
+void Engine::wait_until(bool (*ready)(const void*), const void* what, const Place& place) {
+  while (!ready(what)) {
+    WarpState::Lane& me = warp_->lanes[lane_];
+    me.ready = ready;
+    me.what = what;
+    me.place = place;
+    warp_->polling |= 1u << lane_;
+    suspend();
+  }
+}
+
+/// Lets those go on whose wait is over. False when there are none.
+bool Engine::wake() {
+  bool any = false;
+  for (WarpState& warp : warps_)
+    for (unsigned rest = warp.polling; rest; rest &= rest - 1) {
+      const auto i = static_cast<unsigned>(__builtin_ctz(rest));
+      if (!warp.lanes[i].ready(warp.lanes[i].what)) continue;
+      warp.polling &= ~(1u << i);
+      warp.ready |= 1u << i;
+      any = true;
+    }
+  return any;
+}
+
+/// In turns the oldest and the youngest: nothing may depend on the order.
+bool Engine::do_later() {
+  if (later_.empty()) return false;
+  const bool oldest = later_.size() % 2 == 0;
+  const std::function<void()> work = std::move(oldest ? later_.front() : later_.back());
+  oldest ? later_.pop_front() : later_.pop_back();
+  work();
+  return true;
+}
+
+uint32_t Engine::shared_address(const void* p) const {
+  const auto* const byte = static_cast<const unsigned char*>(p);
+  if (byte < shared_ || byte > shared_ + shared_bytes_) misuse("an address is not in dynamic shared memory");
+  return static_cast<uint32_t>(kSharedBegin + (byte - shared_));
+}
+
+unsigned char* Engine::shared_at(uint32_t address, size_t bytes) const {
+  if (address < kSharedBegin || address - kSharedBegin + bytes > shared_bytes_)
+    misuse(fmt::format("bytes {} to {} are not in dynamic shared memory, which has {} from {}", address,
+                       address + bytes, shared_bytes_, kSharedBegin));
+  return shared_ + (address - kSharedBegin);
 }
 
 uint64_t Engine::warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned source,
@@ -392,7 +458,7 @@ std::string Engine::who_waits_where() const {
   std::string text;
   for (unsigned w = 0; w < warps_.size() && text.size() < 600; ++w) {
     const WarpState& warp = warps_[w];
-    unsigned rest = warp.at_barrier | warp.at_operation | warp.done;
+    unsigned rest = warp.at_barrier | warp.at_operation | warp.polling | warp.done;
     while (rest) {  // lanes in the same state together
       const auto first = static_cast<unsigned>(__builtin_ctz(rest));
       const WarpState::Lane& a = warp.lanes[first];
@@ -404,6 +470,10 @@ std::string Engine::who_waits_where() const {
       } else if (warp.at_barrier >> first & 1) {
         same = warp.at_barrier;
         state = "at the barrier in " + name_of(a.place);
+      } else if (warp.polling >> first & 1) {
+        for (unsigned i = 0; i < kLanes; ++i)
+          if (warp.polling >> i & 1 && warp.lanes[i].place.line() == a.place.line()) same |= 1u << i;
+        state = "waiting in " + name_of(a.place);
       } else {
         for (unsigned i = 0; i < kLanes; ++i) {
           const WarpState::Lane& b = warp.lanes[i];
@@ -435,5 +505,13 @@ uint64_t warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned 
   return engine.warp_operation(operation, mask, value, source, place);
 }
 unsigned lane() { return engine.lane(); }
+void wait_until(bool (*ready)(const void*), const void* what, const Place& place) {
+  engine.wait_until(ready, what, place);
+}
+void later(std::function<void()> work) { engine.later(std::move(work)); }
+uint64_t block_number() { return engine.block_number(); }
+uint32_t shared_address(const void* p) { return engine.shared_address(p); }
+unsigned char* shared_at(uint32_t address, size_t bytes) { return engine.shared_at(address, bytes); }
+void misuse(const std::string& what) { engine.misuse(what); }
 
 }  // namespace cuda_host

@@ -10,7 +10,8 @@
 // blocks and grids that no GPU starts; writing behind dynamic shared memory. Dynamic shared memory is NaN at
 // the start of each block; static shared memory keeps what the last block left.
 //
-// What it cannot do: inline PTX, threads or blocks that wait for each other in a loop, cooperative groups,
+// What it cannot do: inline PTX, threads or blocks that wait for each other in a loop (but hopper.h has the
+// barriers and asynchronous copies and products of compute capability 9.0), cooperative groups,
 // floating-point atomics (which sherd does not allow). It computes as the host does: products and sums are
 // fused only by fmaf, and expf, __expf and the like are the host's.
 #pragma once
@@ -22,8 +23,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <source_location>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 
 #include "late.h"
@@ -83,6 +86,19 @@ enum class Warp { sync, shuffle, ballot, add, min, max, bit_and, bit_or, bit_xor
 uint64_t warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned source, const Place& place);
 /// Of the calling thread in its warp.
 unsigned lane();
+
+/// Returns when `ready(what)` is true; other threads go on meanwhile.
+void wait_until(bool (*ready)(const void*), const void* what, const Place& place);
+/// What the chip does by itself: some time before the block ends, as late as the threads that wait for it
+/// allow.
+void later(std::function<void()> work);
+/// Number of the running block, never the same twice on one OS thread.
+uint64_t block_number();
+/// Dynamic shared memory by the addresses of its own space; it begins at a multiple of 128, not of 256.
+uint32_t shared_address(const void* p);
+unsigned char* shared_at(uint32_t address, size_t bytes);
+/// Ends the kernel with a std::logic_error that names it and the block.
+[[noreturn]] void misuse(const std::string& what);
 
 /// The lane a shuffle reads, by the rules of PTX's shfl: its own when the other is not in its segment.
 inline unsigned segment_end(int width) { return (lane() & ~(unsigned(width) - 1)) + unsigned(width); }

@@ -2,6 +2,7 @@
 // interfaces and do at once, on the calling thread, what they would queue on a stream.
 //
 // Environment: SHERD_HOST_CUDA_DEVICES, the number of devices (8 when unset; 0: no driver).
+// SHERD_HOST_CUDA_CAPABILITY: theirs, 80 when unset; 90 lets the kernel for that chip alone be asked for.
 #pragma once
 
 #include <cstdint>

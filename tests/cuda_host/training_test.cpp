@@ -135,6 +135,23 @@ TEST(EmulatedRun, ExpertsTrainAndWaitForTheirCounts) {
   expect_close_losses(gpu, cpu, 1e-3, "experts");  // a token may change its expert for a last bit
 }
 
+TEST(EmulatedRun, TheKernelForCapability90TrainsAlike) {
+  const Flags muon = Flags{"--optimizer", "muon",    "--ns-form", "gram",    "--muon-working",
+                           "fp16",        "--ranks", "2",         "--steps", "3"} +
+                     kGpu;
+  const Flags hopper = {"--symmetric-products", "hopper"};
+  ::setenv("SHERD_HOST_CUDA_CAPABILITY", "90", 1);
+  const Outcome blocks = train(muon), own = train(muon + hopper),
+                replicated = train(muon + hopper + Flags{"--strategy", "no_shard"});
+  ::setenv("SHERD_HOST_CUDA_LATE", "1", 1);
+  const Outcome late = train(muon + hopper);
+  ::unsetenv("SHERD_HOST_CUDA_LATE");
+  ::unsetenv("SHERD_HOST_CUDA_CAPABILITY");
+  expect_close_losses(own, blocks, 1e-3, "sums in another order, rounded to fp16");
+  EXPECT_TRUE(replicated == own);
+  EXPECT_TRUE(late == own);
+}
+
 TEST(EmulatedRun, SamplesAndNamesItsDevice) {
   const auto data = scratch("text");
   write_file(data, golden_text());

@@ -76,6 +76,21 @@ TEST(Runtime, OneRankCommunicatesNothing) {
   });
 }
 
+TEST(Runtime, TheFirstStepAloneIsIssuedInOrder) {
+  launch(2, [](RankContext& r) {
+    Rig rig(r, {});
+    Device& device = *r.device;
+    rig.forward();  // an evaluation before the first step, say
+    rig.forward();
+    rig.backward();
+    EXPECT_TRUE(device.issues_in_order());
+    rig.optimizer->step(0.01);
+    EXPECT_FALSE(device.issues_in_order());
+    rig.step();
+    EXPECT_FALSE(device.issues_in_order());
+  });
+}
+
 TEST(Runtime, EventOrderIsThatOfFsdp2) {
   launch(2, [](RankContext& r) {
     Rig rig(r, {});

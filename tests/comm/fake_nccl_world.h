@@ -1,0 +1,82 @@
+// What the parts of the imitated NCCL share: fake_nccl.cpp (its functions), fake_nccl_work.cpp (what
+// collectives do), queue_device.cpp (the streams they run on).
+#pragma once
+
+#include <nccl.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/fake_nccl.h"
+
+namespace sherd::test::fake_nccl {
+
+enum class Kind { init, split, all_gather, reduce_scatter, all_reduce, broadcast, send, recv };
+
+struct Operation {
+  Kind kind{};
+  const void* send = nullptr;
+  void* recv = nullptr;
+  size_t count = 0;
+  ncclDataType_t type = ncclUint8;
+  ncclRedOp_t op = ncclSum;
+  int peer = -1;  // or root
+  void* stream = nullptr;
+  int color = 0, key = 0;
+  ncclComm_t* child = nullptr;
+  ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
+  bool done = false;
+};
+using Op = std::shared_ptr<Operation>;
+
+/// The communicators of one group.
+struct Clique {
+  std::vector<ncclComm_t> members;
+  std::map<int64_t, std::map<int, Op>> rounds;
+  std::map<std::pair<int, int>, std::pair<std::deque<Op>, std::deque<Op>>> mail;  // sends, recvs
+};
+
+}  // namespace sherd::test::fake_nccl
+
+struct ncclComm {
+  sherd::test::fake_nccl::Clique* clique = nullptr;
+  int rank = 0, world_rank = 0;
+  int64_t round = 0;
+  int operations = 0, looks = 0;
+  bool in_progress = false;  // what was last said of it, so that nothing but looks and ends are allowed
+  bool finalized = false, dead = false;
+  std::vector<sherd::test::fake_nccl::Op> pending;
+  std::vector<std::jthread> deliveries;
+  std::atomic<bool> busy{false};
+};
+
+namespace sherd::test::fake_nccl {
+
+struct World {
+  std::mutex mutex;
+  Faults faults;
+  Log log;
+  std::list<ncclComm> communicators;
+  std::list<Clique> cliques;
+  std::map<std::string, Clique*> by_id;
+  int64_t ids = 0;
+};
+World& world();
+/// What a caller did that NCCL does not allow. Under the mutex.
+void violation(const std::string& text);
+
+ncclComm_t new_communicator(Clique& clique, int rank, int world_rank);
+/// Puts an operation where its peers see it, and does what can be done now. Under the mutex.
+void post(ncclComm_t comm, const Op& op);
+
+}  // namespace sherd::test::fake_nccl

@@ -1,0 +1,148 @@
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/queue_stream.h>
+
+#include "comm/fake_nccl_world.h"
+
+namespace sherd::test::fake_nccl {
+namespace {
+
+/// Done when what was issued on a stream before is done.
+class FakeEvent final : public NativeEvent {
+ public:
+  explicit FakeEvent(std::vector<Op> before) : before_(std::move(before)) {}
+  bool done() const override {
+    std::lock_guard lock(world().mutex);
+    return std::all_of(before_.begin(), before_.end(), [](const Op& op) { return op->done; });
+  }
+  void synchronize() const override {
+    while (!done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  const std::vector<Op> before_;
+};
+
+class FakeStamp final : public NativeStamp {
+ public:
+  bool done() const override { return true; }
+  void synchronize() const override {}
+  double microseconds() const override { return at_; }
+
+ private:
+  const double at_ = Trace::now();
+};
+
+class FakeQueue final : public NativeQueue {
+ public:
+  explicit FakeQueue(Allocator& allocator) : allocator_(allocator) {}
+  ~FakeQueue() override { allocator_.release(scratch_, bytes_, "fake scratch"); }
+  void start() override {}
+  void finish() noexcept override {
+    FakeEvent(outstanding()).synchronize();
+    kept_.clear();
+  }
+  void* handle() const override { return const_cast<FakeQueue*>(this); }
+  std::shared_ptr<NativeEvent> record() override {
+    auto before = outstanding();
+    if (before.empty()) kept_.clear();
+    return std::make_shared<FakeEvent>(std::move(before));
+  }
+  std::shared_ptr<NativeStamp> stamp() override {
+    FakeEvent(outstanding()).synchronize();
+    return std::make_shared<FakeStamp>();
+  }
+  void wait(const NativeEvent& event) override { event.synchronize(); }
+  void keep(std::shared_ptr<const void> object) override { kept_.push_back(std::move(object)); }
+  void after(std::function<void()> f) override {
+    FakeEvent(outstanding()).synchronize();
+    f();
+  }
+  void* scratch(int64_t bytes) override {
+    if (bytes > bytes_) {
+      allocator_.release(scratch_, bytes_, "fake scratch");
+      scratch_ = allocator_.allocate(bytes, "fake scratch", true);
+      bytes_ = bytes;
+    }
+    return scratch_;
+  }
+
+ private:
+  std::vector<Op> outstanding() {
+    std::lock_guard lock(world().mutex);
+    std::vector<Op> ops;
+    for (const ncclComm& comm : world().communicators)
+      for (const Op& op : comm.pending)
+        if (op->stream == this && !op->done) ops.push_back(op);
+    return ops;
+  }
+
+  Allocator& allocator_;
+  std::vector<std::shared_ptr<const void>> kept_;
+  void* scratch_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// The host's memory, with a bound on the number of blocks.
+class FewBlocks final : public MemorySource {
+ public:
+  explicit FewBlocks(int most) : left_(most) {}
+  void* allocate(int64_t bytes) override {
+    if (left_.fetch_sub(1) > 0) return std::aligned_alloc(128, static_cast<size_t>(bytes));
+    ++left_;
+    return nullptr;
+  }
+  void release(void* p) noexcept override {
+    ++left_;
+    std::free(p);
+  }
+  std::string owner() const override { return "the imitated GPU"; }
+
+ private:
+  std::atomic<int> left_;
+};
+
+class QueueDevice final : public Device {
+ public:
+  QueueDevice(const std::string& label, int blocks)
+      : allocator_(label, 0, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
+        host_(make_cpu_device({.label = label, .kernels = "reference"})),
+        kernels_(reference_kernels()),
+        compute_(make_stream("compute")) {
+    kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
+      std::memset(context.scratch(1 << 12), 0x55, 1 << 12);
+      reference_kernels().reduce(context, args);
+    };
+  }
+  Allocator& allocator() override { return allocator_; }
+  const KernelTable& kernels() const override { return kernels_; }
+  Stream& compute() override { return *compute_; }
+  std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
+    return make_stream(std::move(name));
+  }
+  const std::string& label() const override { return host_->label(); }
+  std::string describe() const override { return "an imitated GPU"; }
+
+ private:
+  std::unique_ptr<Stream> make_stream(std::string name) {
+    return std::make_unique<QueueStream>(*this, std::move(name), 1, std::make_unique<FakeQueue>(allocator_));
+  }
+  Allocator allocator_;
+  std::shared_ptr<Device> host_;
+  KernelTable kernels_;
+  std::unique_ptr<Stream> compute_;
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_queue_device(const std::string& label, int blocks) {
+  return std::make_shared<QueueDevice>(label, blocks);
+}
+
+}  // namespace sherd::test::fake_nccl
