@@ -74,20 +74,40 @@ bool refuses(ncclComm_t comm) {
   return true;
 }
 
-ncclResult_t add(ncclComm_t comm, Operation operation) {
-  const auto op = std::make_shared<Operation>(std::move(operation));
-  if (group_depth > 0) {
-    group.emplace_back(comm, op);
-    return world().faults.looks > 0 ? ncclInProgress : ncclSuccess;
+/// Posts them together, when their stream comes to it.
+ncclResult_t start(ncclComm_t comm, const std::vector<Op>& ops) {
+  void* const stream = ops.front()->stream;
+  StreamRunner runner = nullptr;
+  {
+    Inside inside(comm);
+    if (refuses(comm)) return ncclInvalidArgument;
+    comm->looks = world().faults.looks;
+    if (stream) runner = world().runner;
+    if (!runner) {
+      for (const Op& op : ops) post(comm, op);
+      if (ops.front()->kind != Kind::split) return state_of(comm);
+      comm->in_progress = true;
+      return ncclSuccess;  // said before the work is done; the communicator's state tells when
+    }
   }
+  runner(stream, [comm, ops](std::function<void()> done) {
+    std::lock_guard lock(world().mutex);
+    const auto left = std::make_shared<size_t>(ops.size());
+    for (const Op& op : ops)
+      op->finished = [left, done] {
+        if (--*left == 0) done();
+      };
+    for (const Op& op : ops) comm->dead ? finish(*op) : post(comm, op);
+  });
   Inside inside(comm);
-  if (refuses(comm)) return ncclInvalidArgument;
-  post(comm, op);
-  if (op->kind == Kind::split) {
-    comm->in_progress = true;
-    return ncclSuccess;  // said before the work is done; the communicator's state tells when
-  }
   return state_of(comm);
+}
+
+ncclResult_t add(ncclComm_t comm, Operation operation) {
+  auto op = std::make_shared<Operation>(std::move(operation));
+  if (group_depth == 0) return start(comm, {std::move(op)});
+  group.emplace_back(comm, std::move(op));
+  return world().faults.looks > 0 ? ncclInProgress : ncclSuccess;
 }
 
 ncclResult_t get_unique_id(ncclUniqueId* id) {
@@ -133,7 +153,7 @@ ncclResult_t comm_abort(ncclComm_t comm) {
   comm->dead = true;
   deliver(comm);  // a split that is over, although nobody has looked
   comm->deliveries.clear();
-  for (const Op& op : comm->pending) op->done = true;
+  for (const Op& op : comm->pending) finish(*op);
   comm->pending.clear();
   for (auto& [round, ops] : comm->clique->rounds) ops.erase(comm->rank);
   for (auto& [pair, queues] : comm->clique->mail)
@@ -197,16 +217,19 @@ ncclResult_t group_end() {
   if (--group_depth > 0 || group.empty()) return ncclSuccess;
   const auto operations = std::exchange(group, {});
   ncclComm_t comm = operations.front().first;
-  Inside inside(comm);
-  if (refuses(comm)) return ncclInvalidArgument;
-  for (const auto& [c, op] : operations) {
-    if (c != comm) violation("a group over two communicators");
-    if (op->peer == comm->rank && (op->kind == Kind::send || op->kind == Kind::recv))
-      violation("a message to itself");
-    if (op->count == 0) violation("an empty message");
-    post(comm, op);
+  std::vector<Op> ops;
+  {
+    Inside inside(comm);
+    for (const auto& [c, op] : operations) {
+      if (c != comm) violation("a group over two communicators");
+      if (op->stream != operations.front().second->stream) violation("a group over two streams");
+      if (op->peer == comm->rank && (op->kind == Kind::send || op->kind == Kind::recv))
+        violation("a message to itself");
+      if (op->count == 0) violation("an empty message");
+      ops.push_back(op);
+    }
   }
-  return state_of(comm);
+  return start(comm, ops);
 }
 
 const char* get_error_string(ncclResult_t result) {
@@ -252,6 +275,11 @@ void reset(const Faults& faults) {
   world().communicators.clear();
   world().cliques.clear();
   world().by_id.clear();
+}
+
+void run_streams_by(StreamRunner runner) {
+  std::lock_guard lock(world().mutex);
+  world().runner = runner;
 }
 
 Log log() {

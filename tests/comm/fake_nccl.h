@@ -7,6 +7,7 @@
 // progress takes no further work.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +38,12 @@ struct Log {
 /// Forgets everything that was. Before each test.
 void reset(const Faults& faults = {});
 Log log();
+
+/// How operations run on a library's streams: does what the stream is to do in its turn, which calls `done`
+/// when it is over, and has the stream (or the caller) wait for that. Null: operations are posted by the
+/// call. They stay behind reset().
+using StreamRunner = void (*)(void* stream, std::function<void(std::function<void()> done)> begin);
+void run_streams_by(StreamRunner runner);
 
 /// A CPU device whose streams have native queues, and whose reductions use scratch memory of their own. Its
 /// memory has so many blocks at most, when that is above 0.

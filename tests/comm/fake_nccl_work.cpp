@@ -14,6 +14,11 @@ World& world() {
 
 void violation(const std::string& text) { world().log.violations.push_back(text); }
 
+void finish(Operation& op) {
+  op.done = true;
+  if (const auto finished = std::exchange(op.finished, nullptr)) finished();
+}
+
 ncclComm_t new_communicator(Clique& clique, int rank, int world_rank) {
   ncclComm& comm = world().communicators.emplace_back();
   comm.clique = &clique;
@@ -141,7 +146,7 @@ void execute(Clique& clique, const std::map<int, Op>& ops) {
     size_t i = 0;
     for (const auto& [rank, op] : ops) move(op->recv, results[i++].data(), bytes);
   }
-  for (const auto& [rank, op] : ops) op->done = true;
+  for (const auto& [rank, op] : ops) finish(*op);
 }
 
 }  // namespace
@@ -149,7 +154,6 @@ void execute(Clique& clique, const std::map<int, Op>& ops) {
 void post(ncclComm_t comm, const Op& op) {
   Clique& clique = *comm->clique;
   comm->pending.push_back(op);
-  comm->looks = world().faults.looks;
   if (++comm->operations > world().faults.error_after && comm->world_rank == world().faults.error_on) return;
   if (comm->world_rank == world().faults.silent && op->kind != Kind::init) return;
   if (op->kind == Kind::send || op->kind == Kind::recv) {
@@ -159,7 +163,8 @@ void post(ncclComm_t comm, const Op& op) {
     while (!out.empty() && !in.empty()) {
       if (out.front()->count != in.front()->count || out.front()->type != in.front()->type) return;  // hangs
       std::memmove(in.front()->recv, out.front()->send, in.front()->count * bytes_of(in.front()->type));
-      in.front()->done = out.front()->done = true;
+      finish(*in.front());
+      finish(*out.front());
       in.pop_front();
       out.pop_front();
     }

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory>
@@ -36,6 +37,7 @@ struct Operation {
   ncclComm_t* child = nullptr;
   ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
+  std::function<void()> finished;  // called when it is done, or given up
 };
 using Op = std::shared_ptr<Operation>;
 
@@ -70,6 +72,7 @@ struct World {
   std::list<Clique> cliques;
   std::map<std::string, Clique*> by_id;
   int64_t ids = 0;
+  StreamRunner runner = nullptr;
 };
 World& world();
 /// What a caller did that NCCL does not allow. Under the mutex.
@@ -78,5 +81,7 @@ void violation(const std::string& text);
 ncclComm_t new_communicator(Clique& clique, int rank, int world_rank);
 /// Puts an operation where its peers see it, and does what can be done now. Under the mutex.
 void post(ncclComm_t comm, const Op& op);
+/// Under the mutex.
+void finish(Operation& op);
 
 }  // namespace sherd::test::fake_nccl

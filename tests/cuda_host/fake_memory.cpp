@@ -128,9 +128,19 @@ cudaError_t allocate(void** p, size_t bytes, cudaMemoryType type) {
   return cudaSuccess;
 }
 
+/// As CUDA does before it frees: what other devices do with the memory is the caller's to know.
+void let_device_finish(const void* p) {
+  int device = current_device();
+  {
+    std::lock_guard lock(machine().mutex);
+    if (const auto* block = find_block(p)) device = block->second.device;
+  }
+  run_dry(device);
+}
+
 cudaError_t release(void* p, cudaMemoryType type) {
   if (!p) return cudaSuccess;
-  cuda_host::synchronize_all();  // as CUDA does before it frees
+  let_device_finish(p);
   Machine& m = machine();
   std::lock_guard lock(m.mutex);
   const auto block = m.blocks.find(address(p));
@@ -190,7 +200,7 @@ cudaError_t cudaHostRegister(void* p, size_t bytes, unsigned) {
 }
 cudaError_t cudaHostUnregister(void* p) {
   ENTER(cudaHostUnregister);
-  cuda_host::synchronize_all();
+  let_device_finish(p);
   std::lock_guard lock(machine().mutex);
   const auto block = machine().blocks.find(address(p));
   REQUIRE(block != machine().blocks.end() && block->second.registered, cudaErrorHostMemoryNotRegistered);

@@ -58,6 +58,9 @@ StreamId id_of(cudaStream_t stream);
 /// What the host may not do with a stream while it is captured.
 bool captured(cudaStream_t stream);
 
+/// Returns when all work that the device's streams have now is done. Not under the mutex.
+void run_dry(int device);
+
 inline constexpr int kHighestPriority = -5;
 
 }  // namespace cuda_host::runtime

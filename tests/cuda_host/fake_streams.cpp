@@ -1,6 +1,7 @@
 // CUDA's runtime, imitated on the host: streams, events, graphs of one stream. See fake.h.
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 #include "fake_runtime.h"
 
@@ -37,10 +38,23 @@ bool known(cudaEvent_t event) {
 StreamId id_of(cudaStream_t stream) { return is_default(stream) ? 0 : stream->id; }
 bool captured(cudaStream_t stream) { return cuda_host::captured(id_of(stream)); }
 
+void run_dry(int device) {
+  std::vector<StreamId> streams = {0};
+  {
+    std::lock_guard lock(machine().mutex);
+    for (const CUstream_st* s : machine().streams)
+      if (s->device == device) streams.push_back(s->id);
+  }
+  for (StreamId s : streams) synchronize(*mark(s));
+}
+
 }  // namespace cuda_host::runtime
 
 void cuda_host::issue_on(cudaStream_t stream, std::function<void()> work) {
   issue(id_of(stream), std::move(work));
+}
+void cuda_host::wait_on(cudaStream_t stream, std::shared_ptr<const Mark> mark) {
+  wait(id_of(stream), std::move(mark));
 }
 
 // ---- streams

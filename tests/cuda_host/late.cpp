@@ -71,13 +71,15 @@ class Engine {
     if (late() && !graphs_.contains(stream)) put(stream, {{}, nullptr, std::move(mark)});
   }
 
+  void reach(Mark& mark) {
+    std::lock_guard lock(mutex_);
+    mark = {true, Clock::now()};
+    changed_.notify_all();
+  }
+
   void synchronize(const Mark& mark) {
     std::unique_lock lock(mutex_);
     await(lock, [&] { return mark.reached; });
-  }
-  void synchronize_all() {
-    std::unique_lock lock(mutex_);
-    await(lock, [&] { return queued_ == 0; });
   }
   bool reached(const Mark& mark) {
     std::lock_guard lock(mutex_);
@@ -117,7 +119,6 @@ class Engine {
     auto [at, added] = queues_.try_emplace(stream);
     if (added) at->second.rank = random_();
     at->second.tasks.push_back(std::move(task));
-    ++queued_;
     changed_.notify_all();
   }
 
@@ -174,7 +175,6 @@ class Engine {
         lock.lock();
       }
       if (task.mark) *task.mark = {true, Clock::now()};
-      --queued_;
       changed_.notify_all();
     }
   }
@@ -185,7 +185,7 @@ class Engine {
   std::map<StreamId, Queue> queues_;
   std::map<StreamId, Graph> graphs_;  // of the streams that are captured
   StreamId last_ = 0;
-  int64_t queued_ = 0, waiting_ = 0;
+  int64_t waiting_ = 0;
   bool ending_ = false;
   std::thread thread_;
 };
@@ -204,9 +204,10 @@ bool late() {
 StreamId new_stream() { return engine().add(); }
 void issue(StreamId stream, std::function<void()> work) { engine().issue(stream, std::move(work)); }
 std::shared_ptr<const Mark> mark(StreamId stream) { return engine().mark(stream); }
+std::shared_ptr<Mark> open_mark() { return std::make_shared<Mark>(); }
+void reach(Mark& mark) { engine().reach(mark); }
 void wait(StreamId stream, std::shared_ptr<const Mark> m) { engine().wait(stream, std::move(m)); }
 void synchronize(const Mark& mark) { engine().synchronize(mark); }
-void synchronize_all() { engine().synchronize_all(); }
 bool reached(const Mark& mark) { return engine().reached(mark); }
 std::chrono::steady_clock::time_point time_of(const Mark& mark) { return engine().time_of(mark); }
 bool captured(StreamId stream) { return engine().captured(stream); }

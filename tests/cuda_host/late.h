@@ -42,9 +42,14 @@ std::shared_ptr<const Mark> mark(StreamId stream);
 /// What is queued on the stream from now on waits for the mark.
 void wait(StreamId stream, std::shared_ptr<const Mark> mark);
 
-/// Returns when the mark is reached, or all streams have run dry.
+/// A mark in no stream, reached when reach() says so.
+std::shared_ptr<Mark> open_mark();
+void reach(Mark& mark);
+/// wait() for a stream of the imitated runtime.
+void wait_on(CUstream_st* stream, std::shared_ptr<const Mark> mark);
+
+/// Returns when the mark is reached.
 void synchronize(const Mark& mark);
-void synchronize_all();
 bool reached(const Mark& mark);
 /// When it was reached. @pre it has been
 std::chrono::steady_clock::time_point time_of(const Mark& mark);
