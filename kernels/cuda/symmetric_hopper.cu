@@ -253,9 +253,10 @@ Encode encoder() {
 
 /// Boxes of `rows` x 64 elements of a batch of matrices, in 128-byte swizzle.
 CUtensorMap map_of(Encode encode, const Matrices& m, int rows) {
+  const int64_t apart = m.batch > 1 ? m.stride : m.rows * m.ld;  // a stride is asked for even of one matrix
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(m.cols), static_cast<cuuint64_t>(m.rows),
                               static_cast<cuuint64_t>(m.batch)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(m.ld) * 2, static_cast<cuuint64_t>(m.stride) * 2};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(m.ld) * 2, static_cast<cuuint64_t>(apart) * 2};
   const cuuint32_t box[] = {kDepth, static_cast<cuuint32_t>(rows), 1}, steps[] = {1, 1, 1};
   CUtensorMap map;
   const CUresult result =

@@ -90,8 +90,7 @@ CUresult CUDAAPI encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t r
     good =
         good && sizes[i] > 0 && sizes[i] <= uint64_t{1} << 32 && box[i] > 0 && box[i] <= 256 && steps[i] == 1;
   for (cuuint32_t i = 0; i + 1 < rank; ++i)
-    good = good && strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40 &&
-           (strides[i] > 0 || sizes[i + 1] == 1);
+    good = good && strides[i] > 0 && strides[i] % 16 == 0 && strides[i] < uint64_t{1} << 40;
   if (!good) return CUDA_ERROR_INVALID_VALUE;
   const Map map{Map::kMade,
                 {box[0], box[1], box[2]},
