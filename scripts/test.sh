@@ -10,4 +10,4 @@ scripts/install_deps.sh
 cmake --preset "$preset" >/dev/null
 read -ra targets <<<"${TARGETS:-all}"
 cmake --build --preset "$preset" --target "${targets[@]}"
-ctest --preset "$preset" -j "$(nproc)" "$@"
+ctest --preset "$preset" -j "$(($(nproc) + 1))" "$@"  # tests wait now and then
