@@ -158,4 +158,5 @@ __device__ inline uint64_t tile_descriptor(const void* tile) {
   return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
          uint64_t{1024 / 16} << 32 | uint64_t{1} << 62;
 }
+
 }  // namespace sherd::cuda::hopper

@@ -1,8 +1,8 @@
 // How the sources of kernels/cuda name device code and start kernels.
 //
-// With mma.h and hopper.h the only file there that tells nvcc from a host compiler: compiled as plain C++, the same kernels run under
-// the emulation in tests/cuda_host, one thread block after another, which is how they are tested on machines
-// without a GPU.
+// With mma.h and hopper.h the only file there that tells nvcc from a host compiler: compiled as plain C++,
+// the same kernels run under the emulation in tests/cuda_host, one thread block after another, which is how
+// they are tested on machines without a GPU.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Never run on a chip of compute capability 9.0, for none was at hand; under the emulation it is right. Off
+// Never run on a chip of compute capability 9.0, for none was at hand; it passes under the emulation. Off
 // unless DeviceOptions::symmetric_products asks for it; SymmetricHopper.* in tests/cuda_host compares it with
 // the blocks.
 //

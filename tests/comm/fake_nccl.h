@@ -41,7 +41,7 @@ Log log();
 
 /// How operations run on a library's streams: does what the stream is to do in its turn, which calls `done`
 /// when it is over, and has the stream (or the caller) wait for that. Null: operations are posted by the
-/// call. They stay behind reset().
+/// call. reset() leaves it as it is.
 using StreamRunner = void (*)(void* stream, std::function<void(std::function<void()> done)> begin);
 void run_streams_by(StreamRunner runner);
 

@@ -29,6 +29,21 @@ ncclComm_t new_communicator(Clique& clique, int rank, int world_rank) {
   return &comm;
 }
 
+size_t bytes_of(ncclDataType_t type) {
+  switch (type) {
+    case ncclUint8:
+      return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    case ncclInt32:
+    case ncclFloat32:
+      return 4;
+    default:
+      return 8;
+  }
+}
+
 namespace {
 
 template <class T>
@@ -73,21 +88,6 @@ void reduce(ncclDataType_t type, void* dst, const std::vector<const char*>& sour
       return reduce_as<int64_t>(dst, sources, begin, count, op);
     default:
       violation("reduction of a type that the tests do not use");
-  }
-}
-
-size_t bytes_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclFloat32:
-      return 4;
-    default:
-      return 8;
   }
 }
 

@@ -83,5 +83,6 @@ ncclComm_t new_communicator(Clique& clique, int rank, int world_rank);
 void post(ncclComm_t comm, const Op& op);
 /// Under the mutex.
 void finish(Operation& op);
+size_t bytes_of(ncclDataType_t type);
 
 }  // namespace sherd::test::fake_nccl

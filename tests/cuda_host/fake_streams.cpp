@@ -21,6 +21,18 @@ bool is_default(cudaStream_t stream) {
   return stream == nullptr || stream == cudaStreamLegacy || stream == cudaStreamPerThread;
 }
 
+/// Ends a stream or an event; false when it is none.
+template <class T>
+bool destroy(std::set<T*>& known, T* handle, int64_t Live::*count) {
+  {
+    std::lock_guard lock(machine().mutex);
+    if (!known.erase(handle)) return false;
+  }
+  delete handle;
+  cuda_host::count_live(count, -1);
+  return true;
+}
+
 int device_of(cudaStream_t stream) { return is_default(stream) ? current_device() : stream->device; }
 
 }  // namespace
@@ -83,12 +95,7 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   ENTER(cudaStreamDestroy);
-  {
-    std::lock_guard lock(machine().mutex);
-    REQUIRE(machine().streams.erase(stream), cudaErrorInvalidResourceHandle);
-  }
-  delete stream;
-  cuda_host::count_live(&Live::streams, -1);
+  REQUIRE(destroy(machine().streams, stream, &Live::streams), cudaErrorInvalidResourceHandle);
   return cudaSuccess;
 }
 cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
@@ -149,12 +156,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, cudaEventDefault); }
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER(cudaEventDestroy);
-  {
-    std::lock_guard lock(machine().mutex);
-    REQUIRE(machine().events.erase(event), cudaErrorInvalidResourceHandle);
-  }
-  delete event;
-  cuda_host::count_live(&Live::events, -1);
+  REQUIRE(destroy(machine().events, event, &Live::events), cudaErrorInvalidResourceHandle);
   return cudaSuccess;
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <mutex>
 #include <string>
 
@@ -17,6 +18,7 @@
 namespace {
 
 using sherd::test::fake_nccl::api;
+using sherd::test::fake_nccl::bytes_of;
 
 [[noreturn]] void stop(const std::string& why) {
   std::fprintf(stderr, "imitated NCCL: %s\n", why.c_str());
@@ -40,21 +42,6 @@ void run_on(void* stream, std::function<void(std::function<void()>)> begin) {
 
 // A rank's communicators are all on the GPU that was selected when the first was made.
 std::array<std::atomic<int>, 64> device_of_rank;
-
-size_t bytes_of(ncclDataType_t type) {
-  switch (type) {
-    case ncclUint8:
-      return 1;
-    case ncclFloat16:
-    case ncclBfloat16:
-      return 2;
-    case ncclInt32:
-    case ncclFloat32:
-      return 4;
-    default:
-      return 8;
-  }
-}
 
 /// The GPU whose memory has all of it, or -1.
 int device_with(const void* p, size_t bytes) {
