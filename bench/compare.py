@@ -5,8 +5,12 @@ import sys
 from pathlib import Path
 
 
+def read(path):
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def rows(path):
-    return json.loads(path.read_text())["rows"] if path.exists() else []
+    return read(path).get("rows", [])
 
 
 def line(text, mine, theirs):
@@ -16,16 +20,21 @@ def line(text, mine, theirs):
 def main():
     folder = Path(sys.argv[1])
     print(f"figure: {'':<58}{'sherd':>15}{'PyTorch':>15}{'faster':>9}")
-    theirs = {(r["name"], r["shape"]): r for r in rows(folder / "torch_device.json")}
+    # PyTorch's rows "attention [flash]" stand beside sherd's "attention".
+    theirs = rows(folder / "torch_device.json")
     for r in rows(folder / "device.json"):
-        if (r["name"], r["shape"]) in theirs:
-            line(f"{r['name']}, {r['shape']}", r, theirs[r["name"], r["shape"]])
+        for t in theirs:
+            if t["shape"] == r["shape"] and t["name"].split(" [")[0] == r["name"]:
+                line(f"{t['name']}, {r['shape']}", r, t)
+    for note in read(folder / "torch_device.json").get("notes", []):
+        print(f"figure: {note}")
     # Shapes alone: PyTorch's iteration works in bf16.
     theirs = {r["shape"].rsplit(" ", 1)[0]: r for r in rows(folder / "torch_newton_schulz.json")}
-    for r in rows(folder / "newton_schulz.json"):
-        shape = r["shape"].rsplit(" ", 1)[0]
-        if shape in theirs and r["name"] in ("standard", "gram"):
-            line(f"newton_schulz {r['name']}, {r['shape']} (PyTorch: bf16)", r, theirs[shape])
+    for file, way in (("newton_schulz", ""), ("newton_schulz_hopper", " (hopper)")):
+        for r in rows(folder / f"{file}.json"):
+            shape = r["shape"].rsplit(" ", 1)[0]
+            if shape in theirs and r["name"] in ("standard", "gram"):
+                line(f"{r['name']}{way}, {r['shape']} (PyTorch: bf16)", r, theirs[shape])
 
 
 if __name__ == "__main__":

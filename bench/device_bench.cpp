@@ -152,14 +152,16 @@ void attention(Suite& suite) {
 }  // namespace
 
 std::shared_ptr<Device> make_device(const DeviceBench& bench) {
-  DeviceOptions o{.label = "bench", .tf32 = bench.tf32};
+  DeviceOptions o{.label = "bench", .tf32 = bench.tf32, .symmetric_products = bench.symmetric_products};
   o.threads =
       bench.threads > 0 ? bench.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   return bench.device == "cuda" ? make_cuda_device(o) : make_cpu_device(o);
 }
 
 std::string title_of(const DeviceBench& b) {
-  return fmt::format("{}{}, {} sizes, median of {}", b.device, b.tf32 ? " (tf32)" : "",
+  const bool own = b.symmetric_products != DeviceBench().symmetric_products;
+  return fmt::format("{}{}{}, {} sizes, median of {}", b.device, b.tf32 ? " (tf32)" : "",
+                     own ? " (symmetric products: " + b.symmetric_products + ")" : "",
                      b.full() ? "full" : "small", b.rounds);
 }
 

@@ -20,6 +20,7 @@ struct DeviceBench {
   std::string json;     // file, or empty
   std::string working;  // newton_schulz: dtype between products; empty: fp16 on a GPU, fp32 elsewhere
   bool tf32 = false;
+  std::string symmetric_products = "blocks";  // as in DeviceOptions
 
   bool full() const { return size.empty() ? device == "cuda" : size == "full"; }
 };
@@ -35,7 +36,8 @@ Row measure_copy(sherd::Device& device, const DeviceBench& bench);
 /// Prints a table: copy, products, and the kernels of a training step.
 void run_device(const DeviceBench& bench);
 
-/// Prints a table: five of Jordan's steps on the shapes of transformers' matrices, in both forms.
+/// Prints a table: five of Jordan's steps on the shapes of transformers' matrices, alone and in batches, in
+/// both forms.
 void run_newton_schulz(const DeviceBench& bench);
 
 }  // namespace sherd_bench

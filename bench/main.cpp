@@ -1,14 +1,28 @@
 // sherd_bench: performance claims as ratios, measured side by side in one run.
 #include <cstdio>
+#include <string>
+#include <utility>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
+#include <sherd/kernels/program.h>
+
 #include "checkpoint_bench.h"
 #include "device_bench.h"
 #include "muon_bench.h"
+#include "soak.h"
 
 namespace {
+
+void add_symmetric_products(CLI::App& command, std::string& way) {
+  command
+      .add_option("--symmetric-products", way,
+                  "how 16-bit Newton-Schulz forms them on a GPU: cuBLASLt's blocks, or the kernel for compute "
+                  "capability 9.0")
+      ->check(CLI::IsMember({"blocks", "hopper"}))
+      ->capture_default_str();
+}
 
 void add_device_options(CLI::App& command, sherd_bench::DeviceBench& bench) {
   command.add_option("--device", bench.device, "what to measure")
@@ -29,7 +43,14 @@ void add_device_options(CLI::App& command, sherd_bench::DeviceBench& bench) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  sherd::bound_spinning(argv);
+  sherd::reserve_standard_streams();
   CLI::App app{"sherd_bench: ratios of times, each pair measured in turn in one run"};
+  app.set_version_flag("--version", [] {
+    std::string text = sherd::version_text("sherd_bench");
+    text.pop_back();  // CLI11 ends the line
+    return text;
+  });
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   sherd_bench::MuonBench muon;
   CLI::App* muon_command =
@@ -56,6 +77,10 @@ int main(int argc, char** argv) {
   command->add_option("--step-rounds", muon.step_rounds, "whole steps of each kind; 0 skips them")
       ->check(CLI::Range(0, 1000))
       ->capture_default_str();
+  command->add_option("--device", muon.device, "what to measure; ranks share the GPUs there are")
+      ->check(CLI::IsMember({"cuda", "cpu"}))
+      ->capture_default_str();
+  add_symmetric_products(*command, muon.symmetric_products);
   sherd_bench::CheckpointBench checkpoint;
   command = app.add_subcommand("checkpoint", "saving beside dd; a step with saves beside one without");
   command->add_option("--folder", checkpoint.folder, "where to write (on the disk in question)")
@@ -86,25 +111,58 @@ int main(int argc, char** argv) {
   newton_schulz_command
       ->add_option("--working", device.working, "type between products; fp16 on a GPU, fp32 elsewhere")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  add_symmetric_products(*newton_schulz_command, device.symmetric_products);
+  sherd_bench::Soak soak;
+  CLI::App* soak_command = app.add_subcommand(
+      "soak", "memory and queues over many steps of varying shapes; exit code 1 if they grow");
+  soak_command->add_option("--ranks", soak.ranks, "threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  soak_command->add_option("--steps", soak.steps, "of each run")
+      ->check(CLI::Range(2, 1000000))
+      ->capture_default_str();
+  soak_command->add_option("--settled", soak.settled, "steps after which memory may not grow")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  soak_command->add_option("--dim", soak.dim, "width of the model, a multiple of 4")
+      ->check(CLI::Range(8, 8192))
+      ->capture_default_str();
+  soak_command
+      ->add_option("--max-queued", soak.max_queued, "pieces of work the host may be ahead on a stream")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  soak_command->add_option("--growth", soak.growth, "most percent of growth after --settled steps")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  soak_command->add_option("--unexplained", soak.unexplained, "most percent of memory without an account")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
+    for (const auto& [way, on] : {std::pair{muon.symmetric_products, muon.device},
+                                  std::pair{device.symmetric_products, device.device}})
+      if (way != "blocks" && on != "cuda")
+        throw CLI::ValidationError("--symmetric-products " + way, "of GPUs alone; give --device cuda");
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? 0 : 2;
+    if (app.exit(e) != 0) return 2;
+    return sherd::finish_stdout("sherd_bench") ? 0 : 1;
   }
   try {
     if (*muon_command) {
       sherd_bench::run_muon(muon);
     } else if (*device_command) {
       sherd_bench::run_device(device);
+    } else if (*soak_command) {
+      return sherd_bench::run_soak(soak) ? 0 : 1;
     } else if (*newton_schulz_command) {
       sherd_bench::run_newton_schulz(device);
     } else {
       sherd_bench::run_checkpoint(checkpoint);
     }
   } catch (const std::exception& e) {
-    fmt::print(stderr, "sherd_bench: {}\n", e.what());
+    sherd::print_error("sherd_bench", e.what());
     return 1;
   }
-  return 0;
+  return sherd::finish_stdout("sherd_bench") ? 0 : 1;
 }

@@ -26,6 +26,11 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
+std::string words(const MuonBench& b) {
+  const bool own = b.symmetric_products != MuonBench().symmetric_products;
+  return b.device + (own ? " (symmetric products: " + b.symmetric_products + ")" : "");
+}
+
 // Milliseconds from when all ranks are here until the last is done.
 template <class F>
 double timed(RankContext& rank, F f) {
@@ -100,7 +105,7 @@ void phases(const MuonBench& b) {
                                    {MuonMode::automatic, IterationForm::gram, false},
                                    {MuonMode::automatic, IterationForm::gram, true}};
   std::vector<std::vector<double>> times(kinds.size());
-  launch(b.ranks, [&](RankContext& rank) {
+  launch(b.ranks, {.device = b.device, .symmetric_products = b.symmetric_products}, [&](RankContext& rank) {
     Matrices model(b.dim, b.layers);
     const DeviceMesh mesh(rank.world, {{"shard", b.ranks}});
     for (auto& l : model.all) fully_shard(*l, mesh);
@@ -130,7 +135,7 @@ void phases(const MuonBench& b) {
     }
     runtime.weights_changed();
   });
-  fmt::print("optimizer phase, {} ranks, matrices of {} layers of width {}, median of {}\n", b.ranks,
+  fmt::print("optimizer phase, {}, {} ranks, matrices of {} layers of width {}, median of {}\n", words(b), b.ranks,
              b.layers, b.dim, b.rounds);
   fmt::print("{:<32}{:>12}{:>26}\n", "mode / form", "ms", "times faster than first");
   for (size_t k = 0; k < kinds.size(); ++k) {
@@ -155,6 +160,8 @@ void whole_steps(const MuonBench& b) {
   kinds[2].name = "muon, gram";
   for (auto& k : kinds) {
     k.config.ranks = b.step_ranks;
+    k.config.device = b.device;
+    k.config.symmetric_products = b.symmetric_products;
     k.config.dim = b.dim;
     k.config.layers = b.layers;
     k.config.heads = std::max(1, b.dim / 64);
@@ -166,7 +173,7 @@ void whole_steps(const MuonBench& b) {
   kinds[2].config.ns_form = "gram";
   const auto data = train_gpt::ByteData::load(kinds[0].config.data);
   const auto windows = std::make_shared<const train_gpt::Windows>(data, kSeq);
-  launch(b.step_ranks, [&](RankContext& rank) {
+  launch(b.step_ranks, {.device = b.device, .symmetric_products = b.symmetric_products}, [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
     for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));
     for (int round = 0; round <= b.step_rounds; ++round) {
@@ -178,7 +185,7 @@ void whole_steps(const MuonBench& b) {
       }
     }
   });
-  fmt::print("\nwhole step, {} ranks, {} tokens, {} layers of width {}, median of {}\n", b.step_ranks,
+  fmt::print("\nwhole step, {}, {} ranks, {} tokens, {} layers of width {}, median of {}\n", words(b), b.step_ranks,
              b.tokens, b.layers, b.dim, b.step_rounds);
   fmt::print("{:<32}{:>12}{:>14}{:>20}\n", "optimizer", "ms", "of it update", "times AdamW's step");
   for (auto& k : kinds) {

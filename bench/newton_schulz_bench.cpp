@@ -16,9 +16,14 @@ struct Matrices {
   int64_t batch, rows, cols;
 };
 
+// Squares and a transformer's shapes alone, and as many of one shape as its layers are: what a step of Muon
+// has. PyTorch's side (torch_muon.py) has the same list.
 std::vector<Matrices> shapes_of(const DeviceBench& b) {
-  if (b.full()) return {{1, 2048, 7168}, {1, 4096, 11008}, {1, 4096, 4096}, {32, 1024, 4096}};
-  return {{1, 128, 448}, {1, 256, 688}, {1, 256, 256}, {8, 64, 256}};
+  if (b.full())
+    return {{1, 1024, 1024}, {1, 2048, 2048}, {1, 4096, 4096},  {1, 8192, 8192},
+            {1, 2048, 7168}, {1, 4096, 11008}, {32, 1024, 1024}, {16, 2048, 2048},
+            {4, 4096, 4096}, {32, 1024, 4096}, {8, 2048, 7168}};
+  return {{1, 128, 128}, {1, 256, 256}, {1, 128, 448}, {1, 256, 688}, {8, 64, 64}, {4, 128, 128}, {8, 64, 256}};
 }
 
 DType working_of(const DeviceBench& b) {

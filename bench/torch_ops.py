@@ -1,16 +1,64 @@
 #!/usr/bin/env python3
 """PyTorch's kernels on the shapes of `sherd_bench device`: what a user would otherwise run.
 
-Prints one JSON object of the same form; rows have the same names and shapes, so that times compare one to one.
+Prints one JSON object of the same form; rows have the same names and shapes, so that times compare one to one. Attention
+is measured once as PyTorch chooses it and once for each of its implementations, "attention [flash]" and "[cudnn]", whose
+backward is measured as it is and asked to be deterministic; "notes" says which are not there, and whether five repetitions
+of a backward had the same bits.
 """
 import argparse
+import contextlib
 import json
 import sys
+import warnings
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torch_muon import measure
+
+
+@contextlib.contextmanager
+def deterministic(on):
+    """What can be deterministic is; collects what PyTorch warns cannot."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.use_deterministic_algorithms(on, warn_only=True)
+        try:
+            yield caught
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+def attention(add, notes, q, k, v, shape, product):
+    """Rows of causal attention by each implementation, and a note for what is missing or does not repeat."""
+    def forward():
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    backends = [("", None), (" [flash]", SDPBackend.FLASH_ATTENTION), (" [cudnn]", SDPBackend.CUDNN_ATTENTION)]
+    for suffix, backend in backends:
+        try:
+            with sdpa_kernel([backend]) if backend is not None else contextlib.nullcontext():
+                with torch.no_grad():
+                    add("attention" + suffix, shape, forward, flops=2 * product)
+                for fixed in (False, True):
+                    with deterministic(fixed) as caught:
+                        out = forward()
+                        dout = torch.randn_like(out)
+
+                        def backward():
+                            return torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+                        how = " [deterministic]" if fixed else ""
+                        add("attention backward" + suffix + how, shape, backward, flops=5 * product)
+                        first = backward()
+                        same = all(torch.equal(x, y) for _ in range(4) for x, y in zip(first, backward()))
+                        warned = any("deterministic" in str(w.message) for w in caught)
+                    notes.append(f"attention backward{suffix}{how}, {shape}: {'the same' if same else 'other'} bits in five"
+                                 + (", warned of as not deterministic" if warned else ""))
+        except (RuntimeError, NotImplementedError) as e:
+            notes.append(f"attention{suffix}, {shape}: not available: {str(e).splitlines()[0]}")
 
 
 def main():
@@ -22,7 +70,7 @@ def main():
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("torch_ops.py: PyTorch sees no GPU")
     device, full = args.device, not args.small
-    rows = []
+    rows, notes = [], []
 
     def add(name, shape, work, nbytes=0, flops=0):
         median, spread, calls = measure(work, device, args.rounds, 0.02 if full else 0.005)
@@ -82,14 +130,10 @@ def main():
         q, k, v = (random(batch, heads, seq, head_dim, grad=True) for _ in range(3))
         product = batch * heads * seq * seq * head_dim
         shape = f"B {batch} T {seq} H {heads} x {head_dim} bf16"
-        with torch.no_grad():
-            add("attention", shape, lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True), flops=2 * product)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        dout = torch.randn_like(out)
-        add("attention backward", shape, lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True),
-            flops=5 * product)
+        attention(add, notes, q, k, v, shape, product)
     name = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    print(json.dumps({"suite": "device", "device": f"{name}, torch {torch.__version__}", "rows": rows}, indent=1))
+    print(json.dumps({"suite": "device", "device": f"{name}, torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}",
+                      "rows": rows, "notes": notes}, indent=1))
 
 
 if __name__ == "__main__":

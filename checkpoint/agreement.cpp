@@ -58,6 +58,7 @@ Kind kind_of(const std::exception& e) {
 }  // namespace
 
 Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.side_channel(kSlowestFiles)) {
+  comm_->serve(Purpose("a checkpoint"));
   Device& device = comm_->device();
   const auto words = [&](int64_t n, DType t) { return Tensor::empty(device, {n}, t, "checkpoint messages"); };
   word_ = words(1, DType::i64);

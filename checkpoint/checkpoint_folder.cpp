@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <tuple>
 
@@ -153,23 +154,32 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
   const std::string name = checkpoint_name(step);
   const fs::path committed = path_ / name;
   const bool taken = files_.kind(committed) != Kind::none;
+  const int64_t not_finite = model_not_finite(manifest);
+  if (taken && not_finite > 0 && is_finite(name))
+    throw IoError(fmt::format(
+        "'{}' is left as it is: its model is finite, and {} values of the one that would replace it are not",
+        committed.string(), not_finite));
   if (taken) {
     files_.exchange(temporary, committed);
   } else {
     files_.rename(temporary, committed);
   }
   last_sequence_ = manifest.sequence;
+  finite_[last_sequence_] = not_finite == 0;
 
   const char* what = "may not survive a power failure";
+  bool durable = false;
   try {
     files_.sync_folder(path_);
+    durable = true;
     what = "'latest' may still name an earlier one";
     write_latest(name);
     what = "the one that it replaced could not be removed";
     if (taken) files_.remove_all(temporary);
   } catch (const IoError& e) {
-    throw IoError(fmt::format("checkpoint '{}' is complete and in its place, but {}: {}", committed.string(),
-                              what, e.what()));
+    throw LateFailure(fmt::format("checkpoint '{}' is complete and in its place, but {}: {}",
+                                  committed.string(), what, e.what()),
+                      durable);
   }
   return committed;
 }
@@ -195,20 +205,69 @@ void CheckpointFolder::discard(const fs::path& temporary) noexcept {
   }
 }
 
+bool CheckpointFolder::is_finite(const std::string& name) {
+  try {
+    return is_finite(CommittedCheckpoint{name, sequence_of(path_ / name / kManifestFile, files_)});
+  } catch (const CorruptCheckpoint&) {
+    return false;
+  }
+}
+
+// Of a manifest that cannot be read nobody knows: it is not what one keeps instead of another.
+bool CheckpointFolder::is_finite(const CommittedCheckpoint& c) {
+  const auto known = finite_.find(c.sequence);
+  if (known != finite_.end()) return known->second;
+  bool finite = false;
+  try {
+    const auto limit = kManifestPrefix + std::numeric_limits<int>::max();
+    finite =
+        model_not_finite(decode_manifest(read_whole(files_, path_ / c.name / kManifestFile, limit))) == 0;
+  } catch (const CorruptCheckpoint&) {
+  }
+  return finite_[c.sequence] = finite;
+}
+
 std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& rule) {
   if (keep < 1) throw InvalidArgument(fmt::format("checkpoints to keep: {}; must be 1 or more", keep));
   std::vector<std::string> names;
   std::string newest;
+  int64_t left = keep, finite_left = keep;
   for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
-    if (keep > 0) {
+    bool stays = false;
+    if (left > 0 || finite_left > 0) {
       if (rule.counts && !rule.counts(c)) continue;
-      if (newest.empty()) newest = c.name;
-      --keep;
-    } else if (!rule.removable || rule.removable(c)) {
+      const bool counts_as_finite = finite_left > 0 && is_finite(c);
+      stays = left > 0 || counts_as_finite;
+      if (left > 0) --left;
+      if (counts_as_finite) --finite_left;
+    }
+    if (stays && newest.empty()) newest = c.name;
+    if (!stays && (!rule.removable || rule.removable(c))) names.push_back(c.name);
+  }
+  remove_all(names, newest);
+  return names;
+}
+
+std::vector<std::string> CheckpointFolder::remove(
+    const std::function<bool(const CommittedCheckpoint&)>& removable) {
+  std::vector<std::string> names;
+  std::string newest;
+  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+    if (removable(c)) {
       names.push_back(c.name);
+    } else if (newest.empty()) {
+      newest = c.name;
     }
   }
-  if (names.empty()) return {};
+  if (newest.empty())
+    throw InvalidArgument(fmt::format("'{}': no checkpoint would stay; none is removed", path_.string()));
+  remove_all(names, newest);
+  return names;
+}
+
+// `newest` is one that stays.
+void CheckpointFolder::remove_all(const std::vector<std::string>& names, const std::string& newest) {
+  if (names.empty()) return;
   // After a crash `latest` may name one of those that go.
   const std::string named = latest();
   if (named.empty() || std::find(names.begin(), names.end(), named) != names.end()) write_latest(newest);
@@ -220,7 +279,6 @@ std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& 
   }
   files_.sync_folder(path_);
   for (const fs::path& path : removed) files_.remove_all(path);
-  return names;
 }
 
 std::string CheckpointFolder::latest() {

@@ -86,4 +86,22 @@ std::vector<Damage> verify_checkpoint(const std::filesystem::path& path,
                                       const std::function<void(int64_t, int64_t)>& progress = {},
                                       FileSystem& files = FileSystem::posix());
 
+/// Values of a tensor that are infinite or NaN; `first` in row-major order of the whole tensor.
+struct TensorNotFinite {
+  std::string name;
+  Section section = Section::model;
+  Shape shape;
+  NotFinite values;
+};
+struct Verification {
+  std::vector<Damage> damage;
+  /// Of undamaged blocks, whatever the manifest says of them: in the order in which they were found.
+  std::vector<TensorNotFinite> not_finite;
+};
+/// verify_checkpoint() and, since it sees every byte, the values that are not finite: no damage, but nothing
+/// to go on from.
+Verification verify_contents(const std::filesystem::path& path,
+                             const std::function<void(int64_t, int64_t)>& progress = {},
+                             FileSystem& files = FileSystem::posix());
+
 }  // namespace sherd

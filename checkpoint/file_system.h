@@ -69,6 +69,9 @@ class FileSystem {
   /// The lock on a file, which is created if missing and never removed; null while another holds it (this
   /// process included).
   virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& path) = 0;
+  /// The lock on a file or folder that is there; null while another holds it, and when the path no longer
+  /// names what was locked (it was removed or replaced meanwhile).
+  virtual std::unique_ptr<FileLock> lock_existing(const std::filesystem::path& path) = 0;
 };
 
 /// Renames a file over another in the same folder and returns when the folder is on the medium.

@@ -23,8 +23,8 @@ struct Wanted {
   std::string name;
   Parameter param;  // whose state it is
   Shape shape;
-  Tensor local;                    // at the parameter's shard_range(), or undefined:
-  std::shared_ptr<int64_t> count;  // one number
+  Tensor local;        // at the parameter's shard_range(), or
+  bool count = false;  // one number
 };
 
 std::vector<Wanted> wanted(Module& root, const Optimizer* optimizer, const LoadOptions& options) {
@@ -32,16 +32,25 @@ std::vector<Wanted> wanted(Module& root, const Optimizer* optimizer, const LoadO
   const auto stored = [](const Shape& s) { return s.empty() ? Shape{1} : s; };
   if (options.model) {
     for (auto& [name, p] : root.named_parameters())
-      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard(), nullptr});
+      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard()});
   }
   if (options.optimizer) {
     for (StateTensor& s : optimizer->state())
       all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param,
-                     stored(s.param.global_shape()), s.local, nullptr});
+                     stored(s.param.global_shape()), s.local});
     for (StateCounter& c : optimizer->counters())
-      all.push_back({Section::optim, state_name(c.param.name(), c.key), c.param, {1}, {}, c.value});
+      all.push_back({Section::optim, state_name(c.param.name(), c.key), c.param, {1}, c.value, true});
   }
   return all;
+}
+
+// Whoever has to act on it knows from some names what the others are.
+std::string a_few(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 5;
+  const size_t shown = names.size() > kShown + 1 ? kShown : names.size();
+  const std::string list =
+      fmt::format("{}", fmt::join(names.begin(), names.begin() + static_cast<int64_t>(shown), ", "));
+  return shown == names.size() ? list : fmt::format("{} and {} more", list, names.size() - shown);
 }
 
 // The lists of everything that does not fit.
@@ -74,7 +83,7 @@ class Comparison {
   void require_fit() const {
     std::vector<std::string> problems;
     const auto say = [&](const char* what, const std::vector<std::string>& names) {
-      if (!names.empty()) problems.push_back(fmt::format("{}: {}", what, fmt::join(names, ", ")));
+      if (!names.empty()) problems.push_back(fmt::format("{}: {}", what, a_few(names)));
     };
     say("missing in it", missing_);
     say("unknown to the run", unexpected_);
@@ -84,6 +93,7 @@ class Comparison {
       say("optimizer state unknown to the run", unexpected_state_);
     }
     if (problems.empty()) return;
+    if (!options_.cause.empty()) problems.insert(problems.begin(), options_.cause);
     std::string text = fmt::format("the checkpoint '{}' does not fit the run: {}", reader_.path().string(),
                                    fmt::join(problems, "; "));
     if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty()))
@@ -119,7 +129,7 @@ class Comparison {
           "; routing has changed: AdamW keeps exp_avg, exp_avg_sq and step, Muon keeps momentum_buffer, and "
           "neither "
           "can use the other's; this concerns {}",
-          fmt::join(moved, ", "));
+          a_few({moved.begin(), moved.end()}));
     if (missing_state_.size() == needed_)
       return text + "; it holds no state for this optimizer: load the model only (--resume-parts model)";
     return text +
@@ -150,32 +160,23 @@ void check_momentum(const CheckpointReader& reader, const std::vector<Wanted>& a
 void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
   const CheckpointTensor* t = reader.find(w.section, w.name);
   if (t == nullptr) {  // allowed: starts anew
-    if (w.count) {
-      *w.count = 0;
-    } else {
-      ops::fill(stream, w.local, 0);
-    }
+    ops::fill(stream, w.local, 0);
     return;
   }
-  std::vector<float> values(static_cast<size_t>(w.count ? 1 : w.local.numel()));
+  std::vector<float> values(static_cast<size_t>(w.local.numel()));
   const std::vector<Box> boxes =
       w.count ? std::vector<Box>{{{0}, {1}}} : w.param.global_boxes(w.param.shard_range());
   reader.read(*t, boxes, values.data());
   widen_in_place(t->dtype, values);
-  if (!w.count) {
-    // In pieces, so that a GPU's pinned staging stays small.
-    for (int64_t at = 0; at < w.local.numel(); at += kUpload) {
-      const int64_t end = std::min(at + kUpload, w.local.numel());
-      ops::copy_from_host(stream, w.local.flat(at, end), values.data() + at, (end - at) * 4);
-      stream.synchronize();
-    }
-    return;
-  }
-  const float count = values[0];
-  if (!(count >= 0 && count < 0x1p62f && std::floor(count) == count))
+  if (w.count && !(values[0] >= 0 && values[0] < 0x1p62f && std::floor(values[0]) == values[0]))
     throw CorruptCheckpoint(
-        fmt::format("'{}': '{}' is {}, no number of steps", reader.path().string(), w.name, count));
-  *w.count = static_cast<int64_t>(count);
+        fmt::format("'{}': '{}' is {}, no number of steps", reader.path().string(), w.name, values[0]));
+  // In pieces, so that a GPU's pinned staging stays small.
+  for (int64_t at = 0; at < w.local.numel(); at += kUpload) {
+    const int64_t end = std::min(at + kUpload, w.local.numel());
+    ops::copy_from_host(stream, w.local.flat(at, end), values.data() + at, (end - at) * 4);
+    stream.synchronize();
+  }
 }
 
 }  // namespace
@@ -202,6 +203,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
   });
   stream.synchronize();
   runtime.weights_changed();
+  if (options.model) runtime.weights_replaced();
   report.training = reader.manifest().training;
   report.counts = reader.counts();
   if (options.optimizer) optimizer->set_steps(report.training.step);

@@ -128,6 +128,35 @@ const CheckpointTensor* Manifest::find(Section section, std::string_view name) c
   return found == tensors.end() ? nullptr : &*found;
 }
 
+int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at) {
+  int64_t index = 0, stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    index += (box.offset[d] + at % box.size[d]) * stride;
+    at /= box.size[d];
+    stride *= shape[d];
+  }
+  return index;
+}
+
+NotFinite not_finite_of(const CheckpointTensor& tensor) {
+  NotFinite all;
+  for (const CheckpointPiece& piece : tensor.pieces) {
+    if (piece.not_finite.count == 0) continue;
+    const int64_t first = index_in_whole(tensor.shape, piece.box, piece.not_finite.first);
+    all.first = all.count == 0 ? first : std::min(all.first, first);
+    all.count += piece.not_finite.count;
+  }
+  return all;
+}
+
+int64_t model_not_finite(const Manifest& manifest) {
+  int64_t count = 0;
+  for (const CheckpointTensor& t : manifest.tensors)
+    if (t.section == Section::model)
+      for (const CheckpointPiece& piece : t.pieces) count += piece.not_finite.count;
+  return count;
+}
+
 std::string encode_manifest(const Manifest& manifest) {
   const std::string message = serialize(to_message(manifest));
   Prefix prefix{};

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sherd/checkpoint/finite.h>
 #include <sherd/dtensor/index.h>
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/shape.h>
@@ -25,6 +26,8 @@ struct CheckpointPiece {
   int file = 0;
   /// Byte in the file (header included) where it begins.
   int64_t begin = 0;
+  /// Of the piece's elements in row-major order. Writers of before did not count: theirs say 0.
+  NotFinite not_finite = {};
 };
 
 struct CheckpointTensor {
@@ -34,6 +37,8 @@ struct CheckpointTensor {
   /// At least one dimension: tensors without any are stored as [1].
   Shape shape;
   std::vector<CheckpointPiece> pieces;
+  /// Further names that it had in the model that saved it (tied parameters): for people.
+  std::vector<std::string> tied = {};
 };
 
 struct CheckpointFile {
@@ -75,6 +80,13 @@ struct Manifest {
   /// The tensor of that section and name, or null. Linear; make an index for many look-ups.
   const CheckpointTensor* find(Section section, std::string_view name) const;
 };
+
+/// What the manifest says of a tensor's pieces together; `first` in row-major order of the whole tensor.
+NotFinite not_finite_of(const CheckpointTensor& tensor);
+/// Values of the model's tensors that are not finite; 0 also where nobody counted.
+int64_t model_not_finite(const Manifest& manifest);
+/// Element `at` of a box in row-major order, as an index of the whole tensor in row-major order.
+int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
 
 /// The bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the message would
 /// pass 2 GiB, and for text that is not UTF-8.

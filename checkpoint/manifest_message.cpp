@@ -37,12 +37,15 @@ void put(proto::Tensor& to, const CheckpointTensor& tensor) {
   to.set_section(tensor.section == Section::model ? proto::Tensor::MODEL : proto::Tensor::OPTIM);
   to.set_dtype(std::string(safetensors::type_name(tensor.dtype)));
   to.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
+  for (const std::string& name : tensor.tied) to.add_tied(utf8(name));
   for (const CheckpointPiece& piece : tensor.pieces) {
     proto::Piece& p = *to.add_pieces();
     p.mutable_offset()->Assign(piece.box.offset.begin(), piece.box.offset.end());
     p.mutable_size()->Assign(piece.box.size.begin(), piece.box.size.end());
     p.set_file(static_cast<uint32_t>(piece.file));
     p.set_begin(piece.begin);
+    p.set_not_finite(piece.not_finite.count);
+    p.set_first_not_finite(piece.not_finite.first);
   }
 }
 
@@ -67,6 +70,7 @@ CheckpointTensor get(const proto::Tensor& from) {
   }
   tensor.dtype = *type->dtype;
   tensor.shape.assign(from.shape().begin(), from.shape().end());
+  tensor.tied.assign(from.tied().begin(), from.tied().end());
   tensor.pieces.reserve(static_cast<size_t>(from.pieces_size()));
   for (const proto::Piece& p : from.pieces()) {
     if (p.file() > static_cast<uint32_t>(std::numeric_limits<int>::max())) {
@@ -74,7 +78,8 @@ CheckpointTensor get(const proto::Tensor& from) {
     }
     tensor.pieces.push_back({{{p.offset().begin(), p.offset().end()}, {p.size().begin(), p.size().end()}},
                              static_cast<int>(p.file()),
-                             p.begin()});
+                             p.begin(),
+                             {p.not_finite(), p.first_not_finite()}});
   }
   return tensor;
 }

@@ -59,6 +59,12 @@ Span check_piece(const Manifest& manifest, const CheckpointTensor& tensor, const
     throw CorruptCheckpoint(
         fmt::format("it lies in file {}, but there are {} files", piece.file, manifest.files.size()));
   }
+  const NotFinite& wild = piece.not_finite;
+  if (const int64_t elements = numel_of(size); wild.count < 0 || wild.count > elements || wild.first < 0 ||
+                                               wild.first > elements - std::max<int64_t>(1, wild.count)) {
+    throw CorruptCheckpoint(fmt::format("{} of its {} elements from element {} on are not finite: impossible",
+                                        wild.count, elements, wild.first));
+  }
   const CheckpointFile& file = manifest.files[static_cast<size_t>(piece.file)];
   const int64_t bytes = numel_of(size) * size_of(tensor.dtype);
   if (piece.begin < file.header_bytes || piece.begin > file.bytes || bytes > file.bytes - piece.begin) {

@@ -25,6 +25,8 @@ struct LoadOptions {
   /// Optimizer state that the checkpoint lacks starts from zero, and state that nobody wants is left out,
   /// instead of an error: for routing that changed.
   bool allow_new_state = false;
+  /// What the caller knows of the reason when the checkpoint does not fit: comes first in the message.
+  std::string cause = {};
 };
 
 struct LoadReport {

@@ -59,7 +59,8 @@ int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int6
 
 class Collector {
  public:
-  Collector(Module& root, const Optimizer* optimizer) : params_(root.named_parameters()) {
+  Collector(Module& root, const Optimizer* optimizer)
+      : params_(root.named_parameters()), tied_(root.tied_names()) {
     if (!optimizer) return;
     for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
     counters_ = optimizer->counters();
@@ -72,6 +73,8 @@ class Collector {
     for (auto& [name, p] : params_) {
       const ParamRange mine = next_share(p);
       model.push_back(local(name, Section::model, p, mine, p.shard()));
+      for (auto& [other, first] : tied_)
+        if (first == name) model.back().tied.push_back(other);
       for (const StateTensor& s : states_[name])
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
     }
@@ -117,13 +120,13 @@ class Collector {
                   .dtype = DType::f32,
                   .shape = {1},
                   .boxes = {},
-                  .data = {},
-                  .value = [value = c.value] { return static_cast<float>(*value); }};
+                  .data = c.value.flat(0, rank_ == 0 ? 1 : 0)};
     if (rank_ == 0) t.boxes.push_back({{0}, {1}});
     return t;
   }
 
   std::vector<std::pair<std::string, Parameter>> params_;
+  std::vector<std::pair<std::string, std::string>> tied_;
   std::unordered_map<std::string, std::vector<StateTensor>> states_;
   std::vector<StateCounter> counters_;
   int rank_ = 0;

@@ -216,6 +216,25 @@ class PosixFileSystem : public FileSystem {
     }
     return std::make_unique<PosixFileLock>(std::move(file));
   }
+
+  std::unique_ptr<FileLock> lock_existing(const fs::path& path) override {
+    Descriptor file(
+        retry([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW); }));
+    if (file.get() == -1 && errno == ENOENT) return nullptr;
+    if (file.get() == -1) fail("open", path, errno);
+    if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == -1) {
+      if (errno == EWOULDBLOCK) return nullptr;
+      fail("lock", path, errno);
+    }
+    struct stat locked, named;
+    if (::fstat(file.get(), &locked) == -1) fail("examine", path, errno);
+    if (::lstat(path.c_str(), &named) == -1) {
+      if (errno == ENOENT) return nullptr;
+      fail("examine", path, errno);
+    }
+    if (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino) return nullptr;
+    return std::make_unique<PosixFileLock>(std::move(file));
+  }
 };
 
 }  // namespace

@@ -23,6 +23,12 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+// The folder that a path means: without a slash at the end, or the manifest's name.
+std::filesystem::path bare(const std::filesystem::path& given) {
+  const auto path = given.has_filename() || !given.has_parent_path() ? given : given.parent_path();
+  return path.filename() == kManifestName ? path.parent_path() : path;
+}
+
 // Folders to try, newest first. A path that names a checkpoint is the only one.
 std::vector<std::filesystem::path> candidates(const std::filesystem::path& given, FileSystem& files,
                                               std::vector<std::string>& skipped) {
@@ -31,8 +37,7 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& given
         "cannot resume from '{}': {}; name a checkpoint (step_XXXXXXXX) or the folder they were saved in",
         given.string(), why));
   };
-  auto path = given.has_filename() || !given.has_parent_path() ? given : given.parent_path();
-  if (path.filename() == kManifestName) path = path.parent_path();
+  const auto path = bare(given);
   const FileSystem::Kind kind = files.kind(path);
   if (kind == FileSystem::Kind::none) refuse("there is nothing of that name");
   if (kind != FileSystem::Kind::folder) refuse("it is no folder");
@@ -53,10 +58,13 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
   Agreement ranks(*runtime_of(root).mesh().world());
   Resumed resumed;
   std::string list, unusable;
+  bool chosen = false;  // from a save folder; on rank 0
   ranks.together([&] {
     if (ranks.rank() != 0) return;
     std::vector<std::string> reasons;
-    for (auto& candidate : candidates(path, files, reasons)) list += candidate.string() + "\n";
+    const auto found = candidates(path, files, reasons);
+    chosen = found.empty() || found.front() != bare(path);
+    for (auto& candidate : found) list += candidate.string() + "\n";
     for (auto& reason : reasons) unusable += reason + "\n";
   });
   const std::vector<std::string> folders = lines_of(ranks.broadcast(list));
@@ -66,18 +74,19 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
       std::optional<CheckpointReader> reader;
       ranks.together([&] {
         reader.emplace(CheckpointReader::open(folder, files));
-        if (ranks.rank() == 0) reader->check_files();
+        if (ranks.rank() != 0) return;
+        reader->check_files();
+        if (const int64_t wild = model_not_finite(reader->manifest()); wild > 0 && chosen)
+          throw CorruptCheckpoint(fmt::format(
+              "'{}': {} values of its model are not finite; name it itself to load it all the same", folder,
+              wild));
       });
       resumed.path = folder;
-      std::string cause;
+      LoadOptions load = options;
       ranks.together([&] {
-        if (check) cause = check(reader->manifest().training);
+        if (check) load.cause = check(reader->manifest().training);
       });
-      try {
-        resumed.report = load_checkpoint(*reader, root, optimizer, options);
-      } catch (const InvalidArgument& e) {
-        throw InvalidArgument(e.what() + (cause.empty() ? "" : "; " + cause));
-      }
+      resumed.report = load_checkpoint(*reader, root, optimizer, load);
       return resumed;
     } catch (const IoError& e) {
       // A bad sector, or pruned meanwhile by the run that saves there.

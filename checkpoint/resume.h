@@ -19,13 +19,14 @@ struct Resumed {
 };
 
 /// load_checkpoint() from `path`: a checkpoint's folder, or a save folder (DIR of FORMAT.md), of which the
-/// newest checkpoint is taken that is there as a whole and whose every block read verifies; damaged ones are
-/// passed over. Never writes. Collective over the root's mesh; the same result or error on every rank.
+/// newest checkpoint is taken that is there as a whole, whose model is finite (as far as its manifest says)
+/// and whose every block read verifies; others are passed over. A checkpoint that is named itself may hold a
+/// model that is not finite. Never writes. Collective over the root's mesh; the same result or error on every
+/// rank.
 /// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when
 /// there is none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is not passed over).
 /// @param check is given each checkpoint's training state before it is loaded: it may throw InvalidArgument,
-/// and what it returns is added to the message when names or shapes do not fit (what the caller knows of the
-/// cause).
+/// and what it returns is LoadOptions::cause.
 Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
                const LoadOptions& options = {},
                const std::function<std::string(const TrainingState&)>& check = {},

@@ -80,7 +80,8 @@ struct SafetensorsSpec {
 
 /// Writes one file from front to back, holding no tensor data. The file appears under its name, complete, in
 /// finish(), or not at all: until then the bytes lie beside it under `<path>.tmp-<process>-<number>`, and a
-/// writer that is destroyed before finish() removes them. An existing file is replaced, and so is a link.
+/// writer that is destroyed before finish() removes them. What a writer of the same path left that was killed
+/// is removed by the next one. An existing file is replaced, and so is a link.
 class SafetensorsWriter {
  public:
   /// Writes the header. Data offsets follow the order of `tensors`.
@@ -107,6 +108,7 @@ class SafetensorsWriter {
   std::vector<SafetensorsSpec> tensors_;
   FileSystem& files_;
   std::unique_ptr<WritableFile> file_;
+  std::unique_ptr<FileLock> lock_;  // on it: no other writer takes it for left
   int64_t data_bytes_ = 0;
   int64_t written_ = 0;
 };

@@ -4,9 +4,9 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <sherd/checkpoint/safetensors_format.h>
+#include <sherd/checkpoint/temporaries.h>
 #include <sherd/kernels/error.h>
 
 namespace sherd {
@@ -32,14 +32,10 @@ void check(const std::filesystem::path& path, const std::vector<SafetensorsSpec>
   }
 }
 
-std::unique_ptr<WritableFile> create_beside(FileSystem& files, const std::filesystem::path& path) {
+void check_target(FileSystem& files, const std::filesystem::path& path) {
   using Kind = FileSystem::Kind;
   if (const Kind kind = files.kind(path); kind != Kind::none && kind != Kind::file) {
     throw IoError(fmt::format("cannot write '{}': it exists and is not a regular file", path.string()));
-  }
-  for (int number = 0;; ++number) {
-    auto file = files.create_new(fmt::format("{}.tmp-{}-{}", path.string(), ::getpid(), number));
-    if (file) return file;
   }
 }
 
@@ -51,7 +47,11 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   check(path_, tensors_);
   for (const SafetensorsSpec& tensor : tensors_) data_bytes_ += bytes_of(tensor);
   const std::string header = make_header(tensors_, metadata);
-  file_ = create_beside(files_, path_);
+  check_target(files_, path_);
+  sweep_beside(files_, path_);
+  TemporaryFile made = create_file_beside(files_, path_);
+  file_ = std::move(made.file);
+  lock_ = std::move(made.lock);
   try {
     file_->write(header.data(), static_cast<int64_t>(header.size()));
   } catch (...) {

@@ -87,7 +87,7 @@ std::vector<Draft> deal(std::span<const LocalTensor> tensors) {
           own.push_back({section, {}, 0});
         }
         Draft& draft = own[open[k++]];
-        draft.entries.push_back({i, box, first, count});
+        draft.entries.push_back({i, box, first, count, t.dtype, {}});
         draft.header_bytes += 2 * static_cast<int64_t>(t.name.size()) + 400;  // at most about
         first += count;
       }
@@ -143,12 +143,12 @@ std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tenso
 Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors) {
   Manifest part;
   for (const LocalTensor& t : tensors)
-    part.tensors.push_back({t.name, t.section, t.dtype, stored_shape(t.shape), {}});
+    part.tensors.push_back({t.name, t.section, t.dtype, stored_shape(t.shape), {}, t.tied});
   for (size_t f = 0; f < files.size(); ++f) {
     part.files.push_back(files[f].record);
     int64_t begin = files[f].record.header_bytes;
     for (const PlannedEntry& e : files[f].entries) {
-      part.tensors[e.tensor].pieces.push_back({e.box, static_cast<int>(f), begin});
+      part.tensors[e.tensor].pieces.push_back({e.box, static_cast<int>(f), begin, e.not_finite});
       begin += e.count * size_of(tensors[e.tensor].dtype);
     }
   }
@@ -160,7 +160,7 @@ void PartMerger::add(Manifest part) {
   std::move(part.files.begin(), part.files.end(), std::back_inserter(whole_.files));
   for (CheckpointTensor& t : part.tensors) {
     const auto [found, is_new] = index_.try_emplace(std::pair(t.section, t.name), whole_.tensors.size());
-    if (is_new) whole_.tensors.push_back({t.name, t.section, t.dtype, t.shape, {}});
+    if (is_new) whole_.tensors.push_back({t.name, t.section, t.dtype, t.shape, {}, t.tied});
     CheckpointTensor& known = whole_.tensors[found->second];
     if (known.shape != t.shape || known.dtype != t.dtype)
       throw ShapeMismatch(fmt::format(

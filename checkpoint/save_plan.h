@@ -27,6 +27,8 @@ struct LocalTensor {
   std::function<float()> value = {};
   /// The elements are not in memory: who writes the planned files brings them. Not for CheckpointSaver.
   bool streamed = false;
+  /// Further names of the same tensor in the model.
+  std::vector<std::string> tied = {};
 };
 
 /// Elements [first, first + count) of LocalTensor number `tensor`: one of its boxes.
@@ -34,6 +36,9 @@ struct PlannedEntry {
   size_t tensor = 0;
   Box box;
   int64_t first = 0, count = 0;
+  DType dtype = DType::f32;
+  /// Known when it is written.
+  NotFinite not_finite = {};
 };
 
 /// One safetensors file of a checkpoint before its data is written.
@@ -51,7 +56,7 @@ struct PlannedFile {
 /// @throws InvalidArgument naming all tensors that are named twice or whose boxes do not fit shape or data.
 std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
 
-/// Files and pieces of a plan, as a part of a manifest.
+/// Files and pieces of a plan, as a part of a manifest; what was written says what is not finite.
 Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
 /// The parts of all ranks, put together in rank order.
 class PartMerger {

@@ -55,7 +55,7 @@ struct CheckpointSaver::Impl {
   void exchange_plans(Communicator& world);
   void write(const TrainingState& state, Clock::time_point start, double blocked);
   std::vector<int64_t> write_files(const std::filesystem::path& folder);
-  void set_checksums(const std::vector<int64_t>& words);
+  void set_report(const std::vector<int64_t>& words);
   void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
   void finish();
 
@@ -78,10 +78,13 @@ struct CheckpointSaver::Impl {
 
   // Rank 0: what all ranks write, and where.
   Manifest whole;
+  std::vector<std::vector<CheckpointPiece*>> pieces;  // of `whole`, by file, in the order of the data
   std::optional<CheckpointFolder> folder;
   uint64_t inherited = 0;             // sequence number of the checkpoint that the run goes on from
+  uint64_t found = 0;                 // the largest sequence number that lay there at the beginning
+  bool replaced = false;              // `overwrite`: what lay there is gone
   std::set<uint64_t> committed;       // of this saver's
-  std::vector<int64_t> report_words;  // checksums of each rank
+  std::vector<int64_t> report_words;  // of each rank: block checksums, and two for each piece
 
   std::optional<Agreement> agreement, writing;  // of the rank's thread, of the one that writes
   std::thread worker;
@@ -119,6 +122,8 @@ CheckpointSaver::Impl::~Impl() {
 
 void CheckpointSaver::Impl::open_folder() {
   folder.emplace(options.folder, files);
+  if (options.admit) options.admit();
+  found = folder->next_sequence() - 1;
   std::error_code missing;
   const std::filesystem::path& from = options.continues;
   const auto bare = from.has_filename() ? from : from.parent_path();
@@ -152,6 +157,7 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
         words += file.blocks();
         all_bytes += file.bytes;
       }
+      for (const CheckpointTensor& t : part.tensors) words += 2 * static_cast<int64_t>(t.pieces.size());
       counts += fmt::format("{} ", words);
       merger.add(std::move(part));
     }
@@ -166,6 +172,11 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
     for (CheckpointFile& file : whole.files)
       file.block_checksums.assign(static_cast<size_t>(file.blocks()), 0);
     encode_manifest(whole);  // too large ones are better refused now
+    pieces.resize(whole.files.size());
+    for (CheckpointTensor& t : whole.tensors)
+      for (CheckpointPiece& p : t.pieces) pieces[static_cast<size_t>(p.file)].push_back(&p);
+    for (auto& of_file : pieces)
+      std::sort(of_file.begin(), of_file.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
   });
   counts = agreement->broadcast(counts);
   all_bytes = agreement->sum(all_bytes);
@@ -176,9 +187,10 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   }
 }
 
-// The files of this rank, synced; returns the checksums of their blocks.
+// The files of this rank, synced. Returns, file after file, the checksums of its blocks and what is not
+// finite in each of its pieces.
 std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::path& temporary) {
-  std::vector<int64_t> checksums;
+  std::vector<int64_t> report;
   if (options.async) copied.synchronize();
   const auto* from = options.async ? static_cast<const std::byte*>(staging.raw()) : nullptr;
   for (const PlannedFile& file : plan) {
@@ -189,16 +201,25 @@ std::vector<int64_t> CheckpointSaver::Impl::write_files(const std::filesystem::p
     } else {
       copies.blocks(file, [&](const void* data, int64_t bytes) { writer.write(data, bytes); });
     }
-    for (const uint64_t c : writer.finish()) checksums.push_back(static_cast<int64_t>(c));
+    for (const uint64_t c : writer.finish()) report.push_back(static_cast<int64_t>(c));
+    for (size_t i = 0; i < file.entries.size(); ++i) {
+      const NotFinite& n = writer.not_finite()[i];
+      report.insert(report.end(), {n.count, n.first});
+    }
   }
-  return checksums;
+  return report;
 }
 
-void CheckpointSaver::Impl::set_checksums(const std::vector<int64_t>& words) {
+void CheckpointSaver::Impl::set_report(const std::vector<int64_t>& words) {
   auto from = words.begin();
-  for (CheckpointFile& file : whole.files) {
+  for (size_t f = 0; f < whole.files.size(); ++f) {
+    CheckpointFile& file = whole.files[f];
     file.block_checksums.assign(from, from + file.blocks());
     from += file.blocks();
+    for (CheckpointPiece* piece : pieces[f]) {
+      piece->not_finite = {from[0], from[1]};
+      from += 2;
+    }
   }
 }
 
@@ -206,16 +227,29 @@ void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const
                                    SaveReport& report) {
   whole.training = state;
   committed.insert(folder->next_sequence());  // also when a failure comes after the rename
-  report.committed = folder->commit(temporary, state.step, whole);
-  if (options.keep == 0) return;
   try {
+    folder->commit(temporary, state.step, whole);
+  } catch (const LateFailure& e) {
+    report.warning = e.what();
+    folder->discard(temporary);
+    if (!e.durable()) return;
+  }
+  const bool replaces = options.overwrite && !replaced && report.not_finite == 0;
+  if (options.keep == 0 && !replaces) return;
+  try {
+    if (replaces) {
+      report.removed = folder->remove([&](const CommittedCheckpoint& c) { return c.sequence <= found; });
+      replaced = true;
+    }
+    if (options.keep == 0) return;
     const auto own = [&](const CommittedCheckpoint& c) {
       return c.sequence <= inherited || committed.contains(c.sequence);
     };
-    report.removed = folder->prune(options.keep, {own, own});
+    const std::vector<std::string> pruned = folder->prune(options.keep, {own, own});
+    report.removed.insert(report.removed.end(), pruned.begin(), pruned.end());
   } catch (const IoError& e) {
-    throw IoError(fmt::format("'{}' is saved, but older checkpoints could not be removed: {}",
-                              report.committed.string(), e.what()));
+    report.warning += fmt::format("{}'{}' is saved, but older checkpoints could not be removed: {}",
+                                  report.warning.empty() ? "" : "; ", report.committed.string(), e.what());
   }
 }
 
@@ -236,16 +270,17 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
       for (const std::string& below : folders_of(whole)) files.create_folder(temporary / below);
     });
     temporary = writing->broadcast(temporary.string());
-    std::vector<int64_t> checksums;
-    writing->together([&] { checksums = write_files(temporary); });
-    const std::vector<int64_t> all = writing->gather(checksums, report_words);
+    std::vector<int64_t> own;
+    writing->together([&] { own = write_files(temporary); });
+    const std::vector<int64_t> all = writing->gather(own, report_words);
     SaveReport report;
+    report.committed = options.folder / checkpoint_name(state.step);
     writing->together([&] {
       if (!first) return;
-      set_checksums(all);
+      set_report(all);
+      report.not_finite = model_not_finite(whole);
       commit(temporary, state, report);
     });
-    report.committed = options.folder / checkpoint_name(state.step);
     report.step = state.step;
     report.bytes = all_bytes;
     report.blocked = blocked;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,7 +17,8 @@ namespace sherd {
 struct SaverOptions {
   /// DIR of FORMAT.md; created when missing (its parent is there).
   std::filesystem::path folder;
-  /// Checkpoints to keep, newest first; 0 = all.
+  /// Checkpoints to keep, newest first, as CheckpointFolder::prune() counts them (a checkpoint whose model is
+  /// not finite never makes a finite one go); 0 = all.
   int64_t keep = 0;
   /// The tensors are copied to host memory on a stream beside training; a thread of this rank writes behind.
   bool async = false;
@@ -24,18 +26,28 @@ struct SaverOptions {
   /// removes it and older ones, too; otherwise only what this saver saved: other runs' checkpoints stay, and
   /// so do those that were newer but could not be used.
   std::filesystem::path continues = {};
+  /// Checkpoints that lie in `folder` at the beginning are another run's and are to be replaced: all of them
+  /// are removed once this saver has committed a checkpoint whose model is finite, and not before.
+  bool overwrite = false;
+  /// Rank 0 calls it when it holds the folder's lock, so that no other run can save there any more: what it
+  /// throws refuses the folder, on every rank.
+  std::function<void()> admit = {};
   /// Null: FileSystem::posix(). Outlives the saver.
   FileSystem* files = nullptr;
 };
 
-/// A finished save, the same on every rank.
+/// A finished save, the same on every rank but for what rank 0 alone knows.
 struct SaveReport {
   std::filesystem::path committed;
   int64_t step = 0;
   int64_t bytes = 0;                 // of all files of all ranks, without the manifest
+  int64_t not_finite = 0;            // values of the model that are infinite or NaN; known to rank 0 only
   double blocked = 0;                // seconds that save() (or snapshot()) took on this rank
   double seconds = 0;                // from the call to the commit
-  std::vector<std::string> removed;  // by `keep`; known to rank 0 only
+  std::vector<std::string> removed;  // by `keep` or `overwrite`; known to rank 0 only
+  /// What failed after the commit, in words, if anything did: `latest`, the removal of others, or making sure
+  /// that the commit survives a power failure (nothing is removed then). Known to rank 0 only.
+  std::string warning;
 };
 
 /// All calls but the destructor are collective: same calls, same order, on every rank. Used by the rank's
@@ -46,7 +58,8 @@ struct SaveReport {
 /// takes one gather (of checksums) and a few one-word collectives, whatever the number of tensors, on a
 /// communicator of its own. Rank 0 commits. A failure on any rank (full disk, failed sync, ...) becomes the
 /// same IoError on every rank: from save(), or with `async` from the next call of any kind; nothing is
-/// committed then, and an earlier checkpoint is never touched. After a failure the saver may be used again.
+/// committed then, and an earlier checkpoint is never touched. What fails once the checkpoint is committed is
+/// no failure of the save: see SaveReport::warning. After a failure the saver may be used again.
 class CheckpointSaver {
  public:
   /// @throws IoError, InvalidArgument and ShapeMismatch, the same on every rank.

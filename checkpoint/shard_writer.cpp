@@ -12,7 +12,27 @@ ShardWriter::ShardWriter(FileSystem& files, const std::filesystem::path& root, c
     : file_(files.create_new(root / plan.record.path)), data_bytes_(plan.record.data_bytes()) {
   if (!file_)
     throw IoError(fmt::format("cannot create '{}': it is there already", (root / plan.record.path).string()));
+  for (const PlannedEntry& e : plan.entries) entries_.push_back({e.dtype, e.count});
+  not_finite_.resize(entries_.size());
   file_->write(plan.header.data(), static_cast<int64_t>(plan.header.size()));
+}
+
+// Blocks begin and end between elements: a block is a multiple of every element's size, and entries lie in
+// the order of those, largest first.
+void ShardWriter::take_block(const char* from, int64_t bytes) {
+  checksums_.push_back(checksum(from, bytes));
+  file_->write(from, bytes);
+  while (bytes > 0) {
+    const Entry& e = entries_[entry_];
+    const int64_t n = std::min(bytes / size_of(e.dtype), e.count - in_entry_);
+    count_not_finite(e.dtype, from, n, in_entry_, not_finite_[entry_]);
+    from += n * size_of(e.dtype);
+    bytes -= n * size_of(e.dtype);
+    in_entry_ += n;
+    if (in_entry_ < e.count) continue;
+    ++entry_;
+    in_entry_ = 0;
+  }
 }
 
 void ShardWriter::write(const void* data, int64_t bytes) {
@@ -26,8 +46,7 @@ void ShardWriter::write(const void* data, int64_t bytes) {
     const auto held = static_cast<int64_t>(partial_.size());
     const int64_t n = std::min(bytes, kChecksumBlock - held);
     if (held == 0 && n == kChecksumBlock) {
-      checksums_.push_back(checksum(from, n));
-      file_->write(from, n);
+      take_block(from, n);
     } else {
       partial_.insert(partial_.end(), from, from + n);
       if (static_cast<int64_t>(partial_.size()) == kChecksumBlock) flush();
@@ -38,9 +57,7 @@ void ShardWriter::write(const void* data, int64_t bytes) {
 }
 
 void ShardWriter::flush() {
-  const auto bytes = static_cast<int64_t>(partial_.size());
-  checksums_.push_back(checksum(partial_.data(), bytes));
-  file_->write(partial_.data(), bytes);
+  take_block(partial_.data(), static_cast<int64_t>(partial_.size()));
   partial_.clear();
 }
 
@@ -52,6 +69,11 @@ std::vector<uint64_t> ShardWriter::finish() {
   file_->sync();
   file_->close();
   return std::move(checksums_);
+}
+
+void ShardWriter::finish_into(PlannedFile& plan) {
+  plan.record.block_checksums = finish();
+  for (size_t i = 0; i < plan.entries.size(); ++i) plan.entries[i].not_finite = not_finite_[i];
 }
 
 }  // namespace sherd

@@ -30,8 +30,8 @@ class Verifier {
   Verifier(const fs::path& root, const std::function<void(int64_t, int64_t)>& progress, FileSystem& files)
       : root_(root), progress_(progress), files_(files) {}
 
-  std::vector<Damage> run() && {
-    if (!read_manifest()) return std::move(damage_);
+  Verification run() && {
+    if (!read_manifest()) return {std::move(damage_), {}};
     for (const CheckpointFile& file : manifest_.files) total_ += file.bytes;
     place_pieces();
     for (size_t i = 0; i < manifest_.files.size(); ++i) {
@@ -40,7 +40,7 @@ class Verifier {
       report(before + manifest_.files[i].bytes - done_);
     }
     find_unknown();
-    return std::move(damage_);
+    return {std::move(damage_), std::move(wild_)};
   }
 
  private:
@@ -158,11 +158,48 @@ class Verifier {
       const int64_t begin = file.block_begin(i), end = file.block_end(i);
       while (first->end <= begin) ++first;
       const std::string what = block_damage(open, file, i);
-      for (auto piece = first; !what.empty() && piece != pieces.end() && piece->begin < end; ++piece) {
-        add(file.path, what, std::max(begin, piece->begin), std::min(end, piece->end), piece->tensor->name);
+      for (auto piece = first; piece != pieces.end() && piece->begin < end; ++piece) {
+        const int64_t from = std::max(begin, piece->begin), to = std::min(end, piece->end);
+        if (what.empty()) {
+          count(*piece, from, buffer_.data() + (from - begin), to - from);
+        } else {
+          add(file.path, what, from, to, piece->tensor->name);
+        }
       }
       report(end - begin);
     }
+  }
+
+  /// Bytes of a piece from byte `from` of the file on, which come in order as long as no block is damaged. An
+  /// element that lies in two blocks (no writer of sherd's makes one) waits in rest_.
+  void count(const Placed& placed, int64_t from, const char* data, int64_t bytes) {
+    const int64_t size = size_of(placed.tensor->dtype);
+    NotFinite found;
+    const auto take = [&](const char* elements, int64_t at, int64_t n) {
+      count_not_finite(placed.tensor->dtype, elements, n, (at - placed.begin) / size, found);
+    };
+    if (const int64_t before = (from - placed.begin) % size; before > 0) {
+      const int64_t more = std::min(bytes, size - before);
+      rest_.append(data, static_cast<size_t>(more));
+      if (static_cast<int64_t>(rest_.size()) == size) take(rest_.data(), from - before, 1);
+      from += more;
+      data += more;
+      bytes -= more;
+    }
+    take(data, from, bytes / size);
+    rest_.assign(data + bytes / size * size, static_cast<size_t>(bytes % size));
+    if (found.count > 0) note(placed, found);
+  }
+
+  void note(const Placed& placed, const NotFinite& found) {
+    const CheckpointTensor& t = *placed.tensor;
+    const int64_t first = index_in_whole(t.shape, placed.piece->box, found.first);
+    auto known = std::find_if(wild_.begin(), wild_.end(), [&](const TensorNotFinite& w) {
+      return w.section == t.section && w.name == t.name;
+    });
+    if (known == wild_.end()) known = wild_.insert(known, {t.name, t.section, t.shape, {0, first}});
+    known->values.first = std::min(known->values.first, first);
+    known->values.count += found.count;
   }
 
   std::string block_damage(const ReadableFile& open, const CheckpointFile& file, int64_t i) {
@@ -210,18 +247,25 @@ class Verifier {
   Manifest manifest_;
   std::vector<std::vector<Placed>> pieces_;  // by file, in the order of the data
   std::vector<char> buffer_;
+  std::string rest_;
   std::vector<Damage> damage_;
+  std::vector<TensorNotFinite> wild_;
   int64_t done_ = 0, total_ = 0;
 };
 
 }  // namespace
 
-std::vector<Damage> verify_checkpoint(const fs::path& path,
-                                      const std::function<void(int64_t, int64_t)>& progress,
-                                      FileSystem& files) {
+Verification verify_contents(const fs::path& path, const std::function<void(int64_t, int64_t)>& progress,
+                             FileSystem& files) {
   if (files.kind(path) != FileSystem::Kind::folder)
     throw IoError(fmt::format("cannot verify '{}': there is no folder of that name", path.string()));
   return Verifier(path, progress, files).run();
+}
+
+std::vector<Damage> verify_checkpoint(const fs::path& path,
+                                      const std::function<void(int64_t, int64_t)>& progress,
+                                      FileSystem& files) {
+  return verify_contents(path, progress, files).damage;
 }
 
 }  // namespace sherd

@@ -26,7 +26,8 @@ struct ExportOptions {
 /// The path becomes one file, which replaces one that is there. A path that ends in a slash, or names an
 /// empty folder, becomes a folder as Hugging Face tools read it: model.safetensors, or
 /// model-IIIII-of-NNNNN.safetensors with model.safetensors.index.json. File or folder appears complete or
-/// not at all: until then it lies beside `path` under `<path>.tmp-<process>-<number>`.
+/// not at all: until then it lies beside `path` under `<path>.tmp-<process>-<number>`, and the next export to
+/// `path` removes what one that was killed left there.
 ///
 /// Collective over the root's mesh; one parameter at a time is whole, on world rank 0 only, which writes.
 /// Blocks until done. On rank 0 @throws IoError, and InvalidArgument naming tensor and place of the first

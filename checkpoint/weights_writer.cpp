@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/temporaries.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/error.h>
 
@@ -22,16 +22,6 @@ std::filesystem::path without_slash(const std::filesystem::path& path) {
 }
 
 int64_t bytes_of(const SafetensorsSpec& tensor) { return numel_of(tensor.shape) * size_of(tensor.dtype); }
-
-// Beside the folder to be, so that a rename can put it there.
-std::filesystem::path create_beside(FileSystem& files, const std::filesystem::path& path) {
-  for (int number = 0;; ++number) {
-    const std::filesystem::path name = fmt::format("{}.tmp-{}-{}", path.string(), ::getpid(), number);
-    if (files.kind(name) != Kind::none) continue;
-    files.create_folder(name);
-    return name;
-  }
-}
 
 }  // namespace
 
@@ -72,7 +62,10 @@ WeightsWriter::WeightsWriter(const std::filesystem::path& path, const std::vecto
   }
   if (!one_file) {
     name_shards();
-    temporary_ = create_beside(files_, path_);
+    sweep_beside(files_, path_);
+    TemporaryFolder made = create_folder_beside(files_, path_);
+    temporary_ = std::move(made.path);
+    lock_ = std::move(made.lock);
   }
   try {
     open_shard();

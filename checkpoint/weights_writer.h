@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,7 +54,8 @@ class WeightsWriter {
   FileSystem& files_;
   std::vector<Shard> shards_;  // at least one
   std::filesystem::path temporary_;
-  size_t next_ = 0;  // shard to be opened next
+  std::unique_ptr<FileLock> lock_;  // on it
+  size_t next_ = 0;                 // shard to be opened next
   std::optional<SafetensorsWriter> open_;
   int64_t room_ = 0;  // bytes that the open shard still lacks
 };

@@ -10,7 +10,7 @@ foreach(folder IN LISTS SHERD_FOLDERS)
     PATTERN even_shard.h EXCLUDE PATTERN ragged_placement.h EXCLUDE PATTERN strided_copy.h EXCLUDE
     PATTERN safetensors_format.h EXCLUDE PATTERN manifest_message.h EXCLUDE PATTERN json_text.h EXCLUDE PATTERN plain_path.h EXCLUDE
     PATTERN saved_offsets.h EXCLUDE PATTERN piece_index.h EXCLUDE PATTERN verified_files.h EXCLUDE
-    PATTERN weights_writer.h EXCLUDE
+    PATTERN weights_writer.h EXCLUDE PATTERN name_words.h EXCLUDE PATTERN role_words.h EXCLUDE PATTERN temporaries.h EXCLUDE
     PATTERN checked_communicator.h EXCLUDE PATTERN socket.h EXCLUDE PATTERN store_server.h EXCLUDE PATTERN store_table.h EXCLUDE
     PATTERN store_wire.h EXCLUDE PATTERN tcp_store.h EXCLUDE
     REGEX "nccl/(agreement|api|collectives|handle|nccl_communicator|session)\\.h$" EXCLUDE

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 namespace sherd {
 
@@ -22,16 +24,33 @@ CheckedCommunicator::CheckedCommunicator(int rank, int size, int world_rank, std
       sent_(static_cast<size_t>(size)),
       received_(static_cast<size_t>(size)) {}
 
+void CheckedCommunicator::renumber() {
+  if (const uint64_t now = epoch(); std::exchange(epoch_, now) == now) return;
+  sequence_ = 0;
+  std::fill(sent_.begin(), sent_.end(), 0);
+  std::fill(received_.begin(), received_.end(), 0);
+}
+
 void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64_t bytes) {
+  renumber();
   call.sequence = ++sequence_;
+  call.purpose = serves();
   counters_->add(call.op, bytes);
+  if (call.purpose.in_digest())
+    counters_->mix(call.op, verb == Verb::all_to_all_v ? 0 : call.elements, call.purpose.hash());
   queue(stream, verb, std::move(call), -1);
+}
+
+int64_t CheckedCommunicator::before(std::span<const int64_t> counts) const {
+  return std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
 }
 
 void CheckedCommunicator::all_gather(Stream& stream, const Tensor& recv, const Tensor& send) {
   const auto check = checking("all_gather");
   check.pair(recv, send);
   check.numel(recv, "recv", size_ * send.numel(), "the group's size times send's");
+  check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  check.in_place(send, "send", recv, "recv", rank_ * send.numel());
   collective(stream, Verb::all_gather,
              {.op = "all_gather",
               .dtype = send.dtype(),
@@ -49,6 +68,8 @@ void CheckedCommunicator::all_gather_v(Stream& stream, const Tensor& recv, std::
   const int64_t total = check.counts(counts, "counts");
   check.numel(send, "send", counts[at(rank_)], "counts[rank]");
   check.numel(recv, "recv", total, "the sum of counts");
+  check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  check.in_place(send, "send", recv, "recv", before(counts));
   collective(stream, Verb::all_gather_v,
              {.op = "all_gather_v",
               .dtype = send.dtype(),
@@ -65,6 +86,8 @@ void CheckedCommunicator::reduce_scatter(Stream& stream, const Tensor& recv, con
   check.pair(recv, send);
   check.reducible(send);
   check.numel(send, "send", size_ * recv.numel(), "the group's size times recv's");
+  check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  check.in_place(recv, "recv", send, "send", rank_ * recv.numel());
   collective(stream, Verb::reduce_scatter,
              {.op = "reduce_scatter",
               .dtype = send.dtype(),
@@ -79,6 +102,7 @@ void CheckedCommunicator::all_reduce(Stream& stream, const Tensor& inout, Reduce
   const auto check = checking("all_reduce");
   check.defined(inout, "inout");
   check.reducible(inout);
+  check.place_of(*device_, stream, {{inout, "inout"}});
   const int64_t moved = (2 * (size_ - 1) * inout.numel() + size_ - 1) / size_;
   collective(stream, Verb::all_reduce,
              {.op = "all_reduce",
@@ -94,6 +118,7 @@ void CheckedCommunicator::broadcast(Stream& stream, const Tensor& inout, int roo
   const auto check = checking("broadcast");
   check.defined(inout, "inout");
   check.root(root);
+  check.place_of(*device_, stream, {{inout, "inout"}});
   collective(stream, Verb::broadcast,
              {.op = "broadcast",
               .dtype = inout.dtype(),
@@ -111,6 +136,8 @@ void CheckedCommunicator::all_to_all_v(Stream& stream, const Tensor& recv,
   check.pair(recv, send);
   check.numel(recv, "recv", check.counts(recv_counts, "recv_counts"), "the sum of recv_counts");
   check.numel(send, "send", check.counts(send_counts, "send_counts"), "the sum of send_counts");
+  check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  check.apart(recv, "recv", send, "send");
   collective(stream, Verb::all_to_all_v,
              {.op = "all_to_all_v",
               .dtype = send.dtype(),
@@ -129,9 +156,12 @@ void CheckedCommunicator::gather_v(Stream& stream, const Tensor& recv, std::span
   const int64_t total = check.counts(counts, "counts");
   check.defined(send, "send");
   check.numel(send, "send", counts[at(rank_)], "counts[rank]");
+  check.place_of(*device_, stream, {{send, "send"}});
   if (rank_ == root) {
     check.pair(recv, send);
     check.numel(recv, "recv", total, "the sum of counts");
+    check.place_of(*device_, stream, {{recv, "recv"}});
+    check.in_place(send, "send", recv, "recv", before(counts));
   }
   collective(stream, Verb::gather_v,
              {.op = "gather_v",
@@ -151,9 +181,12 @@ void CheckedCommunicator::scatter_v(Stream& stream, const Tensor& recv, std::spa
   const int64_t total = check.counts(counts, "counts");
   check.defined(recv, "recv");
   check.numel(recv, "recv", counts[at(rank_)], "counts[rank]");
+  check.place_of(*device_, stream, {{recv, "recv"}});
   if (rank_ == root) {
     check.pair(recv, send);
     check.numel(send, "send", total, "the sum of counts");
+    check.place_of(*device_, stream, {{send, "send"}});
+    check.in_place(recv, "recv", send, "send", before(counts));
   }
   collective(stream, Verb::scatter_v,
              {.op = "scatter_v",
@@ -170,12 +203,15 @@ void CheckedCommunicator::send(Stream& stream, const Tensor& data, int peer) {
   const auto check = checking("send");
   check.defined(data, "data");
   check.peer(peer);
+  check.place_of(*device_, stream, {{data, "data"}});
+  renumber();
   counters_->add("send", 0);
   queue(stream, Verb::send,
         {.op = "send",
          .sequence = ++sent_[at(peer)],
          .dtype = data.dtype(),
          .elements = data.numel(),
+         .purpose = serves(),
          .send = data},
         peer);
 }
@@ -184,17 +220,23 @@ void CheckedCommunicator::recv(Stream& stream, const Tensor& data, int peer) {
   const auto check = checking("recv");
   check.defined(data, "data");
   check.peer(peer);
+  check.place_of(*device_, stream, {{data, "data"}});
+  renumber();
   counters_->add("recv", data.nbytes());
   queue(stream, Verb::recv,
         {.op = "recv",
          .sequence = ++received_[at(peer)],
          .dtype = data.dtype(),
          .elements = data.numel(),
+         .purpose = serves(),
          .recv = data},
         peer);
 }
 
-void CheckedCommunicator::barrier(Stream& stream) { collective(stream, Verb::barrier, {.op = "barrier"}, 0); }
+void CheckedCommunicator::barrier(Stream& stream) {
+  checking("barrier").place_of(*device_, stream, {});
+  collective(stream, Verb::barrier, {.op = "barrier"}, 0);
+}
 
 std::shared_ptr<Communicator> CheckedCommunicator::split(int color, int key) {
   if (color < 0)
@@ -206,6 +248,12 @@ std::shared_ptr<Communicator> CheckedCommunicator::split(int color, int key) {
 
 std::shared_ptr<Communicator> CheckedCommunicator::side_channel(std::chrono::milliseconds timeout) {
   return divide(0, rank_, bounded(timeout), std::make_shared<CommCounters>());
+}
+
+std::unique_ptr<BufferSet> CheckedCommunicator::make_buffers(std::span<const BufferSpec> specs) {
+  std::vector<Tensor> tensors;
+  for (const BufferSpec& s : specs) tensors.push_back(Tensor::empty(*device_, {s.elements}, s.dtype, s.name));
+  return std::make_unique<BufferSet>(std::move(tensors));
 }
 
 }  // namespace sherd

@@ -53,7 +53,10 @@ class CheckedCommunicator : public Communicator {
   void barrier(Stream& stream) final;
   std::shared_ptr<Communicator> split(int color, int key) final;
   std::shared_ptr<Communicator> side_channel(std::chrono::milliseconds timeout) final;
+  std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override;
   CommCounts counts() const final { return counters_->snapshot(); }
+  uint64_t digest() const final { return counters_->digest(); }
+  void reset_digest() final { counters_->reset_digest(); }
 
  protected:
   /// `peer`: of send and recv.
@@ -62,16 +65,23 @@ class CheckedCommunicator : public Communicator {
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                                std::shared_ptr<CommCounters> counters) = 0;
 
+  /// Recoveries of the launch so far: each begins the numbering of calls anew.
+  virtual uint64_t epoch() const { return 0; }
+
   const std::shared_ptr<Device>& shared_device() const { return device_; }
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
   ArgumentCheck checking(const char* op) const { return {op, rank_, size_, world_rank_}; }
+  /// Elements of the ranks before this one.
+  int64_t before(std::span<const int64_t> counts) const;
+  void renumber();
   void collective(Stream& stream, Verb verb, local::Call call, int64_t bytes);
 
   const int rank_, size_, world_rank_;
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<CommCounters> counters_;
+  uint64_t epoch_ = 0;  // of the numbers below
   int64_t sequence_ = 0;
   std::vector<int64_t> sent_, received_;  // messages to and from each rank
 };

@@ -1,10 +1,11 @@
-// Counts of collectives, shared by a rank's world communicator and everything split from it. Private to
-// comm/.
+// Counts of collectives and the digest of what they serve, shared by a rank's world communicator and everything
+// split from it. Private to comm/.
 #pragma once
 
 #include <mutex>
 
 #include <sherd/comm/communicator.h>
+#include <sherd/kernels/random.h>
 
 namespace sherd {
 
@@ -18,6 +19,19 @@ class CommCounters {
     ++c.calls;
     c.bytes += bytes;
   }
+  /// A call with a purpose.
+  void mix(const char* op, int64_t elements, uint64_t purpose) {
+    std::lock_guard lock(mutex_);
+    digest_ = hash64(hash64(digest_ ^ purpose, op) ^ static_cast<uint64_t>(elements), {});
+  }
+  uint64_t digest() const {
+    std::lock_guard lock(mutex_);
+    return digest_;
+  }
+  void reset_digest() {
+    std::lock_guard lock(mutex_);
+    digest_ = 0;
+  }
   CommCounts snapshot() const {
     std::lock_guard lock(mutex_);
     return counts_;
@@ -26,6 +40,7 @@ class CommCounters {
  private:
   mutable std::mutex mutex_;
   CommCounts counts_;
+  uint64_t digest_ = 0;
 };
 
 }  // namespace sherd

@@ -69,10 +69,13 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   const RankContext own = context;
   try {
     body(context);
+    own.world->leave();  // who waits for a call that is not queued is told at once
     own.device->compute().synchronize();
   } catch (...) {
     failure.add(std::current_exception());
+    own.device->heard();  // what fails in consequence needs no mention
     own.world->abort(text_of(std::current_exception()));
+    own.world->leave();  // recover() of the others waits no longer
   }
   // Peers may still read this rank's memory, and queued work of this rank theirs: no device goes before all
   // streams have run dry.
@@ -87,6 +90,8 @@ std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int 
                        .threads = threads,
                        .kernels = options.kernels,
                        .memory_limit = options.memory_limit,
+                       .max_queued_work = options.max_queued_work,
+                       .max_queued_bytes = options.max_queued_bytes,
                        .tf32 = options.tf32,
                        .symmetric_products = options.symmetric_products};
   if (options.device == "cpu") return make_cpu_device(device);
@@ -100,7 +105,8 @@ NcclOptions nccl_options(const LaunchOptions& options) {
   return {.timeout = options.timeout,
           .exact_order = options.nccl_exact_order,
           .check_calls = options.nccl_check_calls,
-          .register_buffers = options.nccl_register_buffers};
+          .register_buffers = options.nccl_register_buffers,
+          .windows = options.nccl_windows};
 }
 
 /// Whether this process is one of several that make up the job.

@@ -15,7 +15,8 @@ void check(Module& root, const FullyShardOptions& root_options) {
     const FullyShardOptions& o = w.options;
     if (!w.mesh.has(o.shard_dim))
       wrong.push_back(
-          fmt::format("{}: mesh '{}' has no dimension '{}'", who, w.mesh.describe(), o.shard_dim));
+          fmt::format("{}: mesh '{}' has no dimension '{}'; name the one to shard over as shard_dim", who,
+                      w.mesh.describe(), o.shard_dim));
     if (o.shard_dim == o.replicate_dim)
       wrong.push_back(fmt::format("{}: shard and replicate dimension are both '{}'", who, o.shard_dim));
     if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
@@ -38,6 +39,10 @@ void check(Module& root, const FullyShardOptions& root_options) {
     wrong.push_back(fmt::format("prefetch {} is negative", root_options.prefetch));
   const auto params = root.named_parameters();
   if (params.empty()) wrong.push_back("the model has no parameters");
+  for (auto& [name, p] : params)
+    if (p.sharded())
+      wrong.push_back(fmt::format("parameter '{}' belongs to unit '{}' of another sharded model", name,
+                                  p.group().unit()));
   for (auto& name : root_options.ignored) {
     const bool known = std::any_of(params.begin(), params.end(), [&](auto& p) { return p.first == name; });
     if (!known) wrong.push_back(fmt::format("ignored parameter '{}' does not exist", name));
@@ -48,6 +53,9 @@ void check(Module& root, const FullyShardOptions& root_options) {
 }  // namespace
 
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  module.visit([](const std::string&, Module& m) {  // what a root that is gone left behind starts anew
+    if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
+  });
   if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
   for (const Module* m = &module; m != nullptr; m = m->parent_)
     if (m->runtime_)
@@ -67,6 +75,11 @@ void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions
     });
     throw;
   }
+}
+
+void reset_step(Module& root) {
+  runtime_of(root).reset_step();
+  root.visit([](const std::string&, Module& m) { m.drop_activations(); });
 }
 
 ShardRuntime& runtime_of(const Module& root) {

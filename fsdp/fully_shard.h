@@ -12,11 +12,18 @@ namespace sherd {
 /// The root's call checks everything, computes layouts, compares their fingerprint over the mesh, allocates
 /// this rank's shards and fills them; the calls before only take note. Collective; same calls on every rank.
 /// @throws InvalidArgument naming all options that cannot be (unknown mesh dimension or ignored name,
-/// prefetch < 0, mixed compute dtypes, ...) or all parameters whose tensor shard is not this rank's place in
-/// the mesh they are wrapped with, or for a module that is wrapped twice or after its root;
+/// prefetch < 0, mixed compute dtypes, ...), all parameters whose tensor shard is not this rank's place in
+/// the mesh they are wrapped with, or all mesh dimensions that mean nothing to a unit
+/// (FullyShardOptions::shard_dim) and meshes that cover other ranks than the root's; for a module that is
+/// wrapped twice or after its root, and for a parameter that belongs to another sharded model;
 /// ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not fit the
 /// limit. When the root's call throws, all wraps below it are undone and may be tried again.
 void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+
+/// Gives up the step that runs, for instance because an exception ended a forward or backward and the batch
+/// is to be skipped: ShardRuntime::reset_step(), and every module forgets what it kept for backwards
+/// (Module::drop_activations()). Collective, after the exception has left the model.
+void reset_step(Module& root);
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).
 ShardRuntime& runtime_of(const Module& root);

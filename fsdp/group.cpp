@@ -2,35 +2,25 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+#include <numeric>
 #include <utility>
 
+#include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
 namespace sherd {
 namespace {
 
-// A stack [count, rows, cols] costs what its matrices cost.
-double stack_cost(const std::string& name, Shape shape) {
-  double count = 1;
-  if (shape.size() == 3) {
-    count = static_cast<double>(shape.front());
-    shape.erase(shape.begin());
-  }
-  return count * packing_cost({name, std::move(shape)});
+uint64_t mix(uint64_t digest, uint64_t value) {
+  return (digest ^ value) * 0x9e3779b97f4a7c15ull + (digest >> 29);
 }
 
-// A fused matrix (or a stack of them) costs what its blocks cost; 0 = as its shape says.
-double cost_of(const Parameter& p) {
-  const Shape& shape = p.shape();
-  if (shape.size() != 2 && shape.size() != 3) return 0;
-  double cost = 0;
-  for (auto& b : p.row_blocks()) {
-    Shape block = shape;
-    block[shape.size() - 2] = b.rows();
-    cost += stack_cost(p.name(), std::move(block));
-  }
-  return p.row_blocks().empty() && shape.size() == 3 ? stack_cost(p.name(), shape) : cost;
+void redistribute(Stream& stream, const std::shared_ptr<Communicator>& comm, const Purpose& purpose,
+                  Placement from, Placement to, const Tensor& full, const Tensor& slice) {
+  const Serving serving(*comm, purpose);
+  redistribute_flat(stream, *comm, from, to, full, slice);
 }
 
 }  // namespace
@@ -50,6 +40,12 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
       spec_.replicated || !spec_.mesh.has(o.replicate_dim) ? 1 : spec_.mesh.size(o.replicate_dim);
   inner_ = inner_row(o.strategy, inner);
   outer_ = outer_row(o.outer, outer);
+  // A unit has up to three groups, which may be of one size.
+  const char* const kind = !trainable_                               ? ", frozen"
+                           : o.layout == LayoutPolicy::whole_param ? ", whole matrices"
+                                                                   : "";
+  weights_ = Purpose(fmt::format("the weights of unit '{}'{}", spec_.unit, kind));
+  gradients_ = Purpose(fmt::format("the gradients of unit '{}'{}", spec_.unit, kind));
   wire_ = inner;
   ranks_ = o.gradient_ranks > 0 && !spec_.replicated ? o.gradient_ranks : inner * outer;
   int cells = 1;
@@ -65,7 +61,8 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   }
 
   std::vector<LayoutParam> described;
-  for (auto& p : spec_.params) described.push_back({p.name(), p.shape(), p.cut(), cost_of(p)});
+  for (auto& p : spec_.params)
+    described.push_back(layout_param(p.name(), p.shape(), p.cut(), p.row_blocks()));
   layout_ = std::make_shared<ShardLayout>(ShardLayout::make(std::move(described), cells,
                                                             {.policy = o.layout,
                                                              .packing = o.packing,
@@ -81,6 +78,12 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   cell_begin_ = sharded_outer() ? spec_.mesh.coordinate(o.replicate_dim) * cell_size_ : 0;
 
   touched_.assign(spec_.params.size(), false);
+  fresh_.assign(spec_.params.size(), true);
+  by_place_.resize(spec_.params.size());
+  std::iota(by_place_.begin(), by_place_.end(), 0);
+  std::sort(by_place_.begin(), by_place_.end(), [&](int a, int b) {
+    return layout_->full_range(a).begin.value < layout_->full_range(b).begin.value;
+  });
   for (size_t i = 0; i < spec_.params.size(); ++i) {
     spec_.params[i].state_->group = this;
     spec_.params[i].state_->index = static_cast<int>(i);
@@ -91,49 +94,71 @@ ParamGroup::~ParamGroup() {
   for (auto& p : spec_.params) p.state_->group = nullptr;
 }
 
-uint64_t ParamGroup::fingerprint() const {
+std::vector<ParamGroup::Trait> ParamGroup::traits() const {
   const FullyShardOptions& o = spec_.options;
-  uint64_t h = layout_->fingerprint();
-  const auto mix = [&h](uint64_t v) { h = (h ^ v) * 0x9e3779b97f4a7c15ull + (h >> 29); };
-  for (const uint64_t v :
-       {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
-        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
-        static_cast<uint64_t>(o.compute_dtype), static_cast<uint64_t>(o.reduce_dtype),
-        static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
-        static_cast<uint64_t>(trainable_), static_cast<uint64_t>(spec_.replicated)})
-    mix(v);
+  std::vector<Trait> all;
+  const auto add = [&](std::string what, uint64_t digest, std::initializer_list<uint64_t> values) {
+    for (const uint64_t v : values) digest = mix(digest, v);
+    all.push_back({std::move(what), digest});
+  };
+  add(fmt::format("the layout of unit '{}'", spec_.unit), layout_->fingerprint(), {});
+  uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
+  names = hash64(names, o.tensor_dim);
+  for (auto& name : o.ignored) names = hash64(names, name);
+  add(fmt::format("the mesh or an option of unit '{}'", spec_.unit), names,
+      {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
+       static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
+       static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(o.compute_dtype),
+       static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.allow_unused), o.seed,
+       static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
+       static_cast<uint64_t>(spec_.replicated)});
   for (auto& p : spec_.params) {
+    add(fmt::format("the initial values of parameter '{}'", p.name()), 0,
+        {std::bit_cast<uint32_t>(p.init().mean), std::bit_cast<uint32_t>(p.init().stddev)});
+    uint64_t rows = p.row_blocks().size();
     for (auto& b : p.row_blocks())
       for (const int64_t v : {b.begin, b.size, b.stride, b.count, int64_t{b.dealt}})
-        mix(static_cast<uint64_t>(v));
+        rows = mix(rows, static_cast<uint64_t>(v));
+    add(fmt::format("the row blocks of parameter '{}'", p.name()), rows, {});
     if (!p.tensor_shard()) continue;
     const TensorShard& t = *p.tensor_shard();  // not its index: that is what differs
-    mix(hash64(static_cast<uint64_t>(t.parts), t.mesh_dim));
-    mix(static_cast<uint64_t>(t.dim));
+    add(fmt::format("the way parameter '{}' is cut from a larger one", p.name()),
+        hash64(static_cast<uint64_t>(t.parts), t.mesh_dim), {static_cast<uint64_t>(t.dim)});
   }
-  return h;
+  return all;
+}
+
+uint64_t ParamGroup::fingerprint() const {
+  uint64_t digest = hash64(0, spec_.unit);
+  for (auto& t : traits()) digest = mix(digest, t.digest);
+  return digest;
+}
+
+std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
+  const DType dtype = spec_.options.compute_dtype;
+  std::vector<Buffer> all;
+  if (needs_slot()) {
+    all.push_back({&rest_, {part_, dtype, "parameters"}});
+  } else if (!staged_) {
+    all.push_back({&rest_, {layout_->buffer_elements(), dtype, "parameters"}});
+  }
+  if (!trainable_) return all;
+  if (!needs_grad_slot()) all.push_back({&grad_full_, {full_elements(), DType::f32, "gradients"}});
+  // Elsewhere the part lies in the full gradient.
+  if (needs_grad_slot() || staged_) all.push_back({&grad_part_, {part_, DType::f32, "gradients"}});
+  return all;
 }
 
 void ParamGroup::allocate() {
   const DType dtype = spec_.options.compute_dtype;
-  if (needs_slot()) {
-    rest_ = Tensor::empty(device_, {part_}, dtype, "parameters");
-  } else if (staged_) {
-    resident_ = Tensor::empty(device_, {full_elements()}, dtype, "parameters");
-  } else {
-    rest_ = Tensor::empty(device_, {layout_->buffer_elements()}, dtype, "parameters");
-  }
+  if (!needs_slot() && staged_) resident_ = Tensor::empty(device_, {full_elements()}, dtype, "parameters");
   if (rest_.defined() && dtype == DType::f32) {
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
   } else {
     master_ = Tensor::empty(device_, {cell_size_}, DType::f32, "master weights");
   }
-  if (!trainable_) return;
-  if (!needs_grad_slot()) grad_full_ = Tensor::empty(device_, {full_elements()}, DType::f32, "gradients");
-  const bool in_place = grad_full_.defined() && !staged_;
-  grad_part_ = in_place ? grad_full_.flat(part_begin_, part_begin_ + part_)
-                        : Tensor::empty(device_, {part_}, DType::f32, "gradients");
+  if (trainable_ && !grad_part_.defined()) grad_part_ = grad_full_.flat(part_begin_, part_begin_ + part_);
 }
 
 void ParamGroup::initialise(Stream& stream, uint64_t seed) {
@@ -166,9 +191,9 @@ void ParamGroup::publish(Stream& stream, const Staging& staging) {
       ops::cast(stream, cell, master_);
     }
   }
-  redistribute_flat(stream, *spec_.comms.gather_outer, outer_.state, outer_.param, part, cell);
+  redistribute(stream, spec_.comms.gather_outer, weights_, outer_.state, outer_.param, part, cell);
   if (needs_slot()) return;
-  redistribute_flat(stream, *spec_.comms.gather_inner, inner_.state, inner_.param, whole, part);
+  redistribute(stream, spec_.comms.gather_inner, weights_, inner_.state, inner_.param, whole, part);
   if (staged_) unpack(stream, resident_, whole);
 }
 
@@ -179,22 +204,38 @@ void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& stag
   }
   full_ = slot;
   const Tensor whole = staged_ ? staging.gather.flat(0, staging_elements()) : slot;
-  redistribute_flat(stream, *spec_.comms.gather_inner, inner_.param, Replicate(), whole, rest_);
+  redistribute(stream, spec_.comms.gather_inner, weights_, inner_.param, Replicate(), whole, rest_);
   if (staged_) unpack(stream, full_, whole);
 }
 
 void ParamGroup::reshard() { full_ = Tensor(); }
 
-void ParamGroup::open_grad(Stream& stream, const Tensor& slot) {
+void ParamGroup::open_grad(const Tensor& slot) {
   if (!trainable_) return;
   grad_open_ = needs_grad_slot() ? slot : grad_full_;
-  if (needs_grad_slot() || grads_fresh_) ops::fill(stream, grad_open_, 0);
+  if (needs_grad_slot() || grads_fresh_) fresh_.assign(fresh_.size(), true);
   grads_fresh_ = false;
+}
+
+void ParamGroup::settle_grad(Stream& stream, bool last) {
+  if (!trainable_ || reduce_target(last).is_partial()) return;
+  int64_t end = 0;  // of the last range that was written
+  const auto zero_until = [&](int64_t begin) {
+    if (begin > end) ops::fill(stream, grad_open_.flat(end, begin), 0);
+  };
+  for (const int p : by_place_) {
+    const FullRange r = layout_->full_range(p);
+    if (fresh_[static_cast<size_t>(p)] || r.empty()) continue;
+    zero_until(r.begin.value);
+    end = r.end.value;
+  }
+  zero_until(full_elements());
+  fresh_.assign(fresh_.size(), false);
 }
 
 void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!trainable_) return;
-  const Placement target = last ? inner_.grad : inner_.grad_micro;
+  const Placement target = reduce_target(last);
   if (!target.is_partial()) {
     Tensor g = grad_open_;
     if (stages_reduce()) {
@@ -202,6 +243,7 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
       pack(stream, g, grad_open_);
     }
     Communicator& comm = *spec_.comms.reduce_inner;
+    const Serving serving(comm, gradients_);
     const Tensor own = g.flat(part_begin_, part_begin_ + part_);
     if (target.is_replicate()) {
       redistribute_flat(stream, comm, Partial(), Replicate(), g, g);
@@ -223,8 +265,8 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   }
   if (!last) return;
   const Tensor cell = grad_part_.flat(cell_begin_, cell_begin_ + cell_size_);
-  redistribute_flat(stream, *spec_.comms.reduce_outer, outer_.grad_micro, outer_.grad, grad_part_,
-                    outer_.grad.is_shard() ? cell : grad_part_);
+  redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
+               outer_.grad.is_shard() ? cell : grad_part_);
   if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
 }
 
@@ -253,6 +295,12 @@ Tensor ParamGroup::data(int p) const {
 }
 
 Tensor ParamGroup::grad(int p) {
+  const GradTarget target = grad_for_overwrite(p);
+  if (target.beta == 0) ops::fill(device_.compute(), target.grad, 0);
+  return target.grad;
+}
+
+GradTarget ParamGroup::grad_for_overwrite(int p) {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
   if (!trainable_)
     throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
@@ -260,8 +308,10 @@ Tensor ParamGroup::grad(int p) {
     throw InvalidArgument(
         fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), spec_.unit));
   touched_[static_cast<size_t>(p)] = true;
+  const bool fresh = fresh_[static_cast<size_t>(p)];
+  fresh_[static_cast<size_t>(p)] = false;
   const FullRange r = layout_->full_range(p);
-  return grad_open_.flat(r.begin.value, r.end.value).view(param.shape());
+  return {grad_open_.flat(r.begin.value, r.end.value).view(param.shape()), fresh ? 0.0f : 1.0f};
 }
 
 Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {

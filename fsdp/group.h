@@ -1,6 +1,7 @@
 // The flat buffers of parameters that are gathered and reduced together, and their redistributions.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,8 +51,15 @@ class ParamGroup {
 
   const std::vector<Parameter>& params() const { return spec_.params; }
   const ShardLayout& layout() const { return *layout_; }
-  /// Digest of everything that must be equal on all ranks: layout, options, kind, row blocks, how parameters
-  /// are cut from larger ones.
+  /// Something that must be equal on all ranks, as messages call it, and a digest of it.
+  struct Trait {
+    std::string what;
+    uint64_t digest;
+  };
+  /// Layout and options of the group; kind, row blocks, initial values of each parameter and how it is cut from
+  /// a larger one.
+  std::vector<Trait> traits() const;
+  /// Digest of them all.
   uint64_t fingerprint() const;
   const DeviceMesh& mesh() const { return spec_.mesh; }
   const std::string& unit() const { return spec_.unit; }
@@ -63,7 +71,10 @@ class ParamGroup {
   bool needs_slot() const { return inner_.param.is_shard(); }
   bool needs_grad_slot() const { return trainable_ && inner_.grad_micro.is_shard(); }
   /// Elements of the full buffer (and of its gradient) that a slot must hold.
-  int64_t full_elements() const { return staged_ ? layout_->full_elements() : layout_->buffer_elements(); }
+  /// Never 0: without any element the parameters still have a buffer that they are views of.
+  int64_t full_elements() const {
+    return staged_ ? std::max<int64_t>(1, layout_->full_elements()) : layout_->buffer_elements();
+  }
   int64_t staging_elements() const { return layout_->buffer_elements(); }
   bool stages_gather() const { return staged_; }
   /// dtype of gradients on the wire of the shard dimension; f32 when nothing travels there.
@@ -76,7 +87,15 @@ class ParamGroup {
   /// The rank of the layout that this process is.
   int cell() const { return cell_; }
 
-  /// Allocates everything that lives longer than a step.
+  /// Communicators of the group's collectives.
+  const GroupComms& comms() const { return spec_.comms; }
+  /// What allocate() needs beforehand: buffers that are sent from and received into, to be put at `memory`.
+  struct Buffer {
+    Tensor* memory;
+    BufferSpec spec;
+  };
+  std::vector<Buffer> buffers();
+  /// Everything else that lives longer than a step.
   void allocate();
   /// Fills the master weights by each parameter's Init.
   void initialise(Stream& stream, uint64_t seed);
@@ -96,20 +115,25 @@ class ParamGroup {
   bool unsharded() const { return full_.defined(); }
 
   // Verbs on gradients.
-  /// Opens the full gradient for backward; zeroes it on `stream` where it starts anew.
-  void open_grad(Stream& stream, const Tensor& slot);
+  /// Opens the full gradient for backward. Nothing is written where it starts anew: grad() fills what is asked
+  /// for, settle_grad() the rest.
+  void open_grad(const Tensor& slot);
+  /// After a microbatch's backward, before reduce() with the same `last`: `stream` writes zeros where that will
+  /// read and nobody has written, which are the gradients that nobody asked for, and padding.
+  void settle_grad(Stream& stream, bool last);
   /// After a microbatch's backward: P -> grad_micro, or P -> grad when `last`; then the outer dimension and
   /// the average when `last`.
   void reduce(Stream& stream, bool last, const Staging& staging);
   void close_grad();
   /// The optimizer has used the gradients: the next step starts from zero.
   void reset_grads();
-  /// Names of trainable parameters whose grad() nobody asked for since reset_grads().
+  /// Names of trainable parameters whose gradient nobody asked for since reset_grads().
   std::vector<std::string> untouched() const;
 
   // Views for Parameter.
   Tensor data(int p) const;
   Tensor grad(int p);
+  GradTarget grad_for_overwrite(int p);
   Tensor shard(int p) const;
   Tensor model_copy(int p) const;
   Tensor grad_shard(int p) const;
@@ -117,6 +141,7 @@ class ParamGroup {
   DTensor dtensor(int p) const;
 
  private:
+  Placement reduce_target(bool last) const { return last ? inner_.grad : inner_.grad_micro; }
   Tensor cell_view(const Tensor& cell, int p) const;
   /// This rank's cell of the part, and its part of the communication buffer.
   Tensor cell_of(const Tensor& part) const { return part.flat(cell_begin_, cell_begin_ + cell_size_); }
@@ -129,6 +154,7 @@ class ParamGroup {
   Device& device_;
   Spec spec_;
   bool trainable_;
+  Purpose weights_, gradients_;  // what the group's collectives serve
   PlacementRow inner_, outer_;
   std::vector<std::string> over_;
   std::shared_ptr<const ShardLayout> layout_;
@@ -147,9 +173,12 @@ class ParamGroup {
   Tensor grad_open_;  // during backward
   Tensor grad_part_;  // f32, the part
   bool grads_fresh_ = true;  // nothing accumulated in grad_full_ yet
+  // By parameter: its range of the open gradient has not been written since it was opened.
+  std::vector<bool> fresh_;
   bool part_fresh_ = true;   // nothing accumulated in grad_part_ yet
   bool copied_ = false;      // rest_ holds this rank's cell of the latest master weights
   std::vector<bool> touched_;
+  std::vector<int> by_place_;  // the parameters in the order in which the full buffer holds them
 };
 
 }  // namespace sherd

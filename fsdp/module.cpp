@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <unordered_map>
 #include <unordered_set>
 
+#include <sherd/fsdp/names.h>
 #include <sherd/fsdp/runtime.h>
 
 namespace sherd {
@@ -15,21 +17,25 @@ std::string join(const std::string& prefix, const std::string& name) {
 
 }  // namespace
 
-Module::~Module() = default;
+Module::~Module() {
+  if (parent_ != nullptr) std::erase_if(parent_->children_, [&](auto& c) { return c.second == this; });
+  for (auto& [name, module] : children_) module->parent_ = nullptr;
+  for (auto& [name, p] : parameters_) --p.state().registrations;
+}
 
 Tensor Module::operator()(const Tensor& x) {
   if (!unit_) return forward(x);
-  unit_->pre_forward(training_);
+  ForwardScope scope(*unit_, training_);
   Tensor y = forward(x);
-  unit_->post_forward();
+  scope.end();
   return y;
 }
 
 Tensor Module::run_backward(const Tensor& dy) {
   if (!unit_) return backward(dy);
-  unit_->pre_backward();
+  BackwardScope scope(*unit_);
   Tensor dx = backward(dy);
-  unit_->post_backward();
+  scope.end();
   return dx;
 }
 
@@ -48,6 +54,19 @@ std::vector<std::pair<std::string, Parameter>> Module::named_parameters() const 
   return all;
 }
 
+std::vector<std::pair<std::string, std::string>> Module::tied_names() const {
+  std::vector<std::pair<std::string, std::string>> tied;
+  std::unordered_map<const void*, std::string> first;
+  const_cast<Module*>(this)->visit([&](const std::string& prefix, Module& m) {
+    for (auto& [name, p] : m.parameters_) {
+      const std::string full = join(prefix, name);
+      const auto [known, is_new] = first.try_emplace(p.state_.get(), full);
+      if (!is_new) tied.emplace_back(full, known->second);
+    }
+  });
+  return tied;
+}
+
 std::vector<Parameter> Module::own_parameters() const {
   std::vector<Parameter> own;
   for (auto& [name, p] : parameters_) own.push_back(p);
@@ -63,6 +82,7 @@ Parameter Module::param(std::string name, Shape shape, Init init) {
 }
 
 Parameter Module::tie(std::string name, const Parameter& other) {
+  check_name("parameter", name);
   for (auto& [existing, p] : parameters_)
     if (existing == name)
       throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
@@ -72,6 +92,7 @@ Parameter Module::tie(std::string name, const Parameter& other) {
 }
 
 void Module::child(std::string name, Module& module) {
+  check_name("child module", name);
   for (auto& [existing, m] : children_)
     if (existing == name)
       throw InvalidArgument(fmt::format("two children of one module are named '{}'", name));
@@ -86,6 +107,9 @@ void assign_names(Module& root) {
   std::unordered_set<std::string> names;
   for (auto& [name, p] : root.named_parameters()) {
     if (!names.insert(name).second) throw InvalidArgument(fmt::format("two parameters are named '{}'", name));
+    if (name == "__metadata__")
+      throw InvalidArgument(
+          "a parameter is named '__metadata__', which safetensors files keep for themselves");
     p.state_->name = name;
   }
 }

@@ -20,7 +20,9 @@ struct FullyShardOptions {
   /// When false they stay in a buffer of the unit's own until its backward is done.
   bool reshard_after_forward = true;
   /// (root) Units gathered ahead of the one that computes. For every height of nesting (a wrapped module is
-  /// one higher than the highest inside of it) prefetch + 1 gather buffers exist.
+  /// one higher than the highest inside of it) prefetch + 1 gather buffers exist. A unit that is used while
+  /// another holds its buffer (a wrapped module that two wrapped blocks call) gets one of its own, the first
+  /// time that this happens.
   int prefetch = 1;
   /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.
   bool overlap_reduce = true;
@@ -51,8 +53,17 @@ struct FullyShardOptions {
   /// parameters reduce over fewer ranks than their tokens come from.
   int gradient_ranks = 0;
   /// Names of the mesh dimensions to use. A mesh without the replicate dimension has one replica.
+  ///
+  /// Every dimension of more than one rank must mean something to every unit wrapped with the mesh, for ranks
+  /// along one that means nothing would train models of their own. It is the shard or the replicate
+  /// dimension; or each trainable parameter of the unit is cut over it (Parameter::set_tensor_shard(),
+  /// experts); or it is the tensor dimension, along which all ranks compute on the same data: parameters are
+  /// cut over it (at least one of the model) or whole, with the same gradient on each of its ranks, as norms
+  /// are. Data-parallel dimensions of other names are multiplied into one of the first two when the mesh is
+  /// made. Ignored and frozen parameters are not asked.
   std::string shard_dim = "shard";
   std::string replicate_dim = "replicate";
+  std::string tensor_dim = "tp";
 };
 
 }  // namespace sherd

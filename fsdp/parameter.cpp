@@ -77,13 +77,14 @@ std::vector<GlobalRun> Parameter::global_runs(ParamRange range) const {
 
 ParamGroup& Parameter::group() const {
   if (!sharded())
-    throw InvalidArgument(
-        fmt::format("parameter '{}' has no memory yet; call fully_shard() on the root module", name()));
+    throw InvalidArgument(fmt::format(
+        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive", name()));
   return *state_->group;
 }
 
 Tensor Parameter::data() const { return group().data(index_in_group()); }
 Tensor Parameter::grad() const { return group().grad(index_in_group()); }
+GradTarget Parameter::grad_for_overwrite() const { return group().grad_for_overwrite(index_in_group()); }
 Tensor Parameter::shard() const { return group().shard(index_in_group()); }
 Tensor Parameter::model_copy() const { return group().model_copy(index_in_group()); }
 Tensor Parameter::grad_shard() const { return group().grad_shard(index_in_group()); }

@@ -27,6 +27,12 @@ struct Init {
 inline Init normal(float stddev) { return {0, stddev}; }
 inline Init constant(float value) { return {value, 0}; }
 
+/// Where a gradient goes, for a writer that computes `beta` times what is there plus its own.
+struct GradTarget {
+  Tensor grad;     // the whole gradient, f32
+  float beta = 1;  // 0: nothing has been added yet, and the memory holds anything, NaN as well
+};
+
 /// A handle; copies mean the same parameter. Made by Module::param(), described only: memory comes with
 /// fully_shard() of the root. Used by one rank's thread.
 class Parameter {
@@ -72,7 +78,12 @@ class Parameter {
   /// @throws InvalidArgument otherwise, saying which unit to unshard.
   Tensor data() const;
   /// The whole gradient, f32; backward adds into it. Valid between the unit's pre_backward and post_backward.
+  /// The first to ask for it gets zeros, which the device's compute stream then writes.
   Tensor grad() const;
+  /// The same for a writer that can replace as well as add, as ops::gemm does by its own beta: it saves one
+  /// write and one read of the gradient. The caller writes every element with the beta that it was given, in
+  /// work queued before the gradient is asked for again (by either function).
+  GradTarget grad_for_overwrite() const;
 
   /// This rank's master weights: the flat f32 interval that its layout gives it (may be empty).
   Tensor shard() const;

@@ -7,6 +7,9 @@
 #include <exception>
 #include <unordered_map>
 
+#include <sherd/comm/require_equal.h>
+#include <sherd/fsdp/alike.h>
+#include <sherd/fsdp/mesh_rules.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
@@ -37,7 +40,8 @@ ShardRuntime::ShardRuntime(Module& root)
   reduce_ = device_.make_stream("reduce", StreamPriority::high);
   check_ = device_.make_stream("check");
   check_comm_ = mesh_.world()->clone();
-  check_buffer_ = Tensor::empty(device_, {2}, DType::i64, "fingerprint");
+  check_comm_->serve(Purpose("the comparison of what ranks do"));
+  check_buffer_ = Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, "fingerprint");
   follow_compute(*check_);
   alone_ = mesh_.flatten({});
 
@@ -57,9 +61,10 @@ ShardRuntime::ShardRuntime(Module& root)
       units_.push_back(u);
     }
   units_.push_back(make_unit(root, "root", static_cast<int>(wrapped.size()), true));
-  check_tensor_shards();
+  check_meshes(mesh_, groups());
   check_fingerprints();
   assign_slots();
+  allocate();
   initialise();
   device_.issue_in_order(true);  // until the first step is over
 }
@@ -68,6 +73,11 @@ ShardRuntime::~ShardRuntime() {
   // The streams finish what is queued before they go. When this rank gives up, peers may never join in.
   if (std::uncaught_exceptions() > exceptions_before_)
     mesh_.world()->abort("an error ended its training; its own message tells which");
+  // Modules below the root may live on and hold their units, whose buffers the streams still use.
+  gather_.reset();
+  reduce_.reset();
+  buffers_.reset();
+  for (auto& u : units_) u->detach();
 }
 
 std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string& name, int position,
@@ -138,53 +148,16 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
   return all;
 }
 
-void ShardRuntime::check_tensor_shards() const {
-  std::vector<std::string> wrong;
-  for (auto* g : groups()) {
-    const DeviceMesh& mesh = g->mesh();
-    for (auto& p : g->params()) {
-      if (!p.tensor_shard() || p.tensor_shard()->parts == 1) continue;
-      const TensorShard& t = *p.tensor_shard();
-      const FullyShardOptions& o = g->options();
-      if (mesh.has(t.mesh_dim) && (t.mesh_dim == o.shard_dim || t.mesh_dim == o.replicate_dim)) {
-        wrong.push_back(
-            fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
-                        "of unit '{}' as well: gradients of different pieces would be summed",
-                        p.name(), t.index, t.parts, t.mesh_dim,
-                        t.mesh_dim == o.shard_dim ? "shard" : "replicate", g->unit()));
-        continue;
-      }
-      if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
-        continue;
-      wrong.push_back(fmt::format(
-          "'{}' is piece {} of {} over mesh dimension '{}', but {}", p.name(), t.index, t.parts, t.mesh_dim,
-          !mesh.has(t.mesh_dim) ? fmt::format("its mesh '{}' has no such dimension", mesh.describe())
-                                : fmt::format("this is rank {} of {} along it", mesh.coordinate(t.mesh_dim),
-                                              mesh.size(t.mesh_dim))));
-    }
-  }
-  if (!wrong.empty()) throw InvalidArgument(fmt::format("fully_shard: {}", fmt::join(wrong, "; ")));
-}
-
 void ShardRuntime::check_fingerprints() {
-  uint64_t digest = 0;
-  for (auto* g : groups()) digest = (digest ^ g->fingerprint()) * 0x9e3779b97f4a7c15ull;
-  require_equal(
-      digest,
-      fmt::format("the ranks of mesh '{}' wrapped different models or passed different options; build "
-                  "the same model with the same options on every rank",
-                  mesh_.describe()));
+  check_alike(*check_comm_, *check_, groups(),
+              fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options; "
+                          "build the same model with the same options on every rank",
+                          device_.label(), mesh_.describe()));
 }
 
 void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
-  // Equal everywhere exactly when the largest is the smallest; min(x) = -max(-x) without a second call.
-  const int64_t both[2] = {static_cast<int64_t>(value >> 2), -static_cast<int64_t>(value >> 2)};
-  ops::copy_from_host(*check_, check_buffer_, both, sizeof both);
-  check_comm_->all_reduce(*check_, check_buffer_, ReduceOp::max);
-  int64_t got[2];
-  ops::copy_to_host(*check_, got, check_buffer_);
-  if (got[0] != -got[1])
-    throw ShapeMismatch(fmt::format("{}: {} (fingerprint {:016x} here)", device_.label(), otherwise, value));
+  sherd::require_equal(*check_comm_, *check_, value, fmt::format("{}: {}", device_.label(), otherwise),
+                       check_buffer_);
 }
 
 void ShardRuntime::assign_slots() {
@@ -215,12 +188,13 @@ void ShardRuntime::assign_slots() {
       const int64_t size = known ? known->size : n;
       (*u).*at = static_cast<int>(slots.size());
       if (known) known->slot = (*u).*at;
-      slots.push_back({Tensor::empty(device_, {size}, dtype, name), nullptr, {}});
+      slots.push_back({size, dtype, {}, name, nullptr, {}});
     }
   };
+  const int turns = std::min(options_.prefetch, static_cast<int>(units_.size())) + 1;
   place(
       slots_, &Unit::slot_elements_, &Unit::slot_, [](const ParamGroup& g) { return g.needs_slot(); },
-      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, options_.prefetch + 1,
+      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, turns,
       options_.compute_dtype, "unsharded parameters");
   place(
       grad_slots_, &Unit::grad_slot_elements_, &Unit::grad_slot_,
@@ -228,7 +202,10 @@ void ShardRuntime::assign_slots() {
       options_.overlap_reduce ? 2 : 1, DType::f32, "unsharded gradients");
 }
 
-void ShardRuntime::initialise() {
+void ShardRuntime::allocate() {
+  std::vector<ParamGroup::Buffer> all;
+  for (auto* slots : {&slots_, &grad_slots_})
+    for (Slot& s : *slots) all.push_back({&s.buffer, {s.elements, s.dtype, s.name}});
   int64_t gather = 0, reduce = 0, reduce_half = 0;
   for (auto* g : groups()) {
     if (g->stages_gather()) gather = std::max(gather, g->staging_elements());
@@ -236,26 +213,95 @@ void ShardRuntime::initialise() {
       int64_t& size = g->wire_dtype() == DType::f32 ? reduce : reduce_half;
       size = std::max(size, g->staging_elements());
     }
-    g->allocate();
-    g->initialise(device_.compute(), options_.seed);
+    for (auto& b : g->buffers()) all.push_back(std::move(b));
   }
-  auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
-    if (elements == 0) return;
-    t = Tensor::empty(device_, {elements}, dtype, "staging");
-    ops::fill(device_.compute(), t, 0);  // padding is moved and summed along
+  const auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
+    if (elements > 0) all.push_back({&t, {elements, dtype, "staging"}});
   };
   stage(staging_.gather, gather, options_.compute_dtype);
   stage(staging_.reduce, reduce, DType::f32);
   stage(staging_.reduce_half, reduce_half, options_.reduce_dtype);
+  std::vector<BufferSpec> specs;
+  for (auto& b : all) specs.push_back(b.spec);
+  buffers_ = mesh_.world()->make_buffers(specs);
+  for (size_t i = 0; i < all.size(); ++i) *all[i].memory = buffers_->tensors()[i];
+  // Units come in one order on all ranks, and their communicators with them.
+  for (auto* g : groups())
+    for (auto& comm : {g->comms().gather_inner, g->comms().gather_outer, g->comms().reduce_inner,
+                       g->comms().reduce_outer})
+      buffers_->share(*comm);
+}
+
+void ShardRuntime::initialise() {
+  for (auto* g : groups()) {
+    g->allocate();
+    g->initialise(device_.compute(), options_.seed);
+  }
+  for (auto* t : {&staging_.gather, &staging_.reduce, &staging_.reduce_half})
+    if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along
   weights_changed();
 }
 
 void ShardRuntime::require_gradients(const char* who) const {
+  require_whole_step(who);
+  if (*ranks_apart_)
+    throw CommError(fmt::format(
+        "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, or "
+        "different learning rates, so the weights are not what any of them computed; let every rank make the same "
+        "calls in the same order (LaunchOptions::nccl_check_calls names the first that differs), and load a "
+        "checkpoint",
+        device_.label(), who));
   if (units_.back()->finished_) return;
   throw InvalidArgument(
       fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
                   "previous optimizer step",
                   device_.label(), who));
+}
+
+void ShardRuntime::require_whole_step(const std::string& who) const {
+  if (broken_.empty()) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {}: the {} ended with an exception, and the step with it; skip the batch by reset_step() "
+      "with the root module, on all ranks",
+      device_.label(), who, broken_));
+}
+
+void ShardRuntime::note_cancelled(const Unit& unit, const Unit::Use& use) {
+  if (cancelled_.empty())
+    cancelled_ = fmt::format("{} of unit '{}'", use.backward ? "backward" : "forward", unit.name());
+  // A forward may be caught and replaced by the module around it; a backward has left part of its gradients.
+  const bool lost = use.backward || (use.training && open_ == 0);
+  if (lost && broken_.empty()) broken_ = cancelled_;
+  if (open_ == 0) cancelled_.clear();
+}
+
+void ShardRuntime::reset_step() {
+  if (open_ > 0)
+    throw InvalidArgument(fmt::format(
+        "{}: reset_step() inside the forward or backward of a unit; let the exception leave the model "
+        "first",
+        device_.label()));
+  require_equal(++steps_,
+                "reset_step() on ranks that have made different numbers of steps; all ranks skip the "
+                "same batch");
+  wait_gradients();  // reductions that are queued still write what the next step fills
+  drop_step();
+}
+
+void ShardRuntime::drop_step() {
+  skip_ = Tensor();
+  for (auto& u : units_) {
+    u->reshard();
+    u->finished_ = false;
+    u->due_ = 0;
+    for (auto& g : u->groups_) g->reset_grads();
+  }
+  recording_.clear();
+  ended_.clear();
+  backward_at_ = 0;
+  follows_order_ = false;
+  use_digest_ = 0;
+  broken_.clear();
 }
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
@@ -264,27 +310,100 @@ void ShardRuntime::begin_weights_change() {
   device_.compute().wait(gather_->record());
   device_.compute().wait(std::exchange(held_, {}));
   for (auto* g : groups()) g->forget_copies();
+  changing_ = true;
+  device_.compute().submit("update begins", [updates = updates_](ExecutionContext& context) {
+    context.after([updates] { ++updates->begun; });
+  });
 }
 
 void ShardRuntime::weights_changed() {
+  if (std::exchange(changing_, false))
+    device_.compute().submit("update ends", [updates = updates_](ExecutionContext& context) {
+      context.after([updates] { updates->ended = updates->begun.load(); });
+    });
   weights_ready_ = device_.compute().record();
   if (units_.back()->finished_) device_.issue_in_order(false);
+  drop_step();
+  ++steps_;
   for (auto& u : units_) {
-    u->reshard();
     u->stale_ = true;
-    u->unsharded_ = u->finished_ = false;
-    u->due_ = 0;
+    u->unsharded_ = false;
+    for (auto& g : u->groups_) g->reshard();
+  }
+}
+
+void ShardRuntime::recovered() {
+  if (open_ > 0)
+    throw InvalidArgument(fmt::format(
+        "{}: recovered() inside the forward or backward of a unit; let the exception leave the model first",
+        device_.label()));
+  changing_ = false;
+  alike_ = 0;
+  held_ = reduced_ = {};
+  for (auto* slots : {&slots_, &grad_slots_})
+    for (Slot& s : *slots) s.free = {}, s.occupant = nullptr;
+  for (auto& u : units_) {
+    u->ready_ = {};
     for (auto& g : u->groups_) {
-      g->reshard();
-      g->reset_grads();
+      g->close_grad();
+      g->forget_copies();
     }
   }
-  use_digest_ = 0;
+  order_.clear();  // not every rank may have ended the forward that recorded it
+  weights_changed();
+  steps_ = 0;  // the ranks may have come to different points of the host's order
+  check_updates();
+}
+
+void ShardRuntime::weights_replaced() {
+  mesh_.world()->reset_digest();
+  alike_ = 0;
+  *ranks_apart_ = false;
+}
+
+void ShardRuntime::check_updates() {
+  const uint64_t mine[2] = {static_cast<uint64_t>(updates_->begun), static_cast<uint64_t>(updates_->ended)};
+  const auto all = gather_values(*check_comm_, *check_, mine, check_buffer_);
+  std::vector<int> cut_off;
+  std::vector<uint64_t> ended;
+  for (size_t r = 0; 2 * r < all.size(); ++r) {
+    if (all[2 * r] != all[2 * r + 1]) cut_off.push_back(static_cast<int>(r));
+    ended.push_back(all[2 * r + 1]);
+  }
+  const bool apart = std::adjacent_find(ended.begin(), ended.end(), std::not_equal_to<>()) != ended.end();
+  if (cut_off.empty() && !apart) return;
+  // Once a checkpoint is loaded the ranks are alike again.
+  updates_->begun = updates_->ended = static_cast<int64_t>(*std::max_element(ended.begin(), ended.end()));
+  throw Error(fmt::format(
+      "{}: the failure cut an update of the weights off (ranks in the middle of it: {}; updates that ended, by "
+      "rank: {}), so the ranks hold weights of different steps; load a checkpoint before training goes on",
+      device_.label(), cut_off.empty() ? "none" : fmt::format("{}", fmt::join(cut_off, ", ")),
+      fmt::join(ended, ", ")));
 }
 
 void ShardRuntime::record(const char* what, const Unit& unit) {
   use_digest_ = hash64(use_digest_, what) ^ hash64(use_digest_, unit.name());
   if (tracing_) trace_.push_back(fmt::format("{} {}", what, unit.name()));
+}
+
+Tensor ShardRuntime::take_slot(std::vector<Slot>& slots, int& at, int64_t elements, Unit& unit,
+                               Stream& stream) {
+  auto* slot = &slots[static_cast<size_t>(at)];
+  if (slot->occupant != nullptr && slot->occupant != &unit) {
+    if (slot->occupant->uses_.empty()) {
+      slot->occupant->reshard();
+    } else {
+      // Memory that comes from the allocator may still be read by queued compute work.
+      const DType dtype = slot->dtype;
+      slots.push_back({elements, dtype, Tensor::empty(device_, {elements}, dtype, slot->name), slot->name,
+                       nullptr, device_.compute().record()});
+      at = static_cast<int>(slots.size()) - 1;
+      slot = &slots.back();
+    }
+  }
+  slot->occupant = &unit;
+  stream.wait(slot->free);
+  return slot->buffer;
 }
 
 void ShardRuntime::prefetch(Unit& unit) {
@@ -299,6 +418,7 @@ void ShardRuntime::prefetch_forward(Unit& unit) {
     ended_.clear();
     follows_order_ = true;
   } else {
+    if (units_.back()->uses_.empty()) return;  // called by itself: no part of the root's order
     recording_.push_back(&unit);
     const size_t at = recording_.size() - 1;
     follows_order_ = follows_order_ && at < order_.size() && order_[at] == &unit;
@@ -307,6 +427,14 @@ void ShardRuntime::prefetch_forward(Unit& unit) {
   const size_t next = recording_.size();
   const size_t end = std::min(order_.size(), next + static_cast<size_t>(options_.prefetch));
   for (size_t i = next; i < end; ++i) prefetch(*order_[i]);
+}
+
+void ShardRuntime::end_forward(Unit& unit) {
+  if (unit.root()) {
+    order_ = std::exchange(recording_, {});
+  } else if (!units_.back()->uses_.empty()) {
+    ended_.push_back(&unit);
+  }
 }
 
 void ShardRuntime::prefetch_backward(Unit& unit) {
@@ -324,6 +452,7 @@ void ShardRuntime::prefetch_backward(Unit& unit) {
 
 void ShardRuntime::finish_backward() {
   if (!last_microbatch_) return;
+  skip_ = Tensor();  // of other gradients
   std::vector<std::string> missing;
   for (auto* g : groups()) {
     const auto names = g->untouched();
@@ -342,8 +471,8 @@ void ShardRuntime::finish_backward() {
   for (auto& u : units_) {
     if (u->root() || u->finished_) continue;
     u->due_ = 1;
-    u->pre_backward();
-    u->post_backward();
+    BackwardScope scope(*u);
+    scope.end();
   }
 }
 

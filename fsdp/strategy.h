@@ -9,6 +9,17 @@
 namespace sherd {
 
 /// ZeRO stages by what they shard (Rajbhandari et al. 2020): zero0, zero1, zero2, zero3.
+///
+/// At an equal number of data-parallel ranks all of them give the same bits, whatever the layout, Outer, and
+/// the number of replicas (in shard groups of a power of two), as long as the gradient of a parameter comes
+/// of one backward a step. Where it is the sum of several (microbatches, a unit called more than once), bits
+/// agree inside a family and to rounding between families, for the order of summation differs:
+///  - no_shard and optim, any number of replicas: each rank sums its own, then the ranks are summed;
+///  - optim_grads and optim_grads_params with one number of replicas: each is summed over the shard group
+///    when its backward ends, then those sums, then replicas. A shard group of one rank has nothing to
+///    scatter and belongs to the first family.
+/// A 16-bit FullyShardOptions::reduce_dtype rounds in the shard group: bits then agree with equal replicas
+/// only.
 enum class Strategy { no_shard, optim, optim_grads, optim_grads_params };
 
 /// What HSDP's outer dimension shards: nothing, or the optimizer state too.

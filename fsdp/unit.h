@@ -17,7 +17,16 @@ class ShardRuntime;
 ///
 /// The verbs are public: sherd's Module is one client of them. A client calls, on one thread and in the same
 /// order on every rank: pre_forward, forward work, post_forward; pre_backward, backward work, post_backward;
-/// or the single verbs unshard, wait, reshard. "Work" is queued on the device's compute stream.
+/// or the single verbs unshard, wait, reshard. "Work" is queued on the device's compute stream. An exception
+/// that ends the work is followed by cancel_forward or cancel_backward in the place of post_; ForwardScope
+/// and BackwardScope see to it.
+///
+/// Uses may be nested, also those of one unit (a module that calls itself, or that two wrapped modules call):
+/// the outermost backward reduces. A forward inside the backward of any unit is a recomputation for a
+/// backward that is due already: it adds none, is no part of the recorded order, and leaves the parameters
+/// whole for that backward.
+///
+/// Every verb throws InvalidArgument once the root, and with it the runtime, is gone.
 class Unit {
  public:
   Unit(ShardRuntime& runtime, std::string name, int index, bool root);
@@ -31,12 +40,15 @@ class Unit {
   bool root() const { return root_; }
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
   bool unsharded() const { return unsharded_ && !stale_; }
+  /// False once the root is gone: the unit has no groups any more.
+  bool attached() const { return runtime_ != nullptr; }
 
   /// Brings weights that an optimizer step changed to where they rest, on the gather stream (under the
   /// strategies that keep parameters whole, that is their gather). unshard() does it when needed.
   void sync();
   /// Starts gathering the whole parameters on the gather stream, if they are not whole and current already.
-  /// @throws NotSupported when the gather slot is held by another unit that is in use.
+  /// @throws OutOfMemory when the unit needs a gather buffer of its own (FullyShardOptions::prefetch) and
+  /// there is no room.
   void unshard();
   /// The compute stream waits until the whole parameters are there.
   void wait();
@@ -44,18 +56,45 @@ class Unit {
   /// them.
   void reshard();
 
+  /// The pre_ verbs @throw InvalidArgument when an exception has ended the step (ShardRuntime::reset_step());
+  /// the post_ verbs when no use of their kind is the innermost, and the root's when another unit's use has
+  /// not ended: that unit's gradients would be left out.
   void pre_forward(bool training);
   void post_forward();
   void pre_backward();
   /// Reduces what backward added to the gradients while later work goes on, and reshards. The root's, in the
   /// last microbatch, makes the compute stream wait for all reductions.
   void post_backward();
+  /// Ends the innermost use without a result: buffers are given back behind the work queued so far. What the
+  /// step has gathered or reduced until then is left to ShardRuntime::reset_step(), without which the step
+  /// does not go on; after a forward in evaluation mode there is nothing to reset.
+  void cancel_forward() noexcept;
+  void cancel_backward() noexcept;
 
  private:
   friend class ShardRuntime;
+  // One call between its pre_ and post_.
+  struct Use {
+    bool backward = false;
+    bool training = true;
+    bool recomputes = false;
+    int due_before = 0;  // when the call is cancelled, what was due before it is due
+  };
+  ShardRuntime& runtime() const;
+  void begin_use(const Use& use);
+  Use end_use();
+  void require_use(bool backward, const char* verb) const;
+  /// Of the root's outermost use: nothing of the model is still in use when it ends.
+  void require_others_ended(const char* verb) const;
+  /// Uses of this kind that are open.
+  long open(bool backward) const;
+  void open_gradients();
   void finish_gradients();
+  void close_gradients(const Event& free);
+  /// The root is gone.
+  void detach();
 
-  ShardRuntime& runtime_;
+  ShardRuntime* runtime_;  // null once the root is gone
   std::string name_;
   int index_;
   bool root_;
@@ -67,11 +106,48 @@ class Unit {
   int slot_ = -1, grad_slot_ = -1;  // into the runtime's tables
 
   bool unsharded_ = false;
-  bool in_use_ = false;    // between pre_ and post_
   bool stale_ = true;      // master weights are newer than what rests
   bool finished_ = false;  // gradients of this step are final
   int due_ = 0;            // forwards whose backward has not come yet
+  std::vector<Use> uses_;  // open ones, the innermost last
   Event ready_;
+};
+
+/// One forward of a unit: pre_forward() now, post_forward() at end(); cancel_forward() when end() was not
+/// reached.
+class ForwardScope {
+ public:
+  ForwardScope(Unit& unit, bool training) : unit_(&unit) { unit_->pre_forward(training); }
+  ~ForwardScope() {
+    if (unit_ != nullptr) unit_->cancel_forward();
+  }
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+  void end() {
+    unit_->post_forward();
+    unit_ = nullptr;
+  }
+
+ private:
+  Unit* unit_;
+};
+
+/// The same for a backward.
+class BackwardScope {
+ public:
+  explicit BackwardScope(Unit& unit) : unit_(&unit) { unit_->pre_backward(); }
+  ~BackwardScope() {
+    if (unit_ != nullptr) unit_->cancel_backward();
+  }
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+  void end() {
+    unit_->post_backward();
+    unit_ = nullptr;
+  }
+
+ private:
+  Unit* unit_;
 };
 
 }  // namespace sherd

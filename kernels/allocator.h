@@ -1,4 +1,4 @@
-// Pooling allocator with named allocations and a limit.
+// Pooling allocator with named allocations, a limit, and a bound on what it keeps for reuse.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,8 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace sherd {
@@ -28,24 +30,38 @@ class MemorySource {
   virtual ~MemorySource() = default;
   /// Null when there is no more. @throws what else may fail.
   virtual void* allocate(int64_t bytes) = 0;
-  virtual void release(void* p) noexcept = 0;
-  /// Called by a host thread before released blocks are given back to make room: waits until no queued work
-  /// uses them. Not called for `fresh` memory.
+  /// `bytes` as given to allocate().
+  virtual void release(void* p, int64_t bytes) noexcept = 0;
+  /// Queued work that may use a block which is released now has numbers up to queued(), and no longer uses it
+  /// when done() has come there (see RunAhead). Both 0: nothing is ever queued.
+  virtual int64_t queued() const { return 0; }
+  virtual int64_t done() const { return 0; }
+  /// Called by a host thread that needs released blocks given back: waits until no queued work uses them. Not
+  /// called for `fresh` memory.
   virtual void drain() {}
   /// "the system", for messages.
   virtual std::string owner() const = 0;
 };
 
-/// Hands out 128-byte aligned memory and keeps freed blocks for the next request of the same size.
+/// Hands out 128-byte aligned memory and keeps released blocks for later requests.
 ///
-/// Thread-safe. Sizes are rounded up to 128 bytes; every figure it reports is in rounded bytes of live
-/// allocations (blocks kept for reuse are not counted). Reuse follows the order of calls: a block that is
-/// released while work still queued on the device's compute stream reads it may be handed out again, which is
-/// safe for later work of the *same* stream only (see Device).
+/// Thread-safe. Sizes are rounded up to 128 bytes. *Live* is what callers have, in rounded bytes. *Held* is
+/// what the source has given: live blocks and those kept for reuse, at their own sizes. A request takes the
+/// smallest kept block that is at most an eighth too large, or a new one.
+///
+/// Reuse follows the order of calls: a block that is released while work still queued on the device's compute
+/// stream reads it may be handed out again, which is safe for later work of the *same* stream only (see
+/// Device). Memory that the host or a stream's worker touches at once is asked for as `fresh`.
+///
+/// Bounded: when a request needs a new block and held bytes would pass the recent peak of live bytes by more
+/// than half of it and 1 MiB, blocks are given back first, the longest unused first; likewise at the limit. A
+/// block goes back only when no queued work uses it: where too few are that far, the caller waits for the
+/// device (MemorySource::drain).
 class Allocator {
  public:
   /// @param label names the owner in messages, e.g. "rank 2".
-  /// @param limit_bytes live bytes never pass this; 0 = no limit.
+  /// @param limit_bytes held bytes never pass this; 0 = no limit. `fresh` memory, which cannot wait for the
+  /// device, may pass it by blocks kept for reuse that queued work still uses.
   /// @param source null: the host's memory.
   explicit Allocator(std::string label, int64_t limit_bytes = 0,
                      std::unique_ptr<MemorySource> source = nullptr);
@@ -53,11 +69,18 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  /// @param fresh never reuse a released block: for memory asked for while work runs, not while it is queued.
-  /// @throws OutOfMemory with the table of live allocations when the limit would be passed.
+  /// @param fresh memory that no queued work uses, for what is touched at once and not in the order of the
+  /// compute stream: by the host, or by work that runs. Never waits for the device.
+  /// @throws OutOfMemory with the table of live allocations when the limit would be passed; what drain()
+  /// throws.
   void* allocate(int64_t bytes, std::string_view name, bool fresh = false);
-  /// Returns a block; `bytes` and `name` as given to allocate(). Never throws.
-  void release(void* p, int64_t bytes, std::string_view name) noexcept;
+  /// Memory of another source, counted and limited as if it were of this one, for what that cannot give. It is
+  /// never kept for reuse: after release() it goes back to `source`, once no queued work uses it, when memory
+  /// is next asked of the source or with the allocator. @throws as allocate().
+  void* allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, std::string_view name);
+  /// Returns a block; `bytes` and `name` as given to allocate(). `idle`: the caller knows that no queued work
+  /// uses it. Never throws.
+  void release(void* p, int64_t bytes, std::string_view name, bool idle = false) noexcept;
 
   int64_t live_bytes() const;
   /// Largest live_bytes() since construction or the last reset_peak(). Takes no lock: a callback of the
@@ -66,10 +89,16 @@ class Allocator {
   /// Live bytes of all allocations whose name starts with `prefix`.
   int64_t live_bytes(std::string_view prefix) const;
   int64_t limit_bytes() const { return limit_; }
+  /// What the source has given and has not got back, and its largest value since construction or the last
+  /// reset_peak(). Take no lock.
+  int64_t held_bytes() const { return held_.load(std::memory_order_relaxed); }
+  int64_t peak_held_bytes() const { return peak_held_.load(std::memory_order_relaxed); }
+  /// Of held_bytes(), blocks that are kept for reuse.
+  int64_t kept_bytes() const;
   void reset_peak();
   /// Lines sorted by peak bytes, largest first.
   std::vector<MemoryLine> table() const;
-  /// The table as text, one line per name.
+  /// The table as text, one line per name, with live and held bytes below.
   std::string format_table() const;
 
   /// Told of every block that was handed out and goes back to the source, before it does: where something
@@ -82,24 +111,66 @@ class Allocator {
   static int64_t rounded(int64_t bytes) { return bytes <= 0 ? 128 : (bytes + 127) / 128 * 128; }
 
  private:
+  struct Block {
+    void* data = nullptr;
+    int64_t bytes = 0;
+  };
+  struct Kept {
+    void* data;
+    int64_t until;      // in use by queued work until done() is here
+    uint64_t released;  // when, to find the longest unused
+  };
+  using Lock = std::unique_lock<std::mutex>;
+  using Shelf = std::multimap<int64_t, Kept>;  // by size
+
   std::string format_locked() const;
   std::vector<MemoryLine> table_locked() const;
-  void give_back(void* block, int64_t size) noexcept;
-  void* from_source(int64_t size, bool fresh, std::unique_lock<std::mutex>& lock);
+  void give_back(const Block& block, MemorySource& source) noexcept;
+  /// A kept block for `size`, or none.
+  Block reuse(int64_t size, bool fresh);
+  Block take(Shelf::iterator at);
+  Block grow(MemorySource& source, int64_t size, std::string_view name, bool fresh, Lock& lock);
+  void count(const Block& block, int64_t size, std::string_view name);
+  /// Released blocks of other sources: those that no queued work uses go back.
+  void give_back_foreign(Lock& lock);
+  /// Makes held bytes at most `most` where kept blocks suffice. Waits for the device when `may_wait`.
+  void shrink(int64_t most, bool may_wait, Lock& lock);
+  /// The part of it that needs no waiting.
+  void give_back_idle(int64_t most, Lock& lock);
+  void drain(Lock& lock);
+  void note_held(int64_t change) noexcept;
+  /// Largest live bytes lately.
+  int64_t recent_peak(int64_t live) noexcept;
 
   mutable std::mutex mutex_;
   std::string label_;
   std::unique_ptr<MemorySource> source_;
   int64_t limit_;
-  int64_t live_ = 0;
-  std::atomic<int64_t> peak_{0};  // written under mutex_
+  int64_t live_ = 0, kept_ = 0;
+  int64_t returning_ = 0;  // on its way to the source, still held
+  int64_t drained_ = 0;    // what was queued before the latest drain() that has ended
+  std::atomic<int64_t> peak_{0}, held_{0}, peak_held_{0};  // written under mutex_
   struct Entry {
     int64_t bytes = 0, peak = 0, count = 0, peak_count = 0;
   };
   std::map<std::string, Entry, std::less<>> names_;
-  std::map<int64_t, std::vector<void*>> free_;
+  std::unordered_map<void*, int64_t> used_;  // blocks that are live, with their sizes
+  struct Foreign {
+    Block block;
+    std::shared_ptr<MemorySource> source;
+    int64_t until;  // as of kept blocks, once released
+  };
+  std::unordered_map<void*, Foreign> foreign_;  // those of used_ that are of other sources
+  std::vector<Foreign> leaving_;                // released ones
+  Shelf shelf_;
+  std::map<uint64_t, Shelf::iterator> by_age_;
+  uint64_t releases_ = 0;
+  int64_t window_peak_ = 0, last_window_peak_ = 0, window_count_ = 0;
   std::mutex listeners_mutex_;
   std::list<OnReturn> listeners_;
 };
+
+/// Memory of the host, for which nothing is ever queued.
+std::unique_ptr<MemorySource> host_memory();
 
 }  // namespace sherd

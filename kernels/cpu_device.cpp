@@ -12,14 +12,37 @@ const KernelTable& table_named(const std::string& name) {
   throw InvalidArgument(fmt::format("kernels '{}' are unknown; use 'cpu' or 'reference'", name));
 }
 
+/// The host's memory, used by the work of a device.
+class WorkMemory final : public MemorySource {
+ public:
+  WorkMemory(const RunAhead& run_ahead, std::function<void()> drain)
+      : run_ahead_(run_ahead), drain_(std::move(drain)) {}
+  void* allocate(int64_t bytes) override { return host_->allocate(bytes); }
+  void release(void* p, int64_t bytes) noexcept override { host_->release(p, bytes); }
+  int64_t queued() const override { return run_ahead_.queued(); }
+  int64_t done() const override { return run_ahead_.done(); }
+  void drain() override { drain_(); }
+  std::string owner() const override { return host_->owner(); }
+
+ private:
+  const RunAhead& run_ahead_;
+  const std::function<void()> drain_;
+  const std::unique_ptr<MemorySource> host_ = host_memory();
+};
+
 class CpuDevice final : public Device {
  public:
   explicit CpuDevice(const DeviceOptions& o)
-      : options_(o), kernels_(table_named(o.kernels)), allocator_(o.label, o.memory_limit) {
+      : Device(o),
+        options_(o),
+        kernels_(table_named(o.kernels)),
+        allocator_(o.label, o.memory_limit, memory()),
+        copies_(o.label + " (copies from the host)", 0, memory()) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
   Allocator& allocator() override { return allocator_; }
+  Allocator& copies() override { return copies_; }
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
@@ -32,10 +55,14 @@ class CpuDevice final : public Device {
   }
 
  private:
+  std::unique_ptr<MemorySource> memory() {
+    return std::make_unique<WorkMemory>(run_ahead(), [this] { compute_->synchronize(); });
+  }
+
   DeviceOptions options_;
   const KernelTable& kernels_;
-  Allocator allocator_;
-  std::unique_ptr<Stream> compute_;  // after the allocator: its scratch goes back first
+  Allocator allocator_, copies_;
+  std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
 };
 
 }  // namespace

@@ -9,9 +9,12 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <sherd/kernels/allocator.h>
+#include <sherd/kernels/run_ahead.h>
 #include <sherd/kernels/stream.h>
+#include <sherd/kernels/stream_list.h>
 
 namespace sherd {
 
@@ -26,8 +29,12 @@ struct DeviceOptions {
   int threads = 1;
   /// "cpu" (vectorised, oneDNN) or "reference" (slow and obvious).
   std::string kernels = "cpu";
-  /// Largest number of live bytes; 0 = no limit.
+  /// Largest number of bytes held, live ones and those kept for reuse; 0 = no limit.
   int64_t memory_limit = 0;
+  /// How far the host may be ahead: pieces of work (kernels, collectives, events) that one stream holds and
+  /// that are not done, and bytes of copies from the host. Whoever queues more waits; see RunAhead.
+  int64_t max_queued_work = RunAhead::kWork;
+  int64_t max_queued_bytes = RunAhead::kBytes;
   /// Which GPU of the process (CUDA).
   int ordinal = 0;
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
@@ -44,13 +51,29 @@ enum class StreamPriority { normal, high };
 /// memory that another stream uses must be kept until compute() has waited for an event of that stream.
 class Device {
  public:
-  virtual ~Device() = default;
+  Device() = default;
+  /// @throws InvalidArgument for bounds of work or bytes below 1.
+  explicit Device(const DeviceOptions& options)
+      : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {}
+  /// Writes to stderr the failure of a stream that nobody has heard of, when there has been one and no other
+  /// failure of this device was heard.
+  virtual ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
   virtual DeviceKind kind() const { return DeviceKind::cpu; }
   /// Whether kernels of this device can read the other's memory.
   virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
   virtual Allocator& allocator() = 0;
   /// Host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU, allocator().
   virtual Allocator& staging() { return allocator(); }
+  /// Where data waits that copy_from_host has taken, until its stream has read it. Not under the memory limit;
+  /// at most RunAhead::most_bytes() are live.
+  virtual Allocator& copies() { return staging(); }
+  /// How far the host is ahead: bounds and figures.
+  RunAhead& run_ahead() { return run_ahead_; }
+  /// All memory that the device has, whoever holds it; 0 where it shares the host's.
+  virtual int64_t total_memory() const { return 0; }
   virtual const KernelTable& kernels() const = 0;
   /// The stream that runs the model and the optimizer.
   virtual Stream& compute() = 0;
@@ -58,6 +81,8 @@ class Device {
   virtual std::unique_ptr<Stream> make_stream(std::string name,
                                               StreamPriority priority = StreamPriority::normal) = 0;
   virtual const std::string& label() const = 0;
+  /// Every stream of this device that lives.
+  StreamList& streams() { return streams_; }
 
   /// Bytes moved by ops::copy on any stream of this device, for tests that count copies around collectives.
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
@@ -99,17 +124,33 @@ class Device {
   bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
 
   /// For what the device's own queue does not see, such as a collective that was given up: from now on no
-  /// wait of the host for a device with a native queue returns; each throws `failure`. The first call wins.
+  /// wait of the host for a device with a native queue returns, and its streams take no more work; each call
+  /// throws `failure`. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
     std::lock_guard lock(failure_mutex_);
     if (!failure_) failure_ = std::move(failure);
   }
   void rethrow_failure() const {
     std::lock_guard lock(failure_mutex_);
-    if (failure_) std::rethrow_exception(failure_);
+    if (!failure_) return;
+    heard();
+    std::rethrow_exception(failure_);
   }
 
+  /// Takes over what a stream failed with that has gone before anybody heard of it. Any thread.
+  void hand_on(std::shared_ptr<StreamFailure> failure) noexcept;
+  /// @throws the first failure that was handed on and that nobody has heard of yet. compute().synchronize()
+  /// calls it, and so the launcher at the end of a rank.
+  void rethrow_unheard();
+  /// A failure of this device has come to somebody's notice: others that follow from it need no mention.
+  void heard() const noexcept { heard_.store(true); }
+
  private:
+  StreamList streams_;
+  RunAhead run_ahead_;
+  std::mutex unheard_mutex_;
+  std::vector<std::shared_ptr<StreamFailure>> unheard_;
+  mutable std::atomic<bool> heard_{false};
   std::shared_ptr<Trace> trace_;
   std::atomic<int64_t> copied_bytes_{0};
   std::atomic<bool> issue_in_order_{false};
@@ -126,7 +167,7 @@ inline void follow_compute(Stream& stream) {
   if (&stream != &compute) stream.wait(compute.record());
 }
 
-/// @throws InvalidArgument for unknown kernels or threads < 1.
+/// @throws InvalidArgument for unknown kernels, threads < 1 or bounds of queued work below 1.
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 
 /// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`

@@ -64,6 +64,11 @@ class Check {
   std::string problems_;
 };
 
+/// The number on the device that stops a step: one i64, or none.
+inline void check_skip(Check& check, const Tensor& skip) {
+  if (skip.defined()) check.dtype("skip", skip, DType::i64).count("skip", skip, 1);
+}
+
 inline void require(bool ok, const std::string& otherwise) {
   if (!ok) throw InvalidArgument(otherwise);
 }

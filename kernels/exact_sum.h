@@ -16,7 +16,10 @@ struct ExactSum {
   static constexpr int kBias = 320;
   static constexpr int kZeros = kDigits;          // number of elements equal to zero
   static constexpr int kNonFinite = kDigits + 1;  // number of inf or NaN elements (not in the sum)
-  static constexpr int kWords = kDigits + 2;
+  /// Non-finite elements anywhere, on any rank, those that belong to no sum included: what decides whether a
+  /// step is taken. Added up like the digits, otherwise of no meaning here.
+  static constexpr int kElsewhere = kDigits + 2;
+  static constexpr int kWords = kDigits + 3;
 
   /// Carries digits into [0, 2^32). Needed before adding accumulators of more than 2^31 sources.
   static void normalise(std::span<int64_t> words);

@@ -11,6 +11,7 @@
 
 #include <sherd/kernels/dtype.h>
 #include <sherd/kernels/orthogonalize.h>
+#include <sherd/kernels/segments.h>
 #include <sherd/kernels/stream.h>
 
 namespace sherd {
@@ -30,8 +31,10 @@ struct Ref {
 /// beta = 0 never reads C. m, n or k may be 0.
 /// Epilogue, only with alpha = 1 and beta = 0, C of A's dtype and ldc = n: bias [n] of that dtype is added to
 /// every row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product + bias.
-/// Each of bias and pre may be null; pre may not be C. On the CPU the bits are those of gemm, add_bias and
-/// gelu_forward one after another; elsewhere they agree to the roundings between those.
+/// Each of bias and pre may be null; pre may not be C. Or, with neither bias nor gelu: C = residual + product, or,
+/// with `gelu_backward`, C = product * gelu'(pre), where pre is read; residual and pre have C's dtype and shape, rows
+/// of n elements, and are not C. On the CPU the bits are those of gemm, add_bias, gelu_forward, add and
+/// gelu_backward one after another; elsewhere they agree to the roundings between those.
 struct GemmArgs {
   bool trans_a = false, trans_b = false;
   int64_t m = 0, n = 0, k = 0;
@@ -40,6 +43,8 @@ struct GemmArgs {
   int64_t lda = 0, ldb = 0, ldc = 0;
   Ref bias{}, pre{};
   bool gelu = false;
+  Ref residual{};
+  bool gelu_backward = false;
 };
 
 /// y = x * rstd * w per row, rstd = 1/sqrt(mean(x^2) + eps); rstd is f32 [rows].
@@ -99,38 +104,62 @@ struct VocabParallelArgs {
   float scale = 1;
 };
 
+/// `skip` below: a number in device memory, the same on every rank, or null. Other than 0, the pass leaves
+/// everything as it was: the step's gradients are not finite somewhere.
+
+/// What of AdamW depends on the number of updates so far: step_size = lr/bias1, root = sqrt(bias2), with
+/// bias_i = 1 - beta_i^step in double, rounded to f32.
+struct AdamWBias {
+  float step_size = 0, root = 1;
+};
+
+/// beta^step is multiplied together by repeated squaring, from the lowest bit of `step` on, so that every
+/// device has the same bits.
+AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step);
+
+/// For each of `count` counters: ++steps, and its bias as adamw_bias() says.
+struct AdamWCountArgs {
+  int64_t count = 0;
+  float* steps = nullptr;  // whole numbers; they stay at 2^24, where a bias correction is long 1
+  AdamWBias* biases = nullptr;
+  double lr = 0, beta1 = 0, beta2 = 0;
+  const int64_t* skip = nullptr;
+};
+
 /// Decoupled AdamW (Loshchilov & Hutter 2019) with PyTorch's order of operations, per element:
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
-///   w -= (lr/bias1) * m / (sqrt(v)/sqrt(bias2) + eps),  bias_i = 1 - beta_i^step.
-/// The result for an element must not depend on where it lies in the range.
-/// copy (f32, bf16 or f16; may be null) receives w, rounded once, in the same pass.
+///   w -= step_size * m / (sqrt(v)/root + eps).
+/// copy_dtype (f32, bf16 or f16) is that of the segments' copies. Without `biases` (device memory) `bias`
+/// holds for all.
 struct AdamWArgs {
-  int64_t count = 0;
-  float* w = nullptr;
-  float* m = nullptr;
-  float* v = nullptr;
-  const float* g = nullptr;
-  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, bias1 = 1, bias2 = 1;
-  Ref copy{};
+  std::vector<AdamWSegment> segments;
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0;
+  DType copy_dtype = DType::f32;
+  const AdamWBias* biases = nullptr;
+  AdamWBias bias{};
+  const int64_t* skip = nullptr;
 };
 
 /// For every element of every segment, in single f32 operations in this order:
 ///   g' = l2 == 0 ? g : g + l2 * w;  buffer += (1-mu) * (g' - buffer);
 ///   packed = nesterov ? g' + mu * (buffer - g') : buffer  (torch.optim.Muon).
-/// Where g' is not finite the buffer stays and NaN is packed. packed: f32, bf16 or f16.
-/// The result for an element must not depend on where it lies in its segment.
+/// Where g' is not finite the buffer stays and NaN is packed. packed: f32, bf16 or f16. With `skip` the
+/// buffer stays everywhere; what is packed is the same. The result for an element must not depend on where it
+/// lies in its segment.
 struct MuonMomentumArgs {
   std::vector<MomentumSegment> segments;
   Ref packed{};
   float mu = 0;
   bool nesterov = true;
   float l2 = 0;
+  const int64_t* skip = nullptr;
 };
 
 /// w = decay * w + alpha * packed, in f32 operations, for every element of every segment.
 struct MuonUpdateArgs {
   std::vector<UpdateSegment> segments;
   Ref packed{};
+  const int64_t* skip = nullptr;
 };
 
 /// to[segment.to + i] = from[segment.from + i]; f32, bf16 or f16, rounded once.
@@ -239,14 +268,15 @@ struct StridedCopyArgs {
   int64_t dst_stride = 0, src_stride = 0, blocks = 0, run = 0;
 };
 
-/// factor[0] = max_norm > 0 and norm finite ? min(1, max_norm / (norm + 1e-6)) : 1, where norm is
-/// ExactSum::norm of the word-wise sum of the accumulators; total (may be pinned host memory) receives that
-/// sum.
+/// With norm = ExactSum::norm of the word-wise sum of the accumulators, which total (may be pinned host
+/// memory) receives: skip[0] (may be null) = 1 when norm is not finite in f32 or the sum's kElsewhere is not
+/// 0, else 0; factor[0] = max_norm > 0 and not skip ? min(1, max_norm / (norm + 1e-6)) : 1.
 struct ClipFactorArgs {
   std::vector<const int64_t*> accumulators;
   double max_norm = 0;
   float* factor = nullptr;
   int64_t* total = nullptr;
+  int64_t* skip = nullptr;
 };
 
 struct KernelTable {
@@ -265,8 +295,8 @@ struct KernelTable {
   void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
   /// x *= factor (f32, bf16).
   void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
-  /// x *= factor[0], f32; a factor of exactly 1 leaves x untouched.
-  void (*scale_by)(ExecutionContext&, float* x, int64_t count, const float* factor);
+  /// x *= factor[0] for every segment; a factor of exactly 1 leaves them untouched.
+  void (*scale_by)(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
   /// dst += alpha * src; dst f32, src f32 or bf16.
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
   /// dst = decay * dst + alpha * src, all f32.
@@ -301,6 +331,7 @@ struct KernelTable {
   void (*vocab_parallel_partial)(ExecutionContext&, const VocabParallelArgs&);
   void (*vocab_parallel_combine)(ExecutionContext&, const VocabParallelArgs&);
   void (*vocab_parallel_backward)(ExecutionContext&, const VocabParallelArgs&);
+  void (*adamw_count)(ExecutionContext&, const AdamWCountArgs&);
   void (*adamw)(ExecutionContext&, const AdamWArgs&);
   void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
   void (*muon_update)(ExecutionContext&, const MuonUpdateArgs&);
@@ -309,8 +340,9 @@ struct KernelTable {
   void (*gram_product)(ExecutionContext&, const GramProductArgs&);
   void (*gram_iterate)(ExecutionContext&, const GramIterateArgs&);
   void (*gram_apply)(ExecutionContext&, const GramApplyArgs&);
-  /// Adds the exact sum of x[i]^2, the number of zeros and of non-finite elements; see exact_sum.h.
-  void (*accumulate_squares)(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+  /// Adds the exact sum of x[i]^2, the number of zeros and of non-finite elements; see exact_sum.h. The sums
+  /// are normalised afterwards.
+  void (*accumulate_squares)(ExecutionContext&, const std::vector<SquaresSegment>&);
   /// dst[i] += src[i], wrapping.
   void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
   void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);

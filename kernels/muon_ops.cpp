@@ -8,6 +8,35 @@
 
 #include <sherd/kernels/door.h>
 
+namespace sherd {
+
+std::vector<std::string> problems_of(const OrthogonalizeOptions& o, bool gram) {
+  std::vector<std::string> wrong;
+  if (!(o.eps >= 0 && std::isfinite(o.eps)))
+    wrong.push_back(fmt::format("eps {} must be finite and not negative", o.eps));
+  if (o.working != DType::f32 && o.working != DType::bf16 && o.working != DType::f16)
+    wrong.push_back(fmt::format("working dtype {} must be f32, bf16 or f16", name_of(o.working)));
+  if (o.method == Orthogonalizer::newton_schulz) {
+    const int steps = static_cast<int>(o.steps.size());
+    if (steps == 0) wrong.push_back("no steps; give at least one row of coefficients");
+    for (auto& [a, b, c] : o.steps)
+      if (!std::isfinite(a) || !std::isfinite(b) || !std::isfinite(c))
+        wrong.push_back(fmt::format("coefficients ({}, {}, {}) are not finite", a, b, c));
+    for (size_t i = 0; i < o.restarts.size(); ++i)
+      if (o.restarts[i] < 1 || o.restarts[i] >= steps || (i > 0 && o.restarts[i] <= o.restarts[i - 1])) {
+        wrong.push_back(fmt::format("restarts {} must increase and lie in 1..{}", o.restarts, steps - 1));
+        break;
+      }
+    if (gram && o.working == DType::bf16)
+      wrong.push_back(
+          "the gram form in bf16 has no bound on its error; use working dtype f16 or f32, or the standard "
+          "form");
+  }
+  return wrong;
+}
+
+}  // namespace sherd
+
 namespace sherd::ops {
 
 using namespace door;
@@ -55,36 +84,17 @@ void require_distinct(const char* op, const Tensor& out, const Tensor& in) {
 
 /// @throws InvalidArgument naming everything that is wrong with the options.
 void check_options(const char* op, const OrthogonalizeOptions& o, bool gram) {
-  std::vector<std::string> wrong;
-  if (!(o.eps >= 0 && std::isfinite(o.eps)))
-    wrong.push_back(fmt::format("eps {} must be finite and not negative", o.eps));
-  if (o.working != DType::f32 && o.working != DType::bf16 && o.working != DType::f16)
-    wrong.push_back(fmt::format("working dtype {} must be f32, bf16 or f16", name_of(o.working)));
-  if (o.method == Orthogonalizer::newton_schulz) {
-    const int steps = static_cast<int>(o.steps.size());
-    if (steps == 0) wrong.push_back("no steps; give at least one row of coefficients");
-    for (auto& [a, b, c] : o.steps)
-      if (!std::isfinite(a) || !std::isfinite(b) || !std::isfinite(c))
-        wrong.push_back(fmt::format("coefficients ({}, {}, {}) are not finite", a, b, c));
-    for (size_t i = 0; i < o.restarts.size(); ++i)
-      if (o.restarts[i] < 1 || o.restarts[i] >= steps || (i > 0 && o.restarts[i] <= o.restarts[i - 1])) {
-        wrong.push_back(fmt::format("restarts {} must increase and lie in 1..{}", o.restarts, steps - 1));
-        break;
-      }
-    if (gram && o.working == DType::bf16)
-      wrong.push_back(
-          "the gram form in bf16 has no bound on its error; use working dtype f16 or f32, or the standard "
-          "form");
-  }
+  const std::vector<std::string> wrong = problems_of(o, gram);
   require(wrong.empty(), fmt::format("{}: {}", op, fmt::join(wrong, "; ")));
 }
 
 }  // namespace
 
 void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
-                   bool nesterov, float l2) {
+                   bool nesterov, float l2, const Tensor& skip) {
   Check check("muon_momentum");
   check.dtype("packed", packed, kPayload).done();
+  check_skip(check, skip);
   for (size_t i = 0; i < segments.size(); ++i) {
     const MomentumSegment& m = segments[i];
     check_range(check, "packed", i, m.at == -1 ? 0 : m.at, m.at == -1 ? 0 : m.count, packed.numel());
@@ -96,12 +106,15 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
   require(std::isfinite(l2), fmt::format("muon_momentum: l2 {} must be finite", l2));
   queue(s, "muon_momentum", kernels(s).muon_momentum,
-        MuonMomentumArgs{{segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2});
+        MuonMomentumArgs{
+            {segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2, pointer<int64_t>(skip)});
 }
 
-void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed) {
+void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
+                 const Tensor& skip) {
   Check check("muon_update");
   check.dtype("packed", packed, kPayload).done();
+  check_skip(check, skip);
   for (size_t i = 0; i < segments.size(); ++i) {
     check_range(check, "packed", i, segments[i].at, segments[i].count, packed.numel());
     if (segments[i].count > 0 && !segments[i].weight)
@@ -109,7 +122,7 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
   }
   check.done();
   queue(s, "muon_update", kernels(s).muon_update,
-        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed)});
+        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip)});
 }
 
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments) {

@@ -8,7 +8,6 @@
 #include <string>
 
 #include <sherd/kernels/door.h>
-#include <sherd/kernels/exact_sum.h>
 #include <sherd/kernels/random.h>
 
 namespace sherd {
@@ -28,13 +27,26 @@ using namespace door;
 
 namespace {
 
-/// Host memory that the device copies from at full speed; lives as long as the pointer.
+/// Where data from the host waits for its stream: counted in Device::copies(), bounded by RunAhead. May wait.
 std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
-  if (device.kind() == DeviceKind::cpu)
-    return std::shared_ptr<char>(new char[static_cast<size_t>(bytes)], std::default_delete<char[]>());
   static constexpr const char* kName = "copies from the host";
-  auto* p = static_cast<char*>(device.staging().allocate(bytes, kName));
-  return {p, [&device, bytes](char* block) { device.staging().release(block, bytes, kName); }};
+  struct Return {
+    Device& device;
+    int64_t bytes;
+    void operator()(char* block) const {
+      device.copies().release(block, bytes, kName, true);
+      device.run_ahead().give(bytes);
+    }
+  };
+  device.run_ahead().take(bytes);
+  char* block = nullptr;
+  try {
+    block = static_cast<char*>(device.copies().allocate(bytes, kName, true));
+  } catch (...) {
+    device.run_ahead().give(bytes);
+    throw;
+  }
+  return {block, Return{device, bytes}};
 }
 
 }  // namespace
@@ -95,15 +107,6 @@ void cast(Stream& s, const Tensor& dst, const Tensor& src) {
 void scale(Stream& s, const Tensor& x, float factor) {
   Check("scale").dtype("x", x, kActivations).done();
   queue(s, "scale", kernels(s).scale, ref(x), x.numel(), factor);
-}
-
-void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
-  Check("scale_by")
-      .dtype("x", x, DType::f32)
-      .dtype("factor", factor, DType::f32)
-      .count("factor", factor, 1)
-      .done();
-  queue(s, "scale_by", kernels(s).scale_by, x.data<float>(), x.numel(), factor.data<float>());
 }
 
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
@@ -181,6 +184,30 @@ void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, b
   if (pre.defined()) g.pre = ref(pre);
   if (bias.defined()) g.bias = ref(bias);
   queue(s, "gemm_gelu", kernels(s).gemm, g);
+}
+
+void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+              const Tensor& residual) {
+  Check check("gemm_add");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype()).dtype("residual", residual, a.dtype());
+  check.shape("residual", residual, c.shape()).done();
+  require(c.numel() == 0 || residual.raw() != c.raw(),
+          "gemm_add: C and the residual are the same tensor; use two, or gemm with beta 1");
+  g.residual = ref(residual);
+  queue(s, "gemm_add", kernels(s).gemm, g);
+}
+
+void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
+                        bool trans_b, const Tensor& pre) {
+  Check check("gemm_gelu_backward");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype()).dtype("pre", pre, a.dtype()).shape("pre", pre, c.shape()).done();
+  require(c.numel() == 0 || pre.raw() != c.raw(),
+          "gemm_gelu_backward: C and pre are the same tensor; use two");
+  g.gelu_backward = true;
+  g.pre = ref(pre);
+  queue(s, "gemm_gelu_backward", kernels(s).gemm, g);
 }
 
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
@@ -361,66 +388,6 @@ void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tenso
                                     const Tensor& logits, const Tensor& targets, float scale) {
   cross_entropy(s, "cross_entropy_forward_backward", kernels(s).cross_entropy_forward_backward, &losses,
                 &dlogits, logits, targets, scale);
-}
-
-void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
-           const AdamWStep& step, const Tensor& copy) {
-  Check check("adamw");
-  check.dtype("w", w, DType::f32)
-      .dtype("m", m, DType::f32)
-      .dtype("v", v, DType::f32)
-      .dtype("g", g, DType::f32);
-  check.count("m", m, w.numel()).count("v", v, w.numel()).count("g", g, w.numel());
-  if (copy.defined())
-    check.dtype("copy", copy, {DType::f32, DType::bf16, DType::f16}).count("copy", copy, w.numel());
-  check.done();
-  require(step.step >= 1, fmt::format("adamw: step {}; steps are counted from 1", step.step));
-  require(step.beta1 >= 0 && step.beta1 < 1 && step.beta2 >= 0 && step.beta2 < 1,
-          fmt::format("adamw: beta1 {} and beta2 {} must lie in [0, 1)", step.beta1, step.beta2));
-  AdamWArgs a{.count = w.numel(),
-              .w = w.data<float>(),
-              .m = m.data<float>(),
-              .v = v.data<float>(),
-              .g = g.data<float>()};
-  if (copy.defined()) a.copy = ref(copy);
-  a.lr = step.lr;
-  a.beta1 = step.beta1;
-  a.beta2 = step.beta2;
-  a.eps = step.eps;
-  a.weight_decay = step.weight_decay;
-  a.bias1 = 1 - std::pow(step.beta1, static_cast<double>(step.step));
-  a.bias2 = 1 - std::pow(step.beta2, static_cast<double>(step.step));
-  queue(s, "adamw", kernels(s).adamw, a);
-}
-
-void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
-  Check check("accumulate_squares");
-  check.dtype("accumulator", accumulator, DType::i64).dtype("x", x, DType::f32);
-  check.count("accumulator", accumulator, ExactSum::kWords).done();
-  queue(s, "accumulate_squares", kernels(s).accumulate_squares, accumulator.data<int64_t>(), x.data<float>(),
-        x.numel());
-}
-
-void add_words(Stream& s, const Tensor& dst, const Tensor& src) {
-  Check check("add_words");
-  check.dtype("dst", dst, DType::i64).dtype("src", src, DType::i64).count("src", src, dst.numel()).done();
-  queue(s, "add_words", kernels(s).add_words, dst.data<int64_t>(), src.data<int64_t>(), dst.numel());
-}
-
-void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
-                 double max_norm) {
-  Check check("clip_factor");
-  check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
-  check.dtype("total", total, DType::i64).count("total", total, ExactSum::kWords);
-  ClipFactorArgs a{.max_norm = max_norm};
-  for (const Tensor& t : accumulators) {
-    check.dtype("accumulator", t, DType::i64).count("accumulator", t, ExactSum::kWords).done();
-    a.accumulators.push_back(t.data<int64_t>());
-  }
-  check.done();
-  a.factor = factor.data<float>();
-  a.total = total.data<int64_t>();
-  queue(s, "clip_factor", kernels(s).clip_factor, a);
 }
 
 void strided_copy(Stream& s, const Tensor& dst, int64_t dst_stride, const Tensor& src, int64_t src_stride,

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <sherd/kernels/orthogonalize.h>
+#include <sherd/kernels/segments.h>
 #include <sherd/kernels/tensor.h>
 
 namespace sherd::ops {
@@ -29,8 +30,10 @@ std::vector<float> to_floats(Stream& s, const Tensor& src);
 /// Element count equal, any pair of float dtypes.
 void cast(Stream& s, const Tensor& dst, const Tensor& src);
 void scale(Stream& s, const Tensor& x, float factor);
-/// x *= factor[0]; x f32, factor f32 [1] read on the stream; a factor of exactly 1 leaves x untouched.
-void scale_by(Stream& s, const Tensor& x, const Tensor& factor);
+/// x *= factor[0] for all segments in one pass; factor f32 [1] read on the stream; a factor of exactly 1
+/// leaves them untouched. Segments as below.
+void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& factor);
+void scale_by(Stream& s, const Tensor& x, const Tensor& factor);  // f32
 /// dst += alpha * src.
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src);
 /// dst = decay * dst + alpha * src (f32).
@@ -48,6 +51,15 @@ void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const 
 /// when no backward follows. C and pre do not overlap.
 void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
                bool trans_b, const Tensor& bias = {});
+
+/// C = residual + op(A) op(B): what gemm and add would do, in one kernel where the device has one, which then
+/// rounds once and not twice. All of one dtype; residual has C's shape and does not overlap C.
+void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+              const Tensor& residual);
+/// C = op(A) op(B) * gelu'(pre): what gemm and gelu_backward would do, likewise. pre has C's shape and does not
+/// overlap C.
+void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
+                        bool trans_b, const Tensor& pre);
 
 /// x, y [rows, cols]; w [cols]; rstd f32 [rows].
 void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
@@ -130,17 +142,34 @@ struct AdamWStep {
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
            const AdamWStep& step, const Tensor& copy = {});
 
+/// AdamW over many parameters, where the device alone knows whether a step is taken. skip (i64 [1], may be
+/// undefined) is read on the stream: other than 0, all of these leave everything as it was.
+struct AdamWRates {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+};
+/// Counts a step of each parameter (steps f32 [n], whole numbers) and works out its bias corrections for
+/// adamw(): biases f32 [n, 2].
+void adamw_count(Stream& s, const Tensor& steps, const Tensor& biases, const AdamWRates& rates,
+                 const Tensor& skip = {});
+/// One pass over all segments, AdamWSegment::bias being a row of biases; copies are of `copy_dtype`.
+/// @throws ShapeMismatch naming every segment that lacks a pointer or names a row that is not there.
+void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& rates, const Tensor& biases,
+           DType copy_dtype = DType::f32, const Tensor& skip = {});
+
 /// Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has
 /// run the work. @throws ShapeMismatch naming every segment that leaves its buffer or lacks a pointer.
 ///
 /// Momentum, Nesterov, cast and pack in one pass (EMA form, as torch.optim.Muon), for every segment:
 ///   g' = g + l2 * w;  buffer += (1-mu)*(g' - buffer);  packed = nesterov ? g' + mu*(buffer - g') : buffer.
 /// packed is f32, bf16 or f16. Where g' is not finite, the buffer keeps its value and NaN is packed. The
-/// result for an element depends on that element alone.
+/// result for an element depends on that element alone. With skip (i64 [1], may be undefined, read on the
+/// stream) other than 0 no buffer moves; what is packed is the same.
 void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
-                   bool nesterov, float l2 = 0);
-/// Unpack, scale, decay and update in one pass: w = decay * w + alpha * packed for every segment.
-void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed);
+                   bool nesterov, float l2 = 0, const Tensor& skip = {});
+/// Unpack, scale, decay and update in one pass: w = decay * w + alpha * packed for every segment; with skip
+/// as above, nothing.
+void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
+                 const Tensor& skip = {});
 /// to[segment] = from[segment], casting between f32, bf16 and f16. Segments of `to` do not overlap each
 /// other, nor do the tensors. Counted in Device::copied_bytes().
 void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments);
@@ -168,14 +197,18 @@ void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& 
 /// out [batch, rows, cols] = x q (contract_rows) or q x. A q of zeros gives zeros, whatever x holds.
 void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows);
 
+/// All segments in one pass.
+void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments);
 /// accumulator i64 [ExactSum::kWords] adds; x f32.
 void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x);
 /// dst += src, i64, wrapping.
 void add_words(Stream& s, const Tensor& dst, const Tensor& src);
 /// From the word-wise sum of the accumulators, left in total (i64 [ExactSum::kWords], may be a host tensor):
-/// factor f32 [1] = min(1, max_norm / (norm + 1e-6)), or 1 when max_norm is 0 or the norm is not finite.
+/// skip i64 [1] (may be undefined) = 1 when the norm is not finite or anything else was not
+/// (ExactSum::kElsewhere), else 0; factor f32 [1] = min(1, max_norm / (norm + 1e-6)), or 1 when max_norm is 0
+/// or skip is 1.
 void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
-                 double max_norm);
+                 double max_norm, const Tensor& skip = {});
 /// `blocks` runs of `run` elements; run i begins at element i * stride of each tensor. One dtype; runs of dst
 /// do not overlap. Counted in Device::copied_bytes().
 void strided_copy(Stream& s, const Tensor& dst, int64_t dst_stride, const Tensor& src, int64_t src_stride,

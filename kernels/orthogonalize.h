@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <sherd/kernels/dtype.h>
@@ -45,6 +46,9 @@ struct OrthogonalizeOptions {
   /// its error on hard spectra is unbounded.
   DType working = DType::f32;
 };
+
+/// What cannot be, each with its value; empty when all is well. `gram`: Gram matrices are iterated on.
+std::vector<std::string> problems_of(const OrthogonalizeOptions& options, bool gram);
 
 /// What an orthogonalizer found, one value per matrix. A zero matrix, one with an element that is not
 /// finite, and one whose iteration overflows give zeros.

@@ -1,7 +1,9 @@
 // Streams and events: ordered queues of device work, with the meaning they have in CUDA, on every device.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <string>
@@ -107,22 +109,52 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
+/// What a stream failed with. Streams that wait for a failed one share its failure.
+struct StreamFailure {
+  explicit StreamFailure(std::exception_ptr c) : cause(std::move(c)) {}
+  const std::exception_ptr cause;
+  /// Set when it is thrown at a host thread.
+  std::atomic<bool> heard{false};
+
+  [[noreturn]] void rethrow() {
+    heard.store(true);
+    std::rethrow_exception(cause);
+  }
+};
+
 /// An ordered queue of work on one device. Work of one stream runs in submission order; work of different
-/// streams runs concurrently unless ordered by record()/wait().
+/// streams runs concurrently unless ordered by record()/wait(). submit/record/wait are called by one host
+/// thread at a time.
 ///
 /// Failure: once a piece of work throws, the stream drops everything after it, its later events fail with the
-/// same exception, streams waiting for those events fail too, and synchronize() rethrows it. A failed stream
-/// stays failed. submit/record/wait are called by one host thread at a time.
+/// same exception, and streams waiting for those events fail too. A failed stream stays failed (but see
+/// reset_failure()): submit(),
+/// record() and wait() rethrow from the moment the host can know, synchronize() after everything queued has
+/// been run or dropped. So a host thread that goes on issuing hears of a failure at its next call on that
+/// stream. Where a native queue runs the work, a failure of the device itself is known once it has come there
+/// (NativeQueue::poll looks before each piece of work), and a failure of a collective that was given up is
+/// thrown by every stream of the device (Device::fail). A stream that is destroyed with a failure nobody has
+/// heard of hands it on to its device, whose compute().synchronize() throws it (Device::hand_on).
+/// Destructors that queue work must expect these throws.
+///
+/// Back-pressure: a stream takes no more than RunAhead::most_work() pieces of work (submit, record and wait
+/// are one each) that are not done; whoever queues more waits. See RunAhead for why that cannot deadlock.
 class Stream {
  public:
   virtual ~Stream() = default;
-  /// Queues `work`; `what` is a static string naming it in traces and messages.
+  /// Queues `work`; `what` is a static string naming it in traces and messages. Work queues nothing on other
+  /// streams: it would wait for room on a worker that others wait for.
   virtual void submit(const char* what, std::function<void(ExecutionContext&)> work) = 0;
   virtual Event record() = 0;
   /// Later work of this stream starts only after `event`.
   virtual void wait(const Event& event) = 0;
-  /// Blocks the host until all queued work is done. @throws the stream's first failure.
+  /// Blocks the host until all queued work is done. @throws the stream's first failure; compute()'s also
+  /// what Device::hand_on was given.
   virtual void synchronize() = 0;
+  /// Blocks the host until all queued work is done or dropped, and lets a failed stream work again; returns what
+  /// it had failed with, or null. Events recorded before keep their failure. For StreamList::reset(): who mends
+  /// one stream has to mend what the others did with its results.
+  virtual std::exception_ptr reset_failure() = 0;
   virtual Device& device() const = 0;
   virtual const std::string& name() const = 0;
 };

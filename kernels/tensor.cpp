@@ -16,14 +16,25 @@ struct Tensor::Storage {
 };
 
 Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view name) {
-  return make(device, device.allocator(), std::move(shape), dtype, name);
+  return make(device, device.allocator(), std::move(shape), dtype, name,
+              [&](int64_t bytes) { return device.allocator().allocate(bytes, name); });
 }
 
 Tensor Tensor::host(Device& device, Shape shape, DType dtype, std::string_view name) {
-  return make(device, device.staging(), std::move(shape), dtype, name);
+  return make(device, device.staging(), std::move(shape), dtype, name,
+              [&](int64_t bytes) { return device.staging().allocate(bytes, name, true); });
 }
 
-Tensor Tensor::make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name) {
+Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
+                    std::string_view name) {
+  return make(device, device.allocator(), std::move(shape), dtype, name, [&](int64_t bytes) {
+    return device.allocator().allocate_from(std::move(source), bytes, name);
+  });
+}
+
+template <class Allocate>
+Tensor Tensor::make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name,
+                    Allocate allocate) {
   for (int64_t d : shape)
     if (d < 0)
       throw InvalidArgument(
@@ -33,7 +44,7 @@ Tensor Tensor::make(Device& device, Allocator& allocator, Shape shape, DType dty
   t.shape_ = std::move(shape);
   t.dtype_ = dtype;
   const int64_t bytes = t.numel_ * size_of(dtype);
-  void* p = allocator.allocate(bytes, name);
+  void* p = allocate(bytes);
   t.storage_ = std::shared_ptr<Storage>(new Storage{&device, &allocator, p, bytes, std::string(name)});
   t.data_ = static_cast<char*>(p);
   return t;

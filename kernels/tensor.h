@@ -20,8 +20,13 @@ class Tensor {
   /// Uninitialised memory of `device`, counted under `name`. The device must outlive the tensor.
   static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name);
 
-  /// The same in Device::staging(): memory that the host reads and writes, and the device's streams, too.
+  /// The same in Device::staging(): memory that the host reads and writes, and the device's streams, too. No
+  /// work that is queued uses it: the host may write at once.
   static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name);
+
+  /// The same in memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
+  static Tensor from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
+                     std::string_view name);
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -56,7 +61,9 @@ class Tensor {
 
  private:
   struct Storage;
-  static Tensor make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name);
+  template <class Allocate>
+  static Tensor make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name,
+                     Allocate allocate);
   void check_dtype(DType wanted) const;
 
   std::shared_ptr<Storage> storage_;

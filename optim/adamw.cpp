@@ -1,10 +1,31 @@
 #include <sherd/optim/adamw.h>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <map>
+
 #include <sherd/kernels/ops.h>
 
 namespace sherd {
 
+std::vector<std::string> problems_of(const AdamWOptions& o) {
+  std::vector<std::string> wrong;
+  for (const auto& [name, beta] : {std::pair("beta1", o.beta1), std::pair("beta2", o.beta2)})
+    if (!(beta >= 0 && beta < 1)) wrong.push_back(fmt::format("{} {} must lie in [0, 1)", name, beta));
+  if (!(o.eps >= 0 && std::isfinite(o.eps)))
+    wrong.push_back(fmt::format("eps {} must be finite and not negative", o.eps));
+  return wrong;
+}
+
 AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : options_(options) {
+  std::vector<std::string> wrong = problems_of(options);
+  for (const Item& item : items)
+    if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
+      wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
+                                  item.param.name()));
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("AdamW: {}", fmt::join(wrong, "; ")));
   for (auto& item : items) {
     const int64_t n = item.param.shard_range().size();
     Slot slot{std::move(item), Tensor::empty(device, {n}, DType::f32, "optimizer exp_avg"),
@@ -13,19 +34,27 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
   }
+  const auto count = static_cast<int64_t>(slots_.size());
+  steps_ = Tensor::empty(device, {count}, DType::f32, "optimizer step");
+  biases_ = Tensor::empty(device, {count, 2}, DType::f32, "optimizer step");
+  ops::fill(device.compute(), steps_, 0);
 }
 
-void AdamW::step(Stream& stream, double lr) {
-  for (auto& s : slots_) {
-    ops::adamw(stream, s.item.param.shard(), s.exp_avg, s.exp_avg_sq, s.item.param.grad_shard(),
-               {.lr = lr,
-                .beta1 = options_.beta1,
-                .beta2 = options_.beta2,
-                .eps = options_.eps,
-                .weight_decay = s.item.weight_decay,
-                .step = ++*s.steps},
-               s.item.writes_copy ? s.item.param.model_copy() : Tensor());
+void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
+  if (slots_.empty()) return;
+  std::map<DType, std::vector<AdamWSegment>> passes;  // by the dtype of copies
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& s = slots_[i];
+    const Parameter& p = s.item.param;
+    const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
+    passes[copy.defined() ? copy.dtype() : DType::f32].push_back(
+        {p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
+         p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
+         s.item.weight_decay, static_cast<int64_t>(i)});
   }
+  const ops::AdamWRates rates{lr, options_.beta1, options_.beta2, options_.eps};
+  ops::adamw_count(stream, steps_, biases_, rates, skip);
+  for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases_, dtype, skip);
 }
 
 void AdamW::collect(std::vector<StateTensor>& out) const {
@@ -36,7 +65,10 @@ void AdamW::collect(std::vector<StateTensor>& out) const {
 }
 
 void AdamW::collect(std::vector<StateCounter>& out) const {
-  for (auto& s : slots_) out.push_back({s.item.param, "step", s.steps});
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    out.push_back({slots_[i].item.param, "step", steps_.flat(at, at + 1)});
+  }
 }
 
 }  // namespace sherd

@@ -1,6 +1,7 @@
 // AdamW on flat shards.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
@@ -11,6 +12,9 @@ namespace sherd {
 struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
 };
+
+/// What cannot be, each with its value; empty when all is well.
+std::vector<std::string> problems_of(const AdamWOptions& options);
 
 /// Updates this rank's shard of each parameter from its grad_shard(); no communication. Formula and order of
 /// operations: PyTorch's torch.optim.AdamW (Loshchilov & Hutter 2019), see AdamWArgs.
@@ -23,9 +27,12 @@ class AdamW {
     bool writes_copy = false;
   };
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
+  /// @throws InvalidArgument naming all options and weight decays that cannot be.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);
-  /// Queues the update on `stream`. Every parameter counts its own updates, for its bias correction.
-  void step(Stream& stream, double lr);
+  /// Queues the update on `stream`, one pass for all parameters. Every parameter counts its own updates, for
+  /// its bias correction. With `skip` (ShardRuntime::skip(); may be undefined) other than 0 nothing changes
+  /// and nothing is counted.
+  void step(Stream& stream, double lr, const Tensor& skip = {});
   /// Appends exp_avg and exp_avg_sq of every parameter.
   void collect(std::vector<StateTensor>& out) const;
   /// Appends the number of updates so far of every parameter.
@@ -35,9 +42,10 @@ class AdamW {
   struct Slot {
     Item item;
     Tensor exp_avg, exp_avg_sq;
-    std::shared_ptr<int64_t> steps = std::make_shared<int64_t>(0);
   };
   std::vector<Slot> slots_;
+  Tensor steps_;   // f32, one for each slot: updates so far
+  Tensor biases_;  // f32 [slots, 2]: what follows from them, for the latest step
   AdamWOptions options_;
 };
 

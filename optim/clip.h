@@ -14,7 +14,7 @@ struct GradientStats {
   int64_t non_finite = 0;
 };
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)); max_norm = 0 only measures.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)); max_norm = 0, or infinite, only measures.
 ///
 /// Every element of the global model counts once, padding and ignored parameters never (the latter are not
 /// scaled, either): pieces of a tensor- or expert-parallel parameter are summed over their mesh dimension,
@@ -24,8 +24,16 @@ struct GradientStats {
 /// ranks, data- or tensor-parallel. A parameter that is whole on the ranks of a tensor-parallel dimension
 /// must have the same gradient on all of them, in bits. Queued on the compute stream; read the result after
 /// it has synchronised. Gradients with inf or NaN give a NaN norm and are not scaled.
-/// @throws InvalidArgument for max_norm < 0 or when gradients are not final (no last backward since the last
-/// step).
+///
+/// The same sums tell whether the step may be taken (ShardRuntime::skip(), read by Optimizer::step()): the
+/// norm is a finite f32, and no element is inf or NaN on any rank, those of ignored parameters and those that
+/// should be the same on several ranks but are not included. That costs no further all-reduce, but for one
+/// over all ranks when there are ignored parameters and no mesh's dimensions spread gradients over all of its
+/// ranks (strategy no_shard, replicas).
+/// @throws CommError when an earlier all-reduce has told that ranks used different units, or different learning
+/// rates (ShardRuntime::served(): it travels with the sums here; under strategies whose sums do not span all
+/// ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final (no last backward since
+/// the last step).
 std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_norm);
 
 }  // namespace sherd

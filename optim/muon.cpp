@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <sherd/optim/muon_team.h>
 
@@ -45,12 +46,12 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
         fmt::format("Muon updates matrices and stacks of matrices only; route these to AdamW: {}",
                     fmt::join(wrong, ", ")));
 
-  if (options_.orthogonalize.method == Orthogonalizer::svd && options_.tensor == MuonTensorMode::distributed)
-    throw InvalidArgument(
-        "Muon: the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
-        "newton_schulz");
-  if (!(options_.momentum >= 0 && options_.momentum < 1))
-    throw InvalidArgument(fmt::format("Muon: momentum {} must lie in [0, 1)", options_.momentum));
+  wrong = problems_of(options_);
+  for (auto& item : items)
+    if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
+      wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
+                                  item.param.name()));
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("Muon: {}", fmt::join(wrong, "; ")));
 
   std::vector<TeamKey> keys;
   std::vector<std::vector<MuonTeam::Slot>> slots;
@@ -79,8 +80,8 @@ Muon::~Muon() {
   for (auto& team : teams_) team->abort("an error ended its training; its own message tells which");
 }
 
-void Muon::step(Stream& compute, double lr) {
-  for (auto& team : teams_) team->step(compute, lr);
+void Muon::step(Stream& compute, double lr, const Tensor& skip) {
+  for (auto& team : teams_) team->step(compute, lr, skip);
 }
 
 void Muon::collect(std::vector<StateTensor>& out) const {

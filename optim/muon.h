@@ -36,13 +36,15 @@ class Muon {
   };
   /// Collective: makes communicators, and compares the plans' fingerprints once.
   /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
-  /// when a forced mode is not possible.
+  /// naming all options and weight decays that cannot be, or when a forced mode is not possible; ShapeMismatch on
+  /// every rank when ranks planned differently.
   Muon(Device& device, std::vector<Item> items, MuonOptions options);
   /// Lets the side streams finish. Destroyed by an exception that unwinds the rank, it aborts the group
   /// first.
   ~Muon();
-  /// Queues the update on `compute`, the device's compute stream.
-  void step(Stream& compute, double lr);
+  /// Queues the update on `compute`, the device's compute stream. With `skip` (ShardRuntime::skip(); may be
+  /// undefined) other than 0 messages travel all the same, but neither weights nor momentum change.
+  void step(Stream& compute, double lr, const Tensor& skip = {});
   /// Appends momentum_buffer of every parameter.
   void collect(std::vector<StateTensor>& out) const;
 

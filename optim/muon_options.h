@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <sherd/kernels/orthogonalize.h>
 
@@ -62,10 +63,18 @@ struct MuonOptions {
   /// f16.
   DType payload = DType::f32;
   /// Bound on the bytes of a rank's messages and matrices in flight. A matrix that needs more alone is moved
-  /// alone.
-  int64_t transient_bytes = int64_t{256} << 20;
+  /// alone. 0: default_transient_bytes of the device, the least of the team's. No result depends on it.
+  int64_t transient_bytes = 0;
   PlanCosts costs;
 };
+
+/// What cannot be, each with its value; empty when all is well.
+std::vector<std::string> problems_of(const MuonOptions& options);
+
+/// What messages and matrices in flight may take of a device with so much memory (Device::total_memory), the
+/// limit of its allocator, 0 for none, included: a 32nd, so that a transformer's large matrices come in
+/// batches, but 256 MiB at least, and as much where the memory is the host's.
+int64_t default_transient_bytes(int64_t total_memory, int64_t limit_bytes);
 
 /// scale_factor * the mode's formula.
 double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);

@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include <sherd/comm/require_equal.h>
 #include <sherd/kernels/random.h>
 
 namespace sherd {
@@ -63,6 +64,7 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   for (auto& name : dims_of(group).replicated) replicas *= group.mesh().size(name);
   plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
   make_communicators();
+  settle_transient_bytes();
   check_fingerprints();
   schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements(),
                                options_.tensor == MuonTensorMode::distributed);
@@ -100,6 +102,10 @@ void MuonTeam::make_communicators() {
     in_comm_ = comm_->clone();
     out_comm_ = comm_->clone();
     gram_comm_ = comm_->clone();
+    const std::string team = fmt::format("Muon's team of '{}'", slots_.front().param.name());
+    in_comm_->serve(Purpose("momentum to the owners of " + team));
+    out_comm_->serve(Purpose("results from the owners of " + team));
+    gram_comm_->serve(Purpose("products of " + team));
   }
   for (auto& slot : slots_) {
     const auto& tensor = slot.param.tensor_shard();
@@ -107,14 +113,38 @@ void MuonTeam::make_communicators() {
         tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(slot.param.shape().size()) - 2;
     if (cuts_matrices && !tensor_comm_) tensor_comm_ = group.mesh().comm(tensor->mesh_dim)->clone();
   }
+  if (tensor_comm_)
+    tensor_comm_->serve(Purpose(
+        fmt::format("tensor-parallel pieces of Muon's team of '{}'", slots_.front().param.name()), false));
 }
 
-void MuonTeam::check_fingerprints() {
-  // Once, at the start; a step exchanges no metadata.
+std::vector<std::shared_ptr<Communicator>> MuonTeam::planning_communicators() const {
   const ParamGroup& group = slots_.front().param.group();
   const Dims dims = dims_of(group);
   std::vector<std::shared_ptr<Communicator>> all = {tensor_comm_};
   if (!group.replicated()) all.push_back(group.mesh().flatten(joined(dims.sharded, dims.replicated)));
+  std::erase_if(all, [](const auto& comm) { return !comm || comm->size() == 1; });
+  return all;
+}
+
+void MuonTeam::settle_transient_bytes() {
+  if (options_.transient_bytes > 0) return;
+  const int64_t total = device_.total_memory();
+  options_.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
+  if (total == 0) return;  // the host's, and the same for all
+  // Chunks are cut alike everywhere. What is least among tensor-parallel ranks and then over the team is so
+  // for all of them.
+  Stream& s = device_.compute();
+  for (auto& comm : planning_communicators()) {
+    const Tensor t = make({1}, DType::i64, "muon messages");
+    ops::copy_from_host(s, t, &options_.transient_bytes, sizeof options_.transient_bytes);
+    comm->all_reduce(s, t, ReduceOp::min);
+    ops::copy_to_host(s, &options_.transient_bytes, t);
+  }
+}
+
+void MuonTeam::check_fingerprints() {
+  // Once, at the start; a step exchanges no metadata.
   uint64_t mine = plan_.fingerprint;
   const OrthogonalizeOptions& o = options_.orthogonalize;
   for (const double v : {static_cast<double>(chunk_elements()), static_cast<double>(options_.payload),
@@ -124,20 +154,11 @@ void MuonTeam::check_fingerprints() {
     mine = hash64(mine, fmt::format("{}", v));
   for (auto& [a, b, c] : o.steps) mine = hash64(mine, fmt::format("{} {} {}", a, b, c));
   Stream& s = device_.compute();
-  for (auto& comm : all) {
-    if (!comm || comm->size() == 1) continue;
-    // The largest and, by the complement, the smallest.
-    int64_t bounds[2] = {static_cast<int64_t>(mine), ~static_cast<int64_t>(mine)};
-    const Tensor t = make({2}, DType::i64, "muon messages");
-    ops::copy_from_host(s, t, bounds, sizeof bounds);
-    comm->all_reduce(s, t, ReduceOp::max);
-    ops::copy_to_host(s, bounds, t);
-    if (bounds[0] != ~bounds[1])
-      throw InvalidArgument(fmt::format(
-          "{}: the ranks made different Muon plans (this rank's fingerprint is {:016x}); give every "
-          "rank the same model and the same Muon options",
-          device_.label(), mine));
-  }
+  for (auto& comm : planning_communicators())
+    require_equal(*comm, s, mine,
+                  fmt::format("{}: the ranks made different Muon plans; give every rank the same model and the "
+                              "same Muon options",
+                              device_.label()));
 }
 
 Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
@@ -146,7 +167,8 @@ Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
 
 Tensor MuonTeam::message(int64_t elements, DType dtype) { return make({elements}, dtype, "muon messages"); }
 
-void MuonTeam::step(Stream& compute, double lr) {
+void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
+  skip_ = skip;
   const auto& chunks = schedule_.exchanged;
   InFlight arriving, leaving;
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
@@ -160,6 +182,7 @@ void MuonTeam::step(Stream& compute, double lr) {
     leaving = std::move(results);
   }
   if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving), lr);
+  skip_ = Tensor();
 }
 
 void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk) {
@@ -174,7 +197,7 @@ void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonCh
   }
   for (auto& [l2, segments] : passes)
     ops::muon_momentum(compute, packed, segments, options_.momentum, options_.nesterov,
-                       static_cast<float>(l2));
+                       static_cast<float>(l2), skip_);
 }
 
 void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<PieceSegment>& segments,
@@ -189,7 +212,7 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<P
                        static_cast<float>(decay_factor(options_.decay, lr, slot.weight_decay)),
                        static_cast<float>(-lr * scale)});
   }
-  ops::muon_update(compute, updates, packed);
+  ops::muon_update(compute, updates, packed, skip_);
 }
 
 void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr) {

@@ -32,12 +32,11 @@ class MuonTeam {
 
   /// Collective over the team (communicators, comparison of the plans' fingerprints).
   /// @param slots parameters of groups with equal mesh and dims.
-  /// @throws InvalidArgument for an impossible mode; CommError or InvalidArgument when ranks planned
-  /// differently.
+  /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned differently.
   MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams);
 
-  /// Queues the update on `compute`.
-  void step(Stream& compute, double lr);
+  /// Queues the update on `compute`; see Muon::step.
+  void step(Stream& compute, double lr, const Tensor& skip);
 
   /// Fails pending messages on all ranks.
   void abort(const std::string& cause) noexcept {
@@ -64,6 +63,10 @@ class MuonTeam {
   /// Of the ranks that orthogonalize it alike (replicas, tensor-parallel parts), one reports.
   bool reports(const Parameter& p) const;
   void make_communicators();
+  /// Of all ranks that run this plan.
+  std::vector<std::shared_ptr<Communicator>> planning_communicators() const;
+  /// MuonOptions::transient_bytes, or the default of the smallest device.
+  void settle_transient_bytes();
   void check_fingerprints();
   /// Orthogonalizes the batches of a chunk whose matrices came as one message, and updates.
   void finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr);
@@ -104,6 +107,7 @@ class MuonTeam {
   std::vector<size_t> slot_of_;  // of each matrix
   MuonPlan plan_;
   MuonSchedule schedule_;
+  Tensor skip_;  // of the step that is being issued
   int rank_ = 0;
   std::shared_ptr<Communicator> comm_, in_comm_, out_comm_, gram_comm_;  // over the team
   std::shared_ptr<Communicator> tensor_comm_;                            // over the tensor-parallel ranks

@@ -17,19 +17,36 @@ struct OptimizerOptions {
   MuonOptions muon;
   /// Applied to parameters of two or more dimensions that are no biases; the others do not decay.
   double weight_decay = 0;
+  /// A step whose gradients are not finite is skipped, on all ranks alike: see Optimizer::step().
+  bool skip_non_finite = true;
 };
 
 /// One rank's thread uses it; collective calls in the same order on every rank.
 class Optimizer {
  public:
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.
+  /// @throws InvalidArgument naming all options that cannot be, and all of the routing that is not of this
+  /// model: parameters of another one, frozen ones, such that are there twice, and trainable ones that are
+  /// missing; ShapeMismatch on every rank when ranks were given different routings or options. Collective.
   Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options);
 
   /// Queues one update on the compute stream, after the pending reductions, and starts the next step's
   /// gradients from zero. Whole parameters are refreshed when they are next used.
-  /// @throws InvalidArgument when no last backward has finished since the previous step.
+  ///
+  /// When the norm of the gradients is not finite (one element of one rank that is inf or NaN is enough,
+  /// ignored parameters included), the step is skipped on all ranks: weights, moments, momentum and the
+  /// updates that AdamW's bias correction counts stay as they are, in bits; collectives are the same. The
+  /// device decides by the sums of clip_grad_norm(), and nothing waits for the host. Without clip_grad_norm()
+  /// since the last backward, step() makes these sums itself, with one all-reduce over all ranks.
+  /// @throws InvalidArgument when no last backward has finished since the previous step, or for a learning
+  /// rate that is negative or not finite, or when the root is gone; nothing has changed then.
   void step(double lr);
-  /// Steps taken, those before a resume included.
+  /// Of them all, those of this optimizer that were skipped. Waits for the compute stream.
+  int64_t skipped() const;
+  /// Queues a copy of that number to host memory (i64 [1]), to be read once the compute stream has come
+  /// there.
+  Tensor copy_skipped() const;
+  /// Steps so far, skipped ones and those before a resume included.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   /// Every state tensor, in routing order.
@@ -40,10 +57,16 @@ class Optimizer {
   Muon& muon() const { return *muon_; }
 
  private:
+  /// ShardRuntime::skip(), made now where nobody has looked.
+  Tensor skip_of_gradients();
+
   ShardRuntime& runtime_;
-  std::set<ParamGroup*> copied_;  // AdamW writes the model's weights of all their parameters
+  std::weak_ptr<ShardRuntime> alive_;  // as long as the root is
+  std::set<ParamGroup*> copied_;       // AdamW writes the model's weights of all their parameters
   std::unique_ptr<AdamW> adamw_;
   std::unique_ptr<Muon> muon_;
+  Tensor skipped_;  // i64, on the device
+  bool skip_non_finite_;
   int64_t steps_ = 0;
 };
 

@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <cctype>
+#include <map>
 #include <regex>
 
 namespace sherd {
@@ -17,6 +20,67 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
+std::vector<RoleGuess> roles_of(Module& root) {
+  const auto params = root.named_parameters();
+  std::vector<RoleQuestion> model;
+  for (auto& [name, p] : params) model.push_back({name, p.global_shape(), !p.row_blocks().empty()});
+  size_t next = 0;  // modules are visited in the order of the names
+  root.visit([&](const std::string& module, Module& m) {
+    for (auto& held : m.own_parameters()) {
+      if (next < params.size() && params[next].second == held) {
+        ++next;
+        continue;
+      }
+      const auto first =
+          std::find_if(params.begin(), params.end(), [&](auto& p) { return p.second == held; });
+      model[static_cast<size_t>(first - params.begin())].tied.push_back(
+          module.empty() ? held.name() : module + "." + held.name());
+    }
+  });
+  return guess_roles(model);
+}
+
+/// Matches the name in every layer.
+std::string pattern_for(const std::string& name) {
+  std::string pattern = "^";
+  for (size_t i = 0; i < name.size(); ++i) {
+    if (std::isdigit(static_cast<unsigned char>(name[i]))) {
+      if (!pattern.ends_with("[0-9]+")) pattern += "[0-9]+";
+    } else {
+      if (std::string("^$\\*+?()[]{}|").find(name[i]) != std::string::npos) pattern += '\\';
+      pattern += name[i];
+    }
+  }
+  return pattern + "$";
+}
+
+class Doubts {
+ public:
+  void add(const Route& r) {
+    const std::string pattern = pattern_for(r.name);
+    const auto [it, fresh] = index_.try_emplace(pattern, all_.size());
+    if (fresh) all_.push_back({pattern, r.name, r.reason, 0});
+    ++all_[it->second].count;
+  }
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    for (auto& d : all_)
+      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, say --route '{}=muon'", d.first,
+                                  d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1),
+                                  d.reason, d.count == 1 ? "it is a" : "they are",
+                                  d.count == 1 ? "matrix" : "matrices", d.pattern));
+    return lines;
+  }
+
+ private:
+  struct Doubt {
+    std::string pattern, first, reason;
+    int count;
+  };
+  std::vector<Doubt> all_;
+  std::map<std::string, size_t> index_;
+};
+
 }  // namespace
 
 const char* name_of(Algorithm a) { return a == Algorithm::muon ? "muon" : "adamw"; }
@@ -29,15 +93,19 @@ Algorithm parse_algorithm(std::string_view name) {
 
 Routing route(Module& root, const RoutingOptions& options) {
   const std::regex not_hidden = compile(options.not_hidden);
-  const std::regex bias = compile(R"((^|\.)bias$)"), router(R"((^|\.)router(\.|$))");
   std::vector<std::regex> patterns;
   for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
 
   Routing routing;
+  Doubts doubts;
+  routing.tied = root.tied_names();
   std::vector<bool> used(patterns.size(), false);
+  const std::vector<RoleGuess> roles = roles_of(root);
+  size_t next = 0;
   for (auto& [name, param] : root.named_parameters()) {
+    const RoleGuess& guess = roles[next++];
     if (!param.trainable()) continue;
-    Route r{name, param, Algorithm::adamw, false, ""};
+    Route r{name, param, Algorithm::adamw, false, guess.role, ""};
     const size_t dims = param.shape().size();
     const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
     size_t hit = 0;
@@ -55,18 +123,18 @@ Routing route(Module& root, const RoutingOptions& options) {
       r.reason = "AdamW for all";
     } else if (!matrix) {
       r.reason = "not a matrix";
-    } else if (std::regex_search(name, not_hidden)) {
-      r.reason = std::regex_search(name, bias)     ? "bias"
-                 : std::regex_search(name, router) ? "router"
-                                                   : "embedding, head or norm";
+    } else if (!options.not_hidden.empty() && std::regex_search(name, not_hidden)) {
+      r.reason = fmt::format("not_hidden '{}'", options.not_hidden);
     } else {
-      r.algorithm = Algorithm::muon;
-      r.reason = dims == 3 ? "stack of hidden matrices" : "hidden matrix";
+      if (guess.role == Role::hidden) r.algorithm = Algorithm::muon;
+      r.reason = guess.evidence;
+      if (guess.ambiguous) doubts.add(r);
     }
-    r.decays = dims >= 2 && !std::regex_search(name, bias);
+    r.decays = dims >= 2 && guess.role != Role::bias;
     param.set_cut(r.algorithm == Algorithm::muon ? CutClass::row : CutClass::element);
     routing.routes.push_back(std::move(r));
   }
+  routing.warnings = doubts.lines();
   std::vector<std::string> idle;
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) idle.push_back(options.rules[i].pattern);
@@ -98,7 +166,10 @@ std::string Routing::format() const {
                        name_of(r.algorithm), r.reason);
     elements[r.algorithm == Algorithm::muon] += numel_of(r.param.global_shape());
   }
-  return out + fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);
+  for (auto& [other, first] : tied) out += fmt::format("{} = {} (tied)\n", other, first);
+  out += fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);
+  for (auto& w : warnings) out += "\nwarning: " + w;
+  return out;
 }
 
 }  // namespace sherd

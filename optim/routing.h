@@ -2,9 +2,11 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/fsdp/module.h>
+#include <sherd/optim/role.h>
 
 namespace sherd {
 
@@ -25,10 +27,8 @@ struct RoutingOptions {
   /// Overrides, the first match wins. @throws InvalidArgument (from route()) for a pattern that is no regex,
   /// or that sends something to Muon that is neither a matrix nor a stack of matrices [count, rows, cols].
   std::vector<RoutingRule> rules;
-  /// Names that never go to Muon by default, although they may be matrices.
-  std::string not_hidden =
-      R"((^|\.)(tok|pos|wte|wpe|embed\w*|\w*embedding\w*|head|lm_head|output|\w*norm\w*|conv1d|)"
-      R"(router|bias)(\.|$))";
+  /// Names (a regex, searched anywhere) that never go to Muon by default, whatever their role; "" = none.
+  std::string not_hidden;
 };
 
 struct Route {
@@ -37,20 +37,28 @@ struct Route {
   Algorithm algorithm = Algorithm::adamw;
   /// Of two or more dimensions and not a bias (those of a stack of experts have two).
   bool decays = false;
+  Role role = Role::hidden;
+  /// The rule, or the evidence for the role.
   std::string reason;
 };
 
 /// One route for every trainable parameter, in named_parameters() order.
 struct Routing {
   std::vector<Route> routes;
-  /// The table that is printed at start.
+  /// Module::tied_names(): one tensor, one update.
+  std::vector<std::pair<std::string, std::string>> tied;
+  /// What was kept from Muon because its name leaves open what it is: one line for all layers' parameters of
+  /// one name, with the rule that says otherwise. Rules settle it.
+  std::vector<std::string> warnings;
+  /// The table that is printed at start, then the warnings.
   std::string format() const;
   /// One line for files: "muon: NAME NAME ...; adamw: NAME ...".
   std::string summary() const;
 };
 
-/// Decides, and gives each parameter its cut class: Muon's are cut between rows (a stack: between its
-/// matrices), AdamW's anywhere. Call it before fully_shard() of the root.
+/// Decides by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, where in doubt
+/// AdamW with a warning. Gives each parameter its cut class: Muon's are cut between rows (a stack: between
+/// its matrices), AdamW's anywhere. Call it before fully_shard() of the root.
 Routing route(Module& root, const RoutingOptions& options = {});
 
 }  // namespace sherd

@@ -1,8 +1,6 @@
 // Optimizer state as others see it: by parameter and key, sharded exactly like the parameter.
 #pragma once
 
-#include <cstdint>
-#include <memory>
 #include <string>
 
 #include <sherd/fsdp/parameter.h>
@@ -18,11 +16,12 @@ struct StateTensor {
 };
 
 /// A number of updates that an optimizer keeps for a parameter, the same on every rank: "step" of AdamW.
+/// Skipped steps are none, which the device alone knows when a step is issued.
 struct StateCounter {
   Parameter param;
   std::string key;
-  /// Shared with the optimizer: writing it changes the optimizer.
-  std::shared_ptr<int64_t> value;
+  /// f32 [1], a whole number; shared with the optimizer: writing it changes the optimizer.
+  Tensor value;
 };
 
 }  // namespace sherd

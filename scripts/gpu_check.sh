@@ -1,22 +1,27 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, on one machine with one and nothing to download: tests, NCCL, compute-sanitizer, figures.
+# What tells most comes first.
 #
-#   scripts/gpu_check.sh [--out DIR] [--only LIST]          builds the preset cuda here and runs
-#   scripts/gpu_check.sh --pack DIR [--arch LIST]           builds portable programs and collects what --run needs in DIR
-#   scripts/gpu_check.sh --run DIR [--out DIR] [--only ...] runs from such a folder; nothing is built
+#   scripts/gpu_check.sh [--out DIR] [--only LIST] [--minutes N]   builds the preset cuda here and runs
+#   scripts/gpu_check.sh --pack DIR [--arch LIST]                  builds portable programs, collects what --run needs
+#   scripts/gpu_check.sh --run DIR [--out DIR] [--only ...] ...    runs from such a folder; nothing is built
+#   scripts/gpu_check.sh --list                                    the steps, with the seconds they are expected to take
 #
-# LIST has parts (tests, nccl, sanitizer, bench, training; all by default, about 25 minutes, none much more than 8) or
-# single steps by the names that summary.txt shows. Results go to --out (build/gpu_check): summary.txt with a line PASS,
-# FAIL or SKIP for every step and the figures, logs/ with all output, JSON of the benchmarks, a timeline. The exit code is
-# 1 when anything failed or nothing ran, 2 for a wrong call.
-# GPU_CHECK_DEVICE=cpu tries the script itself where there is no GPU.
+# LIST has parts (tests, nccl, sanitizer, bench, training; all by default) or single steps by name. With --minutes all
+# of it ends after so long, a build beforehand not counted: a step that is not expected to fit any more is listed as not
+# run, and none may take longer than what is left. After every step --out (build/gpu_check) has summary.txt, with a line
+# PASS, FAIL, SKIP, NOT RUN or CUT OFF for each and the figures, and logs.tar.gz, with all output, JSON of the benchmarks, metrics
+# and a timeline, so that a run that is ended has left both. All else is written elsewhere and removed at the end. Ctrl-C,
+# TERM and HUP end the running step with all its programs, list the others as not run, and leave both files, too. The
+# exit code is 1 when anything failed or nothing passed, 2 for a wrong call, 128 and the signal's number after a signal.
+# GPU_CHECK_DEVICE=cpu tries the script itself where there is no GPU; GPU_CHECK_BIN=DIR has it run the programs there.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
-all=tests,nccl,sanitizer,bench,training
-only=$all
-mode=build folder='' out='' arch=90
+only='' mode=build folder='' out='' arch=90 minutes=''
+begin=$SECONDS passed=0 skipped=0 failed=0 left_out=0
+ended='' running=''
 device=${GPU_CHECK_DEVICE:-cuda}
 usage() { sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -25,37 +30,58 @@ while [ $# -gt 0 ]; do
     --out) out=${2:-}; shift ;;
     --only) only=${2:-}; shift ;;
     --arch) arch=${2:-}; shift ;;
+    --minutes) minutes=${2:-}; shift ;;
+    --list) mode=list ;;
     *) usage ;;
   esac
   shift || usage
 done
-[ "$mode" = build ] || [ -n "$folder" ] || usage
+[ "$mode" = build ] || [ "$mode" = list ] || [ -n "$folder" ] || usage
+[[ $minutes =~ ^[0-9]*$ && $minutes != 0 ]] || { echo "--minutes $minutes: give whole minutes" >&2; usage; }
+# shellcheck source-path=SCRIPTDIR source=gpu_check_pack.sh
 . "$here/gpu_check_pack.sh"
+# shellcheck source-path=SCRIPTDIR source=gpu_check_steps.sh
 . "$here/gpu_check_steps.sh"
-if [ "$mode" = pack ]; then
-  pack "$folder" "$arch"
-  exit
-fi
-out=${out:-$root/build/gpu_check}
-mkdir -p "$out/logs"
-out=$(cd "$out" && pwd)
-if [ "$mode" = run ]; then
-  unpack "$folder" || exit 1
-else
-  build || exit 1
-fi
-export here out bin bench data device
-known=${all//,/ }" "$(steps)
+# shellcheck source-path=SCRIPTDIR source=gpu_check_group.sh
+. "$here/gpu_check_group.sh"
 for word in ${only//,/ }; do
-  grep -qwxF -- "$word" <<<"${known// /$'\n'}" || { echo "--only $word: no part and no step" >&2; usage; }
+  steps | awk -v word="$word" '$1 == word || $2 == word { found = 1 } END { exit !found }' ||
+    { echo "--only $word: no part and no step" >&2; usage; }
 done
-summary=$out/summary.txt
-failed=0 skipped=0 passed=0
+trap 'end_by 129' HUP
+trap 'end_by 130' INT
+trap 'end_by 143' TERM
+case $mode in
+  pack)
+    pack "$folder" "$arch"
+    exit "${ended:-$?}"
+    ;;
+  list)
+    steps | awk -v only="$only" '
+      BEGIN { printf "%-24s%-12s%10s%10s%10s\n", "step", "part", "expected", "in all", "limit" }
+      only == "" || index("," only ",", "," $1 ",") || index("," only ",", "," $2 ",") {
+        printf "%-24s%-12s%8d s%8d s%8d s\n", $1, $2, $3, sum += $3, $4 }'
+    exit
+    ;;
+esac
+
+out=${out:-$root/build/gpu_check}
+mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 1
+work=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/logs"
+if [ "$mode" = run ]; then
+  unpack "$folder" || exit "${ended:-1}"
+else
+  build || exit "${ended:-1}"
+  begin=$SECONDS
+fi
+export here work bin bench data device
 {
-  echo "gpu_check of $(date -u +%Y-%m-%dT%H:%MZ), $only"
+  echo "gpu_check of $(date -u +%Y-%m-%dT%H:%MZ), ${only:-everything}${minutes:+, $minutes minutes}"
   { [ "$device" = cuda ] && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader; } 2>/dev/null ||
     echo "no nvidia-smi"
-} | tee -a "$summary"
-for part in ${all//,/ }; do "check_$part"; done
-echo "$passed passed, $skipped skipped, $failed failed" | tee -a "$summary"
-[ $failed = 0 ] && [ $passed -gt 0 ]
+} | tee "$work/summary"
+run_steps
+[ -z "$ended" ] || exit "$ended"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]

@@ -10,25 +10,30 @@ find_nvcc() {
 gpu_test_targets() { cmake --build "$1" --target help 2>/dev/null | grep -oE '\btest_cuda[a-z_]*' | grep -v cuda_host | sort -u; }
 
 build() {
-  find_nvcc
   cd "$root" || return
-  cmake --preset cuda >/dev/null && cmake --build build/cuda --target train_gpt sherd_tool sherd_bench $(gpu_test_targets build/cuda) ||
-    return
-  bin=$root/build/cuda/bin bench=$root/bench data=$out/data.txt
+  bin=${GPU_CHECK_BIN:-$root/build/cuda/bin} bench=$root/bench data=$work/data.txt
   make_data "$data"
+  [ -z "${GPU_CHECK_BIN:-}" ] || return 0
+  find_nvcc
+  attend 0 cmake --preset cuda >/dev/null &&
+    attend 0 cmake --build build/cuda --target train_gpt sherd_tool sherd_bench $(gpu_test_targets build/cuda)
 }
 
 # A megabyte of text that is the same everywhere.
 make_data() { (cd "$root" && cat README.md docs/*.md {kernels,comm,dtensor,fsdp,optim,checkpoint}/*.{h,cpp}) | head -c 1000000 >"$1"; }
 
 pack() {
-  local target=$1 build=$root/build/portable stage library
-  find_nvcc
+  local target=$1 build=$root/build/portable stage library configure=(--preset cuda -DCMAKE_CUDA_ARCHITECTURES="$2")
+  if [ "$device" = cpu ]; then
+    build=$root/build/portable_cpu configure=(--preset release -DSHERD_CUDA=OFF)
+  else
+    find_nvcc
+  fi
   cd "$root" || return
-  cmake --preset cuda -B "$build" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF -DCMAKE_CUDA_ARCHITECTURES="$2" >/dev/null || return
+  attend 0 cmake "${configure[@]}" -B "$build" -DSHERD_PORTABLE=ON -DSHERD_MPI=OFF >/dev/null || return
   local targets=(train_gpt sherd_tool sherd_bench $(gpu_test_targets "$build"))
-  cmake --build "$build" --target "${targets[@]}" || return
-  stage=$(mktemp -d)
+  attend 0 cmake --build "$build" --target "${targets[@]}" || return
+  stage=$(mktemp -d "${TMPDIR:-/tmp}/gpu_check.XXXXXX") || return
   mkdir -p "$target" "$stage/bin" "$stage/lib"
   cp "$build"/bin/{train_gpt,sherd,sherd_bench} "$stage/bin/"
   for program in "${targets[@]:3}"; do cp "$build/bin/$program" "$stage/bin/"; done
@@ -57,9 +62,8 @@ pack() {
 unpack() {
   local from
   from=$(cd "$1" && pwd) || return
-  rm -rf "$out/programs"
-  mkdir "$out/programs" && tar -xzf "$from/programs.tar.gz" -C "$out/programs" || return
-  bin=$out/programs/bin bench=$from/bench data=$from/data.txt
+  mkdir "$work/programs" && tar -xzf "$from/programs.tar.gz" -C "$work/programs" || return
+  bin=$work/programs/bin bench=$from/bench data=$from/data.txt
   # CUDA's and NCCL's libraries: where the toolkit is, or in the wheels that PyTorch came with.
   local wheels
   wheels=$(python3 -c 'import glob, site, sys

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sherd/dtensor/layer_wise.h>
+#include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/error.h>
 
 namespace sherd::tools {
@@ -14,14 +15,9 @@ namespace {
 
 constexpr int64_t kMaxMatrices = int64_t{1} << 20;
 
-LayoutParam layout_param(const ParamEntry& p) {
-  LayoutParam out{p.name, p.shape, p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element};
-  for (int64_t rows : p.blocks) {  // each is orthogonalized by itself; those of a stack add up to its numel
-    Shape block = p.shape;
-    block[block.size() - 2] = rows;
-    out.cost += packing_cost({p.name, std::move(block)});
-  }
-  return out;
+LayoutParam described(const ParamEntry& p) {
+  const CutClass cut = p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element;
+  return layout_param(p.name, p.shape, cut, stacked_blocks(p.blocks));
 }
 
 class Builder {
@@ -63,9 +59,9 @@ class Builder {
     for (size_t i = 0; i < a_.model.size(); ++i)
       if (a_.model[i].optimizer == Algorithm::muon) muon.push_back(static_cast<int>(i));
     for (auto& [dtype, params] : by_dtype(muon)) {
-      std::vector<LayerWiseParam> described;
-      for (int i : params) described.push_back({layout_param(a_.model[i]), a_.model[i].tied});
-      auto layout = LayerWiseLayout::make(described, a_.options.world,
+      std::vector<LayerWiseParam> matrices;
+      for (int i : params) matrices.push_back({described(a_.model[i]), a_.model[i].tied});
+      auto layout = LayerWiseLayout::make(matrices, a_.options.world,
                                           {.packing = a_.options.layout.packing,
                                            .bucket_elements = a_.options.bucket_elements,
                                            .align = a_.options.align});
@@ -95,10 +91,10 @@ class Builder {
     for (auto& [unit, members] : units) {
       options.rotation = unit == "root" ? static_cast<int>(units.size()) - 1 : position++;
       for (auto& [dtype, params] : by_dtype(members)) {
-        std::vector<LayoutParam> described;
-        for (int i : params) described.push_back(layout_param(a_.model[i]));
+        std::vector<LayoutParam> laid;
+        for (int i : params) laid.push_back(described(a_.model[i]));
         Buffer buffer{fmt::format("{}/{}", unit, name_of(dtype)), dtype, {}};
-        add(buffer, 0, ShardLayout::make(std::move(described), a_.options.world, options), std::move(params));
+        add(buffer, 0, ShardLayout::make(std::move(laid), a_.options.world, options), std::move(params));
         a_.buffers.push_back(std::move(buffer));
       }
     }

@@ -86,13 +86,15 @@ void CkptCommand::add_inspect(CLI::App& app) {
 }
 
 void CkptCommand::add_verify(CLI::App& app) {
-  CLI::App* sub = app.add_subcommand("verify", "read every byte and name what is damaged");
+  CLI::App* sub =
+      app.add_subcommand("verify", "read every byte; name what is damaged, or infinite, or no number");
   add_path(*sub, "PATH", verify_.path, "what to verify, see below");
   sub->add_flag("--all", verify_.all, "every checkpoint of a save folder");
   sub->add_flag("--quiet", quiet_, "no progress");
   sub->footer(std::string(kPathHelp) +
               "Without a manifest there are no checksums: then only the structure is checked.\n"
-              "Exit code: 0 sound, 1 damaged (or not readable), 2 wrong arguments.\n");
+              "Exit code: 0 sound, 1 damaged (or not readable) or with weights that are not finite, 2 wrong "
+              "arguments.\n");
 }
 
 void CkptCommand::add_diff(CLI::App& app) {
@@ -173,6 +175,10 @@ void CkptCommand::add_prune(CLI::App& app) {
       ->required()
       ->type_name("N")
       ->check(range(1, std::numeric_limits<int64_t>::max()));
+  sub->footer(
+      "Stays: the newest N, and the newest N whose weights are finite, which are the same ones as long as\n"
+      "training goes well: a checkpoint of a run that diverged never makes a good one go. Damaged ones do\n"
+      "not count, and stay.\n");
 }
 
 int CkptCommand::run(std::ostream& out, std::ostream& err) const {

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "elements.h"
 #include "tensor_stream.h"
 #include "text.h"
 
@@ -118,6 +119,32 @@ std::string section_text(const Manifest& m, Section section, bool with_tensors) 
   return text;
 }
 
+std::string tied_text(const Manifest& m) {
+  std::string text;
+  for (const CheckpointTensor& t : m.tensors)
+    for (const std::string& other : t.tied)
+      text += fmt::format("  {} = {} (tied)\n", printable(other), printable(t.name));
+  return text;
+}
+
+// Of the tensors in which the writer of the manifest counted some.
+std::string not_finite_text(const Manifest& m) {
+  std::string text;
+  int64_t tensors = 0, values = 0;
+  for (const CheckpointTensor& t : m.tensors) {
+    const NotFinite found = not_finite_of(t);
+    if (found.count == 0) continue;
+    ++tensors;
+    values += found.count;
+    text += fmt::format("  {} {}: {} of {}, the first at {}\n", printable(t.name), to_string(t.shape),
+                        found.count, count_text(numel_of(t.shape), "value"),
+                        to_string(index_of(t.shape, found.first)));
+  }
+  if (tensors == 0) return "";
+  return fmt::format("\nnot finite: {} of {}\n{}", count_text(values, "value"), count_text(tensors, "tensor"),
+                     text);
+}
+
 std::string holders_text(const Manifest& m, bool all) {
   const std::vector<HolderTotals> holders = holders_of(m);
   std::string text = fmt::format("\n  {:<40} {:>6} {:>8} {:>11}\n", "rank", "files", "pieces", "bytes");
@@ -213,7 +240,8 @@ void inspect(const InspectOptions& options, const Console& console) {
     const Manifest& m = source.reader.manifest();
     console.out << source.title << '\n'
                 << training_text(m, options.tensors) << section_text(m, Section::model, options.tensors)
-                << section_text(m, Section::optim, options.tensors) << holders_text(m, options.tensors);
+                << tied_text(m) << section_text(m, Section::optim, options.tensors) << not_finite_text(m)
+                << holders_text(m, options.tensors);
   }
   console.finish();
 }

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ckpt_inspect.h"
+#include "elements.h"
 #include "tensor_stream.h"
 
 namespace sherd::tools {
@@ -36,12 +37,22 @@ ordered_json head_of(const Source& source) {
   return j;
 }
 
+ordered_json not_finite_json(const Manifest& m, const CheckpointTensor& t) {
+  if (!m.checksums) return nullptr;
+  const NotFinite found = not_finite_of(t);
+  ordered_json first;
+  if (found.count > 0) first = index_of(t.shape, found.first);
+  return {{"values", found.count}, {"first", first}};
+}
+
 ordered_json tensor_json(const Manifest& m, const CheckpointTensor& t) {
   ordered_json j = {{"name", t.name},
                     {"section", name_of(section_of(m, t))},
                     {"dtype", name_of(t.dtype)},
                     {"shape", t.shape},
                     {"bytes", bytes_of(t)},
+                    {"tied", t.tied},
+                    {"not_finite", not_finite_json(m, t)},
                     {"pieces", ordered_json::array()}};
   for (const CheckpointPiece& p : t.pieces)
     j["pieces"].push_back(
@@ -71,8 +82,11 @@ const char* const kInspectJsonHelp =
   totals       {model, optim}, each {tensors, elements, bytes}
   files[]      {path, rank (counted from 0; null where the name does not tell), bytes, header_bytes}
   ranks[]      {rank, files, pieces, bytes}: what a rank wrote; files of unknown rank one by one
-  tensors[]    {name, section ("model" or "optim"), dtype, shape, bytes, pieces[]}; a piece has offset and
-               size in the whole tensor, file (its place in files[]), begin (the byte there)
+  tensors[]    {name, section ("model" or "optim"), dtype, shape, bytes, tied[] (its other names in the model),
+               not_finite, pieces[]}; not_finite is
+               {values, first}: how many are infinite or NaN by the manifest, the index of the first (or
+               null), null without a manifest; a piece has offset and size in the whole tensor, file (its
+               place in files[]), begin (the byte there)
 )";
 
 void write_inspect_json(std::ostream& out, const Source& source) {

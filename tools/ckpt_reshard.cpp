@@ -60,13 +60,14 @@ class Rewriter {
     for (const CheckpointTensor* t : tensors_) {
       LocalTensor l{t->name, section(*t), t->dtype, t->shape, {rows_on(rank, t->shape)}, {}};
       l.streamed = true;
+      l.tied = t->tied;
       local.push_back(std::move(l));
     }
     std::vector<PlannedFile> plan = plan_files(static_cast<int>(rank), local);
     for (PlannedFile& file : plan) {
       ShardWriter writer(files_, to_, file);
       for (const PlannedEntry& e : file.entries) write_entry(writer, *tensors_[e.tensor], e);
-      file.record.block_checksums = writer.finish();
+      writer.finish_into(file);
     }
     merger_.add(part_of(plan, local));
   }

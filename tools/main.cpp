@@ -1,8 +1,11 @@
 // sherd: plans sharded training, looks after its checkpoints. `sherd --help` lists the commands.
 #include <exception>
 #include <iostream>
+#include <new>
 
 #include <fmt/format.h>
+
+#include <sherd/kernels/program.h>
 
 #include "ckpt_command.h"
 #include "layout_command.h"
@@ -22,8 +25,16 @@ std::string command_of(const CLI::App& app) {
   return words;
 }
 
+// Without the line's end: CLI11 adds one.
+std::string version_of_sherd() {
+  std::string text = version_text("sherd");
+  text.pop_back();
+  return text;
+}
+
 int main_of(int argc, const char* const* argv) {
   CLI::App app("sherd: plans sharded training, looks after its checkpoints");
+  app.set_version_flag("--version", [] { return version_of_sherd(); });
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   LayoutCommand layout;
   const CLI::App* layout_app = layout.add_to(app);
@@ -34,17 +45,22 @@ int main_of(int argc, const char* const* argv) {
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
     if (*ckpt_app && ckpt_app->get_subcommands().empty()) throw CLI::RequiredError("A command of ckpt");
   } catch (const CLI::Success& e) {
-    return app.exit(e);  // help
+    app.exit(e);  // help, or the version
+    return finish_stdout("sherd") ? 0 : kFailure;
   } catch (const CLI::ParseError& e) {
-    fmt::print(stderr, "sherd: {}\nsherd --help and sherd COMMAND --help say what there is\n", e.what());
+    print_error("sherd",
+                fmt::format("{}\nsherd --help and sherd COMMAND --help say what there is", e.what()));
     return kUsage;
   }
   try {
     if (*ckpt_app) return ckpt.run(std::cout, std::cerr);
     if (*layout_app) layout.run(std::cout, std::cerr);
     return 0;
+  } catch (const std::bad_alloc&) {
+    print_error("sherd " + command_of(app), "out of memory: the system gave no more");
+    return kFailure;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "sherd {}: {}\n", command_of(app), e.what());
+    print_error("sherd " + command_of(app), e.what());
     return kFailure;
   }
 }
@@ -52,4 +68,7 @@ int main_of(int argc, const char* const* argv) {
 }  // namespace
 }  // namespace sherd::tools
 
-int main(int argc, char** argv) { return sherd::tools::main_of(argc, argv); }
+int main(int argc, char** argv) {
+  sherd::reserve_standard_streams();
+  return sherd::tools::main_of(argc, argv);
+}

@@ -27,18 +27,46 @@ bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
 }
 
 void AbortDomain::wake_all() noexcept {
-  std::vector<std::weak_ptr<WaitPoint>> points;
+  std::lock_guard waking(waking_);
+  std::list<std::weak_ptr<WaitPoint>> points;
   {
     std::lock_guard lock(mutex_);
-    points.swap(points_);  // later wait points see aborted() before they wait
+    points.swap(points_);  // those made meanwhile see what has happened before they wait
   }
   for (const auto& weak : points) {
     if (const auto point = weak.lock()) {
-      // A waiter is either before its check of aborted(), which will then be true, or asleep.
+      // A waiter is either before its check of what has happened, or asleep.
       { std::lock_guard lock(point->mutex); }
       point->changed.notify_all();
     }
   }
+  std::lock_guard lock(mutex_);
+  points_.splice(points_.end(), points);
+}
+
+void AbortDomain::reset() noexcept {
+  std::lock_guard lock(mutex_);
+  cause_.clear();
+  failed_rank_ = -1;
+  epoch_.fetch_add(1, std::memory_order_release);
+  aborted_.store(false, std::memory_order_release);
+}
+
+void AbortDomain::leave(int world_rank) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    left_.insert(world_rank);
+    anybody_left_.store(true, std::memory_order_release);
+  } catch (const std::bad_alloc&) {
+    return;  // the others wait for their timeout
+  }
+  wake_all();
+}
+
+bool AbortDomain::has_left(int world_rank) const {
+  if (!anybody_left_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(mutex_);
+  return left_.contains(world_rank);
 }
 
 void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
@@ -77,6 +105,15 @@ std::string AbortDomain::timeout_message(const WaitPoint& point, const std::stri
       "{}: waited {} ms for rank{} {}, which did not call it; look there for what went wrong, or raise the "
       "timeout",
       where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+std::string AbortDomain::left_message(const std::string& where, const std::vector<int>& gone) {
+  const bool several = gone.size() > 1;
+  return fmt::format(
+      "{}: rank{} {} {} returned from {} and will not call it; every rank makes the same calls: end all ranks' "
+      "loops after equally many batches, or let a rank without data take part with empty ones",
+      where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
+      several ? "their bodies" : "its body");
 }
 
 }  // namespace sherd::local

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <list>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +64,15 @@ class AbortDomain {
   /// The same for a thread that holds no WaitPoint's mutex.
   [[noreturn]] void fail(int failed_rank, const std::string& where, const std::string& cause);
 
+  /// The failure is over, for all ranks have met (Recovery): calls work again, numbered anew.
+  void reset() noexcept;
+  /// How often that was.
+  uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_acquire); }
+
+  /// The rank's body has ended: it calls nothing any more. Wakes everybody.
+  void leave(int world_rank) noexcept;
+  bool has_left(int world_rank) const;
+
   /// What abort() or fail() recorded first. Call when aborted().
   std::pair<int, std::string> first_failure() const;
 
@@ -71,16 +82,21 @@ class AbortDomain {
   /// "<where>: waited 300 ms for ranks 2, 3, ..."
   static std::string timeout_message(const WaitPoint& point, const std::string& where,
                                      const std::vector<int>& missing);
+  /// "<where>: rank 2 has returned from its body and will not call it; ..."
+  static std::string left_message(const std::string& where, const std::vector<int>& gone);
 
  private:
   bool declare(int failed_rank, const std::string& cause) noexcept;
   void wake_all() noexcept;
 
-  std::atomic<bool> aborted_{false};
+  std::atomic<bool> aborted_{false}, anybody_left_{false};
+  std::atomic<uint64_t> epoch_{0};
+  std::mutex waking_;  // one wakes at a time; before a WaitPoint's
   mutable std::mutex mutex_;
   std::string cause_;
   int failed_rank_ = -1;
-  std::vector<std::weak_ptr<WaitPoint>> points_;
+  std::set<int> left_;
+  std::list<std::weak_ptr<WaitPoint>> points_;  // a list: waking must not need memory
 };
 
 }  // namespace sherd::local

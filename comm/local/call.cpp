@@ -27,6 +27,7 @@ bool uniform(const std::vector<int64_t>& counts) {
 bool agree(const Call& a, const Call& b) {
   return std::string_view(a.op) == b.op && a.sequence == b.sequence && a.dtype == b.dtype &&
          a.counts == b.counts && a.root == b.root && a.reduce == b.reduce &&
+         a.purpose.hash() == b.purpose.hash() &&
          (!a.recv_counts.empty() || a.elements == b.elements);
 }
 
@@ -35,13 +36,14 @@ bool agree(const Call& a, const Call& b) {
 std::string describe(const Call& c) {
   const std::string_view op = c.op;
   std::string s = fmt::format("{} #{} (", op, c.sequence);
-  if (op == "barrier") return s + "0 bytes)";
+  const auto end = [&] { return c.purpose ? fmt::format(") for {}", c.purpose.text()) : std::string(")"); };
+  if (op == "barrier") return s + "0 bytes" + end();
   if (op == "all_reduce" || op == "reduce_scatter") s += fmt::format("{}, ", name_of(c.reduce));
   s += fmt::format("{}, {} elements, {} bytes", sherd::name_of(c.dtype), c.elements,
                    c.elements * size_of(c.dtype));
   if (!uniform(c.counts)) s += fmt::format(", counts [{}]", fmt::join(c.counts, ", "));
   if (c.root >= 0) s += fmt::format(", root {}", c.root);
-  return s + ")";
+  return s + end();
 }
 
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks) {
@@ -50,8 +52,8 @@ std::string disagreement(const std::vector<const Call*>& calls, const std::vecto
     if (!agree(first, *calls[r]))
       return fmt::format(
           "ranks of one group called different collectives: rank {} called {}, rank {} called {}; every rank "
-          "calls "
-          "the same collectives in the same order with equal dtypes, sizes and roots",
+          "calls the same collectives in the same order, for the same purpose, with equal dtypes, sizes and "
+          "roots",
           world_ranks[0], describe(first), world_ranks[r], describe(*calls[r]));
   }
   if (first.recv_counts.empty()) return "";
@@ -64,6 +66,14 @@ std::string disagreement(const std::vector<const Call*>& calls, const std::vecto
     }
   }
   return "";
+}
+
+std::string message_disagreement(const std::string& where, const Call& mine, const Call& theirs) {
+  if (theirs.dtype == mine.dtype && theirs.elements == mine.elements &&
+      theirs.purpose.hash() == mine.purpose.hash())
+    return "";
+  return fmt::format("{}: does not match {} there; give both the same element count, dtype and purpose", where,
+                     describe(theirs));
 }
 
 }  // namespace sherd::local

@@ -18,15 +18,18 @@ struct Call {
   int64_t elements = 0;           // of the whole collective, equal on every rank where the operation fixes it
   std::vector<int64_t> counts{};  // per rank, equal on every rank
   int root = -1;
+  Purpose purpose{};
   ReduceOp reduce = ReduceOp::sum;
   std::vector<int64_t> send_counts{}, recv_counts{};  // all_to_all_v only: mine, agree crosswise
   Tensor send{}, recv{};
 };
 
-/// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes)"
+/// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes) for the gradients of unit 'blocks.1'"
 std::string describe(const Call& call);
 
 /// Why the calls of the ranks of a group do not belong together; empty when they do.
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks);
+/// Why a send and a receive (which is at `where`) do not belong together; empty when they do.
+std::string message_disagreement(const std::string& where, const Call& mine, const Call& theirs);
 
 }  // namespace sherd::local

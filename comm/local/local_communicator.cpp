@@ -12,6 +12,7 @@ namespace {
 
 using local::Call;
 using local::LocalGroup;
+using std::chrono::milliseconds;
 
 const local::Move& move_of(Verb verb) {
   switch (verb) {
@@ -53,19 +54,51 @@ class LocalCommunicator final : public CheckedCommunicator {
     }
   }
 
+  void leave() noexcept override { group_->domain().leave(world_rank()); }
+
+  std::vector<std::string> recover(milliseconds timeout) override {
+    group_->domain().abort(world_rank(),
+                           fmt::format("rank {} called recover() after an error of its own", world_rank()));
+    // Every wait for a peer ends now, so the streams run dry.
+    StreamFailures failures = device().streams().reset();
+    for (bool more = true; more;) {  // of streams that have gone
+      try {
+        device().rethrow_unheard();
+        more = false;
+      } catch (const std::exception& e) {
+        failures.texts.push_back(e.what());
+      }
+    }
+    const std::string& broken = failures.beyond_repair;
+    group_->recovery().meet(world_rank(),
+                            broken.empty() ? "" : fmt::format("rank {}, {}", world_rank(), broken),
+                            timeout.count() > 0 ? bounded(timeout) : group_->timeout());
+    reset_digest();
+    return failures.texts;
+  }
+
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
-    stream.submit(op, [group = group_, rank = rank(), verb, call = std::move(call), peer,
-                       &kernels = device().kernels()](ExecutionContext& c) {
-      if (verb == Verb::send)
-        group->send(rank, peer, call, c);
-      else if (verb == Verb::recv)
-        group->recv(rank, peer, call, c, kernels);
-      else
-        group->collective(rank, call, move_of(verb), c, kernels);
-    });
+    const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
+    try {
+      stream.submit(op, [group = group_, queued, rank = rank(), verb, call = std::move(call), peer,
+                         &kernels = device().kernels()](ExecutionContext& c) {
+        queued->run();
+        if (verb == Verb::send)
+          group->send(rank, peer, call, c);
+        else if (verb == Verb::recv)
+          group->recv(rank, peer, call, c, kernels);
+        else
+          group->collective(rank, call, move_of(verb), c, kernels);
+      });
+    } catch (...) {
+      queued->run();  // nothing was queued
+      throw;
+    }
   }
+
+  uint64_t epoch() const override { return group_->domain().epoch(); }
 
   std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                        std::shared_ptr<CommCounters> counters) override {
@@ -92,8 +125,9 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
                         a->label(), b->label()));
   std::vector<int> ranks(devices.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto group =
-      std::make_shared<LocalGroup>(std::make_shared<local::AbortDomain>(), ranks, bounded(timeout));
+  const auto domain = std::make_shared<local::AbortDomain>();
+  const auto recovery = std::make_shared<local::Recovery>(domain, static_cast<int>(ranks.size()));
+  const auto group = std::make_shared<LocalGroup>(domain, recovery, ranks, bounded(timeout));
   std::vector<std::shared_ptr<Communicator>> world;
   for (int r : ranks)
     world.push_back(std::make_shared<LocalCommunicator>(group, r, devices[static_cast<size_t>(r)],

@@ -9,14 +9,16 @@
 
 namespace sherd::local {
 
-LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks,
-                       std::chrono::milliseconds timeout)
+LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Recovery> recovery,
+                       std::vector<int> world_ranks, std::chrono::milliseconds timeout)
     : domain_(std::move(domain)),
+      recovery_(std::move(recovery)),
       world_ranks_(std::move(world_ranks)),
       point_(domain_->make_wait_point(timeout)),
-      calls_(*domain_, *point_, world_ranks_),
+      presence_(*domain_, *point_, world_ranks_),
+      calls_(*domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); }),
       sends_(world_ranks_.size()),
-      splits_(*domain_, *point_, world_ranks_),
+      splits_(*domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); }),
       split_results_(world_ranks_.size()),
       mailboxes_(world_ranks_.size() * world_ranks_.size()) {
   for (auto& point : reached_) point.resize(world_ranks_.size());
@@ -92,7 +94,8 @@ void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& co
   box.posted = &call;
   box.ready = std::move(ready);
   point_->changed.notify_all();
-  const Wait outcome = domain_->wait(*point_, lock, [&] { return box.done; });
+  // A receiver that has taken the message is not gone.
+  const Wait outcome = domain_->wait(*point_, lock, [&] { return box.done || presence_.gone(peer); });
   if (box.taken) point_->changed.wait(lock, [&] { return box.done; });
   const bool arrived = box.done;
   const std::shared_ptr<NativeEvent> copied = box.copied;
@@ -103,6 +106,8 @@ void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& co
     context.keep(std::make_shared<Call>(call));
     return;
   }
+  if (outcome == Wait::ready)
+    domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
   if (outcome == Wait::timed_out)
     domain_->fail(lock, world_rank(peer), where,
                   domain_->timeout_message(*point_, where, {world_rank(peer)}));
@@ -120,9 +125,11 @@ void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& co
     domain_->raise(where);
   }
   // A box that is done still belongs to the sender of the message before.
-  switch (domain_->wait(*point_, lock, [&] { return box.posted != nullptr && !box.done; })) {
+  const auto posted = [&] { return box.posted != nullptr && !box.done; };
+  switch (domain_->wait(*point_, lock, [&] { return posted() || presence_.gone(peer); })) {
     case Wait::ready:
-      break;
+      if (posted()) break;
+      domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
     case Wait::aborted:
       lock.unlock();
       domain_->raise(where);
@@ -131,10 +138,8 @@ void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& co
                     domain_->timeout_message(*point_, where, {world_rank(peer)}));
   }
   const Call& sent = *box.posted;
-  if (sent.dtype != call.dtype || sent.elements != call.elements)
-    domain_->fail(lock, -1, where,
-                  fmt::format("{}: does not match {} there; give both the same element count and dtype",
-                              where, describe(sent)));
+  if (const std::string reason = message_disagreement(where, call, sent); !reason.empty())
+    domain_->fail(lock, -1, where, reason);
   box.taken = true;
   lock.unlock();
   // The sender waits from here on, whatever happens.
@@ -175,7 +180,7 @@ std::string LocalGroup::make_groups() {
     for (auto [key, r] : ranks) world.push_back(world_rank(r));
     const auto asked = splits_.slots()[static_cast<size_t>(ranks.front().second)]->timeout;
     const auto timeout = asked.count() > 0 ? asked : point_->timeout;
-    const auto group = std::make_shared<LocalGroup>(domain_, std::move(world), timeout);
+    const auto group = std::make_shared<LocalGroup>(domain_, recovery_, std::move(world), timeout);
     for (size_t i = 0; i < ranks.size(); ++i)
       split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
   }

@@ -7,6 +7,8 @@
 #include <vector>
 
 #include <sherd/comm/local/collectives.h>
+#include <sherd/comm/local/presence.h>
+#include <sherd/comm/local/recovery.h>
 
 namespace sherd::local {
 
@@ -25,12 +27,18 @@ inline std::string describe(const SplitRequest& s) {
 /// @throws CommError as Communicator says.
 class LocalGroup {
  public:
-  LocalGroup(std::shared_ptr<AbortDomain> domain, std::vector<int> world_ranks,
-             std::chrono::milliseconds timeout);
+  LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Recovery> recovery,
+             std::vector<int> world_ranks, std::chrono::milliseconds timeout);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   AbortDomain& domain() { return *domain_; }
+  Recovery& recovery() { return *recovery_; }
+  std::chrono::milliseconds timeout() const { return point_->timeout; }
+  /// Who still has calls under way here. Lives as long as its group.
+  static std::shared_ptr<Presence> presence(const std::shared_ptr<LocalGroup>& group) {
+    return {group, &group->presence_};
+  }
 
   /// On the worker of the rank's stream; `context` and `kernels` are the stream's and its device's. With a
   /// native queue this issues, and orders the ranks' queues by events.
@@ -54,8 +62,10 @@ class LocalGroup {
   std::string make_groups();
 
   const std::shared_ptr<AbortDomain> domain_;
+  const std::shared_ptr<Recovery> recovery_;
   const std::vector<int> world_ranks_;
   const std::shared_ptr<WaitPoint> point_;
+  Presence presence_;
 
   Rendezvous<const Call> calls_;
   std::vector<const void*> sends_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,18 @@ namespace sherd::local {
 template <class Slot>
 class Rendezvous {
  public:
-  /// All three outlive the rendezvous.
-  Rendezvous(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks)
-      : domain_(domain), point_(point), world_ranks_(world_ranks), slots_(world_ranks.size()) {}
+  /// All outlive the rendezvous. `gone`: whether a rank comes no more; asked under the lock.
+  Rendezvous(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks,
+             std::function<bool(int rank)> gone)
+      : domain_(domain),
+        point_(point),
+        world_ranks_(world_ranks),
+        gone_(std::move(gone)),
+        slots_(world_ranks.size()) {}
 
   /// agree() runs once per meeting, on the last rank to arrive, under the lock; it returns why the ranks
   /// cannot proceed, or "". describe(Slot) names the operation in messages.
-  /// @throws CommError on disagreement or timeout, PeerFailure after an abort.
+  /// @throws CommError on disagreement or timeout or when a rank comes no more, PeerFailure after an abort.
   template <class Agree>
   void enter(int rank, Slot& slot, Agree agree) {
     std::unique_lock lock(point_.mutex);
@@ -52,15 +58,24 @@ class Rendezvous {
       return;
     }
     const auto before = meeting_;
-    switch (domain_.wait(point_, lock, [&] { return meeting_ != before; })) {
-      case Wait::ready:
-        return;
+    std::vector<int> gone;
+    const auto somebody_is_gone = [&] {
+      gone = missing_ranks([&](size_t r) { return gone_(static_cast<int>(r)); });
+      return !gone.empty();
+    };
+    switch (domain_.wait(point_, lock, [&] { return meeting_ != before || somebody_is_gone(); })) {
+      case Wait::ready: {
+        if (meeting_ != before) return;
+        withdraw(rank);
+        const std::string where = place(rank, slot);
+        domain_.fail(lock, gone.front(), where, domain_.left_message(where, gone));
+      }
       case Wait::aborted:
         withdraw(rank);
         lock.unlock();
         domain_.raise(place(rank, slot));
       case Wait::timed_out: {
-        const std::vector<int> missing = missing_ranks();
+        const std::vector<int> missing = missing_ranks([](size_t) { return true; });
         withdraw(rank);
         const std::string where = place(rank, slot);
         domain_.fail(lock, missing.front(), where, domain_.timeout_message(point_, where, missing));
@@ -91,10 +106,12 @@ class Rendezvous {
     slots_[static_cast<size_t>(rank)] = nullptr;
     --arrived_;
   }
-  std::vector<int> missing_ranks() const {
+  /// World ranks of those that have not come and of which `which` is true.
+  template <class Which>
+  std::vector<int> missing_ranks(Which which) const {
     std::vector<int> missing;
     for (size_t r = 0; r < slots_.size(); ++r)
-      if (slots_[r] == nullptr) missing.push_back(world_ranks_[r]);
+      if (slots_[r] == nullptr && which(r)) missing.push_back(world_ranks_[r]);
     return missing;
   }
   std::string place(int rank, const Slot& slot) const {
@@ -104,6 +121,7 @@ class Rendezvous {
   AbortDomain& domain_;
   WaitPoint& point_;
   const std::vector<int>& world_ranks_;
+  const std::function<bool(int)> gone_;
   std::vector<Slot*> slots_;
   size_t arrived_ = 0, inside_ = 0;
   uint64_t meeting_ = 0, phase_ = 0;

@@ -32,6 +32,13 @@ struct Source {
     at += good ? sizeof v : 0;
     return v;
   }
+  std::string text() {
+    const int64_t n = number();
+    good = good && n >= 0 && static_cast<size_t>(n) <= bytes.size() - at;
+    if (!good) return "";
+    at += static_cast<size_t>(n);
+    return bytes.substr(at - static_cast<size_t>(n), static_cast<size_t>(n));
+  }
   std::vector<int64_t> numbers() {
     std::vector<int64_t> v;
     for (int64_t n = number(); good && n > 0; --n) v.push_back(number());
@@ -67,6 +74,8 @@ std::string encode(const Call& c) {
   put(bytes, c.counts);
   put(bytes, c.send_counts);
   put(bytes, c.recv_counts);
+  put(bytes, static_cast<int64_t>(c.purpose.text().size()));
+  bytes += c.purpose.text();
   return bytes;
 }
 
@@ -84,6 +93,7 @@ std::optional<Call> decode(const std::string& bytes) {
   c.counts = in.numbers();
   c.send_counts = in.numbers();
   c.recv_counts = in.numbers();
+  c.purpose = Purpose(in.text());
   if (!in.good || in.at != bytes.size()) return std::nullopt;
   return c;
 }
@@ -114,9 +124,8 @@ void agree_with(Session& session, const std::string& group, const std::vector<in
   const auto bytes = session.collect(prefix(call.sequence), mine, encode(call), pair, where, deadline);
   const std::vector<Call> calls = decode_all(session, bytes, pair, where);
   const Call& theirs = calls[1 - mine];
-  if (theirs.dtype != call.dtype || theirs.elements != call.elements)
-    session.fail(where, fmt::format("{}: does not match {} there; give both the same element count and dtype",
-                                    where, describe(theirs)));
+  if (const std::string reason = local::message_disagreement(where, call, theirs); !reason.empty())
+    session.fail(where, reason);
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), mine));
 }
 

@@ -5,6 +5,14 @@
 
 namespace sherd::nccl {
 
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
+using Window = ncclWindow_t;
+inline constexpr int kSymmetricWindow = NCCL_WIN_COLL_SYMMETRIC;
+#else
+using Window = void*;
+inline constexpr int kSymmetricWindow = 0;
+#endif
+
 struct NcclApi {
   decltype(&ncclGetUniqueId) get_unique_id;
   decltype(&ncclCommInitRankConfig) comm_init_rank_config;
@@ -25,6 +33,12 @@ struct NcclApi {
   decltype(&ncclGetLastError) get_last_error;
   decltype(&ncclCommRegister) comm_register;
   decltype(&ncclCommDeregister) comm_deregister;
+  decltype(&ncclGetVersion) get_version;
+  // Null where the library, or the header that sherd was built with, is older than the function.
+  ncclResult_t (*mem_alloc)(void** data, size_t bytes);
+  ncclResult_t (*mem_free)(void* data);
+  ncclResult_t (*window_register)(ncclComm_t comm, void* data, size_t bytes, Window* window, int flags);
+  ncclResult_t (*window_deregister)(ncclComm_t comm, Window window);
 };
 
 /// The library that sherd is linked with.

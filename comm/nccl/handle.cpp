@@ -17,6 +17,10 @@ ncclConfig_t nonblocking() {
 /// What a peer's end looks like to NCCL.
 bool of_network(ncclResult_t result) { return result == ncclRemoteError || result == ncclSystemError; }
 
+/// NCCL says success as soon as a thread of its own has taken up a split or a window. The communicator's state
+/// tells when that is over.
+ncclResult_t taken_up(ncclResult_t result) { return result == ncclSuccess ? ncclInProgress : result; }
+
 // A communicator whose peers do not end theirs is given up after this long.
 constexpr std::chrono::seconds kCloseTime{10};
 
@@ -45,6 +49,13 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
     backoff.sleep();
     session_.check(where);
     if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, current_));
+    std::vector<int> left;
+    {
+      std::lock_guard flights(flights_mutex_);
+      left = gone(awaited_);
+    }
+    if (!left.empty())
+      session_.fail(where, local::AbortDomain::left_message(where, left), left.front());
     lock.lock();
     session_.check(where);  // the watchdog may have ended the communicator
     if (!comm_) continue;
@@ -70,12 +81,9 @@ void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string&
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
                         const Deadline& deadline) {
   ncclConfig_t config = nonblocking();
-  parent.begin(where, false);
-  // NCCL says success as soon as a thread of its own has taken up the split. The parent's state tells when
-  // that is over.
+  parent.begin_uncounted();
   parent.run(where, deadline, [&](ncclComm_t comm) {
-    const ncclResult_t result = session_.api().comm_split(comm, color, key, &split_, &config);
-    return result == ncclSuccess ? ncclInProgress : result;
+    return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
   });
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
@@ -113,6 +121,10 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
   session_.check(where);
   const auto covers = [&](const Registration& r) { return r.begin <= begin && begin + bytes <= r.end; };
   if (bytes == 0 || std::any_of(registered_.begin(), registered_.end(), covers)) return;
+  for (const Opened& w : windows_)
+    if (const auto* const block = static_cast<const char*>(w.block->data());
+        block <= begin && begin + bytes <= block + w.block->bytes())
+      return;
   Registration& r = registered_.emplace_back(Registration{begin, begin + bytes, nullptr});
   settle(lock,
          session_.api().comm_register(comm_, const_cast<char*>(begin), static_cast<size_t>(bytes), &r.handle),
@@ -129,6 +141,44 @@ void Handle::forget(const void* block, int64_t bytes) noexcept {
     if (comm_ && r.handle && !session_.failed()) session_.api().comm_deregister(comm_, r.handle);
     return true;
   });
+}
+
+bool Handle::open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
+                         const Deadline& deadline) {
+  begin_uncounted();
+  std::lock_guard driver(driver_);
+  std::unique_lock lock(mutex_);
+  session_.check(where);
+  Opened& w = windows_.emplace_back(Opened{std::move(block), {}});
+  const ncclResult_t result = session_.api().window_register(
+      comm_, w.block->data(), static_cast<size_t>(w.block->bytes()), &w.window, kSymmetricWindow);
+  settle(lock, taken_up(result), where, deadline);
+  if (w.window) return true;
+  windows_.pop_back();
+  return false;
+}
+
+void Handle::close_window(const WindowBlock& block) noexcept {
+  try {
+    const Deadline deadline(kCloseTime);
+    Backoff backoff;
+    while (!idle() && !deadline.passed() && !session_.failed()) backoff.sleep();
+    std::lock_guard driver(driver_);
+    std::unique_lock lock(mutex_);
+    const auto at = std::find_if(windows_.begin(), windows_.end(),
+                                 [&](const Opened& w) { return w.block.get() == &block; });
+    if (at == windows_.end() || !idle() || session_.failed() || !comm_) return;
+    ncclResult_t state = taken_up(session_.api().window_deregister(comm_, at->window));
+    while (state == ncclInProgress && !deadline.passed()) {
+      lock.unlock();
+      backoff.sleep();
+      lock.lock();
+      if (session_.failed() || !comm_) return;  // the watchdog ends it
+      if (session_.api().comm_get_async_error(comm_, &state) != ncclSuccess) return;
+    }
+    if (state == ncclSuccess) windows_.erase(at);
+  } catch (const std::exception&) {  // a device that fails cannot tell whether it is done
+  }
 }
 
 char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
@@ -155,10 +205,36 @@ int32_t* Handle::word(bool& fresh) {
   return word_.get();
 }
 
-void Handle::begin(const std::string& where, bool counted) {
+void Handle::begin(const std::string& where) {
   std::lock_guard lock(flights_mutex_);
-  if (counted) progress_ = {progress_.calls + 1, where};
-  current_ = counted ? progress_.calls : 0;
+  progress_ = {progress_.calls + 1, where};
+  current_ = progress_.calls;
+  awaited_ = {world_ranks_, name_, progress_.calls};
+}
+
+void Handle::begin_message(int peer, bool sends) {
+  std::lock_guard lock(flights_mutex_);
+  const int64_t number = ++messages_[fmt::format("{}{}{}", name_, sends ? '>' : '<', peer)];
+  current_ = 0;
+  awaited_ = {{peer}, fmt::format("{}{}{}", name_, sends ? '<' : '>', session_.world_rank()), number};
+}
+
+void Handle::begin_uncounted() {
+  std::lock_guard lock(flights_mutex_);
+  current_ = 0;
+  awaited_ = {};
+}
+
+std::map<std::string, int64_t> Handle::counts() {
+  std::lock_guard lock(flights_mutex_);
+  std::map<std::string, int64_t> all = messages_;
+  all[name_] = progress_.calls;
+  return all;
+}
+
+std::vector<int> Handle::gone(const Awaited& awaited) const {
+  if (awaited.number == 0) return {};
+  return session_.left_before(awaited.ranks, awaited.key, awaited.number);
 }
 
 Progress Handle::progress() {
@@ -174,7 +250,7 @@ std::shared_ptr<void> Handle::queued() {
 void Handle::under_way(const std::string& where, const Deadline& deadline,
                        std::shared_ptr<NativeEvent> done) {
   std::lock_guard lock(flights_mutex_);
-  flights_.push_back({where, deadline, std::move(done), current_.load()});
+  flights_.push_back({where, deadline, std::move(done), current_.load(), awaited_});
 }
 
 bool Handle::idle() {
@@ -189,7 +265,13 @@ Handle::Trouble Handle::look() {
     std::lock_guard lock(flights_mutex_);
     std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
     for (const Flight& f : flights_)
-      if (f.deadline.passed()) return {Trouble::late, f.where, f.deadline.timeout, f.calls};
+      if (const std::vector<int> left = gone(f.awaited); !left.empty())
+        return {.kind = Trouble::left,
+                .text = local::AbortDomain::left_message(f.where, left),
+                .failed_rank = left.front()};
+    for (const Flight& f : flights_)
+      if (f.deadline.passed())
+        return {.kind = Trouble::late, .text = f.where, .timeout = f.deadline.timeout, .calls = f.calls};
   }
   std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it looks himself
   if (!lock || !comm_) return {};
@@ -201,7 +283,8 @@ Handle::Trouble Handle::look() {
   const std::string where = !flights_.empty()         ? flights_.front().where
                             : !progress_.last.empty() ? "after " + progress_.last
                                                       : fmt::format("rank {}", session_.world_rank());
-  return {of_network(state) ? Trouble::network : Trouble::other, where + ": " + text_of(state, comm_)};
+  return {.kind = of_network(state) ? Trouble::network : Trouble::other,
+          .text = where + ": " + text_of(state, comm_)};
 }
 
 bool Handle::alive() {
@@ -222,7 +305,7 @@ void Handle::close(bool failed) noexcept {
     const Deadline deadline(kCloseTime);
     Backoff backoff;
     while (!idle() && !deadline.passed()) backoff.sleep();
-    if (idle()) {
+    if (idle() && windows_.empty()) {  // of a window that is still open, only an abort is the end
       std::lock_guard lock(mutex_);
       if (!comm_) return;
       for (const Registration& r : registered_)

@@ -3,6 +3,8 @@
 
 #include <atomic>
 #include <functional>
+#include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include <sherd/comm/nccl/session.h>
+#include <sherd/comm/nccl/windows.h>
 
 namespace sherd::nccl {
 
@@ -37,6 +40,16 @@ class Handle {
   /// Undoes the registrations that overlap the block; with the device current, and when no work uses it.
   void forget(const void* block, int64_t bytes) noexcept;
 
+  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows and
+  /// its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
+  bool open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
+                   const Deadline& deadline);
+  /// How many have been asked for, this one included: the same on all ranks.
+  int64_t next_window() { return ++windows_asked_; }
+  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where NCCL
+  /// does not do it, the block is kept until the communicator has ended.
+  void close_window(const WindowBlock& block) noexcept;
+
   /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
   /// which kernels that read this may use.
   char* scratch(const ExecutionContext& context, int64_t bytes);
@@ -44,12 +57,20 @@ class Handle {
   int32_t* word(bool& fresh);
 
   const std::string& name() const { return name_; }
-  /// What is issued next. Calls that all ranks of the group make are counted, messages are not.
-  void begin(const std::string& where, bool counted);
+  /// What is issued next: a call of all ranks of the group, or a message to or from world rank `peer`.
+  void begin(const std::string& where);
+  void begin_message(int peer, bool sends);
+  /// Something that is not counted.
+  void begin_uncounted();
+  /// Of the calls, not of the messages.
   Progress progress();
+  /// How many have begun, for the other ranks when this one has left: calls under name(), messages under
+  /// name() > receiver and name() < sender.
+  std::map<std::string, int64_t> counts();
 
   /// A piece of work that is queued but not yet issued, until the returned object goes.
   std::shared_ptr<void> queued();
+  bool has_queued() const { return queued_.load() > 0; }
   /// Issued work that is late when `done` does not come before the deadline.
   void under_way(const std::string& where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
   /// Nothing is queued or under way.
@@ -61,6 +82,7 @@ class Handle {
     enum Kind {
       none,
       late,     // the text is the call's, of which late() makes a message
+      left,     // a rank that it waits for has left
       network,  // perhaps a peer's end, of which the store tells more
       other
     };
@@ -68,6 +90,7 @@ class Handle {
     std::string text;
     std::chrono::milliseconds timeout{0};
     int64_t calls = 0;
+    int failed_rank = -1;
   };
   Trouble look();
   /// The message of a call that is not done in time. Asks the other ranks how far they have come, unless
@@ -79,15 +102,27 @@ class Handle {
   void close(bool failed) noexcept;
 
  private:
+  /// What the peers of a call or message count it as.
+  struct Awaited {
+    std::vector<int> ranks;
+    std::string key;
+    int64_t number = 0;
+  };
   struct Flight {
     std::string where;
     Deadline deadline;
     std::shared_ptr<NativeEvent> done;
     int64_t calls;  // its number, 0 for messages
+    Awaited awaited;
   };
+  std::vector<int> gone(const Awaited& awaited) const;
   struct Registration {
     const char *begin, *end;
     void* handle;
+  };
+  struct Opened {
+    std::shared_ptr<const WindowBlock> block;
+    Window window;
   };
   /// Makes what a split has come to, if it has, the communicator. With mutex_ held.
   bool take_split() noexcept;
@@ -105,12 +140,16 @@ class Handle {
   ncclComm_t comm_ = nullptr;   // null before init and after the end
   ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
   std::vector<Registration> registered_;
+  int64_t windows_asked_ = 0;  // by the rank's thread
+  std::list<Opened> windows_;  // NCCL writes to one that it is making
   std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
   int64_t scratch_bytes_ = 0;
   std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
-  Progress progress_;                // under flights_mutex_
+  Progress progress_;                // these under flights_mutex_
+  std::map<std::string, int64_t> messages_;
+  Awaited awaited_;  // of what is being issued
   std::atomic<int64_t> current_{0};  // the number of the call that is being issued, 0 for messages
   std::vector<Flight> flights_;
 };

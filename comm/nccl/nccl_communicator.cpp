@@ -14,6 +14,7 @@
 #include <sherd/comm/nccl/collectives.h>
 #include <sherd/comm/nccl/handle.h>
 #include <sherd/comm/nccl/session.h>
+#include <sherd/comm/nccl/window_buffers.h>
 
 namespace sherd::nccl {
 namespace {
@@ -61,7 +62,10 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
                          group.world_ranks[static_cast<size_t>(peer)]);
   Session& session = *group.session;
   session.check(where);
-  group.handle.begin(where, !message);
+  if (message)
+    group.handle.begin_message(group.world_ranks[static_cast<size_t>(peer)], verb == Verb::send);
+  else
+    group.handle.begin(where);
   const Deadline deadline(group.timeout);
   if (session.options().check_calls) {
     if (message)
@@ -105,7 +109,31 @@ class NcclCommunicator final : public CheckedCommunicator {
     }
   }
 
+  void leave() noexcept override { group_->session->leave(); }
+
+  std::vector<std::string> recover(milliseconds) override {
+    throw NotSupported(fmt::format(
+        "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was under "
+        "way on the GPU; end the job and resume from the last checkpoint (--comm local can recover)",
+        world_rank()));
+  }
+
+  std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override {
+    if (!group_->session->options().windows) return CheckedCommunicator::make_buffers(specs);
+    return make_window_buffers(group_->session->api(), device(), specs, *window_group(),
+                               [session = group_->session](Communicator& comm) {
+                                 const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
+                                 return own && own->group_->session == session ? own->window_group() : nullptr;
+                               });
+  }
+
  private:
+  std::shared_ptr<const WindowGroup> window_group() const {
+    return std::make_shared<const WindowGroup>(
+        WindowGroup{group_->session, group_->handle, group_->name, group_->world_ranks, group_->rank,
+                    group_->timeout, [device = &device()](const auto& work) { on_device(*device, work); }});
+  }
+
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     stream.submit(call.op, Queued{group_, group_->handle.queued(), verb, call, peer});
   }

@@ -27,6 +27,12 @@ struct NcclOptions {
   /// Registers the memory of collectives with NCCL (ncclCommRegister) when it is first seen. For buffers that
   /// keep their addresses, such as those of units.
   bool register_buffers = false;
+  /// Communicator::make_buffers() takes the memory from NCCL (ncclMemAlloc), in one block, and
+  /// BufferSet::share() registers that as a symmetric window (ncclCommWindowRegister, NCCL 2.27 and newer). A
+  /// block has a granularity of 2 MiB or, where GPUs share memory by multicast, as much as NCCL wants, of which
+  /// only the 2 MiB are counted. Where NCCL has no windows or the ranks' buffers differ, memory is as it would
+  /// be without the option, and BufferSet::describe() says why. NCCL may add up in another order in windows.
+  bool windows = false;
   /// Names the world's keys in the store: one per world made from one store.
   std::string name = "world";
 };
@@ -42,8 +48,10 @@ struct NcclOptions {
 /// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds
 /// for a
 ///   communicator is freed with the last one of its world.
-/// - Ranks that call different collectives are only told apart with check_calls; else they time out, or move
-///   wrong data.
+/// - That a rank's body has returned is seen within two polls, not at once.
+/// - recover() throws NotSupported on every rank: NCCL's communicators do not survive a failure.
+/// - Ranks that call different collectives, or for different purposes, are only told apart with check_calls;
+///   else they time out, or move wrong data, which a comparison of digest() shows.
 /// After a failure (an error of NCCL, a late call, a peer's abort or death) NCCL's communicators are aborted
 /// and the device fails: every later call and every wait of the host throws a CommError with the first cause.
 /// @throws CommError naming the ranks that did not come within the timeout; NotCompiled without NCCL.

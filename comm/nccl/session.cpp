@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <sstream>
+
 #include <sherd/comm/nccl/handle.h>
 
 namespace sherd::nccl {
@@ -65,8 +68,17 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
   check(where);
   store_->set(prefix + "/" + std::to_string(index), value);
   for (Backoff backoff;; backoff.sleep()) {
+    const std::vector<int> gone = left_before(members, "", 0);  // what those have put is there by now
     if (auto values = store_->all(prefix, static_cast<int64_t>(members.size()))) return std::move(*values);
     check(where);
+    if (!gone.empty()) {
+      std::vector<int> awaited;
+      for (int i : store_->absent(prefix, static_cast<int>(members.size())))
+        if (const int rank = members[static_cast<size_t>(i)]; std::ranges::find(gone, rank) != gone.end())
+          awaited.push_back(rank);
+      if (!awaited.empty())
+        fail(where, local::AbortDomain::left_message(where, awaited), awaited.front());
+    }
     if (!deadline.passed()) continue;
     std::vector<int> missing;
     for (int i : store_->absent(prefix, static_cast<int>(members.size())))
@@ -95,12 +107,17 @@ void Session::watch() {
     lock.lock();
   }
   lock.unlock();
-  if (domain_.aborted()) give_up(told);
+  if (domain_.aborted()) return give_up(told);
+  try {
+    tell_end();
+  } catch (const std::exception&) {  // the store is gone, which the other ranks see for themselves
+  }
 }
 
 void Session::look() {
   try {
     if (heard()) return;
+    look_at_ends();
     if (++looks_ % kLooksPerRollCall == 0) roll_call_.answer();
     look_at_handles();
   } catch (const CommError& e) {
@@ -114,6 +131,49 @@ bool Session::heard() {
   const auto notice = announced(*store_, kAnswerTime);
   if (notice) domain_.abort(notice->rank, notice->cause);
   return domain_.aborted();
+}
+
+void Session::tell_end() {
+  if (!leaving_ || end_told_) return;
+  std::string counts;
+  {
+    std::lock_guard lock(mutex_);
+    for (Handle& h : handles_) {
+      if (h.has_queued()) return;
+      for (const auto& [key, number] : h.counts()) counts += fmt::format("{} {}\n", number, key);
+    }
+  }
+  const std::string prefix = options_.name + "/ended";
+  const int64_t place = store_->add(prefix, 1) - 1;
+  store_->set(fmt::format("{}/{}", prefix, place), fmt::format("{}\n{}", world_rank_, counts));
+  end_told_ = true;
+}
+
+void Session::look_at_ends() {
+  tell_end();
+  while (const auto text = store_->get(fmt::format("{}/ended/{}", options_.name, ends_seen_), kAnswerTime)) {
+    ++ends_seen_;
+    std::istringstream lines(*text);
+    int rank = -1;
+    lines >> rank;
+    std::lock_guard lock(ends_mutex_);
+    auto& counts = ends_[rank];
+    int64_t number = 0;
+    for (std::string key; lines >> number && lines.get() && std::getline(lines, key);) counts[key] = number;
+  }
+}
+
+std::vector<int> Session::left_before(const std::vector<int>& ranks, const std::string& key,
+                                      int64_t number) const {
+  std::lock_guard lock(ends_mutex_);
+  std::vector<int> gone;
+  for (const int rank : ranks) {
+    const auto end = ends_.find(rank);
+    if (end == ends_.end()) continue;
+    const auto counted = end->second.find(key);
+    if (number == 0 || counted == end->second.end() || counted->second < number) gone.push_back(rank);
+  }
+  return gone;
 }
 
 void Session::look_at_handles() {
@@ -137,10 +197,11 @@ void Session::look_at_handles() {
       if (!network_error_) network_error_ = std::chrono::steady_clock::now();
       if (std::chrono::steady_clock::now() < *network_error_ + kNoticeTime) return;
       break;
+    case Handle::Trouble::left:
     case Handle::Trouble::other:
       break;
   }
-  domain_.abort(-1, trouble.text);
+  domain_.abort(trouble.failed_rank, trouble.text);
 }
 
 void Session::await_notice(const std::string& where) const {

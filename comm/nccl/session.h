@@ -2,8 +2,10 @@
 // Private to comm/nccl.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <list>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,6 +56,12 @@ class Session {
   void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
   bool failed() const noexcept { return domain_.aborted(); }
 
+  /// This rank calls nothing any more; the others are told once what it has queued is issued.
+  void leave() noexcept { leaving_.store(true); }
+  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they count
+  /// under `key`, see Handle::counts(). Number 0: those that have left.
+  std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
+
   /// NCCL's errors of the network are seen as soon as the store's notice of a process that ended, which says
   /// more: waits for that a little. @throws PeerFailure when it has come.
   void await_notice(const std::string& where) const;
@@ -74,6 +82,9 @@ class Session {
   /// True when there was one, which is now this rank's.
   bool heard();
   void look_at_handles();
+  /// Tells of this rank's end, when it is there, and looks for that of others.
+  void look_at_ends();
+  void tell_end();
   Progress progress_of(const std::string& communicator);
   /// Memory goes back to the system: NCCL must not know it any more.
   void forget(const void* block, int64_t bytes) noexcept;
@@ -91,6 +102,11 @@ class Session {
   std::mutex mutex_;
   std::list<Handle> handles_;
   RollCall roll_call_;
+  std::atomic<bool> leaving_{false};
+  bool end_told_ = false;  // watchdog only
+  int64_t ends_seen_ = 0;  // likewise
+  mutable std::mutex ends_mutex_;
+  std::map<int, std::map<std::string, int64_t>> ends_;  // what ranks that have left had counted, by world rank
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
   int64_t looks_ = 0;
   std::vector<std::shared_ptr<void>> listening_;  // to the device's allocators

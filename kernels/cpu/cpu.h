@@ -62,6 +62,6 @@ void orthogonalize(ExecutionContext&, const OrthogonalizeArgs&);
 void gram_product(ExecutionContext&, const GramProductArgs&);
 void gram_iterate(ExecutionContext&, const GramIterateArgs&);
 void gram_apply(ExecutionContext&, const GramApplyArgs&);
-void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>&);
 
 }  // namespace sherd::cpu

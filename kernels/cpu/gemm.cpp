@@ -80,10 +80,12 @@ void multiply(ExecutionContext& ctx, const GemmArgs& g) {
 void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   if (g.m == 0 || g.n == 0) return;
   GemmArgs plain = g;
-  if (g.pre.data) plain.c = g.pre;
+  if (g.gelu && g.pre.data) plain.c = g.pre;
   multiply(ctx, plain);
   if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
   if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
+  if (g.residual.data) add(ctx, g.c, g.residual, g.c, g.m * g.n);
+  if (g.gelu_backward) gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
 }
 
 }  // namespace sherd::cpu

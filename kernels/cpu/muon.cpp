@@ -3,30 +3,12 @@
 #include <limits>
 
 #include "cpu.h"
-#include "parallel.h"
+#include "segments.h"
 
 // The same fp32 operations as the reference, in the same order.
 
 namespace sherd::cpu {
 namespace {
-
-/// Calls f(segment, begin, end) for pieces [begin, end) of the segments. Threads share the elements, not the
-/// segments: one of them may be most of the model.
-template <class Segment, class F>
-void for_segments(const ExecutionContext& ctx, const std::vector<Segment>& segments, F f) {
-  int64_t total = 0;
-  for (const Segment& s : segments) total += s.count;
-  parallel_for(ctx, total, kGrain,
-               [f, first = segments.data(), count = segments.size()](int64_t begin, int64_t end) {
-                 int64_t start = 0;
-                 for (size_t i = 0; i < count && start < end; ++i) {
-                   const Segment& s = first[i];
-                   const int64_t b = std::max<int64_t>(0, begin - start), e = std::min(s.count, end - start);
-                   if (b < e) f(s, b, e);
-                   start += s.count;
-                 }
-               });
-}
 
 /// Where a segment that packs nothing writes.
 struct Nowhere {};
@@ -38,7 +20,7 @@ struct NowhereAt {
 
 template <class T>
 [[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T packed,
-                                int64_t count, float mu, float l2, bool nesterov) {
+                                int64_t count, float mu, float l2, bool nesterov, bool moves) {
   const float rate = 1 - mu;
   constexpr float kLargest = std::numeric_limits<float>::max();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -46,7 +28,7 @@ template <class T>
     const float old = buffer[i], b = old + rate * (g - old);
     const float u = nesterov ? g + mu * (b - g) : b;
     const bool finite = std::abs(g) <= kLargest;
-    buffer[i] = finite ? b : old;
+    buffer[i] = finite && moves ? b : old;
     store(packed[i], finite ? u : kNan);
   };
   if (l2 == 0) {
@@ -81,18 +63,20 @@ void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
     auto* packed = a.packed.as<decltype(type)>();
     for_segments(
         ctx, a.segments,
-        [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov](const MomentumSegment& s, int64_t b, int64_t e) {
+        [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov, moves = !a.skip || *a.skip == 0](
+            const MomentumSegment& s, int64_t b, int64_t e) {
           const float* weight = l2 == 0 ? nullptr : s.weight + b;
           if (s.at >= 0) {
-            momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2, nesterov);
+            momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2, nesterov, moves);
           } else {
-            momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov);
+            momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov, moves);
           }
         });
   });
 }
 
 void muon_update(ExecutionContext& ctx, const MuonUpdateArgs& a) {
+  if (a.skip && *a.skip != 0) return;
   with_payload(a.packed.dtype, [&](auto type) {
     const auto* packed = a.packed.as<decltype(type)>();
     for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {

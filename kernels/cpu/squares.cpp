@@ -63,16 +63,20 @@ void accumulate(Words& words, const float* x, int64_t count) {
 
 }  // namespace
 
-void accumulate_squares(ExecutionContext& ctx, int64_t* accumulator, const float* x, int64_t count) {
+void accumulate_squares(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
   std::mutex mutex;
-  parallel_for(ctx, count, kFlush, [&](int64_t begin, int64_t end) {
-    Words words{};
-    for (int64_t i = begin; i < end; i += kFlush) accumulate(words, x + i, std::min(kFlush, end - i));
-    ExactSum::normalise(words);
-    std::lock_guard lock(mutex);  // integer sums: any order of threads gives the same digits
-    for (size_t i = 0; i < words.size(); ++i) accumulator[i] += words[i];
-  });
-  ExactSum::normalise({accumulator, ExactSum::kWords});
+  for (const SquaresSegment& segment : segments) {
+    parallel_for(ctx, segment.count, kFlush, [&](int64_t begin, int64_t end) {
+      Words words{};
+      for (int64_t i = begin; i < end; i += kFlush)
+        accumulate(words, segment.x + i, std::min(kFlush, end - i));
+      ExactSum::normalise(words);
+      std::lock_guard lock(mutex);  // integer sums: any order of threads gives the same digits
+      if (segment.non_finite) *segment.non_finite += words[ExactSum::kNonFinite];
+      for (size_t i = 0; segment.sum && i < words.size(); ++i) segment.sum[i] += words[i];
+    });
+    if (segment.sum) ExactSum::normalise({segment.sum, ExactSum::kWords});
+  }
 }
 
 }  // namespace sherd::cpu

@@ -14,7 +14,7 @@ void fill(ExecutionContext&, Ref dst, int64_t count, double value);
 void copy(ExecutionContext&, void* dst, const void* src, int64_t bytes);
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count);
 void scale(ExecutionContext&, Ref x, int64_t count, float factor);
-void scale_by(ExecutionContext&, float* x, int64_t count, const float* factor);
+void scale_by(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
 void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
 void scale_and_add(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
 void add(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
@@ -31,11 +31,12 @@ void check_indices(ExecutionContext&, const char* op, const char* what, const in
                    int64_t bound);
 void random_normal(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
                    float stddev);
+void adamw_count(ExecutionContext&, const AdamWCountArgs&);
 void adamw(ExecutionContext&, const AdamWArgs&);
 void muon_momentum(ExecutionContext&, const MuonMomentumArgs&);
 void muon_update(ExecutionContext&, const MuonUpdateArgs&);
 void copy_segments(ExecutionContext&, const CopySegmentsArgs&);
-void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>&);
 void accumulate_sum(ExecutionContext&, double* out, const float* x, int64_t count);
 void clip_factor(ExecutionContext&, const ClipFactorArgs&);
 void rms_norm_forward(ExecutionContext&, const RmsNormArgs&);

@@ -17,7 +17,8 @@ using cuda::Chip;
 
 class DeviceMemory final : public MemorySource {
  public:
-  DeviceMemory(int ordinal, std::function<void()> drain) : ordinal_(ordinal), drain_(std::move(drain)) {}
+  DeviceMemory(int ordinal, const RunAhead& run_ahead, std::function<void()> drain)
+      : ordinal_(ordinal), run_ahead_(run_ahead), drain_(std::move(drain)) {}
   void* allocate(int64_t bytes) override {
     check(cudaSetDevice(ordinal_), "device memory");
     void* p = nullptr;
@@ -29,21 +30,25 @@ class DeviceMemory final : public MemorySource {
     check(result, "device memory");
     return p;
   }
-  void release(void* p) noexcept override {
+  void release(void* p, int64_t) noexcept override {
     cudaSetDevice(ordinal_);
     cudaFree(p);
   }
+  int64_t queued() const override { return run_ahead_.queued(); }
+  int64_t done() const override { return run_ahead_.done(); }
   void drain() override { drain_(); }
   std::string owner() const override { return fmt::format("GPU {}", ordinal_); }
 
  private:
   int ordinal_;
+  const RunAhead& run_ahead_;
   std::function<void()> drain_;
 };
 
 class PinnedMemory final : public MemorySource {
  public:
-  PinnedMemory(int ordinal, std::function<void()> drain) : ordinal_(ordinal), drain_(std::move(drain)) {}
+  PinnedMemory(int ordinal, const RunAhead& run_ahead, std::function<void()> drain)
+      : ordinal_(ordinal), run_ahead_(run_ahead), drain_(std::move(drain)) {}
   void* allocate(int64_t bytes) override {
     check(cudaSetDevice(ordinal_), "pinned memory");
     void* p = nullptr;
@@ -55,12 +60,15 @@ class PinnedMemory final : public MemorySource {
     check(result, "pinned memory");
     return p;
   }
-  void release(void* p) noexcept override { cudaFreeHost(p); }
+  void release(void* p, int64_t) noexcept override { cudaFreeHost(p); }
+  int64_t queued() const override { return run_ahead_.queued(); }
+  int64_t done() const override { return run_ahead_.done(); }
   void drain() override { drain_(); }
   std::string owner() const override { return "the system (pinned memory)"; }
 
  private:
   int ordinal_;
+  const RunAhead& run_ahead_;
   std::function<void()> drain_;
 };
 
@@ -72,11 +80,10 @@ void ask_for_queues() {
   setenv(kName, "32", 0);
   const char* const value = std::getenv(kName);
   if (value && std::strtol(value, nullptr, 10) < kEnough)
-    fmt::print(
-        stderr,
-        "sherd: warning: {} is {}, and streams that share a queue may wait for each other for ever; unset "
-        "it, or give {} to 32\n",
-        kName, value, kEnough);
+    std::fprintf(stderr,
+                 "sherd: warning: %s is %s, and streams that share a queue may wait for each other for ever; "
+                 "unset it, or give %ld to 32\n",
+                 kName, value, kEnough);
 }
 
 cuda::SymmetricProducts symmetric_of(const DeviceOptions& o) {
@@ -141,14 +148,15 @@ bool enable_peer(int from, int to) {
 class CudaDevice final : public Device {
  public:
   explicit CudaDevice(const DeviceOptions& o)
-      : label_(o.label),
+      : Device(o),
+        label_(o.label),
         chip_(chip_of(o)),
         kernels_(cuda_kernels()),
         clock_(o.ordinal),
         allocator_(o.label, o.memory_limit,
-                   std::make_unique<DeviceMemory>(o.ordinal, [this] { compute_->synchronize(); })),
+                   std::make_unique<DeviceMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })),
         staging_(o.label + " (pinned)", 0,
-                 std::make_unique<PinnedMemory>(o.ordinal, [this] { compute_->synchronize(); })) {
+                 std::make_unique<PinnedMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 
@@ -160,6 +168,11 @@ class CudaDevice final : public Device {
   }
   Allocator& allocator() override { return allocator_; }
   Allocator& staging() override { return staging_; }
+  int64_t total_memory() const override {
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
+    return static_cast<int64_t>(properties.totalGlobalMem);
+  }
   const KernelTable& kernels() const override { return kernels_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {

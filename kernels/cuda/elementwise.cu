@@ -1,5 +1,5 @@
 #include "cuda.h"
-#include "vector.h"
+#include "segments.h"
 
 // Single fp32 operations, rounded one by one: the bits of the reference.
 
@@ -70,16 +70,21 @@ struct Scale {
   }
 };
 
+struct Factor {
+  const float* factor;
+
+  __device__ bool nothing_to_do() const { return *factor == 1; }
+};
+
 struct ScaleBy {
   static constexpr int kVec = 4;
   float* x;
-  const float* factor;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, x); }
 
   template <int N>
-  __device__ void run(int64_t i) const {
-    const float f = *factor;
-    if (f == 1) return;
-    Scale<float>{x, f}.run<N>(i);
+  __device__ void run(int64_t i, const Factor& f) const {
+    Scale<float>{x, *f.factor}.run<N>(i);
   }
 };
 
@@ -234,8 +239,9 @@ void scale(ExecutionContext& context, Ref x, int64_t count, float factor) {
   });
 }
 
-void scale_by(ExecutionContext& context, float* x, int64_t count, const float* factor) {
-  for_elements(context, "scale_by", ScaleBy{x, factor}, count, x);
+void scale_by(ExecutionContext& context, const std::vector<ScaleSegment>& segments, const float* factor) {
+  for_segments<ScaleBy>(context, "scale_by", segments, Factor{factor},
+                        [](const ScaleSegment& s) { return ScaleBy{s.x}; });
 }
 
 void scaled_add(ExecutionContext& context, float* dst, float alpha, Ref src, int64_t count) {

@@ -7,6 +7,7 @@
 #include <compare>
 #include <map>
 #include <memory>
+#include <optional>
 #include <type_traits>
 
 #include "queue.h"
@@ -41,7 +42,7 @@ struct Placed {
 
 /// All that a plan depends on.
 struct Key {
-  int64_t m = 0, n = 0, k = 0, batch = 1;
+  int64_t m = 0, n = 0, k = 0, batch = 1, nominal_batch = 1;
   bool trans_a = false, trans_b = false, tf32 = false;
   DType in = DType::f32, out = DType::f32;
   MatmulEpilogue epilogue = MatmulEpilogue::none;
@@ -90,6 +91,8 @@ cublasLtEpilogue_t epilogue_of(MatmulEpilogue e) {
       return CUBLASLT_EPILOGUE_GELU_AUX;
     case MatmulEpilogue::gelu_pre_bias:
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case MatmulEpilogue::gelu_backward:
+      return CUBLASLT_EPILOGUE_DGELU;
     case MatmulEpilogue::none:
       break;
   }
@@ -126,7 +129,7 @@ Layout layout(const Key& key, DType type, int64_t rows, int64_t cols, const Plac
 struct Plan {
   Descriptor descriptor;
   Layout a, b, c, addend;
-  cublasLtMatmulAlgo_t algorithm{};
+  std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt has none for such a product
   bool one_by_one = false;  // the algorithm takes no batch
 };
 
@@ -148,7 +151,8 @@ Plan describe(const Key& key) {
   set(key, made, CUBLASLT_MATMUL_DESC_TRANSB, operation(key.trans_a));
   if (key.epilogue != MatmulEpilogue::none) {
     set(key, made, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<uint32_t>(epilogue_of(key.epilogue)));
-    if (key.epilogue == MatmulEpilogue::gelu_pre || key.epilogue == MatmulEpilogue::gelu_pre_bias)
+    if (key.epilogue == MatmulEpilogue::gelu_pre || key.epilogue == MatmulEpilogue::gelu_pre_bias ||
+        key.epilogue == MatmulEpilogue::gelu_backward)
       set(key, made, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, key.n);
   }
   plan.a = layout(key, key.in, key.trans_a ? key.k : key.m, key.trans_a ? key.m : key.k, key.a);
@@ -164,7 +168,8 @@ void point(const Key& key, const Plan& plan, void* bias, void* pre) {
   if (pre) set(key, plan.descriptor.get(), CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, pre);
 }
 
-cublasLtMatmulAlgo_t best_algorithm(CudaQueue& queue, const Key& key, const Plan& plan) {
+/// The heuristic's first choice, if it has one.
+std::optional<cublasLtMatmulAlgo_t> search(CudaQueue& queue, const Key& key, const Plan& plan) {
   cublasLtMatmulPreference_t made = nullptr;
   check(cublasLtMatmulPreferenceCreate(&made), key);
   const Preference preference(made);
@@ -184,18 +189,16 @@ cublasLtMatmulAlgo_t best_algorithm(CudaQueue& queue, const Key& key, const Plan
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(queue.blas(), plan.descriptor.get(), plan.b.get(), plan.a.get(),
                                      plan.addend.get(), plan.c.get(), made, 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0))
-    throw CudaError(fmt::format(
-        "{}: no algorithm for {}; use sizes and leading dimensions that are multiples of 8, or f32", kName,
-        words(key)));
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return {};
   check(status, key);
   return found.algo;
 }
 
-bool takes_batch(CudaQueue& queue, const Plan& plan) {
+/// Whether the algorithm does the plan's batch.
+bool works(CudaQueue& queue, const Plan& plan, const cublasLtMatmulAlgo_t& algorithm) {
   cublasLtMatmulHeuristicResult_t result{};
   return cublasLtMatmulAlgoCheck(queue.blas(), plan.descriptor.get(), plan.b.get(), plan.a.get(),
-                                 plan.addend.get(), plan.c.get(), &plan.algorithm,
+                                 plan.addend.get(), plan.c.get(), &algorithm,
                                  &result) == CUBLAS_STATUS_SUCCESS &&
          result.state == CUBLAS_STATUS_SUCCESS &&
          result.workspaceSize <= static_cast<size_t>(CudaQueue::kWorkspaceBytes);
@@ -210,22 +213,46 @@ struct MatmulPlans {
 
 namespace {
 
+/// The search takes the alignment of an epilogue's pointers from their values: any later ones have at least
+/// 16 bytes.
+void point_somewhere(const Key& key, const Plan& plan, bool bias, bool pre) {
+  void* const somewhere = reinterpret_cast<void*>(uintptr_t{16});
+  point(key, plan, bias ? somewhere : nullptr, pre ? somewhere : nullptr);
+}
+
+/// Of one matrix, for `plan` of it: the nominal batch's if there is one and it does one matrix, too. Nothing
+/// where cuBLASLt knows none.
+std::optional<cublasLtMatmulAlgo_t> algorithm_of(CudaQueue& queue, const Key& one, const Plan& plan,
+                                                 bool bias, bool pre) {
+  if (one.nominal_batch > 1) {
+    Key many = one;
+    many.batch = one.nominal_batch;
+    const auto apart = [](Placed& p, int64_t rows) { p.stride = (rows * p.ld + 15) / 16 * 16; };
+    apart(many.a, one.trans_a ? one.k : one.m);
+    apart(many.b, one.trans_b ? one.n : one.k);
+    apart(many.c, one.m);
+    apart(many.addend, one.m);
+    const Plan nominal = describe(many);
+    point_somewhere(many, nominal, bias, pre);
+    if (const auto found = search(queue, many, nominal); found && works(queue, plan, *found)) return found;
+  }
+  return search(queue, one, plan);
+}
+
 const Plan& plan_for(CudaQueue& queue, const Key& key, bool bias, bool pre) {
   std::shared_ptr<MatmulPlans>& all = queue.matmul_plans();
   if (!all) all = std::make_shared<MatmulPlans>();
   if (const auto found = all->plans.find(key); found != all->plans.end()) return found->second;
   Plan plan = describe(key);
-  // The search takes the alignment of these from their values: any later ones have at least 16 bytes.
-  void* const somewhere = reinterpret_cast<void*>(uintptr_t{16});
-  point(key, plan, bias ? somewhere : nullptr, pre ? somewhere : nullptr);
+  point_somewhere(key, plan, bias, pre);
   if (key.batch == 1) {
-    plan.algorithm = best_algorithm(queue, key, plan);
+    plan.algorithm = algorithm_of(queue, key, plan, bias, pre);
   } else {
     Key one = key;
     one.batch = 1;
     for (Placed* p : {&one.a, &one.b, &one.c, &one.addend}) p->stride = 0;
     plan.algorithm = plan_for(queue, one, bias, pre).algorithm;
-    plan.one_by_one = !takes_batch(queue, plan);
+    plan.one_by_one = plan.algorithm && !works(queue, plan, *plan.algorithm);
   }
   return all->plans.emplace(key, std::move(plan)).first->second;
 }
@@ -237,16 +264,24 @@ Placed placed(const Operand& o, DType type, int64_t batch) {
   return p;
 }
 
-}  // namespace
+const Operand& addend_of(const Matmul& p) { return p.beta == 0 ? p.c : p.addend; }
 
-void matmul(CudaQueue& queue, const Matmul& p) {
-  const Operand& addend = p.beta == 0 ? p.c : p.addend;
-  Key key{p.m, p.n, p.k, p.batch, p.trans_a, p.trans_b, p.tf32, p.in, p.out, p.epilogue};
+Key key_of(const Matmul& p) {
+  Key key{p.m, p.n, p.k, p.batch, p.nominal_batch, p.trans_a, p.trans_b, p.tf32, p.in, p.out, p.epilogue};
   key.a = placed(p.a, p.in, p.batch);
   key.b = placed(p.b, p.in, p.batch);
   key.c = placed(p.c, p.out, p.batch);
-  key.addend = placed(addend, p.out, p.batch);
+  key.addend = placed(addend_of(p), p.out, p.batch);
+  return key;
+}
+
+}  // namespace
+
+bool try_matmul(CudaQueue& queue, const Matmul& p) {
+  const Operand& addend = addend_of(p);
+  const Key key = key_of(p);
   const Plan& plan = plan_for(queue, key, p.bias, p.pre);
+  if (!plan.algorithm) return false;
   if (plan.one_by_one) {
     Matmul single = p;
     single.batch = 1;
@@ -259,7 +294,7 @@ void matmul(CudaQueue& queue, const Matmul& p) {
       advance(single.a, p.in), advance(single.b, p.in), advance(single.c, p.out),
           advance(single.addend, p.out);
     }
-    return;
+    return true;
   }
   point(key, plan, p.bias, p.pre);
   const float alpha32 = static_cast<float>(p.alpha), beta32 = static_cast<float>(p.beta);
@@ -267,9 +302,17 @@ void matmul(CudaQueue& queue, const Matmul& p) {
   check(cublasLtMatmul(queue.blas(), plan.descriptor.get(),
                        f64 ? static_cast<const void*>(&p.alpha) : &alpha32, p.b.data, plan.b.get(), p.a.data,
                        plan.a.get(), f64 ? static_cast<const void*>(&p.beta) : &beta32, addend.data,
-                       plan.addend.get(), p.c.data, plan.c.get(), &plan.algorithm, queue.workspace(),
+                       plan.addend.get(), p.c.data, plan.c.get(), &*plan.algorithm, queue.workspace(),
                        static_cast<size_t>(CudaQueue::kWorkspaceBytes), queue.stream()),
         key);
+  return true;
+}
+
+void matmul(CudaQueue& queue, const Matmul& p) {
+  if (!try_matmul(queue, p))
+    throw CudaError(fmt::format(
+        "{}: no algorithm for {}; use sizes and leading dimensions that are multiples of 8, or f32", kName,
+        words(key_of(p))));
 }
 
 }  // namespace sherd::cuda

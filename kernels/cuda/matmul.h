@@ -16,8 +16,8 @@ struct Operand {
   int64_t stride = 0;
 };
 
-/// What cuBLASLt adds to a product before it stores it.
-enum class MatmulEpilogue { none, bias, gelu, gelu_bias, gelu_pre, gelu_pre_bias };
+/// What cuBLASLt does to a product before it stores it; gelu_backward multiplies it by gelu'(pre).
+enum class MatmulEpilogue { none, bias, gelu, gelu_bias, gelu_pre, gelu_pre_bias, gelu_backward };
 
 /// c[m,n] = alpha * op(a) op(b) + beta * addend for every matrix of a batch. Sums are f32 (f64 when `in` is).
 ///   in, out: f32 -> f32, bf16 -> bf16 or f32, f16 -> f16 or f32, f64 -> f64.
@@ -35,17 +35,30 @@ struct Matmul {
   MatmulEpilogue epilogue = MatmulEpilogue::none;
   void* bias = nullptr;
   void* pre = nullptr;
+  /// How many such matrices the algorithm is chosen for, whatever `batch` is.
+  int64_t nominal_batch = 1;
 };
+
+/// The nominal batch of products that come in batches of any size. What is best for one matrix alone (a split
+/// sum, small tiles) would be wrong for the eight or thirty-two of a transformer's layers, and what is best
+/// for these costs a lone matrix a little.
+inline constexpr int64_t kNominalBatch = 8;
 
 /// Issues the product on the queue's stream.
 ///
-/// The algorithm is cuBLASLt's heuristic's first choice for one matrix of the shape, types, leading
-/// dimensions, alignments (to 16 bytes at most) and epilogue; it is remembered with the queue, and a batch
-/// runs the algorithm of its single matrix, as one call where that algorithm allows it and matrix by matrix
-/// otherwise. So a matrix's bits depend neither on the batch it comes in nor on earlier calls. Sums over k
-/// may be split, then in a fixed order through the workspace; never with atomics.
+/// The algorithm is cuBLASLt's heuristic's first choice for the nominal batch of the shape, types, leading
+/// dimensions, alignments (to 16 bytes at most) and epilogue; where it has none that one matrix takes, too,
+/// its choice for one matrix. It is remembered with the queue, and every batch of the shape runs it, as one
+/// call where it allows that and matrix by matrix otherwise. So a matrix's bits depend neither on the batch it
+/// comes in nor on earlier calls. Sums over k may be split, then in a fixed order through the workspace;
+/// never with atomics.
 /// @throws CudaError when cuBLASLt fails or knows no algorithm, with the product in words.
 void matmul(CudaQueue& queue, const Matmul& product);
+
+/// The same for products that can be had otherwise, as one with an epilogue can: where cuBLASLt knows no
+/// algorithm, false, and nothing is issued. That, too, is asked once and remembered with the queue.
+/// @throws CudaError when cuBLASLt fails.
+bool try_matmul(CudaQueue& queue, const Matmul& product);
 
 /// Whether `data` lies at a multiple of `bytes`.
 inline bool aligned(const void* data, int64_t bytes) {

@@ -138,7 +138,10 @@ inline void copy_async(void* shared, const void* device, bool inside) {
 
 inline void copies_done() {}
 
-inline float fast_exp2(float x) { return std::exp2(x); }
+inline float fast_exp2(float x) {
+  const float y = std::exp2(x);
+  return y < 0x1p-126f ? 0 : y;
+}
 
 inline uint32_t pack_bf16(float low, float high) {
   return bf16(low).bits | static_cast<uint32_t>(bf16(high).bits) << 16;

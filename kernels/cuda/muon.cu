@@ -1,78 +1,19 @@
 #include <cfloat>
-#include <vector>
 
 #include "cuda.h"
-#include "vector.h"
+#include "segments.h"
 
-// Passes over lists of segments: single fp32 operations in the reference's order. A launch takes kSegments of
-// them by value and shares tiles of elements out among its blocks, so that one huge segment and many small
-// ones both fill the chip.
+// Single fp32 operations in the reference's order.
 
 namespace sherd::cuda {
 namespace {
 
-constexpr int kSegments = 48, kThreads = 256;
-constexpr int64_t kTile = 4 * kThreads;  // groups or single elements, four to a thread
-
-/// Op: what a segment points to, with run<N>(i, common) for elements [i, i + N) of it.
-template <class Op>
-struct Batch {
-  int count = 0;
-  Op ops[kSegments];
-  Cover covers[kSegments];
-  int64_t tiles[kSegments + 1] = {};  // tiles of the segments before
-};
-
-template <class Op, class Common>
-__global__ void __launch_bounds__(kThreads)
-    over_segments(const __grid_constant__ Batch<Op> batch, const __grid_constant__ Common common) {
-  int s = 0;
-  for (int64_t tile = blockIdx.x; tile < batch.tiles[batch.count]; tile += gridDim.x) {
-    while (batch.tiles[s + 1] <= tile) ++s;
-    const Op op = batch.ops[s];
-    const Cover cover = batch.covers[s];
-    const int64_t singles = cover.singles(Op::kVec);
-    // Groups come first, then the single elements.
-    const int64_t first = (tile - batch.tiles[s]) * kTile + threadIdx.x;
-#pragma unroll
-    for (int64_t u = first; u < first + kTile; u += kThreads) {
-      if (u < cover.vecs) {
-        op.template run<Op::kVec>(cover.head + u * Op::kVec, common);
-      } else if (u < cover.vecs + singles) {
-        op.template run<1>(cover.single(u - cover.vecs, Op::kVec), common);
-      }
-    }
-  }
-}
-
-/// make(segment) gives its Op, whose cover() knows its arrays.
-template <class Op, class Common, class Segment, class Make>
-void for_segments(ExecutionContext& context, const char* what, const std::vector<Segment>& segments,
-                  const Common& common, Make make) {
-  static_assert(sizeof(Batch<Op>) + sizeof(Common) <= 4096, "kernel parameters");
-  Batch<Op> batch;
-  const auto flush = [&] {
-    const int64_t tiles = batch.tiles[batch.count];
-    if (tiles > 0)
-      launch(context, what, over_segments<Op, Common>,
-             Grid{dim3(blocks_of(tiles, 1, 132 * 16)), dim3(kThreads)}, batch, common);
-    batch.count = 0;
-  };
-  for (const Segment& segment : segments) {
-    if (segment.count <= 0) continue;
-    const int i = batch.count++;
-    batch.ops[i] = make(segment);
-    batch.covers[i] = batch.ops[i].cover_of(segment.count);
-    const int64_t units = batch.covers[i].vecs + batch.covers[i].singles(Op::kVec);
-    batch.tiles[i + 1] = batch.tiles[i] + (units + kTile - 1) / kTile;
-    if (batch.count == kSegments) flush();
-  }
-  flush();
-}
-
 struct Momentum {
   float mu, rate, l2;
   bool nesterov;
+  const int64_t* skip;
+
+  __device__ bool nothing_to_do() const { return false; }  // messages are packed all the same
 };
 
 template <class T>
@@ -92,13 +33,14 @@ struct MomentumOp {
 #pragma unroll
       for (int k = 0; k < N; ++k) g[k] = __fadd_rn(g[k], __fmul_rn(m.l2, w[k]));
     }
+    const bool moves = m.skip == nullptr || *m.skip == 0;
     Vec<T, N> out;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const bool finite = fabsf(g[k]) <= FLT_MAX;
       const float moved = __fadd_rn(b[k], __fmul_rn(m.rate, __fsub_rn(g[k], b[k])));
       const float ahead = m.nesterov ? __fadd_rn(g[k], __fmul_rn(m.mu, __fsub_rn(moved, g[k]))) : moved;
-      if (finite) b[k] = moved;
+      if (finite && moves) b[k] = moved;
       put(out[k], finite ? ahead : nanf(""));
     }
     store(buffer, i, b);
@@ -106,7 +48,15 @@ struct MomentumOp {
   }
 };
 
-struct Nothing {};
+struct Update {
+  const int64_t* skip;
+
+  __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
+};
+
+struct Nothing {
+  __device__ bool nothing_to_do() const { return false; }
+};
 
 template <class T>
 struct UpdateOp {
@@ -118,7 +68,7 @@ struct UpdateOp {
   Cover cover_of(int64_t count) const { return cover<kVec>(count, weight, packed); }
 
   template <int N>
-  __device__ void run(int64_t i, Nothing) const {
+  __device__ void run(int64_t i, const Update&) const {
     Vec<float, N> w = load<N>(weight, i);
     const Vec<T, N> o = load<N>(packed, i);
 #pragma unroll
@@ -136,7 +86,7 @@ struct CopyOp {
   Cover cover_of(int64_t count) const { return cover<kVec>(count, to, from); }
 
   template <int N>
-  __device__ void run(int64_t i, Nothing) const {
+  __device__ void run(int64_t i, const Nothing&) const {
     const Vec<From, N> in = load<N>(from, i);
     Vec<To, N> out;
 #pragma unroll
@@ -154,7 +104,7 @@ struct CopyOp {
 }  // namespace
 
 void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
-  const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov};
+  const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip};
   with_payload(a.packed.dtype, [&]<class T>(T) {
     T* packed = a.packed.as<T>();
     for_segments<MomentumOp<T>>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
@@ -167,9 +117,10 @@ void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
 void muon_update(ExecutionContext& context, const MuonUpdateArgs& a) {
   with_payload(a.packed.dtype, [&]<class T>(T) {
     const T* packed = a.packed.as<T>();
-    for_segments<UpdateOp<T>>(context, "muon_update", a.segments, Nothing{}, [&](const UpdateSegment& s) {
-      return UpdateOp<T>{s.weight, packed + s.at, s.decay, s.alpha};
-    });
+    for_segments<UpdateOp<T>>(context, "muon_update", a.segments, Update{a.skip},
+                              [&](const UpdateSegment& s) {
+                                return UpdateOp<T>{s.weight, packed + s.at, s.decay, s.alpha};
+                              });
   });
 }
 

@@ -6,7 +6,7 @@ namespace sherd::cuda {
 
 bool symmetric_hopper_available(const Chip&, Factor, Factor, const Terms&, const Matrices&) { return false; }
 
-void symmetric_hopper(ExecutionContext&, Factor, Factor, const Terms&, const Matrices&) {
+void symmetric_hopper(ExecutionContext&, Factor, Factor, const Terms&, const Matrices&, int) {
   throw NotSupported("symmetric_hopper: not compiled here; ask symmetric_hopper_available() first");
 }
 

@@ -25,6 +25,7 @@ Matrices cols_of(Factor f, int64_t col, int64_t count) {
 Matmul matmul_of(Factor a, Factor b, const Terms& terms, const Matrices& c) {
   Matmul p{.trans_a = a.transposed, .trans_b = b.transposed, .m = c.rows, .n = c.cols, .k = a.cols()};
   p.batch = c.batch;
+  p.nominal_batch = kNominalBatch;
   p.in = a.of.dtype;
   p.out = c.dtype;
   p.alpha = terms.alpha;

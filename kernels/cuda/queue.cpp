@@ -60,8 +60,8 @@ CudaQueue::~CudaQueue() {
   cudaSetDevice(chip_.ordinal);
   if (blas_) cublasLtDestroy(blas_);
   if (solver_) cusolverDnDestroy(solver_);
-  allocator_.release(workspace_, kWorkspaceBytes, "cublas workspace");
-  allocator_.release(scratch_, scratch_bytes_, "kernel scratch");
+  allocator_.release(workspace_, kWorkspaceBytes, "cublas workspace", true);
+  allocator_.release(scratch_, scratch_bytes_, "kernel scratch", true);
   cudaStreamDestroy(stream_);
 }
 
@@ -111,7 +111,7 @@ void* CudaQueue::scratch(int64_t bytes) {
     // Work issued before still uses the old block, and work queued by the host the blocks it has released.
     void* grown = allocator_.allocate(bytes, "kernel scratch", true);
     check(cudaStreamSynchronize(stream_), "kernel scratch");
-    allocator_.release(scratch_, scratch_bytes_, "kernel scratch");
+    allocator_.release(scratch_, scratch_bytes_, "kernel scratch", true);
     scratch_ = grown;
     scratch_bytes_ = bytes;
   }

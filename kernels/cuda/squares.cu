@@ -3,8 +3,8 @@
 #include <cfloat>
 
 #include "cuda.h"
+#include "segments.h"
 #include "shift.h"
-#include "vector.h"
 
 // The exact sum of squares. |x| is mantissa * 2^(exponent - 150), mantissa below 2^24, so its square's 48
 // bits begin at bit 2 * exponent + 20 of the fixed-point number. Elements of a tensor are of similar size:
@@ -64,10 +64,11 @@ class WindowSums {
     move_sums();
     base_ = 1;
   }
-  /// Whole warp.
+  /// The same with the numbers of zeros and of non-finite elements. Whole warp.
   __device__ void add_counts() {
     const int zeros = __reduce_add_sync(kAllLanes, zeros_),
               non_finite = __reduce_add_sync(kAllLanes, non_finite_);
+    zeros_ = non_finite_ = 0;
     if (threadIdx.x % 32 != 0) return;
     atomicAdd(&words_[ExactSum::kZeros], static_cast<Digit>(zeros));
     atomicAdd(&words_[ExactSum::kNonFinite], static_cast<Digit>(non_finite));
@@ -156,27 +157,60 @@ class WindowSums {
   int zeros_ = 0, non_finite_ = 0;
 };
 
-__global__ void __launch_bounds__(kThreads) add_squares(Digit* accumulator, const float* x, Cover cover) {
+/// What a launch goes over, by value: tiles of kUnroll groups of four to a thread. The elements before and
+/// behind the groups, six at most, belong to a segment's first tile.
+struct SquaresBatch {
+  int count = 0;
+  const float* x[kSegments];
+  Cover covers[kSegments];
+  Digit* sums[kSegments];             // null: only counted
+  Digit* non_finite[kSegments];       // may be null
+  int64_t tiles[kSegments + 1] = {};  // tiles of the segments before
+};
+constexpr int64_t kSquaresTile = kUnroll * kThreads;
+
+/// A block's digits go to a segment's words, and start anew. Whole block.
+__device__ void hand_over(Digit* words, Digit* sum, Digit* non_finite) {
+  __syncthreads();
+  if (threadIdx.x < ExactSum::kWords) {
+    const Digit word = words[threadIdx.x];
+    words[threadIdx.x] = 0;
+    if (word != 0 && sum != nullptr) atomicAdd(&sum[threadIdx.x], word);
+    if (word != 0 && threadIdx.x == ExactSum::kNonFinite && non_finite != nullptr)
+      atomicAdd(non_finite, word);
+  }
+  __syncthreads();
+}
+
+__global__ void __launch_bounds__(kThreads) add_squares(const __grid_constant__ SquaresBatch batch) {
   __shared__ Digit words[ExactSum::kWords];
   if (threadIdx.x < ExactSum::kWords) words[threadIdx.x] = 0;
   __syncthreads();
 
   WindowSums sums(words);
-  if (blockIdx.x == 0 &&
-      threadIdx.x < 32) {  // the elements before and behind the groups of four: six at most
-    const int64_t lane = threadIdx.x;
-    const bool is_element = lane < cover.singles(4);
-    sums.forget_zeros(!is_element);
-    sums.add(Vec<float, 1>{is_element ? x[cover.single(lane, 4)] : 0.0f});
-    sums.flush();
-  }
-  int added = 0;
-  for (int64_t first = int64_t{blockIdx.x} * kUnroll * kThreads; first < cover.vecs;
-       first += int64_t{gridDim.x} * kUnroll * kThreads) {
+  int s = 0, added = 0;
+  for (int64_t tile = blockIdx.x; tile < batch.tiles[batch.count]; tile += gridDim.x) {
+    const int before = s;
+    while (batch.tiles[s + 1] <= tile) ++s;
+    if (batch.sums[s] != batch.sums[before] || batch.non_finite[s] != batch.non_finite[before]) {
+      sums.flush();
+      sums.add_counts();
+      hand_over(words, batch.sums[before], batch.non_finite[before]);
+      added = 0;
+    }
+    const float* x = batch.x[s];
+    const Cover cover = batch.covers[s];
+    if (tile == batch.tiles[s] && threadIdx.x < 32) {
+      const int64_t lane = threadIdx.x;
+      const bool is_element = lane < cover.singles(4);
+      sums.forget_zeros(!is_element);
+      sums.add(Vec<float, 1>{is_element ? x[cover.single(lane, 4)] : 0.0f});
+      sums.flush();
+    }
     Vec<float, 4> v[kUnroll] = {};
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const int64_t i = first + u * kThreads + threadIdx.x;
+      const int64_t i = (tile - batch.tiles[s]) * kSquaresTile + u * kThreads + threadIdx.x;
       if (i < cover.vecs) {
         v[u] = load<4>(x, cover.head + 4 * i);
       } else {
@@ -193,10 +227,7 @@ __global__ void __launch_bounds__(kThreads) add_squares(Digit* accumulator, cons
   }
   sums.flush();
   sums.add_counts();
-
-  __syncthreads();
-  if (threadIdx.x < ExactSum::kWords && words[threadIdx.x] != 0)
-    atomicAdd(&accumulator[threadIdx.x], words[threadIdx.x]);
+  hand_over(words, batch.sums[s], batch.non_finite[s]);
 }
 
 /// As ExactSum::normalise.
@@ -210,7 +241,16 @@ __device__ void normalise(int64_t* words) {
   words[ExactSum::kDigits - 1] += carry;
 }
 
-__global__ void normalise_words(int64_t* words) { normalise(words); }
+constexpr int kAccumulators = 128;
+struct Sums {
+  int count;
+  int64_t* words[kSegments];
+};
+
+/// One thread for each.
+__global__ void normalise_words(Sums sums) {
+  if (static_cast<int>(threadIdx.x) < sums.count) normalise(sums.words[threadIdx.x]);
+}
 
 /// As ExactSum::value of words without non-finite elements.
 __device__ double value_of(int64_t* words) {
@@ -228,7 +268,6 @@ __device__ double value_of(int64_t* words) {
   return ldexp(__ull2double_rn(lead), 32 * (top - 1) - ExactSum::kBias - shift);
 }
 
-constexpr int kAccumulators = 128;
 struct Accumulators {
   int count;
   const int64_t* words[kAccumulators];
@@ -244,13 +283,19 @@ __global__ void sum_words(int64_t* sum, Accumulators from, bool add) {
 }
 
 /// One thread.
-__global__ void make_factor(float* factor, int64_t* total, const int64_t* sum, float max_norm) {
+__global__ void make_factor(float* factor, int64_t* total, int64_t* skip, const int64_t* sum,
+                            float max_norm) {
   int64_t words[ExactSum::kWords];
   for (int i = 0; i < ExactSum::kWords; ++i) total[i] = words[i] = sum[i];
   *factor = 1;
-  if (!(max_norm > 0) || words[ExactSum::kNonFinite] != 0) return;
-  const float norm = static_cast<float>(__dsqrt_rn(value_of(words)));
-  if (!(norm <= FLT_MAX)) return;
+  bool finite = words[ExactSum::kNonFinite] == 0 && words[ExactSum::kElsewhere] == 0;
+  float norm = 0;
+  if (finite) {
+    norm = static_cast<float>(__dsqrt_rn(value_of(words)));
+    finite = norm <= FLT_MAX;
+  }
+  if (skip != nullptr) *skip = finite ? 0 : 1;
+  if (!finite || !(max_norm > 0)) return;
   const float f = __fdiv_rn(max_norm, __fadd_rn(norm, 1e-6f));
   *factor = f < 1 ? f : 1.0f;
 }
@@ -279,12 +324,35 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void accumulate_squares(ExecutionContext& context, int64_t* accumulator, const float* x, int64_t count) {
-  if (count <= 0) return;
-  const Cover c = cover<4>(count, x);
-  const Grid grid{dim3(blocks_of(c.vecs, kUnroll * kThreads, kBlocks)), dim3(kThreads)};
-  launch(context, "accumulate_squares", add_squares, grid, reinterpret_cast<Digit*>(accumulator), x, c);
-  launch(context, "accumulate_squares", normalise_words, Grid{}, accumulator);
+void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
+  SquaresBatch batch;
+  const auto flush = [&] {
+    const int64_t tiles = batch.tiles[batch.count];
+    if (tiles > 0)
+      launch(context, "accumulate_squares", add_squares,
+             Grid{dim3(blocks_of(tiles, 1, kBlocks)), dim3(kThreads)}, batch);
+    Sums sums{};
+    for (int i = 0; i < batch.count; ++i) {
+      auto* words = reinterpret_cast<int64_t*>(batch.sums[i]);
+      if (words != nullptr &&
+          std::find(sums.words, sums.words + sums.count, words) == sums.words + sums.count)
+        sums.words[sums.count++] = words;
+    }
+    if (sums.count > 0) launch(context, "accumulate_squares", normalise_words, Grid{dim3(1), dim3(64)}, sums);
+    batch.count = 0;
+  };
+  for (const SquaresSegment& segment : segments) {
+    if (segment.count <= 0) continue;
+    const int i = batch.count++;
+    batch.x[i] = segment.x;
+    batch.covers[i] = cover<4>(segment.count, segment.x);
+    batch.sums[i] = reinterpret_cast<Digit*>(segment.sum);
+    batch.non_finite[i] = reinterpret_cast<Digit*>(segment.non_finite);
+    batch.tiles[i + 1] =
+        batch.tiles[i] + std::max<int64_t>(1, (batch.covers[i].vecs + kSquaresTile - 1) / kSquaresTile);
+    if (batch.count == kSegments) flush();
+  }
+  flush();
 }
 
 void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
@@ -298,7 +366,8 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
     launch(context, "clip_factor", sum_words, Grid{dim3(1), dim3(32)}, sum, from, first > 0);
     first += kAccumulators;
   } while (first < n);
-  launch(context, "clip_factor", make_factor, Grid{}, a.factor, a.total, sum, static_cast<float>(a.max_norm));
+  launch(context, "clip_factor", make_factor, Grid{}, a.factor, a.total, a.skip, sum,
+         static_cast<float>(a.max_norm));
 }
 
 void accumulate_sum(ExecutionContext& context, double* out, const float* x, int64_t count) {

@@ -11,8 +11,10 @@ namespace sherd::cuda {
 /// products of squares, not x^T x of a tall one.
 bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Terms& terms, const Matrices& c);
 
-/// symmetric_product() of such matrices in one kernel. A matrix's bits do not depend on its batch. b, where
-/// it is square and not transposed, is taken to be symmetric to the bit.
-void symmetric_hopper(ExecutionContext& context, Factor a, Factor b, const Terms& terms, const Matrices& c);
+/// symmetric_product() of such matrices in one kernel. A matrix's bits depend neither on its batch nor on the
+/// tiles' width, which is tile_width() (symmetric_tiles.h) unless one of kTileWidths is given, as tests do.
+/// b, where it is square and not transposed, is taken to be symmetric to the bit.
+void symmetric_hopper(ExecutionContext& context, Factor a, Factor b, const Terms& terms, const Matrices& c,
+                      int width = 0);
 
 }  // namespace sherd::cuda

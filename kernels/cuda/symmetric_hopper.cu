@@ -2,41 +2,59 @@
 // unless DeviceOptions::symmetric_products asks for it; SymmetricHopper.* in tests/cuda_host compares it with
 // the blocks.
 //
-// A block of three warpgroups takes tiles of 128 x 256 that reach the diagonal, one after another, over all
-// matrices of the batch. One thread of the third warpgroup copies pieces of both factors, 64 wide, into a
-// ring of four stages; the other two warpgroups each multiply 64 rows of the tile. Finished elements pass
-// through shared memory, once to their place and once, transposed, to their mirror image; those above the
-// diagonal are dropped. Sums run over k in order, so that a matrix's bits depend on nothing but its elements.
+// A block of three warpgroups takes tiles of 128 rows that reach the diagonal, one after another, over all
+// matrices of the batch; how wide they are, n and the batch say (symmetric_tiles.h). One thread of the third
+// warpgroup copies pieces of both factors, 64 wide, into a ring of stages; the other two warpgroups each
+// multiply 64 rows of the tile. Finished elements pass through shared memory, once to their place and once,
+// transposed, to their mirror image; those above the diagonal are dropped. Sums run over k in order, sixteen
+// elements an instruction, whatever the width, so that a matrix's bits depend on nothing but its elements.
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 #include "hopper.h"
 #include "launch.h"
 #include "matmul.h"
 #include "queue.h"
 #include "symmetric.h"
+#include "symmetric_tiles.h"
 
 namespace sherd::cuda {
 namespace {
 
-constexpr int kRows = 128, kCols = 256, kDepth = 64, kStages = 4;
+constexpr int kRows = kTileRows, kDepth = 64;
 constexpr int kGroup = 128;  // threads of a warpgroup
 constexpr int kThreads = 3 * kGroup;
-constexpr int kGroupRows = kRows / 2;  // of the tile, per multiplying warpgroup
-constexpr int kABytes = kRows * kDepth * 2, kBBytes = kCols * kDepth * 2;
-constexpr int kStageBytes = kABytes + kBBytes;
+constexpr int kGroupRows = kRows / 2;                   // of the tile, per multiplying warpgroup
 constexpr int kStagingBytes = kGroupRows * (128 + 16);  // of a warpgroup: rows of 128 bytes, apart by 16 more
 constexpr int kAlignment = 1024;                        // of tiles in 128-byte swizzle
-constexpr int kSharedBytes =
-    kAlignment + kStages * kStageBytes + 2 * kStagingBytes + 2 * kStages * static_cast<int>(sizeof(uint64_t));
+constexpr int kMostStages = 6;
+constexpr int kOtherBytes =
+    kAlignment + 2 * kStagingBytes + 2 * kMostStages * static_cast<int>(sizeof(uint64_t));
+constexpr int kMostBytes = 227 * 1024;  // of shared memory, on the chip that this is for
+
+/// What a width decides.
+template <int kWidth>
+struct Shape {
+  static constexpr int kCols = kWidth;
+  static constexpr int kSums = kCols / 2;  // accumulators of a thread
+  static constexpr int kABytes = kRows * kDepth * 2, kBBytes = kCols * kDepth * 2;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kFitting = (kMostBytes - kOtherBytes) / kStageBytes;
+  static constexpr int kStages = kFitting < kMostStages ? kFitting : kMostStages;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kOtherBytes;
+  static_assert(kBBytes % kAlignment == 0 && kStages >= 4);
+};
 
 template <class Out>
 struct Result {
   Out* c;
   const Out* addend;
   int64_t ld, stride, addend_ld, addend_stride;
-  int64_t n, depths, tiles;  // depths: pieces of k; tiles: of all matrices
+  int64_t n, depths;  // depths: pieces of k
+  int batch, rows, tiles;  // rows of tiles, and tiles, of a matrix
   float alpha, beta;
 };
 
@@ -50,24 +68,32 @@ __device__ inline T narrowed(float v) {
   if constexpr (std::is_same_v<T, float>) return v;
 }
 
-/// Tile `index` of a matrix: rows of tiles come in pairs 2p and 2p + 1 of p + 1 tiles each.
+/// Tiles of one matrix after another, row by row.
+template <int kCols>
 struct Tile {
-  int row, col;
+  int matrix = 0, row = 0, col = 0;
+
+  template <class Out>
+  __device__ void advance(int by, const Result<Out>& r) {
+    matrix += by / r.tiles;
+    col += by % r.tiles;
+    for (int width = width_of(r); col >= width; width = width_of(r)) {
+      col -= width;
+      if (++row == r.rows) row = 0, ++matrix;
+    }
+  }
+
+ private:
+  /// Tiles of the row.
+  template <class Out>
+  __device__ int width_of(const Result<Out>& r) const {
+    const int end = (row + 1) * kRows, n = static_cast<int>(r.n);
+    return ((end < n ? end : n) + kCols - 1) / kCols;
+  }
 };
-__host__ __device__ inline int64_t tiles_of(int64_t n) {
-  const int64_t rows = (n + kRows - 1) / kRows, pairs = rows / 2;
-  return pairs * (pairs + 1) + (rows % 2 ? pairs + 1 : 0);
-}
-__device__ inline Tile tile_at(int64_t index) {
-  int64_t p = static_cast<int64_t>((sqrtf(4.0f * static_cast<float>(index) + 1) - 1) / 2);
-  while (p * (p + 1) > index) --p;
-  while ((p + 1) * (p + 2) <= index) ++p;
-  const int64_t rest = index - p * (p + 1);
-  const bool second = rest > p;
-  return {static_cast<int>(2 * p + (second ? 1 : 0)), static_cast<int>(second ? rest - p - 1 : rest)};
-}
 
 /// A place in the ring of stages; `parity` is that of the phase its barriers are in.
+template <int kStages>
 struct Ring {
   int stage = 0;
   uint32_t parity = 0;
@@ -87,14 +113,15 @@ struct alignas(2 * sizeof(T)) Pair {
   T v[2];
 };
 
-/// Stores the columns [col0, col0 + 128 bytes) of 64 rows, staged in shared memory, and their mirror image.
-template <class Out>
+/// Stores the columns [col0, col0 + kWidth) of 64 rows, staged in shared memory, and their mirror image.
+template <int kWidth, class Out>
 __device__ void store_both(const Out* staging, int pitch, Out* c, const Result<Out>& r, int64_t row0,
                            int64_t col0, int thread) {
-  constexpr int kChunk = Chunk<Out>::kCount, kWidth = 8 * kChunk;
+  constexpr int kChunk = Chunk<Out>::kCount, kAcross = kWidth / kChunk;
+  constexpr int kHere = kGroupRows * kAcross, kThere = kWidth * kGroupRows / (2 * kChunk);
 #pragma unroll
-  for (int q = 0; q < kGroupRows * 8 / kGroup; ++q) {
-    const int item = thread + q * kGroup, y = item / 8, x = item % 8 * kChunk;
+  for (int item = thread; item < kHere; item += kGroup) {
+    const int y = item / kAcross, x = item % kAcross * kChunk;
     const int64_t row = row0 + y, col = col0 + x;
     if (row >= r.n || col > row) continue;
     const Chunk<Out> chunk = *reinterpret_cast<const Chunk<Out>*>(staging + y * pitch + x);
@@ -108,8 +135,8 @@ __device__ void store_both(const Out* staging, int pitch, Out* c, const Result<O
     }
   }
 #pragma unroll
-  for (int q = 0; q < kWidth * kGroupRows / (2 * kChunk) / kGroup; ++q) {
-    const int item = thread + q * kGroup, x = item % kWidth, y = item / kWidth * 2 * kChunk;
+  for (int item = thread; item < kThere; item += kGroup) {
+    const int x = item % kWidth, y = item / kWidth * 2 * kChunk;
     const int64_t row = row0 + y, col = col0 + x;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -129,17 +156,19 @@ __device__ void store_both(const Out* staging, int pitch, Out* c, const Result<O
   }
 }
 
-/// alpha * d + beta * addend of a warpgroup's 64 x 256 elements, to c.
-template <class Out>
-__device__ void finish_tile(const float (&d)[128], Out* staging, const Result<Out>& r, int64_t matrix,
+/// alpha * d + beta * addend of a warpgroup's 64 rows, to c: the columns from kBegin on, as many at a time
+/// as the staging memory holds.
+template <int kBegin = 0, class Out, int kSums>
+__device__ void finish_tile(const float (&d)[kSums], Out* staging, const Result<Out>& r, int64_t matrix,
                             int64_t row0, int64_t col0, int group, int thread) {
-  constexpr int kWidth = 8 * Chunk<Out>::kCount, kPitch = kWidth + Chunk<Out>::kCount;
-  const int y = thread / 32 * 16 + thread % 32 / 4, x = thread % 4 * 2;
-  const Out* const addend = r.addend + matrix * r.addend_stride;
-#pragma unroll
-  for (int pass = 0; pass < kCols / kWidth; ++pass) {
-    const int64_t first = col0 + pass * kWidth;
-    if (first > row0 + kGroupRows - 1 || first >= r.n) break;
+  constexpr int kPass = 8 * Chunk<Out>::kCount, kPitch = kPass + Chunk<Out>::kCount;
+  constexpr int kRest = 2 * kSums - kBegin, kWidth = kRest < kPass ? kRest : kPass;
+  if constexpr (kRest > 0) {
+    hopper::begin_with(thread);
+    const int y = thread / 32 * 16 + thread % 32 / 4, x = thread % 4 * 2;
+    const Out* const addend = r.addend + matrix * r.addend_stride;
+    const int64_t first = col0 + kBegin;
+    if (first > row0 + kGroupRows - 1 || first >= r.n) return;
 #pragma unroll
     for (int j = 0; j < kWidth / 8; ++j) {
 #pragma unroll
@@ -151,7 +180,7 @@ __device__ void finish_tile(const float (&d)[128], Out* staging, const Result<Ou
           add = *reinterpret_cast<const Pair<Out>*>(addend + row * r.addend_ld + col);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          float v = r.alpha * d[(pass * (kWidth / 8) + j) * 4 + 2 * half + e];
+          float v = r.alpha * d[(kBegin / 8 + j) * 4 + 2 * half + e];
           if (r.beta != 0) v += r.beta * widened(add.v[e]);
           sum.v[e] = narrowed<Out>(v);
         }
@@ -159,15 +188,18 @@ __device__ void finish_tile(const float (&d)[128], Out* staging, const Result<Ou
       }
     }
     hopper::named_barrier(1 + group, kGroup);
-    store_both(staging, kPitch, r.c + matrix * r.stride, r, row0, first, thread);
+    store_both<kWidth>(staging, kPitch, r.c + matrix * r.stride, r, row0, first, thread);
     hopper::named_barrier(1 + group, kGroup);
+    finish_tile<kBegin + kWidth>(d, staging, r, matrix, row0, col0, group, thread);
   }
 }
 
-template <class In, class Out>
+template <class In, class Out, int kCols>
 __global__ void __launch_bounds__(kThreads, 1)
     symmetric_kernel(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
                      const Result<Out> result) {
+  using Form = Shape<kCols>;
+  constexpr int kStages = Form::kStages, kStageBytes = Form::kStageBytes, kABytes = Form::kABytes;
   SHERD_DYNAMIC_SHARED(unsigned char, memory);
   unsigned char* const stages =
       memory + (kAlignment - hopper::shared_address(memory) % kAlignment) % kAlignment;
@@ -183,24 +215,24 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper::barrier_init_done();
   }
   __syncthreads();
-  const int64_t per_matrix = tiles_of(result.n);
-  Ring ring;
+  Ring<kStages> ring;
+  Tile<kCols> tile;
+  tile.advance(static_cast<int>(blockIdx.x), result);
+  const int step = static_cast<int>(gridDim.x);
 
   if (group == 2) {
     hopper::give_registers<40>();
     if (thread != 0) return;
     hopper::prefetch_map(&a);
     hopper::prefetch_map(&b);
-    for (int64_t t = blockIdx.x; t < result.tiles; t += gridDim.x) {
-      const Tile tile = tile_at(t % per_matrix);
-      const int matrix = static_cast<int>(t / per_matrix);
+    for (; tile.matrix < result.batch; tile.advance(step, result)) {
       for (int64_t k = 0; k < result.depths; ++k, ring.advance()) {
         hopper::barrier_wait(empty + ring.stage, ring.parity ^ 1);  // passes at once in the first round
         hopper::barrier_arrive_expecting(full + ring.stage, kStageBytes);
         unsigned char* const stage = stages + ring.stage * kStageBytes;
         const int x = static_cast<int>(k) * kDepth;
-        hopper::copy_box(stage, &a, x, tile.row * kRows, matrix, full + ring.stage);
-        hopper::copy_box(stage + kABytes, &b, x, tile.col * kCols, matrix, full + ring.stage);
+        hopper::copy_box(stage, &a, x, tile.row * kRows, tile.matrix, full + ring.stage);
+        hopper::copy_box(stage + kABytes, &b, x, tile.col * kCols, tile.matrix, full + ring.stage);
       }
     }
     return;
@@ -208,9 +240,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   hopper::take_registers<232>();
   Out* const my_staging = reinterpret_cast<Out*>(staging + group * kStagingBytes);
-  float d[128];
-  for (int64_t t = blockIdx.x; t < result.tiles; t += gridDim.x) {
-    const Tile tile = tile_at(t % per_matrix);
+  float d[Form::kSums];
+  for (; tile.matrix < result.batch; tile.advance(step, result)) {
     int before = -1;  // the stage that the products still in flight read
     for (int64_t k = 0; k < result.depths; ++k, ring.advance()) {
       hopper::barrier_wait(full + ring.stage, ring.parity);
@@ -231,7 +262,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     hopper::products_wait<0>();
     hopper::hold(d);
     if (thread % 32 == 0) hopper::barrier_arrive(empty + before);
-    finish_tile(d, my_staging, result, t / per_matrix,
+    finish_tile(d, my_staging, result, tile.matrix,
                 static_cast<int64_t>(tile.row) * kRows + group * kGroupRows,
                 static_cast<int64_t>(tile.col) * kCols, group, thread);
   }
@@ -271,7 +302,7 @@ CUtensorMap map_of(Encode encode, const Matrices& m, int rows) {
   return map;
 }
 
-template <class In, class Out>
+template <class In, class Out, int kCols>
 void start(ExecutionContext& ctx, const Matrices& a, const Matrices& b, const Terms& terms,
            const Matrices& c) {
   static const Encode encode = encoder();
@@ -284,12 +315,25 @@ void start(ExecutionContext& ctx, const Matrices& a, const Matrices& b, const Te
   }
   r.n = c.rows;
   r.depths = (a.cols + kDepth - 1) / kDepth;
-  r.tiles = tiles_of(c.rows) * c.batch;
+  r.batch = static_cast<int>(c.batch);
+  r.rows = static_cast<int>((c.rows + kRows - 1) / kRows);
+  r.tiles = static_cast<int>(tiles_of(c.rows, kCols));
   r.alpha = static_cast<float>(terms.alpha), r.beta = static_cast<float>(terms.beta);
-  const int64_t blocks = std::min<int64_t>(queue_of(ctx).chip().multiprocessors, r.tiles);
-  launch(ctx, "symmetric_hopper", symmetric_kernel<In, Out>,
-         Grid{dim3(static_cast<unsigned>(blocks)), dim3(kThreads), static_cast<size_t>(kSharedBytes)},
+  const int64_t blocks = std::min<int64_t>(queue_of(ctx).chip().multiprocessors, r.tiles * c.batch);
+  launch(ctx, "symmetric_hopper", symmetric_kernel<In, Out, kCols>,
+         Grid{dim3(static_cast<unsigned>(blocks)), dim3(kThreads),
+              static_cast<size_t>(Shape<kCols>::kSharedBytes)},
          map_of(encode, a, kRows), map_of(encode, b, kCols), r);
+}
+
+template <class In, class Out, size_t... kIndex>
+void start(ExecutionContext& ctx, const Matrices& a, const Matrices& b, const Terms& terms, const Matrices& c,
+           int width, std::index_sequence<kIndex...>) {
+  const bool known = ((kTileWidths[kIndex] == width
+                           ? (start<In, Out, kTileWidths[kIndex]>(ctx, a, b, terms, c), true)
+                           : false) ||
+                      ...);
+  if (!known) throw InvalidArgument("symmetric_hopper: no tiles are " + std::to_string(width) + " wide");
 }
 
 bool places(const Matrices& m) {
@@ -301,18 +345,21 @@ bool places(const Matrices& m) {
 
 bool symmetric_hopper_available(const Chip& chip, Factor a, Factor b, const Terms& terms, const Matrices& c) {
   const DType in = a.of.dtype;
-  return chip.capability == 90 && chip.shared_bytes >= kSharedBytes &&
+  return chip.capability == 90 && chip.shared_bytes >= kMostBytes &&
          (in == DType::f16 || in == DType::bf16) && b.of.dtype == in &&
          (c.dtype == in || c.dtype == DType::f32) && !a.transposed &&
          (b.transposed || b.of.rows == b.of.cols) && places(a.of) && places(b.of) && places(c) &&
          (terms.beta == 0 || places(*terms.addend));
 }
 
-void symmetric_hopper(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c) {
+void symmetric_hopper(ExecutionContext& ctx, Factor a, Factor b, const Terms& terms, const Matrices& c,
+                      int width) {
+  if (width == 0) width = tile_width(c.rows, c.batch, queue_of(ctx).chip().multiprocessors);
+  constexpr std::make_index_sequence<std::size(kTileWidths)> widths;
   auto with = [&](auto in) {
     using In = decltype(in);
-    c.dtype == DType::f32 ? start<In, float>(ctx, a.of, b.of, terms, c)
-                          : start<In, In>(ctx, a.of, b.of, terms, c);
+    c.dtype == DType::f32 ? start<In, float>(ctx, a.of, b.of, terms, c, width, widths)
+                          : start<In, In>(ctx, a.of, b.of, terms, c, width, widths);
   };
   a.of.dtype == DType::f16 ? with(__half{}) : with(__nv_bfloat16{});
 }

@@ -39,6 +39,7 @@ const KernelTable& cuda_kernels() {
       .vocab_parallel_partial = cuda::vocab_parallel_partial,
       .vocab_parallel_combine = cuda::vocab_parallel_combine,
       .vocab_parallel_backward = cuda::vocab_parallel_backward,
+      .adamw_count = cuda::adamw_count,
       .adamw = cuda::adamw,
       .muon_momentum = cuda::muon_momentum,
       .muon_update = cuda::muon_update,

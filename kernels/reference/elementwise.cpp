@@ -27,9 +27,10 @@ void scale(ExecutionContext&, Ref x, int64_t count, float factor) {
   for (int64_t i = 0; i < count; ++i) put(x, i, static_cast<float>(get(x, i)) * factor);
 }
 
-void scale_by(ExecutionContext&, float* x, int64_t count, const float* factor) {
+void scale_by(ExecutionContext&, const std::vector<ScaleSegment>& segments, const float* factor) {
   if (factor[0] == 1) return;
-  for (int64_t i = 0; i < count; ++i) x[i] *= factor[0];
+  for (const ScaleSegment& s : segments)
+    for (int64_t i = 0; i < s.count; ++i) s.x[i] *= factor[0];
 }
 
 void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count) {

@@ -21,10 +21,12 @@ void multiply(const GemmArgs& g) {
 
 void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   GemmArgs plain = g;
-  if (g.pre.data) plain.c = g.pre;
+  if (g.gelu && g.pre.data) plain.c = g.pre;
   multiply(plain);
   if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
   if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
+  if (g.residual.data) add(ctx, g.c, g.residual, g.c, g.m * g.n);
+  if (g.gelu_backward) gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
 }
 
 }  // namespace sherd::reference

@@ -9,6 +9,7 @@ namespace sherd::reference {
 
 void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
   const float rate = 1 - a.mu;
+  const bool moves = !a.skip || *a.skip == 0;
   for (const MomentumSegment& s : a.segments) {
     for (int64_t i = 0; i < s.count; ++i) {
       const float g = a.l2 == 0 ? s.gradient[i] : s.gradient[i] + a.l2 * s.weight[i];
@@ -16,13 +17,15 @@ void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
         if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
         continue;
       }
-      s.buffer[i] = s.buffer[i] + rate * (g - s.buffer[i]);
-      if (s.at >= 0) put(a.packed, s.at + i, a.nesterov ? g + a.mu * (s.buffer[i] - g) : s.buffer[i]);
+      const float moved = s.buffer[i] + rate * (g - s.buffer[i]);
+      if (moves) s.buffer[i] = moved;
+      if (s.at >= 0) put(a.packed, s.at + i, a.nesterov ? g + a.mu * (moved - g) : moved);
     }
   }
 }
 
 void muon_update(ExecutionContext&, const MuonUpdateArgs& a) {
+  if (a.skip && *a.skip != 0) return;
   for (const UpdateSegment& s : a.segments)
     for (int64_t i = 0; i < s.count; ++i)
       s.weight[i] = s.decay * s.weight[i] + s.alpha * static_cast<float>(get(a.packed, s.at + i));

@@ -1,26 +1,56 @@
+#include <algorithm>
 #include <cmath>
 
 #include "reference.h"
+
+namespace sherd {
+namespace {
+
+double power(double base, int64_t n) {
+  double result = 1;
+  for (; n > 0; n /= 2, base *= base)
+    if (n % 2 == 1) result *= base;
+  return result;
+}
+
+}  // namespace
+
+AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
+  return {static_cast<float>(lr / (1 - power(beta1, step))),
+          static_cast<float>(std::sqrt(1 - power(beta2, step)))};
+}
+
+}  // namespace sherd
 
 namespace sherd::reference {
 
 // Hyperparameters are rounded to fp32 once, then every operation is a single fp32 operation in PyTorch's
 // order; other tables must give the same bits.
 
+void adamw_count(ExecutionContext&, const AdamWCountArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  for (int64_t i = 0; i < a.count; ++i) {
+    a.steps[i] = std::min(a.steps[i] + 1, 0x1p24f);
+    a.biases[i] = adamw_bias(a.lr, a.beta1, a.beta2, static_cast<int64_t>(a.steps[i]));
+  }
+}
+
 void adamw(ExecutionContext&, const AdamWArgs& a) {
-  const float decay = static_cast<float>(1 - a.lr * a.weight_decay);
+  if (a.skip && *a.skip != 0) return;
   const float weight1 = static_cast<float>(1 - a.beta1);
   const float beta2 = static_cast<float>(a.beta2);
   const float weight2 = static_cast<float>(1 - a.beta2);
-  const float step = static_cast<float>(a.lr / a.bias1);
-  const float root_bias2 = static_cast<float>(std::sqrt(a.bias2));
   const float eps = static_cast<float>(a.eps);
-  for (int64_t i = 0; i < a.count; ++i) {
-    a.w[i] = a.w[i] * decay;
-    a.m[i] = a.m[i] + weight1 * (a.g[i] - a.m[i]);
-    a.v[i] = beta2 * a.v[i] + weight2 * a.g[i] * a.g[i];
-    a.w[i] = a.w[i] - step * a.m[i] / (std::sqrt(a.v[i]) / root_bias2 + eps);
-    if (a.copy.data != nullptr) put(a.copy, i, a.w[i]);
+  for (const AdamWSegment& s : a.segments) {
+    const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
+    const float decay = static_cast<float>(1 - a.lr * s.weight_decay);
+    for (int64_t i = 0; i < s.count; ++i) {
+      s.w[i] = s.w[i] * decay;
+      s.m[i] = s.m[i] + weight1 * (s.g[i] - s.m[i]);
+      s.v[i] = beta2 * s.v[i] + weight2 * s.g[i] * s.g[i];
+      s.w[i] = s.w[i] - bias.step_size * s.m[i] / (std::sqrt(s.v[i]) / bias.root + eps);
+      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.w[i]);
+    }
   }
 }
 

@@ -62,7 +62,7 @@ void reduce(ExecutionContext&, const ReduceArgs&);
 void check_indices(ExecutionContext&, const char* op, const char* what, const int32_t* indices, int64_t count,
                    int64_t bound);
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count);
-void scale_by(ExecutionContext&, float* x, int64_t count, const float* factor);
+void scale_by(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
 void add_words(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
 void clip_factor(ExecutionContext&, const ClipFactorArgs&);
 void scale(ExecutionContext&, Ref x, int64_t count, float factor);
@@ -93,6 +93,7 @@ void bias_backward(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_
 void vocab_parallel_partial(ExecutionContext&, const VocabParallelArgs&);
 void vocab_parallel_combine(ExecutionContext&, const VocabParallelArgs&);
 void vocab_parallel_backward(ExecutionContext&, const VocabParallelArgs&);
+void adamw_count(ExecutionContext&, const AdamWCountArgs&);
 void adamw(ExecutionContext&, const AdamWArgs&);
 void muon_momentum(ExecutionContext&, const MuonMomentumArgs&);
 void muon_update(ExecutionContext&, const MuonUpdateArgs&);
@@ -101,7 +102,7 @@ void orthogonalize(ExecutionContext&, const OrthogonalizeArgs&);
 void gram_product(ExecutionContext&, const GramProductArgs&);
 void gram_iterate(ExecutionContext&, const GramIterateArgs&);
 void gram_apply(ExecutionContext&, const GramApplyArgs&);
-void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count);
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>&);
 void random_normal(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
                    float stddev);
 

@@ -1,28 +1,34 @@
 #include <sherd/kernels/exact_sum.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "reference.h"
 
 namespace sherd::reference {
 
-void accumulate_squares(ExecutionContext&, int64_t* accumulator, const float* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (!std::isfinite(x[i])) {
-      ++accumulator[ExactSum::kNonFinite];
-    } else if (x[i] == 0) {
-      ++accumulator[ExactSum::kZeros];
-    } else {
-      int exponent;  // |x| = mantissa * 2^(exponent - 24), mantissa an integer
-      const auto mantissa = static_cast<uint64_t>(std::abs(std::frexp(x[i], &exponent)) * 0x1p24f);
-      const int position = 2 * (exponent - 24) + ExactSum::kBias;
-      const uint64_t square = mantissa * mantissa;
-      for (int bit = 0; bit < 48; ++bit)
-        if (square >> bit & 1) accumulator[(position + bit) / 32] += int64_t{1} << (position + bit) % 32;
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) {
+  for (const SquaresSegment& segment : segments) {
+    std::array<int64_t, ExactSum::kWords> unused{};
+    int64_t* sum = segment.sum ? segment.sum : unused.data();
+    for (const float x : std::span(segment.x, static_cast<size_t>(segment.count))) {
+      if (!std::isfinite(x)) {
+        ++sum[ExactSum::kNonFinite];
+        if (segment.non_finite) ++*segment.non_finite;
+      } else if (x == 0) {
+        ++sum[ExactSum::kZeros];
+      } else {
+        int exponent;  // |x| = mantissa * 2^(exponent - 24), mantissa an integer
+        const auto mantissa = static_cast<uint64_t>(std::abs(std::frexp(x, &exponent)) * 0x1p24f);
+        const int position = 2 * (exponent - 24) + ExactSum::kBias;
+        const uint64_t square = mantissa * mantissa;
+        for (int bit = 0; bit < 48; ++bit)
+          if (square >> bit & 1) sum[(position + bit) / 32] += int64_t{1} << (position + bit) % 32;
+      }
+      ExactSum::normalise({sum, ExactSum::kWords});
     }
-    ExactSum::normalise({accumulator, ExactSum::kWords});
   }
 }
 
@@ -35,9 +41,10 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
   std::fill_n(a.total, ExactSum::kWords, 0);
   for (const int64_t* words : a.accumulators) add_words(context, a.total, words, ExactSum::kWords);
   const float norm = ExactSum::norm({a.total, ExactSum::kWords});
+  const bool skip = !std::isfinite(norm) || a.total[ExactSum::kElsewhere] != 0;
+  if (a.skip) *a.skip = skip;
   a.factor[0] = 1;
-  if (a.max_norm > 0 && std::isfinite(norm))
-    a.factor[0] = std::min(1.0f, static_cast<float>(a.max_norm) / (norm + 1e-6f));
+  if (a.max_norm > 0 && !skip) a.factor[0] = std::min(1.0f, static_cast<float>(a.max_norm) / (norm + 1e-6f));
 }
 
 }  // namespace sherd::reference

@@ -40,6 +40,7 @@ const KernelTable& reference_kernels() {
       .vocab_parallel_partial = k::vocab_parallel_partial,
       .vocab_parallel_combine = k::vocab_parallel_combine,
       .vocab_parallel_backward = k::vocab_parallel_backward,
+      .adamw_count = k::adamw_count,
       .adamw = k::adamw,
       .muon_momentum = k::muon_momentum,
       .muon_update = k::muon_update,

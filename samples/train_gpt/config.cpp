@@ -15,6 +15,7 @@
 
 #include <sherd/comm/bootstrap.h>
 #include <sherd/kernels/error.h>
+#include <sherd/kernels/program.h>
 
 #include "config_fields.h"
 #include "config_file.h"
@@ -29,7 +30,7 @@ using Problems = std::vector<std::string>;
 struct RawFlags {
   std::map<const Field*, std::string> values;  // of the flags that were given
   std::string config_file;
-  bool help = false;
+  bool help = false, version = false;
 };
 
 RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
@@ -38,6 +39,7 @@ RawFlags read_flags(int argc, const char* const* argv, Problems& problems) {
   CLI::App app;
   app.allow_extras();
   app.set_help_flag("-h,--help");
+  app.add_flag("--version", raw.version);
   CLI::Option* config_option = app.add_option("--config", raw.config_file)->take_last();
   for (const FieldGroup& group : field_groups()) {
     for (const Field& field : group.fields) {
@@ -100,6 +102,18 @@ std::string idle_nccl_flags(const TrainConfig& c, const std::set<std::string_vie
   if (c.nccl_exact_order) list.push_back("--nccl-exact-order");
   if (c.nccl_check_calls) list.push_back("--nccl-check-calls");
   if (c.nccl_register_buffers) list.push_back("--nccl-register-buffers");
+  if (c.nccl_windows) list.push_back("--nccl-windows");
+  return fmt::format("{}", fmt::join(list, ", "));
+}
+
+/// Flags of Muon on the command line, as a list; a file of settings may hold some for whoever switches it on.
+std::string idle_muon_flags(const RawFlags& raw) {
+  std::vector<std::string> list;
+  for (const FieldGroup& group : field_groups()) {
+    if (group.title != std::string_view("Muon")) continue;
+    for (const Field& field : group.fields)
+      if (raw.values.contains(&field)) list.push_back(flag_of(field));
+  }
   return fmt::format("{}", fmt::join(list, ", "));
 }
 
@@ -147,6 +161,7 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (c.tf32 && c.device == "cpu")
     problems.push_back(
         "--tf32: products on the cpu are never rounded so; give --device cuda, or leave it out");
+  if (c.save.empty() && c.overwrite) problems.push_back("--overwrite: nothing is saved without --save DIR");
   if (c.save.empty() && (c.save_every > 0 || c.keep > 0))
     problems.push_back(fmt::format("{} {}: nothing is saved without --save DIR",
                                    c.save_every > 0 ? "--save-every" : "--keep",
@@ -161,6 +176,10 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (good("export_dtype") && c.export_dtype != TrainConfig().export_dtype && c.export_weights.empty())
     problems.push_back(
         fmt::format("--export-dtype {}: nothing is exported; give --export-weights", c.export_dtype));
+  if (good("max_skipped_steps") && !c.skip_non_finite &&
+      c.max_skipped_steps != TrainConfig().max_skipped_steps)
+    problems.push_back(fmt::format("--max-skipped-steps {}: no step is skipped with --skip-non-finite false",
+                                   c.max_skipped_steps));
   if (good("trace_steps") && c.trace_steps != TrainConfig().trace_steps && c.trace.empty() &&
       c.timeline.empty())
     problems.push_back(
@@ -206,6 +225,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   Problems problems;
   const RawFlags raw = read_flags(argc, argv, problems);
   if (raw.help) return {.config = {}, .help = help_text()};
+  if (raw.version && problems.empty()) return {.config = {}, .help = sherd::version_text("train_gpt")};
   CommandLine line;
   if (!raw.config_file.empty()) read_config_file(raw.config_file, line.config, problems);
   for (const auto& [field, text] : raw.values) {
@@ -231,6 +251,9 @@ CommandLine parse_config(int argc, const char* const* argv) {
     }
   }
   check_together(line.config, bad, problems);
+  if (const std::string idle = idle_muon_flags(raw); !idle.empty() && !uses_muon(line.config))
+    problems.push_back(
+        fmt::format("{}: no parameter goes to Muon; give --optimizer muon, or --route REGEX=muon", idle));
   throw_if_any(problems);
   return line;
 }

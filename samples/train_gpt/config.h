@@ -50,6 +50,8 @@ struct TrainConfig {
   int64_t warmup = 0;
   double weight_decay = 0.1;
   double grad_clip = 1.0;
+  bool skip_non_finite = true;
+  int64_t max_skipped_steps = 10;
   std::string precision = "fp32";
   std::string route;
   // Muon.
@@ -67,7 +69,7 @@ struct TrainConfig {
   std::string muon_payload = "fp32";
   std::string muon_working = "fp32";
   std::string muon_tensor = "duplicated";
-  int64_t muon_transient = int64_t{256} << 20;
+  int64_t muon_transient = 0;
   bool explain_plan = false;
   // Machine.
   std::string device = "cpu";
@@ -76,11 +78,13 @@ struct TrainConfig {
   bool nccl_exact_order = false;
   bool nccl_check_calls = false;
   bool nccl_register_buffers = false;
+  bool nccl_windows = false;
   bool tf32 = false;
   std::string symmetric_products = "blocks";
   std::string kernels = "cpu";
   int64_t threads = 0;
   int64_t memory_limit = 0;
+  int64_t max_queued = 16'384;
   double comm_timeout = 300;
   // Checkpoints.
   std::string save;
@@ -90,6 +94,8 @@ struct TrainConfig {
   std::string resume;
   std::string resume_parts = "all";
   bool allow_new_state = false;
+  bool overwrite = false;
+  std::string save_failure = "warn";
   // Output.
   int64_t eval_every = 0;
   int64_t sample = 0;
@@ -110,7 +116,8 @@ struct TrainConfig {
   bool operator==(const TrainConfig&) const = default;
 };
 
-/// What the command line asks for: a run or, when `help` is set, that text on stdout and nothing else.
+/// What the command line asks for: a run or, when `help` is set (--help, --version), that text on stdout and
+/// nothing else.
 struct CommandLine {
   TrainConfig config;
   std::optional<std::string> help;

@@ -65,6 +65,10 @@ const std::vector<FieldGroup>& groups() {
         {"warmup", &C::warmup, "N", "first steps, in which the rate rises linearly to --lr", 0, kAny},
         {"weight_decay", &C::weight_decay, "X", "of parameters with two or more dimensions", 0, 1e6},
         {"grad_clip", &C::grad_clip, "X", "largest global gradient norm; 0: no clipping", 0, 1e30},
+        {"skip_non_finite", &C::skip_non_finite, "true|false",
+         "leave a step out, on all ranks, when its gradients are inf or NaN somewhere"},
+        {"max_skipped_steps", &C::max_skipped_steps, "N",
+         "of those in a row end the run with exit code 1; 0: never", 0, kAny},
         {"precision", &C::precision, "fp32|bf16", "of gathered parameters and activations"},
         {"route", &C::route, "RULES",
          "REGEX=muon;REGEX=adamw;...: overrides by parameter name, first match wins"}}},
@@ -89,8 +93,9 @@ const std::vector<FieldGroup>& groups() {
         {"muon_working", &C::muon_working, "fp32|bf16|fp16", "of matrices between products"},
         {"muon_tensor", &C::muon_tensor, "duplicated|distributed",
          "tensor-parallel matrices: gathered, or summed Gram matrices"},
-        {"muon_transient", &C::muon_transient, "BYTES", "bound on messages and matrices in flight per rank",
-         1, kAny},
+        {"muon_transient", &C::muon_transient, "BYTES",
+         "bound on messages and matrices in flight per rank; 0: 256 MiB on a CPU, a 32nd of a GPU's memory", 0,
+         kAny},
         {"explain_plan", &C::explain_plan, "", "print who orthogonalizes what, and what moves"}}},
       {"Machine",
        {{"device", &C::device, "cpu|cuda",
@@ -104,19 +109,35 @@ const std::vector<FieldGroup>& groups() {
         {"nccl_check_calls", &C::nccl_check_calls, "",
          "compare every call among ranks before it is made, to find a hang; slow"},
         {"nccl_register_buffers", &C::nccl_register_buffers, "", "register units' memory with NCCL"},
+        {"nccl_windows", &C::nccl_windows, "",
+         "units' buffers in NCCL's own memory and symmetric windows (NCCL 2.27 and newer)"},
         {"tf32", &C::tf32, "", "cuda: products of fp32 matrices with 10 bits of mantissa, faster"},
         {"symmetric_products", &C::symmetric_products, "blocks|hopper",
          "cuda, Muon in 16 bits: by cuBLASLt, or by sherd's own kernel (compute capability 9.0)"},
         {"kernels", &C::kernels, "cpu|reference", "of the cpu; reference: slow and plain"},
         {"threads", &C::threads, "N", "kernel threads per rank (cpu); 0: cores / ranks", 0, 1024},
-        {"memory_limit", &C::memory_limit, "BYTES", "per rank, with suffix K, M or G; 0: none", 0, kAny},
+        {"memory_limit", &C::memory_limit, "BYTES",
+         "that a rank holds, kept ones included, with suffix K, M or G; 0: none", 0, kAny},
+        {"max_queued", &C::max_queued, "N",
+         "pieces of work (kernels, collectives) the host may queue ahead on a stream; then it waits", 1, kAny},
         {"comm_timeout", &C::comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0,
          1e6}}},
       {"Checkpoints",
-       {{"save", &C::save, "DIR", "folder of checkpoints; one is saved after the last step"},
+       {{"save", &C::save, "DIR",
+         "folder of checkpoints; one is saved after the last step; may hold another run's only with "
+         "--overwrite"},
         {"save_every", &C::save_every, "K", "and after every K-th step; 0: only after the last", 0, kAny},
         {"keep", &C::keep, "N",
-         "newest checkpoints of this run, and of those it goes on from, to keep; 0: all", 0, kAny},
+         "newest checkpoints of this run, and of those it goes on from, to keep, and the newest N whose "
+         "weights are "
+         "finite, should those be others; 0: all",
+         0, kAny},
+        {"save_failure", &C::save_failure, "warn|stop",
+         "a save that fails (disk full), or a line of --metrics: training goes on and tries again when the "
+         "next is due, or ends; a run without its last checkpoint or without lines ends with exit code 1"},
+        {"overwrite", &C::overwrite, "",
+         "--save may hold another run: its checkpoints are removed once the first of this run is complete; "
+         "those that --resume goes on from stay"},
         {"async_save", &C::async_save, "", "write behind training, from a copy in memory"},
         {"resume", &C::resume, "PATH",
          "go on from a checkpoint, or from the newest good one of a folder of them, on any ranks; --steps "
@@ -138,7 +159,7 @@ const std::vector<FieldGroup>& groups() {
         {"export_weights", &C::export_weights, "PATH",
          "final weights (safetensors): a file, or a new folder for Hugging Face tools, FOLDER/"},
         {"export_dtype", &C::export_dtype, "fp32|bf16|fp16", "of the exported weights"},
-        {"quiet", &C::quiet, "", "print errors only"}}},
+        {"quiet", &C::quiet, "", "print errors only, and what --sample asks for"}}},
   };
   return all;
 }
@@ -256,7 +277,8 @@ std::string help_text() {
       "Usage: train_gpt [flags]\n\n"
       "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); "
       "flags win\n"
-      "  --help                    this text\n";
+      "  --help                    this text\n"
+      "  --version                 version and what was built in\n";
   const TrainConfig defaults;
   for (const FieldGroup& group : groups()) {
     text += fmt::format("\n{}\n", group.title);

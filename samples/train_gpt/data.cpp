@@ -1,6 +1,8 @@
 #include "data.h"
 
 #include <algorithm>
+#include <new>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -13,12 +15,27 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Regular files below `folder`, sorted by path byte by byte: "a-b" before "a.b" before "a/b".
+/// Adds the regular files below `folder`; links are not followed. A recursive iterator would not say which of
+/// the folders could not be read.
+void add_files_below(const fs::path& folder, std::vector<std::string>& paths) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
+    const fs::file_type type = entry->symlink_status(error).type();
+    if (error)
+      throw sherd::IoError(
+          fmt::format("cannot read the data: '{}': {}", entry->path().string(), error.message()));
+    if (type == fs::file_type::regular) paths.push_back(entry->path().string());
+    if (type == fs::file_type::directory) add_files_below(entry->path(), paths);
+  }
+  if (error)
+    throw sherd::IoError(fmt::format("cannot read the data: cannot list the folder '{}': {}", folder.string(),
+                                     error.message()));
+}
+
+/// Sorted by path byte by byte: "a-b" before "a.b" before "a/b".
 std::vector<std::string> files_below(const fs::path& folder) {
   std::vector<std::string> paths;
-  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.symlink_status().type() == fs::file_type::regular) paths.push_back(entry.path().string());
-  }
+  add_files_below(folder, paths);
   std::sort(paths.begin(), paths.end());
   return paths;
 }
@@ -38,14 +55,16 @@ std::string default_data_folder() { return SHERD_DEFAULT_DATA; }
 std::shared_ptr<const ByteData> ByteData::load(const fs::path& path) {
   std::vector<uint8_t> bytes;
   try {
-    if (fs::is_directory(path)) {
+    if (sherd::FileSystem::posix().kind(path) == sherd::FileSystem::Kind::folder) {
       for (const std::string& file : files_below(path)) append_file(file, bytes);
     } else {
       append_file(path, bytes);
     }
-  } catch (const fs::filesystem_error& e) {
-    throw sherd::IoError(fmt::format("cannot read the data '{}': '{}': {}", path.string(), e.path1().string(),
-                                     e.code().message()));
+  } catch (const std::bad_alloc&) {
+    throw sherd::OutOfMemory(fmt::format(
+        "out of memory while reading the data '{}', which is held as a whole ({} bytes so far); name "
+        "a smaller file or folder with --data",
+        path.string(), bytes.size()));
   }
   return std::make_shared<const ByteData>(path.string(), std::move(bytes));
 }

@@ -2,19 +2,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <unistd.h>
-
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
+#include <mutex>
+#include <new>
+#include <system_error>
 
-#include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
+#include <sherd/kernels/program.h>
 
 #include "config.h"
 #include "loss_svg.h"
 #include "metrics.h"
+#include "outputs.h"
+#include "process_memory.h"
 #include "progress.h"
 #include "saving.h"
 #include "trace_output.h"
@@ -25,27 +27,49 @@ namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
 
+// What does not get through ends no training: finish_stdout() has the last word.
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void warn(const std::string& line) { sherd::print_error("train_gpt", line); }
+
 // What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
 struct Output {
-  explicit Output(const TrainConfig& config) : quiet(config.quiet) {
+  Output(const TrainConfig& config, const ProcessMemory& at_start) : quiet(config.quiet), start(at_start) {
     if (!config.metrics.empty()) metrics.emplace(config.metrics, config);
   }
   bool quiet;
+  ProcessMemory start;  // before there were ranks
   std::optional<MetricsWriter> metrics;
+  bool metrics_failed = false;  // and a warning said so
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run
   std::vector<std::pair<int64_t, double>> held_out;
   double seconds = 0;
 
+  // A full disk, which may have room again, ends training only where that is asked for.
+  void write_metrics(const StepResult& result, const TrainConfig& config) {
+    if (!metrics) return;
+    metrics->write(result);
+    const std::string failure = metrics->failure();
+    if (!failure.empty() && config.save_failure == "stop") throw sherd::IoError(failure);
+    if (!failure.empty() && !metrics_failed)
+      warn(fmt::format("step {}: {}; training goes on, and tries again", result.step, failure));
+    metrics_failed = !failure.empty();
+  }
+
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) const {
-    if (quiet) return;
-    fmt::print(format, std::forward<Args>(args)...);
-    std::fflush(stdout);
+    if (!quiet) print(fmt::format(format, std::forward<Args>(args)...));
   }
 };
 
-void train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Output* out) {
+// @returns what is wrong with the end of it, in words; empty = nothing. The same on every rank, but for what
+// rank 0 alone writes.
+std::string train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Output* out,
+                  std::string& doing) {
   Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   Saving saving(trainer, config);
   std::optional<double> waited;  // for the latest checkpoint, in ms
@@ -53,49 +77,75 @@ void train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Outp
     out->first = trainer.step();
     read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
+  double loss = 0;  // of the latest step
   const auto tell = [&](PendingStep step, bool evaluate) {
     StepResult result = trainer.collect(std::move(step));
+    loss = result.loss;
     if (evaluate) result.eval_loss = trainer.evaluate();
     if (out) {
       out->losses.push_back(result.loss);
       if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
       // Before the step is saved: a run that is killed in between must not miss the line for good.
-      if (out->metrics) out->metrics->write(result);
+      out->write_metrics(result, config);
       progress.step(result);
     }
     saving.told(result.step);
   };
   std::optional<PendingStep> before;  // under way: the device is never without work while the host tells
-  while (trainer.step() < config.last_step()) {
+  std::string stopped;                // why training ended before its last step
+  while (trainer.step() < config.last_step() && stopped.empty()) {
     trace.before_step(trainer.step() + 1);
+    doing = fmt::format("training step {}", trainer.step() + 1);
     PendingStep now = trainer.issue_step();
     const int64_t step = trainer.step();
     now.result.save_ms = std::exchange(waited, {});
     if (before) tell(*std::exchange(before, {}), false);
     const bool last = step == config.last_step();
     const bool evaluate = config.eval_every > 0 && (step % config.eval_every == 0 || last);
-    if (last || evaluate || saving.stops_after(step)) {
+    if (last || evaluate || saving.stops_after(step) || trainer.next_skip_is_the_last()) {
       tell(std::move(now), evaluate);
     } else {
       before = std::move(now);
     }
+    // All ranks leave together, and what is being saved is not lost: nothing is thrown.
+    stopped = trainer.too_many_skipped();
+    if (!stopped.empty()) saving.ends_with(step);
     waited = saving.after_step(step);
     for (const std::string& line : saving.take_lines()) progress.note(line);
+    for (const std::string& line : saving.take_warnings())
+      if (out) warn(line);
   }
   if (out) out->seconds = progress.seconds();
+  std::vector<std::string> wrong;
+  if (!stopped.empty()) wrong.push_back(stopped);
+  if (!std::isfinite(loss))
+    wrong.push_back(fmt::format("the loss of step {} is {}", trainer.step(),
+                                std::isnan(loss) ? "no number" : "infinite"));
+  if (!trainer.weights_are_finite())
+    wrong.push_back(
+        "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
+  if (!saving.last_failure().empty())
+    wrong.push_back("its last checkpoint is missing: " + saving.last_failure());
+  if (out && out->metrics) {
+    out->metrics->flush();
+    if (const std::string failure = out->metrics->failure(); !failure.empty()) wrong.push_back(failure);
+  }
+  return wrong.empty() ? "" : fmt::format("training ended, but {}", fmt::join(wrong, "; "));
 }
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<RankMemory> memory = trainer.memory();
+  const MemoryGrowth growth = memory_growth(out ? out->start : ProcessMemory{}, *trainer.world());
   if (!out) return;
   Summary s;
   s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
-  s.steps = config.last_step() - out->first;
+  s.steps = trainer.step() - out->first;
   s.seconds = out->seconds;
   s.tokens_per_s = static_cast<double>(s.steps * config.batch * config.seq) / out->seconds;
   s.ranks = memory;
+  s.process = growth;
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", format_summary(s));
   if (!config.loss_svg.empty()) write_loss_svg(config.loss_svg, out->losses, out->held_out);
@@ -103,7 +153,6 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
   const sherd::Resumed& resumed = *trainer.resumed();
-  const auto warn = [](const std::string& line) { fmt::print(stderr, "train_gpt: {}\n", line); };
   const auto list = [](const std::vector<std::string>& names) {
     return fmt::format("{}", fmt::join(names, ", "));
   };
@@ -122,8 +171,11 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
-void run_rank(sherd::RankContext& rank, const TrainConfig& config,
-              const std::shared_ptr<const Windows>& windows, Output* out) {
+// Everything a rank does; `doing` says what it is at. @returns as train().
+std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
+                     const std::shared_ptr<const Windows>& windows, Output* out, std::string& doing) {
+  std::string wrong;
+  doing = "building the model";
   TraceOutput trace(rank, config);
   if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
@@ -131,50 +183,62 @@ void run_rank(sherd::RankContext& rank, const TrainConfig& config,
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (trainer.step() < config.last_step()) {
-    train(trainer, config, trace, out);
+    wrong = train(trainer, config, trace, out, doing);
+    doing = "writing the results";
     const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
     if (out)
       for (const std::string& line : traced) out->say("{}\n", line);
   } else if (!config.save.empty()) {
+    doing = "saving";
     Saving saving(trainer, config);
     saving.save_now();
     for (const std::string& line : saving.take_lines())
       if (out) out->say("{}\n", line);
+    for (const std::string& line : saving.take_warnings())
+      if (out) warn(line);
   }
   if (!config.export_weights.empty()) {
+    doing = "exporting the weights";
     trainer.export_weights();
     if (out) out->say("weights written to {}\n", config.export_weights);
   }
   if (config.sample > 0) {
+    doing = "sampling";
     const std::string text = trainer.sample("\n", config.sample);
-    if (out) out->say("\n{}", format_sample(text));
+    // Asked for by itself: --quiet does not mean it.
+    if (out) print((out->quiet ? "" : "\n") + format_sample(text));
+  }
+  return wrong;
+}
+
+constexpr const char* kLessMemory =
+    "make --batch, --seq or --dim smaller, split the batch with --grad-accum, or shard more (--strategy "
+    "zero3)";
+
+// The system's own words say neither what for, nor what to do.
+template <class Work>
+auto in_words(const std::string& doing, Work work) {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    throw sherd::OutOfMemory(
+        fmt::format("out of memory while {}: the system gave no more; {}", doing, kLessMemory));
+  } catch (const std::system_error& e) {
+    if (e.code() != std::errc::resource_unavailable_try_again) throw;
+    throw sherd::Error(
+        fmt::format("cannot start a thread while {}: {}; the limit of processes and threads is reached "
+                    "(ulimit -u, or the "
+                    "container's) or of memory (ulimit -v): give fewer --ranks or --threads 1, or raise it",
+                    doing, e.code().message()));
   }
 }
 
-// What is written at the end must not turn out impossible then.
-void require_writable_folder_of(const std::filesystem::path& path) {
-  const std::filesystem::path target = std::filesystem::absolute(path);
-  const std::filesystem::path folder = (target.has_filename() ? target : target.parent_path()).parent_path();
-  if (!std::filesystem::is_directory(folder) || ::access(folder.c_str(), W_OK | X_OK) != 0)
-    throw sherd::IoError(fmt::format("cannot write {}: {} is not a folder that can be written to",
-                                     path.string(), folder.string()));
-}
-
-void require_writable_file(const std::string& path) {
-  if (path.empty()) return;
-  require_writable_folder_of(path);
-  if (std::filesystem::exists(path) && !std::filesystem::is_regular_file(path))
-    throw sherd::IoError(fmt::format("cannot write {}: it exists and is not a regular file", path));
-}
-
-int run(const TrainConfig& config) {
-  if (!config.export_weights.empty()) {
-    require_writable_folder_of(config.export_weights);
-    sherd::check_export_path(config.export_weights);
-  }
-  for (const std::string& path : {config.loss_svg, config.trace, config.timeline})
-    require_writable_file(path);
+// @returns as train().
+std::string run(const TrainConfig& config) {
+  const ProcessMemory start = ProcessMemory::now();
+  check_outputs(config);
+  check_save_folder(config);
   std::shared_ptr<const Windows> windows;
   if (config.steps > 0) {
     const auto data = ByteData::load(config.data);
@@ -192,18 +256,30 @@ int run(const TrainConfig& config) {
   launch.nccl_exact_order = config.nccl_exact_order;
   launch.nccl_check_calls = config.nccl_check_calls;
   launch.nccl_register_buffers = config.nccl_register_buffers;
+  launch.nccl_windows = config.nccl_windows;
   launch.tf32 = config.tf32;
   launch.symmetric_products = config.symmetric_products;
   launch.kernels = config.kernels;
   launch.threads_per_rank = static_cast<int>(config.threads);
   launch.memory_limit = config.memory_limit;
+  launch.max_queued_work = config.max_queued;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
-  sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
+  std::mutex mutex;
+  std::string wrong;
+  const auto one_rank = [&](sherd::RankContext& rank) {
     std::optional<Output> output;
-    if (rank.world->rank() == 0) output.emplace(config);
-    run_rank(rank, config, windows, output ? &*output : nullptr);
+    if (rank.world->rank() == 0) output.emplace(config, start);
+    std::string doing;
+    const std::string at_the_end =
+        in_words(doing, [&] { return run_rank(rank, config, windows, output ? &*output : nullptr, doing); });
+    const std::lock_guard lock(mutex);
+    if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
+  };
+  in_words("starting the ranks", [&] {
+    sherd::launch(static_cast<int>(config.ranks), launch, one_rank);
+    return 0;
   });
-  return 0;
+  return wrong;
 }
 
 }  // namespace
@@ -213,23 +289,33 @@ int main_of(int argc, const char* const* argv) {
   try {
     line = parse_config(argc, argv);
   } catch (const std::exception& e) {
-    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    warn(e.what());
     const bool missing_file = dynamic_cast<const sherd::IoError*>(&e) != nullptr;
     return missing_file ? kFailure : kUsage;
   }
   if (line.help) {
-    fmt::print("{}", *line.help);
-    return 0;
+    print(*line.help);
+    return sherd::finish_stdout("train_gpt") ? 0 : kFailure;
   }
+  int code = 0;
   try {
-    return run(line.config);
+    if (const std::string wrong = run(line.config); !wrong.empty()) {
+      std::fflush(stdout);
+      warn(wrong);
+      code = kFailure;
+    }
   } catch (const std::exception& e) {
     std::fflush(stdout);
-    fmt::print(stderr, "train_gpt: {}\n", e.what());
+    warn(e.what());
     return kFailure;
   }
+  return sherd::finish_stdout("train_gpt") ? code : kFailure;
 }
 
 }  // namespace train_gpt
 
-int main(int argc, char** argv) { return train_gpt::main_of(argc, argv); }
+int main(int argc, char** argv) {
+  sherd::bound_spinning(argv);
+  sherd::reserve_standard_streams();
+  return train_gpt::main_of(argc, argv);
+}

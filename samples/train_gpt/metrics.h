@@ -31,20 +31,29 @@ namespace train_gpt {
 class MetricsWriter {
  public:
   /// Creates or empties the file and writes line 1; with --resume goes on in a file that is there (its new
-  /// config line stands before the new steps). @throws sherd::IoError.
+  /// config line stands before the new steps). Holds its lock (flock): two runs cannot share one.
+  /// @throws sherd::IoError.
   MetricsWriter(const std::string& path, const TrainConfig& config);
 
-  /// Appends a line; it is in the file (handed to the system) when this returns. @throws sherd::IoError.
+  /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
+  /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
+  /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
   void write(const StepResult& step);
+  void flush();
+  /// Why the file does not have all lines, and of how many; empty when it has them.
+  std::string failure() const;
 
  private:
-  void write_line(const std::string& line);
+  bool write_waiting();
 
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::unique_ptr<std::FILE, Close> file_;  // opened for appending; written to by its descriptor alone
+  std::string waiting_;
+  int64_t lines_waiting_ = 0, lines_lost_ = 0;
+  int error_ = 0;
 };
 
 /// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where

@@ -17,6 +17,10 @@ struct FlagDifferences {
 };
 FlagDifferences flag_differences(const sherd::TrainingState& saved, const TrainConfig& config);
 
+/// Flags of the data, the ranks, the model and training in which the run that saved had other values: a few
+/// of them, and how many more there are.
+std::string run_differences(const sherd::TrainingState& saved, const TrainConfig& config);
+
 /// As sherd::resume() asks for it. @throws sherd::InvalidArgument when the model would compute something else
 /// although every shape fits.
 std::string misfit(const sherd::TrainingState& saved, const TrainConfig& config);

@@ -52,18 +52,17 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
 }
 
-Tensor Block::mlp(Stream& s, Saved& v) {
-  if (moe_) return (*moe_)(v.n2);
+Tensor Block::add_mlp(Stream& s, Saved& v) {
+  if (moe_) return add(s, v.x2, (*moe_)(v.n2));
   v.h = like(v.n2, {v.n2.size(0), fc_.shape()[0]});
   v.a = like(v.h, v.h.shape());
   ops::gemm_gelu(s, v.a, v.h, v.n2, false, fc_.data(), true);
-  return row_parallel(s, tp_, v.a, out_);
+  return add_row_parallel(s, tp_, v.x2, v.a, out_);
 }
 
 Tensor Block::mlp_backward(Stream& s, const Tensor& dy, const Saved& v) {
   if (moe_) return moe_->run_backward(dy);
-  const Tensor dh = linear_backward(s, dy, v.a, out_);
-  ops::gelu_backward(s, dh, dh, v.h);
+  const Tensor dh = linear_gelu_backward(s, dy, v.a, v.h, out_);
   return column_parallel_backward(s, tp_, dh, v.n2, fc_);
 }
 
@@ -77,9 +76,9 @@ Tensor Block::forward(const Tensor& x) {
   v.att = like(x, {x.size(0), tp_.share(shape_.dim)});
   v.lse = like_f32(x, {batch_, heads, x.size(0) / batch_});
   ops::attention_forward(s, v.att, v.lse, v.qkv, batch_, heads);
-  v.x2 = add(s, x, row_parallel(s, tp_, v.att, proj_));
+  v.x2 = add_row_parallel(s, tp_, x, v.att, proj_);
   v.n2 = norm(s, v.x2, norm2_, v.rstd2);
-  Tensor y = add(s, v.x2, mlp(s, v));
+  Tensor y = add_mlp(s, v);
   if (training()) saved_.push_back(std::move(v));
   return y;
 }

@@ -32,13 +32,14 @@ class Block : public Module {
  protected:
   Tensor forward(const Tensor& x) override;
   Tensor backward(const Tensor& dy) override;
+  void drop_activations() override { saved_.clear(); }
 
  private:
   // What backward needs of one forward.
   struct Saved {
     Tensor x, rstd1, n1, qkv, lse, att, x2, rstd2, n2, h, a;
   };
-  Tensor mlp(Stream& s, Saved& v);
+  Tensor add_mlp(Stream& s, Saved& v);
   Tensor mlp_backward(Stream& s, const Tensor& dy, const Saved& v);
 
   GptShape shape_;
@@ -69,6 +70,7 @@ class Gpt : public Module {
   Tensor forward(const Tensor& tokens) override;
   /// The argument is not used: the objective is loss_scale * sum of losses.
   Tensor backward(const Tensor&) override;
+  void drop_activations() override { saved_ = {}; }
 
  private:
   GptShape shape_;

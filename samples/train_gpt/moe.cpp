@@ -4,6 +4,8 @@
 
 #include <sherd/kernels/ops.h>
 
+#include "parallel_linear.h"
+
 namespace train_gpt {
 
 using sherd::DType;
@@ -73,12 +75,16 @@ Tensor Experts::backward(const Tensor& dy) {
   saved_.pop_back();
   const auto layer = [&](const Tensor& din, const Tensor& dout, const Tensor& in, const Parameter& w,
                          const Parameter& bias) {
-    const Tensor dw = w.grad(), dbias = bias.grad();  // also where no row came
+    const auto [dw, beta] = w.grad_for_overwrite();
+    const Tensor dbias = bias.grad();  // also where no row came
     for (int64_t e = 0; e < w.shape()[0]; ++e) {
       const int64_t begin = v.offsets[static_cast<size_t>(e)], end = v.offsets[static_cast<size_t>(e + 1)];
-      if (begin == end) continue;
+      if (begin == end) {
+        if (beta == 0) ops::fill(s, of(dw, e), 0);
+        continue;
+      }
       const Tensor d = dout.rows(begin, end);
-      ops::gemm(s, of(dw, e), d, true, in.rows(begin, end), false, 1, 1);
+      ops::gemm(s, of(dw, e), d, true, in.rows(begin, end), false, 1, beta);
       ops::bias_backward(s, of(dbias, e), d);
       ops::gemm(s, din.rows(begin, end), d, false, of(w.data(), e), false);
     }
@@ -216,7 +222,7 @@ Tensor MoeMlp::backward(const Tensor& dy) {
   const float balance = shape_.balance * loss_scale_ * static_cast<float>(shape_.experts) / choices;
   ops::route_top_k_backward(s, dlogits, dgates, v.logits, v.indices,
                             shape_.balance == 0 ? Tensor() : v.counts, balance);
-  ops::gemm(s, router_.grad(), dlogits, true, v.x, false, 1, 1);
+  weight_backward(s, router_, dlogits, v.x);
   ops::gemm(s, dx, dlogits, false, router_.data(), false, 1, 1);
   return dx;
 }

@@ -52,6 +52,7 @@ class Experts : public Module {
  protected:
   Tensor forward(const Tensor& x) override;
   Tensor backward(const Tensor& dy) override;
+  void drop_activations() override { saved_.clear(); }
 
  private:
   struct Saved {
@@ -79,6 +80,7 @@ class MoeMlp : public Module {
  protected:
   Tensor forward(const Tensor& x) override;
   Tensor backward(const Tensor& dy) override;
+  void drop_activations() override { saved_.clear(); }
 
  private:
   // Which rows travel; the same in the backward of the call.

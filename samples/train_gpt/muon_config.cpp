@@ -1,5 +1,6 @@
 #include "muon_config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <regex>
 
@@ -86,6 +87,12 @@ std::vector<std::string> muon_problems(const TrainConfig& c) {
     for (auto& rule : routing_rules(c.route)) std::regex(rule.pattern);
   });
   return problems;
+}
+
+bool uses_muon(const TrainConfig& c) {
+  const std::vector<std::string> rules = split(c.route, ';');
+  return c.optimizer == "muon" ||
+         std::any_of(rules.begin(), rules.end(), [](const std::string& r) { return r.ends_with("=muon"); });
 }
 
 sherd::MuonOptions muon_options(const TrainConfig& c) {

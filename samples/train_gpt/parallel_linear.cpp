@@ -55,6 +55,11 @@ Tensor like_f32(const Tensor& x, Shape shape) {
   return Tensor::empty(x.device(), std::move(shape), DType::f32, "activations");
 }
 
+void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
+  const auto [grad, beta] = w.grad_for_overwrite();
+  ops::gemm(s, grad, dy, true, x, false, 1, beta);
+}
+
 Tensor linear(Stream& s, const Tensor& x, const Parameter& w) {
   Tensor y = like(x, {x.size(0), w.shape()[0]});
   ops::gemm(s, y, x, false, w.data(), true);
@@ -62,15 +67,34 @@ Tensor linear(Stream& s, const Tensor& x, const Parameter& w) {
 }
 
 Tensor linear_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w) {
-  ops::gemm(s, w.grad(), dy, true, x, false, 1, 1);
+  weight_backward(s, w, dy, x);
   Tensor dx = like(dy, {dy.size(0), w.shape()[1]});
   ops::gemm(s, dx, dy, false, w.data(), false);
   return dx;
 }
 
+Tensor linear_gelu_backward(Stream& s, const Tensor& dy, const Tensor& x, const Tensor& pre,
+                            const Parameter& w) {
+  weight_backward(s, w, dy, x);
+  Tensor dpre = like(pre, pre.shape());
+  ops::gemm_gelu_backward(s, dpre, dy, false, w.data(), false, pre);
+  return dpre;
+}
+
 Tensor row_parallel(Stream& s, const TensorParallel& tp, const Tensor& x, const Parameter& w) {
   Tensor y = linear(s, x, w);
   tp.sum(s, y);
+  return y;
+}
+
+Tensor add_row_parallel(Stream& s, const TensorParallel& tp, const Tensor& residual, const Tensor& x,
+                        const Parameter& w) {
+  Tensor y = like(residual, residual.shape());
+  if (tp.size() == 1) {
+    ops::gemm_add(s, y, x, false, w.data(), true, residual);
+  } else {
+    ops::add(s, y, residual, row_parallel(s, tp, x, w));
+  }
   return y;
 }
 

@@ -47,13 +47,24 @@ Tensor like(const Tensor& x, sherd::Shape shape);
 /// The same in f32.
 Tensor like_f32(const Tensor& x, sherd::Shape shape);
 
+/// Adds x^T dy, transposed, which is the gradient of w where it made linear() of x; overwrites when it is the
+/// first.
+void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x);
+
 /// x [n, in] times the transpose of w [out, in]; of a row-parallel w a summand of the result.
 Tensor linear(Stream& s, const Tensor& x, const Parameter& w);
 /// Adds the weight's gradient and returns the input's; of a column-parallel w a summand of it.
 Tensor linear_backward(Stream& s, const Tensor& dy, const Tensor& x, const Parameter& w);
 
+/// linear_backward() where x is gelu(pre): the gradient of pre.
+Tensor linear_gelu_backward(Stream& s, const Tensor& dy, const Tensor& x, const Tensor& pre,
+                            const Parameter& w);
+
 /// linear() of a row-parallel w, summed.
 Tensor row_parallel(Stream& s, const TensorParallel& tp, const Tensor& x, const Parameter& w);
+/// `residual` plus row_parallel() of x, in one product where there is nothing to sum over ranks.
+Tensor add_row_parallel(Stream& s, const TensorParallel& tp, const Tensor& residual, const Tensor& x,
+                        const Parameter& w);
 /// linear_backward() of a column-parallel w, summed.
 Tensor column_parallel_backward(Stream& s, const TensorParallel& tp, const Tensor& dy, const Tensor& x,
                                 const Parameter& w);

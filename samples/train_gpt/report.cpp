@@ -38,6 +38,11 @@ std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory&
       table_line("largest rank", ratio(largest.parameters, replicated.parameters),
                  ratio(largest.gradients, replicated.gradients),
                  ratio(largest.optimizer, replicated.optimizer), ratio(sum_of(largest), sum_of(replicated)));
+  if (largest.parameters > replicated.parameters || largest.gradients > replicated.gradients)
+    text +=
+        "  above 100 %: a rank has its own share of the weights and reduced gradients beside those that are "
+        "whole\n"
+        "  (gathered parameters, gradients to be reduced), which zero1 keeps of all units, zero3 of a few\n";
   return text;
 }
 
@@ -64,7 +69,9 @@ std::string format_summary(const Summary& summary) {
     if (summary.eval_loss) text += fmt::format("held-out loss {:.4f} nats per byte\n", *summary.eval_loss);
     text += '\n';
   }
-  return text + memory_table(summary.ranks, summary.replicated);
+  text += memory_table(summary.ranks, summary.replicated);
+  if (summary.process) text += format_growth(*summary.process);
+  return text;
 }
 
 std::string format_sample(std::string_view text) {

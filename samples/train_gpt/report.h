@@ -9,6 +9,8 @@
 
 #include <sherd/comm/communicator.h>
 
+#include "process_memory.h"
+
 namespace train_gpt {
 
 /// What one step did, the same on every rank unless said otherwise.
@@ -18,6 +20,8 @@ struct StepResult {
   std::optional<double> eval_loss;
   float grad_norm = 0;
   int64_t num_zeros = 0;
+  bool skipped = false;  // the gradients were not finite; weights and states are those of the step before
+  int64_t skipped_steps = 0;  // of this run, up to this step
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
   sherd::CommCounts comm;         // this rank's
@@ -26,7 +30,8 @@ struct StepResult {
   std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved
 };
 
-/// Bytes of one rank, by purpose.
+/// Bytes of one rank, by purpose. `other_peak` is the rest of the most it ever held: activations, scratch
+/// memory, copies for and from the host, and what the allocators keep for reuse.
 struct RankMemory {
   int64_t parameters = 0, gradients = 0, optimizer = 0, other_peak = 0;
 };
@@ -40,6 +45,7 @@ struct Summary {
   double tokens_per_s = 0;
   std::vector<RankMemory> ranks;  // in rank order
   RankMemory replicated;          // what every rank would hold without sharding; other_peak is not used
+  std::optional<MemoryGrowth> process;
 };
 
 /// Several aligned lines: losses, speed, and the memory of every rank beside what replication would take.

@@ -9,23 +9,60 @@
 
 #include <sherd/checkpoint/checkpoint_folder.h>
 
+#include "outputs.h"
+
 namespace train_gpt {
 
-Saving::Saving(Trainer& trainer, const TrainConfig& config) : trainer_(trainer), config_(config) {
+Saving::Saving(Trainer& trainer, const TrainConfig& config, sherd::FileSystem* files)
+    : trainer_(trainer), config_(config), last_(config.last_step()) {
   if (config.save.empty()) return;
   saver_.emplace(trainer.world(), trainer.checkpoint_tensors(),
                  sherd::SaverOptions{.folder = config.save,
                                      .keep = config.keep,
                                      .async = config.async_save,
-                                     .continues = trainer.resumed() ? trainer.resumed()->path : ""});
+                                     .continues = trainer.resumed() ? trainer.resumed()->path : "",
+                                     // A run never replaces what it goes on from.
+                                     .overwrite = config.overwrite && !goes_on_in_save_folder(config),
+                                     .admit = [&config] { check_save_folder(config); },
+                                     .files = files});
+}
+
+void Saving::warn(int64_t step, const std::string& what) {
+  const bool last = step == last_;
+  warnings_.push_back(fmt::format(
+      "step {}: no checkpoint was saved: {}; {}", step, what,
+      last ? "it was the last one" : "what is there stays, and the next one that is due is tried"));
+}
+
+template <class Work>
+bool Saving::attempt(int64_t step, Work work) {
+  try {
+    work();
+    return true;
+  } catch (const sherd::IoError& e) {
+    if (config_.save_failure == "stop") throw;
+    if (!std::exchange(heard_, false)) warn(step, e.what());
+    if (step == last_) last_failure_ = e.what();
+    return false;
+  }
+}
+
+// Whether what is written behind has failed meanwhile, which all ranks take note of when they save again.
+void Saving::listen() {
+  try {
+    saver_->poll();
+  } catch (const sherd::IoError& e) {
+    if (config_.save_failure == "stop") throw;
+    if (!std::exchange(heard_, true)) warn(behind_, e.what());
+  }
 }
 
 bool Saving::falls_due(int64_t step) const {
-  return step == config_.last_step() || (config_.save_every > 0 && step % config_.save_every == 0);
+  return step == last_ || (config_.save_every > 0 && step % config_.save_every == 0);
 }
 
 bool Saving::stops_after(int64_t step) const {
-  return saver_ && falls_due(step) && (!config_.async_save || step == config_.last_step());
+  return saver_ && falls_due(step) && (!config_.async_save || step == last_);
 }
 
 void Saving::told(int64_t step) {
@@ -37,19 +74,30 @@ void Saving::told(int64_t step) {
 
 std::optional<double> Saving::after_step(int64_t step) {
   if (!saver_) return std::nullopt;
-  saver_->poll();
-  const bool last = step == config_.last_step();
+  listen();
+  const bool last = step == last_;
   due_ = due_ || falls_due(step);
-  if (!due_ || (!last && !saver_->idle())) return std::nullopt;
-  due_ = false;
+  if (!due_) return std::nullopt;
   const auto start = std::chrono::steady_clock::now();
+  bool idle = true;  // also when what was in flight has failed
+  attempt(behind_, [&] {
+    if (last) {
+      saver_->wait();
+    } else {
+      idle = saver_->idle();
+    }
+  });
+  if (!idle) return std::nullopt;
+  due_ = false;
   if (config_.async_save && !last) {
     trainer_.hold_weights(saver_->snapshot(trainer_.training_state()));
-    snapshot_of_ = step;
+    snapshot_of_ = behind_ = step;
     told(told_);
   } else {
-    saver_->save(trainer_.training_state());
-    saver_->wait();
+    attempt(step, [&] {
+      saver_->save(trainer_.training_state());
+      saver_->wait();
+    });
   }
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
@@ -86,6 +134,9 @@ std::vector<std::string> Saving::take_lines() {
     lines.push_back(fmt::format("saved {}: {:.1f} MiB in {:.2f} s, training waited {:.0f} ms",
                                 r.committed.string(), static_cast<double>(r.bytes) / (1 << 20), r.seconds,
                                 r.blocked * 1e3));
+    if (r.not_finite > 0)
+      lines.back() += fmt::format("; {} values of its model are not finite", r.not_finite);
+    if (!r.warning.empty()) warnings_.push_back(fmt::format("step {}: {}", r.step, r.warning));
     if (!r.removed.empty()) lines.back() += fmt::format("; removed {}", fmt::join(r.removed, ", "));
   }
   return lines;

@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/checkpoint/saver.h>
@@ -13,37 +14,57 @@
 
 namespace train_gpt {
 
-/// --save, --save-every, --keep and --async-save. Every rank makes the same calls: for each step, told() and
-/// after_step(), in whatever order.
+/// --save, --save-every, --keep, --async-save, --save-failure and --overwrite. Every rank makes the same
+/// calls: for each step, told() and after_step(), in whatever order.
 class Saving {
  public:
-  /// Does nothing without --save. Collective.
-  Saving(Trainer& trainer, const TrainConfig& config);
+  /// Does nothing without --save. Collective. `files` (null: the machine's) outlives it.
+  /// @throws sherd::IoError when another run saves there now, or did (check_save_folder()).
+  Saving(Trainer& trainer, const TrainConfig& config, sherd::FileSystem* files = nullptr);
   /// Whether `step` must be told of before after_step(): training waits while it is saved.
   bool stops_after(int64_t step) const;
-  /// Steps up to this one are in the metrics: they may be committed.
+  /// Steps up to this one are told of, in the metrics, too: they may be committed.
   void told(int64_t step);
+  /// Training ends early, with `step`, which was issued and told of: after_step() is to take it for the last.
+  void ends_with(int64_t step) { last_ = step; }
   /// `step` was issued, and none after it: saves when one is due. @returns how long training waited for it,
   /// in ms; nothing when none was due. With --async-save training waits neither for the step nor for the
   /// disk: the step's weights are copied beside the coming step, and written once it is told of; what falls
   /// due while another checkpoint is being written is saved after the first step that finds that one
   /// finished. The last step waits until everything is on disk.
-  /// @throws sherd::IoError for a save that failed, also when that was written behind.
+  ///
+  /// A save that failed is a warning, and what falls due next is tried as if nothing had been.
+  /// @throws sherd::IoError for it with --save-failure stop, also when it was written behind.
   std::optional<double> after_step(int64_t step);
   /// A checkpoint of what the trainer holds (it came from elsewhere, or is only built), unless that is the
   /// very checkpoint it was resumed from.
   void save_now();
-  /// One line for each save that has finished since the last call.
+  /// One line for each save that has finished since the last call; what failed after its commit becomes a
+  /// warning.
   std::vector<std::string> take_lines();
+  /// One for each that has failed, and for what take_lines() found. With --async-save ranks may hear of it
+  /// after different steps.
+  std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
+  /// Why the checkpoint of the last step is missing, when it is; the same on every rank.
+  const std::string& last_failure() const { return last_failure_; }
 
  private:
+  /// Whether `work`, which saves, went well. What it throws, it throws on every rank.
+  template <class Work>
+  bool attempt(int64_t step, Work work);
+  void warn(int64_t step, const std::string& what);
+  void listen();
   bool falls_due(int64_t step) const;
   bool is_there_already(const sherd::Resumed& resumed, const sherd::TrainingState& state) const;
 
   Trainer& trainer_;
   const TrainConfig& config_;
   std::optional<sherd::CheckpointSaver> saver_;
-  std::vector<std::string> lines_;
+  std::vector<std::string> lines_, warnings_;
+  std::string last_failure_;
+  int64_t last_;             // step of training
+  int64_t behind_ = 0;       // the step that is being written behind training
+  bool heard_ = false;       // that it failed
   bool due_ = false;         // a save, as soon as none is in flight
   int64_t told_ = 0;         // the latest step in the metrics
   int64_t snapshot_of_ = 0;  // the step whose snapshot is not being written yet, or 0

@@ -1,12 +1,15 @@
 // One step: issued as a whole, waited for later.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/program.h>
 
 #include "trainer.h"
 
@@ -17,6 +20,11 @@ using namespace sherd;
 using Clock = PendingStep::Clock;
 
 double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
+
+template <class... Args>
+void warn(fmt::format_string<Args...> format, Args&&... args) {
+  print_error("train_gpt", fmt::format(format, std::forward<Args>(args)...));
+}
 
 // When the device got here.
 std::shared_ptr<Clock::time_point> stamp(Stream& stream) {
@@ -33,15 +41,19 @@ Tensor copy_behind(Stream& stream, const Tensor& on_device) {
   return host;
 }
 
-// The largest number of live bytes on any rank until the device gets here: kernels take scratch memory when
-// they run.
-Tensor peak_bytes(Stream& stream, Communicator& world) {
+// The largest number of live bytes on any rank until the device gets here (kernels take scratch memory when they
+// run), and the largest and, by the complement, the smallest digest of what the ranks' collectives have served:
+// the one all-reduce of a step that spans all ranks under every strategy.
+Tensor peak_bytes(Stream& stream, Communicator& world, uint64_t served) {
   Device& device = stream.device();
-  const Tensor host = Tensor::host(device, {1}, DType::i64, "metrics");
+  const Tensor host = Tensor::host(device, {3}, DType::i64, "metrics");
+  const auto digest = static_cast<int64_t>(served);
+  host.data<int64_t>()[1] = digest;
+  host.data<int64_t>()[2] = ~digest;
   stream.submit("peak bytes", [&device, at = host.data<int64_t>()](ExecutionContext& context) {
     context.after([&device, at] { *at = device.allocator().peak_bytes(); });
   });
-  const Tensor peak = Tensor::empty(device, {1}, DType::i64, "metrics");
+  const Tensor peak = Tensor::empty(device, {3}, DType::i64, "metrics");
   ops::copy(stream, peak, host);
   world.all_reduce(stream, peak, ReduceOp::max);
   ops::copy(stream, host, peak);
@@ -96,8 +108,9 @@ PendingStep Trainer::issue_step() {
   }
   data_->all_reduce(s, loss_sum);
   p.loss = copy_behind(s, loss_sum);
-  p.peak = peak_bytes(s, *rank_.world);
+  p.peak = peak_bytes(s, *rank_.world, runtime.served());
   p.statuses = optimizer_->muon().copy_statuses();
+  p.skipped = optimizer_->copy_skipped();
   p.done = s.record();
   p.result.step = ++step_;
   sequences_ += config_.batch;
@@ -107,9 +120,10 @@ PendingStep Trainer::issue_step() {
 
 StepResult Trainer::collect(PendingStep p) {
   p.done.synchronize();
-  warn_about_skipped_updates(p);
   const auto tokens = static_cast<double>(config_.batch * config_.seq);
-  StepResult r = std::move(p.result);
+  StepResult r = p.result;
+  count_skipped(r, p);
+  warn_about_skipped_updates(p, r.skipped);
   const Clock::time_point begin = updated_ ? std::max(*updated_, p.issued) : p.issued;
   updated_ = *p.updated;
   r.step_ms = ms(*p.updated - begin);
@@ -118,18 +132,61 @@ StepResult Trainer::collect(PendingStep p) {
   r.loss = *p.loss.data<double>() / tokens;
   r.grad_norm = p.stats->norm;
   r.num_zeros = p.stats->zeros;
-  r.peak_bytes = *p.peak.data<int64_t>();
+  const int64_t* const peak = p.peak.data<int64_t>();
+  r.peak_bytes = peak[0];
+  if (peak[1] != ~peak[2])
+    throw CommError(fmt::format(
+        "step {}: the ranks used different units, the same ones in a different order, or different learning rates, "
+        "so the weights are mixed; --nccl-check-calls names the first call that differs",
+        r.step));
   return r;
 }
 
-void Trainer::warn_about_skipped_updates(const PendingStep& p) {
+void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
+  collected_ = r.step;
+  r.skipped_steps = *p.skipped.data<int64_t>();
+  r.skipped = r.skipped_steps > skipped_;
+  skipped_ = r.skipped_steps;
+  skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
+  if (!r.skipped || rank_.world->rank() != 0) return;
+  const std::string why = p.stats->non_finite > 0
+                              ? fmt::format("{} elements are inf or NaN", p.stats->non_finite)
+                              : "larger than fp32 can hold";
+  warn(
+      "step {} was skipped on all ranks: the gradient norm is not finite ({}); weights and optimizer states "
+      "stay as they were ({} in a row, {} of this run)",
+      r.step, why, skipped_in_a_row_, skipped_);
+}
+
+bool Trainer::next_skip_is_the_last() const {
+  return config_.max_skipped_steps > 0 && skipped_in_a_row_ + 1 >= config_.max_skipped_steps;
+}
+
+std::string Trainer::too_many_skipped() const {
+  if (config_.max_skipped_steps == 0 || skipped_in_a_row_ < config_.max_skipped_steps) return "";
+  return fmt::format(
+      "the gradients of {} step{} in a row, up to step {}, were not finite: as many as --max-skipped-steps "
+      "allows. The weights are still those after step {}; go on from a checkpoint with a lower --lr or other "
+      "data, or look for what makes the loss inf or NaN",
+      skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s", collected_, collected_ - skipped_in_a_row_);
+}
+
+void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) {
   const int64_t step = p.result.step;
+  std::vector<std::string> names;  // of a whole step that was skipped
   for (auto& [name, status] : optimizer_->muon().report(p.statuses)) {
-    if (status == MatrixStatus::not_finite)
-      fmt::print(stderr, "train_gpt: step {}: {} has no finite Muon update; it was skipped\n", step, name);
+    if (status == MatrixStatus::not_finite && whole_step) names.push_back(name);
+    if (status == MatrixStatus::not_finite && !whole_step)
+      warn("step {}: {} has no finite Muon update; it was skipped", step, name);
     if (status == MatrixStatus::zero && zeros_seen_.insert(name).second)
-      fmt::print(stderr, "train_gpt: step {}: the Muon update of {} is zero (said once)\n", step, name);
+      warn("step {}: the Muon update of {} is zero (said once)", step, name);
   }
+  if (names.empty()) return;
+  constexpr size_t kMostNames = 3;
+  const size_t more = names.size() - std::min(names.size(), kMostNames);
+  names.resize(names.size() - more);
+  warn("step {}: not finite were the gradients of {}{}", step, fmt::join(names, ", "),
+       more > 0 ? fmt::format(" and {} more matrices", more) : "");
 }
 
 }  // namespace train_gpt

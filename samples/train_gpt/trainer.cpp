@@ -4,8 +4,10 @@
 
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include <sherd/checkpoint/weights.h>
+#include <sherd/kernels/exact_sum.h>
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random.h>
 
@@ -112,6 +114,7 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
     OptimizerOptions optimizer;
     optimizer.weight_decay = config.weight_decay;
     optimizer.muon = muon_options(config);
+    optimizer.skip_non_finite = config.skip_non_finite;
     optimizer_.emplace(model_, routing_, optimizer);
   }
   if (!config.resume.empty()) resume();
@@ -175,6 +178,7 @@ std::string Trainer::describe() const {
     out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
                        expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
                        config_.expert_top_k);
+  if (const std::string buffers = runtime.describe_buffers(); !buffers.empty()) out += buffers + "\n";
   for (ParamGroup* g : runtime.groups()) {
     if (!g->layout().cut_rows().empty())
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
@@ -242,6 +246,19 @@ double Trainer::evaluate() {
   return data_sum(local) / static_cast<double>(held * config_.seq);
 }
 
+bool Trainer::weights_are_finite() {
+  Stream& s = rank_.device->compute();
+  const Tensor sums = Tensor::empty(*rank_.device, {ExactSum::kWords}, DType::i64, "metrics");
+  ops::fill(s, sums, 0);
+  for (auto& [name, p] : model_.named_parameters())
+    if (p.shard().numel() > 0) ops::accumulate_squares(s, sums, p.shard());
+  const Tensor count = sums.flat(ExactSum::kNonFinite, ExactSum::kNonFinite + 1);
+  rank_.world->all_reduce(s, count);
+  int64_t not_finite = 0;
+  ops::copy_to_host(s, &not_finite, count);
+  return not_finite == 0;
+}
+
 std::string Trainer::sample(const std::string& prompt, int64_t count) {
   Stream& s = rank_.device->compute();
   std::string text = prompt;
@@ -292,8 +309,10 @@ std::vector<RankMemory> Trainer::memory() {
       mine.optimizer += line.peak_bytes;
     }
   }
-  mine.other_peak =
-      rank_.device->allocator().peak_bytes() - mine.parameters - mine.gradients - mine.optimizer;
+  Device& device = *rank_.device;
+  mine.other_peak = device.allocator().peak_held_bytes() - mine.parameters - mine.gradients - mine.optimizer;
+  for (const Allocator* a : std::set<Allocator*>{&device.staging(), &device.copies()})
+    if (a != &device.allocator()) mine.other_peak += a->peak_held_bytes();
   static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
   std::vector<RankMemory> all(static_cast<size_t>(rank_.world->size()));
   Stream& s = rank_.device->compute();

@@ -31,8 +31,9 @@ struct PendingStep {
   Clock::time_point issued;
   std::shared_ptr<Clock::time_point> reduced, updated;  // when the device had the gradients, and the weights
   std::shared_ptr<const sherd::GradientStats> stats;
-  sherd::Tensor loss, peak;             // f64 [1], i64 [1]
+  sherd::Tensor loss, peak;             // f64 [1], i64 [3]
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
+  sherd::Tensor skipped;                // i64 [1], steps skipped so far
   sherd::Event done;
 };
 
@@ -61,10 +62,18 @@ class Trainer {
   PendingStep issue_step();
   /// Waits for the step and returns what it did. In the order of issue.
   StepResult collect(PendingStep step);
+  /// Whether the next step can be the last that --max-skipped-steps allows: it is to be collected before
+  /// another is issued. The same on all ranks.
+  bool next_skip_is_the_last() const;
+  /// Why no step may follow those collected: they were skipped, and are as many in a row as
+  /// --max-skipped-steps allows; empty while they are not. The same on all ranks.
+  std::string too_many_skipped() const;
   /// Both: trains the next step.
   StepResult train_step() { return collect(issue_step()); }
   /// The next step's update waits for `event`: until then the weights and optimizer states are read.
   void hold_weights(const sherd::Event& event) { sherd::runtime_of(model_).hold_weights(event); }
+  /// Whether every weight is, on all ranks. Collective.
+  bool weights_are_finite();
   /// Mean loss over all held-out windows; NaN when there are none.
   double evaluate();
   /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
@@ -91,8 +100,11 @@ class Trainer {
   double data_sum(double value);
 
   void resume();
-  /// Names matrices whose gradients were not finite, on the rank that saw them.
-  void warn_about_skipped_updates(const PendingStep& step);
+  /// Says on rank 0 that a step was skipped.
+  void count_skipped(StepResult& result, const PendingStep& step);
+  /// Names matrices whose gradients were not finite, on the rank that saw them; of a step that was skipped as a
+  /// whole the first few.
+  void warn_about_skipped_updates(const PendingStep& step, bool whole_step);
 
   /// Brings the step's new weights to where they rest, and counts it to the coming step.
   void sync_parameters();
@@ -112,6 +124,8 @@ class Trainer {
   std::optional<PendingStep::Clock::time_point> updated_;  // the end of the step collected last
   uint64_t seed_ = 0;
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
+  int64_t collected_ = 0;             // the step collected last
+  int64_t skipped_ = 0, skipped_in_a_row_ = 0;
   sherd::CommCounts carried_;         // of the coming step, issued already
 };
 

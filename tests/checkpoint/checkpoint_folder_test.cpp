@@ -38,8 +38,10 @@ void put(FileSystem& files, const fs::path& path, const std::string& bytes) {
   file->close();
 }
 
-/// Saves a checkpoint that holds `tag` (8 letters) in a file of each section.
-fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag) {
+/// Saves a checkpoint that holds `tag` (8 letters) in a file of each section; so many values of its model are
+/// said not to be finite.
+fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const std::string& tag,
+              int64_t not_finite = 0) {
   const fs::path temporary = folder.temporary(step);
   Manifest manifest;
   manifest.training.step = step;
@@ -51,6 +53,7 @@ fs::path save(CheckpointFolder& folder, FileSystem& files, int64_t step, const s
       put(files, temporary / path, kHeader + tag);
       manifest.tensors.push_back({"t", section, DType::u8, {8}, {{{{0}, {8}}, 0, 8}}});
       manifest.tensors.back().pieces[0].file = static_cast<int>(manifest.files.size());
+      if (section == Section::model) manifest.tensors.back().pieces[0].not_finite = {not_finite, 0};
       manifest.files.push_back({path, 16, 8, checksum(kHeader.data(), 8), {checksum(tag.data(), 8)}});
     }
     return folder.commit(temporary, step, manifest);
@@ -178,6 +181,42 @@ TEST(CheckpointFolder, PruningCountsAndRemovesByTheRule) {
   EXPECT_THAT(folder.prune(1, {is({}), {}}), IsEmpty()) << "nothing counts, nothing goes";
   EXPECT_THAT(folder.prune(1, {is({"step_00000040"}), {}}), ElementsAre("step_00000010"));
   EXPECT_THAT(contents(path.path()), SizeIs(2));
+}
+
+TEST(CheckpointFolder, WhatIsNotFiniteNeverMakesAFiniteOneGo) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  CheckpointFolder folder(path.path(), files);
+  const auto names = [&] {
+    std::vector<std::string> all;
+    for (const CommittedCheckpoint& c : list_checkpoints(path.path(), files))
+      all.push_back(c.name.substr(11));
+    return all;
+  };
+  for (const int64_t step : {10, 20, 30}) save(folder, files, step, "aaaaaaaa");
+  for (const int64_t step : {40, 50, 60}) {
+    save(folder, files, step, "nannannn", 3);
+    folder.prune(2);
+  }
+  EXPECT_THAT(names(), ElementsAre("60", "50", "30", "20"))
+      << "the newest 2, and the newest 2 that are finite";
+  save(folder, files, 70, "aaaaaaaa");
+  folder.prune(2);
+  EXPECT_THAT(names(), ElementsAre("70", "60", "30"));
+  EXPECT_THAT(CheckpointFolder(path / "other", files).prune(1), IsEmpty());
+}
+
+TEST(CheckpointFolder, WhatIsNotFiniteDoesNotReplaceAFiniteOneOfItsStep) {
+  const TemporaryFolder path;
+  FileSystem& files = FileSystem::posix();
+  CheckpointFolder folder(path.path(), files);
+  save(folder, files, 10, "aaaaaaaa");
+  EXPECT_THAT(message_of<IoError>([&] { save(folder, files, 10, "nannannn", 1); }),
+              AllOf(HasSubstr("step_00000010"), HasSubstr("is left as it is")));
+  EXPECT_EQ(contents(path.path()).at("step_00000010"), "aaaaaaaa");
+  save(folder, files, 20, "nannannn", 1);
+  save(folder, files, 20, "NANNANNN", 1);
+  EXPECT_EQ(contents(path.path()).at("step_00000020"), "NANNANNN");
 }
 
 TEST(CheckpointFolder, OneRunSavesAtATime) {
@@ -427,7 +466,7 @@ TEST_P(CheckpointFolderFaults, LateFailureSaysThatTheCheckpointIsThere) {
     CheckpointFolder folder(scene.path, scene.files);
     scene.files.arm(std::move(fault));
     const std::string message =
-        message_of<IoError>([&] { save(folder, scene.files, GetParam(), "cccccccc"); });
+        message_of<LateFailure>([&] { save(folder, scene.files, GetParam(), "cccccccc"); });
     EXPECT_EQ(contents(scene.path), scene.after(false)) << message;
     EXPECT_THAT(message,
                 AllOf(HasSubstr(checkpoint_name(GetParam())), HasSubstr("complete and in its place")));

@@ -1,4 +1,5 @@
 // A checkpoint of any arrangement of ranks loads on any other, bit for bit.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,6 +67,8 @@ TEST(Resharding, EveryArrangementLoadsEveryOther) {
   const TemporaryFolder folder;
   const std::vector<Arrangement> all = all_arrangements();
   const auto place = [&](size_t i) { return folder / ("saved" + std::to_string(i)); };
+  // By its own name: states hold NaNs, which are passed over in a folder of checkpoints.
+  const auto checkpoint = [&](size_t i) { return place(i) + fmt::format("/step_{:08}", i); };
   for (size_t i = 0; i < all.size(); ++i) {
     test::launch(all[i].ranks, [&](RankContext& rank) {
       Subject s(rank, all[i]);
@@ -79,7 +82,7 @@ TEST(Resharding, EveryArrangementLoadsEveryOther) {
     test::launch(a.ranks, [&](RankContext& rank) {
       Subject s(rank, a);
       for (size_t i = 0; i < all.size(); ++i) {
-        const Resumed r = resume(place(i), s.model, &*s.optimizer);
+        const Resumed r = resume(checkpoint(i), s.model, &*s.optimizer);
         EXPECT_THAT(wrong_state(s.model, &*s.optimizer, i), IsEmpty())
             << all[i].show() << " loaded on " << a.show();
         EXPECT_EQ(r.report.training, (TrainingState{static_cast<int64_t>(i), 3, 7, {{"a", "b"}}}));
@@ -97,6 +100,8 @@ TEST(Resharding, TensorAndExpertParallelPieces) {
   const std::vector<Spread> all{{1, 1, 1, 1}, {1, 2, 1, 2}, {1, 2, 2, 1}, {2, 1, 2, 4},
                                 {1, 1, 4, 2}, {2, 2, 1, 1}, {1, 3, 1, 1}, {2, 2, 2, 4}};
   const auto place = [&](size_t i) { return folder / ("saved" + std::to_string(i)); };
+  // By its own name: states hold NaNs, which are passed over in a folder of checkpoints.
+  const auto checkpoint = [&](size_t i) { return place(i) + "/step_00000001"; };
   for (size_t i = 0; i < all.size(); ++i) {
     test::launch(all[i].ranks(), [&](RankContext& rank) {
       Pieces model(rank, all[i]);
@@ -115,7 +120,7 @@ TEST(Resharding, TensorAndExpertParallelPieces) {
       model.wrap();
       Optimizer optimizer(model, routing, {});
       for (size_t i = 0; i < all.size(); ++i) {
-        resume(place(i), model, &optimizer);
+        resume(checkpoint(i), model, &optimizer);
         EXPECT_THAT(wrong_state(model, &optimizer, i), IsEmpty()) << i;
       }
     });

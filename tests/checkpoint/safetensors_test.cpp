@@ -367,6 +367,25 @@ TEST(Safetensors, FileThatShrinksWhileOpenIsAnIoError) {
 // ---- the writer leaves either the whole file or nothing
 // ----------------------------------------------------------------
 
+TEST(SafetensorsWriter, WhatKilledWritersLeftIsRemovedAndNothingThatIsStillWritten) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "f";
+  folder.write("f.tmp-123456-0", "left");
+  folder.write("f.tmp-123456-0.bak", "a user's");
+  folder.write("g.tmp-123456-0", "of another path");
+  SafetensorsWriter first(path, {{"w", DType::u8, {1}}});
+  const std::string own = "f.tmp-" + std::to_string(::getpid()) + "-0";
+  EXPECT_THAT(names_in(folder.path()),
+              ::testing::UnorderedElementsAre(own, "f.tmp-123456-0.bak", "g.tmp-123456-0"));
+  SafetensorsWriter second(path, {{"w", DType::u8, {1}}});
+  first.append("1", 1);
+  first.finish();
+  second.append("2", 1);
+  second.finish();
+  EXPECT_THAT(names_in(folder.path()),
+              ::testing::UnorderedElementsAre("f", "f.tmp-123456-0.bak", "g.tmp-123456-0"));
+}
+
 TEST(SafetensorsWriter, FileAppearsOnlyWhenFinished) {
   const TemporaryFolder folder;
   const std::string path = folder.write("f", "the old file");

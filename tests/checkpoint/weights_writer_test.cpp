@@ -91,6 +91,16 @@ TEST(WeightsWriter, NoTensorsAreAFileToo) {
   EXPECT_TRUE(SafetensorsReader(folder / "out/model.safetensors").entries().empty());
 }
 
+TEST(WeightsWriter, AFolderThatAKilledWriterLeftIsRemoved) {
+  const TemporaryFolder folder;
+  folder.write("out.tmp-123456-0/model.safetensors", "left");
+  WeightsWriter live(folder / "out/", {}, {}, 1);
+  WeightsWriter writer(folder / "out/", {}, {}, 1);
+  EXPECT_EQ(names_in(folder.path()).size(), 2u) << "the two that are being written";
+  writer.finish();
+  EXPECT_THROW(live.finish(), IoError);
+}
+
 TEST(WeightsWriter, AFolderThatFillsUpMeanwhileIsNotReplaced) {
   const TemporaryFolder folder;
   WeightsWriter writer(folder / "out/", {}, {}, 1);

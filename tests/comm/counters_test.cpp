@@ -63,7 +63,8 @@ TEST(Counters, OneRankMovesNothing) {
     c.world->all_gather(s, t, t);
     c.world->reduce_scatter(s, t, t);
     c.world->all_reduce(s, t);
-    c.world->all_to_all_v(s, t, six, t, six);
+    const Tensor other = make_tensor(*c.device, DType::f32, poison(6));
+    c.world->all_to_all_v(s, other, six, t, six);
     for (const char* op : {"all_gather", "reduce_scatter", "all_reduce", "all_to_all_v"})
       expect_count(*c.world, op, 1, 0);
     EXPECT_EQ(read_tensor(s, t), poison(6));

@@ -146,8 +146,9 @@ TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
   const Outcome outcome = run(4, short_timeout(), [](RankContext& c) {
     Stream& s = c.device->compute();
     c.world->barrier(s);
-    if (c.world->rank() == 1 || c.world->rank() == 3) return;
+    if (c.world->rank() == 1 || c.world->rank() == 3) return std::this_thread::sleep_for(800ms);
     c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(16)));
+    s.synchronize();
   });
   EXPECT_THAT(outcome.texts, SizeIs(2));
   EXPECT_THAT(outcome.texts, Each(AllOf(HasSubstr("all_reduce #2"), HasSubstr("64 bytes"),
@@ -163,6 +164,8 @@ TEST(Timeout, CoversGroupsSendReceiveAndSplit) {
     return run(3, short_timeout(), [&](RankContext& c) {
       const auto pair = c.world->split(c.world->rank() == 1, 0);
       if (c.world->rank() == rank) call(c, make_tensor(*c.device, DType::f32, poison(2)));
+      c.device->compute().synchronize();
+      std::this_thread::sleep_for(500ms);
     });
   };
   const Outcome send =
@@ -178,9 +181,112 @@ TEST(Timeout, CoversGroupsSendReceiveAndSplit) {
   const Outcome group = run(3, short_timeout(), [](RankContext& c) {
     const auto pair = c.world->split(c.world->rank() == 1, 0);
     if (c.world->rank() == 0) pair->barrier(c.device->compute());
+    c.device->compute().synchronize();
+    std::this_thread::sleep_for(500ms);
   });
   EXPECT_THAT(group.thrown_as<CommError>(),
               AllOf(HasSubstr("barrier #1"), HasSubstr("for rank 2,")));  // world rank
+}
+
+TEST(Returned, ARankThatIsGoneIsNamedAtOnceToThoseThatWaitOrBeginTo) {
+  for (const bool early : {true, false}) {
+    const Outcome outcome = run(4, [&](RankContext& c) {
+      Stream& s = c.device->compute();
+      c.world->barrier(s);
+      if (c.world->rank() == 2) {
+        if (!early) std::this_thread::sleep_for(50ms);
+        return;
+      }
+      if (early) std::this_thread::sleep_for(50ms);
+      const Serving serving(*c.world, Purpose("the gradients of unit 'blocks.1'"));
+      c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(16)));
+    });
+    EXPECT_THAT(outcome.texts, SizeIs(3));
+    EXPECT_THAT(outcome.texts,
+                Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
+                                     "'blocks.1' on rank"),
+                           HasSubstr(": rank 2 has returned from its body and will not call it"))));
+    EXPECT_THAT(outcome.failed_ranks, Each(2));
+    EXPECT_LT(outcome.seconds, 3.0);
+  }
+}
+
+TEST(Returned, MattersToMessagesSplitsAndOtherGroupsAlike) {
+  const auto waits = [](int rank, const std::function<void(RankContext&, Communicator&, const Tensor&)>& call) {
+    return run(3, [&](RankContext& c) {
+      const auto pair = c.world->split(c.world->rank() == 1, 0);
+      const auto beside = c.world->side_channel(1h);
+      if (c.world->rank() == rank) call(c, rank == 1 ? *beside : *pair, make_tensor(*c.device, DType::f32, poison(2)));
+      if (c.world->rank() != rank && rank != 1) std::this_thread::sleep_for(30ms);
+    });
+  };
+  const auto said = [](const Outcome& o) { return o.thrown_as<CommError>(); };
+  EXPECT_THAT(said(waits(0, [](RankContext& c, Communicator& pair, const Tensor& t) { pair.send(c.device->compute(), t, 1); })),
+              AllOf(HasSubstr("send #1"), HasSubstr("to rank 2: rank 2 has returned")));
+  EXPECT_THAT(said(waits(2, [](RankContext& c, Communicator& pair, const Tensor& t) { pair.recv(c.device->compute(), t, 0); })),
+              AllOf(HasSubstr("recv #1"), HasSubstr("from rank 0: rank 0 has returned")));
+  EXPECT_THAT(said(waits(0, [](RankContext&, Communicator& pair, const Tensor&) { pair.clone(); })),
+              AllOf(HasSubstr("split(color 0, key 0)"), HasSubstr("rank 2 has returned")));
+  EXPECT_THAT(said(waits(1, [](RankContext& c, Communicator& beside, const Tensor&) { beside.barrier(c.device->compute()); })),
+              AllOf(HasSubstr("barrier #1"), HasSubstr("returned from")));
+}
+
+TEST(Returned, IsNoErrorWhereNobodyWaitsAndQueuedWorkOfAnyStreamStillRuns) {
+  std::vector<std::shared_ptr<Device>> devices(3);
+  std::vector<std::unique_ptr<Stream>> streams(3);  // outlive the bodies
+  std::vector<Ints> sums(3);
+  const Outcome outcome = run(3, [&](RankContext& c) {
+    const auto rank = static_cast<size_t>(c.world->rank());
+    devices[rank] = c.device;
+    streams[rank] = c.device->make_stream("other");
+    const auto pair = c.world->split(c.world->rank() == 2, 0);
+    const Tensor t = make_tensor(*c.device, DType::i32, Ints{1 + c.world->rank()});
+    if (rank == 1) streams[rank]->submit("slow", [](ExecutionContext&) { std::this_thread::sleep_for(100ms); });
+    c.world->all_reduce(*streams[rank], t);
+    if (rank == 1) return;  // while its own call has not begun
+    if (rank == 0) sums[rank] = read_tensor(*streams[rank], t);
+    if (rank == 2) pair->barrier(c.device->compute());  // a group without the one that is gone
+  });
+  EXPECT_EQ(outcome.thrown, nullptr);
+  EXPECT_EQ(sums[0], Ints{6});
+}
+
+TEST(Returned, AFailureOfWhatIsQueuedWinsOverTheReturn) {
+  const Outcome outcome = run(2, [](RankContext& c) {
+    Stream& s = c.device->compute();
+    if (c.world->rank() == 1)
+      s.submit("bad work", [](ExecutionContext&) {
+        std::this_thread::sleep_for(30ms);
+        throw Boom("on the stream");
+      });
+    c.world->barrier(s);
+  });
+  EXPECT_EQ(outcome.thrown_as<Boom>(), "on the stream");
+  EXPECT_THAT(outcome.texts, Each(HasSubstr("rank 1 failed: on the stream")));
+}
+
+TEST(Mismatch, NamesWhatTheCallsServe) {
+  const Outcome outcome = run(2, [](RankContext& c) {
+    const std::string unit = c.world->rank() == 0 ? "blocks.0" : "blocks.1";
+    const Serving serving(*c.world, Purpose("the weights of unit '" + unit + "'"));
+    c.world->all_reduce(c.device->compute(), make_tensor(*c.device, DType::f32, poison(4)));
+  });
+  EXPECT_THAT(outcome.texts, SizeIs(2));
+  EXPECT_THAT(
+      outcome.texts,
+      Each(AllOf(HasSubstr("rank 0 called all_reduce #1 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
+                           "'blocks.0', rank 1 called"),
+                 HasSubstr("for the weights of unit 'blocks.1'; every rank calls"))));
+  const Outcome messages = run(2, [](RankContext& c) {
+    const int rank = c.world->rank();
+    c.world->serve(Purpose(rank == 0 ? "this" : "that"));
+    const Tensor t = make_tensor(*c.device, DType::f32, poison(3));
+    if (rank == 0)
+      c.world->send(c.device->compute(), t, 1);
+    else
+      c.world->recv(c.device->compute(), t, 0);
+  });
+  EXPECT_THAT(messages.texts, Each(AllOf(HasSubstr("for this"), HasSubstr("for that"))));
 }
 
 TEST(Abort, WakesRanksWaitingAnywhereAndKeepsTheCausesType) {

@@ -155,6 +155,7 @@ ncclResult_t comm_abort(ncclComm_t comm) {
   comm->deliveries.clear();
   for (const Op& op : comm->pending) finish(*op);
   comm->pending.clear();
+  drop_windows(comm);
   for (auto& [round, ops] : comm->clique->rounds) ops.erase(comm->rank);
   for (auto& [pair, queues] : comm->clique->mail)
     for (auto* queue : {&queues.first, &queues.second})
@@ -167,6 +168,7 @@ ncclResult_t comm_finalize(ncclComm_t comm) {
   if (refuses(comm)) return ncclInvalidArgument;
   std::erase_if(comm->pending, [](const Op& op) { return op->done; });
   if (!comm->pending.empty()) violation("the end of a communicator at work");
+  if (!comm->windows.empty()) violation("the end of a communicator with open windows");
   comm->finalized = true;
   comm->looks = world().faults.looks;
   comm->in_progress = true;
@@ -252,6 +254,31 @@ ncclResult_t comm_deregister(ncclComm_t comm, void* handle) {
   return ncclSuccess;
 }
 
+ncclResult_t get_version(int* version) {
+  std::lock_guard lock(world().mutex);
+  *version = world().faults.version;
+  return ncclSuccess;
+}
+ncclResult_t window_register(ncclComm_t comm, void* data, size_t bytes, nccl::Window* window, int flags) {
+  if (flags != nccl::kSymmetricWindow) {
+    std::lock_guard lock(world().mutex);
+    violation("a window that is not symmetric");
+  }
+  return add(comm, {.kind = Kind::window, .send = data, .count = bytes, .window = window});
+}
+ncclResult_t window_deregister(ncclComm_t comm, nccl::Window window) {
+  Inside inside(comm);
+  if (refuses(comm)) return ncclInvalidArgument;
+  if (std::any_of(comm->pending.begin(), comm->pending.end(), [](const Op& op) { return !op->done; }))
+    violation("a window was closed beside work");
+  if (comm->windows.erase(reinterpret_cast<const char*>(window)) != 1)
+    violation("a window of another communicator");
+  ++world().log.windows_closed;
+  comm->looks = world().faults.looks;
+  comm->in_progress = comm->looks > 0;
+  return comm->in_progress ? ncclInProgress : ncclSuccess;
+}
+
 }  // namespace
 
 const nccl::NcclApi& api() {
@@ -264,7 +291,9 @@ const nccl::NcclApi& api() {
                                    recv,           group_start,
                                    group_end,      get_error_string,
                                    get_last_error, comm_register,
-                                   comm_deregister};
+                                   comm_deregister, get_version,
+                                   mem_alloc,       mem_free,
+                                   window_register, window_deregister};
   return table;
 }
 

@@ -28,10 +28,16 @@ struct Faults {
   ncclResult_t error = ncclRemoteError;
   bool at_once = true;  // else operations on streams, too, are in progress until they are done
   int looks = 1;        // how often each operation is "in progress" at least
+  int version = 22809;  // as ncclGetVersion says it
+  bool windows = true;  // else NCCL makes none, and says success
+  bool memory = true;   // else ncclMemAlloc has none
 };
 
 struct Log {
   int made = 0, aborted = 0, finalized = 0, destroyed = 0, registered = 0, deregistered = 0;
+  int blocks = 0, freed = 0;             // of ncclMemAlloc
+  int windows = 0, windows_closed = 0;   // of all communicators
+  int in_windows = 0, outside = 0;       // collectives of more than a rank, by where their memory is
   std::vector<std::string> violations;  // of what NCCL asks of its callers
 };
 

@@ -128,6 +128,8 @@ void execute(Clique& clique, const std::map<int, Op>& ops) {
     if (n > 0 && to != from) std::memmove(to, from, n);
   };
   if (first.kind == Kind::split) split(clique, ops);
+  if (first.kind == Kind::window) open_windows(clique, ops);
+  check_windows(clique, ops);
   if (first.kind == Kind::all_gather)
     for (const auto& [rank, op] : ops)
       for (size_t r = 0; r < sends.size(); ++r)

@@ -22,7 +22,7 @@
 
 namespace sherd::test::fake_nccl {
 
-enum class Kind { init, split, all_gather, reduce_scatter, all_reduce, broadcast, send, recv };
+enum class Kind { init, split, window, all_gather, reduce_scatter, all_reduce, broadcast, send, recv };
 
 struct Operation {
   Kind kind{};
@@ -35,6 +35,7 @@ struct Operation {
   void* stream = nullptr;
   int color = 0, key = 0;
   ncclComm_t* child = nullptr;
+  nccl::Window* window = nullptr;
   ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
   std::function<void()> finished;  // called when it is done, or given up
@@ -59,6 +60,7 @@ struct ncclComm {
   bool finalized = false, dead = false;
   std::vector<sherd::test::fake_nccl::Op> pending;
   std::vector<std::jthread> deliveries;
+  std::map<const char*, size_t> windows;
   std::atomic<bool> busy{false};
 };
 
@@ -72,6 +74,7 @@ struct World {
   std::list<Clique> cliques;
   std::map<std::string, Clique*> by_id;
   int64_t ids = 0;
+  std::map<const char*, size_t> memory;  // of ncclMemAlloc
   StreamRunner runner = nullptr;
 };
 World& world();
@@ -84,5 +87,15 @@ void post(ncclComm_t comm, const Op& op);
 /// Under the mutex.
 void finish(Operation& op);
 size_t bytes_of(ncclDataType_t type);
+
+/// Windows of all ranks of a clique, once all have asked for them. Under the mutex.
+void open_windows(Clique& clique, const std::map<int, Op>& ops);
+/// What a collective does with windows. Under the mutex.
+void check_windows(const Clique& clique, const std::map<int, Op>& ops);
+/// NCCL's functions.
+ncclResult_t mem_alloc(void** data, size_t bytes);
+ncclResult_t mem_free(void* data);
+/// Forgets the windows of a communicator that has ended.
+void drop_windows(ncclComm_t comm);
 
 }  // namespace sherd::test::fake_nccl

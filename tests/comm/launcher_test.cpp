@@ -48,6 +48,54 @@ std::string refusal(int ranks, const LaunchOptions& options) {
   }
 }
 
+TEST(Launch, AFailureOfAStreamThatNobodyAskedEndsTheRank) {
+  EXPECT_THROW(launch(2,
+                      [](RankContext& c) {
+                        const auto side = c.device->make_stream("side");
+                        if (c.world->rank() == 1)
+                          side->submit("fail", [](ExecutionContext&) { throw IoError("disk full"); });
+                      }),
+               IoError);
+}
+
+// A rank that only issues hears of a failed peer at one of its next calls, not when it waits at last.
+TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(launch(2,
+                      [](RankContext& c) {
+                        Stream& s = c.device->compute();
+                        if (c.world->rank() == 1) throw IoError("disk full");
+                        for (;;) c.world->barrier(s);
+                      }),
+               IoError);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+}
+
+// Four ranks, two streams each with room for one piece of work, which wait for each other and for their peers.
+TEST(Launch, FullQueuesDoNotStopCollectives) {
+  for (const int64_t most : {1, 2, 3}) {
+    LaunchOptions options;
+    options.max_queued_work = most;
+    launch(4, options, [&](RankContext& c) {
+      Stream& s = c.device->compute();
+      const auto side = c.device->make_stream("side");
+      const auto half = c.world->split(c.world->rank() % 2, 0), own = c.world->clone();
+      const Tensor a = make_tensor(*c.device, DType::i32, {0, 1, 2, 3});
+      const Tensor b = make_tensor(*c.device, DType::i32, {1, 1, 1, 1});
+      for (int i = 0; i < 30; ++i) {
+        c.world->all_reduce(s, a, ReduceOp::max);
+        side->wait(s.record());
+        half->all_reduce(*side, b, ReduceOp::max);
+        own->barrier(*side);
+        c.world->barrier(s);
+        s.wait(side->record());
+      }
+      s.synchronize();
+      EXPECT_EQ(c.device->run_ahead().peak_work(), most);
+    });
+  }
+}
+
 TEST(Launch, GivesEveryRankItsOwnDeviceThreadAndNumber) {
   std::mutex mutex;
   std::set<int> numbers;

@@ -106,6 +106,61 @@ TEST(NcclFailure, ARankThatStopsAnsweringIsATimeoutEvenWithoutCheckedCalls) {
   EXPECT_LT(outcome.seconds, 5);
 }
 
+TEST(NcclFailure, ARankThatHasReturnedIsNamedLongBeforeTheTimeout) {
+  for (const bool queue : {false, true}) {
+    // A call, and a message after one that came; what the rank issued before it left is no concern.
+    for (const bool message : {false, true}) {
+      const auto devices = queue ? queue_devices(3) : cpu_devices(3);
+      const Outcome outcome = run(devices, quick(1h), {}, [&](RankContext& c) {
+        Stream& s = c.device->compute();
+        const auto group = c.world->split(0, -c.world->rank());
+        const Tensor t = make_tensor(*c.device, DType::f32, poison(8));
+        c.world->all_reduce(s, t);
+        group->barrier(s);
+        if (c.world->rank() == 2) c.world->send(s, t, 1);
+        if (c.world->rank() == 1) c.world->recv(s, t, 2);
+        if (c.world->rank() == 2) return c.world->leave();
+        if (message && c.world->rank() == 1) c.world->recv(s, t, 2);
+        if (!message) group->all_reduce(s, t);
+        s.synchronize();
+        if (message) std::this_thread::sleep_for(200ms);
+        c.world->leave();
+      });
+      const std::string what = message ? "recv #2 (f32, 8 elements, 32 bytes) on rank 1 from rank 2"
+                                       : "all_reduce #2 (sum, f32, 8 elements, 32 bytes) on rank";
+      EXPECT_THAT(outcome.texts[1], AllOf(HasSubstr(what), HasSubstr(": rank 2 has returned from its body")));
+      EXPECT_EQ(outcome.texts[2], "");
+      EXPECT_LT(outcome.seconds, 5);
+    }
+  }
+}
+
+TEST(NcclFailure, ReturningIsNoErrorWhereNobodyWaits) {
+  const Outcome outcome = run(queue_devices(3), quick(1h), {}, [&](RankContext& c) {
+    Stream& s = c.device->compute();
+    const auto pair = c.world->split(c.world->rank() == 2, 0);
+    c.world->barrier(s);
+    if (c.world->rank() == 2) return c.world->leave();
+    s.synchronize();
+    std::this_thread::sleep_for(100ms);
+    for (int i = 0; i < 3; ++i) pair->barrier(s);
+    s.synchronize();
+    c.world->leave();
+  });
+  EXPECT_THAT(outcome.texts, Each(IsEmpty()));
+}
+
+TEST(NcclFailure, RecoverySaysWhyNot) {
+  run(cpu_devices(2), quick(1h), {}, [&](RankContext& c) {
+    try {
+      c.world->recover();
+      ADD_FAILURE();
+    } catch (const NotSupported& e) {
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("NCCL's communicators are gone"), HasSubstr("last checkpoint")));
+    }
+  });
+}
+
 TEST(NcclFailure, MessagesTimeOutToo) {
   const Outcome outcome = run(cpu_devices(3), quick(), {}, [](RankContext& c) {
     Stream& s = c.device->compute();

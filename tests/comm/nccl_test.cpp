@@ -269,6 +269,7 @@ TEST(NcclAgreement, CallsSurviveTheStoreAndDamagedOnesDoNot) {
                    .elements = 9,
                    .counts = {1, 2},
                    .root = 3,
+                   .purpose = Purpose("the test"),
                    .reduce = ReduceOp::min,
                    .send_counts = {4},
                    .recv_counts = {5, 6}};

@@ -98,7 +98,7 @@ class FewBlocks final : public MemorySource {
     ++left_;
     return nullptr;
   }
-  void release(void* p) noexcept override {
+  void release(void* p, int64_t) noexcept override {
     ++left_;
     std::free(p);
   }

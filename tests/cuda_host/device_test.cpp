@@ -1,4 +1,5 @@
 // Which device host threads touch: a thread that has selected none would open a context on GPU 0.
+#include <cuda_host/fake.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sherd/comm/launcher.h>
@@ -49,6 +50,12 @@ TEST(CudaThreads, WhoAsksAnEventSelectsItsDevice) {
   EXPECT_EQ(device_after([&] { stamp->synchronize(); }), 3);
 }
 
+TEST(CudaMemory, TheDeviceTellsHowMuchItHas) {
+  EXPECT_EQ(make_cuda_device({.label = "rank 0", .memory_limit = 1 << 20})->total_memory(),
+            cuda_host::kDeviceBytes);
+  EXPECT_EQ(make_cpu_device()->total_memory(), 0);
+}
+
 // The imitation has 8 devices.
 TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
   const auto text_of = [](int ranks) -> std::string {
@@ -96,8 +103,35 @@ TEST(CudaQueues, AskedForOrderFailuresComeBackAsEver) {
   const auto device = make_cuda_device();
   device->issue_in_order(true);
   device->compute().submit("broken", [](ExecutionContext&) { throw InvalidArgument("on purpose"); });
-  device->compute().submit("never", [](ExecutionContext&) { FAIL(); });
+  EXPECT_THROW(device->compute().submit("never", [](ExecutionContext&) { FAIL(); }), InvalidArgument);
   EXPECT_THROW(device->compute().synchronize(), InvalidArgument);
+}
+
+TEST(CudaQueues, TakeNoMoreWorkThanTheOptionSays) {
+  for (const int64_t most : {1, 2, 8, 200}) {
+    const auto device = make_cuda_device({.max_queued_work = most});
+    Stream& s = device->compute();
+    const Tensor t = Tensor::empty(*device, {4}, DType::f32, "test");
+    ops::fill(s, t, 0);
+    const Tensor one = Tensor::empty(*device, {4}, DType::f32, "test");
+    ops::fill(s, one, 1);
+    for (int i = 0; i < 500; ++i) ops::add(s, t, t, one);
+    EXPECT_EQ(ops::to_floats(s, t), std::vector<float>(4, 500));
+    EXPECT_LE(device->run_ahead().peak_work(), most);
+  }
+}
+
+// Also of a stream that nobody records on.
+TEST(CudaQueues, TellHowFarTheDeviceIs) {
+  const auto device = make_cuda_device();
+  const auto side = device->make_stream("side");
+  const Tensor t = Tensor::empty(*device, {4}, DType::f32, "test");
+  ops::fill(*side, t, 0);
+  const auto begin = std::chrono::steady_clock::now();
+  while (device->run_ahead().done() < device->run_ahead().queued()) {
+    ASSERT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 TEST(CudaQueues, AreAskedForBeforeTheFirstCall) {

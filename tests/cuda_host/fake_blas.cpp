@@ -124,6 +124,13 @@ float gelu(float x) {
   return static_cast<float>(0.5 * v * (1 + std::tanh(k * (v + 0.044715 * v * v * v))));
 }
 
+/// Its derivative.
+float gelu_slope(float x) {
+  constexpr double k = 0.7978845608028654, cubic = 0.044715;
+  const double v = x, t = std::tanh(k * (v + cubic * v * v * v));
+  return static_cast<float>(0.5 * (1 + t) + 0.5 * v * (1 - t * t) * k * (1 + 3 * cubic * v * v));
+}
+
 int64_t position(const Layout& l, int64_t row, int64_t col, int64_t batch) {
   return batch * l.batch_stride + (l.order == CUBLASLT_ORDER_COL ? row + col * l.ld : row * l.ld + col);
 }
@@ -136,6 +143,7 @@ bool sound(const Layout& l) {
 
 bool has_bias(const Product& p) { return (p.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0; }
 bool has_gelu(const Product& p) { return (p.epilogue & CUBLASLT_EPILOGUE_GELU) != 0; }
+bool is_backward(const Product& p) { return p.epilogue == CUBLASLT_EPILOGUE_DGELU; }
 bool has_aux(const Product& p) { return (p.epilogue & 128) != 0; }
 
 cublasStatus_t check(const Product& p, const Layout& a, const Layout& b, const Layout& c, const Layout& d) {
@@ -166,6 +174,7 @@ cublasStatus_t check(const Product& p, const Layout& a, const Layout& b, const L
     case CUBLASLT_EPILOGUE_GELU_BIAS:
     case CUBLASLT_EPILOGUE_GELU_AUX:
     case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+    case CUBLASLT_EPILOGUE_DGELU:
       break;
     default:
       return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -234,7 +243,10 @@ void run(const Product& p, double alpha, const void* a, const Layout& al, const 
           double v = rounded(alpha * rounded(sum));
           if (beta != 0) v = rounded(v + beta * load(c, cl.type, position(cl, row, col, batch)));
           if (has_bias(p)) v = rounded(v + load(p.bias, bias_type, batch * p.bias_batch_stride + row));
-          if (has_aux(p)) store(p.aux, aux_type, batch * p.aux_batch_stride + row + col * p.aux_ld, v);
+          const int64_t aux_at = batch * p.aux_batch_stride + row + col * p.aux_ld;
+          if (is_backward(p))
+            v = rounded(v * gelu_slope(static_cast<float>(load(p.aux, aux_type, aux_at))));
+          else if (has_aux(p)) store(p.aux, aux_type, aux_at, v);
           store(d, dl.type, position(dl, row, col, batch),
                 has_gelu(p) ? static_cast<double>(gelu(static_cast<float>(v))) : v);
         }
@@ -432,6 +444,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
   if (wanted < 1 || !results || !found) return CUBLAS_STATUS_INVALID_VALUE;
   *found = 0;
+  if (inside<Layout>(d).batch_count > 1) ENTER(cublasLtMatmulAlgoGetHeuristic of a batch);
+  if (inside<Product>(desc).epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+    ENTER(cublasLtMatmulAlgoGetHeuristic of an epilogue);
   const cublasStatus_t status = check(inside<Product>(desc), inside<Layout>(a), inside<Layout>(b),
                                       inside<Layout>(c), inside<Layout>(d));
   if (status != CUBLAS_STATUS_SUCCESS) return status;

@@ -105,6 +105,7 @@ CUresult CUDAAPI encode(CUtensorMap* out, CUtensorMapDataType type, cuuint32_t r
 
 struct Product {
   float* d;
+  uint32_t columns;
   uint64_t a, b;
   bool add, bf16;
 };
@@ -159,7 +160,7 @@ void compute(const Product& p) {
   const uint32_t y = thread / 32 * 16 + thread % 32 / 4, x = thread % 4 * 2;
   float rows[2][16], column[16];
   for (uint32_t h = 0; h < 2; ++h) load_row(p.a, y + 8 * h, p.bf16, rows[h]);
-  for (uint32_t j = 0; j < 32; ++j)
+  for (uint32_t j = 0; j < p.columns / 8; ++j)
     for (uint32_t e = 0; e < 2; ++e) {
       load_row(p.b, 8 * j + x + e, p.bf16, column);
       for (uint32_t h = 0; h < 2; ++h) {
@@ -241,13 +242,14 @@ void copy_box(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* b
   });
 }
 
-void multiply_add(float* d, uint64_t a, uint64_t b, bool add, bool bf16, const Place& place) {
+void multiply_add(float* d, int columns, uint64_t a, uint64_t b, bool add, bool bf16, const Place& place) {
+  if (columns % 8 != 0 || columns < 8 || columns > 256) misuse("a product has 8 to 256 columns, in eights");
   together(a, place);
   together(b * 2 + (add ? 1 : 0), place);
   for (const uint64_t descriptor : {a, b})
     if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
       misuse("an operand of a product is not in 128-byte swizzle");
-  products().open.push_back({d, a, b, add, bf16});
+  products().open.push_back({d, static_cast<uint32_t>(columns), a, b, add, bf16});
 }
 
 void products_commit(const Place& place) {

@@ -20,7 +20,8 @@ void barrier_arrive(uint64_t* barrier, uint32_t expected_bytes);
 void barrier_wait(uint64_t* barrier, uint32_t parity, const Place& place);
 void named_barrier(int id, int threads, const Place& place);
 void copy_box(void* to, const CUtensorMap* map, int x, int y, int z, uint64_t* barrier);
-void multiply_add(float* d, uint64_t a, uint64_t b, bool add, bool bf16, const Place& place);
+/// d: the calling thread's columns / 2 accumulators.
+void multiply_add(float* d, int columns, uint64_t a, uint64_t b, bool add, bool bf16, const Place& place);
 void products_commit(const Place& place);
 void products_wait(size_t pending, const Place& place);
 
@@ -55,14 +56,18 @@ template <int Pending>
 void products_wait(Place place = Place::current()) {
   cuda_host::hopper::products_wait(Pending, place);
 }
-inline void hold(float (&)[128]) {}
-inline void multiply_add(float (&d)[128], uint64_t a, uint64_t b, int add, __half,
-                         Place place = Place::current()) {
-  cuda_host::hopper::multiply_add(d, a, b, add != 0, false, place);
+template <int kCount>
+void hold(float (&)[kCount]) {}
+inline void begin_with(int&) {}
+template <int kCount>
+void multiply_add(float (&d)[kCount], uint64_t a, uint64_t b, int add, __half,
+                  Place place = Place::current()) {
+  cuda_host::hopper::multiply_add(d, 2 * kCount, a, b, add != 0, false, place);
 }
-inline void multiply_add(float (&d)[128], uint64_t a, uint64_t b, int add, __nv_bfloat16,
-                         Place place = Place::current()) {
-  cuda_host::hopper::multiply_add(d, a, b, add != 0, true, place);
+template <int kCount>
+void multiply_add(float (&d)[kCount], uint64_t a, uint64_t b, int add, __nv_bfloat16,
+                  Place place = Place::current()) {
+  cuda_host::hopper::multiply_add(d, 2 * kCount, a, b, add != 0, true, place);
 }
 template <int>
 void give_registers() {}

@@ -86,22 +86,25 @@ TEST(Hopper, BoxesLieInRowsOf128BytesSwizzled) {
       EXPECT_EQ(got[static_cast<size_t>(r * kWide + c)], m.at(1, 32 + r, c)) << r << ", " << c;
 }
 
-TEST(Hopper, MultipliesTilesByDescriptor) {
-  const Matrix a(1, kRows, kWide, 5), b(1, kCols, kWide, 7);
-  const CUtensorMap map_a = map_of(a, 1, kRows), map_b = map_of(b, 1, kCols);
-  std::vector<float> got(kRows * kCols, -1);
+/// What a warpgroup's product of 64 rows and so many columns gives, by plain places.
+template <int kWidth>
+void expect_product() {
+  const Matrix a(1, kRows, kWide, 5), b(1, kWidth, kWide, 7);
+  const CUtensorMap map_a = map_of(a, 1, kRows), map_b = map_of(b, 1, kWidth);
+  std::vector<float> got(kRows * kWidth, -1);
+  constexpr int kB = kWidth * 128;
   cuda_host::run("product", dim3(1), dim3(128), kShared, [&] {
     unsigned char* const tiles = aligned_shared();
-    auto* const barrier = reinterpret_cast<uint64_t*>(tiles + kABytes + kBBytes);
+    auto* const barrier = reinterpret_cast<uint64_t*>(tiles + kABytes + kB);
     if (threadIdx.x == 0) {
       hopper::barrier_init(barrier, 1);
-      hopper::barrier_arrive_expecting(barrier, kABytes + kBBytes);
+      hopper::barrier_arrive_expecting(barrier, kABytes + kB);
       hopper::copy_box(tiles, &map_a, 0, 0, 0, barrier);
       hopper::copy_box(tiles + kABytes, &map_b, 0, 0, 0, barrier);
     }
     __syncthreads();
     hopper::barrier_wait(barrier, 0);
-    float d[128];
+    float d[kWidth / 2];
     for (int part = 0; part < kWide / 16; ++part)
       hopper::multiply_add(d, hopper::tile_descriptor(tiles) + 2u * unsigned(part),
                            hopper::tile_descriptor(tiles + kABytes) + 2u * unsigned(part), part > 0,
@@ -109,15 +112,21 @@ TEST(Hopper, MultipliesTilesByDescriptor) {
     hopper::products_commit();
     hopper::products_wait<0>();
     const int t = static_cast<int>(threadIdx.x), row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
-    for (int i = 0; i < 128; ++i)
-      got[static_cast<size_t>((row + i / 2 % 2 * 8) * kCols + i / 4 * 8 + column + i % 2)] = d[i];
+    for (int i = 0; i < kWidth / 2; ++i)
+      got[static_cast<size_t>((row + i / 2 % 2 * 8) * kWidth + i / 4 * 8 + column + i % 2)] = d[i];
   });
   for (int i = 0; i < kRows; ++i)
-    for (int j = 0; j < kCols; ++j) {
+    for (int j = 0; j < kWidth; ++j) {
       float want = 0;
       for (int k = 0; k < kWide; ++k) want += a.at(0, i, k) * b.at(0, j, k);
-      ASSERT_EQ(got[static_cast<size_t>(i * kCols + j)], want) << i << ", " << j;
+      ASSERT_EQ(got[static_cast<size_t>(i * kWidth + j)], want) << i << ", " << j;
     }
+}
+
+TEST(Hopper, MultipliesTilesByDescriptor) {
+  expect_product<128>();
+  expect_product<144>();
+  expect_product<256>();
 }
 
 TEST(Hopper, NamedBarriersHoldTheirThreadsAlone) {

@@ -127,6 +127,33 @@ const char* ncclGetLastError(ncclComm_t comm) { return api().get_last_error(comm
 ncclResult_t ncclCommRegister(const ncclComm_t comm, void* data, size_t bytes, void** handle) {
   return watched(api().comm_register(comm, data, bytes, handle));
 }
+ncclResult_t ncclGetVersion(int* version) { return api().get_version(version); }
+ncclResult_t ncclMemAlloc(void** data, size_t bytes) {
+  const ncclResult_t result = watched(api().mem_alloc(data, bytes));
+  if (result != ncclSuccess) return result;
+  auto& machine = cuda_host::runtime::machine();
+  std::lock_guard lock(machine.mutex);
+  machine.blocks[reinterpret_cast<uintptr_t>(*data)] = {bytes, cudaMemoryTypeDevice,
+                                                        cuda_host::runtime::current_device(), false};
+  return result;
+}
+ncclResult_t ncclMemFree(void* data) {
+  {
+    auto& machine = cuda_host::runtime::machine();
+    std::lock_guard lock(machine.mutex);
+    machine.blocks.erase(reinterpret_cast<uintptr_t>(data));
+  }
+  return watched(api().mem_free(data));
+}
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* data, size_t bytes, sherd::nccl::Window* window,
+                                    int flags) {
+  if (device_with(data, bytes) != device_of_rank.at(static_cast<size_t>(comm->world_rank)))
+    stop("ncclCommWindowRegister: memory of another GPU than the communicator's");
+  return watched(api().window_register(comm, data, bytes, window, flags));
+}
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, sherd::nccl::Window window) {
+  return watched(api().window_deregister(comm, window));
+}
 ncclResult_t ncclCommDeregister(const ncclComm_t comm, void* handle) {
   return watched(api().comm_deregister(comm, handle));
 }

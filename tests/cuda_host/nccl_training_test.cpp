@@ -59,6 +59,13 @@ TEST_P(NcclTraining, CallsAreComparedAndBuffersRegistered) {
   EXPECT_TRUE(train(flags + Flags{"--nccl-check-calls", "--nccl-register-buffers"}) == train(flags));
 }
 
+TEST_P(NcclTraining, BuffersLieInSymmetricWindows) {
+  for (const Flags& way : ways()) {
+    const Flags flags = Flags{"--optimizer", GetParam()} + way + kNccl;
+    EXPECT_TRUE(train(flags + Flags{"--nccl-windows"}) == train(flags)) << show(flags);
+  }
+}
+
 TEST_P(NcclTraining, SavesAndGoesOnInTheSameBits) {
   const Flags flags = Flags{"--optimizer", GetParam()} + kNccl;
   const auto folder = scratch(std::string("nccl_saved_") + GetParam());

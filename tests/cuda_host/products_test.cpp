@@ -5,6 +5,7 @@
 #include <sherd/kernels/cuda/products.h>
 #include <sherd/kernels/cuda/queue.h>
 #include <sherd/kernels/cuda/symmetric.h>
+#include <sherd/kernels/cuda/symmetric_tiles.h>
 
 #include "../kernels/matrices.h"
 
@@ -59,9 +60,10 @@ struct CudaLab : Lab {
 
 enum class Way { whole, blocks, chosen };
 
-/// z = -0.5 r r + 2 r, or the Gram matrix of x as it lies.
+/// z = -0.5 r r + 2 r, or the Gram matrix of x as it lies. `width`: of the tiles, where `way` is chosen and
+/// the chip has such; 0 as they are chosen.
 Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, int64_t k, bool transposed,
-                 DType result = DType::u8) {
+                 DType result = DType::u8, int width = 0) {
   const bool square = k == 0;
   const auto x = square ? lab.padded(batch, n, n, type, 1, true)
                         : lab.padded(batch, transposed ? k : n, transposed ? n : k, type, 1);
@@ -81,6 +83,7 @@ Floats symmetric(CudaLab& lab, Way way, DType type, int64_t batch, int64_t n, in
         if (const cuda::Chip& chip = cuda::queue_of(context).chip();
             chip.symmetric == cuda::SymmetricProducts::hopper) {  // or the blocks would do it, unnoticed
           EXPECT_TRUE(symmetric_hopper_available(chip, a, b, terms, c.matrices));
+          if (width > 0) return symmetric_hopper(context, a, b, terms, c.matrices, width);
         }
         return symmetric_product(context, a, b, terms, c.matrices);
     }
@@ -187,6 +190,31 @@ TEST(SymmetricHopper, IsTheWholeProduct) {
         }
 }
 
+// A batch may be done in other tiles than one of its matrices alone.
+TEST(SymmetricHopper, TilesOfAnyWidthGiveTheSameBits) {
+  [[maybe_unused]] const Hopper chip{};
+  std::unique_ptr<CudaLab> hopper;
+  try {
+    hopper = std::make_unique<CudaLab>("hopper");
+  } catch (const NotSupported& e) {
+    GTEST_SKIP() << e.what();
+  }
+  // Blocks have several tiles each, also on a chip of 132 multiprocessors.
+  const std::vector<std::array<int64_t, 2>> shapes =
+      kEmulated ? std::vector<std::array<int64_t, 2>>{{300, 1}, {150, 3}}
+                : std::vector<std::array<int64_t, 2>>{{300, 1}, {150, 3}, {1000, 32}, {4096, 1}};
+  for (DType type : {DType::f16, DType::bf16})
+    for (DType result : {type, DType::f32})
+      for (const auto& [n, batch] : shapes) {
+        const Floats want = symmetric(*hopper, Way::chosen, type, batch, n, 72, false, result, 256);
+        for (const int width : cuda::kTileWidths)
+          EXPECT_EQ(bits(symmetric(*hopper, Way::chosen, type, batch, n, 72, false, result, width)),
+                    bits(want))
+              << name_of(type) << " -> " << name_of(result) << ", " << batch << " of " << n << " by "
+              << width;
+      }
+}
+
 #ifdef TEST_CUDA_EMULATED
 
 TEST(SymmetricHopper, IsRefusedOnOtherChipsAndUnknownWaysAreToo) {
@@ -215,8 +243,40 @@ TEST(Matmul, SearchesOncePerShape) {
   multiply(lab, 4);
   multiply(lab, 4);
   EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 1);
-  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoCheck"], 1);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoCheck"], 2);  // that it does one, and four
   EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
+}
+
+// What suits one matrix alone is wrong for a batch, and all batches must run the same.
+TEST(Matmul, TheAlgorithmIsChosenForANominalBatch) {
+  CudaLab lab;
+  for (const int64_t batch : {1, 3}) {
+    cuda_host::reset_calls();
+    CudaLab fresh;
+    multiply(fresh, batch);
+    EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic of a batch"], 1) << batch;
+    EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 1) << batch;
+  }
+  // The layers of a model are single products.
+  const Tensor a = lab.random({16, 32}, 1), b = lab.random({32, 8}, 2), c = lab.empty({16, 8});
+  cuda_host::reset_calls();
+  ops::gemm(lab.s, c, a, false, b, false);
+  lab.s.synchronize();
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 1);
+  EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic of a batch"], 0);
+}
+
+TEST(Matmul, WhatANominalBatchHasNoAlgorithmForTakesThatOfOneMatrix) {
+  for (const char* call : {"cublasLtMatmulAlgoGetHeuristic", "cublasLtMatmulAlgoCheck"}) {
+    CudaLab lab;
+    cuda_host::reset_calls();
+    cuda_host::fail_call(call, 1, CUBLAS_STATUS_NOT_SUPPORTED);
+    std::string message;
+    multiply(lab, 4, &message);
+    EXPECT_EQ(message, "");
+    EXPECT_EQ(cuda_host::calls()["cublasLtMatmulAlgoGetHeuristic"], 2) << call;
+    EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 1) << call;
+  }
 }
 
 // What lies askew is copied first, so that every address and every batch takes the same algorithm.
@@ -243,7 +303,7 @@ TEST(Matmul, PlaceAndBatchDoNotChooseTheAlgorithm) {
 TEST(Matmul, WorksOneByOneWhereTheAlgorithmTakesNoBatch) {
   CudaLab lab;
   cuda_host::reset_calls();
-  cuda_host::fail_call("cublasLtMatmulAlgoCheck", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  cuda_host::fail_call("cublasLtMatmulAlgoCheck", 2, CUBLAS_STATUS_NOT_SUPPORTED);
   multiply(lab, 4);
   EXPECT_EQ(cuda_host::calls()["cublasLtMatmul"], 4);
 }
@@ -251,10 +311,63 @@ TEST(Matmul, WorksOneByOneWhereTheAlgorithmTakesNoBatch) {
 TEST(Matmul, NoAlgorithmIsAnErrorWithTheProductInWords) {
   CudaLab lab;
   std::string message;
-  cuda_host::fail_call("cublasLtMatmulAlgoGetHeuristic", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  cuda_host::fail_call("cublasLtMatmulAlgoGetHeuristic of a batch", 1, CUBLAS_STATUS_NOT_SUPPORTED);
+  cuda_host::fail_call("cublasLtMatmulAlgoGetHeuristic", 2, CUBLAS_STATUS_NOT_SUPPORTED);  // of one matrix
   multiply(lab, 1, &message);
   EXPECT_THAT(message, HasSubstr("no algorithm for [33, 20] x [20, 57] -> [33, 57]"));
   EXPECT_THAT(message, HasSubstr("f32 -> f32"));
+}
+
+struct Epilogue {
+  bool bias, gelu, pre, backward;
+};
+constexpr Epilogue kEpilogues[] = {{true, false, false, false}, {false, true, false, false},
+                                   {true, true, false, false},  {false, true, true, false},
+                                   {true, true, true, false},   {false, false, false, true}};
+
+/// A bf16 product with an epilogue, in one call or in as many as it has parts: C, and pre where it is written.
+std::vector<uint32_t> with_epilogue(CudaLab& lab, const Epilogue& e, bool one_call) {
+  const Shape shape{16, 24};
+  const Tensor a = lab.random({16, 40}, 1, DType::bf16), b = lab.random({40, 24}, 2, DType::bf16),
+               bias = lab.random({24}, 3, DType::bf16), read = lab.random(shape, 4, DType::bf16);
+  const Tensor c = lab.full(shape, NAN, DType::bf16), pre = lab.full(shape, NAN, DType::bf16);
+  if (!one_call) {
+    const Tensor& sum = e.gelu ? pre : c;
+    ops::gemm(lab.s, sum, a, false, b, false);
+    if (e.bias) ops::add_bias(lab.s, sum, bias);
+    if (e.gelu) ops::gelu_forward(lab.s, c, sum);
+    if (e.backward) ops::gelu_backward(lab.s, c, c, read);
+  } else if (e.gelu) {
+    ops::gemm_gelu(lab.s, c, e.pre ? pre : Tensor(), a, false, b, false, e.bias ? bias : Tensor());
+  } else if (e.backward) {
+    ops::gemm_gelu_backward(lab.s, c, a, false, b, false, read);
+  } else {
+    ops::gemm_bias(lab.s, c, a, false, b, false, bias);
+  }
+  Floats all = lab.floats(c);
+  if (e.pre)
+    for (const float v : lab.floats(pre)) all.push_back(v);
+  return bits(all);
+}
+
+TEST(Matmul, AnEpilogueThatCublasltDoesNotHaveIsDoneInSeparateCallsFromThenOn) {
+  const char* const asked = "cublasLtMatmulAlgoGetHeuristic of an epilogue";
+  CudaLab lab, whole;
+  for (const Epilogue& e : kEpilogues) {
+    const auto what = testing::PrintToString(std::vector<bool>{e.bias, e.gelu, e.pre, e.backward});
+    const auto separate = with_epilogue(lab, e, false);
+    EXPECT_NE(with_epilogue(whole, e, true), separate) << what << ": nothing tells the two ways apart";
+    cuda_host::reset_calls();
+    cuda_host::fail_call(asked, 1, CUBLAS_STATUS_NOT_SUPPORTED);
+    for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(with_epilogue(lab, e, true), separate) << what;
+    EXPECT_EQ(cuda_host::calls()[asked], 1) << what;
+  }
+}
+
+TEST(Matmul, AFailureOfTheSearchForAnEpilogueIsAnError) {
+  CudaLab lab;
+  cuda_host::fail_call("cublasLtMatmulAlgoGetHeuristic of an epilogue", 1, CUBLAS_STATUS_INTERNAL_ERROR);
+  EXPECT_THROW(with_epilogue(lab, kEpilogues[0], true), CudaError);
 }
 
 TEST(Polar, NoConvergenceGivesZerosAndSaysSo) {

@@ -111,7 +111,7 @@ TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
 TEST_P(EmulatedTraining, LateStreamsGiveTheSameBits) {
   const Flags common = Flags{"--optimizer", GetParam(), "--steps", "4"} + kGpu;
   const std::vector<Flags> ways = {
-      {"--async-save", "--save-every", "2", "--save", scratch("late").string()},
+      {"--async-save", "--save-every", "2", "--save", scratch("late").string(), "--overwrite"},
       {"--replicas", "2", "--outer", "optim", "--strategy", "zero2", "--precision", "bf16"},
       {"--layout", "even_rows", "--tp", "2", "--grad-accum", "2"},
       {"--layout", "whole_param", "--strategy", "zero1", "--prefetch", "0"},

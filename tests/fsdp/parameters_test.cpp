@@ -120,7 +120,7 @@ class Tied : public Module {
     }
     Tensor backward(const Tensor& dy) override {
       Stream& s = dy.device().compute();
-      ops::gemm(s, weight.grad(), dy, true, x, false, 1, 1);
+      weight_backward(s, weight, dy, x);
       Tensor dx = Tensor::empty(dy.device(), x.shape(), x.dtype(), "test");
       ops::gemm(s, dx, dy, false, weight.data(), false);
       return dx;
@@ -165,6 +165,8 @@ TEST(Parameters, TiedWeightsBelongToTheCommonAncestorAndGetBothGradients) {
       fully_shard(model.head, mesh);  // its only parameter is shared with embed: left to the root
       fully_shard(model, mesh);
       EXPECT_EQ(model.named_parameters().size(), 4u);
+      EXPECT_EQ(model.tied_names(),
+                (std::vector<std::pair<std::string, std::string>>{{"head.weight", "embed.weight"}}));
       EXPECT_EQ(model.head.weight.name(), "embed.weight");
       EXPECT_EQ(model.head.weight.group().unit(), "root");
       Stream& s = r.device->compute();

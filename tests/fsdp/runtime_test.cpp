@@ -234,6 +234,7 @@ TEST(Runtime, PublicVerbsGiveWholeParametersOutsideForward) {
     unit->reshard();
     EXPECT_THROW(rig.model.blocks_[1]->up_.data(), InvalidArgument);
     EXPECT_THROW(rig.model.blocks_[1]->up_.grad(), InvalidArgument);
+    EXPECT_THROW(rig.model.blocks_[1]->up_.grad_for_overwrite(), InvalidArgument);
     rig.sync();
   });
 }

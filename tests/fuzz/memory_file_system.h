@@ -37,6 +37,7 @@ class MemoryFileSystem : public sherd::FileSystem {
   void sync_folder(const Path&) override { refuse(); }
   void remove_all(const Path&) override { refuse(); }
   std::unique_ptr<sherd::FileLock> lock(const Path&) override { refuse(); }
+  std::unique_ptr<sherd::FileLock> lock_existing(const Path&) override { refuse(); }
 
  private:
   class File : public sherd::ReadableFile {

@@ -63,6 +63,82 @@ TEST(Allocator, ReusesBlocksOfOneSize) {
   a.release(r, 1024, "y");
 }
 
+TEST(Allocator, ReusesBlocksThatAreAnEighthTooLarge) {
+  Allocator a("rank 0");
+  void* p = a.allocate(9 * 1024, "x");
+  a.release(p, 9 * 1024, "x");
+  void* small = a.allocate(7 * 1024, "x");
+  EXPECT_NE(small, p) << "two ninths would lie waste";
+  void* near = a.allocate(8 * 1024, "x");
+  EXPECT_EQ(near, p);
+  EXPECT_EQ(a.live_bytes(), 15 * 1024);
+  EXPECT_EQ(a.held_bytes(), 16 * 1024);
+  a.release(near, 8 * 1024, "x");
+  void* whole = a.allocate(9 * 1024, "x");
+  EXPECT_EQ(whole, p) << "a block keeps its own size";
+  a.release(whole, 9 * 1024, "x");
+  a.release(small, 7 * 1024, "x");
+  EXPECT_EQ(a.live_bytes(), 0);
+  EXPECT_EQ(a.kept_bytes(), a.held_bytes());
+}
+
+// Shapes that vary from step to step: sizes that are asked for once must not be kept for ever.
+TEST(Allocator, WhatIsKeptForReuseIsBounded) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  Allocator a("rank 0");
+  uint64_t state = 1;
+  for (int step = 0; step < 600; ++step) {
+    std::vector<std::pair<void*, int64_t>> live;
+    for (int i = 0; i < 8; ++i) {
+      state = state * 6364136223846793005u + 1442695040888963407u;
+      const int64_t bytes = kMiB / 4 + static_cast<int64_t>(state >> 33) % (4 * kMiB);
+      live.emplace_back(a.allocate(bytes, "x"), bytes);
+    }
+    for (auto [p, bytes] : live) a.release(p, bytes, "x");
+  }
+  EXPECT_EQ(a.live_bytes(), 0);
+  EXPECT_LE(a.peak_held_bytes(), a.peak_bytes() + a.peak_bytes() / 2 + kMiB);
+  EXPECT_THAT(a.format_table(), HasSubstr("held, with what is kept for reuse"));
+}
+
+TEST(Allocator, TheLimitCountsWhatIsHeld) {
+  Allocator a("rank 3", 1 << 20);
+  void* p = a.allocate(600 << 10, "x");
+  a.release(p, 600 << 10, "x");
+  EXPECT_EQ(a.held_bytes(), 600 << 10);
+  void* q = a.allocate(900 << 10, "x");  // too large for the kept block, and both do not fit
+  EXPECT_EQ(a.held_bytes(), 900 << 10);
+  a.release(q, 900 << 10, "x");
+}
+
+TEST(Allocator, FreshMemoryIsUsedByNoQueuedWork) {
+  struct Queue final : MemorySource {
+    int64_t now = 0, done_now = 0;
+    void* allocate(int64_t bytes) override { return std::aligned_alloc(128, static_cast<size_t>(bytes)); }
+    void release(void* p, int64_t) noexcept override { std::free(p); }
+    int64_t queued() const override { return now; }
+    int64_t done() const override { return done_now; }
+    void drain() override { ADD_FAILURE() << "fresh memory waits for nothing"; }
+    std::string owner() const override { return "the test"; }
+  };
+  auto source = std::make_unique<Queue>();
+  Queue& queue = *source;
+  Allocator a("rank 0", 0, std::move(source));
+  void* const p = a.allocate(1000, "x");
+  queue.now = 5;  // uses p
+  a.release(p, 1000, "x");
+  void* const q = a.allocate(1000, "x", true);
+  EXPECT_NE(q, p);
+  queue.done_now = 5;
+  void* const r = a.allocate(1000, "x", true);
+  EXPECT_EQ(r, p);
+  queue.now = 6;
+  a.release(r, 1000, "x", true);
+  EXPECT_EQ(a.allocate(1000, "x", true), r) << "its last user said that nothing uses it";
+  a.release(r, 1000, "x");
+  a.release(q, 1000, "x");
+}
+
 TEST(Allocator, LimitIsExactAndExplainsItself) {
   Allocator a("rank 3", 1024);
   void* p = a.allocate(896, "weights");
@@ -87,7 +163,7 @@ TEST(Allocator, RejectsNegativeSizes) {
   EXPECT_THROW(a.allocate(-1, "y"), InvalidArgument);
 }
 
-/// Two blocks of the host's memory, and a list of what was given back.
+/// Two blocks of the host's memory, which queued work uses until drain(), and a list of what was given back.
 class TwoBlocks final : public MemorySource {
  public:
   explicit TwoBlocks(std::vector<std::string>& log) : log_(log) {}
@@ -96,17 +172,23 @@ class TwoBlocks final : public MemorySource {
     ++held_;
     return std::aligned_alloc(128, static_cast<size_t>(bytes));
   }
-  void release(void* p) noexcept override {
+  void release(void* p, int64_t) noexcept override {
     --held_;
     log_.push_back("released");
     std::free(p);
   }
-  void drain() override { log_.push_back("drained"); }
+  int64_t queued() const override { return 1; }
+  int64_t done() const override { return done_; }
+  void drain() override {
+    done_ = 1;
+    log_.push_back("drained");
+  }
   std::string owner() const override { return "the test"; }
 
  private:
   std::vector<std::string>& log_;
   int held_ = 0;
+  int64_t done_ = 0;
 };
 
 TEST(Allocator, TellsWhoListensBeforeABlockGoesBack) {
@@ -129,6 +211,48 @@ TEST(Allocator, TellsWhoListensBeforeABlockGoesBack) {
   EXPECT_EQ(log.size(), 5u) << "nobody listens at the end";
 }
 
+TEST(Allocator, MemoryOfAnotherSourceIsCountedAndGoesBackThereWhenNoQueuedWorkUsesIt) {
+  struct Queue final : MemorySource {
+    int64_t now = 0, done_now = 0, blocks = 0;
+    void* allocate(int64_t bytes) override {
+      ++blocks;
+      return std::aligned_alloc(128, static_cast<size_t>(bytes));
+    }
+    void release(void* p, int64_t) noexcept override {
+      --blocks;
+      std::free(p);
+    }
+    int64_t queued() const override { return now; }
+    int64_t done() const override { return done_now; }
+    void drain() override { done_now = now; }
+    std::string owner() const override { return "the test"; }
+  };
+  auto own = std::make_unique<Queue>();
+  Queue& queue = *own;
+  const auto other = std::make_shared<Queue>();
+  int told = 0;
+  Allocator a("rank 0", 4096, std::move(own));
+  const auto listening = a.on_return([&](const void*, int64_t) { ++told; });
+  void* const p = a.allocate_from(other, 1000, "x");
+  EXPECT_EQ(a.live_bytes("x"), 1024);
+  EXPECT_EQ(a.held_bytes(), 1024);
+  EXPECT_THROW(a.allocate_from(other, 3200, "y"), OutOfMemory) << "above the limit with the block that is there";
+  EXPECT_EQ(other->blocks, 1);
+  queue.now = 5;  // uses p
+  a.release(p, 1000, "x");
+  EXPECT_EQ(a.live_bytes(), 0);
+  EXPECT_EQ(a.held_bytes(), 1024) << "queued work uses it";
+  void* const q = a.allocate(1000, "x");
+  EXPECT_NE(q, p) << "not kept for reuse";
+  EXPECT_EQ(other->blocks, 1);
+  void* const r = a.allocate(3000, "z");  // for which the queue has to run dry
+  EXPECT_EQ(other->blocks, 0);
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(a.held_bytes(), 1024 + 3072);
+  a.release(q, 1000, "x");
+  a.release(r, 3000, "z");
+}
+
 // A callback of the device asks for the peak while another thread waits for the device inside allocate().
 TEST(Allocator, ThePeakIsReadWithoutALock) {
   struct Waiting final : MemorySource {
@@ -138,7 +262,7 @@ TEST(Allocator, ThePeakIsReadWithoutALock) {
       std::thread([&] { peak = allocator->peak_bytes(); }).join();
       return std::aligned_alloc(128, static_cast<size_t>(bytes));
     }
-    void release(void* p) noexcept override { std::free(p); }
+    void release(void* p, int64_t) noexcept override { std::free(p); }
     std::string owner() const override { return "the test"; }
   };
   auto source = std::make_unique<Waiting>();

@@ -326,13 +326,19 @@ TEST(ExpertOps, IndicesOutsideFailTheStream) {
   {
     Lab lab;
     const Tensor n = lab.empty({2}, DType::i32);
-    ops::sort_by_expert(lab.s, n, lab.empty({2}, DType::i32), lab.empty({3}, DType::i32),
-                        lab.ints({2}, {1, 3}));
-    EXPECT_THROW(lab.s.synchronize(), InvalidArgument);
+    const auto fails = [&] {  // at its second pass, if the first is done by then
+      ops::sort_by_expert(lab.s, n, lab.empty({2}, DType::i32), lab.empty({3}, DType::i32),
+                          lab.ints({2}, {1, 3}));
+      lab.s.synchronize();
+    };
+    EXPECT_THROW(fails(), InvalidArgument);
   }
   Lab lab;
-  ops::expand_rows(lab.s, lab.empty({2, 3}), lab.full({2, 3}, 0), lab.ints({2}, {-1, 0}), {});
-  EXPECT_THROW(lab.s.synchronize(), InvalidArgument);
+  const auto fails = [&] {
+    ops::expand_rows(lab.s, lab.empty({2, 3}), lab.full({2, 3}, 0), lab.ints({2}, {-1, 0}), {});
+    lab.s.synchronize();
+  };
+  EXPECT_THROW(fails(), InvalidArgument);
 }
 
 }  // namespace

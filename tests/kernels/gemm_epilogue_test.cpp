@@ -1,5 +1,6 @@
-// gemm_bias and gemm_gelu: on the CPU the bits of gemm, add_bias and gelu_forward one after another; on a
-// GPU, where cuBLASLt adds the bias before its one rounding, the same to a rounding of the output type.
+// Products with something after them: on the CPU the bits of gemm, add_bias, gelu_forward, add and gelu_backward
+// one after another; on a GPU, where cuBLASLt does it before its one rounding, the same to a rounding of the
+// output type.
 #include <gmock/gmock.h>
 
 #include "lab.h"
@@ -71,6 +72,53 @@ TEST(GemmEpilogue, IsGemmBiasAndGelu) {
         }
       }
   }
+}
+
+/// The residual sum or GELU's backward of a product, in one call or in two.
+Floats after_product(Lab& lab, const Case& c, bool trans_a, bool trans_b, bool residual, bool one_call) {
+  const Tensor a = lab.random(trans_a ? Shape{c.k, c.m} : Shape{c.m, c.k}, 1, c.type);
+  const Tensor b = lab.random(trans_b ? Shape{c.n, c.k} : Shape{c.k, c.n}, 2, c.type);
+  const Tensor other = lab.random({c.m, c.n}, 3, c.type), out = lab.full({c.m, c.n}, NAN, c.type);
+  if (one_call) {
+    residual ? ops::gemm_add(lab.s, out, a, trans_a, b, trans_b, other)
+             : ops::gemm_gelu_backward(lab.s, out, a, trans_a, b, trans_b, other);
+  } else {
+    ops::gemm(lab.s, out, a, trans_a, b, trans_b);
+    residual ? ops::add(lab.s, out, other, out) : ops::gelu_backward(lab.s, out, out, other);
+  }
+  return lab.floats(out);
+}
+
+TEST(GemmEpilogue, IsGemmAndResidualOrGelusBackward) {
+  for (const std::string kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    for (const Case& c : cases()) {
+      if (!c.bias || !c.pre) continue;  // of which there is neither here
+      for (bool residual : {true, false})
+        for (bool ta : {false, true}) {
+          const Floats got = after_product(lab, c, ta, !ta, residual, true),
+                       want = after_product(lab, c, ta, !ta, residual, false);
+          const std::string what = print(c) + (residual ? " residual" : " gelu backward");
+          if (kernels == "cuda" && c.type == DType::bf16) {
+            // The product is rounded to bf16 between two calls, at the size of its terms, sqrt(k); gelu' is at
+            // most 1.13.
+            expect_close(got, want, 3 * epsilon(DType::bf16) * std::sqrt(double(c.k) + 2), what);
+          } else {
+            EXPECT_EQ(bits(got), bits(want)) << kernels << " " << what;
+          }
+        }
+    }
+  }
+}
+
+TEST(GemmEpilogue, WhatIsAddedOrReadIsNotTheResult) {
+  Lab lab;
+  const Tensor a = lab.random({4, 4}, 1), c = lab.random({4, 4}, 2);
+  EXPECT_THROW(ops::gemm_add(lab.s, c, a, false, a, false, c), InvalidArgument);
+  EXPECT_THROW(ops::gemm_gelu_backward(lab.s, c, a, false, a, false, c), InvalidArgument);
+  EXPECT_THROW(ops::gemm_add(lab.s, c, a, false, a, false, lab.random({4, 5}, 2)), ShapeMismatch);
+  EXPECT_THROW(ops::gemm_gelu_backward(lab.s, c, a, false, a, false, lab.random({4, 4}, 2, DType::bf16)),
+               ShapeMismatch);
 }
 
 TEST(GemmEpilogue, BiasAlone) {

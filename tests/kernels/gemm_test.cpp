@@ -74,13 +74,27 @@ TEST(Gemm, EmptySizes) {
   }
 }
 
-TEST(Gemm, BetaZeroDoesNotReadC) {
-  for (DType t : {DType::f32, DType::bf16}) {
-    for (int64_t k : {0, 3}) {
-      Lab lab;
-      Tensor c = lab.full({3, 5}, std::numeric_limits<double>::quiet_NaN(), t);
-      ops::gemm(lab.s, c, lab.random({3, k}, 1, t), false, lab.random({k, 5}, 2, t), false);
-      for (float x : lab.floats(c)) EXPECT_TRUE(std::isfinite(x));
+TEST(Gemm, BetaZeroDoesNotReadCAndGivesWhatBetaOneAddsToZeros) {
+  using Sizes = std::array<int64_t, 3>;
+  const auto nan = std::numeric_limits<double>::quiet_NaN();
+  for (const char* kernels : {kFast, "reference"}) {
+    for (auto [in, out] : std::initializer_list<std::pair<DType, DType>>{
+             {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}}) {
+      for (auto [m, n, k] : std::initializer_list<Sizes>{
+               {3, 5, 0}, {3, 5, 3}, {1, 1, 1}, {1, 40, 24}, {40, 1, 24}, {24, 33, 1}, {48, 40, 300},
+               {130, 70, 64}}) {
+        for (const bool trans_a : {false, true}) {
+          for (const bool trans_b : {false, true}) {
+            Lab lab(kernels, 2);
+            const Tensor a = lab.random(trans_a ? Shape{k, m} : Shape{m, k}, 1, in);
+            const Tensor b = lab.random(trans_b ? Shape{n, k} : Shape{k, n}, 2, in);
+            const Tensor c = lab.full({m, n}, nan, out), zeros = lab.full({m, n}, 0, out);
+            ops::gemm(lab.s, c, a, trans_a, b, trans_b, 0.5f, 0);
+            ops::gemm(lab.s, zeros, a, trans_a, b, trans_b, 0.5f, 1);
+            EXPECT_EQ(lab.floats(c), lab.floats(zeros)) << kernels << " " << m << " " << n << " " << k;
+          }
+        }
+      }
     }
   }
 }

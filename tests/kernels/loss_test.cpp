@@ -69,6 +69,29 @@ TEST(CrossEntropy, LongRowsMatchReference) {
   }
 }
 
+// Where a device's exponential has no numbers below 2^-126, it gives zeros.
+TEST(CrossEntropy, ProbabilitiesWithoutANormalNumberAreWithinTheSmallest) {
+  const int64_t vocab = 96;
+  Floats logits(static_cast<size_t>(vocab));
+  for (int64_t i = 0; i < vocab; ++i) logits[static_cast<size_t>(i)] = -static_cast<float>(i) * 1.125f;
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const Tensor d = lab.empty({1, vocab}), x = lab.tensor({1, vocab}, logits);
+    ops::cross_entropy_backward(lab.s, d, x, lab.ints({1}, {0}), 1);
+    const Floats got = lab.floats(d);
+    double sum = 0;
+    for (const float l : logits) sum += std::exp(double(l));
+    for (size_t i = 1; i < got.size(); ++i) {
+      const double want = std::exp(double(logits[i])) / sum;
+      // Exponents of up to 154 are rounded to f32 once or twice: 2 * 154 * 2^-24 * ln 2 of the result.
+      EXPECT_NEAR(got[i], want, std::max(1.3e-5 * want, 0x1p-126)) << kernels << " " << i;
+      if (std::string(kernels) == "cuda" && std::exp(double(logits[i])) < 0x1p-127) {
+        EXPECT_EQ(got[i], 0.0f) << i;
+      }
+    }
+  }
+}
+
 TEST(CrossEntropy, UnalignedRowsHaveTheBitsOfAlignedOnes) {
   for (DType t : {DType::f32, DType::bf16}) {
     for (int64_t vocab : {8, 256, 4096, 60000}) {

@@ -109,6 +109,118 @@ TEST(AdamW, CopyIsTheNewWeightRoundedOnce) {
       }
 }
 
+/// Parts of one State, each a parameter with its own count of updates, decay and copy.
+struct Parts {
+  Parts(Lab& lab, const std::vector<int64_t>& cuts, DType dtype)
+      : state(lab, cuts.back()), copy(lab.full({cuts.back()}, 7, dtype)) {
+    const Tensor w = state.w, m = state.m, v = state.v, g = state.g;
+    char* to = static_cast<char*>(copy.raw());
+    for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+      const int64_t at = cuts[i];
+      segments.push_back({w.data<float>() + at, m.data<float>() + at, v.data<float>() + at,
+                          g.data<float>() + at, i % 3 == 1 ? nullptr : to + at * size_of(dtype),
+                          cuts[i + 1] - at, i % 2 == 0 ? 0.1 : 0.0, static_cast<int64_t>(i)});
+    }
+  }
+  State state;
+  Tensor copy;
+  std::vector<AdamWSegment> segments;
+};
+
+const std::vector<int64_t> kCuts = [] {
+  std::vector<int64_t> cuts = {0};
+  for (int64_t i = 0; i < 120; ++i) cuts.push_back(cuts.back() + (i % 7 == 3 ? 0 : 1 + i * 37 % 113));
+  cuts.push_back(cuts.back() + 5000);
+  return cuts;
+}();
+const ops::AdamWRates kRates{.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
+
+TEST(AdamW, ManyParametersInOnePassAreManyPasses) {
+  const auto n = static_cast<int64_t>(kCuts.size()) - 1;
+  for (const char* kernels : {kFast, "reference"})
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Lab lab(kernels);
+      Parts together(lab, kCuts, dtype), single(lab, kCuts, dtype);
+      Floats before;
+      for (int64_t i = 0; i < n; ++i) before.push_back(static_cast<float>(i * i));
+      const Tensor steps = lab.tensor({n}, before), biases = lab.empty({n, 2});
+      ops::adamw_count(lab.s, steps, biases, kRates);
+      ops::adamw(lab.s, together.segments, kRates, biases, dtype);
+      const auto part = [&](const Tensor& t, size_t i) { return t.flat(kCuts[i], kCuts[i + 1]); };
+      for (size_t i = 0; i < single.segments.size(); ++i) {
+        const State& s = single.state;
+        ops::adamw(lab.s, part(s.w, i), part(s.m, i), part(s.v, i), part(s.g, i),
+                   {.lr = kRates.lr,
+                    .beta1 = kRates.beta1,
+                    .beta2 = kRates.beta2,
+                    .eps = kRates.eps,
+                    .weight_decay = single.segments[i].weight_decay,
+                    .step = static_cast<int64_t>(i * i) + 1},
+                   single.segments[i].copy ? part(single.copy, i) : Tensor());
+      }
+      EXPECT_EQ(bits(together.state.all(lab)), bits(single.state.all(lab))) << kernels;
+      EXPECT_EQ(lab.floats(together.copy), lab.floats(single.copy)) << kernels;
+      EXPECT_EQ(lab.floats(steps)[3], 10);
+    }
+}
+
+TEST(AdamW, BiasCorrectionsAreThePowersOfPow) {
+  const std::vector<int64_t> counts = {1, 2, 3, 7, 10, 100, 999, 12345, 1000000, 16777216};
+  for (const char* kernels : {kFast, "reference"})
+    for (const double beta : {0.0, 0.5, 0.9, 0.95, 0.999, 0.9999}) {
+      Lab lab(kernels);
+      const auto n = static_cast<int64_t>(counts.size());
+      Floats before;
+      for (const int64_t c : counts) before.push_back(static_cast<float>(c - 1));
+      const Tensor steps = lab.tensor({n}, before), biases = lab.empty({n, 2});
+      ops::adamw_count(lab.s, steps, biases, {.lr = 3e-3, .beta1 = beta, .beta2 = beta, .eps = 0});
+      const Floats got = lab.floats(biases), after = lab.floats(steps);
+      for (size_t i = 0; i < counts.size(); ++i) {
+        const double bias = 1 - std::pow(beta, static_cast<double>(counts[i]));
+        EXPECT_EQ(after[i], static_cast<float>(counts[i]));
+        EXPECT_EQ(got[2 * i], static_cast<float>(3e-3 / bias)) << beta << " " << counts[i];
+        EXPECT_EQ(got[2 * i + 1], static_cast<float>(std::sqrt(bias))) << beta << " " << counts[i];
+      }
+    }
+}
+
+TEST(AdamW, ANumberOnTheDeviceStopsIt) {
+  const auto n = static_cast<int64_t>(kCuts.size()) - 1;
+  for (const char* kernels : {kFast, "reference"})
+    for (const int64_t stop : {0, 1}) {
+      Lab lab(kernels);
+      Parts parts(lab, kCuts, DType::f16);
+      ops::fill(lab.s, parts.state.g, NAN);
+      const Floats before = parts.state.all(lab), copy = lab.floats(parts.copy);
+      const Tensor steps = lab.full({n}, 4), biases = lab.full({n, 2}, 0.5),
+                   skip = lab.full({1}, static_cast<double>(stop), DType::i64);
+      ops::adamw_count(lab.s, steps, biases, kRates, skip);
+      ops::adamw(lab.s, parts.segments, kRates, biases, DType::f16, skip);
+      EXPECT_EQ(lab.floats(steps), Floats(static_cast<size_t>(n), stop ? 4.0f : 5.0f));
+      EXPECT_EQ(bits(parts.state.all(lab)) == bits(before), stop == 1) << kernels;
+      EXPECT_EQ(lab.floats(parts.copy) == copy, stop == 1) << kernels;
+    }
+}
+
+TEST(AdamW, SegmentsMustFit) {
+  Lab lab;
+  Parts parts(lab, {0, 3, 5}, DType::f32);
+  const Tensor biases = lab.full({2, 2}, 1);
+  const auto run = [&] { ops::adamw(lab.s, parts.segments, kRates, biases); };
+  EXPECT_NO_THROW(run());
+  parts.segments[0].m = nullptr;
+  EXPECT_THROW(run(), ShapeMismatch);
+  parts.segments[0].count = 0;  // reads nothing
+  EXPECT_NO_THROW(run());
+  parts.segments[1].bias = 2;
+  EXPECT_THROW(run(), ShapeMismatch);
+  EXPECT_THROW(ops::adamw(lab.s, {}, kRates, lab.empty({2})), ShapeMismatch);
+  EXPECT_THROW(ops::adamw(lab.s, {}, kRates, biases, DType::f64), ShapeMismatch);
+  EXPECT_THROW(ops::adamw(lab.s, {}, kRates, biases, DType::f32, lab.empty({1})), ShapeMismatch);
+  EXPECT_THROW(ops::adamw_count(lab.s, lab.empty({3}), biases, kRates), ShapeMismatch);
+  EXPECT_THROW(ops::adamw_count(lab.s, lab.empty({2}), biases, {.lr = NAN}), InvalidArgument);
+}
+
 TEST(AdamW, CopyMustFit) {
   Lab lab;
   State s(lab, 3);

@@ -183,8 +183,11 @@ TEST(CheckIndices, EventsBeforeTheCallAreFine) {
   Lab lab;
   const Tensor out = lab.empty({1, 2}), table = lab.random({5, 2}, 1), tokens = lab.ints({1, 1}, {5});
   const Event before = lab.s.record();
-  ops::embedding_forward(lab.s, out, tokens, table, Tensor());
-  EXPECT_THROW(lab.s.synchronize(), InvalidArgument);
+  const auto fails = [&] {  // at its second pass, if the first is done by then
+    ops::embedding_forward(lab.s, out, tokens, table, Tensor());
+    lab.s.synchronize();
+  };
+  EXPECT_THROW(fails(), InvalidArgument);
   EXPECT_NO_THROW(before.synchronize());
   EXPECT_THROW(lab.floats(table), InvalidArgument);  // a failed stream stays failed
 }
@@ -245,6 +248,65 @@ TEST(Squares, SizesThatComeAndGo) {
   expect_squares_of_reference(Floats(200, -kInf), "infinite");
 }
 
+// Tensors of many sizes go to two sums and to none, and two numbers count what is not finite.
+TEST(Squares, OfManyPiecesInOnePass) {
+  Floats x = normal(40000, 7);
+  for (size_t i = 100; i < x.size(); i += 991) x[i] = i % 2 ? NAN : kInf;
+  for (size_t i = 3; i < x.size(); i += 777) x[i] = 0;
+  constexpr int64_t kWords = ExactSum::kWords;
+  const auto run = [&](Lab& lab, bool at_once) {
+    const Tensor words = lab.full({2 * kWords + 2}, 0, DType::i64);
+    const Tensor data = lab.tensor({static_cast<int64_t>(x.size())}, x);
+    auto* const w = words.data<int64_t>();
+    std::vector<SquaresSegment> segments;
+    for (int64_t at = 0, i = 0; at < data.numel(); ++i) {
+      const int64_t count = std::min(data.numel() - at, i % 11 == 4 ? 0 : i % 17 == 5 ? 5000 : i * 29 % 311);
+      segments.push_back({data.data<float>() + at, count, i % 3 == 2 ? nullptr : w + (i % 3) * kWords,
+                          i % 5 == 4 ? nullptr : w + 2 * kWords + i % 2});
+      at += count;
+    }
+    EXPECT_GT(segments.size(), 48u) << "more than one launch takes";
+    if (at_once) ops::accumulate_squares(lab.s, segments);
+    for (const SquaresSegment& s : segments)
+      if (!at_once) ops::accumulate_squares(lab.s, {&s, 1});
+    std::vector<int64_t> got(static_cast<size_t>(words.numel()));
+    ops::copy_to_host(lab.s, got.data(), words);
+    return got;
+  };
+  Lab fast, slow("reference");
+  const auto want = run(slow, true);
+  EXPECT_GT(want[ExactSum::kNonFinite], 0);
+  EXPECT_EQ(want[ExactSum::kElsewhere], 0);
+  EXPECT_GT(want[2 * kWords], 0);
+  EXPECT_GT(want[2 * kWords + 1], 0);
+  EXPECT_EQ(run(fast, true), want);
+  EXPECT_EQ(run(fast, false), want);
+}
+
+TEST(ScaleBy, ManyPiecesInOnePass) {
+  const Floats x = normal(9000, 3);
+  for (const float factor : {0.3f, 1.0f}) {
+    const auto run = [&](Lab& lab) {
+      const Tensor t = lab.tensor({9000}, x), f = lab.full({1}, static_cast<double>(factor));
+      std::vector<ScaleSegment> pieces;
+      for (int64_t at = 0, i = 0; at < 8000; at += i * 13 % 170, ++i)
+        if (i % 4 != 3) pieces.push_back({t.data<float>() + at, i * 13 % 170});
+      ops::scale_by(lab.s, pieces, f);
+      return lab.floats(t);
+    };
+    Lab fast, slow("reference");
+    const Floats got = run(fast);
+    EXPECT_EQ(got, run(slow));
+    EXPECT_EQ(got == x, factor == 1);
+  }
+}
+
+int64_t number(Lab& lab, const Tensor& t) {
+  int64_t value = 0;
+  ops::copy_to_host(lab.s, &value, t);
+  return value;
+}
+
 TEST(ClipFactor, AddsUpAnyNumberOfAccumulators) {
   for (int64_t n : {0, 1, 3, 130})
     for (double max_norm : {0.0, 2.0, 1e9}) {
@@ -255,7 +317,9 @@ TEST(ClipFactor, AddsUpAnyNumberOfAccumulators) {
           ops::accumulate_squares(lab.s, all.back(), lab.random({50}, static_cast<unsigned>(i)));
         }
         const Tensor factor = lab.empty({1}), total = lab.empty({ExactSum::kWords}, DType::i64);
-        ops::clip_factor(lab.s, factor, total, all, max_norm);
+        const Tensor skip = lab.full({1}, 7, DType::i64);
+        ops::clip_factor(lab.s, factor, total, all, max_norm, skip);
+        EXPECT_EQ(number(lab, skip), 0);
         return std::pair(lab.floats(factor), bytes(lab, total, 0, ExactSum::kWords));
       };
       Lab fast, slow("reference");
@@ -270,8 +334,24 @@ TEST(ClipFactor, IsOneWhereTheNormIsNotFinite) {
       const Tensor acc = lab.full({ExactSum::kWords}, 0, DType::i64), factor = lab.empty({1}),
                    total = lab.empty({ExactSum::kWords}, DType::i64);
       ops::accumulate_squares(lab.s, acc, lab.tensor({2}, x));
-      ops::clip_factor(lab.s, factor, total, {&acc, 1}, 0.5);
+      const Tensor skip = lab.full({1}, 7, DType::i64);
+      ops::clip_factor(lab.s, factor, total, {&acc, 1}, 0.5, skip);
       EXPECT_EQ(lab.floats(factor), Floats{1});
+      EXPECT_EQ(number(lab, skip), 1);
+    }
+}
+
+TEST(ClipFactor, SkipsWhenSomethingElsewhereIsNotFinite) {
+  for (const char* kernels : {kFast, "reference"})
+    for (const double max_norm : {0.0, 0.5}) {
+      Lab lab(kernels);
+      const Tensor acc = lab.full({ExactSum::kWords}, 0, DType::i64), factor = lab.empty({1}),
+                   total = lab.empty({ExactSum::kWords}, DType::i64), skip = lab.full({1}, 7, DType::i64);
+      ops::accumulate_squares(lab.s, acc, lab.tensor({2}, {3, 4}));
+      ops::fill(lab.s, acc.flat(ExactSum::kElsewhere, ExactSum::kElsewhere + 1), 1);
+      ops::clip_factor(lab.s, factor, total, {&acc, 1}, max_norm, skip);
+      EXPECT_EQ(lab.floats(factor), Floats{1});
+      EXPECT_EQ(number(lab, skip), 1);
     }
 }
 

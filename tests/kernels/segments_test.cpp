@@ -195,5 +195,33 @@ TEST(Segments, Rejects) {
   lab.s.synchronize();  // nothing was queued
 }
 
+TEST(MuonSegments, ANumberOnTheDeviceStopsBuffersAndWeightsButNotMessages) {
+  const int64_t n = 2000;
+  for (const char* kernels : {kFast, "reference"})
+    for (const DType dtype : {DType::f32, DType::f16}) {
+      Lab lab(kernels);
+      const Tensor g = lab.random({n}, 1);
+      ops::fill(lab.s, g.flat(5, 6), NAN);
+      const auto run = [&](int64_t stop) {
+        const Tensor skip = lab.full({1}, static_cast<double>(stop), DType::i64);
+        const Tensor b = lab.random({n}, 2), w = lab.random({n}, 3), packed = lab.full({n}, 9, dtype);
+        const MomentumSegment momentum{b.data<float>(), g.data<float>(), w.data<float>(), n, 0};
+        const UpdateSegment update{w.data<float>(), n, 0, 0.9f, 0.1f};
+        ops::muon_momentum(lab.s, packed, {&momentum, 1}, 0.9f, true, 0.01f, skip);
+        const Floats sent = lab.floats(packed);
+        ops::fill(lab.s, packed, 2);
+        ops::muon_update(lab.s, {&update, 1}, packed, skip);
+        return std::tuple(bits(sent), lab.floats(b), lab.floats(w));
+      };
+      const auto [sent, b, w] = run(0);
+      const auto [sent_too, still_b, still_w] = run(1);
+      EXPECT_EQ(sent_too, sent);
+      EXPECT_EQ(still_b, lab.floats(lab.random({n}, 2)));
+      EXPECT_EQ(still_w, lab.floats(lab.random({n}, 3)));
+      EXPECT_NE(b, still_b);
+      EXPECT_NE(w, still_w);
+    }
+}
+
 }  // namespace
 }  // namespace sherd::test

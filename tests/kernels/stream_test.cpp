@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/tensor.h>
 
 #include <atomic>
@@ -77,28 +78,163 @@ TEST_F(StreamTest, StreamsRunConcurrentlyAndWaitForEvents) {
   EXPECT_EQ(read, 42);
 }
 
+template <class F>
+std::string failure_of(F f) {
+  try {
+    f();
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "none";
+}
+
 TEST_F(StreamTest, FailurePoisonsTheStreamAndItsDependants) {
   auto other = device->make_stream("comm");
+  Gate gate;
   Event good = s.record();
+  s.submit("gate", gate.work());
   s.submit("fail", [](ExecutionContext&) { throw InvalidArgument("the cause"); });
   bool ran = false;
   s.submit("after", [&](ExecutionContext&) { ran = true; });
   Event bad = s.record();
   other->wait(bad);
   other->submit("dependant", [&](ExecutionContext&) { ran = true; });
+  gate.open();
   for (int twice = 0; twice < 2; ++twice) {
-    try {
-      s.synchronize();
-      FAIL() << "synchronize() returned";
-    } catch (const InvalidArgument& e) {
-      EXPECT_STREQ(e.what(), "the cause");
-    }
-    EXPECT_THROW(other->synchronize(), InvalidArgument);
+    EXPECT_EQ(failure_of([&] { s.synchronize(); }), "the cause");
+    EXPECT_EQ(failure_of([&] { other->synchronize(); }), "the cause");
   }
   EXPECT_FALSE(ran);
   EXPECT_TRUE(bad.done());  // complete, with the failure
   EXPECT_THROW(bad.synchronize(), InvalidArgument);
   good.synchronize();  // recorded before the failure
+}
+
+TEST_F(StreamTest, AFailureIsThrownByTheNextCall) {
+  auto other = device->make_stream("comm");
+  Event after_other = other->record();
+  s.submit("fail", [](ExecutionContext&) { throw InvalidArgument("the cause"); });
+  int queued = 0;
+  const std::string seen = failure_of([&] {
+    for (; queued < 1'000'000; ++queued) s.submit("after", [](ExecutionContext&) {});
+  });
+  EXPECT_EQ(seen, "the cause");
+  EXPECT_LT(queued, 1'000'000);
+  EXPECT_EQ(failure_of([&] { s.submit("after", [](ExecutionContext&) {}); }), "the cause");
+  EXPECT_EQ(failure_of([&] { s.record(); }), "the cause");
+  EXPECT_EQ(failure_of([&] { s.wait(after_other); }), "the cause");
+  other->submit("fine", [](ExecutionContext&) {});
+  other->synchronize();
+}
+
+TEST_F(StreamTest, AFailureNobodyHasHeardOfIsThrownByCompute) {
+  {
+    auto other = device->make_stream("copies");
+    auto third = device->make_stream("third");
+    Gate gate;
+    other->submit("gate", gate.work());
+    other->submit("fail", [](ExecutionContext&) { throw InvalidArgument("unseen"); });
+    third->wait(other->record());  // has the same failure
+    gate.open();
+  }
+  EXPECT_EQ(failure_of([&] { s.synchronize(); }), "unseen");
+  s.synchronize();  // once is enough
+  {
+    auto other = device->make_stream("copies");
+    other->submit("fail", [](ExecutionContext&) { throw InvalidArgument("seen"); });
+    EXPECT_EQ(failure_of([&] { other->synchronize(); }), "seen");
+  }
+  s.synchronize();
+}
+
+TEST(CpuDevice, TellsOfAFailureThatNobodyAskedFor) {
+  testing::internal::CaptureStderr();
+  {
+    auto device = make_cpu_device();
+    device->compute().submit("fail", [](ExecutionContext&) { throw InvalidArgument("unseen"); });
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "sherd: work of a stream failed, and nobody asked: unseen\n");
+  testing::internal::CaptureStderr();
+  {
+    auto device = make_cpu_device();
+    device->compute().submit("fail", [](ExecutionContext&) { throw InvalidArgument("seen"); });
+    EXPECT_THROW(device->compute().synchronize(), InvalidArgument);
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+}
+
+struct BackPressureTest : testing::Test {
+  std::shared_ptr<Device> device = make_cpu_device({.max_queued_work = 8, .max_queued_bytes = 4096});
+  Stream& s = device->compute();
+  RunAhead& ahead = device->run_ahead();
+};
+
+TEST_F(BackPressureTest, AStreamTakesNoMoreThanTheOptionSays) {
+  Gate gate;
+  s.submit("gate", gate.work());
+  std::atomic<int> queued = 0;
+  std::jthread host([&] {
+    for (int i = 0; i < 100; ++i) {
+      s.submit("more", [](ExecutionContext&) {});
+      ++queued;
+    }
+  });
+  while (ahead.waits() == 0) std::this_thread::yield();
+  EXPECT_EQ(queued, 7);
+  gate.open();
+  host.join();
+  s.synchronize();
+  EXPECT_LE(ahead.peak_work(), 8);
+  EXPECT_GE(ahead.waits(), 1);
+}
+
+TEST_F(BackPressureTest, WorkMayQueueWorkBehindItself) {
+  int ran = 0;
+  s.submit("many", [&](ExecutionContext&) {
+    for (int i = 0; i < 20; ++i) s.submit("more", [&](ExecutionContext&) { ++ran; });
+  });
+  s.synchronize();
+  s.synchronize();  // behind what the work has queued
+  EXPECT_EQ(ran, 20);
+}
+
+TEST_F(BackPressureTest, CopiesFromTheHostAreBoundedInBytesAndCounted) {
+  const Tensor t = Tensor::empty(*device, {256}, DType::f32, "test");
+  const std::vector<float> ones(256, 1);
+  Gate gate;
+  s.submit("gate", gate.work());
+  std::jthread host([&] {
+    for (int i = 0; i < 6; ++i) ops::copy_from_host(s, t, ones.data(), 1024);
+  });
+  while (ahead.waits() == 0) std::this_thread::yield();
+  EXPECT_EQ(device->copies().live_bytes("copies from the host"), 4096);
+  gate.open();
+  host.join();
+  const Tensor large = Tensor::empty(*device, {4096}, DType::f32, "test");
+  const std::vector<float> more(4096, 2);
+  ops::copy_from_host(s, large, more.data(), 4 * 4096);  // alone
+  EXPECT_EQ(ops::to_floats(s, large), more);
+  EXPECT_EQ(ahead.peak_bytes(), 4 * 4096);
+  EXPECT_EQ(device->copies().live_bytes(), 0);
+}
+
+TEST(BackPressure, StreamsThatWaitForEachOtherNeedRoomForOnePieceOnly) {
+  auto device = make_cpu_device({.max_queued_work = 1});
+  Stream& s = device->compute();
+  auto other = device->make_stream("other");
+  int64_t value = 0;
+  for (int i = 0; i < 200; ++i) {
+    s.submit("add", [&](ExecutionContext&) { ++value; });
+    other->wait(s.record());
+    other->submit("double", [&](ExecutionContext&) { value = (2 * value) % 1'000'003; });
+    s.wait(other->record());
+  }
+  s.synchronize();
+  int64_t expected = 0;
+  for (int i = 0; i < 200; ++i) expected = 2 * (expected + 1) % 1'000'003;
+  EXPECT_EQ(value, expected);
+  EXPECT_EQ(device->run_ahead().peak_work(), 1);
 }
 
 TEST_F(StreamTest, DestructorRunsTheQueue) {
@@ -114,9 +250,12 @@ TEST_F(StreamTest, DestructorRunsTheQueue) {
   EXPECT_EQ(count, 10);
 }
 
-TEST_F(StreamTest, DestructorOfAFailedStreamIsQuiet) {
-  auto other = device->make_stream("failing");
-  other->submit("fail", [](ExecutionContext&) { throw Error("unseen"); });
+TEST_F(StreamTest, DestructorOfAFailedStreamDoesNotThrow) {
+  {
+    auto other = device->make_stream("failing");
+    other->submit("fail", [](ExecutionContext&) { throw Error("unseen"); });
+  }
+  EXPECT_THROW(s.synchronize(), Error);
 }
 
 TEST_F(StreamTest, EventsOutliveTheirStream) {
@@ -163,6 +302,8 @@ TEST_F(StreamTest, ThreadsAreHandedToKernels) {
 TEST(CpuDevice, RejectsBadOptions) {
   EXPECT_THROW(make_cpu_device({.threads = 0}), InvalidArgument);
   EXPECT_THROW(make_cpu_device({.kernels = "gpu"}), InvalidArgument);
+  EXPECT_THROW(make_cpu_device({.max_queued_work = 0}), InvalidArgument);
+  EXPECT_THROW(make_cpu_device({.max_queued_bytes = 0}), InvalidArgument);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/tensor.h>
+
+#include <future>
 
 namespace sherd {
 namespace {
@@ -80,6 +83,35 @@ TEST_F(TensorTest, EmptyTensorsAreDefined) {
   Tensor scalar = Tensor::empty(*device, {}, DType::f64, "s");
   EXPECT_EQ(scalar.numel(), 1);
   EXPECT_EQ(scalar.nbytes(), 8);
+}
+
+// The host writes to it at once, whatever is queued.
+TEST(Tensor, HostMemoryIsNotReadByQueuedWork) {
+  auto device = make_cpu_device();
+  Stream& s = device->compute();
+  std::promise<void> open;
+  s.submit("gate", [&](ExecutionContext&) { open.get_future().wait(); });
+  const Tensor result = Tensor::empty(*device, {1}, DType::f32, "t");
+  {
+    const Tensor one = Tensor::empty(*device, {1}, DType::f32, "t");
+    ops::fill(s, one, 1);
+    ops::add(s, result, one, one);
+  }  // later work of the stream may have the memory
+  const Tensor host = Tensor::host(*device, {1}, DType::f32, "t");
+  *host.data<float>() = 42;
+  open.set_value();
+  EXPECT_EQ(ops::to_floats(s, result), std::vector<float>{2});
+  EXPECT_EQ(*host.data<float>(), 42);
+}
+
+TEST(Tensor, HostMemoryIsReusedOnceTheStreamsHavePassed) {
+  auto device = make_cpu_device();
+  for (int step = 0; step < 100; ++step) {
+    const Tensor host = Tensor::host(*device, {1000}, DType::f32, "t");
+    ops::fill(device->compute(), host, 1);
+    device->compute().synchronize();
+  }
+  EXPECT_LE(device->staging().held_bytes(), 2 * Allocator::rounded(4000));
 }
 
 }  // namespace

@@ -336,6 +336,17 @@ TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
   });
 }
 
+TEST(Routing, TiedNamesStandBelowTheTable) {
+  struct Pair : Module {
+    Pair() { tie("head", param("tok", {4, 4}, normal(0.1f))); }
+    Tensor forward(const Tensor& x) override { return x; }
+    Tensor backward(const Tensor& dy) override { return dy; }
+  } model;
+  const Routing r = route(model);
+  EXPECT_EQ(r.routes.size(), 1u);
+  EXPECT_THAT(r.format(), HasSubstr("head = tok (tied)\n"));
+}
+
 TEST(Routing, HiddenMatricesGoToMuonAndTheTableSaysWhy) {
   ToyModel model(8, 12, 2);
   const Routing r = route(model);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include <sherd/kernels/error.h>
+#include <sherd/optim/muon_options.h>
 #include <sherd/optim/plan.h>
 
 namespace sherd {
@@ -240,6 +241,20 @@ TEST(LogicalMatrix, BlocksOfStacksAndStridesCoverTheParameterOnce) {
     }
     for (int n : seen) EXPECT_EQ(n, 1);
   }
+}
+
+TEST(MuonTransient, IsAShareOfTheDevicesMemory) {
+  constexpr int64_t mib = int64_t{1} << 20, gib = int64_t{1} << 30;
+  EXPECT_EQ(MuonOptions().transient_bytes, 0);  // that is, the default
+  EXPECT_EQ(default_transient_bytes(0, 0), 256 * mib);
+  EXPECT_EQ(default_transient_bytes(0, gib), 256 * mib);
+  EXPECT_EQ(default_transient_bytes(141 * gib, 0), 141 * gib / 32);
+  EXPECT_EQ(default_transient_bytes(80 * gib, 16 * gib), 512 * mib);
+  EXPECT_EQ(default_transient_bytes(4 * gib, 0), 256 * mib);
+  // Batches of matrices of 4096 x 4096 on an H200, where 256 MiB leave every one alone.
+  const int64_t matrix = 4096 * 4096 * 4, buffers = 10;
+  EXPECT_GE(default_transient_bytes(141 * gib, 0) / buffers, 6 * matrix);
+  EXPECT_LT(256 * mib / buffers, matrix);
 }
 
 }  // namespace

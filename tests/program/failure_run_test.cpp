@@ -2,17 +2,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <sys/wait.h>
+#include <unistd.h>
 
-#include "program/program.h"
+#include <algorithm>
+#include <cstdlib>
+
+#include "program/outcome.h"
 
 namespace sherd::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using Flags = std::vector<std::string>;
-
 constexpr int kFailure = 1, kUsage = 2;
 
 void expect_failure(const Flags& flags, int code, const std::vector<std::string>& words) {
@@ -77,6 +80,8 @@ TEST(FailureRun, MissingFilesAndTooLittleDataFail) {
   expect_failure(small({"--export-weights", "/"}), kFailure, {"cannot write"});
   expect_failure(small({"--export-weights", scratch("").string()}), kFailure, {"is not empty"});
   expect_failure(small({"--metrics", "/nowhere/m"}), kFailure, {"/nowhere/m"});
+  expect_failure(small({"--loss-svg", "/nowhere/l", "--trace", "/nowhere/t", "--timeline", "/dev/null"}),
+                 kFailure, {"/nowhere/l", "/nowhere/t", "/dev/null"});
   const auto tiny = scratch("tiny");
   write_file(tiny, "short");
   expect_failure(small({"--data", tiny.string()}), kFailure, {"5 bytes"});
@@ -115,6 +120,89 @@ TEST(FailureRun, AMemoryLimitStopsZero0ButNotZero3) {
   expect_failure(with("zero0"), kFailure, {"over the memory limit of 10485760 bytes", "gradients"});
 }
 
+int exit_code_of(const char* program, const Flags& flags, const std::string& streams) {
+  std::string command = "exec " + std::string(program);
+  for (auto& a : flags) command += " '" + a + "'";
+  const int status = std::system((command + " " + streams).c_str());
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+TEST(FailureRun, OutputThatDoesNotGetThroughIsAFailure) {
+  const std::string full = ">/dev/full 2>" + scratch("full").string();  // a device that is always full
+  for (const Flags& flags : {Flags{"--help"}, Flags{"--version"}, small({"--steps", "1"})}) {
+    EXPECT_EQ(exit_code_of(TRAIN_GPT, flags, full), kFailure);
+    EXPECT_THAT(read_file(scratch("full")), HasSubstr("train_gpt: the output could not be written"));
+  }
+  EXPECT_EQ(exit_code_of(TRAIN_GPT, small({"--steps", "1", "--quiet"}), full), 0);
+}
+
+TEST(FailureRun, MessagesThatDoNotGetThroughEndNoProgram) {
+  const Flags diverges = small({"--lr", "1e6", "--steps", "4", "--max-skipped-steps", "0", "--quiet"});
+  for (const char* streams : {">/dev/full 2>&1", ">&- 2>&-"}) {
+    EXPECT_EQ(exit_code_of(TRAIN_GPT, {"--help"}, streams), kFailure) << streams;
+    EXPECT_EQ(exit_code_of(TRAIN_GPT, {"--no-such-flag"}, streams), kUsage) << streams;
+    const auto metrics = scratch("silent");
+    std::filesystem::remove(metrics);
+    EXPECT_LE(exit_code_of(TRAIN_GPT, diverges + Flags{"--metrics", metrics.string()}, streams), kFailure);
+    EXPECT_EQ(read_steps(metrics).size(), 4u) << streams << ": every line of the file is one of its own";
+    EXPECT_EQ(exit_code_of(SHERD_TOOL, {"layout"}, streams), kUsage) << streams;
+    EXPECT_EQ(exit_code_of(SHERD_TOOL, {"ckpt", "verify", "/nowhere"}, streams), kFailure) << streams;
+  }
+}
+
+TEST(FailureRun, AProgramStartedThroughTheDynamicLoaderStarts) {
+  const char* loader = "/lib64/ld-linux-x86-64.so.2";
+  if (!std::filesystem::exists(loader)) GTEST_SKIP() << "no " << loader;
+  const std::string out = scratch("loaded").string();
+  // Without these variables the program starts itself once more.
+  const Flags flags = {"-u", "GOMP_SPINCOUNT", "-u", "OMP_WAIT_POLICY", loader, TRAIN_GPT, "--version"};
+  EXPECT_EQ(exit_code_of("env", flags, ">" + out), 0);
+  EXPECT_THAT(read_file(out), HasSubstr("train_gpt "));
+}
+
+TEST(FailureRun, ARunThatEndsNotFiniteFailsAndItsGoodCheckpointStays) {
+  const auto folder = scratch("diverged");
+  const Finished f = run_train_gpt(
+      small({"--steps", "5", "--lr", "1e6", "--weight-decay", "1e6", "--skip-non-finite", "false", "--quiet",
+             "--save", folder.string(), "--save-every", "1", "--keep", "1"}));
+  EXPECT_EQ(f.exit_code, kFailure) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("training ended, but"), HasSubstr("weights are infinite or no number")));
+  EXPECT_TRUE(std::filesystem::exists(folder / "step_00000001"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "step_00000005"));
+  const Finished again = run_train_gpt(small({"--steps", "1", "--resume", folder.string()}));
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  EXPECT_THAT(again.err, HasSubstr("values of its model are not finite"));
+  EXPECT_THAT(again.out, HasSubstr("step_00000001: 1 steps are done"));
+}
+
+TEST(FailureRun, QuietDoesNotMeanTheSample) {
+  const Finished f = run_train_gpt(small({"--steps", "1", "--quiet", "--sample", "5"}));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(f.out.rfind("generated text\n  | ", 0), 0u) << f.out;
+}
+
+TEST(FailureRun, ThreadsSpinForABoundedTimeUnlessTheEnvironmentSaysOtherwise) {
+  const auto shown = [](const std::string& environment) {
+    const auto err = scratch("openmp");
+    EXPECT_EQ(std::system((environment + " OMP_DISPLAY_ENV=verbose " + TRAIN_GPT +
+                           " --version >/dev/null 2>" + err.string())
+                              .c_str()),
+              0);
+    return read_file(err);
+  };
+  EXPECT_THAT(shown("env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY"), HasSubstr("GOMP_SPINCOUNT = '1000'"));
+  EXPECT_THAT(shown("env GOMP_SPINCOUNT=77"), HasSubstr("GOMP_SPINCOUNT = '77'"));
+}
+
+TEST(FailureRun, AThreadThatCannotBeStartedIsExplained) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may start any number of threads";
+  std::string command = "ulimit -u 1; exec env GOMP_SPINCOUNT=1000 " + std::string(TRAIN_GPT);
+  for (auto& a : small({"--threads", "1"})) command += " " + a;
+  const auto err = scratch("threads");
+  EXPECT_NE(std::system(("bash -c '" + command + "' >/dev/null 2>" + err.string()).c_str()), 0);
+  EXPECT_THAT(read_file(err), AllOf(HasSubstr("cannot start a thread while "), HasSubstr("ulimit -u")));
+}
+
 TEST(FailureRun, HelpIsNotAnError) {
   const Finished f = run_train_gpt({"--help"});
   EXPECT_EQ(f.exit_code, 0);
@@ -135,7 +223,7 @@ TEST(FailureRun, HelpIsNotAnError) {
                            "--metrics",      "--export-weights",
                            "--init-weights", "--eval-every",
                            "--sample",       "--quiet",
-                           "--config",       "--memory-limit"})
+                           "--config",       "--memory-limit", "--max-queued"})
     EXPECT_THAT(f.out, HasSubstr(flag));
 }
 

@@ -86,16 +86,19 @@ TrainConfig other_config() {
   c.warmup = 5;
   c.weight_decay = 0;
   c.grad_clip = 0;
+  c.skip_non_finite = false;
+  c.max_skipped_steps = 3;
   c.precision = "bf16";
   c.device = "cuda";
   c.comm = "nccl";
   c.bootstrap = "mpi";
-  c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = true;
+  c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = true;
   c.tf32 = true;
   c.symmetric_products = "hopper";
   c.kernels = "reference";
   c.threads = 2;
   c.memory_limit = 3 << 20;
+  c.max_queued = 500;
   c.comm_timeout = 0.5;
   c.save = "checkpoints";
   c.save_every = 10;
@@ -104,6 +107,8 @@ TrainConfig other_config() {
   c.resume = "old/step_00000010";
   c.resume_parts = "optimizer";
   c.allow_new_state = true;
+  c.overwrite = true;
+  c.save_failure = "stop";
   c.eval_every = 10;
   c.sample = 200;
   c.metrics = "m.jsonl";
@@ -128,6 +133,8 @@ std::vector<TrainConfig> other_runs() {
   experts.tp = 1;
   cut.orthogonalizer = standard.orthogonalizer;  // svd takes whole matrices
   experts.muon_tensor = standard.muon_tensor;
+  cut.skip_non_finite = standard.skip_non_finite;  // what is not skipped has no limit
+  experts.max_skipped_steps = standard.max_skipped_steps;
   return {cut, experts};
 }
 
@@ -141,7 +148,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
                            name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
-                           name == "allow_new_state";
+                           name == "allow_new_state" || name == "overwrite";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -171,14 +178,14 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
-    "grad_clip": 1.0, "precision": "fp32", "route": "",
+    "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
-    "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 268435456, "explain_plan": false,
+    "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
     "device": "cpu", "comm": "local", "bootstrap": "env", "nccl_exact_order": false, "nccl_check_calls": false,
-    "nccl_register_buffers": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "comm_timeout": 300.0,
-    "save": "", "save_every": 0, "keep": 0, "async_save": false, "resume": "", "resume_parts": "all",
+    "nccl_register_buffers": false, "nccl_windows": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0,
+    "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32",
     "quiet": false})");
@@ -208,7 +215,7 @@ TEST(Config, FileAndFlagsKnowTheSameFields) {
 }
 
 TEST(Config, MuonFlagsAreCheckedTogether) {
-  EXPECT_THAT(refusal({"--ns-coefficients", "best"}), HasSubstr("polar_express"));
+  EXPECT_THAT(refusal({"--optimizer", "muon", "--ns-coefficients", "best"}), HasSubstr("polar_express"));
   EXPECT_THAT(refusal({"--ns-restart", "2"}), HasSubstr("--ns-form gram"));
   EXPECT_THAT(refusal({"--ns-restart", "5", "--ns-form", "gram"}), HasSubstr("5 steps"));
   EXPECT_THAT(refusal({"--ns-restart", "3,2", "--ns-form", "gram"}), HasSubstr("increasing"));
@@ -216,10 +223,28 @@ TEST(Config, MuonFlagsAreCheckedTogether) {
   EXPECT_THAT(refusal({"--route", "fc"}), HasSubstr("REGEX=muon"));
   EXPECT_THAT(refusal({"--route", "(=muon"}), HasSubstr("--route"));
   EXPECT_THAT(refusal({"--route", "fc=sgd"}), HasSubstr("adamw or muon"));
-  EXPECT_EQ(
-      parse({"--ns-coefficients", "2,-1.5,0.5", "--ns-steps", "4", "--ns-form", "gram", "--ns-restart", "2"})
-          .ns_steps,
-      4);
+  EXPECT_EQ(parse({"--optimizer", "muon", "--ns-coefficients", "2,-1.5,0.5", "--ns-steps", "4", "--ns-form",
+                   "gram", "--ns-restart", "2"})
+                .ns_steps,
+            4);
+}
+
+TEST(Config, MuonFlagsWithoutMuonAreRefusedAndInAFileTheyMayWait) {
+  EXPECT_THAT(refusal({"--muon-mode", "owner", "--ns-steps", "4"}),
+              AllOf(HasSubstr("--muon-mode"), HasSubstr("--ns-steps"), HasSubstr("--optimizer muon")));
+  EXPECT_EQ(parse({"--optimizer", "muon", "--muon-mode", "owner"}).muon_mode, "owner");
+  EXPECT_EQ(parse({"--route", "qkv=muon;tok=adamw", "--muon-mode", "owner"}).muon_mode, "owner");
+  EXPECT_THAT(refusal({"--route", "qkv=adamw", "--muon-mode", "owner"}),
+              HasSubstr("no parameter goes to Muon"));
+  const TemporaryFolder folder;
+  const std::string file = folder.write("run.txtpb", "optimizer: \"muon\" muon_mode: \"owner\"");
+  EXPECT_EQ(parse({"--config", file, "--optimizer", "adamw"}).muon_mode, "owner");
+}
+
+TEST(Config, VersionNamesTheProgramAndWhatWasBuiltIn) {
+  const CommandLine line = parse_line({"--version"});
+  ASSERT_TRUE(line.help.has_value());
+  EXPECT_THAT(*line.help, testing::MatchesRegex("train_gpt [0-9.]+ \\(CUDA .*, NCCL .*, MPI .*\\)\n"));
 }
 
 TEST(Config, FlagsWinOverTheFileWhereverTheyStand) {
@@ -312,6 +337,9 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--weight-decay", "-1"},
                                                        {"--weight-decay", "nan"},
                                                        {"--grad-clip", "-1"},
+                                                       {"--grad-clip", "nan"},
+                                                       {"--skip-non-finite", "maybe"},
+                                                       {"--max-skipped-steps", "-1"},
                                                        {"--seed", "-1"},
                                                        {"--seed", "18446744073709551616"},
                                                        {"--precision", "fp16"},

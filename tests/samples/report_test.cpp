@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/kernels/error.h>
+#include <sherd/kernels/ops.h>
 
 #include "loss_svg.h"
 #include "metrics.h"
@@ -57,6 +58,8 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   StepResult step = result_of(1);
   step.num_zeros = 3;
   step.grad_norm = 0.75f;
+  step.skipped = true;
+  step.skipped_steps = 2;
   step.lr = 1e-3;
   step.step_ms = 12.5;
   step.optim_ms = 0.5;
@@ -76,7 +79,7 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(json::parse(lines[0])["config"]["dim"], 48);
   EXPECT_EQ(json::parse(lines[0]).size(), 1u);
   EXPECT_EQ(json::parse(lines[1]), json::parse(R"({"step": 1, "loss": 2.5, "grad_norm": 0.75, "num_zeros": 3,
-      "lr": 0.001, "tokens_per_s": 45230.0, "step_ms": 12.5, "optim_ms": 0.5,
+      "skipped": true, "skipped_steps": 2, "lr": 0.001, "tokens_per_s": 45230.0, "step_ms": 12.5, "optim_ms": 0.5,
       "comm": {"all_gather": {"calls": 9, "bytes": 4096}, "all_reduce": {"calls": 1, "bytes": 8}},
       "peak_bytes": 1099511627776, "host_syncs": 4})"));
   EXPECT_EQ(json::parse(lines[2])["eval_loss"], 2.25);
@@ -209,6 +212,40 @@ TEST(Summary, ShowsMemoryOfEveryRankBesideReplication) {
             "  rank 1                   1.50        1.00        2.00        4.50       19.00\n"
             "  if replicated            3.00        3.00        6.00       12.00\n"
             "  largest rank           50.0 %      33.3 %      33.3 %      37.5 %\n");
+}
+
+TEST(Summary, TellsWhatTheProcessHasTakenSinceItsStart) {
+  const int64_t mib = 1 << 20;
+  Summary s;
+  s.ranks = {{mib, 0, 0, 0}};
+  s.process = MemoryGrowth{.resident = 90 * mib, .at_start = 10 * mib, .ranks = 60 * mib, .heap = 12 * mib,
+                           .files = 4 * mib};
+  EXPECT_THAT(format_summary(s),
+              HasSubstr("process: 90.0 MiB resident, 10.0 at start; of the 80.0 between, ranks hold 60.0, "
+                        "malloc 12.0, programs' files 4.0, together 95 %\n"));
+}
+
+TEST(Summary, TheProcessKnowsItsMemory) {
+  const ProcessMemory before = ProcessMemory::now();
+  EXPECT_GT(before.resident, before.files);
+  EXPECT_GT(before.files, 0);
+  const auto device = sherd::make_cpu_device();
+  const int64_t held = held_by(*device);
+  const auto t = sherd::Tensor::empty(*device, {32 << 20}, sherd::DType::u8, "test");
+  sherd::ops::fill(device->compute(), t, 1);
+  device->compute().synchronize();
+  EXPECT_EQ(held_by(*device) - held, 32 << 20);
+  EXPECT_NEAR(static_cast<double>(ProcessMemory::now().resident - before.resident), 32 << 20, 3 << 20);
+}
+
+TEST(Summary, MoreThanReplicatedComesWithAReason) {
+  Summary s;
+  s.replicated = {8, 8, 16, 0};
+  s.ranks = {{12, 8, 8, 0}};
+  EXPECT_THAT(format_summary(s),
+              AllOf(HasSubstr("150.0 %"), HasSubstr("above 100 %: a rank has its own share")));
+  s.ranks = {{8, 8, 8, 0}};
+  EXPECT_THAT(format_summary(s), Not(HasSubstr("above 100 %")));
 }
 
 TEST(Summary, WithoutTrainingThereIsOnlyMemory) {

@@ -96,6 +96,10 @@ class FaultFileSystem : public sherd::FileSystem {
   std::vector<std::string> list(const std::filesystem::path& path) override;
   Kind kind(const std::filesystem::path& path) override;
   std::unique_ptr<sherd::FileLock> lock(const std::filesystem::path& path) override;
+  std::unique_ptr<sherd::FileLock> lock_existing(const std::filesystem::path& path) override {
+    check_alive("lock", path);
+    return base_.lock_existing(path);
+  }
 
  private:
   class Readable;

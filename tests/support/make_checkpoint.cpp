@@ -73,6 +73,7 @@ std::filesystem::path make_checkpoint(const std::filesystem::path& save_folder, 
     for (const WholeTensor& t : tensors) {
       local.push_back({t.name, t.section, t.dtype, t.shape, cut(rank, ranks, t.shape), {}});
       local.back().streamed = true;
+      local.back().tied = t.tied;
     }
     std::vector<PlannedFile> plan = plan_files(rank, local);
     for (PlannedFile& file : plan) {
@@ -81,7 +82,7 @@ std::filesystem::path make_checkpoint(const std::filesystem::path& save_folder, 
         const std::string bytes = bytes_of_box(tensors[e.tensor], e.box);
         writer.write(bytes.data(), static_cast<int64_t>(bytes.size()));
       }
-      file.record.block_checksums = writer.finish();
+      writer.finish_into(file);
     }
     merger.add(part_of(plan, local));
   }

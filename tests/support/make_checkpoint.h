@@ -19,11 +19,12 @@ struct WholeTensor {
   Shape shape;
   /// Of all elements, row-major.
   std::string bytes;
+  std::vector<std::string> tied = {};
 
   template <class T>
   static WholeTensor of(std::string name, Shape shape, const std::vector<T>& values,
                         Section section = Section::model) {
-    WholeTensor t{std::move(name), section, dtype_of<T>(), std::move(shape), {}};
+    WholeTensor t{std::move(name), section, dtype_of<T>(), std::move(shape), {}, {}};
     t.bytes.assign(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
     return t;
   }

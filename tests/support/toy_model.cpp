@@ -6,7 +6,7 @@ namespace sherd::test {
 
 ToyResult run_toy(const ToyRun& run) {
   ToyResult result;
-  launch(run.ranks, [&](RankContext& rank) {
+  const auto body = [&](RankContext& rank) {
     Stream& s = rank.device->compute();
     ToyModel model(run.width, run.hidden, run.blocks);
     if (run.before) run.before(model);
@@ -59,7 +59,8 @@ ToyResult run_toy(const ToyRun& run) {
       if (rank.world->rank() == 0) result.weights.push_back(whole);
     }
     if (run.at_end) run.at_end(model, rank);
-  });
+  };
+  run.launcher ? run.launcher(run.ranks, body) : launch(run.ranks, body);
   return result;
 }
 

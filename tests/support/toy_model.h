@@ -22,6 +22,12 @@ inline void launch(int ranks, const std::function<void(RankContext&)>& body) {
   test::launch(ranks, LaunchOptions{}, body);
 }
 
+/// The gradient of w where y = x w^T.
+inline void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
+  const auto [grad, beta] = w.grad_for_overwrite();
+  ops::gemm(s, grad, dy, true, x, false, 1, beta);
+}
+
 /// y = x + down(gelu(up(norm(x)))), widths chosen by the caller.
 class ToyBlock : public Module {
  public:
@@ -55,11 +61,11 @@ class ToyBlock : public Module {
     const Saved v = saved_.back();
     saved_.pop_back();
     auto like = [&](const Tensor& t) { return Tensor::empty(dev, t.shape(), t.dtype(), "activations"); };
-    if (down_.trainable()) ops::gemm(s, down_.grad(), dy, true, v.a, false, 1, 1);
+    if (down_.trainable()) weight_backward(s, down_, dy, v.a);
     const Tensor da = like(v.a);
     ops::gemm(s, da, dy, false, down_.data(), false);
     ops::gelu_backward(s, da, da, v.h);
-    if (up_.trainable()) ops::gemm(s, up_.grad(), da, true, v.n, false, 1, 1);
+    if (up_.trainable()) weight_backward(s, up_, da, v.n);
     const Tensor dn = like(v.n);
     ops::gemm(s, dn, da, false, up_.data(), false);
     const Tensor dx = like(v.x);
@@ -73,6 +79,7 @@ class ToyBlock : public Module {
     ops::add(s, dx, dx, dy);
     return dx;
   }
+  void drop_activations() override { saved_.clear(); }
 
  private:
   struct Saved {
@@ -120,7 +127,7 @@ class ToyModel : public Module {
     Device& dev = x_.device();
     Stream& s = dev.compute();
     ops::cross_entropy_backward(s, logits_, logits_, targets, loss_scale);
-    ops::gemm(s, head_.grad(), logits_, true, x_, false, 1, 1);
+    weight_backward(s, head_, logits_, x_);
     Tensor dx = Tensor::empty(dev, x_.shape(), x_.dtype(), "activations");
     ops::gemm(s, dx, logits_, false, head_.data(), false);
     for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
@@ -146,6 +153,8 @@ struct ToyRun {
   MuonOptions muon;
   /// Called on every rank before wrapping, after routing, and after every step.
   std::function<void(ToyModel&)> before, after_step;
+  /// Starts the ranks; launch() when there is none.
+  std::function<void(int, const std::function<void(RankContext&)>&)> launcher;
   /// Called on every rank at the end.
   std::function<void(ToyModel&, RankContext&)> at_end;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -102,6 +103,77 @@ TEST(Arrangement, UnitsAreLaidOutAsTheRuntimeDoes) {
     for (size_t b = 1; b < a.buffers.size(); ++b) got.push_back(a.buffers[b].buckets[0].layout.fingerprint());
     got.push_back(a.buffers[0].buckets[0].layout.fingerprint());  // the root's parameters are listed first
     EXPECT_EQ(got, prints[k]) << name_of(policies[k]);
+  }
+}
+
+// Parameters of one unit, by their full names; nothing is computed.
+struct Described : Module {
+  explicit Described(const std::vector<ParamEntry>& model) {
+    for (auto& p : model) {
+      Parameter added = param(p.name, p.shape, constant(0));
+      added.set_cut(p.optimizer == kMuon ? CutClass::row : CutClass::element);
+      if (!p.blocks.empty()) added.set_row_blocks(p.blocks);
+      if (p.tied) tie(p.name + " again", added);
+    }
+  }
+
+ protected:
+  Tensor forward(const Tensor& x) override { return x; }
+  Tensor backward(const Tensor&) override { return {}; }
+};
+
+std::vector<std::vector<ParamEntry>> models_of_all_kinds() {
+  const auto root = [](std::vector<ParamEntry> model) {
+    for (auto& p : model) {
+      p.unit = "root";
+      p.dtype = DType::f32;
+    }
+    return model;
+  };
+  const auto e = [](const char* name, Shape shape, Algorithm a, std::vector<int64_t> blocks = {}) {
+    return entry(name, std::move(shape), a, "root", std::move(blocks));
+  };
+  return {
+      root(transformer(3, 16, 48, 64)),
+      root({e("embed", {64, 16}, kAdamW), e("0.qkv", {32, 16}, kMuon, {16, 8, 8}), e("0.o", {16, 16}, kMuon),
+            e("1.qkv", {32, 16}, kMuon, {16, 8, 8}), e("1.o", {16, 16}, kMuon), e("1.mlp", {64, 16}, kMuon)}),
+      // By elements, the stack without blocks would be the cheaper of the two stacks.
+      root({e("router", {4, 16}, kAdamW), e("experts.fc", {4, 24, 16}, kMuon),
+            e("experts.bias", {4, 24}, kAdamW), e("experts.gate_up", {4, 48, 16}, kMuon, {24, 24}),
+            e("experts.out", {4, 16, 24}, kMuon), e("q", {16, 16}, kMuon), e("dense", {40, 16}, kMuon)}),
+      root({e("conv", {16, 8, 3}, kAdamW), e("conv2", {8, 4, 3, 3}, kAdamW), e("fc", {10, 16}, kMuon),
+            e("proj", {9, 8}, kMuon), e("empty", {0, 8}, kMuon)}),
+  };
+}
+
+TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
+  for (const auto& model : models_of_all_kinds()) {
+    for (const char* policy : {"ragged", "even_rows", "whole_param", "whole_param:ping_pong"}) {
+      SCOPED_TRACE(model.front().name + " " + policy);
+      const Arrangement a = arrange(model, 3, policy);
+      std::map<std::string, const ShardLayout*> planned;
+      for (size_t i = 0; i < model.size(); ++i) planned[model[i].name] = &a.bucket_of(a.places[i]).layout;
+      sherd::test::launch(3, [&](RankContext& rank) {
+        Described described(model);
+        const LayoutChoice choice = parse_layout(policy);
+        fully_shard(described, DeviceMesh(rank.world, {{"shard", 3}}),
+                    {.layout = choice.policy, .packing = choice.packing});
+        if (rank.world->rank() != 0) return;
+        for (ParamGroup* g : runtime_of(described).groups()) {
+          const ShardLayout& ran = g->layout();
+          const ShardLayout& plan = *planned.at(ran.params().front().name);
+          EXPECT_EQ(plan.slice(), ran.slice());
+          EXPECT_EQ(plan.rank_cost(), ran.rank_cost());
+          ASSERT_EQ(plan.params().size(), ran.params().size());
+          for (int p = 0; p < static_cast<int>(ran.params().size()); ++p) {
+            SCOPED_TRACE(ran.params()[p].name);
+            EXPECT_EQ(packing_cost(plan.params()[p]), packing_cost(ran.params()[p]));
+            EXPECT_EQ(plan.full_range(p).begin.value, ran.full_range(p).begin.value);
+            for (int r = 0; r < 3; ++r) EXPECT_EQ(plan.piece(p, r).size(), ran.piece(p, r).size());
+          }
+        }
+      });
+    }
   }
 }
 

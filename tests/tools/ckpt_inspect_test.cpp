@@ -17,6 +17,15 @@ using ::testing::StartsWith;
 
 using CkptInspect = Ckpt;
 
+TEST_F(CkptInspect, TiedNamesAreShown) {
+  auto whole = tensors();
+  whole[0].tied = {"head.tied.weight"};
+  const std::string path = make("run", 2, 40, test::cut_rows, whole);
+  EXPECT_THAT(ckpt("inspect " + path).out, ::testing::HasSubstr("  head.tied.weight = tok.weight (tied)\n"));
+  const auto j = nlohmann::json::parse(ckpt("inspect --json " + path).out);
+  EXPECT_EQ(j.at("tensors")[0].at("tied"), nlohmann::json::array({"head.tied.weight"}));
+}
+
 TEST_F(CkptInspect, JsonHoldsEverything) {
   const std::string path = make("run", 3);
   const Finished f = ckpt("inspect --json " + path);

@@ -1,4 +1,7 @@
 // `sherd ckpt verify`: what is damaged is named.
+#include <cstring>
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
@@ -49,6 +52,58 @@ TEST_F(CkptVerify, AFlippedByteIsNamedByFileTensorAndRange) {
   EXPECT_THAT(f.err,
               AllOf(StartsWith("sherd ckpt verify: 1 of 1 checkpoint damaged; "), HasSubstr("resume from")));
   EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1) << f.err;
+}
+
+TEST_F(CkptVerify, WeightsThatAreNotFiniteAreSoundAsAFileAndAFailure) {
+  auto whole = tensors();
+  const float wild[] = {std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  const auto spoil = [&](const std::string& name, size_t element) {
+    for (auto& t : whole)
+      if (t.name == name) std::memcpy(t.bytes.data() + element * sizeof(float), wild, sizeof wild);
+  };
+  spoil("optim.state.tok.weight.exp_avg", 3);
+  const std::string state = make("state", 3, 40, test::cut_rows, whole);
+  const Finished only_state = ckpt("verify " + state);
+  EXPECT_EQ(only_state.exit_code, 0) << only_state.err;
+  EXPECT_THAT(only_state.out, HasSubstr("but 2 values of 1 tensor are not finite"));
+
+  spoil("blocks.0.qkv.weight", 3 * 4 + 2);  // the last column of one row, the first of the next
+  const std::string path = make("run", 3, 40, test::cut_rows, whole);
+  const Finished f = ckpt("verify " + path);
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.out,
+              AllOf(HasSubstr(path + ": sound as a file (step 40; "),
+                    HasSubstr("but 4 values of 2 tensors are not finite:\n"),
+                    HasSubstr("  blocks.0.qkv.weight [11, 3]: 2 of 33 values, the first at [4, 2]\n")));
+  EXPECT_THAT(f.err, AllOf(HasSubstr("1 of 1 checkpoint: weights are not finite"), HasSubstr("earlier one")));
+
+  const Finished seen = ckpt("inspect " + path);
+  EXPECT_EQ(seen.exit_code, 0);
+  EXPECT_THAT(seen.out, AllOf(HasSubstr("not finite: 4 values of 2 tensors"),
+                              HasSubstr("blocks.0.qkv.weight [11, 3]: 2 of 33 values, the first at [4, 2]")));
+  for (const json& t : json::parse(ckpt("inspect --json " + path).out).at("tensors")) {
+    const bool bad = t.at("name") == "blocks.0.qkv.weight";
+    if (bad) {
+      EXPECT_EQ(t.at("not_finite"), json::parse(R"({"values": 2, "first": [4, 2]})"));
+    } else if (t.at("section") == "model") {
+      EXPECT_EQ(t.at("not_finite"), json::parse(R"({"values": 0, "first": null})"));
+    }
+  }
+  const Finished resharded = ckpt("reshard --world 2 " + path + " " + (folder_ / "two"));
+  EXPECT_EQ(resharded.exit_code, 0) << resharded.err;
+  EXPECT_THAT(ckpt("inspect " + (folder_ / "two")).out, HasSubstr("not finite: 4 values of 2 tensors"));
+}
+
+TEST_F(CkptVerify, PruningKeepsTheNewestThatAreFinite) {
+  auto wild = tensors();
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::memcpy(wild[0].bytes.data(), &nan, sizeof nan);
+  for (const int64_t step : {1, 2}) make("run", 1, step);
+  for (const int64_t step : {3, 4}) make("run", 1, step, test::cut_rows, wild);
+  const Finished f = ckpt("prune --keep 1 " + (folder_ / "run"));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, AllOf(HasSubstr("step_00000001"), HasSubstr("step_00000003"),
+                           HasSubstr("2 removed, 2 checkpoints kept")));
 }
 
 TEST_F(CkptVerify, EveryOtherKindOfDamage) {

@@ -1,0 +1,138 @@
+#include "soak.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/launcher.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/kernels/random.h>
+#include <sherd/optim/clip.h>
+#include <sherd/optim/optimizer.h>
+
+#include "model.h"
+#include "process_memory.h"
+
+namespace sherd_bench {
+namespace {
+
+using namespace sherd;
+using train_gpt::Gpt;
+using train_gpt::MemoryGrowth;
+using train_gpt::ProcessMemory;
+
+/// What is judged, as rank 0 sees it.
+struct Figures {
+  int64_t settled = 0, end = 0;  // resident bytes
+  MemoryGrowth growth;
+  int64_t peak_work = 0, waits = 0;
+  double loss = 0;
+};
+
+uint32_t word(uint64_t seed, uint64_t index) {
+  return philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
+                    {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)})[0];
+}
+
+Tensor tokens(Device& device, uint64_t seed, int64_t batch, int64_t seq) {
+  std::vector<int32_t> values(static_cast<size_t>(batch * seq));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(word(seed, i) % 97);
+  const Tensor t = Tensor::empty(device, {batch, seq}, DType::i32, "activations");
+  ops::copy_from_host(device.compute(), t, values.data(), t.nbytes());
+  return t;
+}
+
+void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMemory& start,
+           Figures& figures) {
+  const DeviceMesh mesh(rank.world, {{"shard", soak.ranks}});
+  const int parts = experts > 0 && soak.ranks % 2 == 0 ? 2 : 1;
+  const DeviceMesh expert_mesh(rank.world, {{"expert_shard", soak.ranks / parts}, {"expert", parts}});
+  const train_gpt::MoeShape mixture{experts, 2, 0.01f};
+  Gpt model({.dim = soak.dim, .layers = soak.layers, .heads = 4, .seq = soak.seq, .moe = mixture}, {},
+            experts > 0 ? train_gpt::ExpertParallel::of(expert_mesh) : train_gpt::ExpertParallel{});
+  const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+  for (size_t i = 0; i < model.blocks(); ++i) {
+    if (train_gpt::MoeMlp* moe = model.block(i).moe()) {
+      FullyShardOptions options;
+      options.shard_dim = "expert_shard";
+      options.gradient_ranks = soak.ranks;
+      fully_shard(moe->experts(), expert_mesh, options);
+    }
+    fully_shard(model.block(i), mesh);
+  }
+  fully_shard(model, mesh);
+  Optimizer optimizer(model, routing, {});
+  Stream& s = rank.device->compute();
+  const Tensor sum = Tensor::empty(*rank.device, {1}, DType::f64, "metrics");
+  for (int step = 1; step <= soak.steps; ++step) {
+    // The same on all ranks: batches of 1 to 6 sequences, of a quarter to the whole length.
+    const auto n = static_cast<uint64_t>(step);
+    const int64_t batch = 1 + word(1, n) % 6;
+    const int64_t seq = soak.seq / 4 + word(2, n) % static_cast<uint32_t>(soak.seq - soak.seq / 4 + 1);
+    const uint64_t seed = n * 64 + static_cast<uint64_t>(rank.world->rank());
+    const Tensor inputs = tokens(*rank.device, seed, batch, seq);
+    model.set_targets(inputs);
+    model.set_loss_scale(1.0f / static_cast<float>(batch * seq));
+    ops::fill(s, sum, 0);
+    ops::accumulate_sum(s, sum, model(inputs));
+    model.run_backward({});
+    clip_grad_norm(model, 1.0);
+    optimizer.step(1e-3);
+    const bool first = rank.world->rank() == 0;
+    if (step != soak.settled && step % 500 != 0) continue;
+    // Compared where nothing is under way on any rank, as at the end.
+    rank.world->barrier(s);
+    s.synchronize();
+    const int64_t resident = ProcessMemory::now().resident;
+    if (first && step == soak.settled) figures.settled = resident;
+    if (first)
+      fmt::print("  step {:>5}: {:.1f} MiB resident\n", step, static_cast<double>(resident) / (1 << 20));
+  }
+  double loss = 0;
+  ops::copy_to_host(s, &loss, sum);
+  const MemoryGrowth growth = train_gpt::memory_growth(start, *rank.world);
+  if (rank.world->rank() != 0) return;
+  figures.end = growth.resident;
+  figures.growth = growth;
+  figures.peak_work = rank.device->run_ahead().peak_work();
+  figures.waits = rank.device->run_ahead().waits();
+  figures.loss = loss;
+}
+
+bool judge(const Soak& soak, const Figures& f) {
+  const double grown = 100.0 * (static_cast<double>(f.end) / static_cast<double>(f.settled) - 1);
+  const double unexplained =
+      100.0 * std::abs(static_cast<double>(f.growth.grown() - f.growth.explained())) /
+      static_cast<double>(f.growth.grown());
+  fmt::print("  {}", format_growth(f.growth));
+  const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  fmt::print("  resident after {} steps {:.1f} MiB, after {} {:.1f} MiB: {:+.1f} % (at most {})\n",
+             soak.settled, mib(f.settled), soak.steps, mib(f.end), grown, soak.growth);
+  fmt::print("  without an account {:.1f} % (at most {}); queued at most {} of {}, waited {} times\n",
+             unexplained, soak.unexplained, f.peak_work, soak.max_queued, f.waits);
+  return grown <= soak.growth && unexplained <= soak.unexplained && f.peak_work <= soak.max_queued;
+}
+
+}  // namespace
+
+bool run_soak(const Soak& soak) {
+  bool good = true;
+  const ProcessMemory start = ProcessMemory::now();
+  for (const int64_t experts : {0, 4}) {
+    fmt::print("{} steps of {} ranks, {}\n", soak.steps, soak.ranks, experts ? "4 experts" : "dense");
+    LaunchOptions options;
+    options.threads_per_rank = 1;
+    options.max_queued_work = soak.max_queued;
+    Figures figures;
+    launch(soak.ranks, options, [&](RankContext& rank) { train(rank, soak, experts, start, figures); });
+    const bool held = judge(soak, figures);
+    fmt::print("  {}\n", held ? "good" : "NOT good");
+    good = good && held;
+  }
+  return good;
+}
+
+}  // namespace sherd_bench

@@ -1,0 +1,22 @@
+// Counts values that are infinite or no number.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/dtype.h>
+
+namespace sherd {
+
+/// Elements of a sequence that are infinite or NaN.
+struct NotFinite {
+  int64_t count = 0;
+  /// Of the first one, in the sequence; 0 when there is none.
+  int64_t first = 0;
+  bool operator==(const NotFinite&) const = default;
+};
+
+/// Adds the `count` elements at `data` (host memory, of any alignment), which are elements [at, at + count)
+/// of the sequence. Integers are always finite.
+void count_not_finite(DType dtype, const void* data, int64_t count, int64_t at, NotFinite& into);
+
+}  // namespace sherd

@@ -1,0 +1,53 @@
+// Which ranks of a group may still come to a call: all, until their body has ended and nothing of theirs is queued.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <sherd/comm/local/abort_domain.h>
+
+namespace sherd::local {
+
+/// Thread-safe. Counts what each rank has queued on the group's communicator, on whatever stream, so that nobody
+/// needs to know a rank's streams to tell when it is done.
+class Presence {
+ public:
+  /// All outlive it.
+  Presence(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks);
+
+  /// One queued call. What goes without run() was dropped, by a stream that failed: its rank is about to say
+  /// so, and counts as one that may still come.
+  class Queued {
+   public:
+    Queued(std::shared_ptr<Presence> presence, int rank);
+    ~Queued();
+    Queued(const Queued&) = delete;
+    Queued& operator=(const Queued&) = delete;
+    /// It runs, or was never queued.
+    void run() { ran_ = true; }
+
+   private:
+    const std::shared_ptr<Presence> presence_;
+    const int rank_;
+    const uint64_t epoch_;
+    bool ran_ = false;
+  };
+
+  /// With the wait point's mutex held.
+  bool gone(int rank);
+
+ private:
+  uint64_t add(int rank);
+  void remove(int rank, uint64_t epoch);
+  /// What was dropped before a recovery is of no account after it.
+  void begin_anew();
+
+  AbortDomain& domain_;
+  WaitPoint& point_;
+  const std::vector<int>& world_ranks_;
+  std::vector<int64_t> queued_;  // by rank; these under point_'s mutex
+  uint64_t epoch_ = 0;
+};
+
+}  // namespace sherd::local

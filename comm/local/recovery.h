@@ -1,0 +1,38 @@
+// Where the ranks of a launch meet after a failure, to go on.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/local/abort_domain.h>
+
+namespace sherd::local {
+
+/// Thread-safe. Waits in spite of the abort that it is to end.
+class Recovery {
+ public:
+  /// `ranks`: of the launch.
+  Recovery(std::shared_ptr<AbortDomain> domain, int ranks);
+
+  /// On a rank of which nothing is queued or runs any more. The last to come ends the failure; all return then.
+  /// `obstacle`: why this rank cannot go on, or "".
+  /// @throws CommError on all that have come, and on those that still come: at once when a rank has left, after
+  /// `timeout`, naming who did not come; NotSupported with the obstacle.
+  void meet(int world_rank, const std::string& obstacle, std::chrono::milliseconds timeout);
+
+ private:
+  /// Ranks that have not come, those alone that have left if `left`.
+  std::vector<int> missing(bool left) const;
+  void give_up(std::string reason);
+  [[noreturn]] void raise(int world_rank) const;
+
+  const std::shared_ptr<AbortDomain> domain_;
+  const std::shared_ptr<WaitPoint> point_;
+  std::vector<bool> here_;
+  uint64_t meetings_ = 0;
+  bool impossible_ = false;  // for an obstacle
+  std::string given_up_;     // why, once it is
+};
+
+}  // namespace sherd::local

@@ -1,0 +1,111 @@
+#include <sherd/comm/nccl/window_buffers.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <sherd/kernels/random.h>
+
+namespace sherd::nccl {
+namespace {
+
+constexpr std::string_view kNone = "no block: ";
+
+}  // namespace
+
+WindowBuffers::WindowBuffers(std::vector<Tensor> tensors, std::shared_ptr<WindowBlock> block, std::string why,
+                             FindGroup find)
+    : BufferSet(std::move(tensors)), block_(std::move(block)), find_(std::move(find)), why_(std::move(why)) {}
+
+WindowBuffers::~WindowBuffers() {
+  if (!block_) return;
+  for (const auto& group : shared_)
+    try {
+      group->on_device([&] { group->handle.close_window(*block_); });
+    } catch (const std::exception&) {  // of a launch that has failed, whose end closes it
+    }
+}
+
+std::string WindowBuffers::layout() const {
+  if (!block_) return std::string(kNone) + why_;
+  uint64_t digest = 0;
+  for (const Tensor& t : tensors())
+    digest = hash64(digest, fmt::format("{}", static_cast<const char*>(t.raw()) -
+                                                  static_cast<const char*>(block_->data())));
+  return fmt::format("{} bytes, cut as {:016x}", block_->bytes(), digest);
+}
+
+void WindowBuffers::share(Communicator& comm) {
+  if (comm.size() == 1) return;
+  auto group = find_(comm);
+  if (!group)
+    throw InvalidArgument(
+        fmt::format("share() on rank {}: the communicator is not of the NCCL world that made the buffers; "
+                    "share with its splits and clones",
+                    comm.world_rank()));
+  const auto same = [&](const auto& other) { return &other->handle == &group->handle; };
+  if (std::any_of(shared_.begin(), shared_.end(), same)) return;
+  shared_.push_back(group);
+
+  Session& session = *group->session;
+  const std::string where = fmt::format("making a window of {} bytes (--nccl-windows) on rank {}",
+                                        block_ ? block_->bytes() : 0, session.world_rank());
+  const Deadline deadline(group->timeout);
+  const int64_t number = group->handle.next_window();
+  const auto prefix = [&](int64_t n) { return fmt::format("{}/window/{}", group->name, n); };
+  const auto layouts = session.collect(prefix(number), static_cast<size_t>(group->rank), layout(),
+                                       group->world_ranks, where, deadline);
+  session.store().erase(fmt::format("{}/{}", prefix(number - 1), group->rank));
+  const auto without = [&](std::string why) {
+    ++without_;
+    if (why_.empty()) why_ = std::move(why);
+  };
+  for (size_t r = 0; r < layouts.size(); ++r) {
+    if (layouts[r].starts_with(kNone))
+      return without(fmt::format("rank {}: {}", group->world_ranks[r], layouts[r].substr(kNone.size())));
+    if (layouts[r] != layouts.front())
+      return without(fmt::format("the buffers of ranks {} and {} are of different sizes",
+                                 group->world_ranks.front(), group->world_ranks[r]));
+  }
+  bool opened = false;
+  group->on_device([&] { opened = group->handle.open_window(block_, where, deadline); });
+  if (!opened) return without("NCCL makes none between these GPUs, or NCCL_WIN_ENABLE is 0");
+  ++windows_;
+}
+
+std::string WindowBuffers::describe() const {
+  if (!block_)
+    return fmt::format("units' buffers: no symmetric windows, as {}; memory as without --nccl-windows", why_);
+  std::string text =
+      fmt::format("units' buffers: {:.1f} MiB of NCCL's, in symmetric windows of {} communicator{}",
+                  static_cast<double>(block_->bytes()) / (1 << 20), windows_, windows_ == 1 ? "" : "s");
+  if (without_ > 0) text += fmt::format("; none for {}: {}", without_, why_);
+  return text;
+}
+
+std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& device,
+                                               std::span<const BufferSpec> specs, const WindowGroup& world,
+                                               FindGroup find) {
+  std::string why = why_no_windows(api);
+  std::vector<Tensor> tensors;
+  if (!why.empty()) {
+    for (const BufferSpec& s : specs) tensors.push_back(Tensor::empty(device, {s.elements}, s.dtype, s.name));
+    return std::make_unique<WindowBuffers>(std::move(tensors), nullptr, std::move(why), std::move(find));
+  }
+  if (specs.empty()) return std::make_unique<BufferSet>(std::vector<Tensor>());
+  int64_t bytes = 0;
+  for (const BufferSpec& s : specs) bytes += Allocator::rounded(s.elements * size_of(s.dtype));
+  const auto block = std::make_shared<WindowBlock>(api, bytes);
+  const int64_t rest = block->bytes() - bytes;
+  world.on_device([&] {
+    for (const BufferSpec& s : specs)
+      tensors.push_back(Tensor::from(block, device, {s.elements}, s.dtype, s.name));
+    // What is left of it is held, too.
+    if (rest > 0) tensors.push_back(Tensor::from(block, device, {rest}, DType::u8, "window granularity"));
+  });
+  return std::make_unique<WindowBuffers>(std::move(tensors), block, "", std::move(find));
+}
+
+}  // namespace sherd::nccl

@@ -1,0 +1,56 @@
+// Communicator::make_buffers() with windows. Private to comm/nccl.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/buffers.h>
+#include <sherd/comm/nccl/handle.h>
+#include <sherd/comm/nccl/windows.h>
+
+namespace sherd::nccl {
+
+/// The communicator as windows need it.
+struct WindowGroup {
+  std::shared_ptr<Session> session;
+  Handle& handle;
+  std::string name;
+  std::vector<int> world_ranks;
+  int rank;
+  std::chrono::milliseconds timeout;
+  /// Runs work where the GPU is current, and waits for it.
+  std::function<void(const std::function<void()>&)> on_device;
+};
+/// That of a communicator, nothing for one of another backend.
+using FindGroup = std::function<std::shared_ptr<const WindowGroup>(Communicator&)>;
+
+class WindowBuffers final : public BufferSet {
+ public:
+  /// `block` null: the buffers are of the device's own memory, because of `why`.
+  WindowBuffers(std::vector<Tensor> tensors, std::shared_ptr<WindowBlock> block, std::string why,
+                FindGroup find);
+  ~WindowBuffers() override;
+
+  void share(Communicator& comm) override;
+  std::string describe() const override;
+
+ private:
+  /// What must be equal on all ranks of a window: where each buffer lies in the block.
+  std::string layout() const;
+
+  const std::shared_ptr<WindowBlock> block_;
+  const FindGroup find_;
+  std::vector<std::shared_ptr<const WindowGroup>> shared_;  // with or without a window
+  int windows_ = 0, without_ = 0;
+  std::string why_;  // the first reason for a buffer without a window
+};
+
+/// The buffers of `specs`, in one block of NCCL's where it has windows.
+std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& device,
+                                               std::span<const BufferSpec> specs, const WindowGroup& world,
+                                               FindGroup find);
+
+}  // namespace sherd::nccl

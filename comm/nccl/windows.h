@@ -1,0 +1,41 @@
+// NCCL's own memory for buffers that communicators know as symmetric windows. Private to comm/nccl.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <sherd/comm/nccl/api.h>
+#include <sherd/kernels/allocator.h>
+
+namespace sherd::nccl {
+
+/// One block of ncclMemAlloc's, out of which buffers are cut one after the other: blocks are coarse (2 MiB, or
+/// hundreds of them where GPUs share memory by multicast), and so each communicator has one window to make.
+/// NCCL has it back when nobody holds this any more.
+class WindowBlock final : public MemorySource {
+ public:
+  /// `bytes`: of all buffers that will be asked for, each rounded as Allocator does; rounded up further to the
+  /// granularity that every block of NCCL's has.
+  WindowBlock(const NcclApi& api, int64_t bytes);
+  ~WindowBlock() override;
+
+  /// The first call makes the block: where the GPU is current.
+  void* allocate(int64_t bytes) override;
+  void release(void*, int64_t) noexcept override {}
+  std::string owner() const override { return "NCCL (ncclMemAlloc, on the GPU)"; }
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const NcclApi& api_;
+  const int64_t bytes_;
+  char* data_ = nullptr;
+  int64_t used_ = 0;
+};
+
+/// Why the library that runs has no symmetric windows; "" when it has them.
+std::string why_no_windows(const NcclApi& api);
+
+}  // namespace sherd::nccl

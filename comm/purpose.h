@@ -1,0 +1,36 @@
+// What a collective serves, as part of its identity.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+/// A short phrase such as "the weights of unit 'blocks.0'", equal on all ranks of a call; none by default. A cheap
+/// handle: made once, copied with each call.
+class Purpose {
+ public:
+  Purpose() = default;
+  /// `in_digest`: whether calls that serve it enter Communicator::digest(). Not where ranks that behave alike make
+  /// different numbers of them, as each owner of matrices does among its tensor-parallel peers.
+  explicit Purpose(std::string text, bool in_digest = true);
+
+  /// "" when there is none.
+  std::string_view text() const { return what_ ? std::string_view(what_->text) : std::string_view(); }
+  /// Of the text; 0 when there is none.
+  uint64_t hash() const { return what_ ? what_->hash : 0; }
+  bool in_digest() const { return what_ && what_->in_digest; }
+  explicit operator bool() const { return what_ != nullptr; }
+
+ private:
+  struct What {
+    std::string text;
+    uint64_t hash;
+    bool in_digest;
+  };
+  std::shared_ptr<const What> what_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,18 @@
+// Whether all ranks have wrapped the same model.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <sherd/comm/communicator.h>
+#include <sherd/fsdp/group.h>
+
+namespace sherd {
+
+/// @throws ShapeMismatch on every rank, "<otherwise>: rank 1 (...) differs from the others (...) in the initial
+/// values of parameter 'head.weight'", unless the groups are alike in all their traits. Collective; queues on
+/// `stream` and blocks the host.
+void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGroup*>& groups,
+                 const std::string& otherwise);
+
+}  // namespace sherd

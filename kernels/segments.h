@@ -1,0 +1,40 @@
+// Pieces of parameters that the passes of an optimizer step go over. A pass takes a list of them, so that a
+// model of many small parameters costs few launches. Plain pointers; results for an element depend on that
+// element alone, wherever it lies in its segment.
+#pragma once
+
+#include <cstdint>
+
+namespace sherd {
+
+/// A piece of an AdamW pass.
+struct AdamWSegment {
+  float* w = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  const float* g = nullptr;
+  /// Receives w, rounded once to the pass's dtype of copies; may be null.
+  void* copy = nullptr;
+  int64_t count = 0;
+  double weight_decay = 0;
+  /// Which of the pass's bias corrections is its.
+  int64_t bias = 0;
+};
+
+/// A piece whose squares are summed.
+struct SquaresSegment {
+  const float* x = nullptr;
+  int64_t count = 0;
+  /// ExactSum::kWords words that sum, zeros and non-finite elements are added to; null: none of it.
+  int64_t* sum = nullptr;
+  /// The number of non-finite elements is added here as well; may be null.
+  int64_t* non_finite = nullptr;
+};
+
+/// A piece that is multiplied.
+struct ScaleSegment {
+  float* x = nullptr;
+  int64_t count = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,41 @@
+// A parameter's name, taken apart into the words that people put together.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd {
+
+/// One part of a name between dots.
+struct NamePart {
+  std::string text;                // as written
+  std::vector<std::string> words;  // in lower case, e.g. {"layer", "norm"} of "LayerNorm", {"conv", "1", "d"}
+
+  bool is_number() const;
+  /// A place in a list: "3", "layer_0", "block12", but not "norm1".
+  bool is_listed() const;
+  bool has(std::string_view word) const;
+};
+
+/// Parts at dots; words at everything that is no letter or digit, between letters and digits, and where small
+/// letters turn into capitals ("SelfAttention", "adaLN", "LMHead").
+std::vector<NamePart> parts_of(std::string_view name);
+
+/// What a parameter is called after: its module, where the last part only says which of the module's
+/// parameters it is ("fc.weight": {"fc"}, "mlp.0.weight": {"mlp"}), else itself ("pos_embed").
+struct NamedPlace {
+  std::vector<NamePart> above;  // outermost first
+  NamePart owner;               // empty for a parameter called "weight" alone
+  NamePart leaf;                // the last part
+  std::string prefix;           // the owner's siblings in the model begin with this ("", "blocks.0.mlp.")
+
+  /// The leaf is the parameter's own name ("A_log"), not "weight" or the like.
+  bool bare = false;
+  /// Below a place in a list, as the layers of a model are.
+  bool numbered() const;
+};
+
+NamedPlace place_of(std::string_view name);
+
+}  // namespace sherd

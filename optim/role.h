@@ -1,0 +1,47 @@
+// What a parameter is for, guessed from its name and its shape, with the evidence.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/shape.h>
+
+namespace sherd {
+
+enum class Role {
+  hidden,       // a matrix (or a stack of them) between activations
+  embedding,    // a table of vectors: tokens, positions, patches, relative positions
+  head,         // the last projection, to the vocabulary or to classes
+  norm,         // of a normalisation
+  bias,         // added to activations
+  router,       // scores of experts
+  conv,         // a convolution's kernel
+  state_space,  // A_log, D and dt_bias of a state-space layer
+  vector,       // neither a matrix nor a stack of matrices
+};
+const char* name_of(Role role);
+
+struct RoleQuestion {
+  std::string name;
+  /// Of the whole parameter, all tensor- and expert-parallel pieces together.
+  Shape shape;
+  /// Somebody said that its last two dimensions are matrices, by giving it row blocks.
+  bool matrices = false;
+  /// What it would be called in the further modules that hold it (tied).
+  std::vector<std::string> tied = {};
+};
+
+struct RoleGuess {
+  Role role = Role::hidden;
+  /// For people, e.g. "embedding: word 'emb' in 'token_emb'".
+  std::string evidence;
+  /// The name also fits a hidden matrix (or fits none): `role` is the one with which nothing is lost but
+  /// speed.
+  bool ambiguous = false;
+};
+
+/// One guess for each parameter of a model. All of them are needed at once: siblings tell a router from a
+/// gated layer's gate, and embeddings tell how large the vocabulary is. Pure.
+std::vector<RoleGuess> guess_roles(const std::vector<RoleQuestion>& model);
+
+}  // namespace sherd

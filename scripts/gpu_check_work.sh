@@ -1,0 +1,279 @@
+#!/usr/bin/env bash
+# Part of gpu_check.sh: what the steps do. Runs the function that is named; here, work, bin, bench, data and device come
+# from gpu_check.sh. Lines "figure: ..." go to the summary, exit code 77 is a SKIP; what is in $work/logs is archived.
+# shellcheck disable=SC2086,SC2154
+set -uo pipefail
+
+skip() { echo "figure: $*"; exit 77; }
+
+# A run of train_gpt: run NAME FLAGS... writes metrics to logs/NAME.jsonl.
+run() {
+  local name=$1
+  shift
+  "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet "$@"
+}
+small="--dim 128 --layers 4 --heads 4 --seq 128 --batch 16 --steps 20"
+
+# Every value of a metric in a run: values NAME FIELD; and their median: median NAME FIELD.
+values() { grep -oE "\"$2\": [0-9.e+-]+" "$work/logs/$1.jsonl" | cut -d' ' -f2; }
+median() { values "$1" "$2" | sort -g | awk '{v[NR] = $1} END {print v[int((NR + 1) / 2)]}'; }
+
+# same NAME NAME TOLERANCE: the losses of two runs, step by step, relative.
+same() {
+  paste <(values "$1" loss) <(values "$2" loss) | awk -v tolerance="$3" -v a="$1" -v b="$2" '
+    NF != 2 { print "one of " a " and " b " has fewer steps"; bad = 1; exit }
+    { d = $1 - $2; if (d < 0) d = -d; d /= $2; if (d > worst) worst = d; ++n }
+    END {
+      printf "figure: losses of %s and %s: at most %.2g apart in %d steps (allowed %g)\n", a, b, worst, n, tolerance
+      exit bad || n == 0 || worst > tolerance
+    }'
+}
+
+# ---- tests
+
+kernel_tests() {
+  local program found=0 failed=0
+  for program in "$bin"/test_cuda*; do
+    [[ -x $program && $program != *cuda_host* ]] || continue
+    found=1
+    gtest "$program" || failed=1
+  done
+  [ $found = 1 ] || skip "there are no CUDA test programs in $bin"
+  return $failed
+}
+
+# Suites that find no GPU skip every test: that is no success.
+gtest() {
+  local log
+  log=$work/logs/$(basename "$1").gtest
+  "$1" --gtest_brief=1 2>&1 | tee "$log"
+  local code=${PIPESTATUS[0]}
+  grep -q '^\[  SKIPPED \] every test' "$log" && { echo "figure: no GPU, nothing ran"; return 1; }
+  echo "figure: $(grep -hE '^\[  (PASSED|SKIPPED|FAILED) +\] [0-9]+ tests?' "$log" | sed 's/^\[ *\([A-Z]*\) *\]/\1/' | paste -sd' ')"
+  [ "$code" = 0 ] && ! grep -qE '^\[  PASSED  \] 0 tests' "$log"
+}
+
+# Losses in fp32 differ by the order of sums alone.
+parity_cpu_cuda() {
+  local optimizer
+  for optimizer in adamw muon; do
+    run "cpu_$optimizer" $small --optimizer $optimizer &&
+      run "${device}_$optimizer" $small --optimizer $optimizer --device "$device" &&
+      same "${device}_$optimizer" "cpu_$optimizer" 1e-4 || return
+  done
+}
+
+# On equal ranks every strategy gives the same bits.
+strategies_bits() {
+  local strategy
+  for strategy in zero0 zero1 zero2 zero3; do
+    run "bits_$strategy" $small --optimizer muon --device "$device" --ranks 4 --strategy $strategy --save "$work/bits_$strategy" || return
+    [ $strategy = zero0 ] || "$bin/sherd" ckpt diff "$work/bits_zero0" "$work/bits_$strategy" || return
+  done
+  echo "figure: zero0 to zero3 on 4 ranks: weights and states bit-identical"
+}
+
+runs_repeat() {
+  local turn
+  for turn in 1 2; do
+    run turn_$turn $small --optimizer muon --device "$device" --ranks 4 --strategy zero3 --save "$work/turn_$turn" || return
+  done
+  "$bin/sherd" ckpt diff "$work/turn_1" "$work/turn_2" &&
+    echo "figure: the same run twice: bit-identical"
+}
+
+# A checkpoint goes from the GPU to the CPU and back, unchanged; training goes on from it on either alike.
+checkpoint_crossing() {
+  local ten="$small --optimizer muon --stop-at 10"
+  run cross_a $ten --device "$device" --ranks 2 --save "$work/cross_a" &&
+    run cross_b $ten --device cpu --ranks 4 --resume "$work/cross_a" --save "$work/cross_b" &&
+    "$bin/sherd" ckpt diff "$work/cross_a" "$work/cross_b" &&
+    run cross_c $ten --device "$device" --ranks 1 --resume "$work/cross_b" --save "$work/cross_c" &&
+    "$bin/sherd" ckpt diff "$work/cross_a" "$work/cross_c" &&
+    run cross_gpu $small --optimizer muon --device "$device" --ranks 2 --resume "$work/cross_b" &&
+    run cross_cpu $small --optimizer muon --device cpu --ranks 2 --resume "$work/cross_a" &&
+    same cross_gpu cross_cpu 1e-4 &&
+    echo "figure: checkpoints cuda -> cpu -> cuda: bit-identical"
+}
+
+# ---- NCCL
+
+needs_gpu() { [ "$device" = cuda ] || skip "NCCL is for GPUs"; }
+
+nccl_one_rank() {
+  needs_gpu
+  run local1 $small --optimizer muon --device "$device" &&
+    run nccl1 $small --optimizer muon --device "$device" --comm nccl && same nccl1 local1 1e-5
+}
+
+port=$((29500 + RANDOM % 2000))
+# processes COUNT NAME FLAGS...: one process a rank, all on one GPU, their pids in `pids`, what they say in NAME.rankR.
+# NCCL takes two ranks on one GPU for a mistake unless it believes them on different hosts; it then talks over sockets.
+processes() {
+  local count=$1 name=$2 r
+  shift 2
+  pids=() port=$((port + 10))
+  for ((r = 0; r < count; ++r)); do
+    RANK=$r WORLD_SIZE=$count LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port NCCL_HOSTID=gpu_check_$r \
+      NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet \
+      --device "$device" --comm nccl --ranks "$count" "$@" >"$work/logs/$name.rank$r" 2>&1 &
+    pids+=($!)
+  done
+}
+
+nccl_four_processes() {
+  needs_gpu
+  local strategy r failed
+  for strategy in zero1 zero3; do
+    run "local4_$strategy" $small --optimizer muon --device "$device" --ranks 4 --strategy $strategy || return
+    processes 4 "nccl4_$strategy" $small --optimizer muon --strategy $strategy
+    failed=0
+    for r in 0 1 2 3; do
+      wait "${pids[r]}" || { echo "rank $r ended with $?:"; tail -5 "$work/logs/nccl4_$strategy.rank$r"; failed=1; }
+    done
+    [ $failed = 0 ] && same "nccl4_$strategy" "local4_$strategy" 1e-5 || return
+  done
+}
+
+# When one process is killed in the middle of training, the others end with an error that names it.
+nccl_lost_rank() {
+  needs_gpu
+  local r start
+  processes 3 lost $small --batch 15 --steps 100000 --comm-timeout 60
+  for ((r = 0; r < 60; ++r)); do
+    sleep 1
+    [ "$(values lost loss 2>/dev/null | wc -l)" -ge 20 ] && break
+  done
+  kill -0 "${pids[@]}" || { echo "not all were running:"; tail -5 "$work"/logs/lost.rank*; kill "${pids[@]}"; return 1; }
+  start=$SECONDS
+  kill -9 "${pids[2]}"
+  for r in 0 1; do
+    wait "${pids[r]}"
+    if [ $? != 1 ] || ! grep "rank 2" "$work/logs/lost.rank$r"; then
+      echo "rank $r:"
+      cat "$work/logs/lost.rank$r"
+      return 1
+    fi
+  done
+  echo "figure: one of three processes killed while training: the others ended, naming it, after $((SECONDS - start)) s"
+  [ $((SECONDS - start)) -le 30 ]
+}
+
+# ---- compute-sanitizer
+
+# Suites small enough for tools that make kernels ten to a hundred times slower, that between them have every kind of
+# kernel: rows and their reductions, tiles in shared memory, tensor cores, sorts with atomics, streams beside each other.
+sanitized='Elementwise.*:Reduce.*:Squares.*:RmsNorm.*:Gelu.*:Bias*.*:CrossEntropy.KnownValues:CrossEntropy.Minus*'
+sanitized+=':AdamW.*:MuonMomentum.*:MuonUpdate.*:CopySegments.*:Segments.*:EmbeddingBackward.*:CheckIndices.*:RouteTopK.*'
+sanitized+=':SortByExpert.*:ExpertRows.*:VocabParallel.*:Gemm.*:GemmEpilogue.*:Gram.*:Products.Mirror*:StridedCopy.*'
+sanitized+=':Attention.KnownValues:Attention.MatchesReference'
+
+# All tools side by side, each one process over the suites above. sherd looks at the result of every call itself.
+sanitizers() {
+  local tool program=$bin/test_cuda_kernels failed=0 tools=(memcheck racecheck initcheck synccheck)
+  local -A of=()
+  PATH=$PATH:/usr/local/cuda/bin
+  command -v compute-sanitizer >/dev/null || skip "compute-sanitizer is not there"
+  [ -x "$program" ] || skip "$program is missing"
+  compute-sanitizer --tool memcheck "$program" --gtest_filter='Elementwise.Fill*' 2>&1 |
+    grep -q "Device not supported" && skip "compute-sanitizer does not support this machine"
+  for tool in "${tools[@]}"; do
+    sanitize "$tool" "$program" >"$work/logs/sanitizer_$tool.log" 2>&1 &
+    of[$tool]=$!
+  done
+  for tool in "${tools[@]}"; do
+    if wait "${of[$tool]}"; then
+      echo "figure: $tool: clean, $(grep -hE '^\[==========\] .* ran' "$work/logs/sanitizer_$tool.log" | sed 's/^\[=*\] //')"
+    else
+      echo "figure: $tool: $(grep -hE 'ERROR SUMMARY|^\[  FAILED' "$work/logs/sanitizer_$tool.log" | head -3 | paste -sd' '); see sanitizer_$tool.log"
+      failed=1
+    fi
+  done
+  return $failed
+}
+
+sanitize() {
+  local tool=$1 flags=(--report-api-errors no --error-exitcode 9)
+  # The libraries read memory that they have not written, on purpose.
+  [ "$tool" = initcheck ] && compute-sanitizer --help | grep -q -- --kernel-regex && flags+=(--kernel-regex kns=sherd)
+  compute-sanitizer --tool "$tool" "${flags[@]}" "$2" --gtest_brief=1 --gtest_filter="$sanitized"
+}
+
+# ---- figures
+
+# figures NAME COMMAND FLAGS...: a table of sherd_bench, and its JSON as NAME.json.
+figures() {
+  local name=$1
+  shift
+  "$bin/sherd_bench" "$@" --device "$device" --json "$work/logs/$name.json" | tee "$work/logs/$name.txt"
+  local code=${PIPESTATUS[0]}
+  sed 's/^/figure: /' "$work/logs/$name.txt"
+  return "$code"
+}
+
+hopper_figures() {
+  { [ "$device" = cuda ] && nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -qx 9.0; } ||
+    skip "the kernel is for compute capability 9.0"
+  figures newton_schulz_hopper newton_schulz --symmetric-products hopper
+}
+
+torch_figures() {
+  python3 -c 'import torch' || skip "python3 has no PyTorch"
+  local flags=(--device "$device")
+  [ "$device" = cuda ] || flags+=(--small)
+  python3 "$bench/torch_ops.py" "${flags[@]}" >"$work/logs/torch_device.json" &&
+    python3 "$bench/torch_muon.py" "${flags[@]}" >"$work/logs/torch_newton_schulz.json" &&
+    python3 "$bench/compare.py" "$work/logs"
+}
+
+# ---- training
+
+muon="--optimizer muon --ns-form gram --muon-working fp16 --muon-payload fp16"
+
+# The measured bf16 product of bench_device, TFLOP/s, or nothing.
+ceiling() { awk '/^gemm bf16/ { for (i = 1; i <= NF; ++i) last = $i; print last; exit }' "$work/logs/device.txt" 2>/dev/null; }
+
+# A step must wait for nothing on the host.
+no_waits() {
+  values "$1" host_syncs | awk -v name="$1" '
+    $1 != 0 { bad = 1 } END { print "figure: " name ": host synchronisations in a step: " (bad ? "some" : NR ? 0 : "unknown"); exit bad || !NR }'
+}
+
+# train_speed NAME LAYERS DIM HEADS BATCH: bf16, sequences of 1024, both optimizers. Operations of a token: 6 for each
+# element of a matrix and 6 T D of causal attention a layer.
+train_speed() {
+  local name=$1 layers=$2 dim=$3 heads=$4 batch=$5 seq=1024 steps=10 optimizer of
+  [ "$device" = cuda ] || layers=2 dim=64 heads=2 batch=4 seq=64 steps=4
+  for optimizer in "--optimizer adamw" "$muon"; do
+    of=${name}_$([ "$optimizer" = "$muon" ] && echo muon || echo adamw)
+    run "$of" $optimizer --device "$device" --precision bf16 --dim $dim --layers $layers --heads $heads --seq $seq \
+      --batch $batch --steps $steps || return
+    awk -v what="$name, ${optimizer%% --ns*}, $batch sequences of $seq" -v speed="$(median "$of" tokens_per_s)" \
+      -v flops=$((layers * (72 * dim * dim + 6 * seq * dim) + 6 * 256 * dim)) -v top="$(ceiling)" 'BEGIN {
+        tflops = speed * flops / 1e12
+        printf "figure: %s: %.0f tokens/s, %.3g TFLOP/s", what, speed, tflops
+        if (top > 0) printf ", %.0f %% of gemm bf16 (%.0f)", 100 * tflops / top, top
+        print ""
+      }'
+    no_waits "$of" || return
+  done
+}
+
+# Step times of both optimizers at half a million tokens a step.
+muon_against_adamw() {
+  local size="--dim 768 --layers 17 --heads 12 --seq 1024 --batch 512 --grad-accum 8 --steps 6" turn
+  [ "$device" = cuda ] || size="--dim 64 --layers 2 --seq 64 --batch 16 --grad-accum 4 --steps 6"
+  for turn in 1 2; do
+    run "adamw_$turn" $size --optimizer adamw --device "$device" --precision bf16 &&
+      run "muon_$turn" $size $muon --device "$device" --precision bf16 || return
+    awk -v muon="$(median "muon_$turn" step_ms)" -v adamw="$(median "adamw_$turn" step_ms)" -v size="$size" 'BEGIN {
+      printf "figure: %s: a step of Muon %.1f ms, of AdamW %.1f ms: %.3f\n", size, muon, adamw, muon / adamw }'
+  done
+}
+
+timeline() {
+  run timeline $small --device "$device" --ranks 4 --strategy zero3 --optimizer muon --trace "$work/logs/trace.json" --timeline "$work/logs/timeline.svg" &&
+    echo "figure: timeline.svg and trace.json are in the archive"
+}
+
+"$@"

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What ptxas made of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
+#
+# Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products go on
+# beside each other: one in four ends a group, where ptxas that serialises them ends a group with each. Exit code 77
+# without cuobjdump, which needs nvdisasm beside it.
+set -uo pipefail
+tool=${1:-}
+if ! command -v "$tool" >/dev/null || ! PATH=$PATH:$(dirname "$(command -v "$tool")") command -v nvdisasm >/dev/null; then
+  echo "cuobjdump or nvdisasm is not there"
+  exit 77
+fi
+PATH=$PATH:$(dirname "$(command -v "$tool")")
+shift
+failed=0
+for object in "$@"; do
+  "$tool" --dump-resource-usage "$object" | awk '
+    /Function/ { name = $2 }
+    /REG:/ { ++kernels; if ($0 !~ /STACK:0 / || $0 !~ /LOCAL:0 /) { print "spills: " name " " $0; bad = 1 } }
+    END { print kernels + 0 " kernels"; exit bad || !kernels }' || failed=1
+  "$tool" -sass "$object" | awk '
+    function done() {
+      if (name == "") return
+      if (!products) { print "no HGMMA: " name; bad = 1 }
+      if (groups * 4 != products) { print "serialised: " name ": " products " products in " groups " groups"; bad = 1 }
+      if (memory) { print "local memory: " name ": " memory " instructions"; bad = 1 }
+    }
+    /Function :/ { done(); name = $3; products = groups = memory = 0 }
+    / HGMMA/ { ++products; if (/gsb0/) ++groups }
+    / (LDL|STL)/ { ++memory }
+    END { done(); exit bad || name == "" }' || failed=1
+done
+exit $failed

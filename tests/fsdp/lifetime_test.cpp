@@ -1,0 +1,247 @@
+// Models that end before what they are made of, names that cannot be saved, parameters without elements.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "support/chain.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// A root of blocks that others own.
+struct Borrowing : Module {
+  explicit Borrowing(ToyBlock& b) : block(b) {
+    child("block", block);
+    gain = param("gain.weight", {1}, constant(1));
+  }
+  ToyBlock& block;
+  Parameter gain;
+
+ protected:
+  Tensor forward(const Tensor& x) override { return block(x); }
+  Tensor backward(const Tensor& dy) override {
+    gain.grad();
+    return block.run_backward(dy);
+  }
+};
+
+TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
+  for (Strategy s : kEveryStrategy) {
+    launch(2, [&](RankContext& r) {
+      const DeviceMesh mesh(r.world, {{"shard", 2}});
+      ToyBlock block(12, 20);
+      const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
+      ops::fill(r.device->compute(), x, 1);
+      std::shared_ptr<Unit> unit;
+      Parameter gain;
+      for (int life = 0; life < 2; ++life) {
+        Borrowing model(block);
+        fully_shard(block, mesh, {.strategy = s});
+        fully_shard(model, mesh, {.strategy = s});
+        model(x);
+        if (life == 1) break;
+        unit = block.unit();
+        gain = model.gain;
+      }
+      const std::string gone = "the root that it was sharded with is gone";
+      EXPECT_THAT(message_of([&] { block(x); }), AllOf(HasSubstr("unit 'block'"), HasSubstr(gone)));
+      EXPECT_THAT(message_of([&] { block.run_backward(x); }), HasSubstr(gone));
+      for (auto verb : {&Unit::sync, &Unit::unshard, &Unit::wait, &Unit::reshard, &Unit::post_forward,
+                        &Unit::pre_backward, &Unit::post_backward})
+        EXPECT_THAT(message_of([&] { ((*unit).*verb)(); }), HasSubstr(gone));
+      EXPECT_FALSE(unit->attached());
+      EXPECT_FALSE(unit->unsharded());
+      EXPECT_FALSE(gain.sharded());
+      EXPECT_THAT(message_of([&] { block.up_.data(); }), HasSubstr("has no memory"));
+      EXPECT_TRUE(block.is_root());
+      EXPECT_EQ(block.named_parameters().size(), 3u);
+      fully_shard(block, mesh, {.strategy = s});
+      block(x);
+      r.device->compute().synchronize();
+    });
+  }
+}
+
+TEST(Lifetime, AModelThatEndsBeforeItsOptimizerIsNamedByTheNextStep) {
+  launch(1, [](RankContext& r) {
+    std::optional<Optimizer> optimizer;
+    {
+      ToyBlock block(12, 20);
+      Borrowing model(block);
+      const Routing routes = route(model, {.optimizer = Algorithm::adamw});
+      fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+      optimizer.emplace(model, routes, OptimizerOptions{});
+    }
+    EXPECT_THAT(message_of([&] { optimizer->step(0.1); }), HasSubstr("the root module is gone"));
+  });
+}
+
+TEST(Lifetime, AChildThatEndsBeforeItsRootIsNoPartOfItAnyMore) {
+  launch(1, [](RankContext& r) {
+    auto block = std::make_unique<ToyBlock>(12, 20);
+    Borrowing model(*block);
+    EXPECT_EQ(model.named_parameters().size(), 4u);
+    block.reset();
+    EXPECT_EQ(model.named_parameters().size(), 1u);
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
+  });
+}
+
+TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
+  launch(2, [](RankContext& r) {
+    ChainRig one(r, {}), two(r, {.strategy = Strategy::optim});
+    for (int step = 0; step < 2; ++step) {
+      one.step(step);
+      two.step(step);
+    }
+    EXPECT_EQ(one.weights(), two.weights());
+    struct Thief : Module {
+      explicit Thief(const Parameter& p) {
+        param("own.weight", {3}, constant(0));
+        tie("taken.weight", p);
+      }
+
+     protected:
+      Tensor forward(const Tensor& x) override { return x; }
+      Tensor backward(const Tensor& dy) override { return dy; }
+    } thief(one.model.gain);
+    EXPECT_THAT(message_of([&] {
+                  fully_shard(thief, DeviceMesh(r.world, {{"shard", 2}}));
+                }),
+                HasSubstr("parameter 'taken.weight' belongs to unit 'root' of another sharded model"));
+    EXPECT_EQ(one.model.gain.name(), "gain.weight");
+    one.step(2);
+    EXPECT_THAT(message_of([&] {
+                  fully_shard(one.model, DeviceMesh(r.world, {{"shard", 2}}));
+                }),
+                HasSubstr("wrapped already"));
+  });
+}
+
+struct Named : Module {
+  void add(const std::string& name) { param(name, {2}, constant(0)); }
+  void add(const std::string& name, Module& m) { child(name, m); }
+  void add(const std::string& name, const Parameter& p) { tie(name, p); }
+  Parameter first() { return own_parameters().front(); }
+
+ protected:
+  Tensor forward(const Tensor& x) override { return x; }
+  Tensor backward(const Tensor& dy) override { return dy; }
+};
+
+TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
+  const std::vector<std::pair<std::string, std::string>> bad = {
+      {"", "no name"},
+      {"caf\xe9", R"(name 'caf\xe9' is not UTF-8 from byte 3 on)"},
+      {"\xc0\xaf", "not UTF-8"},                   // a long form of '/'
+      {"a\xed\xa0\x80", "not UTF-8 from byte 1"},  // a surrogate
+      {"\xf4\x90\x80\x80", "not UTF-8"},           // past U+10FFFF
+      {"\xe2\x82", "not UTF-8"},                   // cut off
+      {std::string("w\0x", 3), R"('w\x00x' has control characters)"},
+      {"two\nlines", R"('two\x0alines')"},
+      {"del\x7f", R"(\x7f)"},
+  };
+  for (auto& [name, said] : bad) {
+    Named m, inner;
+    EXPECT_THAT(message_of([&] { m.add(name); }), AllOf(HasSubstr("parameter"), HasSubstr(said)));
+    EXPECT_THAT(message_of([&] { m.add(name, inner); }), AllOf(HasSubstr("child module"), HasSubstr(said)));
+    m.add("good");
+    EXPECT_THAT(message_of([&] { m.add(name, m.first()); }), HasSubstr(said));
+    EXPECT_EQ(m.named_parameters().size(), 1u);
+    EXPECT_TRUE(inner.is_root());
+  }
+  Named good;
+  for (const char* name : {"w", "größe.重み", "a/b", "with space", "\xf0\x9f\x8f\xba"}) good.add(name);
+  EXPECT_EQ(good.named_parameters().size(), 5u);
+  launch(1, [](RankContext& r) {
+    Named m;
+    m.add("__metadata__");
+    EXPECT_THAT(message_of([&] {
+                  fully_shard(m, DeviceMesh(r.world, {{"shard", 1}}));
+                }),
+                HasSubstr("safetensors"));
+  });
+}
+
+TEST(Empty, ParametersUnitsAndRootsWithoutElementsTrain) {
+  // A unit of empty parameters, one without any parameter, and a root that has none of its own.
+  struct Nothing : Module {
+    explicit Nothing(bool has) {
+      if (!has) return;
+      matrix = param("matrix.weight", {0, 4}, normal(1));
+      vector = param("vector.weight", {0}, constant(1));
+    }
+    Parameter matrix, vector;
+
+   protected:
+    Tensor forward(const Tensor& x) override {
+      EXPECT_TRUE(!matrix.defined() || matrix.data().numel() + vector.data().numel() == 0);
+      return x;
+    }
+    Tensor backward(const Tensor& dy) override {
+      EXPECT_TRUE(!matrix.defined() || matrix.grad().numel() + vector.grad().numel() == 0);
+      return dy;
+    }
+  };
+  struct Root : Module {
+    Root() : empty(true), bare(false), block(12, 20) {
+      child("empty", empty);
+      child("bare", bare);
+      child("block", block);
+    }
+    Nothing empty, bare;
+    ToyBlock block;
+
+   protected:
+    Tensor forward(const Tensor& x) override { return block(bare(empty(x))); }
+    Tensor backward(const Tensor& dy) override {
+      return empty.run_backward(bare.run_backward(block.run_backward(dy)));
+    }
+  };
+  std::vector<float> want;
+  for (Strategy s : kEveryStrategy) {
+    for (const LayoutPolicy layout :
+         {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param}) {
+      for (const Algorithm algorithm : {Algorithm::adamw, Algorithm::muon}) {
+        launch(2, [&](RankContext& r) {
+          Root model;
+          const Routing routes = route(model, {.optimizer = algorithm});
+          const DeviceMesh mesh(r.world, {{"shard", 2}});
+          const FullyShardOptions o{.strategy = s, .layout = layout};
+          for (Module* m : {static_cast<Module*>(&model.empty), static_cast<Module*>(&model.bare),
+                            static_cast<Module*>(&model.block), static_cast<Module*>(&model)})
+            fully_shard(*m, mesh, o);
+          Optimizer optimizer(model, routes, {});
+          const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
+          Stream& stream = r.device->compute();
+          ops::random_normal(stream, x, 48 * r.world->rank(), 1, "x", 0, 1);
+          for (int step = 0; step < 2; ++step) {
+            model(x);
+            model.run_backward(x);
+            clip_grad_norm(model, 1);
+            optimizer.step(0.01);
+          }
+          const auto w = ops::to_floats(stream, model.block.up_.dtensor().full_tensor(stream));
+          EXPECT_EQ(model.empty.matrix.dtensor().full_tensor(stream).numel(), 0);
+          if (r.world->rank() != 0 || algorithm == Algorithm::muon) return;
+          if (want.empty()) want = w;
+          EXPECT_EQ(w, want) << name_of(s) << " " << name_of(layout);
+        });
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,370 @@
+// Steps whose gradients are not finite somewhere: skipped by all ranks alike, as if they had never been.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <thread>
+
+#include "support/rig.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN(), kInf = std::numeric_limits<float>::infinity();
+
+/// What the gradients of one step are: a wave, but for one element of one parameter on one rank.
+struct Gradients {
+  int wave = 0;
+  std::string bad = {};  // the parameter; none
+  int on = 0;            // the world's rank
+  float value = kNan;
+};
+
+/// Parameters whose gradients the test makes.
+struct Leaf : Module {
+  Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
+  void use(const Gradients& gradients, int data_rank, int world_rank) {
+    gradients_ = gradients;
+    data_rank_ = data_rank;
+    world_rank_ = world_rank;
+  }
+
+ protected:
+  Tensor forward(const Tensor& x) override { return x; }
+  Tensor backward(const Tensor& dy) override {
+    for (auto& p : own_parameters()) {
+      std::vector<float> g(static_cast<size_t>(p.numel()));
+      for (size_t i = 0; i < g.size(); ++i)
+        g[i] =
+            static_cast<float>(std::sin(0.7 * static_cast<double>(i) + gradients_.wave + 0.3 * data_rank_));
+      if (p.name() == gradients_.bad && world_rank_ == gradients_.on) g[g.size() / 2] = gradients_.value;
+      const Tensor grad = p.grad();
+      ops::copy_from_host(grad.device().compute(), grad, g.data(), grad.nbytes());
+    }
+    return dy;
+  }
+
+ private:
+  Gradients gradients_;
+  int data_rank_ = 0, world_rank_ = 0;
+};
+
+/// A root around one wrapped child.
+struct Net : Leaf {
+  Leaf inner;
+  Net() { child("inner", inner); }
+
+ protected:
+  Tensor forward(const Tensor& x) override { return inner(x); }
+  Tensor backward(const Tensor& dy) override { return Leaf::backward(inner.run_backward(dy)); }
+};
+
+struct Setting {
+  const char* what;
+  std::vector<MeshDim> mesh = {{"shard", 4}};
+  Strategy strategy = Strategy::optim_grads_params;
+  Outer outer = Outer::no_shard;
+  bool cuts = false;     // inner.up.weight is cut over "tp"
+  bool experts = false;  // inner is a stack of experts on a mesh of its own
+  bool ignores = false;
+  DType compute = DType::f32;
+};
+
+/// Bits of weights and states on each rank, after every step; and what else a run tells.
+struct Course {
+  std::vector<std::vector<std::vector<float>>> after;  // [step][rank]
+  int64_t skipped = 0;
+  std::vector<CommCounts> counts;  // of rank 0, in clipping and stepping
+  int64_t waits = 0;               // of rank 0, in the same
+};
+
+Course run(const Setting& setting, Algorithm algorithm, double clip, const std::vector<Gradients>& steps,
+           bool skip = true) {
+  Course course;
+  course.after.assign(steps.size() + 1, std::vector<std::vector<float>>(4));
+  launch(4, [&](RankContext& r) {
+    const int rank = r.world->rank();
+    const DeviceMesh mesh(r.world, setting.mesh);
+    Net net;
+    Parameter up = net.inner.add("up.weight", setting.experts ? Shape{1, 6, 4} : Shape{6, 4});
+    Parameter gain = net.inner.add("gain.weight", setting.experts ? Shape{1, 3} : Shape{3});
+    net.add("head.weight", {5, 4});
+    net.add("norm.weight", {7});
+    if (setting.ignores) net.add("ignored.weight", {3});
+    if (setting.cuts) up.set_tensor_shard({"tp", 0, 2, mesh.coordinate("tp")});
+    FullyShardOptions o;
+    o.strategy = setting.strategy;
+    o.outer = setting.outer;
+    o.compute_dtype = setting.compute;
+    if (setting.ignores) o.ignored = {"ignored.weight"};
+    int data_rank = rank;
+    if (setting.cuts) data_rank = rank / 2;
+    std::optional<DeviceMesh> experts;
+    if (setting.experts) {
+      experts.emplace(r.world, std::vector<MeshDim>{{"expert_shard", 2}, {"expert", 2}});
+      for (Parameter p : {up, gain}) p.set_tensor_shard({"expert", 0, 2, experts->coordinate("expert")});
+    }
+    const Routing routes = route(net, {.optimizer = algorithm});
+    if (setting.experts) {
+      FullyShardOptions e = o;
+      e.shard_dim = "expert_shard";
+      e.gradient_ranks = 4;
+      fully_shard(net.inner, *experts, e);
+    } else {
+      fully_shard(net.inner, mesh, o);
+    }
+    fully_shard(net, mesh, o);
+    Optimizer optimizer(net, routes, {.adamw = {}, .muon = {}, .weight_decay = 0.1, .skip_non_finite = skip});
+    Stream& s = r.device->compute();
+    const auto note = [&](size_t at) {
+      std::vector<float>& all = course.after[at][static_cast<size_t>(rank)];
+      const auto add = [&](const Tensor& t) {
+        const auto values = ops::to_floats(s, t);
+        all.insert(all.end(), values.begin(), values.end());
+      };
+      for (auto& [name, p] : net.named_parameters()) add(p.shard());
+      for (auto& t : optimizer.state()) add(t.local);
+      for (auto& c : optimizer.counters()) add(c.value);
+    };
+    note(0);
+    const Tensor in = Tensor::empty(*r.device, {1}, DType::f32, "test");
+    for (size_t i = 0; i < steps.size(); ++i) {
+      net.use(steps[i], data_rank, rank);
+      net.inner.use(steps[i], data_rank, rank);
+      net(in);
+      net.run_backward({});
+      runtime_of(net).wait_gradients();
+      s.synchronize();
+      const CommCounts before = r.world->counts();
+      const int64_t waits = r.device->host_syncs(std::this_thread::get_id());
+      if (clip >= 0) clip_grad_norm(net, clip);
+      optimizer.step(0.1);
+      if (rank == 0) {
+        course.waits += r.device->host_syncs(std::this_thread::get_id()) - waits;
+        s.synchronize();
+        course.counts.push_back(minus(r.world->counts(), before));
+      }
+      note(i + 1);
+    }
+    const int64_t skipped = optimizer.skipped();
+    const Tensor copy = optimizer.copy_skipped();
+    s.synchronize();
+    EXPECT_EQ(*copy.data<int64_t>(), skipped);
+    EXPECT_EQ(optimizer.steps(), static_cast<int64_t>(steps.size()));
+    if (rank == 0) course.skipped = skipped;
+  });
+  return course;
+}
+
+bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t r = 0; r < a.size(); ++r)
+    if (a[r].size() != b[r].size() ||
+        (!a[r].empty() && std::memcmp(a[r].data(), b[r].data(), a[r].size() * sizeof(float)) != 0))
+      return false;
+  return true;
+}
+
+std::vector<std::pair<Setting, std::vector<std::string>>> settings() {
+  const std::vector<std::string> dense = {"inner.up.weight", "norm.weight"};
+  const std::vector<std::string> ignored = {"ignored.weight"};
+  std::vector<std::pair<Setting, std::vector<std::string>>> all;
+  for (const Strategy s :
+       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+    all.push_back({{.what = name_of(s), .strategy = s}, dense});
+    all.push_back({{.what = "ignored", .strategy = s, .ignores = true}, ignored});
+  }
+  const std::vector<MeshDim> hsdp = {{"replicate", 2}, {"shard", 2}}, tp = {{"shard", 2}, {"tp", 2}};
+  for (const Outer o : {Outer::no_shard, Outer::optim})
+    all.push_back({{.what = "replicas", .mesh = hsdp, .outer = o, .ignores = true},
+                   {"inner.up.weight", "ignored.weight"}});
+  all.push_back({{.what = "bf16 copies", .compute = DType::bf16}, dense});
+  for (const Strategy s : {Strategy::no_shard, Strategy::optim_grads_params}) {
+    // norm.weight is whole on the ranks of "tp": one of them alone sees the element.
+    all.push_back({{.what = "tensor parallel", .mesh = tp, .strategy = s, .cuts = true}, dense});
+    all.push_back({{.what = "experts", .strategy = s, .experts = true},
+                   {"inner.up.weight", "inner.gain.weight", "head.weight"}});
+    all.push_back({{.what = "experts, ignored", .strategy = s, .experts = true, .ignores = true}, ignored});
+  }
+  return all;
+}
+
+class SkippedStepsOf : public ::testing::TestWithParam<Algorithm> {};
+
+TEST_P(SkippedStepsOf, ChangeNothingOnAnyRankAndTheNextGoOnAsIfTheyHadNeverBeen) {
+  int clips = static_cast<int>(GetParam());  // every setting with and without, once each, over both optimizers
+  for (const auto& [setting, names] : settings()) {
+    for (const double clip : {clips++ % 2 == 0 ? -1.0 : 0.5}) {
+      const Course clean = run(setting, GetParam(), clip, {{.wave = 0}, {.wave = 2}, {.wave = 3}});
+      EXPECT_EQ(clean.skipped, 0);
+      for (const std::string& name : names) {
+        SCOPED_TRACE(fmt::format("{} {} clip {} {}", setting.what, name_of(setting.strategy), clip, name));
+        const Gradients bad{.wave = 1, .bad = name, .on = 3, .value = kNan},
+            first{.wave = 5, .bad = name, .on = 0, .value = kInf};
+        Course got = run(setting, GetParam(), clip, {first, {.wave = 0}, bad, {.wave = 2}, {.wave = 3}});
+        EXPECT_EQ(got.skipped, 2);
+        EXPECT_TRUE(same_bits(got.after[1], got.after[0])) << "the first step";
+        EXPECT_TRUE(same_bits(got.after[2], clean.after[1])) << "the second step";
+        EXPECT_FALSE(same_bits(got.after[2], got.after[1])) << "the second step moves";
+        EXPECT_TRUE(same_bits(got.after[3], clean.after[1])) << "the third step";
+        EXPECT_TRUE(same_bits(got.after[5], clean.after[3])) << "at the end";
+        for (size_t i = 1; i < got.counts.size(); ++i)
+          for (auto& [call, count] : got.counts[0])
+            EXPECT_EQ(got.counts[i][call].calls, count.calls) << call << " of step " << i + 1;
+        EXPECT_EQ(got.waits, 0);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, SkippedStepsOf, ::testing::Values(Algorithm::adamw, Algorithm::muon),
+                         [](const auto& run) { return std::string(name_of(run.param)); });
+
+TEST(SkippedSteps, CostOneAllReduceWithoutClippingAndNoneWithIt) {
+  for (const auto& [setting, names] : settings()) {
+    const int64_t once = run(setting, Algorithm::adamw, -1, {{}}).counts[0]["all_reduce"].calls;
+    EXPECT_EQ(once, 1) << setting.what;
+    const CommCounts with = run(setting, Algorithm::adamw, 0, {{}}).counts[0];
+    const CommCounts off = run(setting, Algorithm::adamw, 0, {{}}, false).counts[0];
+    for (auto& [call, count] : with) EXPECT_EQ(off.at(call).calls, count.calls) << setting.what << call;
+    EXPECT_EQ(run(setting, Algorithm::adamw, -1, {{}}, false).counts[0]["all_reduce"].calls, 0);
+  }
+  const auto calls = [](Setting s) {
+    return run(s, Algorithm::adamw, 0, {{}}).counts[0]["all_reduce"].calls;
+  };
+  EXPECT_EQ(calls({.what = "zero0", .strategy = Strategy::no_shard}), 0);
+  EXPECT_EQ(calls({.what = "zero0, ignored", .strategy = Strategy::no_shard, .ignores = true}), 1);
+  EXPECT_EQ(calls({.what = "zero3, ignored", .ignores = true}), 1) << "it rides along";
+}
+
+TEST(SkippedSteps, ANormBeyondFp32IsNotFiniteEither) {
+  for (const double clip : {-1.0, 0.0, 1.0}) {
+    const Gradients huge{.wave = 1, .bad = "head.weight", .on = 1, .value = 3e38f};
+    // Averaged over four ranks, the element itself is finite and so is its square root; the square is not.
+    const Course fine = run({.what = ""}, Algorithm::adamw, clip, {huge});
+    EXPECT_EQ(fine.skipped, 0) << "7.5e37 is a norm";
+    struct Huge : Leaf {
+      Parameter p = add("p.weight", {4});
+
+     protected:
+      Tensor backward(const Tensor& dy) override {
+        ops::fill(p.grad().device().compute(), p.grad(), 3e38);
+        return dy;
+      }
+    };
+    launch(2, [&](RankContext& r) {
+      Huge model;
+      const Routing routes = route(model);
+      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+      Optimizer optimizer(model, routes, {});
+      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      model.run_backward({});
+      if (clip >= 0) clip_grad_norm(model, clip);
+      optimizer.step(0.1);
+      EXPECT_EQ(optimizer.skipped(), 1) << clip;
+    });
+  }
+}
+
+TEST(SkippedSteps, AreTakenWhenTheyAreSwitchedOff) {
+  const Gradients bad{.wave = 1, .bad = "head.weight", .on = 2, .value = kNan};
+  for (const double clip : {-1.0, 1.0}) {
+    const Course got = run({.what = ""}, Algorithm::adamw, clip, {{}, bad}, false);
+    EXPECT_EQ(got.skipped, 0);
+    bool found = false;
+    for (auto& rank : got.after[2])
+      for (const float v : rank) found = found || std::isnan(v);
+    EXPECT_TRUE(found);
+  }
+}
+
+TEST(OptimizerMisuse, OptionsThatCannotBeAreAllNamed) {
+  launch(1, [](RankContext& r) {
+    Net net;
+    net.add("w.weight", {4, 4});
+    net.inner.add("v.weight", {4, 4});
+    const Routing routes = route(net);
+    fully_shard(net, DeviceMesh(r.world, {{"shard", 1}}));
+    OptimizerOptions o;
+    o.adamw = {.beta1 = 1, .beta2 = -0.1, .eps = kNan};
+    o.muon.momentum = 1;
+    o.muon.orthogonalize.steps.clear();
+    o.muon.scale_factor = kInf;
+    o.muon.transient_bytes = -1;
+    o.muon.payload = DType::f64;
+    o.weight_decay = -0.5;
+    const auto refusal = [&](const auto& f) {
+      try {
+        f();
+      } catch (const InvalidArgument& e) {
+        return std::string(e.what());
+      }
+      return std::string("nothing was refused");
+    };
+    const std::string text = refusal([&] { Optimizer(net, routes, o); });
+    for (const char* part : {"beta1 1 ", "beta2 -0.1 ", "eps nan", "momentum 1 ", "no steps",
+                             "scale_factor inf", "transient_bytes -1", "payload f64", "weight decay -0.5"})
+      EXPECT_THAT(text, HasSubstr(part));
+    Device& device = *r.device;
+    EXPECT_THAT(refusal([&] {
+                  AdamW(device, {{net.inner.own_parameters()[0], kNan}}, {});
+                }),
+                HasSubstr("weight decay nan of inner.v.weight"));
+    EXPECT_THAT(refusal([&] {
+                  Muon(device, {{net.inner.own_parameters()[0], -1}}, {});
+                }),
+                HasSubstr("weight decay -1 of inner.v.weight"));
+
+    Optimizer optimizer(net, routes, {});
+    net(Tensor::empty(device, {1}, DType::f32, "test"));
+    net.run_backward({});
+    for (const double lr : {-0.1, double{kNan}, double{kInf}})
+      EXPECT_THAT(refusal([&] { optimizer.step(lr); }), HasSubstr(fmt::format("learning rate {}", lr)));
+    EXPECT_EQ(optimizer.steps(), 0);
+    EXPECT_THAT(refusal([&] { clip_grad_norm(net, kNan); }), HasSubstr("max_norm nan"));
+    clip_grad_norm(net, kInf);
+    optimizer.step(0);
+    EXPECT_EQ(optimizer.steps(), 1);
+  });
+}
+
+TEST(OptimizerMisuse, ARoutingMustBeThisModels) {
+  launch(1, [](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"shard", 1}});
+    ToyModel model(8, 12, 1), other(8, 12, 1);
+    model.head_.freeze();
+    const Routing of_other = route(other), good = route(model);
+    fully_shard(model, mesh);
+    const auto refusal = [&](const Routing& routes) {
+      try {
+        Optimizer(model, routes, {});
+      } catch (const InvalidArgument& e) {
+        return std::string(e.what());
+      }
+      return std::string("nothing was refused");
+    };
+    EXPECT_THAT(refusal(of_other), HasSubstr("that this model does not have: embed.weight"));
+    fully_shard(other, mesh);
+    EXPECT_THAT(refusal(of_other), HasSubstr("that this model does not have: embed.weight"));
+    Routing partial = good;
+    partial.routes.pop_back();
+    EXPECT_THAT(refusal(partial), HasSubstr("without a route: " + good.routes.back().name));
+    Routing twice = good;
+    twice.routes.push_back(good.routes.front());
+    EXPECT_THAT(refusal(twice), HasSubstr("routed twice: " + good.routes.front().name));
+    Routing frozen = good;
+    frozen.routes.push_back({"head.weight", model.head_});
+    EXPECT_THAT(refusal(frozen), HasSubstr("routes of frozen parameters: head.weight"));
+    EXPECT_THAT(refusal({}), HasSubstr("without a route: "));
+    EXPECT_EQ(refusal(good), "nothing was refused");
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# scripts/gpu_check.sh with programs that do nothing: what it runs within its minutes, and what it leaves behind.
+set -uo pipefail
+root=$1
+box=$(mktemp -d)
+trap 'rm -rf "$box"' EXIT
+mkdir -p "$box/bin" "$box/tmp"
+export box TMPDIR=$box/tmp GPU_CHECK_DEVICE=cpu GPU_CHECK_BIN=$box/bin
+failed=0
+expect() { # expect FILE PATTERN
+  grep -qE -- "$2" "$1" || { echo "no '$2' in $1:"; cat "$1"; failed=1; }
+}
+
+cat >"$box/bin/train_gpt" <<'END'
+#!/usr/bin/env bash
+while [ $# -gt 0 ]; do
+  [ "$1" = --metrics ] && echo '{"loss": 1.5, "step_ms": 2, "tokens_per_s": 10, "host_syncs": 0}' >"$2"
+  shift
+done
+. "$box/stay"
+END
+cat >"$box/bin/sherd" <<'END'
+#!/usr/bin/env bash
+END
+cat >"$box/bin/sherd_bench" <<'END'
+#!/usr/bin/env bash
+echo "gemm bf16 ours 1.0 700"
+echo "cannot go on" >&2
+exit 3
+END
+chmod +x "$box"/bin/*
+: >"$box/stay"
+
+"$root/scripts/gpu_check.sh" --list >"$box/list" || failed=1
+expect "$box/list" '^test_cuda_kernels +tests +[0-9]+ s'
+[ "$(sed -n 2p "$box/list" | cut -d' ' -f1)" = test_cuda_kernels ] || { echo "the kernels' tests are not first"; failed=1; }
+
+# A minute: what is expected to take longer than is left is named and not begun; one failed step ends nothing.
+"$root/scripts/gpu_check.sh" --minutes 1 --out "$box/out" >"$box/said" 2>&1
+[ $? = 1 ] || { echo "a failed step is exit code 1"; failed=1; }
+summary=$box/out/summary.txt
+expect "$summary" '^NOT RUN +test_cuda_kernels +expected to take 60 s, [0-9]+ are left'
+expect "$summary" '^PASS +strategies_bits'
+expect "$summary" '^ +zero0 to zero3 on 4 ranks'
+expect "$summary" '^FAIL +bench_device .*exit code 3'
+expect "$summary" '^ +gemm bf16 ours'
+expect "$summary" '\| cannot go on'
+expect "$summary" '^SKIP +nccl_one_rank'
+expect "$summary" '[0-9]+ passed, [0-9]+ skipped, [1-9][0-9]* failed, [1-9][0-9]* not run'
+tar -tzf "$box/out/logs.tar.gz" >"$box/archive" || failed=1
+expect "$box/archive" 'logs/strategies_bits\.log'
+expect "$box/archive" 'logs/bits_zero3\.jsonl'
+[ "$(find "$box/out" -type f | wc -l)" = 2 ] || { echo "more than two files:"; ls -R "$box/out"; failed=1; }
+[ -z "$(ls -A "$TMPDIR")" ] || { echo "left behind:"; ls -R "$TMPDIR"; failed=1; }
+
+# One step alone.
+"$root/scripts/gpu_check.sh" --only runs_repeat --out "$box/one" >/dev/null 2>&1 || { echo "--only failed"; failed=1; }
+expect "$box/one/summary.txt" '^1 passed, 0 skipped, 0 failed'
+
+# Runs that are ended in the middle of a step, whose programs stay for a minute and write their numbers into `pids`:
+#   ended NAME STEPS PROGRAMS SIGNAL WHOM: to the script alone, or to it and all of its group, as Ctrl-C does
+# sets code and took (milliseconds from the signal to the end).
+ended() {
+  local run group='' begin
+  : >"$box/pids"
+  setsid env --default-signal=INT "$root/scripts/gpu_check.sh" --only "$2" --out "$box/$1" >/dev/null 2>&1 &
+  run=$!
+  for _ in $(seq 100); do [ "$(wc -l <"$box/pids")" = "$3" ] && break; sleep 0.1; done
+  [ "$(wc -l <"$box/pids")" = "$3" ] || { echo "$1: its programs did not start"; failed=1; }
+  [ "$5" = alone ] || group=-
+  begin=$(date +%s%3N)
+  kill "-$4" -- "$group$run"
+  wait "$run" 2>/dev/null
+  code=$? took=$(($(date +%s%3N) - begin))
+}
+# Whether one of the programs is still there; init may not have taken note of its end.
+any_left() {
+  local pid
+  while read -r pid; do
+    grep -qs '^State:[[:space:]]*[^Z[:space:]]' "/proc/$pid/status" && return 0
+  done <"$box/pids"
+  return 1
+}
+expect_stop() { # expect_stop NAME CODE: in time, and nothing left
+  [ "$code" = "$2" ] || { echo "$1: exit code $code"; failed=1; }
+  [ "$took" -le 2000 ] || { echo "$1: ended after $took ms"; failed=1; }
+  any_left && { echo "$1: programs are left"; failed=1; }
+  [ -z "$(ls -A "$TMPDIR")" ] || { echo "$1: left behind:"; ls -R "$TMPDIR"; failed=1; }
+}
+expect_end() { # expect_end NAME CODE STEP: and with both files
+  expect_stop "$1" "$2"
+  expect "$box/$1/summary.txt" '^SKIP +newton_schulz_hopper'
+  expect "$box/$1/summary.txt" "^CUT OFF +$3 .*ended by SIG"
+  expect "$box/$1/summary.txt" '^0 passed, 1 skipped, 0 failed, [1-9] not run or cut off'
+  expect "$box/$1/summary.txt" '^NOT RUN +timeline .*ended by SIG|^CUT OFF +sanitizers'
+  tar -tzf "$box/$1/logs.tar.gz" >"$box/archive" || failed=1
+  expect "$box/archive" "logs/$3\.log"
+}
+cat >"$box/stay" <<'END'
+echo $$ >>"$box/pids"
+exec sleep 60
+END
+ended term newton_schulz_hopper,train_124m,timeline 1 TERM alone
+expect_end term 143 train_124m
+cp "$box/stay" "$box/plain"
+sed "1i trap '' TERM" "$box/plain" >"$box/stay"
+ended interrupt newton_schulz_hopper,train_124m,timeline 1 INT all
+expect_end interrupt 130 train_124m
+
+# Programs side by side.
+cat >"$box/bin/compute-sanitizer" <<'END'
+#!/usr/bin/env bash
+case $* in *Fill* | --help) exit ;; esac
+. "$box/stay"
+END
+printf '#!/bin/sh\n' >"$box/bin/test_cuda_kernels"
+chmod +x "$box"/bin/*
+PATH=$box/bin:$PATH ended side_by_side newton_schulz_hopper,sanitizers 4 TERM alone
+expect_end side_by_side 143 sanitizers
+
+# While it builds.
+cat >"$box/bin/cmake" <<'END'
+#!/usr/bin/env bash
+. "$box/stay"
+END
+chmod +x "$box/bin/cmake"
+GPU_CHECK_BIN='' PATH=$box/bin:$PATH ended build train_124m 1 TERM alone
+expect_stop build 143
+
+# Killed, the script can do nothing: both files say what was before it, and its programs end where the system sees to it.
+cp "$box/plain" "$box/stay"
+ended killed newton_schulz_hopper,train_124m 1 KILL all
+expect "$box/killed/summary.txt" '^SKIP +newton_schulz_hopper'
+expect "$box/killed/summary.txt" '^RUNNING +train_124m'
+tar -tzf "$box/killed/logs.tar.gz" >/dev/null || failed=1
+if setpriv --pdeathsig TERM true 2>/dev/null; then
+  for _ in $(seq 100); do any_left || break; sleep 0.1; done
+  any_left && { echo "killed: programs are left"; failed=1; }
+else
+  xargs kill <"$box/pids"
+fi
+
+for wrong in "--only nothing" "--minutes soon" "--run" "--what"; do
+  # shellcheck disable=SC2086
+  "$root/scripts/gpu_check.sh" $wrong >/dev/null 2>&1
+  [ $? = 2 ] || { echo "$wrong: not refused"; failed=1; }
+done
+exit $failed
