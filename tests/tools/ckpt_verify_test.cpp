@@ -81,7 +81,8 @@ TEST_F(CkptVerify, WeightsThatAreNotFiniteAreSoundAsAFileAndAFailure) {
   EXPECT_EQ(seen.exit_code, 0);
   EXPECT_THAT(seen.out, AllOf(HasSubstr("not finite: 4 values of 2 tensors"),
                               HasSubstr("blocks.0.qkv.weight [11, 3]: 2 of 33 values, the first at [4, 2]")));
-  for (const json& t : json::parse(ckpt("inspect --json " + path).out).at("tensors")) {
+  const json inspected = json::parse(ckpt("inspect --json " + path).out);
+  for (const json& t : inspected.at("tensors")) {
     const bool bad = t.at("name") == "blocks.0.qkv.weight";
     if (bad) {
       EXPECT_EQ(t.at("not_finite"), json::parse(R"({"values": 2, "first": [4, 2]})"));
