@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include <sherd/kernels/exact_sum.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd_bench {
 namespace {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include "measure.h"
 

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
-#include <sherd/kernels/program.h>
+#include <sherd/kernels/device/program.h>
 
 #include "checkpoint_bench.h"
 #include "device_bench.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/device.h>
+#include <sherd/kernels/device/device.h>
 
 namespace sherd_bench {
 

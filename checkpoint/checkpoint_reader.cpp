@@ -4,10 +4,10 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/json_text.h>
-#include <sherd/checkpoint/piece_index.h>
-#include <sherd/checkpoint/verified_files.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/safetensors/detail/json_text.h>
+#include <sherd/checkpoint/format/detail/piece_index.h>
+#include <sherd/checkpoint/detail/verified_files.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

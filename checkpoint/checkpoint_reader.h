@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include <sherd/checkpoint/file_system.h>
-#include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/format/manifest.h>
 
 namespace sherd {
 

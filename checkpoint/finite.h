@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 namespace sherd {
 

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <set>
 
-#include <sherd/checkpoint/agreement.h>
+#include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/model_state.h>
-#include <sherd/checkpoint/state_names.h>
-#include <sherd/checkpoint/widen.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/widen.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 namespace {

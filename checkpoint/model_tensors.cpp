@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include <sherd/checkpoint/model_state.h>
-#include <sherd/checkpoint/state_names.h>
+#include <sherd/checkpoint/detail/state_names.h>
 
 namespace sherd {
 namespace {

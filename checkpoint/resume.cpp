@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include <sherd/checkpoint/agreement.h>
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 
 namespace sherd {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/checkpoint/manifest.h>
-#include <sherd/kernels/tensor.h>
+#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 

@@ -12,10 +12,10 @@
 #include <set>
 #include <thread>
 
-#include <sherd/checkpoint/agreement.h>
-#include <sherd/checkpoint/checkpoint_folder.h>
-#include <sherd/checkpoint/copy_out.h>
-#include <sherd/checkpoint/shard_writer.h>
+#include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/checkpoint/detail/copy_out.h>
+#include <sherd/checkpoint/detail/shard_writer.h>
 
 namespace sherd {
 namespace {

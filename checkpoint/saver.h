@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/files/file_system.h>
 #include <sherd/checkpoint/save_plan.h>
 #include <sherd/comm/communicator.h>
 

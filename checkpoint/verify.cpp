@@ -6,10 +6,10 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/json_text.h>
-#include <sherd/checkpoint/safetensors.h>
-#include <sherd/checkpoint/saved_offsets.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/safetensors/detail/json_text.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

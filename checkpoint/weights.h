@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/files/file_system.h>
 #include <sherd/fsdp/fully_shard.h>
 
 namespace sherd {

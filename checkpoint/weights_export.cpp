@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/checkpoint/weights_writer.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/checkpoint/detail/weights_writer.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 namespace {

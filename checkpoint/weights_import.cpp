@@ -1,6 +1,6 @@
 #include <optional>
 
-#include <sherd/checkpoint/agreement.h>
+#include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/weights.h>
 

@@ -25,3 +25,30 @@ function(sherd_own_target target)
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra $<$<BOOL:${SHERD_WERROR}>:--Werror=all-warnings>>)
   sherd_sanitize(${target})
 endfunction()
+
+# sherd_library(fsdp PUBLIC ... PRIVATE ...): the library of one folder, sherd_<folder>; its sources are added by the folder.
+# Headers are seen as <sherd/...> by the links in include/sherd, exactly as after installation.
+function(sherd_library folder)
+  cmake_parse_arguments(arg "" "" "PUBLIC;PRIVATE" ${ARGN})
+  set(target sherd_${folder})
+  add_library(${target} STATIC)
+  sherd_own_target(${target})
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_link_libraries(${target} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
+  set_property(GLOBAL APPEND PROPERTY SHERD_LIBRARIES ${target})
+endfunction()
+
+# What --version says; called when all options are known.
+function(sherd_version)
+  set(nccl OFF)
+  if(SHERD_NCCL)
+    set(nccl ON)
+  endif()
+  set(features "CUDA ${SHERD_CUDA}, NCCL ${nccl}, MPI ${SHERD_MPI}, ${CMAKE_BUILD_TYPE}")
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/kernels/device/program.cpp TARGET_DIRECTORY sherd_kernels PROPERTIES
+    COMPILE_DEFINITIONS
+    "SHERD_VERSION=\"${PROJECT_VERSION}\";SHERD_FEATURES=\"${features}, cpu kernels for ${SHERD_CPU_ARCH}\"")
+endfunction()

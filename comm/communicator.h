@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/buffers.h>
-#include <sherd/comm/purpose.h>
-#include <sherd/kernels/kernel_table.h>
-#include <sherd/kernels/tensor.h>
+#include <sherd/comm/core/buffers.h>
+#include <sherd/comm/core/purpose.h>
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 

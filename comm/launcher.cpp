@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include <sherd/comm/local/abort_domain.h>
+#include <sherd/comm/core/detail/abort_domain.h>
 #include <sherd/comm/local/local_communicator.h>
-#include <sherd/comm/mpi/mpi_bootstrap.h>
+#include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
 #include <sherd/comm/nccl/nccl_world.h>
 
 namespace sherd {

@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/dtensor/even_shard.h>
-#include <sherd/kernels/error.h>
+#include <sherd/dtensor/detail/even_shard.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -8,7 +8,7 @@
 #include <sherd/dtensor/layout.h>
 #include <sherd/dtensor/mesh.h>
 #include <sherd/dtensor/placement.h>
-#include <sherd/kernels/tensor.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 

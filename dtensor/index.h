@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <sherd/kernels/shape.h>
+#include <sherd/kernels/device/shape.h>
 
 namespace sherd {
 

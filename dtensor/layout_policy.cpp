@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/dtensor/layout.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -1,10 +1,10 @@
 #include <fmt/format.h>
 
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/dtensor/even_shard.h>
-#include <sherd/dtensor/strided_copy.h>
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/dtensor/detail/even_shard.h>
+#include <sherd/dtensor/detail/strided_copy.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 namespace {

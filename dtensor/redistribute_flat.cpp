@@ -1,8 +1,8 @@
 #include <fmt/format.h>
 
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 

@@ -7,8 +7,8 @@
 #include <utility>
 
 #include <sherd/fsdp/layout_param.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 namespace {

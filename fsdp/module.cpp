@@ -5,7 +5,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include <sherd/fsdp/names.h>
+#include <sherd/fsdp/detail/names.h>
 #include <sherd/fsdp/runtime.h>
 
 namespace sherd {

@@ -7,7 +7,7 @@
 
 #include <sherd/dtensor/layout.h>
 #include <sherd/fsdp/strategy.h>
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 namespace sherd {
 

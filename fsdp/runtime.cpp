@@ -7,11 +7,11 @@
 #include <exception>
 #include <unordered_map>
 
-#include <sherd/comm/require_equal.h>
-#include <sherd/fsdp/alike.h>
-#include <sherd/fsdp/mesh_rules.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/random.h>
+#include <sherd/comm/core/require_equal.h>
+#include <sherd/fsdp/detail/alike.h>
+#include <sherd/fsdp/detail/mesh_rules.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 namespace {

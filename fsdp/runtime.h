@@ -11,7 +11,7 @@
 
 #include <sherd/fsdp/module.h>
 #include <sherd/fsdp/unit.h>
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include <sherd/fsdp/runtime.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 

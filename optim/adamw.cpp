@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 

@@ -5,9 +5,9 @@
 #include <span>
 #include <vector>
 
-#include <sherd/kernels/exact_sum.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/optim/gradient_sums.h>
+#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/optim/detail/gradient_sums.h>
 
 namespace sherd {
 

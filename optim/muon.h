@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <sherd/fsdp/group.h>
-#include <sherd/optim/plan.h>
+#include <sherd/optim/muon/plan.h>
 #include <sherd/optim/state.h>
 
 namespace sherd {

@@ -6,10 +6,10 @@
 #include <bit>
 #include <cmath>
 
-#include <sherd/kernels/exact_sum.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/random.h>
-#include <sherd/optim/gradient_sums.h>
+#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
+#include <sherd/optim/detail/gradient_sums.h>
 
 namespace sherd {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/optim/role_words.h>
+#include <sherd/optim/detail/role_words.h>
 
 namespace sherd {
 namespace {

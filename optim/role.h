@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/shape.h>
+#include <sherd/kernels/device/shape.h>
 
 namespace sherd {
 

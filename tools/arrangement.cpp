@@ -8,7 +8,7 @@
 
 #include <sherd/dtensor/layer_wise.h>
 #include <sherd/fsdp/layout_param.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::tools {
 namespace {

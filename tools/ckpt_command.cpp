@@ -3,8 +3,8 @@
 #include <cmath>
 #include <limits>
 
-#include <sherd/checkpoint/weights_writer.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/detail/weights_writer.h>
+#include <sherd/kernels/device/error.h>
 
 #include "arguments.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/weights.h>
-#include <sherd/checkpoint/weights_writer.h>
+#include <sherd/checkpoint/detail/weights_writer.h>
 
 #include "ckpt_source.h"
 #include "elements.h"

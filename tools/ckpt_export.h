@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <optional>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include "console.h"
 

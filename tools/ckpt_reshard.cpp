@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/save_plan.h>
-#include <sherd/checkpoint/shard_writer.h>
+#include <sherd/checkpoint/detail/shard_writer.h>
 
 #include "ckpt_source.h"
 #include "tensor_stream.h"

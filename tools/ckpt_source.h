@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 
 namespace sherd::tools {

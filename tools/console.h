@@ -4,7 +4,7 @@
 #include <ostream>
 #include <string>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "progress.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::tools {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include <sherd/kernels/dtype.h>
-#include <sherd/kernels/shape.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/shape.h>
 
 namespace sherd::tools {
 

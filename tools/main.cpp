@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/program.h>
+#include <sherd/kernels/device/program.h>
 
 #include "ckpt_command.h"
 #include "layout_command.h"

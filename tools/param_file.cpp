@@ -14,7 +14,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::tools {
 namespace {

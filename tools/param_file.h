@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/dtype.h>
-#include <sherd/kernels/shape.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/shape.h>
 #include <sherd/optim/routing.h>
 
 namespace sherd::tools {

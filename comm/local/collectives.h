@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include <sherd/comm/local/call.h>
+#include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/local/rendezvous.h>
 
 namespace sherd::local {

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include <sherd/comm/checked_communicator.h>
+#include <sherd/comm/core/detail/checked_communicator.h>
 #include <sherd/comm/local/local_group.h>
 
 namespace sherd {

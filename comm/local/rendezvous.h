@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/local/abort_domain.h>
+#include <sherd/comm/core/detail/abort_domain.h>
 
 namespace sherd::local {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/local/call.h>
+#include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/nccl/session.h>
 
 namespace sherd::nccl {

@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include <sherd/comm/checked_communicator.h>
+#include <sherd/comm/core/detail/checked_communicator.h>
 #include <sherd/comm/nccl/handle.h>
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::nccl {
 

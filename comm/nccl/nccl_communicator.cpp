@@ -9,7 +9,7 @@
 #include <thread>
 #include <tuple>
 
-#include <sherd/comm/checked_communicator.h>
+#include <sherd/comm/core/detail/checked_communicator.h>
 #include <sherd/comm/nccl/agreement.h>
 #include <sherd/comm/nccl/collectives.h>
 #include <sherd/comm/nccl/handle.h>

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/bootstrap.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/communicator.h>
 
 namespace sherd {

@@ -1,5 +1,5 @@
 #include <sherd/comm/nccl/nccl_world.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::nccl {
 namespace {

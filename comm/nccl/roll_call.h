@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/store.h>
+#include <sherd/comm/bootstrap/store.h>
 
 namespace sherd::nccl {
 

@@ -13,11 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include <sherd/comm/local/abort_domain.h>
+#include <sherd/comm/core/detail/abort_domain.h>
 #include <sherd/comm/nccl/api.h>
 #include <sherd/comm/nccl/nccl_world.h>
 #include <sherd/comm/nccl/roll_call.h>
-#include <sherd/comm/store.h>
+#include <sherd/comm/bootstrap/store.h>
 
 namespace sherd::nccl {
 

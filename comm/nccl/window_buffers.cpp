@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd::nccl {
 namespace {

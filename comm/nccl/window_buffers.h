@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/buffers.h>
+#include <sherd/comm/core/buffers.h>
 #include <sherd/comm/nccl/handle.h>
 #include <sherd/comm/nccl/windows.h>
 

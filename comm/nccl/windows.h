@@ -6,7 +6,7 @@
 #include <string>
 
 #include <sherd/comm/nccl/api.h>
-#include <sherd/kernels/allocator.h>
+#include <sherd/kernels/device/allocator.h>
 
 namespace sherd::nccl {
 

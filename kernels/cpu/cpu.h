@@ -1,8 +1,8 @@
 // Declarations of the fast CPU kernels and dispatch on the dtype. Private to kernels/cpu/.
 #pragma once
 
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::cpu {
 

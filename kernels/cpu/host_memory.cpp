@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include <sherd/kernels/allocator.h>
+#include <sherd/kernels/device/allocator.h>
 
 namespace sherd {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <exception>
 
-#include <sherd/kernels/stream.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::cpu {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "lapack.h"
 #include "tasks.h"

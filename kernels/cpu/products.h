@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::cpu {
 

@@ -1,4 +1,4 @@
-#include <sherd/kernels/exact_sum.h>
+#include <sherd/kernels/ops/exact_sum.h>
 
 #include <array>
 #include <bit>

@@ -5,8 +5,8 @@
 // atomics.
 #pragma once
 
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::cuda {
 

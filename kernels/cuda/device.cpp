@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <mutex>
 
-#include <sherd/kernels/kernel_table.h>
-#include <sherd/kernels/queue_stream.h>
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/detail/queue_stream.h>
 
 #include "queue.h"
 

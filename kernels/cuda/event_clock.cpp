@@ -1,6 +1,6 @@
 #include "event_clock.h"
 
-#include <sherd/kernels/trace.h>
+#include <sherd/kernels/device/trace.h>
 
 #include <vector>
 

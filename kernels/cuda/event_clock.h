@@ -4,7 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include <sherd/kernels/stream.h>
+#include <sherd/kernels/device/stream.h>
 
 #include "runtime.h"
 

@@ -1,6 +1,6 @@
 #include "index_guard.h"
 
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 #include <algorithm>
 #include <atomic>

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <tuple>
 
-#include <sherd/kernels/stream.h>
+#include <sherd/kernels/device/stream.h>
 
 #include "runtime.h"
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::cuda {
 

@@ -16,7 +16,7 @@
 #include <cmath>
 #include <cstring>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include "block_reduce.h"
 

@@ -1,7 +1,7 @@
 // Stands in for the CUDA backend in builds without it.
-#include <sherd/kernels/device.h>
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/device/device.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd {
 namespace {

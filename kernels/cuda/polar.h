@@ -1,7 +1,7 @@
 // The exact polar factor. Private to kernels/cuda/.
 #pragma once
 
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::cuda {
 

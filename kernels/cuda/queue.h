@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/device.h>
+#include <sherd/kernels/device/device.h>
 
 #include "event_clock.h"
 #include "index_guard.h"

@@ -6,7 +6,7 @@
 // fewer than 2^31 elements.
 #pragma once
 
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 #include <cstdint>
 #include <initializer_list>

@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/stream.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/stream.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::cuda {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
-#include <sherd/kernels/dtype.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/error.h>
 
 #include "launch.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 namespace sherd::reference {
 

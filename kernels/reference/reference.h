@@ -1,8 +1,8 @@
 // Declarations of the reference kernels and typed access to untyped memory. Private to kernels/.
 #pragma once
 
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/kernel_table.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::reference {
 

@@ -13,9 +13,9 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include <sherd/comm/bootstrap.h>
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/program.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
 
 #include "config_fields.h"
 #include "config_file.h"

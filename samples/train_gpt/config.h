@@ -8,7 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include "data.h"
 

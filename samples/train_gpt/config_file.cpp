@@ -4,8 +4,8 @@
 #include <google/protobuf/io/tokenizer.h>
 #include <google/protobuf/text_format.h>
 
-#include <sherd/checkpoint/file_system.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/kernels/device/error.h>
 
 #include "config.pb.h"
 #include "config_fields.h"

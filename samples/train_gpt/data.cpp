@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/file_system.h>
-#include <sherd/checkpoint/manifest.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/kernels/device/error.h>
 
 namespace train_gpt {
 namespace {

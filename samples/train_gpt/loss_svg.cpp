@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace train_gpt {
 namespace {

@@ -10,7 +10,7 @@
 #include <system_error>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/program.h>
+#include <sherd/kernels/device/program.h>
 
 #include "config.h"
 #include "loss_svg.h"

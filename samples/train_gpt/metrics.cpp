@@ -15,7 +15,7 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace train_gpt {
 namespace {

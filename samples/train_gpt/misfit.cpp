@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "config_fields.h"
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/format/manifest.h>
 
 #include "config.h"
 

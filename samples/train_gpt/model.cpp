@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace train_gpt {
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 #include "parallel_linear.h"
 

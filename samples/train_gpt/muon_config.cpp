@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/optim/coefficients.h>
+#include <sherd/optim/muon/coefficients.h>
 
 namespace train_gpt {
 namespace {

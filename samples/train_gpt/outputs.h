@@ -1,7 +1,7 @@
 // Whether a run will be able to write what it is asked to, as far as can be told before it begins.
 #pragma once
 
-#include <sherd/comm/bootstrap.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
 
 #include "config.h"
 

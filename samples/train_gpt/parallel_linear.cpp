@@ -1,6 +1,6 @@
 #include "parallel_linear.h"
 
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 namespace train_gpt {
 

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 
 #include "outputs.h"
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/kernels/trace.h>
+#include <sherd/kernels/device/trace.h>
 
 namespace train_gpt {
 

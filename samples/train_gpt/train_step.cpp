@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/program.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/device/program.h>
 
 #include "trainer.h"
 

@@ -7,9 +7,9 @@
 #include <set>
 
 #include <sherd/checkpoint/weights.h>
-#include <sherd/kernels/exact_sum.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
 
 #include "misfit.h"
 #include "muon_config.h"

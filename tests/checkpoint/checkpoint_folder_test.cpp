@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/kernels/device/error.h>
 
 #include "support/fault_file_system.h"
 #include "temporary_folder.h"

@@ -1,4 +1,4 @@
-#include <sherd/checkpoint/coverage.h>
+#include <sherd/checkpoint/format/coverage.h>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

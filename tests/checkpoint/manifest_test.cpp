@@ -1,4 +1,4 @@
-#include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/format/manifest.h>
 
 #include <cstring>
 #include <functional>
@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <xxhash.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "temporary_folder.h"
 

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 

@@ -1,4 +1,4 @@
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include <csignal>
 #include <cstdint>
@@ -11,7 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "temporary_folder.h"
 

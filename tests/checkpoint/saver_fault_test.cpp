@@ -9,11 +9,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/ops/ops.h>
 
 #include "support/fault_file_system.h"
 #include "temporary_folder.h"

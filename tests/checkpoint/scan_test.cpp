@@ -3,8 +3,8 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/safetensors.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/kernels/device/error.h>
 
 #include "temporary_folder.h"
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "support/hand_written.h"
 #include "temporary_folder.h"

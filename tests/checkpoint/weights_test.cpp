@@ -8,7 +8,7 @@
 #include <map>
 
 #include <sherd/checkpoint/model_state.h>
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 

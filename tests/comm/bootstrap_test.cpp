@@ -3,9 +3,9 @@
 
 #include <map>
 
-#include <sherd/comm/bootstrap.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/nccl/nccl_world.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::test {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <sherd/comm/nccl/api.h>
-#include <sherd/kernels/device.h>
+#include <sherd/kernels/device/device.h>
 
 namespace sherd::test::fake_nccl {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include "comm/fake_nccl_world.h"
 

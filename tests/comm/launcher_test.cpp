@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include <sherd/comm/tcp_store.h>
+#include <sherd/comm/bootstrap/detail/tcp_store.h>
 
 #include "comm/integer_tensors.h"
 

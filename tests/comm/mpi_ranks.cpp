@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include <sherd/comm/mpi/mpi_bootstrap.h>
+#include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <thread>
 
-#include <sherd/comm/tcp_store.h>
+#include <sherd/comm/bootstrap/detail/tcp_store.h>
 
 #include "comm/nccl_runs.h"
 

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <numeric>
 
-#include <sherd/comm/require_equal.h>
-#include <sherd/comm/same_value.h>
+#include <sherd/comm/core/require_equal.h>
+#include <sherd/comm/core/same_value.h>
 
 #include "comm/integer_tensors.h"
 

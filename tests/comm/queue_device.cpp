@@ -5,8 +5,8 @@
 #include <cstring>
 #include <functional>
 
-#include <sherd/kernels/kernel_table.h>
-#include <sherd/kernels/queue_stream.h>
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/detail/queue_stream.h>
 
 #include "comm/fake_nccl_world.h"
 

@@ -11,11 +11,11 @@
 #include <random>
 #include <thread>
 
-#include <sherd/comm/bootstrap.h>
-#include <sherd/comm/socket.h>
-#include <sherd/comm/store_wire.h>
-#include <sherd/comm/tcp_store.h>
-#include <sherd/kernels/error.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/comm/bootstrap/detail/socket.h>
+#include <sherd/comm/bootstrap/detail/store_wire.h>
+#include <sherd/comm/bootstrap/detail/tcp_store.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::test {
 namespace {

@@ -3,10 +3,10 @@
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/tensor.h>
-#include <sherd/kernels/trace.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/trace.h>
 
 #include <atomic>
 #include <chrono>

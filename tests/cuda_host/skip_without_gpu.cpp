@@ -1,6 +1,6 @@
 // Skips every test of a program on machines without a GPU.
 #include <gtest/gtest.h>
-#include <sherd/kernels/device.h>
+#include <sherd/kernels/device/device.h>
 
 #include <cstdio>
 

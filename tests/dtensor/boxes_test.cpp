@@ -2,7 +2,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <sherd/dtensor/dtensor.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/dtensor/layer_wise.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {

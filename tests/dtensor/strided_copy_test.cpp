@@ -1,4 +1,4 @@
-#include <sherd/dtensor/strided_copy.h>
+#include <sherd/dtensor/detail/strided_copy.h>
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include <sherd/comm/same_value.h>
+#include <sherd/comm/core/same_value.h>
 
 #include "support/rig.h"
 

@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/checkpoint/weights.h>
 
 #include "support/rig.h"

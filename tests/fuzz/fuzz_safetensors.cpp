@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/safetensors.h>
-#include <sherd/kernels/error.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/kernels/device/error.h>
 
 #include "memory_file_system.h"
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sherd/kernels/allocator.h>
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/allocator.h>
+#include <sherd/kernels/device/error.h>
 
 #include <cstdlib>
 #include <string>

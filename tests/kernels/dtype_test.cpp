@@ -1,5 +1,5 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/dtype.h>
+#include <sherd/kernels/device/dtype.h>
 
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/random.h>
 
 #include <set>
 

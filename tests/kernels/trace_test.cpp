@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/tensor.h>
-#include <sherd/kernels/trace.h>
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/trace.h>
 
 #include <chrono>
 #include <future>

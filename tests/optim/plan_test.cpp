@@ -5,9 +5,9 @@
 #include <deque>
 #include <numeric>
 
-#include <sherd/kernels/error.h>
-#include <sherd/optim/muon_options.h>
-#include <sherd/optim/plan.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/optim/muon/muon_options.h>
+#include <sherd/optim/muon/plan.h>
 
 namespace sherd {
 namespace {

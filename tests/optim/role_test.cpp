@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include <sherd/optim/name_words.h>
+#include <sherd/optim/detail/name_words.h>
 #include <sherd/optim/routing.h>
 
 namespace sherd::test {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include "program/program.h"
 

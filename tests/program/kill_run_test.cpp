@@ -11,7 +11,7 @@
 #include <random>
 #include <thread>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
 
 #include "program/program.h"

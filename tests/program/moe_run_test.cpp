@@ -5,7 +5,7 @@
 #include <array>
 #include <cstdio>
 
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include "program/outcome.h"
 

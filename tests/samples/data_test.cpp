@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "temporary_folder.h"
 

@@ -9,8 +9,8 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/fully_shard.h>
-#include <sherd/kernels/ops.h>
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace train_gpt {
 namespace {

@@ -10,8 +10,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/kernels/error.h>
-#include <sherd/kernels/ops.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/ops.h>
 
 #include "loss_svg.h"
 #include "metrics.h"

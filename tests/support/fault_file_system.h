@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/checkpoint/file_system.h>
+#include <sherd/checkpoint/files/file_system.h>
 
 /// Calls that change something, in the order of FaultFileSystem's names for them.
 enum class FileCall {

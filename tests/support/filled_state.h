@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/random.h>
+#include <sherd/kernels/ops/random.h>
 #include <sherd/optim/optimizer.h>
 
 #include "support/toy_model.h"

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/safetensors_format.h>
+#include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 
 namespace sherd::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/format/manifest.h>
 
 namespace sherd::test {
 

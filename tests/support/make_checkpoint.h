@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/checkpoint/file_system.h>
-#include <sherd/checkpoint/manifest.h>
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/format/manifest.h>
 
 namespace sherd::test {
 

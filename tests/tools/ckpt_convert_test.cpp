@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/checkpoint_folder.h>
-#include <sherd/checkpoint/safetensors.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 
 #include "ckpt_rig.h"
 

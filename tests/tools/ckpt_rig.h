@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "program.h"
 #include "support/make_checkpoint.h"

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/kernels/error.h>
+#include <sherd/kernels/device/error.h>
 
 #include "temporary_folder.h"
 

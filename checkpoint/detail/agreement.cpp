@@ -1,0 +1,164 @@
+#include <sherd/checkpoint/detail/agreement.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <numeric>
+
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kTextBytes = 4096;
+// Ranks wait here for others that read or write files: a slow disk is no dead peer, and those abort the
+// group.
+constexpr std::chrono::hours kSlowestFiles{12};
+
+// Types that cross ranks, by number; CommErrors do not: the group is gone then.
+enum Kind : int64_t { kError, kInvalid, kShape, kNotSupported, kNotCompiled, kMemory, kIo, kCorrupt };
+
+template <class T>
+bool is(const std::exception& e) {
+  return dynamic_cast<const T*>(&e) != nullptr;
+}
+
+Kind kind_of(const std::exception& e) {
+  if (is<InvalidArgument>(e)) return kInvalid;
+  if (is<ShapeMismatch>(e)) return kShape;
+  if (is<NotSupported>(e)) return kNotSupported;
+  if (is<NotCompiled>(e)) return kNotCompiled;
+  if (is<OutOfMemory>(e)) return kMemory;
+  if (is<IoError>(e)) return kIo;
+  if (is<CorruptCheckpoint>(e)) return kCorrupt;
+  return kError;
+}
+
+[[noreturn]] void raise(char kind, const std::string& text) {
+  switch (kind - '0') {
+    case kInvalid:
+      throw InvalidArgument(text);
+    case kShape:
+      throw ShapeMismatch(text);
+    case kNotSupported:
+      throw NotSupported(text);
+    case kNotCompiled:
+      throw NotCompiled(text);
+    case kMemory:
+      throw OutOfMemory(text);
+    case kIo:
+      throw IoError(text);
+    case kCorrupt:
+      throw CorruptCheckpoint(text);
+    default:
+      throw Error(text);
+  }
+}
+
+}  // namespace
+
+Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.side_channel(kSlowestFiles)) {
+  comm_->serve(Purpose("a checkpoint"));
+  Device& device = comm_->device();
+  const auto words = [&](int64_t n, DType t) { return Tensor::empty(device, {n}, t, "checkpoint messages"); };
+  word_ = words(1, DType::i64);
+  text_ = words(kTextBytes, DType::u8);
+  send_ = words(report_words, DType::i64);
+  receive_ = words(rank() == 0 ? report_words : 0, DType::i64);
+  stream_ = device.make_stream("checkpoint");
+  follow_compute(*stream_);
+}
+
+int64_t Agreement::reduce(int64_t value, ReduceOp op) {
+  ops::copy_from_host(*stream_, word_, &value, sizeof value);
+  comm_->all_reduce(*stream_, word_, op);
+  ops::copy_to_host(*stream_, &value, word_);
+  return value;
+}
+
+int64_t Agreement::min(int64_t value) { return reduce(value, ReduceOp::min); }
+int64_t Agreement::sum(int64_t value) { return reduce(value, ReduceOp::sum); }
+
+std::string Agreement::send_text(const std::string& text, int root) {
+  auto left = static_cast<int64_t>(text.size());
+  ops::copy_from_host(*stream_, word_, &left, sizeof left);
+  comm_->broadcast(*stream_, word_, root);
+  ops::copy_to_host(*stream_, &left, word_);
+  std::string received(static_cast<size_t>(left), '\0');
+  for (int64_t at = 0; at < left; at += kTextBytes) {
+    const Tensor piece = text_.flat(0, std::min(kTextBytes, left - at));
+    if (rank() == root) ops::copy_from_host(*stream_, piece, text.data() + at, piece.nbytes());
+    comm_->broadcast(*stream_, piece, root);
+    ops::copy_to_host(*stream_, received.data() + at, piece);
+  }
+  return received;
+}
+
+std::string Agreement::broadcast(const std::string& text) { return send_text(text, 0); }
+
+void Agreement::together(const std::function<void()>& work) {
+  std::exception_ptr mine;
+  std::string text;
+  try {
+    work();
+  } catch (const CommError&) {
+    throw;  // nobody can be told any more, and everybody knows
+  } catch (const std::exception& e) {
+    mine = std::current_exception();
+    text = static_cast<char>('0' + kind_of(e)) + std::string(e.what());
+  }
+  const auto first = static_cast<int>(min(mine ? rank() : size()));
+  if (first == size()) return;
+  text = send_text(text, first);
+  if (first == rank()) std::rethrow_exception(mine);
+  raise(text.front(), text.substr(1));
+}
+
+std::vector<int64_t> Agreement::gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts) {
+  const auto n = static_cast<int64_t>(mine.size());
+  const Tensor from = send_.flat(0, n);
+  ops::copy_from_host(*stream_, from, mine.data(), from.nbytes());
+  std::vector<int64_t> all;
+  Tensor to;
+  if (rank() == 0) {
+    all.resize(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
+    to = receive_.flat(0, static_cast<int64_t>(all.size()));
+  }
+  comm_->gather_v(*stream_, to, counts, from, 0);
+  stream_->synchronize();
+  if (rank() == 0) ops::copy_to_host(*stream_, all.data(), to);
+  return all;
+}
+
+std::vector<std::string> gather_bytes(Communicator& ranks, const std::string& mine) {
+  Device& device = ranks.device();
+  Stream& stream = device.compute();
+  const auto memory = [&](int64_t n, DType t) {
+    return Tensor::empty(device, {n}, t, "checkpoint messages");
+  };
+  std::vector<int64_t> counts(static_cast<size_t>(ranks.size()));
+  const auto size = static_cast<int64_t>(mine.size());
+  const Tensor own_size = memory(1, DType::i64), sizes = memory(ranks.size(), DType::i64);
+  ops::copy_from_host(stream, own_size, &size, sizeof size);
+  ranks.all_gather(stream, sizes, own_size);
+  ops::copy_to_host(stream, counts.data(), sizes);
+
+  const Tensor send = memory(size, DType::u8);
+  ops::copy_from_host(stream, send, mine.data(), size);
+  const bool root = ranks.rank() == 0;
+  const Tensor all =
+      root ? memory(std::accumulate(counts.begin(), counts.end(), int64_t{0}), DType::u8) : Tensor();
+  ranks.gather_v(stream, all, counts, send, 0);
+  stream.synchronize();
+  std::vector<std::string> received;
+  if (!root) return received;
+  int64_t at = 0;
+  for (const int64_t n : counts) {
+    received.emplace_back(static_cast<size_t>(n), '\0');
+    ops::copy_to_host(stream, received.back().data(), all.flat(at, at + n));
+    at += n;
+  }
+  return received;
+}
+
+}  // namespace sherd

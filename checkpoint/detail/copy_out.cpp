@@ -1,0 +1,88 @@
+#include <sherd/checkpoint/detail/copy_out.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <exception>
+
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+constexpr const char* kName = "checkpoint copy";
+
+// A stream has run dry before the memory that its copies go to.
+struct RunDry {
+  Stream& stream;
+  ~RunDry() {
+    try {
+      stream.synchronize();
+    } catch (const std::exception&) {  // whoever waited for a copy has heard of it
+    }
+  }
+};
+
+}  // namespace
+
+CopyOut::CopyOut(Device& device, const std::vector<LocalTensor>& tensors)
+    : device_(device), tensors_(tensors), stream_(device.make_stream("checkpoint copies")) {}
+
+void CopyOut::copy(const LocalTensor& t, int64_t first, int64_t count, const Tensor& to) {
+  if (t.data.defined()) {
+    ops::copy(*stream_, to, t.data.flat(first, first + count).bytes());
+  } else {
+    const float value = t.value();
+    std::memcpy(to.raw(), &value, sizeof value);
+  }
+}
+
+Event CopyOut::all(const std::vector<PlannedFile>& files, const Tensor& to) {
+  follow_compute(*stream_);
+  int64_t at = 0;
+  for (const PlannedFile& file : files) {
+    for (const PlannedEntry& e : file.entries) {
+      const LocalTensor& t = tensors_[e.tensor];
+      const int64_t bytes = e.count * size_of(t.dtype);
+      copy(t, e.first, e.count, to.flat(at, at + bytes));
+      at += bytes;
+    }
+  }
+  return stream_->record();
+}
+
+void CopyOut::blocks(const PlannedFile& file, const std::function<void(const void*, int64_t)>& take) {
+  struct Block {
+    const LocalTensor* tensor;
+    int64_t first, count;
+    int64_t bytes() const { return count * size_of(tensor->dtype); }
+  };
+  std::vector<Block> list;
+  int64_t largest = 0;
+  for (const PlannedEntry& e : file.entries) {
+    const LocalTensor& t = tensors_[e.tensor];
+    const int64_t most = kChecksumBlock / size_of(t.dtype);
+    for (int64_t at = 0; at < e.count; at += most) {
+      list.push_back({&t, e.first + at, std::min(most, e.count - at)});
+      largest = std::max(largest, list.back().bytes());
+    }
+  }
+  std::array<Tensor, 2> memory;
+  for (Tensor& m : memory) m = Tensor::host(device_, {largest}, DType::u8, kName);
+  const RunDry end{*stream_};
+  std::array<Event, 2> there;
+  const auto fetch = [&](size_t i) {
+    const Block& b = list[i];
+    copy(*b.tensor, b.first, b.count, memory[i % 2].flat(0, b.bytes()));
+    there[i % 2] = stream_->record();
+  };
+  follow_compute(*stream_);
+  if (!list.empty()) fetch(0);
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i + 1 < list.size()) fetch(i + 1);
+    there[i % 2].synchronize();
+    take(memory[i % 2].raw(), list[i].bytes());
+  }
+}
+
+}  // namespace sherd

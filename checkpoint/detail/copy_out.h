@@ -1,0 +1,34 @@
+// Brings what a rank saves to host memory. Private to checkpoint/.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <sherd/checkpoint/save_plan.h>
+#include <sherd/kernels/device/device.h>
+
+namespace sherd {
+
+/// Copies on a stream of its own, behind the work queued on compute() so far and beside what comes later.
+/// Used by one thread at a time.
+class CopyOut {
+ public:
+  /// `tensors` outlive it.
+  CopyOut(Device& device, const std::vector<LocalTensor>& tensors);
+
+  /// The data of all files, one after the other, to `to` (Tensor::host, u8). Host values are read now.
+  /// @returns when it is there: until then the tensors must not change, nor `to` go.
+  Event all(const std::vector<PlannedFile>& files, const Tensor& to);
+  /// The data of one file from front to back, block by block: while `take` has one, the next is under way.
+  void blocks(const PlannedFile& file, const std::function<void(const void*, int64_t bytes)>& take);
+
+ private:
+  void copy(const LocalTensor& tensor, int64_t first, int64_t count, const Tensor& to);
+
+  Device& device_;
+  const std::vector<LocalTensor>& tensors_;
+  std::unique_ptr<Stream> stream_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,292 @@
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = FileSystem::Kind;
+
+constexpr std::string_view kStep = "step_";
+constexpr std::string_view kTemporary = ".tmp-";
+constexpr const char* kManifestFile = "manifest.binpb";
+constexpr const char* kLatest = "latest";
+constexpr size_t kTokenDigits = 16;
+
+bool all_in(std::string_view text, std::string_view letters) {
+  return text.find_first_not_of(letters) == text.npos;
+}
+
+fs::path folder_of(const fs::path& path) { return path.has_parent_path() ? path.parent_path() : "."; }
+
+/// @throws CorruptCheckpoint, IoError.
+uint64_t sequence_of(const fs::path& manifest, FileSystem& files) {
+  const std::unique_ptr<ReadableFile> file = files.open(manifest);
+  std::string prefix(kManifestPrefix, '\0');
+  file->read_at(0, prefix.data(), kManifestPrefix);
+  const uint64_t sequence = decode_sequence(prefix);
+  uint64_t length = 0;
+  std::memcpy(&length, prefix.data() + 24, sizeof length);
+  const auto there = static_cast<uint64_t>(file->size() - kManifestPrefix);
+  if (length != there) {
+    throw CorruptCheckpoint(fmt::format("'{}' is torn: its message has {} bytes, {} are there",
+                                        manifest.string(), length, there));
+  }
+  return sequence;
+}
+
+void write_durably(FileSystem& files, const fs::path& path, std::string_view bytes) {
+  const std::unique_ptr<WritableFile> file = files.create_new(path);
+  if (!file) throw IoError(fmt::format("cannot create '{}': the name is taken", path.string()));
+  file->write(bytes.data(), static_cast<int64_t>(bytes.size()));
+  file->sync();
+  file->close();
+}
+
+void create_with_parents(const fs::path& path, FileSystem& files) {
+  const Kind kind = files.kind(path);
+  if (kind == Kind::folder) return;
+  if (kind != Kind::none)
+    throw IoError(fmt::format("cannot save checkpoints in '{}': it is there and no folder", path.string()));
+  const fs::path bare = path.has_filename() ? path : path.parent_path();  // without a slash at the end
+  if (folder_of(bare) != bare) create_with_parents(folder_of(bare), files);
+  files.create_folder(bare);
+  files.sync_folder(folder_of(bare));
+}
+
+std::string random_token() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
+}
+
+}  // namespace
+
+std::string checkpoint_name(int64_t step) { return fmt::format("{}{:08}", kStep, step); }
+
+bool is_checkpoint_name(std::string_view name) {
+  if (!name.starts_with(kStep)) return false;
+  const std::string_view digits = name.substr(kStep.size());
+  return digits.size() >= 8 && all_in(digits, "0123456789");
+}
+
+bool is_temporary_name(std::string_view name) {
+  const size_t mark = name.find(kTemporary);
+  if (mark == name.npos) return false;
+  const std::string_view base = name.substr(0, mark);
+  if (base != kLatest && !is_checkpoint_name(base)) return false;
+  const std::string_view rest = name.substr(mark + kTemporary.size());
+  return rest.size() > kTokenDigits + 1 && all_in(rest.substr(0, kTokenDigits), "0123456789abcdef") &&
+         rest[kTokenDigits] == '-' && all_in(rest.substr(kTokenDigits + 1), "0123456789");
+}
+
+std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSystem& files,
+                                                  std::vector<std::string>* unusable) {
+  std::vector<CommittedCheckpoint> found;
+  for (const std::string& name : files.list(folder)) {
+    if (!is_checkpoint_name(name)) continue;
+    try {
+      found.push_back({name, sequence_of(folder / name / kManifestFile, files)});
+    } catch (const Error& e) {
+      if (unusable != nullptr) unusable->push_back(fmt::format("{}: {}", name, e.what()));
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const CommittedCheckpoint& a, const CommittedCheckpoint& b) {
+    return std::tie(a.sequence, a.name) > std::tie(b.sequence, b.name);
+  });
+  return found;
+}
+
+CheckpointFolder::CheckpointFolder(fs::path path, FileSystem& files)
+    : path_(std::move(path)), files_(files), token_(random_token()) {
+  create_with_parents(path_, files_);
+  lock_ = files_.lock(path_ / "lock");
+  if (!lock_) {
+    throw IoError(
+        fmt::format("cannot save checkpoints in '{}': another run saves there and holds '{}'; stop that run, "
+                    "or save in another folder",
+                    path_.string(), (path_ / "lock").string()));
+  }
+  sweep();
+  const std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_);
+  if (!all.empty()) last_sequence_ = all.front().sequence;
+}
+
+void CheckpointFolder::sweep() {
+  std::vector<std::string> names = files_.list(path_);
+  std::erase_if(names, [](const std::string& name) { return !is_temporary_name(name); });
+  if (names.empty()) return;
+  // What made these names temporary must not be undone once their contents are gone.
+  files_.sync_folder(path_);
+  for (const std::string& name : names) files_.remove_all(path_ / name);
+}
+
+fs::path CheckpointFolder::temporary_name(const std::string& name) {
+  return path_ / fmt::format("{}{}{}-{}", name, kTemporary, token_, count_++);
+}
+
+fs::path CheckpointFolder::temporary(int64_t step) {
+  const fs::path target = path_ / checkpoint_name(step);
+  const Kind kind = files_.kind(target);
+  if (kind != Kind::none && files_.kind(target / kManifestFile) == Kind::none)
+    throw IoError(fmt::format("cannot save '{}': something that is no checkpoint has this name; move it away",
+                              target.string()));
+  return temporary_name(checkpoint_name(step));
+}
+
+fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manifest& manifest) {
+  manifest.sequence = next_sequence();
+  for (const Section section : {Section::model, Section::optim}) {
+    const fs::path folder = temporary / name_of(section);
+    if (files_.kind(folder) != Kind::none) files_.sync_folder(folder);
+  }
+  write_durably(files_, temporary / kManifestFile, encode_manifest(manifest));
+  files_.sync_folder(temporary);
+
+  const std::string name = checkpoint_name(step);
+  const fs::path committed = path_ / name;
+  const bool taken = files_.kind(committed) != Kind::none;
+  const int64_t not_finite = model_not_finite(manifest);
+  if (taken && not_finite > 0 && is_finite(name))
+    throw IoError(fmt::format(
+        "'{}' is left as it is: its model is finite, and {} values of the one that would replace it are not",
+        committed.string(), not_finite));
+  if (taken) {
+    files_.exchange(temporary, committed);
+  } else {
+    files_.rename(temporary, committed);
+  }
+  last_sequence_ = manifest.sequence;
+  finite_[last_sequence_] = not_finite == 0;
+
+  const char* what = "may not survive a power failure";
+  bool durable = false;
+  try {
+    files_.sync_folder(path_);
+    durable = true;
+    what = "'latest' may still name an earlier one";
+    write_latest(name);
+    what = "the one that it replaced could not be removed";
+    if (taken) files_.remove_all(temporary);
+  } catch (const IoError& e) {
+    throw LateFailure(fmt::format("checkpoint '{}' is complete and in its place, but {}: {}",
+                                  committed.string(), what, e.what()),
+                      durable);
+  }
+  return committed;
+}
+
+void CheckpointFolder::write_latest(const std::string& name) {
+  const fs::path temporary = temporary_name(kLatest);
+  try {
+    write_durably(files_, temporary, name + "\n");
+    rename_durably(files_, temporary, path_ / kLatest);
+  } catch (...) {
+    discard(temporary);
+    throw;
+  }
+}
+
+void CheckpointFolder::discard(const fs::path& temporary) noexcept {
+  try {
+    // After a commit that failed late this may be the checkpoint that was replaced: it stays until it is
+    // durable that it was.
+    files_.sync_folder(path_);
+    files_.remove_all(temporary);
+  } catch (const std::exception&) {
+  }
+}
+
+bool CheckpointFolder::is_finite(const std::string& name) {
+  try {
+    return is_finite(CommittedCheckpoint{name, sequence_of(path_ / name / kManifestFile, files_)});
+  } catch (const CorruptCheckpoint&) {
+    return false;
+  }
+}
+
+// Of a manifest that cannot be read nobody knows: it is not what one keeps instead of another.
+bool CheckpointFolder::is_finite(const CommittedCheckpoint& c) {
+  const auto known = finite_.find(c.sequence);
+  if (known != finite_.end()) return known->second;
+  bool finite = false;
+  try {
+    const auto limit = kManifestPrefix + std::numeric_limits<int>::max();
+    finite =
+        model_not_finite(decode_manifest(read_whole(files_, path_ / c.name / kManifestFile, limit))) == 0;
+  } catch (const CorruptCheckpoint&) {
+  }
+  return finite_[c.sequence] = finite;
+}
+
+std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& rule) {
+  if (keep < 1) throw InvalidArgument(fmt::format("checkpoints to keep: {}; must be 1 or more", keep));
+  std::vector<std::string> names;
+  std::string newest;
+  int64_t left = keep, finite_left = keep;
+  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+    bool stays = false;
+    if (left > 0 || finite_left > 0) {
+      if (rule.counts && !rule.counts(c)) continue;
+      const bool counts_as_finite = finite_left > 0 && is_finite(c);
+      stays = left > 0 || counts_as_finite;
+      if (left > 0) --left;
+      if (counts_as_finite) --finite_left;
+    }
+    if (stays && newest.empty()) newest = c.name;
+    if (!stays && (!rule.removable || rule.removable(c))) names.push_back(c.name);
+  }
+  remove_all(names, newest);
+  return names;
+}
+
+std::vector<std::string> CheckpointFolder::remove(
+    const std::function<bool(const CommittedCheckpoint&)>& removable) {
+  std::vector<std::string> names;
+  std::string newest;
+  for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
+    if (removable(c)) {
+      names.push_back(c.name);
+    } else if (newest.empty()) {
+      newest = c.name;
+    }
+  }
+  if (newest.empty())
+    throw InvalidArgument(fmt::format("'{}': no checkpoint would stay; none is removed", path_.string()));
+  remove_all(names, newest);
+  return names;
+}
+
+// `newest` is one that stays.
+void CheckpointFolder::remove_all(const std::vector<std::string>& names, const std::string& newest) {
+  if (names.empty()) return;
+  // After a crash `latest` may name one of those that go.
+  const std::string named = latest();
+  if (named.empty() || std::find(names.begin(), names.end(), named) != names.end()) write_latest(newest);
+
+  std::vector<fs::path> removed;
+  for (const std::string& name : names) {
+    removed.push_back(temporary_name(name));
+    files_.rename(path_ / name, removed.back());
+  }
+  files_.sync_folder(path_);
+  for (const fs::path& path : removed) files_.remove_all(path);
+}
+
+std::string CheckpointFolder::latest() {
+  constexpr int64_t kMaxBytes = 4096;
+  if (files_.kind(path_ / kLatest) != Kind::file) return "";
+  std::string name = read_whole(files_, path_ / kLatest, kMaxBytes);
+  if (name.ends_with('\n')) name.pop_back();
+  return name;
+}
+
+}  // namespace sherd

@@ -1,0 +1,105 @@
+// The folder of checkpoints: names, commit, `latest`, pruning, and what a crash left (FORMAT.md sections 1
+// and 2).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+
+/// "step_00000100"
+std::string checkpoint_name(int64_t step);
+bool is_checkpoint_name(std::string_view name);
+bool is_temporary_name(std::string_view name);
+
+/// A committed checkpoint, by its manifest's first bytes.
+struct CommittedCheckpoint {
+  std::string name;
+  uint64_t sequence = 0;
+};
+/// Committed checkpoints below `folder`, newest (largest sequence number) first. Folders whose manifest is
+/// missing or torn are left out of the list, and named in `unusable` with the reason where given. Reads only.
+std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder, FileSystem& files,
+                                                  std::vector<std::string>* unusable = nullptr);
+
+/// Which checkpoints pruning counts and removes; an empty function means all of them.
+struct PruneRule {
+  /// Whether a checkpoint is one of those to keep. Asked newest first, until enough are kept (finite ones,
+  /// and altogether); those that do not count are left alone.
+  std::function<bool(const CommittedCheckpoint&)> counts = {};
+  /// Whether an older one may go.
+  std::function<bool(const CommittedCheckpoint&)> removable = {};
+};
+
+/// A checkpoint is committed as a whole, but what comes after failed: what() names both.
+class LateFailure : public IoError {
+ public:
+  LateFailure(const std::string& what, bool durable) : IoError(what), durable_(durable) {}
+  /// False when the commit may not survive a power failure: no other checkpoint may go for it.
+  bool durable() const { return durable_; }
+
+ private:
+  bool durable_;
+};
+
+/// The one that may write below a save folder. Used by one thread at a time.
+class CheckpointFolder {
+ public:
+  /// Creates the folder and missing parents, takes its lock, removes what unfinished saves left.
+  /// @throws IoError when another run saves there, or the folder cannot be used.
+  CheckpointFolder(std::filesystem::path path, FileSystem& files);
+
+  const std::filesystem::path& path() const { return path_; }
+  /// A new temporary folder for a checkpoint of that step, not yet created. Names are unique among all runs.
+  /// @throws IoError when the checkpoint's name is taken by something that is none.
+  std::filesystem::path temporary(int64_t step);
+  /// The sequence number that the next commit gets.
+  uint64_t next_sequence() const { return last_sequence_ + 1; }
+  /// All tensor files are written and synced below `temporary`: syncs their folders, writes the manifest
+  /// (sequence set to next_sequence()), syncs, renames, and brings `latest` up to date. When it returns, the
+  /// checkpoint is durable. @returns the committed folder. @throws LateFailure when the checkpoint is
+  /// committed as a whole, and the message says what is missing (`latest`, say); IoError when it is not
+  /// committed at all. No other one is harmed in either case. A model that is not finite does not replace one
+  /// of the same step that is: that is an IoError, too. Then discard `temporary` in either case.
+  std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
+  /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
+  void discard(const std::filesystem::path& temporary) noexcept;
+  /// Keeps the `keep` newest checkpoints (>= 1) by sequence number, and the `keep` newest whose model is
+  /// finite, which are the same ones as long as training goes well; removes the others, as far as `rule`
+  /// says. Thus at most 2 * keep stay, and a checkpoint that is not finite never makes a finite one go.
+  /// Folders without a sound manifest are left alone. `latest` names one that stays. @returns the names
+  /// removed.
+  std::vector<std::string> prune(int64_t keep, const PruneRule& rule = {});
+  /// Removes those that `removable` says; at least one stays. @returns their names.
+  std::vector<std::string> remove(const std::function<bool(const CommittedCheckpoint&)>& removable);
+
+ private:
+  void sweep();
+  bool is_finite(const CommittedCheckpoint& checkpoint);
+  bool is_finite(const std::string& name);
+  void remove_all(const std::vector<std::string>& names, const std::string& newest);
+  /// The name in `latest`; empty when there is none.
+  std::string latest();
+  void write_latest(const std::string& name);
+  std::filesystem::path temporary_name(const std::string& name);
+
+  std::filesystem::path path_;
+  FileSystem& files_;
+  std::unique_ptr<FileLock> lock_;
+  std::string token_;
+  int64_t count_ = 0;
+  uint64_t last_sequence_ = 0;
+  std::map<uint64_t, bool> finite_;  // by sequence number, of those whose manifest was read or written
+};
+
+}  // namespace sherd

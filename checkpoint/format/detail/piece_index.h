@@ -1,0 +1,30 @@
+// Finds the pieces of a tensor that meet a box.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include <sherd/checkpoint/format/manifest.h>
+
+namespace sherd {
+
+/// Sorted once along the dimension in which the pieces differ most; a search then looks at few others than
+/// those it finds. Refers to the pieces.
+class PieceIndex {
+ public:
+  explicit PieceIndex(std::span<const CheckpointPiece> pieces);
+
+  struct Meeting {
+    const CheckpointPiece* piece;
+    /// What piece and box have in common.
+    Box common;
+  };
+  std::vector<Meeting> meeting(const Box& box) const;
+
+ private:
+  size_t axis_ = 0;
+  std::vector<const CheckpointPiece*> pieces_;  // by offset along the axis
+  std::vector<int64_t> ends_;                   // along the axis, the largest of pieces 0 to i
+};
+
+}  // namespace sherd

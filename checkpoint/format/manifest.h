@@ -1,0 +1,112 @@
+// What a checkpoint holds and where: the manifest of FORMAT.md as plain data.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/checkpoint/finite.h>
+#include <sherd/dtensor/index.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/shape.h>
+
+namespace sherd {
+
+/// Bytes of data under one checksum.
+constexpr int64_t kChecksumBlock = int64_t{1} << 20;
+
+enum class Section { model, optim };
+const char* name_of(Section s);
+
+/// A piece of a tensor: a box of it, row-major and contiguous in one file.
+struct CheckpointPiece {
+  Box box;
+  int file = 0;
+  /// Byte in the file (header included) where it begins.
+  int64_t begin = 0;
+  /// Of the piece's elements in row-major order. Writers of before did not count: theirs say 0.
+  NotFinite not_finite = {};
+};
+
+struct CheckpointTensor {
+  std::string name;
+  Section section = Section::model;
+  DType dtype = DType::f32;
+  /// At least one dimension: tensors without any are stored as [1].
+  Shape shape;
+  std::vector<CheckpointPiece> pieces;
+  /// Further names that it had in the model that saved it (tied parameters): for people.
+  std::vector<std::string> tied = {};
+};
+
+struct CheckpointFile {
+  /// Below the checkpoint's folder.
+  std::string path;
+  int64_t bytes = 0;
+  int64_t header_bytes = 0;
+  uint64_t header_checksum = 0;
+  /// One for each kChecksumBlock of data. Empty in a manifest without checksums.
+  std::vector<uint64_t> block_checksums;
+  int64_t data_bytes() const { return bytes - header_bytes; }
+  /// Bytes [begin, end) of the file that block i is.
+  int64_t block_begin(int64_t i) const { return header_bytes + i * kChecksumBlock; }
+  int64_t block_end(int64_t i) const { return std::min(bytes, block_begin(i + 1)); }
+  int64_t blocks() const { return (data_bytes() + kChecksumBlock - 1) / kChecksumBlock; }
+};
+
+/// What a run needs besides tensors to go on as if it had not stopped.
+struct TrainingState {
+  /// Optimizer steps done.
+  int64_t step = 0;
+  /// Training sequences consumed, over all ranks: the data cursor.
+  int64_t sequences = 0;
+  /// Of the counter-based generators; counters follow from `step`.
+  uint64_t seed = 0;
+  /// For people and for checks, e.g. "routing", "config", "muon.momentum".
+  std::map<std::string, std::string> info;
+  bool operator==(const TrainingState&) const = default;
+};
+
+struct Manifest {
+  uint64_t sequence = 0;
+  TrainingState training;
+  std::vector<CheckpointFile> files;
+  std::vector<CheckpointTensor> tensors;
+  /// False for folders that another program wrote: nothing can be verified then but structure.
+  bool checksums = true;
+
+  /// The tensor of that section and name, or null. Linear; make an index for many look-ups.
+  const CheckpointTensor* find(Section section, std::string_view name) const;
+};
+
+/// What the manifest says of a tensor's pieces together; `first` in row-major order of the whole tensor.
+NotFinite not_finite_of(const CheckpointTensor& tensor);
+/// Values of the model's tensors that are not finite; 0 also where nobody counted.
+int64_t model_not_finite(const Manifest& manifest);
+/// Element `at` of a box in row-major order, as an index of the whole tensor in row-major order.
+int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
+
+/// The bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the message would
+/// pass 2 GiB, and for text that is not UTF-8.
+std::string encode_manifest(const Manifest& manifest);
+/// Only the first bytes of a manifest file are needed. @throws CorruptCheckpoint.
+uint64_t decode_sequence(std::string_view first_48_bytes);
+constexpr int64_t kManifestPrefix = 48;
+/// Reads and checks everything FORMAT.md demands of a manifest by itself (rules 1 to 4 of section 4). Memory
+/// stays proportional to bytes.size() (about 100 times for the worst of messages). @throws CorruptCheckpoint
+/// saying what and where; the caller adds the file's name.
+Manifest decode_manifest(std::string_view bytes);
+
+/// Parts of a manifest, as ranks exchange them: files and tensors only, without checksums or rules.
+std::string encode_part(const Manifest& part);
+Manifest decode_part(std::string_view bytes);
+
+/// Rules 2 to 4 of FORMAT.md section 4. @throws CorruptCheckpoint for the first offender.
+void check_manifest(const Manifest& manifest);
+
+/// XXH3-64, seed 0.
+uint64_t checksum(const void* data, int64_t bytes);
+
+}  // namespace sherd

@@ -1,0 +1,145 @@
+#include <sherd/comm/bootstrap/bootstrap.h>
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <vector>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+struct Family {
+  const char *rank, *size, *local_rank;
+  const char* local_size;  // of processes on this host
+  const char* job;
+};
+constexpr Family kTorch{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
+constexpr Family kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                          "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"};
+constexpr Family kPmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"};
+constexpr Family kSlurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID"};
+
+// Slurm's numbers from here on are no steps of srun's but batch scripts, shells of salloc and the like.
+constexpr long kSlurmReservedSteps = 0xfffffff0;
+
+constexpr int kMost = 1 << 20;
+
+/// Collects what is wrong while it reads.
+class Reader {
+ public:
+  explicit Reader(const EnvironmentLookup& get)
+      : get_(get ? get : [](const char* name) { return static_cast<const char*>(std::getenv(name)); }) {}
+
+  std::string text(const char* name) const {
+    const char* value = get_(name);
+    return value ? value : "";
+  }
+  bool has(const char* name) const { return !text(name).empty(); }
+  /// Nothing when it is no number in the bounds.
+  std::optional<long> value(const char* name, long least, long most) const {
+    const std::string t = text(name);
+    char* end = nullptr;
+    errno = 0;
+    const long n = std::strtol(t.c_str(), &end, 10);
+    if (t.empty() || *end != '\0' || errno != 0 || n < least || n > most) return std::nullopt;
+    return n;
+  }
+
+  int number(const char* name, long least, long most) {
+    if (const auto n = value(name, least, most)) return static_cast<int>(*n);
+    wrong(has(name) ? fmt::format("{} is \"{}\", not a number from {} to {}", name, text(name), least, most)
+                    : fmt::format("{} is not set", name));
+    return static_cast<int>(least);
+  }
+  void wrong(std::string what) { problems_.push_back(std::move(what)); }
+  void done() const {
+    if (!problems_.empty())
+      throw InvalidArgument(
+          fmt::format("launch environment: {}. Start the program by torchrun, srun or mpirun, or set RANK, "
+                      "WORLD_SIZE, LOCAL_RANK, and for several processes MASTER_ADDR and MASTER_PORT; or, if "
+                      "this process is to have all ranks, give --bootstrap none",
+                      fmt::join(problems_, "; ")));
+  }
+  bool good() const { return problems_.empty(); }
+
+ private:
+  const EnvironmentLookup get_;
+  std::vector<std::string> problems_;
+};
+
+const Family* family_in(const Reader& reader) {
+  const auto present = [&](const Family& f) { return reader.has(f.rank) || reader.has(f.size); };
+  const bool step = reader.has(kSlurm.rank) && reader.value("SLURM_STEP_ID", 0, kSlurmReservedSteps - 1);
+  if (present(kTorch)) return &kTorch;
+  if (present(kOpenMpi)) return &kOpenMpi;
+  if (present(kPmi) && (reader.has(kPmi.local_rank) || !step)) return &kPmi;
+  return step ? &kSlurm : nullptr;
+}
+
+bool on_one_host(const Reader& reader, const Family& family, int size) {
+  if (&family == &kSlurm) return reader.value("SLURM_STEP_NUM_NODES", 1, kMost) == 1;
+  return reader.value(family.local_size, 1, kMost) == size;
+}
+
+std::string job_of(const Reader& reader, const Family& family) {
+  const std::string job = reader.text(family.job);
+  return &family == &kSlurm && !job.empty() ? job + "." + reader.text("SLURM_STEP_ID") : job;
+}
+
+/// Without the brackets that addresses of IPv6 have in front of a port.
+std::string bare(const std::string& host) {
+  return host.size() > 2 && host.front() == '[' && host.back() == ']' ? host.substr(1, host.size() - 2)
+                                                                      : host;
+}
+
+/// Below the ports that systems give out by themselves; the same for all processes of a job.
+int port_of(const std::string& job) {
+  uint32_t hash = 2166136261;
+  for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619;
+  return static_cast<int>(20'000 + hash % 10'000);
+}
+
+}  // namespace
+
+JobHint job_in_environment(const EnvironmentLookup& get) {
+  const Reader reader(get);
+  const Family* const family = family_in(reader);
+  if (!family) return {};
+  return {true, family->size, static_cast<int>(reader.value(family->size, 1, kMost).value_or(0))};
+}
+
+LaunchEnvironment from_environment(const EnvironmentLookup& get) {
+  Reader reader(get);
+  const Family* const found = family_in(reader);
+  const Family& family = found ? *found : kTorch;
+  const bool lone_on_host = &family == &kTorch && found && !reader.has(kTorch.local_rank);
+  LaunchEnvironment e;
+  e.rank = reader.number(family.rank, 0, kMost);
+  e.size = reader.number(family.size, 1, kMost);
+  if (!lone_on_host) e.local_rank = reader.number(family.local_rank, 0, kMost);
+  if (reader.good() && (e.rank >= e.size || e.local_rank >= e.size))
+    reader.wrong(fmt::format("{} is {} and {} is {}, but {} is {}", family.rank, e.rank, family.local_rank,
+                             e.local_rank, family.size, e.size));
+  e.one_host = on_one_host(reader, family, e.size);
+  e.job = job_of(reader, family);
+  if (!reader.good() || e.size > 1) {
+    e.store_host = bare(reader.text("MASTER_ADDR"));
+    if (e.store_host.empty() && e.one_host) e.store_host = "127.0.0.1";
+    if (e.store_host.empty()) reader.wrong("MASTER_ADDR is not set");
+    if (reader.has("SHERD_STORE_PORT"))
+      e.store_port = reader.number("SHERD_STORE_PORT", 1, 65535);
+    else if (e.one_host && !reader.has("MASTER_PORT"))
+      e.store_port = port_of(e.job);
+    else
+      e.store_port = reader.number("MASTER_PORT", 1, 65534) + 1;
+  }
+  reader.done();
+  return e;
+}
+
+}  // namespace sherd

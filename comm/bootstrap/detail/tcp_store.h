@@ -1,0 +1,29 @@
+// Rank 0's store, which listens for the others. Private to comm/; see connect_store.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <sherd/comm/bootstrap/store.h>
+
+namespace sherd {
+
+class StoreServer;
+
+class ServerStore final : public Store {
+ public:
+  /// Host: as Socket::listen takes it. Port 0: any free one. Job: as LaunchEnvironment's.
+  /// @throws CommError when it cannot listen.
+  ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger,
+              const std::string& job = {});
+  ~ServerStore() override;
+  int port() const;
+
+ protected:
+  StoreReply ask(const StoreRequest& request) override;
+
+ private:
+  std::unique_ptr<StoreServer> server_;
+};
+
+}  // namespace sherd

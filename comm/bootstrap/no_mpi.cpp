@@ -1,0 +1,12 @@
+#include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+
+MpiLaunch mpi_bootstrap(std::chrono::milliseconds) {
+  throw NotCompiled(
+      "this build cannot start by MPI; install an MPI library and configure with -DSHERD_MPI=ON, or use "
+      "torchrun's variables (from_environment)");
+}
+
+}  // namespace sherd

@@ -1,0 +1,119 @@
+#include <sherd/comm/core/detail/abort_domain.h>
+
+#include <fmt/format.h>
+
+namespace sherd::local {
+
+std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::milliseconds timeout) {
+  auto point = std::make_shared<WaitPoint>();
+  point->timeout = timeout;
+  std::lock_guard lock(mutex_);
+  std::erase_if(points_, [](const auto& p) { return p.expired(); });
+  points_.push_back(point);
+  return point;
+}
+
+bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
+  std::lock_guard lock(mutex_);
+  if (aborted()) return false;
+  try {
+    cause_ = cause;
+  } catch (const std::bad_alloc&) {
+    cause_.clear();  // the abort itself must not fail for want of memory
+  }
+  failed_rank_ = failed_rank;
+  aborted_.store(true, std::memory_order_release);
+  return true;
+}
+
+void AbortDomain::wake_all() noexcept {
+  std::lock_guard waking(waking_);
+  std::list<std::weak_ptr<WaitPoint>> points;
+  {
+    std::lock_guard lock(mutex_);
+    points.swap(points_);  // those made meanwhile see what has happened before they wait
+  }
+  for (const auto& weak : points) {
+    if (const auto point = weak.lock()) {
+      // A waiter is either before its check of what has happened, or asleep.
+      { std::lock_guard lock(point->mutex); }
+      point->changed.notify_all();
+    }
+  }
+  std::lock_guard lock(mutex_);
+  points_.splice(points_.end(), points);
+}
+
+void AbortDomain::reset() noexcept {
+  std::lock_guard lock(mutex_);
+  cause_.clear();
+  failed_rank_ = -1;
+  epoch_.fetch_add(1, std::memory_order_release);
+  aborted_.store(false, std::memory_order_release);
+}
+
+void AbortDomain::leave(int world_rank) noexcept {
+  try {
+    std::lock_guard lock(mutex_);
+    left_.insert(world_rank);
+    anybody_left_.store(true, std::memory_order_release);
+  } catch (const std::bad_alloc&) {
+    return;  // the others wait for their timeout
+  }
+  wake_all();
+}
+
+bool AbortDomain::has_left(int world_rank) const {
+  if (!anybody_left_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(mutex_);
+  return left_.contains(world_rank);
+}
+
+void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
+  declare(failed_rank, cause);
+  wake_all();
+}
+
+void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
+                       const std::string& cause) {
+  const bool first = declare(failed_rank, cause);
+  lock.unlock();
+  wake_all();
+  if (first) throw CommError(cause, failed_rank);
+  raise(where);
+}
+
+void AbortDomain::fail(int failed_rank, const std::string& where, const std::string& cause) {
+  std::mutex unused;
+  std::unique_lock lock(unused);
+  fail(lock, failed_rank, where, cause);
+}
+
+std::pair<int, std::string> AbortDomain::first_failure() const {
+  std::lock_guard lock(mutex_);
+  return {failed_rank_, cause_};
+}
+
+void AbortDomain::raise(const std::string& where) const {
+  std::lock_guard lock(mutex_);
+  throw PeerFailure(fmt::format("{}: aborted because {}", where, cause_), failed_rank_);
+}
+
+std::string AbortDomain::timeout_message(const WaitPoint& point, const std::string& where,
+                                         const std::vector<int>& missing) {
+  return fmt::format(
+      "{}: waited {} ms for rank{} {}, which did not call it; look there for what went wrong, or raise the "
+      "timeout",
+      where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+}
+
+std::string AbortDomain::left_message(const std::string& where, const std::vector<int>& gone) {
+  const bool several = gone.size() > 1;
+  return fmt::format(
+      "{}: rank{} {} {} returned from {} and will not call it; every rank makes the same calls: end all ranks' "
+      "loops after equally many batches, or let a rank without data take part with empty ones",
+      where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
+      several ? "their bodies" : "its body");
+}
+
+}  // namespace sherd::local

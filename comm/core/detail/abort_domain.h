@@ -1,0 +1,102 @@
+// One launch's failure: the first cause, and the means to wake every thread that waits for a peer.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd::local {
+
+/// A CommError that only reports what another rank failed with; the launcher prefers the cause over it.
+class PeerFailure final : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+/// A mutex and condition on which the ranks of a group wait for each other.
+struct WaitPoint {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::chrono::milliseconds timeout{0};  // longest wait
+};
+
+enum class Wait { ready, aborted, timed_out };
+
+/// Shared by all groups of a launch. Lock order: a WaitPoint's mutex before the domain's.
+class AbortDomain {
+ public:
+  AbortDomain() = default;
+  AbortDomain(const AbortDomain&) = delete;
+  AbortDomain& operator=(const AbortDomain&) = delete;
+
+  bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
+
+  /// A wait point that abort() wakes for as long as it lives.
+  std::shared_ptr<WaitPoint> make_wait_point(std::chrono::milliseconds timeout);
+
+  /// Waits until ready(), which is asked under `lock` (of point.mutex), or abort, or timeout.
+  template <class Ready>
+  Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready) const {
+    const auto deadline = std::chrono::steady_clock::now() + point.timeout;
+    const bool woken = point.changed.wait_until(lock, deadline, [&] { return ready() || aborted(); });
+    if (!woken) return Wait::timed_out;
+    return ready() ? Wait::ready : Wait::aborted;
+  }
+
+  /// The first call records the cause; all calls wake everybody. Takes every WaitPoint's mutex in turn.
+  void abort(int failed_rank, const std::string& cause) noexcept;
+
+  /// For the holder of a WaitPoint's mutex: records `cause` (so that no other rank's later view of the same
+  /// trouble can win), unlocks, wakes everybody. @throws CommError(cause), or as raise() when something else
+  /// failed before.
+  [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
+                         const std::string& cause);
+
+  /// The same for a thread that holds no WaitPoint's mutex.
+  [[noreturn]] void fail(int failed_rank, const std::string& where, const std::string& cause);
+
+  /// The failure is over, for all ranks have met (Recovery): calls work again, numbered anew.
+  void reset() noexcept;
+  /// How often that was.
+  uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_acquire); }
+
+  /// The rank's body has ended: it calls nothing any more. Wakes everybody.
+  void leave(int world_rank) noexcept;
+  bool has_left(int world_rank) const;
+
+  /// What abort() or fail() recorded first. Call when aborted().
+  std::pair<int, std::string> first_failure() const;
+
+  /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.
+  [[noreturn]] void raise(const std::string& where) const;
+
+  /// "<where>: waited 300 ms for ranks 2, 3, ..."
+  static std::string timeout_message(const WaitPoint& point, const std::string& where,
+                                     const std::vector<int>& missing);
+  /// "<where>: rank 2 has returned from its body and will not call it; ..."
+  static std::string left_message(const std::string& where, const std::vector<int>& gone);
+
+ private:
+  bool declare(int failed_rank, const std::string& cause) noexcept;
+  void wake_all() noexcept;
+
+  std::atomic<bool> aborted_{false}, anybody_left_{false};
+  std::atomic<uint64_t> epoch_{0};
+  std::mutex waking_;  // one wakes at a time; before a WaitPoint's
+  mutable std::mutex mutex_;
+  std::string cause_;
+  int failed_rank_ = -1;
+  std::set<int> left_;
+  std::list<std::weak_ptr<WaitPoint>> points_;  // a list: waking must not need memory
+};
+
+}  // namespace sherd::local

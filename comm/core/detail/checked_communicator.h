@@ -1,0 +1,92 @@
+// What every backend does alike: checks at the call, counters, sequence numbers. Private to comm/.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include <sherd/comm/core/detail/argument_check.h>
+#include <sherd/comm/core/detail/counters.h>
+#include <sherd/comm/core/detail/call.h>
+
+namespace sherd {
+
+enum class Verb {
+  all_gather,
+  all_gather_v,
+  reduce_scatter,
+  all_reduce,
+  broadcast,
+  all_to_all_v,
+  gather_v,
+  scatter_v,
+  send,
+  recv,
+  barrier
+};
+
+/// A backend queues calls that are known to be right for this rank.
+class CheckedCommunicator : public Communicator {
+ public:
+  CheckedCommunicator(int rank, int size, int world_rank, std::shared_ptr<Device> device,
+                      std::shared_ptr<CommCounters> counters);
+
+  int rank() const final { return rank_; }
+  int size() const final { return size_; }
+  int world_rank() const final { return world_rank_; }
+  Device& device() const final { return *device_; }
+
+  void all_gather(Stream& stream, const Tensor& recv, const Tensor& send) final;
+  void all_gather_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts,
+                    const Tensor& send) final;
+  void reduce_scatter(Stream& stream, const Tensor& recv, const Tensor& send, ReduceOp op) final;
+  void all_reduce(Stream& stream, const Tensor& inout, ReduceOp op) final;
+  void broadcast(Stream& stream, const Tensor& inout, int root) final;
+  void all_to_all_v(Stream& stream, const Tensor& recv, std::span<const int64_t> recv_counts,
+                    const Tensor& send, std::span<const int64_t> send_counts) final;
+  void gather_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts, const Tensor& send,
+                int root) final;
+  void scatter_v(Stream& stream, const Tensor& recv, std::span<const int64_t> counts, const Tensor& send,
+                 int root) final;
+  void send(Stream& stream, const Tensor& data, int peer) final;
+  void recv(Stream& stream, const Tensor& data, int peer) final;
+  void barrier(Stream& stream) final;
+  std::shared_ptr<Communicator> split(int color, int key) final;
+  std::shared_ptr<Communicator> side_channel(std::chrono::milliseconds timeout) final;
+  std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override;
+  CommCounts counts() const final { return counters_->snapshot(); }
+  uint64_t digest() const final { return counters_->digest(); }
+  void reset_digest() final { counters_->reset_digest(); }
+
+ protected:
+  /// `peer`: of send and recv.
+  virtual void queue(Stream& stream, Verb verb, local::Call call, int peer) = 0;
+  /// `timeout` of 0: as this one's.
+  virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
+                                               std::shared_ptr<CommCounters> counters) = 0;
+
+  /// Recoveries of the launch so far: each begins the numbering of calls anew.
+  virtual uint64_t epoch() const { return 0; }
+
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
+
+ private:
+  static size_t at(int rank) { return static_cast<size_t>(rank); }
+  ArgumentCheck checking(const char* op) const { return {op, rank_, size_, world_rank_}; }
+  /// Elements of the ranks before this one.
+  int64_t before(std::span<const int64_t> counts) const;
+  void renumber();
+  void collective(Stream& stream, Verb verb, local::Call call, int64_t bytes);
+
+  const int rank_, size_, world_rank_;
+  const std::shared_ptr<Device> device_;
+  const std::shared_ptr<CommCounters> counters_;
+  uint64_t epoch_ = 0;  // of the numbers below
+  int64_t sequence_ = 0;
+  std::vector<int64_t> sent_, received_;  // messages to and from each rank
+};
+
+/// A timeout that may be "for ever", near enough not to overflow the clock.
+std::chrono::milliseconds bounded(std::chrono::milliseconds timeout);
+
+}  // namespace sherd

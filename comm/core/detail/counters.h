@@ -1,0 +1,46 @@
+// Counts of collectives and the digest of what they serve, shared by a rank's world communicator and everything
+// split from it. Private to comm/.
+#pragma once
+
+#include <mutex>
+
+#include <sherd/comm/communicator.h>
+#include <sherd/kernels/ops/random.h>
+
+namespace sherd {
+
+/// Thread-safe.
+class CommCounters {
+ public:
+  /// One call of `op` that receives `bytes` from other ranks.
+  void add(const char* op, int64_t bytes) {
+    std::lock_guard lock(mutex_);
+    CommCount& c = counts_[op];
+    ++c.calls;
+    c.bytes += bytes;
+  }
+  /// A call with a purpose.
+  void mix(const char* op, int64_t elements, uint64_t purpose) {
+    std::lock_guard lock(mutex_);
+    digest_ = hash64(hash64(digest_ ^ purpose, op) ^ static_cast<uint64_t>(elements), {});
+  }
+  uint64_t digest() const {
+    std::lock_guard lock(mutex_);
+    return digest_;
+  }
+  void reset_digest() {
+    std::lock_guard lock(mutex_);
+    digest_ = 0;
+  }
+  CommCounts snapshot() const {
+    std::lock_guard lock(mutex_);
+    return counts_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  CommCounts counts_;
+  uint64_t digest_ = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,124 @@
+#include <sherd/fsdp/detail/mesh_rules.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <span>
+#include <string>
+
+namespace sherd {
+namespace {
+
+bool cut_over(const Parameter& p, const std::string& dim) {
+  return p.tensor_shard() && p.tensor_shard()->parts > 1 && p.tensor_shard()->mesh_dim == dim;
+}
+
+// "'a', 'b' and 3 more"
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 4;
+  const size_t shown = std::min(names.size(), kShown);
+  std::string text = fmt::format("'{}'", fmt::join(std::span(names).first(shown), "', '"));
+  return names.size() > shown ? text + fmt::format(" and {} more", names.size() - shown) : text;
+}
+
+void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
+  const DeviceMesh& mesh = g.mesh();
+  const FullyShardOptions& o = g.options();
+  for (auto& p : g.params()) {
+    if (!p.tensor_shard() || p.tensor_shard()->parts == 1) continue;
+    const TensorShard& t = *p.tensor_shard();
+    if (mesh.has(t.mesh_dim) && (t.mesh_dim == o.shard_dim || t.mesh_dim == o.replicate_dim)) {
+      wrong.push_back(
+          fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
+                      "of unit '{}' as well: gradients of different pieces would be summed",
+                      p.name(), t.index, t.parts, t.mesh_dim,
+                      t.mesh_dim == o.shard_dim ? "shard" : "replicate", g.unit()));
+      continue;
+    }
+    if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
+      continue;
+    wrong.push_back(fmt::format(
+        "'{}' is piece {} of {} over mesh dimension '{}', but {}", p.name(), t.index, t.parts, t.mesh_dim,
+        !mesh.has(t.mesh_dim) ? fmt::format("its mesh '{}' has no such dimension", mesh.describe())
+                              : fmt::format("this is rank {} of {} along it", mesh.coordinate(t.mesh_dim),
+                                            mesh.size(t.mesh_dim))));
+  }
+}
+
+// A dimension that means nothing to some units, whose options name the other two so.
+struct Stray {
+  int size = 1;
+  std::string shard_dim, replicate_dim;
+  bool tensor = false;
+  std::vector<std::string> units = {}, params = {};
+};
+
+// By dimension and what else the options say.
+using Strays = std::map<std::array<std::string, 4>, Stray>;
+
+void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere, Strays& strays) {
+  const FullyShardOptions& o = g.options();
+  for (const MeshDim& d : g.mesh().dims()) {
+    if (d.size == 1 || d.name == o.shard_dim || d.name == o.replicate_dim) continue;
+    const bool tensor = d.name == o.tensor_dim;
+    std::vector<std::string> whole;
+    for (auto& p : g.params())
+      if (!cut_over(p, d.name)) whole.push_back(p.name());
+    if (tensor ? cut_anywhere.contains(d.name) : whole.empty()) continue;
+    Stray& stray = strays
+                       .try_emplace({d.name, o.shard_dim, o.replicate_dim, o.tensor_dim},
+                                    Stray{d.size, o.shard_dim, o.replicate_dim, tensor})
+                       .first->second;
+    if (stray.units.empty() || stray.units.back() != g.unit()) stray.units.push_back(g.unit());
+    stray.params.insert(stray.params.end(), whole.begin(), whole.end());
+  }
+}
+
+std::string describe(const std::string& dim, const Stray& s) {
+  const std::string units = (s.units.size() == 1 ? "unit " : "units ") + listed(s.units);
+  if (s.tensor)
+    return fmt::format(
+        "mesh dimension '{}' of {} ranks is the tensor dimension of {}, but no parameter of the model "
+        "is cut over it",
+        dim, s.size, units);
+  return fmt::format(
+      "mesh dimension '{}' of {} ranks is neither the shard dimension '{}' nor the replicate "
+      "dimension '{}' of {}, and {} {} not cut over it",
+      dim, s.size, s.shard_dim, s.replicate_dim, units, listed(s.params),
+      s.params.size() == 1 ? "is" : "are");
+}
+
+}  // namespace
+
+void check_meshes(const DeviceMesh& root, const std::vector<ParamGroup*>& groups) {
+  std::vector<std::string> wrong;
+  Strays strays;
+  std::set<std::string> cut_anywhere;
+  for (const ParamGroup* g : groups)
+    for (auto& p : g->params())
+      if (p.tensor_shard() && p.tensor_shard()->parts > 1) cut_anywhere.insert(p.tensor_shard()->mesh_dim);
+  for (const ParamGroup* g : groups) {
+    check_tensor_shards(*g, wrong);
+    if (g->replicated()) continue;  // each rank has its own on purpose
+    if (g->mesh().size() != root.size())
+      wrong.push_back(
+          fmt::format("unit '{}' is wrapped with mesh '{}' of {} ranks, the root with '{}' of {}: what "
+                      "the others do to its parameters would not be known",
+                      g->unit(), g->mesh().describe(), g->mesh().size(), root.describe(), root.size()));
+    if (g->trainable()) find_strays(*g, cut_anywhere, strays);
+  }
+  for (auto& [key, stray] : strays) wrong.push_back(describe(key.front(), stray));
+  if (!strays.empty())
+    wrong.back() +=
+        ". Ranks along such a dimension would train models of their own: name it as shard_dim or "
+        "replicate_dim "
+        "(or make the mesh with it multiplied into one of them), cut the parameters over it with "
+        "set_tensor_shard(), or name it as tensor_dim if its ranks compute on the same data";
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("fully_shard: {}", fmt::join(wrong, "; ")));
+}
+
+}  // namespace sherd

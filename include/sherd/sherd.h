@@ -1,0 +1,10 @@
+// Everything a training program needs.
+#pragma once
+
+#include <sherd/checkpoint/weights.h>
+#include <sherd/comm/launcher.h>
+#include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/kernels/ops/ops.h>
+#include <sherd/optim/clip.h>
+#include <sherd/optim/optimizer.h>

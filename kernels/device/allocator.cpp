@@ -1,0 +1,282 @@
+#include <sherd/kernels/device/allocator.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+/// Kept beyond the share of the recent peak, so that small programs keep all they use.
+constexpr int64_t kSlack = int64_t{1} << 20;
+/// Requests after which a peak of live bytes begins to count as past.
+constexpr int64_t kWindow = 4096;
+
+/// A kept block may be so much larger than what is asked for: shapes that vary a little share blocks.
+int64_t largest_fit(int64_t size) { return size + size / 8; }
+
+}  // namespace
+
+Allocator::Allocator(std::string label, int64_t limit_bytes, std::unique_ptr<MemorySource> source)
+    : label_(std::move(label)), source_(source ? std::move(source) : host_memory()), limit_(limit_bytes) {
+  if (limit_bytes < 0) throw InvalidArgument(fmt::format("memory limit {} is negative", limit_bytes));
+}
+
+Allocator::~Allocator() {
+  for (auto& [bytes, kept] : shelf_) give_back({kept.data, bytes}, *source_);
+  for (Foreign& f : leaving_) give_back(f.block, *f.source);
+}
+
+void Allocator::give_back(const Block& block, MemorySource& source) noexcept {
+  {
+    std::lock_guard lock(listeners_mutex_);
+    for (const OnReturn& f : listeners_) f(block.data, block.bytes);
+  }
+  source.release(block.data, block.bytes);
+}
+
+std::shared_ptr<void> Allocator::on_return(OnReturn f) {
+  std::lock_guard lock(listeners_mutex_);
+  const auto at = listeners_.insert(listeners_.end(), std::move(f));
+  return {static_cast<void*>(&*at), [this, at](void*) {
+            std::lock_guard removal(listeners_mutex_);
+            listeners_.erase(at);
+          }};
+}
+
+void Allocator::note_held(int64_t change) noexcept {
+  const int64_t held = held_bytes() + change;
+  held_.store(held, std::memory_order_relaxed);
+  peak_held_.store(std::max(peak_held_bytes(), held), std::memory_order_relaxed);
+}
+
+int64_t Allocator::recent_peak(int64_t live) noexcept {
+  if (++window_count_ == kWindow) {
+    last_window_peak_ = std::exchange(window_peak_, 0);
+    window_count_ = 0;
+  }
+  window_peak_ = std::max(window_peak_, live);
+  return std::max(window_peak_, last_window_peak_);
+}
+
+Allocator::Block Allocator::take(Shelf::iterator at) {
+  const Block block{at->second.data, at->first};
+  by_age_.erase(at->second.released);
+  shelf_.erase(at);
+  kept_ -= block.bytes;
+  return block;
+}
+
+Allocator::Block Allocator::reuse(int64_t size, bool fresh) {
+  const auto first = shelf_.lower_bound(size);
+  if (first == shelf_.end() || first->first > largest_fit(size)) return {};
+  // Of one size the block released last, which caches may still have.
+  if (!fresh) return take(std::prev(shelf_.upper_bound(first->first)));
+  const int64_t done = std::max(source_->done(), drained_);
+  for (auto at = first; at != shelf_.end() && at->first <= largest_fit(size); ++at)
+    if (at->second.until <= done) return take(at);
+  return {};
+}
+
+void Allocator::give_back_idle(int64_t most, Lock& lock) {
+  if (held_bytes() <= most || by_age_.empty()) return;
+  const int64_t done = std::max(source_->done(), drained_);
+  std::vector<Block> idle;
+  int64_t bytes = 0;
+  for (auto at = by_age_.begin(); at != by_age_.end() && held_bytes() - bytes > most;) {
+    const auto block = (at++)->second;
+    if (block->second.until > done) continue;
+    idle.push_back(take(block));
+    bytes += idle.back().bytes;
+  }
+  // Whoever listens may wait for a thread that is inside allocate().
+  returning_ += bytes;
+  lock.unlock();
+  for (const Block& block : idle) give_back(block, *source_);
+  lock.lock();
+  note_held(-bytes);
+}
+
+void Allocator::give_back_foreign(Lock& lock) {
+  if (leaving_.empty()) return;
+  const int64_t done = source_->done();
+  const auto idle = std::partition(leaving_.begin(), leaving_.end(), [&](auto& f) { return f.until > done; });
+  std::vector<Foreign> going(std::make_move_iterator(idle), std::make_move_iterator(leaving_.end()));
+  leaving_.erase(idle, leaving_.end());
+  int64_t bytes = 0;
+  lock.unlock();
+  for (Foreign& f : going) {
+    give_back(f.block, *f.source);
+    bytes += f.block.bytes;
+  }
+  going.clear();  // a source may end with its last block
+  lock.lock();
+  returning_ -= bytes;
+  note_held(-bytes);
+}
+
+void Allocator::drain(Lock& lock) {
+  // Work of side streams may wait for peers for long. What was released before is free of them: whoever releases
+  // memory that another stream uses has made compute() wait for that stream first (see Device).
+  const int64_t released = source_->queued();
+  lock.unlock();
+  try {
+    source_->drain();
+  } catch (...) {
+    lock.lock();
+    throw;
+  }
+  lock.lock();
+  drained_ = std::max(drained_, released);
+}
+
+void Allocator::shrink(int64_t most, bool may_wait, Lock& lock) {
+  give_back_foreign(lock);
+  give_back_idle(most, lock);
+  if (held_bytes() <= most || (by_age_.empty() && leaving_.empty()) || !may_wait) return;
+  drain(lock);
+  give_back_foreign(lock);
+  give_back_idle(most, lock);
+}
+
+Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string_view name, bool fresh,
+                                 Lock& lock) {
+  const int64_t recent = recent_peak(live_ + size);
+  shrink(recent + recent / 2 + kSlack - size, !fresh, lock);
+  if (limit_ > 0) {
+    shrink(limit_ - size, !fresh, lock);
+    const int64_t total = held_bytes() - (fresh ? kept_ + returning_ : 0) + size;
+    if (total > limit_)
+      throw OutOfMemory(fmt::format(
+          "{}: allocating {} bytes for '{}' would bring the total to {} bytes, over the memory limit of "
+          "{} bytes; shard more (a higher --strategy or more ranks), shrink the model or the batch, or "
+          "raise the limit.\n{}",
+          label_, size, name, total, limit_, format_locked()));
+  }
+  void* data = source.allocate(size);
+  // Blocks kept for reuse may be what is missing.
+  while (data == nullptr && !shelf_.empty()) {
+    const int64_t before = held_bytes();
+    shrink(before - size, !fresh, lock);
+    if (held_bytes() >= before) break;
+    data = source.allocate(size);
+  }
+  if (data == nullptr)
+    throw OutOfMemory(fmt::format("{}: {} has no {} bytes left for '{}'.\n{}", label_, source.owner(), size,
+                                  name, format_locked()));
+  note_held(size);
+  return {data, size};
+}
+
+void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
+  if (bytes < 0)
+    throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
+  const int64_t size = rounded(bytes);
+  Lock lock(mutex_);
+  Block block = reuse(size, fresh);
+  if (block.data == nullptr) block = grow(*source_, size, name, fresh, lock);
+  count(block, size, name);
+  return block.data;
+}
+
+void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, std::string_view name) {
+  if (bytes < 0)
+    throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
+  const int64_t size = rounded(bytes);
+  Lock lock(mutex_);
+  const Block block = grow(*source, size, name, false, lock);
+  foreign_.emplace(block.data, Foreign{block, std::move(source), 0});
+  count(block, size, name);
+  return block.data;
+}
+
+void Allocator::count(const Block& block, int64_t size, std::string_view name) {
+  used_.emplace(block.data, block.bytes);
+  live_ += size;
+  recent_peak(live_);
+  peak_.store(std::max(peak_bytes(), live_), std::memory_order_relaxed);
+  auto it = names_.find(name);
+  if (it == names_.end()) it = names_.emplace(std::string(name), Entry{}).first;
+  Entry& e = it->second;
+  e.bytes += size;
+  e.peak = std::max(e.peak, e.bytes);
+  e.peak_count = std::max(e.peak_count, ++e.count);
+}
+
+void Allocator::release(void* p, int64_t bytes, std::string_view name, bool idle) noexcept {
+  if (p == nullptr) return;
+  const int64_t size = rounded(bytes);
+  std::lock_guard lock(mutex_);
+  live_ -= size;
+  if (auto it = names_.find(name); it != names_.end()) {
+    it->second.bytes -= size;
+    --it->second.count;
+  }
+  const auto used = used_.find(p);
+  const int64_t whole = used->second;
+  used_.erase(used);
+  if (auto other = foreign_.extract(p)) {
+    other.mapped().until = idle ? 0 : source_->queued();
+    leaving_.push_back(std::move(other.mapped()));
+    return;
+  }
+  const uint64_t now = ++releases_;
+  by_age_.emplace(now, shelf_.emplace(whole, Kept{p, idle ? 0 : source_->queued(), now}));
+  kept_ += whole;
+}
+
+int64_t Allocator::live_bytes() const {
+  std::lock_guard lock(mutex_);
+  return live_;
+}
+
+int64_t Allocator::kept_bytes() const {
+  std::lock_guard lock(mutex_);
+  return kept_;
+}
+
+int64_t Allocator::live_bytes(std::string_view prefix) const {
+  std::lock_guard lock(mutex_);
+  int64_t sum = 0;
+  for (auto it = names_.lower_bound(prefix); it != names_.end() && it->first.starts_with(prefix); ++it)
+    sum += it->second.bytes;
+  return sum;
+}
+
+void Allocator::reset_peak() {
+  std::lock_guard lock(mutex_);
+  peak_.store(live_, std::memory_order_relaxed);
+  peak_held_.store(held_bytes(), std::memory_order_relaxed);
+  for (auto& [name, e] : names_) {
+    e.peak = e.bytes;
+    e.peak_count = e.count;
+  }
+}
+
+std::vector<MemoryLine> Allocator::table_locked() const {
+  std::vector<MemoryLine> lines;
+  for (auto& [name, e] : names_) lines.push_back({name, e.bytes, e.peak, e.peak_count});
+  std::stable_sort(lines.begin(), lines.end(), [](auto& a, auto& b) { return a.peak_bytes > b.peak_bytes; });
+  return lines;
+}
+
+std::vector<MemoryLine> Allocator::table() const {
+  std::lock_guard lock(mutex_);
+  return table_locked();
+}
+
+std::string Allocator::format_locked() const {
+  std::string out = fmt::format("{:<32} {:>14} {:>14}\n", "memory of " + label_, "bytes", "peak bytes");
+  for (auto& l : table_locked()) out += fmt::format("{:<32} {:>14} {:>14}\n", l.name, l.bytes, l.peak_bytes);
+  return out + fmt::format("{:<32} {:>14} {:>14}\n{:<32} {:>14} {:>14}", "total", live_, peak_bytes(),
+                           "held, with what is kept for reuse", held_bytes(), peak_held_bytes());
+}
+
+std::string Allocator::format_table() const {
+  std::lock_guard lock(mutex_);
+  return format_locked();
+}
+
+}  // namespace sherd

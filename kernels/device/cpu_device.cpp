@@ -1,0 +1,77 @@
+#include <fmt/format.h>
+
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/detail/queue_stream.h>
+
+namespace sherd {
+namespace {
+
+const KernelTable& table_named(const std::string& name) {
+  if (name == "cpu") return cpu_kernels();
+  if (name == "reference") return reference_kernels();
+  throw InvalidArgument(fmt::format("kernels '{}' are unknown; use 'cpu' or 'reference'", name));
+}
+
+/// The host's memory, used by the work of a device.
+class WorkMemory final : public MemorySource {
+ public:
+  WorkMemory(const RunAhead& run_ahead, std::function<void()> drain)
+      : run_ahead_(run_ahead), drain_(std::move(drain)) {}
+  void* allocate(int64_t bytes) override { return host_->allocate(bytes); }
+  void release(void* p, int64_t bytes) noexcept override { host_->release(p, bytes); }
+  int64_t queued() const override { return run_ahead_.queued(); }
+  int64_t done() const override { return run_ahead_.done(); }
+  void drain() override { drain_(); }
+  std::string owner() const override { return host_->owner(); }
+
+ private:
+  const RunAhead& run_ahead_;
+  const std::function<void()> drain_;
+  const std::unique_ptr<MemorySource> host_ = host_memory();
+};
+
+class CpuDevice final : public Device {
+ public:
+  explicit CpuDevice(const DeviceOptions& o)
+      : Device(o),
+        options_(o),
+        kernels_(table_named(o.kernels)),
+        allocator_(o.label, o.memory_limit, memory()),
+        copies_(o.label + " (copies from the host)", 0, memory()) {
+    compute_ = make_stream("compute", StreamPriority::normal);
+  }
+
+  Allocator& allocator() override { return allocator_; }
+  Allocator& copies() override { return copies_; }
+  const KernelTable& kernels() const override { return kernels_; }
+  Stream& compute() override { return *compute_; }
+  std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
+    return std::make_unique<QueueStream>(*this, std::move(name), options_.threads);
+  }
+  const std::string& label() const override { return options_.label; }
+  std::string describe() const override {
+    return fmt::format("cpu, {} thread{}, kernels {}", options_.threads, options_.threads == 1 ? "" : "s",
+                       options_.kernels);
+  }
+
+ private:
+  std::unique_ptr<MemorySource> memory() {
+    return std::make_unique<WorkMemory>(run_ahead(), [this] { compute_->synchronize(); });
+  }
+
+  DeviceOptions options_;
+  const KernelTable& kernels_;
+  Allocator allocator_, copies_;
+  std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
+};
+
+}  // namespace
+
+std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options) {
+  if (options.threads < 1)
+    throw InvalidArgument(
+        fmt::format("{}: {} kernel threads; use at least 1", options.label, options.threads));
+  return std::make_shared<CpuDevice>(options);
+}
+
+}  // namespace sherd

@@ -1,0 +1,101 @@
+// The stream of every device: a worker thread with a queue, which runs the work (CPU) or issues it to the
+// device's own queue (CUDA). Private to kernels/.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/trace.h>
+
+namespace sherd {
+
+class QueueStream final : public Stream {
+ public:
+  /// Without `native` the worker itself computes, with `threads` threads.
+  QueueStream(Device& device, std::string name, int threads, std::unique_ptr<NativeQueue> native = nullptr);
+  /// Runs what is queued, waits for the device, then joins. Hands a failure on that nobody has heard of.
+  ~QueueStream() override;
+
+  void submit(const char* what, std::function<void(ExecutionContext&)> work) override;
+  Event record() override;
+  void wait(const Event& event) override;
+  void synchronize() override;
+  std::exception_ptr reset_failure() override;
+  Device& device() const override { return device_; }
+  const std::string& name() const override { return name_; }
+
+ private:
+  struct Item {
+    const char* what = "";
+    std::function<void(ExecutionContext&)> work;
+    std::shared_ptr<struct QueueEventState> event;  // set for records, which complete even after a failure
+    bool traced = false;
+    int64_t number = 0;  // of RunAhead
+    bool reset = false;  // of an event: it takes the failure with it
+  };
+  /// Work that the native queue has been given, up to an event of it.
+  struct Issued {
+    int64_t first = 0;  // number of the first piece
+    int64_t count = 0;
+    std::shared_ptr<NativeEvent> event;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// Waits for room. @throws what the stream has failed with.
+  void push(Item item);
+  void append(Item item, Lock& lock);
+  void wait_for_room(Lock& lock);
+  void rethrow_failure(Lock& lock);
+  /// Pieces of work that are queued, or issued and not known to be done. Under mutex_.
+  int64_t held() const { return static_cast<int64_t>(queue_.size()) + (running_ > 0) + issued_count_; }
+  /// Forgets what the native queue has done. Under mutex_.
+  void settle();
+  /// Number of the first piece of work that is not done, or RunAhead::kNothing.
+  int64_t oldest();
+
+  void run();
+  /// The native event that covers the item, if one was recorded.
+  std::shared_ptr<NativeEvent> run_item(const Item& item);
+  /// Notes that `here` covers what was issued. Under mutex_.
+  void mark(std::shared_ptr<NativeEvent> here);
+  /// The same with an event of now.
+  void mark_asked(Lock& lock);
+  /// Under mutex_.
+  void finished(int64_t number, std::shared_ptr<NativeEvent> here);
+  /// Takes the failure with it.
+  void reset(QueueEventState& event);
+  void work(const Item& item);
+  void work_traced(const Item& item);
+  /// Runs f unless the stream has failed; what it throws is the stream's failure.
+  template <class F>
+  void attempt(F&& f);
+  void fail(std::shared_ptr<StreamFailure> failure);
+  void* scratch(int64_t bytes);
+
+  Device& device_;
+  std::string name_;
+  ExecutionContext context_;
+  std::unique_ptr<NativeQueue> native_;
+  const int64_t most_work_;
+  void* scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
+  std::mutex mutex_;
+  std::condition_variable more_, idle_, room_;
+  std::deque<Item> queue_;
+  bool stop_ = false;
+  bool asked_ = false;   // how far the device is, with unmarked work
+  int64_t running_ = 0;  // number of the item that the worker has
+  int waiting_ = 0;      // threads in wait_for_room()
+  std::deque<Issued> issued_;
+  int64_t issued_count_ = 0;                // of issued_ and unmarked_
+  Issued unmarked_;                         // issued after the last event of issued_
+  std::shared_ptr<StreamFailure> failure_;  // written by the worker under mutex_
+  Trace::Lane* lane_ = nullptr;             // worker thread only
+  std::thread worker_;
+  std::shared_ptr<void> joined_;  // to RunAhead; goes first
+};
+
+}  // namespace sherd

@@ -1,0 +1,182 @@
+// A device as one rank sees it: memory, kernels, streams.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <sherd/kernels/device/allocator.h>
+#include <sherd/kernels/device/run_ahead.h>
+#include <sherd/kernels/device/stream.h>
+#include <sherd/kernels/device/stream_list.h>
+
+namespace sherd {
+
+class Trace;
+
+enum class DeviceKind { cpu, cuda };
+
+struct DeviceOptions {
+  /// Names the owner in messages, e.g. "rank 2".
+  std::string label = "rank 0";
+  /// Threads one kernel may use.
+  int threads = 1;
+  /// "cpu" (vectorised, oneDNN) or "reference" (slow and obvious).
+  std::string kernels = "cpu";
+  /// Largest number of bytes held, live ones and those kept for reuse; 0 = no limit.
+  int64_t memory_limit = 0;
+  /// How far the host may be ahead: pieces of work (kernels, collectives, events) that one stream holds and
+  /// that are not done, and bytes of copies from the host. Whoever queues more waits; see RunAhead.
+  int64_t max_queued_work = RunAhead::kWork;
+  int64_t max_queued_bytes = RunAhead::kBytes;
+  /// Which GPU of the process (CUDA).
+  int ordinal = 0;
+  /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
+  bool tf32 = false;
+  /// CUDA: how Newton-Schulz forms symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
+  /// kernel for compute capability 9.0 that does half the work but has never run on a GPU.
+  std::string symmetric_products = "blocks";
+};
+
+/// Order among the streams of a device that wants to run more than it can: what others wait for goes first.
+enum class StreamPriority { normal, high };
+
+/// One rank's device. Memory released by the host may be reused at once by work queued later on compute();
+/// memory that another stream uses must be kept until compute() has waited for an event of that stream.
+class Device {
+ public:
+  Device() = default;
+  /// @throws InvalidArgument for bounds of work or bytes below 1.
+  explicit Device(const DeviceOptions& options)
+      : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {}
+  /// Writes to stderr the failure of a stream that nobody has heard of, when there has been one and no other
+  /// failure of this device was heard.
+  virtual ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  virtual DeviceKind kind() const { return DeviceKind::cpu; }
+  /// Whether kernels of this device can read the other's memory.
+  virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
+  virtual Allocator& allocator() = 0;
+  /// Host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU, allocator().
+  virtual Allocator& staging() { return allocator(); }
+  /// Where data waits that copy_from_host has taken, until its stream has read it. Not under the memory limit;
+  /// at most RunAhead::most_bytes() are live.
+  virtual Allocator& copies() { return staging(); }
+  /// How far the host is ahead: bounds and figures.
+  RunAhead& run_ahead() { return run_ahead_; }
+  /// All memory that the device has, whoever holds it; 0 where it shares the host's.
+  virtual int64_t total_memory() const { return 0; }
+  virtual const KernelTable& kernels() const = 0;
+  /// The stream that runs the model and the optimizer.
+  virtual Stream& compute() = 0;
+  /// A further stream; it must not outlive the device.
+  virtual std::unique_ptr<Stream> make_stream(std::string name,
+                                              StreamPriority priority = StreamPriority::normal) = 0;
+  virtual const std::string& label() const = 0;
+  /// Every stream of this device that lives.
+  StreamList& streams() { return streams_; }
+
+  /// Bytes moved by ops::copy on any stream of this device, for tests that count copies around collectives.
+  int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
+  void count_copy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
+
+  /// How often host threads waited for this device (Stream::synchronize, Event::synchronize, copy_to_host), for
+  /// tests that a step waits for nothing. On a CPU device the same calls are counted.
+  int64_t host_syncs() const {
+    std::lock_guard lock(host_syncs_mutex_);
+    int64_t sum = 0;
+    for (const auto& [thread, count] : host_syncs_) sum += count;
+    return sum;
+  }
+  /// Those of one thread: a checkpoint may be written by another one beside the step.
+  int64_t host_syncs(std::thread::id thread) const {
+    std::lock_guard lock(host_syncs_mutex_);
+    const auto found = host_syncs_.find(thread);
+    return found == host_syncs_.end() ? 0 : found->second;
+  }
+  void count_host_sync() {
+    std::lock_guard lock(host_syncs_mutex_);
+    ++host_syncs_[std::this_thread::get_id()];
+  }
+  /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
+  virtual std::string describe() const = 0;
+
+  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
+  /// work is submitted.
+  void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
+  /// Null when there is none.
+  Trace* trace() const { return trace_.get(); }
+
+  /// While it is on, a device with a native queue is given work in the order of the host's calls over all its
+  /// streams: submit(), record() and wait() return when their work has been issued (not when it is done). A
+  /// kernel's first use may wait for all that was issued before it, collectives of which peers have not come
+  /// yet included; as all ranks issue in one order, those peers come. Sharded models switch it on for their
+  /// first step. No effect on a CPU. Any thread.
+  void issue_in_order(bool on) { issue_in_order_.store(on, std::memory_order_relaxed); }
+  bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
+
+  /// For what the device's own queue does not see, such as a collective that was given up: from now on no
+  /// wait of the host for a device with a native queue returns, and its streams take no more work; each call
+  /// throws `failure`. The first call wins.
+  void fail(std::exception_ptr failure) noexcept {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  void rethrow_failure() const {
+    std::lock_guard lock(failure_mutex_);
+    if (!failure_) return;
+    heard();
+    std::rethrow_exception(failure_);
+  }
+
+  /// Takes over what a stream failed with that has gone before anybody heard of it. Any thread.
+  void hand_on(std::shared_ptr<StreamFailure> failure) noexcept;
+  /// @throws the first failure that was handed on and that nobody has heard of yet. compute().synchronize()
+  /// calls it, and so the launcher at the end of a rank.
+  void rethrow_unheard();
+  /// A failure of this device has come to somebody's notice: others that follow from it need no mention.
+  void heard() const noexcept { heard_.store(true); }
+
+ private:
+  StreamList streams_;
+  RunAhead run_ahead_;
+  std::mutex unheard_mutex_;
+  std::vector<std::shared_ptr<StreamFailure>> unheard_;
+  mutable std::atomic<bool> heard_{false};
+  std::shared_ptr<Trace> trace_;
+  std::atomic<int64_t> copied_bytes_{0};
+  std::atomic<bool> issue_in_order_{false};
+  mutable std::mutex host_syncs_mutex_;
+  std::map<std::thread::id, int64_t> host_syncs_;
+  mutable std::mutex failure_mutex_;
+  std::exception_ptr failure_;
+};
+
+/// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute
+/// work.
+inline void follow_compute(Stream& stream) {
+  Stream& compute = stream.device().compute();
+  if (&stream != &compute) stream.wait(compute.record());
+}
+
+/// @throws InvalidArgument for unknown kernels, threads < 1 or bounds of queued work below 1.
+std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
+
+/// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`
+/// and `threads` do not matter.
+/// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
+/// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
+/// NotSupported for "hopper" on another chip.
+std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
+/// GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS. @throws NotCompiled.
+int cuda_device_count();
+
+}  // namespace sherd

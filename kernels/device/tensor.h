@@ -1,0 +1,76 @@
+// Dense, contiguous, row-major local tensors.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include <sherd/kernels/device/device.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/shape.h>
+
+namespace sherd {
+
+/// A typed view of a piece of device memory; copies share the memory, which lives as long as any of them.
+/// A default-constructed tensor is undefined. Tensors may be empty (a size of 0) and still be defined.
+class Tensor {
+ public:
+  Tensor() = default;
+  /// Uninitialised memory of `device`, counted under `name`. The device must outlive the tensor.
+  static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name);
+
+  /// The same in Device::staging(): memory that the host reads and writes, and the device's streams, too. No
+  /// work that is queued uses it: the host may write at once.
+  static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name);
+
+  /// The same in memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
+  static Tensor from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
+                     std::string_view name);
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int64_t dim() const { return static_cast<int64_t>(shape_.size()); }
+  int64_t size(int64_t d) const { return shape_.at(static_cast<size_t>(d)); }
+  int64_t numel() const { return numel_; }
+  int64_t nbytes() const { return numel_ * size_of(dtype_); }
+  DType dtype() const { return dtype_; }
+  Device& device() const;
+
+  /// Same memory, other shape. @throws ShapeMismatch when the element counts differ.
+  Tensor view(Shape shape) const;
+  /// Same memory, elements [begin, end) in row-major order, as a 1-D tensor.
+  /// @throws InvalidArgument outside [0, numel].
+  Tensor flat(int64_t begin, int64_t end) const;
+  Tensor flat() const { return flat(0, numel_); }
+  /// Rows [begin, end) of the first dimension.
+  Tensor rows(int64_t begin, int64_t end) const;
+  /// Same memory as nbytes() elements of u8.
+  Tensor bytes() const;
+  /// Same memory, not kept alive by it: for work whose order of queues outlives it in the owner's place, such as
+  /// a collective that compute() waits for before the owner releases (see Device).
+  Tensor borrowed() const;
+
+  void* raw() const { return data_; }
+  /// @throws ShapeMismatch when T is not the tensor's dtype.
+  template <class T>
+  T* data() const {
+    check_dtype(dtype_of<T>());
+    return reinterpret_cast<T*>(data_);
+  }
+
+ private:
+  struct Storage;
+  template <class Allocate>
+  static Tensor make(Device& device, Allocator& allocator, Shape shape, DType dtype, std::string_view name,
+                     Allocate allocate);
+  void check_dtype(DType wanted) const;
+
+  std::shared_ptr<Storage> storage_;
+  char* data_ = nullptr;
+  Shape shape_;
+  int64_t numel_ = 0;
+  DType dtype_ = DType::f32;
+};
+
+}  // namespace sherd

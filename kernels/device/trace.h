@@ -1,0 +1,80 @@
+// What streams did when: records of their work on one clock, for pictures of how it overlaps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/device/stream.h>
+
+namespace sherd {
+
+/// One piece of work of a stream. Times are microseconds of Trace::now().
+struct TraceRecord {
+  std::string device, stream, what;
+  double begin = 0, end = 0;
+};
+
+/// Records of the work of all streams of a device (Device::set_trace). Waiting for events is not work; a
+/// collective counts from where the stream takes it up, so that it contains the wait for its peers. Memory is
+/// bounded: work beyond `limit` records is counted, not recorded.
+///
+/// now, record and what reads the records are for the host; the rest is called by streams.
+class Trace {
+ public:
+  static constexpr int64_t kLimit = int64_t{1} << 18;
+  explicit Trace(int64_t limit = kLimit) : limit_(limit) {}
+
+  /// Microseconds of the steady clock, which all processes of a host share.
+  static double now();
+
+  /// Whether work *submitted* from now on is recorded; at first it is not.
+  void record(bool on) { recording_.store(on, std::memory_order_relaxed); }
+  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+
+  /// By streams in the order in which they first worked, each in the order of its work. Streams must have
+  /// been synchronised; a device's times are read here. @throws what the device failed with.
+  std::vector<TraceRecord> records();
+  /// Pieces of work that the limit left out.
+  int64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
+
+  /// Room for one record more; false when the limit is reached.
+  bool reserve();
+  /// The records of one stream; written by its worker alone, and by records().
+  class Lane {
+   public:
+    Lane(std::string device, std::string stream) : device_(std::move(device)), stream_(std::move(stream)) {}
+    void add(const char* what, double begin, double end);
+    /// Times that the device will know. Those already known are read now and then, so that few stamps live.
+    void add(const char* what, std::shared_ptr<NativeStamp> begin, std::shared_ptr<NativeStamp> end);
+
+   private:
+    friend class Trace;
+    struct Pending {
+      const char* what;
+      std::shared_ptr<NativeStamp> begin, end;
+    };
+    static constexpr size_t kPending = 128;
+    void read_times(bool wait);
+
+    std::mutex mutex_;
+    const std::string device_, stream_;
+    std::vector<TraceRecord> done_;
+    std::deque<Pending> pending_;
+  };
+  /// A new lane, which lives as long as the trace.
+  Lane& open(const std::string& device, const std::string& stream);
+
+ private:
+  const int64_t limit_;
+  std::atomic<bool> recording_{false};
+  std::atomic<int64_t> used_{0}, left_out_{0};
+  mutable std::mutex mutex_;
+  std::deque<Lane> lanes_;
+};
+
+}  // namespace sherd

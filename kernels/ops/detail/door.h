@@ -1,0 +1,92 @@
+// What the sources of the door (ops.h) share: argument checks and queueing. Private to kernels/.
+#pragma once
+
+#include <fmt/format.h>
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/ops/ops.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace sherd::ops::door {
+
+inline constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::bf16, DType::f16, DType::f64};
+inline constexpr std::initializer_list<DType> kActivations = {DType::f32, DType::bf16};
+
+/// Collects everything that is wrong with the arguments of one operation; done() throws if anything is.
+class Check {
+ public:
+  explicit Check(const char* op) : op_(op) {}
+
+  Check& dtype(const char* name, const Tensor& t, std::initializer_list<DType> allowed) {
+    if (!t.defined()) return problem(fmt::format("{} is undefined", name));
+    if (std::find(allowed.begin(), allowed.end(), t.dtype()) != allowed.end()) return *this;
+    std::string list;
+    for (DType d : allowed) list += fmt::format("{}{}", list.empty() ? "" : " or ", name_of(d));
+    return problem(fmt::format("{} is {}, must be {}", name, name_of(t.dtype()), list));
+  }
+  Check& dtype(const char* name, const Tensor& t, DType wanted) { return dtype(name, t, {wanted}); }
+  Check& shape(const char* name, const Tensor& t, const Shape& wanted) {
+    if (t.defined() && t.shape() != wanted)
+      problem(fmt::format("{} is {}, must be {}", name, to_string(t.shape()), to_string(wanted)));
+    return *this;
+  }
+  Check& count(const char* name, const Tensor& t, int64_t wanted) {
+    if (t.defined() && t.numel() != wanted)
+      problem(fmt::format("{} is {} ({} elements), must have {} elements", name, to_string(t.shape()),
+                          t.numel(), wanted));
+    return *this;
+  }
+  /// For tensors whose sizes are read to derive the others': fails at once.
+  Check& dims(const char* name, const Tensor& t, int64_t wanted) {
+    if (!t.defined()) {
+      problem(fmt::format("{} is undefined", name)).done();
+    } else if (t.dim() != wanted) {
+      problem(fmt::format("{} is {}, must have {} dimensions", name, to_string(t.shape()), wanted)).done();
+    }
+    return *this;
+  }
+  Check& that(bool ok, std::string otherwise) { return ok ? *this : problem(std::move(otherwise)); }
+
+  void done() const {
+    if (!problems_.empty()) throw ShapeMismatch(fmt::format("{}: {}", op_, problems_));
+  }
+
+ private:
+  Check& problem(std::string text) {
+    problems_ += (problems_.empty() ? "" : "; ") + text;
+    return *this;
+  }
+  const char* op_;
+  std::string problems_;
+};
+
+/// The number on the device that stops a step: one i64, or none.
+inline void check_skip(Check& check, const Tensor& skip) {
+  if (skip.defined()) check.dtype("skip", skip, DType::i64).count("skip", skip, 1);
+}
+
+inline void require(bool ok, const std::string& otherwise) {
+  if (!ok) throw InvalidArgument(otherwise);
+}
+
+inline Ref ref(const Tensor& t) { return {t.raw(), t.dtype()}; }
+
+template <class T>
+T* pointer(const Tensor& t) {
+  return t.defined() ? t.data<T>() : nullptr;
+}
+
+/// Queues a kernel; its arguments are copied and hold no tensor alive.
+template <class... A>
+void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
+           const std::type_identity_t<std::remove_cvref_t<A>>&... args) {
+  s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });
+}
+
+inline const KernelTable& kernels(Stream& s) { return s.device().kernels(); }
+
+}  // namespace sherd::ops::door

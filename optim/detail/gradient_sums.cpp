@@ -1,0 +1,222 @@
+#include <sherd/optim/detail/gradient_sums.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include <sherd/comm/core/same_value.h>
+#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+// An accumulator, and behind it the words that tell whether all ranks' collectives served the same.
+constexpr int64_t kWords = ExactSum::kWords, kStride = kWords + SameValue::kWords;
+constexpr const char* kName = "gradient norm";
+
+// Ignored parameters differ from rank to rank: they belong to no global norm.
+bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Mesh dimensions over which this parameter's gradient elements are spread.
+std::vector<std::string> dims_of(const ParamGroup& g, const Parameter& p) {
+  std::vector<std::string> dims = g.sharded_over();
+  if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.push_back(p.tensor_shard()->mesh_dim);
+  return dims;
+}
+
+SquaresSegment segment_of(const Parameter& p, int64_t* sum, int64_t* elsewhere) {
+  const Tensor g = p.grad_shard();
+  return {g.data<float>(), g.numel(), sum, elsewhere};
+}
+
+Tensor zeros(Device& device, int64_t words) {
+  const Tensor t = Tensor::empty(device, {words}, DType::i64, kName);
+  ops::fill(device.compute(), t, 0);
+  return t;
+}
+
+// Writes this rank's words behind the accumulator that begins at `at`.
+Tensor write_served(ShardRuntime& runtime, const Tensor& sums, int64_t at) {
+  const SameValue::Words words = SameValue::encode(runtime.served());
+  const Tensor place = sums.flat(at + kWords, at + kStride);
+  ops::copy_from_host(runtime.device().compute(), place, words.data(), place.nbytes());
+  return place;
+}
+
+// The sums of one mesh's parameters. Those spread over the same set of dimensions share an accumulator, whose
+// index has bit i set when the set holds dims[i]. The number for kElsewhere is counted in the last one, whose
+// words are summed over all dims on their way; so are the words of what was served, which stand behind it.
+struct MeshSums {
+  const DeviceMesh* mesh;
+  std::vector<std::string> dims;  // that spread anything, in the mesh's order
+  Tensor sums;
+
+  int64_t index_of(const std::vector<std::string>& of) const {
+    int64_t index = 0;
+    for (size_t i = 0; i < dims.size(); ++i)
+      if (contains(of, dims[i])) index |= int64_t{1} << i;
+    return index;
+  }
+  int64_t count() const { return int64_t{1} << dims.size(); }
+  Tensor accumulator(int64_t index) const { return sums.flat(index * kStride, index * kStride + kWords); }
+  Tensor served() const { return sums.flat(kWords, kStride); }
+  int64_t* elsewhere() const { return accumulator(count() - 1).data<int64_t>() + ExactSum::kElsewhere; }
+  bool spreads_over_all_ranks() const {
+    int ranks = 1;
+    for (auto& d : dims) ranks *= mesh->size(d);
+    return ranks == mesh->size();
+  }
+
+  // Leaves everything in accumulator 0. Those that dimension i spreads lie side by side, 2^i of them, once
+  // the dimensions after it are done; summed over it, they join the ones that it does not spread.
+  void reduce(Stream& stream) const {
+    for (size_t i = dims.size(); i-- > 0;) {
+      const int64_t half = (int64_t{1} << i) * kStride;
+      const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
+      mesh->comm(dims[i])->all_reduce(stream, high);
+      ops::add_words(stream, low, high);
+    }
+  }
+};
+
+// Copies of a mesh share their communicators.
+const Communicator* identity(const DeviceMesh& m) { return m.comm(m.dims().front().name).get(); }
+
+// One for each mesh (expert parameters have their own), without memory.
+std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups) {
+  std::vector<MeshSums> all;
+  for (const ParamGroup* g : groups) {
+    if (!counts(*g)) continue;
+    auto it = std::find_if(all.begin(), all.end(),
+                           [&](const MeshSums& m) { return identity(*m.mesh) == identity(g->mesh()); });
+    if (it == all.end()) it = all.insert(all.end(), {&g->mesh(), {}, {}});
+    for (auto& p : g->params())
+      for (auto& d : dims_of(*g, p)) it->dims.push_back(d);
+  }
+  for (MeshSums& m : all) {
+    std::vector<std::string> used;
+    for (auto& d : m.mesh->dims())
+      if (contains(m.dims, d.name)) used.push_back(d.name);
+    m.dims = std::move(used);
+  }
+  return all;
+}
+
+}  // namespace
+
+GradientSums sums_by_dimension(ShardRuntime& runtime) {
+  runtime.wait_gradients();
+  Device& device = runtime.device();
+  Stream& stream = device.compute();
+  const std::vector<ParamGroup*> groups = runtime.groups();
+  std::vector<MeshSums> meshes = find_meshes(groups);
+  int64_t accumulators = 1;  // the last one is for ignored parameters that no mesh's reductions take along
+  for (const MeshSums& m : meshes) accumulators += m.count();
+  const Tensor memory = zeros(device, accumulators * kStride);
+  int64_t at = 0;
+  for (MeshSums& m : meshes) {
+    m.sums = memory.flat(at, at + m.count() * kStride);
+    at += m.count() * kStride;
+    write_served(runtime, m.sums, (m.count() - 1) * kStride);
+  }
+  const Tensor alone = memory.flat(at, at + kWords);
+  int64_t* const alone_elsewhere = alone.data<int64_t>() + ExactSum::kElsewhere;
+
+  const auto spread = std::find_if(meshes.begin(), meshes.end(),
+                                   [](const MeshSums& m) { return m.spreads_over_all_ranks(); });
+  bool any_alone = false;
+  std::vector<SquaresSegment> segments;
+  for (const ParamGroup* g : groups) {
+    if (!g->trainable()) continue;
+    if (!counts(*g)) {
+      any_alone = any_alone || spread == meshes.end();
+      for (auto& p : g->params())
+        segments.push_back(
+            segment_of(p, nullptr, spread == meshes.end() ? alone_elsewhere : spread->elsewhere()));
+      continue;
+    }
+    const auto m = std::find_if(meshes.begin(), meshes.end(),
+                                [&](const MeshSums& s) { return identity(*s.mesh) == identity(g->mesh()); });
+    for (auto& p : g->params())
+      segments.push_back(
+          segment_of(p, m->accumulator(m->index_of(dims_of(*g, p))).data<int64_t>(), m->elsewhere()));
+  }
+  ops::accumulate_squares(stream, segments);
+
+  GradientSums all;
+  for (const MeshSums& m : meshes) {
+    m.reduce(stream);
+    all.sums.push_back(m.accumulator(0));
+    all.served.push_back(m.served());
+  }
+  // Where nothing else spans all ranks, what was served is compared now and then.
+  const auto& world = runtime.mesh().world();
+  const bool compares = spread == meshes.end() && world->size() > 1 && (any_alone || runtime.comparison_due());
+  if (compares) {
+    static_assert(ExactSum::kElsewhere == kWords - 1, "what travels lies side by side");
+    all.served.push_back(write_served(runtime, memory, at));
+    world->all_reduce(stream, memory.flat(at + ExactSum::kElsewhere, at + kStride));
+  }
+  if (any_alone) all.sums.push_back(alone);
+  return all;
+}
+
+GradientSums sums_at_once(ShardRuntime& runtime) {
+  runtime.wait_gradients();
+  Device& device = runtime.device();
+  const Tensor sums = zeros(device, kStride);
+  const Tensor served = write_served(runtime, sums, 0);
+  auto* const words = sums.data<int64_t>();
+  std::vector<SquaresSegment> segments;
+  for (const ParamGroup* g : runtime.groups()) {
+    if (!g->trainable()) continue;
+    for (auto& p : g->params()) {
+      // What several ranks hold, the first of them adds.
+      bool first = counts(*g);
+      const std::vector<std::string> spread = dims_of(*g, p);
+      for (auto& d : g->mesh().dims())
+        first = first && (contains(spread, d.name) || g->mesh().coordinate(d.name) == 0);
+      segments.push_back(segment_of(p, first ? words : nullptr, words + ExactSum::kElsewhere));
+    }
+  }
+  ops::accumulate_squares(device.compute(), segments);
+  const auto& world = runtime.mesh().world();
+  if (world->size() > 1) world->all_reduce(device.compute(), sums);
+  return {{sums.flat(0, kWords)}, {served}};
+}
+
+void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
+  Device& device = runtime.device();
+  const auto count = static_cast<int64_t>(served.size());
+  const Tensor host = Tensor::host(device, {count * SameValue::kWords}, DType::i64, "gradient norm");
+  ops::fill(device.compute(), host, 0);
+  for (int64_t i = 0; i < count; ++i)
+    ops::add_words(device.compute(), host.flat(i * SameValue::kWords, (i + 1) * SameValue::kWords),
+                   served[static_cast<size_t>(i)]);
+  device.compute().submit("what was served", [host, apart = runtime.ranks_apart()](ExecutionContext& context) {
+    context.after([host, apart] {
+      const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
+      for (size_t at = 0; at < all.size(); at += SameValue::kWords)
+        if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
+    });
+  });
+}
+
+std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime) {
+  std::vector<ScaleSegment> pieces;
+  for (const ParamGroup* g : runtime.groups()) {
+    if (!counts(*g)) continue;
+    for (auto& p : g->params()) {
+      const Tensor grad = p.grad_shard();
+      pieces.push_back({grad.data<float>(), grad.numel()});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace sherd

@@ -1,0 +1,41 @@
+// Exact sums over the gradients of a whole model, for the norm and for whether a step is taken. Private to
+// optim/.
+#pragma once
+
+#include <vector>
+
+#include <sherd/fsdp/runtime.h>
+#include <sherd/kernels/ops/segments.h>
+
+namespace sherd {
+
+struct GradientSums {
+  /// Of ExactSum::kWords each; the model's sums are their sum.
+  std::vector<Tensor> sums;
+  /// Of SameValue::kWords each: sums of ShardRuntime::served() over the ranks that the all-reduces here span. They
+  /// travel along.
+  std::vector<Tensor> served;
+};
+
+/// Both queue on the compute stream, after the pending reductions, and count every element of the global
+/// model once; see clip_grad_norm(). In ExactSum::kElsewhere they leave the number of non-finite elements on
+/// any rank, of any parameter: 0 on every rank or on none. That takes in ignored parameters, and parameters
+/// whose gradients should be the same along a dimension, but are not, where that dimension spreads gradients of
+/// others of their mesh.
+
+/// One pair of tensors for each mesh. One all-reduce for each mesh dimension that spreads gradients. Where no mesh's
+/// dimensions spread gradients over all of its ranks, one more over all ranks: when there are ignored parameters,
+/// else in every 64th step (ShardRuntime::comparison_due()), for what was served.
+GradientSums sums_by_dimension(ShardRuntime& runtime);
+
+/// The same in one pair, with a single all-reduce over all ranks (none for one rank).
+GradientSums sums_at_once(ShardRuntime& runtime);
+
+/// Queues the comparison of what was served: once the device has come there and ranks differed,
+/// ShardRuntime::require_gradients() throws.
+void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served);
+
+/// The parts of all groups that clipping scales.
+std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime);
+
+}  // namespace sherd

@@ -1,0 +1,48 @@
+// What single words of a parameter's name say about its role.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/optim/detail/name_words.h>
+#include <sherd/optim/role.h>
+
+namespace sherd::role_words {
+
+using Guess = std::optional<RoleGuess>;
+using Words = std::initializer_list<std::string_view>;
+
+bool is_one_of(std::string_view text, Words all);
+/// The first of the part's words that is one of `all`, or "".
+std::string word_of(const NamePart& part, Words all);
+/// The word that makes the part a head's, or "".
+std::string head_word(const NamePart& part);
+/// "output", "output_layer", "output_projection": what a model's or a layer's last matrix is called.
+bool is_output(const NamePart& part);
+
+/// Parts between the innermost list and the owner: what is above a list of layers is a whole model.
+std::vector<NamePart> near(const NamedPlace& at);
+/// The first word that word_in() finds in one of the parts, and that part; "" = none.
+template <class F>
+std::string in_any(const std::vector<NamePart>& parts, F word_in, const NamePart** found) {
+  for (const NamePart& p : parts)
+    if (std::string w = word_in(p); !w.empty()) {
+      *found = &p;
+      return w;
+    }
+  return "";
+}
+
+RoleGuess sure(Role role, std::string_view word, const NamePart& part);
+RoleGuess unsure(Role role, const std::string& why);
+
+Guess embedding(const NamedPlace& at);
+Guess state_space(const NamedPlace& at);
+Guess norm(const NamedPlace& at);
+/// @param dims 2 or 3.
+Guess conv(const NamedPlace& at, size_t dims);
+
+}  // namespace sherd::role_words

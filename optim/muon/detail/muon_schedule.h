@@ -1,0 +1,78 @@
+// A Muon plan compiled for one rank: which elements it packs, sends, receives and updates. Private to optim/.
+#pragma once
+
+#include <vector>
+
+#include <sherd/optim/muon/plan.h>
+
+namespace sherd {
+
+/// `count` elements of a parameter piece on this rank, from element `local` of the piece; `at` is their place
+/// in a message or a matrix buffer (-1: none).
+struct PieceSegment {
+  int matrix = 0;
+  int64_t local = 0, count = 0, at = 0;
+};
+
+/// Matrices of one shape that this rank orthogonalizes in one call.
+struct MuonBatch {
+  std::vector<int> matrices;
+  /// Of each, as this rank holds it: gram owners hold a range of the rows.
+  int64_t rows = 0, cols = 0;
+  int tensor_dim = -1, tensor_parts = 1;
+  /// Owners of the one matrix of a gram batch, in order, and this rank's place among them; else empty.
+  std::vector<int> gram_owners;
+  int gram_index = 0;
+  int64_t first_row = 0;
+  int64_t status_at = 0;            // of the first matrix in the team's statuses; set by MuonTeam
+  std::vector<CopySegment> unpack;  // received message -> matrices
+  std::vector<CopySegment> pack;    // results -> message to send
+  int64_t elements() const { return static_cast<int64_t>(matrices.size()) * rows * cols; }
+  bool gram() const { return !gram_owners.empty(); }
+};
+
+/// Sizes of one all-to-all-v, in elements by peer.
+struct Exchange {
+  std::vector<int64_t> send, recv;
+  int64_t send_total = 0, recv_total = 0;
+};
+
+/// Sum of partial Gram matrices over their owners, for all gram batches of a chunk at once: slice k of a
+/// partial matrix goes to owner k, which adds the slices in the owners' order and sends the sum to every
+/// owner.
+struct GramExchange {
+  struct Sum {
+    int64_t to = 0, count = 0;
+    std::vector<int64_t> from;  // in the received message, by owner
+  };
+  bool any = false;      // the chunk has gram entries, on whatever rank
+  int64_t elements = 0;  // of this rank's Gram matrices, batch after batch
+  int64_t sums_total = 0;
+  Exchange partial, whole;
+  std::vector<CopySegment> pack, spread, unpack;  // grams -> message; sums -> message; message -> grams
+  std::vector<Sum> sums;
+};
+
+/// What travels together.
+struct MuonChunk {
+  std::vector<int> matrices;
+  std::vector<MuonBatch> batches;      // that this rank orthogonalizes
+  std::vector<PieceSegment> momentum;  // into the message that goes in
+  std::vector<PieceSegment> updates;   // from the message that comes out (gather: from the matrices)
+  Exchange in, out;
+  GramExchange gram;
+};
+
+/// Everything this rank does in a step, in order: `local` batches need no message; `exchanged` chunks one
+/// all-to-all-v each way; `gathered` chunks one all-gather-v (in.send holds every rank's count).
+struct MuonSchedule {
+  std::vector<MuonChunk> local, exchanged, gathered;
+};
+
+/// @param chunk_elements bound on each message and each batch of matrices of a rank, as far as single
+/// matrices allow. Where Gram matrices are summed (gram entries, and tensor-parallel matrices if
+/// `distributed`) they count, too. The same chunks on every rank; contents are those of `rank` of the team.
+MuonSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const MuonPlan& plan, int rank,
+                              int64_t chunk_elements, bool distributed);
+
+}  // namespace sherd

@@ -1,0 +1,345 @@
+#include <sherd/optim/muon/detail/muon_team.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include <sherd/comm/core/require_equal.h>
+#include <sherd/kernels/ops/random.h>
+
+namespace sherd {
+namespace {
+
+// Messages and matrices of a rank that have memory at once, each up to one chunk: two messages each of the
+// chunk that arrives and of the one that is computed, its matrices and results, two of it that go out, and
+// two of the chunk before it. Streams order their reuse (see MuonTeam::message), the host waits for none.
+constexpr int64_t kBuffersInFlight = 10;
+// Whole tensor-parallel matrices: gathered, in order, and orthogonalized; times the parts.
+constexpr int64_t kTensorBuffers = 3;
+// Gram matrices, Q, and the five messages of a round of sums.
+constexpr int64_t kGramBuffers = 7;
+
+/// The scale of momentum is not known, that of results is about 1: f16 has too few exponents for the former.
+DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
+
+template <class Dims>
+std::vector<std::string> joined(const Dims& a, const Dims& b) {
+  std::vector<std::string> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+}  // namespace
+
+MuonTeam::Dims MuonTeam::dims_of(const ParamGroup& group) {
+  Dims d;
+  if (group.replicated()) return d;
+  d.sharded = group.sharded_over();
+  for (auto& name : {group.options().shard_dim, group.options().replicate_dim}) {
+    const bool sharded = std::find(d.sharded.begin(), d.sharded.end(), name) != d.sharded.end();
+    if (!sharded && group.mesh().has(name) && group.mesh().size(name) > 1) d.replicated.push_back(name);
+  }
+  return d;
+}
+
+MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams)
+    : device_(device), slots_(std::move(slots)), options_(options), streams_(streams) {
+  for (size_t s = 0; s < slots_.size(); ++s) {
+    Slot& slot = slots_[s];
+    const Parameter& p = slot.param;
+    slot.momentum = Tensor::empty(device, {p.shard_range().size()}, DType::f32, "optimizer momentum_buffer");
+    ops::fill(device.compute(), slot.momentum, 0);
+    for (auto& m : logical_matrices(p.name(), p.shape(), p.row_blocks(), p.tensor_shard(), p.group().layout(),
+                                    p.index_in_group())) {
+      if (m.numel() == 0) continue;
+      matrices_.push_back(std::move(m));
+      slot_of_.push_back(s);
+    }
+  }
+  const ParamGroup& group = slots_.front().param.group();
+  int replicas = 1;
+  for (auto& name : dims_of(group).replicated) replicas *= group.mesh().size(name);
+  plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
+  make_communicators();
+  settle_transient_bytes();
+  check_fingerprints();
+  schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements(),
+                               options_.tensor == MuonTensorMode::distributed);
+  status_at_.assign(matrices_.size(), -1);
+  int64_t statuses = 0;
+  for (auto* list : {&schedule_.local, &schedule_.exchanged, &schedule_.gathered})
+    for (auto& chunk : *list)
+      for (auto& batch : chunk.batches) {
+        batch.status_at = statuses;
+        for (const int i : batch.matrices) status_at_[static_cast<size_t>(i)] = statuses++;
+      }
+  status_ = Tensor::empty(device, {statuses}, DType::i32, "optimizer status");
+  ops::fill(device.compute(), status_, 0);
+}
+
+int64_t MuonTeam::chunk_elements() const {
+  int64_t buffers = kBuffersInFlight;
+  int parts = 0;
+  for (auto& m : matrices_)
+    if (m.tensor_dim >= 0) parts = std::max(parts, m.tensor_parts);
+  if (options_.tensor == MuonTensorMode::duplicated) buffers += kTensorBuffers * parts;
+  const bool distributed = options_.tensor == MuonTensorMode::distributed && parts > 0;
+  const auto is_gram = [](const PlanEntry& e) { return e.mode == PlanMode::gram; };
+  if (distributed || std::any_of(plan_.entries.begin(), plan_.entries.end(), is_gram))
+    buffers += kGramBuffers;
+  return options_.transient_bytes / (buffers * static_cast<int64_t>(sizeof(float)));
+}
+
+void MuonTeam::make_communicators() {
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  if (plan_.team() > 1) {
+    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(dims.sharded, dims.replicated) : dims.sharded);
+    rank_ = comm_->rank();
+    in_comm_ = comm_->clone();
+    out_comm_ = comm_->clone();
+    gram_comm_ = comm_->clone();
+    const std::string team = fmt::format("Muon's team of '{}'", slots_.front().param.name());
+    in_comm_->serve(Purpose("momentum to the owners of " + team));
+    out_comm_->serve(Purpose("results from the owners of " + team));
+    gram_comm_->serve(Purpose("products of " + team));
+  }
+  for (auto& slot : slots_) {
+    const auto& tensor = slot.param.tensor_shard();
+    const bool cuts_matrices =
+        tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(slot.param.shape().size()) - 2;
+    if (cuts_matrices && !tensor_comm_) tensor_comm_ = group.mesh().comm(tensor->mesh_dim)->clone();
+  }
+  if (tensor_comm_)
+    tensor_comm_->serve(Purpose(
+        fmt::format("tensor-parallel pieces of Muon's team of '{}'", slots_.front().param.name()), false));
+}
+
+std::vector<std::shared_ptr<Communicator>> MuonTeam::planning_communicators() const {
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  std::vector<std::shared_ptr<Communicator>> all = {tensor_comm_};
+  if (!group.replicated()) all.push_back(group.mesh().flatten(joined(dims.sharded, dims.replicated)));
+  std::erase_if(all, [](const auto& comm) { return !comm || comm->size() == 1; });
+  return all;
+}
+
+void MuonTeam::settle_transient_bytes() {
+  if (options_.transient_bytes > 0) return;
+  const int64_t total = device_.total_memory();
+  options_.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
+  if (total == 0) return;  // the host's, and the same for all
+  // Chunks are cut alike everywhere. What is least among tensor-parallel ranks and then over the team is so
+  // for all of them.
+  Stream& s = device_.compute();
+  for (auto& comm : planning_communicators()) {
+    const Tensor t = make({1}, DType::i64, "muon messages");
+    ops::copy_from_host(s, t, &options_.transient_bytes, sizeof options_.transient_bytes);
+    comm->all_reduce(s, t, ReduceOp::min);
+    ops::copy_to_host(s, &options_.transient_bytes, t);
+  }
+}
+
+void MuonTeam::check_fingerprints() {
+  // Once, at the start; a step exchanges no metadata.
+  uint64_t mine = plan_.fingerprint;
+  const OrthogonalizeOptions& o = options_.orthogonalize;
+  for (const double v : {static_cast<double>(chunk_elements()), static_cast<double>(options_.payload),
+                         static_cast<double>(o.working), static_cast<double>(options_.scale),
+                         static_cast<double>(options_.decay), options_.scale_factor,
+                         double{options_.momentum}, double{o.eps}, options_.nesterov ? 1.0 : 0.0})
+    mine = hash64(mine, fmt::format("{}", v));
+  for (auto& [a, b, c] : o.steps) mine = hash64(mine, fmt::format("{} {} {}", a, b, c));
+  Stream& s = device_.compute();
+  for (auto& comm : planning_communicators())
+    require_equal(*comm, s, mine,
+                  fmt::format("{}: the ranks made different Muon plans; give every rank the same model and the "
+                              "same Muon options",
+                              device_.label()));
+}
+
+Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
+  return Tensor::empty(device_, std::move(shape), dtype, what);
+}
+
+Tensor MuonTeam::message(int64_t elements, DType dtype) { return make({elements}, dtype, "muon messages"); }
+
+void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
+  skip_ = skip;
+  const auto& chunks = schedule_.exchanged;
+  InFlight arriving, leaving;
+  if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
+  for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
+  for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk, lr);
+  for (size_t k = 0; k < chunks.size(); ++k) {
+    const InFlight now = std::move(arriving);
+    if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
+    InFlight results = send_out(compute, chunks[k], now);
+    if (k > 0) finish(compute, chunks[k - 1], std::move(leaving), lr);
+    leaving = std::move(results);
+  }
+  if (!chunks.empty()) finish(compute, chunks.back(), std::move(leaving), lr);
+  skip_ = Tensor();
+}
+
+void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk) {
+  // Parameters with unequal decay differ in the l2 term only: one pass for each value.
+  std::map<double, std::vector<MomentumSegment>> passes;
+  for (auto& seg : chunk.momentum) {
+    const Slot& slot = slots_[slot_of_[static_cast<size_t>(seg.matrix)]];
+    const double l2 = options_.decay == MuonDecay::l2 ? slot.weight_decay : 0;
+    passes[l2].push_back({slot.momentum.data<float>() + seg.local,
+                          slot.param.grad_shard().data<float>() + seg.local,
+                          slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
+  }
+  for (auto& [l2, segments] : passes)
+    ops::muon_momentum(compute, packed, segments, options_.momentum, options_.nesterov,
+                       static_cast<float>(l2), skip_);
+}
+
+void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<PieceSegment>& segments,
+                      double lr) {
+  std::vector<UpdateSegment> updates;
+  updates.reserve(segments.size());
+  for (auto& seg : segments) {
+    const size_t i = static_cast<size_t>(seg.matrix);
+    const Slot& slot = slots_[slot_of_[i]];
+    const double scale = update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
+    updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
+                       static_cast<float>(decay_factor(options_.decay, lr, slot.weight_decay)),
+                       static_cast<float>(-lr * scale)});
+  }
+  ops::muon_update(compute, updates, packed, skip_);
+}
+
+void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr) {
+  const int64_t total = packed.numel();
+  const Tensor results = make({total}, DType::f32, "muon matrices");
+  int64_t at = 0;
+  for (auto& b : chunk.batches) {
+    const int64_t n = b.elements();
+    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
+    Tensor in;
+    if (b.unpack.empty() && packed.dtype() == DType::f32) {
+      in = packed.flat(at, at + n).view(shape);
+    } else {
+      in = make(shape, DType::f32, "muon matrices");
+      if (b.unpack.empty()) {
+        ops::cast(compute, in.flat(0, n), packed.flat(at, at + n));
+      } else {
+        ops::copy_segments(compute, in.flat(0, n), packed, b.unpack);
+      }
+    }
+    orthogonalize(compute, results.flat(at, at + n).view(shape), in, b);
+    at += n;
+  }
+  Tensor rounded = results;
+  if (options_.payload != DType::f32) {  // the same rounding as on the wire
+    rounded = message(total, options_.payload);
+    ops::cast(compute, rounded, results);
+  }
+  update(compute, rounded, chunk.updates, lr);
+}
+
+void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
+  const Tensor packed = message(chunk.in.send_total, incoming(options_.payload));
+  pack_momentum(compute, packed, chunk);
+  finish_batches(compute, chunk, packed, lr);
+}
+
+void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) {
+  const auto& counts = chunk.in.send;
+  const int64_t mine = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
+  const Tensor packed = message(chunk.in.recv_total, incoming(options_.payload));
+  pack_momentum(compute, packed, chunk);
+  gram_comm_->all_gather_v(compute, packed.borrowed(), counts,
+                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]).borrowed());
+  finish_batches(compute, chunk, packed, lr);
+}
+
+MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
+  InFlight f{message(chunk.in.send_total, incoming(options_.payload)),
+             message(chunk.in.recv_total, incoming(options_.payload)),
+             {}};
+  pack_momentum(compute, f.send, chunk);
+  follow_compute(*streams_.in);
+  in_comm_->all_to_all_v(*streams_.in, f.recv.borrowed(), chunk.in.recv, f.send.borrowed(), chunk.in.send);
+  f.arrived = streams_.in->record();
+  return f;
+}
+
+MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, const InFlight& in) {
+  compute.wait(in.arrived);
+  InFlight f{
+      message(chunk.out.send_total, options_.payload), message(chunk.out.recv_total, options_.payload), {}};
+  for (auto& b : chunk.batches) {
+    if (b.gram()) continue;
+    const int64_t n = b.elements();
+    const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
+    const Tensor matrices = make(shape, DType::f32, "muon matrices");
+    const Tensor results = make(shape, DType::f32, "muon matrices");
+    ops::copy_segments(compute, matrices.flat(0, n), in.recv, b.unpack);
+    orthogonalize(compute, results, matrices, b);
+    ops::copy_segments(compute, f.send, results.flat(0, n), b.pack);
+  }
+  if (chunk.gram.any) run_gram(compute, chunk, in.recv, f.send);
+  follow_compute(*streams_.out);
+  out_comm_->all_to_all_v(*streams_.out, f.recv.borrowed(), chunk.out.recv, f.send.borrowed(),
+                          chunk.out.send);
+  f.arrived = streams_.out->record();
+  return f;
+}
+
+void MuonTeam::finish(Stream& compute, const MuonChunk& chunk, InFlight out, double lr) {
+  compute.wait(out.arrived);
+  update(compute, out.recv, chunk.updates, lr);
+}
+
+Tensor MuonTeam::copy_statuses(Stream& compute) {
+  Tensor host = Tensor::host(device_, status_.shape(), DType::i32, "metrics");
+  ops::copy(compute, host, status_);
+  return host;
+}
+
+std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report(const Tensor& statuses) const {
+  const int32_t* host = statuses.data<int32_t>();
+  std::vector<std::pair<std::string, MatrixStatus>> found;
+  for (size_t i = 0; i < matrices_.size(); ++i) {
+    if (status_at_[i] < 0) continue;
+    const auto status = static_cast<MatrixStatus>(host[status_at_[i]]);
+    if (status != MatrixStatus::fine && plan_.entries[i].owners[0] == rank_ &&
+        reports(slots_[slot_of_[i]].param))
+      found.emplace_back(matrices_[i].label(), status);
+  }
+  return found;
+}
+
+bool MuonTeam::reports(const Parameter& p) const {
+  const ParamGroup& group = p.group();
+  if (group.replicated()) return true;
+  const Dims dims = dims_of(group);
+  const auto in = [](const std::vector<std::string>& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  for (auto& d : group.mesh().dims()) {
+    if (in(dims.sharded, d.name) || (plan_.copies > 1 && in(dims.replicated, d.name))) continue;
+    // Along a dimension that deals matrices of a stack out, ranks have different matrices.
+    const auto& t = p.tensor_shard();
+    const bool dealt = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
+    if (!dealt && group.mesh().coordinate(d.name) != 0) return false;
+  }
+  return true;
+}
+
+std::string MuonTeam::describe() const {
+  const ParamGroup& group = slots_.front().param.group();
+  const Dims dims = dims_of(group);
+  return fmt::format("{} ... {}; mesh {}, sharded over {}", slots_.front().param.name(),
+                     slots_.back().param.name(), group.mesh().describe(),
+                     dims.sharded.empty() ? "nothing" : fmt::format("{}", fmt::join(dims.sharded, ", ")));
+}
+
+}  // namespace sherd

@@ -1,0 +1,73 @@
+#include <sherd/optim/muon/logical_matrix.h>
+
+namespace sherd {
+
+int64_t LogicalMatrix::elements_on(int cell) const {
+  int64_t count = 0;
+  const ParamRange piece = layout->piece(param, cell);
+  if (place.count == 1) {
+    const int64_t first = place.begin * cols;
+    return std::max<int64_t>(0,
+                             std::min(first + numel(), piece.end.value) - std::max(first, piece.begin.value));
+  }
+  for_runs(piece, [&](int64_t, int64_t, int64_t n) { count += n; });
+  return count;
+}
+
+LogicalMatrix::Cells LogicalMatrix::cells() const {
+  if (numel() == 0) return {};
+  const int64_t lo = place.begin * cols;
+  const int64_t hi = (place.begin + (place.count - 1) * place.stride + place.size) * cols;
+  // Pieces of one parameter follow each other in the order of the cells.
+  const auto first_where = [&](auto passes) {
+    int a = 0, b = layout->world();
+    while (a < b) {
+      const int mid = a + (b - a) / 2;
+      passes(layout->piece(param, mid)) ? b = mid : a = mid + 1;
+    }
+    return a;
+  };
+  Cells c;
+  c.first = first_where([&](ParamRange p) { return p.end.value > lo; });
+  c.last = first_where([&](ParamRange p) { return p.begin.value >= hi; }) - 1;
+  while (c.first < c.last && elements_on(c.first) == 0) ++c.first;
+  while (c.last > c.first && elements_on(c.last) == 0) --c.last;
+  return c;
+}
+
+std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape& shape,
+                                            const RowBlocks& blocks, const std::optional<TensorShard>& tensor,
+                                            const ShardLayout& layout, int param) {
+  const bool stack = shape.size() == 3;
+  const int64_t count = stack ? shape[0] : 1, rows = shape[shape.size() - 2], cols = shape.back();
+  const RowBlocks in_matrix = blocks.empty() ? RowBlocks{{"", 0, rows, 0, 1}} : blocks;
+  // Heads that tensor parallelism deals out whole are no pieces of anything.
+  const bool dealt = tensor && tensor->dim == (stack ? 1 : 0) &&
+                     std::any_of(blocks.begin(), blocks.end(), [](const RowBlock& b) { return b.dealt; }) &&
+                     std::all_of(blocks.begin(), blocks.end(),
+                                 [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
+  // Matrices of a stack that is dealt out keep their numbers in the whole stack.
+  const int64_t first = stack && tensor && tensor->dim == 0 ? tensor->index * count : 0;
+  std::vector<LogicalMatrix> all;
+  for (int64_t i = 0; i < count; ++i) {
+    for (const RowBlock& b : in_matrix) {
+      LogicalMatrix m;
+      m.name = name;
+      m.block = stack ? "[" + std::to_string(first + i) + "]" + (b.name.empty() ? "" : "." + b.name) : b.name;
+      m.rows = b.rows();
+      m.cols = cols;
+      m.place = b;
+      m.place.begin += i * rows;
+      m.layout = &layout;
+      m.param = param;
+      if (tensor && tensor->parts > 1 && !dealt) {
+        m.tensor_dim = tensor->dim - (stack ? 1 : 0);
+        m.tensor_parts = m.tensor_dim >= 0 ? tensor->parts : 1;
+      }
+      all.push_back(std::move(m));
+    }
+  }
+  return all;
+}
+
+}  // namespace sherd

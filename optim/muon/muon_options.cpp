@@ -1,0 +1,106 @@
+#include <sherd/optim/muon/muon_options.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+constexpr const char* kModes[] = {"auto", "local", "owner", "gram", "gather"};
+constexpr const char* kScales[] = {"original", "match_rms_adamw", "spectral", "unit_rms_norm",
+                                   "shape_scaling"};
+constexpr const char* kDecays[] = {"decoupled", "independent", "l2", "palm"};
+constexpr const char* kTensorModes[] = {"duplicated", "distributed"};
+
+template <class E, size_t N>
+E parse(const char* what, const char* const (&names)[N], std::string_view name) {
+  for (size_t i = 0; i < N; ++i)
+    if (name == names[i]) return static_cast<E>(i);
+  throw InvalidArgument(fmt::format("{} '{}' is unknown; use one of {}", what, name, fmt::join(names, ", ")));
+}
+
+}  // namespace
+
+const char* name_of(MuonMode m) { return kModes[static_cast<int>(m)]; }
+const char* name_of(MuonScale s) { return kScales[static_cast<int>(s)]; }
+const char* name_of(MuonDecay d) { return kDecays[static_cast<int>(d)]; }
+const char* name_of(MuonTensorMode m) { return kTensorModes[static_cast<int>(m)]; }
+
+MuonMode parse_muon_mode(std::string_view name) { return parse<MuonMode>("Muon mode", kModes, name); }
+MuonScale parse_muon_scale(std::string_view name) { return parse<MuonScale>("Muon scale", kScales, name); }
+MuonDecay parse_muon_decay(std::string_view name) { return parse<MuonDecay>("Muon decay", kDecays, name); }
+MuonTensorMode parse_muon_tensor_mode(std::string_view name) {
+  return parse<MuonTensorMode>("tensor-parallel Muon mode", kTensorModes, name);
+}
+
+std::vector<std::string> problems_of(const MuonOptions& o) {
+  const bool gram = o.orthogonalize.form == IterationForm::gram || o.mode == MuonMode::gram;
+  std::vector<std::string> wrong = problems_of(o.orthogonalize, gram);
+  if (!(o.momentum >= 0 && o.momentum < 1))
+    wrong.push_back(fmt::format("momentum {} must lie in [0, 1)", o.momentum));
+  if (!(o.scale_factor >= 0 && std::isfinite(o.scale_factor)))
+    wrong.push_back(fmt::format("scale_factor {} must be finite and not negative", o.scale_factor));
+  if (o.payload != DType::f32 && o.payload != DType::bf16 && o.payload != DType::f16)
+    wrong.push_back(fmt::format("payload {} must be f32, bf16 or f16", name_of(o.payload)));
+  if (o.transient_bytes < 0)
+    wrong.push_back(fmt::format("transient_bytes {} must be at least 1, or 0 for the default", o.transient_bytes));
+  for (const auto& [name, cost] : {std::pair("flops_per_second", o.costs.flops_per_second),
+                                   std::pair("bytes_per_second", o.costs.bytes_per_second)})
+    if (!(cost > 0 && std::isfinite(cost)))
+      wrong.push_back(fmt::format("costs.{} {} must be finite and greater than 0", name, cost));
+  if (o.orthogonalize.method == Orthogonalizer::svd && o.tensor == MuonTensorMode::distributed)
+    wrong.push_back(
+        "the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
+        "newton_schulz");
+  return wrong;
+}
+
+int64_t default_transient_bytes(int64_t total_memory, int64_t limit_bytes) {
+  constexpr int64_t kLeast = int64_t{256} << 20, kParts = 32;
+  if (total_memory > 0 && limit_bytes > 0) total_memory = std::min(total_memory, limit_bytes);
+  return std::max(kLeast, total_memory / kParts);
+}
+
+double update_scale(const MuonOptions& options, int64_t rows, int64_t cols) {
+  if (rows == 0 || cols == 0) return 0;
+  const double m = static_cast<double>(rows), n = static_cast<double>(cols);
+  double scale = 1;
+  switch (options.scale) {
+    case MuonScale::match_rms_adamw:
+      scale = 0.2 * std::sqrt(std::max(m, n));
+      break;
+    case MuonScale::spectral:
+      scale = std::sqrt(std::max(m, n));
+      break;
+    case MuonScale::unit_rms_norm:
+      scale = std::sqrt(m / n);
+      break;
+    case MuonScale::original:
+    case MuonScale::shape_scaling:
+      scale = std::sqrt(std::max(1.0, m / n));
+      break;
+  }
+  return options.scale_factor * scale;
+}
+
+double decay_factor(MuonDecay decay, double lr, double weight_decay) {
+  switch (decay) {
+    case MuonDecay::decoupled:
+      return 1 - lr * weight_decay;
+    case MuonDecay::independent:
+      return 1 - weight_decay;
+    case MuonDecay::palm:
+      return 1 - lr * lr * weight_decay;
+    case MuonDecay::l2:
+      break;
+  }
+  return 1;
+}
+
+}  // namespace sherd
