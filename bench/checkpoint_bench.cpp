@@ -179,7 +179,7 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
       }
     }
     for (auto& p : rank.device->allocator().table())
-      if (first && (p.name == "master weights" || p.name.starts_with("optimizer")))
+      if (first && (p.kind == MemoryClass::master || p.kind == MemoryClass::optimizer))
         bytes += p.peak_bytes * b.step_ranks / static_cast<int64_t>(kinds.size());
   });
   fmt::print("{} ranks, a checkpoint of {:.0f} MiB every {} steps, median of {} times {} steps\n",

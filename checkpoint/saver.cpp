@@ -107,7 +107,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
     for (const PlannedFile& file : plan) staging_bytes += file.record.data_bytes();
-    staging = Tensor::host(device, {staging_bytes}, DType::u8, "checkpoint copy");
+    staging = Tensor::host(device, {staging_bytes}, DType::u8, MemoryClass::scratch, "checkpoint copy");
   });
   exchange_plans(world);
   const int64_t own = report_words[static_cast<size_t>(world.rank())];

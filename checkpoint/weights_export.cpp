@@ -80,7 +80,9 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, Communicator
   for (int r = 0; r < comm.size(); ++r) counts.push_back(layout.piece(index, r % layout.world()).size());
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   const bool first = comm.rank() == 0;
-  const Tensor packed = first ? Tensor::empty(stream.device(), {total}, DType::f32, "checkpoint") : Tensor();
+  const Tensor packed =
+      first ? Tensor::empty(stream.device(), {total}, DType::f32, MemoryClass::message, "checkpoint")
+            : Tensor();
   comm.gather_v(stream, packed, counts, p.shard(), 0);
   if (!first) return {};
 

@@ -118,7 +118,8 @@ Tensor DTensor::full_tensor(Stream& stream) const {
   follow_compute(stream);
   std::vector<int64_t> counts;
   for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(param_, r).size());
-  const Tensor full = Tensor::empty(local_.device(), global_, local_.dtype(), "redistribute");
+  const Tensor full =
+      Tensor::empty(local_.device(), global_, local_.dtype(), MemoryClass::message, "redistribute");
   mesh_.flatten(over_)->all_gather_v(stream, full.flat(), counts, local_);
   return full;
 }

@@ -141,7 +141,8 @@ class Walk {
   }
 
   Tensor empty(Shape shape) {
-    used_.push_back(Tensor::empty(stream_.device(), std::move(shape), local_.dtype(), kName));
+    used_.push_back(
+        Tensor::empty(stream_.device(), std::move(shape), local_.dtype(), MemoryClass::message, kName));
     return used_.back();
   }
 

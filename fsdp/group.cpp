@@ -138,25 +138,28 @@ std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
   const DType dtype = spec_.options.compute_dtype;
   std::vector<Buffer> all;
   if (needs_slot()) {
-    all.push_back({&rest_, {part_, dtype, "parameters"}});
+    all.push_back({&rest_, {part_, dtype, MemoryClass::parameter, "parameters"}});
   } else if (!staged_) {
-    all.push_back({&rest_, {layout_->buffer_elements(), dtype, "parameters"}});
+    all.push_back({&rest_, {layout_->buffer_elements(), dtype, MemoryClass::parameter, "parameters"}});
   }
   if (!trainable_) return all;
-  if (!needs_grad_slot()) all.push_back({&grad_full_, {full_elements(), DType::f32, "gradients"}});
+  if (!needs_grad_slot())
+    all.push_back({&grad_full_, {full_elements(), DType::f32, MemoryClass::gradient, "gradients"}});
   // Elsewhere the part lies in the full gradient.
-  if (needs_grad_slot() || staged_) all.push_back({&grad_part_, {part_, DType::f32, "gradients"}});
+  if (needs_grad_slot() || staged_)
+    all.push_back({&grad_part_, {part_, DType::f32, MemoryClass::gradient, "gradients"}});
   return all;
 }
 
 void ParamGroup::allocate() {
   const DType dtype = spec_.options.compute_dtype;
-  if (!needs_slot() && staged_) resident_ = Tensor::empty(device_, {full_elements()}, dtype, "parameters");
+  if (!needs_slot() && staged_)
+    resident_ = Tensor::empty(device_, {full_elements()}, dtype, MemoryClass::parameter, "parameters");
   if (rest_.defined() && dtype == DType::f32) {
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
   } else {
-    master_ = Tensor::empty(device_, {cell_size_}, DType::f32, "master weights");
+    master_ = Tensor::empty(device_, {cell_size_}, DType::f32, MemoryClass::master, "master weights");
   }
   if (trainable_ && !grad_part_.defined()) grad_part_ = grad_full_.flat(part_begin_, part_begin_ + part_);
 }

@@ -41,7 +41,8 @@ ShardRuntime::ShardRuntime(Module& root)
   check_ = device_.make_stream("check");
   check_comm_ = mesh_.world()->clone();
   check_comm_->serve(Purpose("the comparison of what ranks do"));
-  check_buffer_ = Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, "fingerprint");
+  check_buffer_ =
+      Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, MemoryClass::message, "fingerprint");
   follow_compute(*check_);
   alone_ = mesh_.flatten({});
 
@@ -162,7 +163,7 @@ void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
 
 void ShardRuntime::assign_slots() {
   auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares,
-                   int turns, DType dtype, const char* name) {
+                   int turns, DType dtype, MemoryClass kind, const char* name) {
     struct Shared {
       int64_t size = 0;
       int slot = -1;
@@ -188,24 +189,24 @@ void ShardRuntime::assign_slots() {
       const int64_t size = known ? known->size : n;
       (*u).*at = static_cast<int>(slots.size());
       if (known) known->slot = (*u).*at;
-      slots.push_back({size, dtype, {}, name, nullptr, {}});
+      slots.push_back({size, dtype, {}, kind, name, nullptr, {}});
     }
   };
   const int turns = std::min(options_.prefetch, static_cast<int>(units_.size())) + 1;
   place(
       slots_, &Unit::slot_elements_, &Unit::slot_, [](const ParamGroup& g) { return g.needs_slot(); },
-      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, turns,
-      options_.compute_dtype, "unsharded parameters");
+      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, turns, options_.compute_dtype,
+      MemoryClass::gathered, "unsharded parameters");
   place(
       grad_slots_, &Unit::grad_slot_elements_, &Unit::grad_slot_,
       [](const ParamGroup& g) { return g.needs_grad_slot(); }, [](const Unit& u) { return !u.root_; },
-      options_.overlap_reduce ? 2 : 1, DType::f32, "unsharded gradients");
+      options_.overlap_reduce ? 2 : 1, DType::f32, MemoryClass::gradient, "unsharded gradients");
 }
 
 void ShardRuntime::allocate() {
   std::vector<ParamGroup::Buffer> all;
   for (auto* slots : {&slots_, &grad_slots_})
-    for (Slot& s : *slots) all.push_back({&s.buffer, {s.elements, s.dtype, s.name}});
+    for (Slot& s : *slots) all.push_back({&s.buffer, {s.elements, s.dtype, s.kind, s.name}});
   int64_t gather = 0, reduce = 0, reduce_half = 0;
   for (auto* g : groups()) {
     if (g->stages_gather()) gather = std::max(gather, g->staging_elements());
@@ -216,7 +217,7 @@ void ShardRuntime::allocate() {
     for (auto& b : g->buffers()) all.push_back(std::move(b));
   }
   const auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
-    if (elements > 0) all.push_back({&t, {elements, dtype, "staging"}});
+    if (elements > 0) all.push_back({&t, {elements, dtype, MemoryClass::message, "staging"}});
   };
   stage(staging_.gather, gather, options_.compute_dtype);
   stage(staging_.reduce, reduce, DType::f32);
@@ -395,8 +396,8 @@ Tensor ShardRuntime::take_slot(std::vector<Slot>& slots, int& at, int64_t elemen
     } else {
       // Memory that comes from the allocator may still be read by queued compute work.
       const DType dtype = slot->dtype;
-      slots.push_back({elements, dtype, Tensor::empty(device_, {elements}, dtype, slot->name), slot->name,
-                       nullptr, device_.compute().record()});
+      slots.push_back({elements, dtype, Tensor::empty(device_, {elements}, dtype, slot->kind, slot->name),
+                       slot->kind, slot->name, nullptr, device_.compute().record()});
       at = static_cast<int>(slots.size()) - 1;
       slot = &slots.back();
     }

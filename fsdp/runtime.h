@@ -120,6 +120,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
     int64_t elements;
     DType dtype;
     Tensor buffer;
+    MemoryClass kind;
     const char* name;  // of the allocation
     Unit* occupant = nullptr;
     Event free;  // nobody reads or writes the buffer after this

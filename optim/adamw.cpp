@@ -28,15 +28,16 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   if (!wrong.empty()) throw InvalidArgument(fmt::format("AdamW: {}", fmt::join(wrong, "; ")));
   for (auto& item : items) {
     const int64_t n = item.param.shard_range().size();
-    Slot slot{std::move(item), Tensor::empty(device, {n}, DType::f32, "optimizer exp_avg"),
-              Tensor::empty(device, {n}, DType::f32, "optimizer exp_avg_sq")};
+    Slot slot{std::move(item),
+              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg"),
+              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq")};
     ops::fill(device.compute(), slot.exp_avg, 0);
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
   }
   const auto count = static_cast<int64_t>(slots_.size());
-  steps_ = Tensor::empty(device, {count}, DType::f32, "optimizer step");
-  biases_ = Tensor::empty(device, {count, 2}, DType::f32, "optimizer step");
+  steps_ = Tensor::empty(device, {count}, DType::f32, MemoryClass::optimizer, "optimizer step");
+  biases_ = Tensor::empty(device, {count, 2}, DType::f32, MemoryClass::optimizer, "optimizer step");
   ops::fill(device.compute(), steps_, 0);
 }
 

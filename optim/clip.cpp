@@ -21,10 +21,11 @@ std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_nor
   Stream& stream = device.compute();
 
   const GradientSums all = sums_by_dimension(runtime);
-  const Tensor factor = Tensor::empty(device, {1}, DType::f32, "gradient norm");
-  const Tensor skip = Tensor::empty(device, {1}, DType::i64, "gradient norm");
+  const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
+  const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
-  const Tensor total = Tensor::host(device, {ExactSum::kWords}, DType::i64, "gradient norm");
+  const Tensor total =
+      Tensor::host(device, {ExactSum::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::clip_factor(stream, factor, total, all.sums, max_norm, skip);
   compare_served(runtime, all.served);
   stream.submit("gradient norm", [total, stats](ExecutionContext& context) {

@@ -101,7 +101,7 @@ Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOption
   }
   adamw_ = std::make_unique<AdamW>(runtime_.device(), std::move(adamw), options.adamw);
   muon_ = std::make_unique<Muon>(runtime_.device(), std::move(muon), options.muon);
-  skipped_ = Tensor::empty(runtime_.device(), {1}, DType::i64, "gradient norm");
+  skipped_ = Tensor::empty(runtime_.device(), {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::fill(runtime_.device().compute(), skipped_, 0);
 }
 
@@ -131,9 +131,10 @@ Tensor Optimizer::skip_of_gradients() {
   if (runtime_.skip().defined()) return runtime_.skip();
   Device& device = runtime_.device();
   const GradientSums all = sums_at_once(runtime_);
-  const Tensor skip = Tensor::empty(device, {1}, DType::i64, "gradient norm");
-  const Tensor factor = Tensor::empty(device, {1}, DType::f32, "gradient norm");
-  const Tensor total = Tensor::empty(device, {ExactSum::kWords}, DType::i64, "gradient norm");
+  const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
+  const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
+  const Tensor total =
+      Tensor::empty(device, {ExactSum::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::clip_factor(device.compute(), factor, total, all.sums, 0, skip);
   compare_served(runtime_, all.served);
   return skip;
@@ -146,7 +147,7 @@ int64_t Optimizer::skipped() const {
 }
 
 Tensor Optimizer::copy_skipped() const {
-  Tensor host = Tensor::host(skipped_.device(), {1}, DType::i64, "metrics");
+  Tensor host = Tensor::host(skipped_.device(), {1}, DType::i64, MemoryClass::scratch, "metrics");
   ops::copy(skipped_.device().compute(), host, skipped_);
   return host;
 }

@@ -60,7 +60,9 @@ Kind kind_of(const std::exception& e) {
 Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.side_channel(kSlowestFiles)) {
   comm_->serve(Purpose("a checkpoint"));
   Device& device = comm_->device();
-  const auto words = [&](int64_t n, DType t) { return Tensor::empty(device, {n}, t, "checkpoint messages"); };
+  const auto words = [&](int64_t n, DType t) {
+    return Tensor::empty(device, {n}, t, MemoryClass::message, "checkpoint messages");
+  };
   word_ = words(1, DType::i64);
   text_ = words(kTextBytes, DType::u8);
   send_ = words(report_words, DType::i64);
@@ -134,7 +136,7 @@ std::vector<std::string> gather_bytes(Communicator& ranks, const std::string& mi
   Device& device = ranks.device();
   Stream& stream = device.compute();
   const auto memory = [&](int64_t n, DType t) {
-    return Tensor::empty(device, {n}, t, "checkpoint messages");
+    return Tensor::empty(device, {n}, t, MemoryClass::message, "checkpoint messages");
   };
   std::vector<int64_t> counts(static_cast<size_t>(ranks.size()));
   const auto size = static_cast<int64_t>(mine.size());

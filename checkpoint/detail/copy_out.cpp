@@ -68,7 +68,7 @@ void CopyOut::blocks(const PlannedFile& file, const std::function<void(const voi
     }
   }
   std::array<Tensor, 2> memory;
-  for (Tensor& m : memory) m = Tensor::host(device_, {largest}, DType::u8, kName);
+  for (Tensor& m : memory) m = Tensor::host(device_, {largest}, DType::u8, MemoryClass::scratch, kName);
   const RunDry end{*stream_};
   std::array<Event, 2> there;
   const auto fetch = [&](size_t i) {

@@ -16,6 +16,7 @@ class Communicator;
 struct BufferSpec {
   int64_t elements = 0;
   DType dtype = DType::f32;
+  MemoryClass kind = MemoryClass::message;
   std::string name;  // of the allocation
 };
 

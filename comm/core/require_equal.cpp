@@ -17,7 +17,8 @@ std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::spa
   std::vector<uint64_t> all(values.size() * static_cast<size_t>(comm.size()));
   if (n == 0) return all;
   if (!memory.defined()) {
-    memory = Tensor::empty(comm.device(), {n * comm.size()}, DType::i64, "comparison of ranks");
+    memory = Tensor::empty(comm.device(), {n * comm.size()}, DType::i64, MemoryClass::message,
+                           "comparison of ranks");
     follow_compute(stream);
   }
   const Tensor mine = memory.flat(comm.rank() * n, (comm.rank() + 1) * n);

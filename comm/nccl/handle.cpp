@@ -187,8 +187,8 @@ char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
     Allocator& allocator = session_.device().allocator();
     context.keep(std::exchange(scratch_, nullptr));
     scratch_bytes_ = 0;
-    scratch_ = {static_cast<char*>(allocator.allocate(bytes, kName, true)),
-                [&allocator, bytes](char* p) { allocator.release(p, bytes, kName); }};
+    scratch_ = {static_cast<char*>(allocator.allocate(bytes, MemoryClass::message, kName, true)),
+                [&allocator](char* p) { allocator.release(p); }};
     scratch_bytes_ = bytes;
   }
   return scratch_.get();
@@ -199,8 +199,8 @@ int32_t* Handle::word(bool& fresh) {
   if (fresh) {
     static constexpr const char* kName = "nccl barrier";
     Allocator& allocator = session_.device().allocator();
-    word_ = {static_cast<int32_t*>(allocator.allocate(sizeof(int32_t), kName, true)),
-             [&allocator](int32_t* p) { allocator.release(p, sizeof *p, kName); }};
+    word_ = {static_cast<int32_t*>(allocator.allocate(sizeof(int32_t), MemoryClass::message, kName, true)),
+             [&allocator](int32_t* p) { allocator.release(p); }};
   }
   return word_.get();
 }

@@ -91,7 +91,8 @@ std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& devic
   std::string why = why_no_windows(api);
   std::vector<Tensor> tensors;
   if (!why.empty()) {
-    for (const BufferSpec& s : specs) tensors.push_back(Tensor::empty(device, {s.elements}, s.dtype, s.name));
+    for (const BufferSpec& s : specs)
+      tensors.push_back(Tensor::empty(device, {s.elements}, s.dtype, s.kind, s.name));
     return std::make_unique<WindowBuffers>(std::move(tensors), nullptr, std::move(why), std::move(find));
   }
   if (specs.empty()) return std::make_unique<BufferSet>(std::vector<Tensor>());
@@ -101,9 +102,11 @@ std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& devic
   const int64_t rest = block->bytes() - bytes;
   world.on_device([&] {
     for (const BufferSpec& s : specs)
-      tensors.push_back(Tensor::from(block, device, {s.elements}, s.dtype, s.name));
+      tensors.push_back(Tensor::from(block, device, {s.elements}, s.dtype, s.kind, s.name));
     // What is left of it is held, too.
-    if (rest > 0) tensors.push_back(Tensor::from(block, device, {rest}, DType::u8, "window granularity"));
+    if (rest > 0)
+      tensors.push_back(
+          Tensor::from(block, device, {rest}, DType::u8, MemoryClass::scratch, "window granularity"));
   });
   return std::make_unique<WindowBuffers>(std::move(tensors), block, "", std::move(find));
 }

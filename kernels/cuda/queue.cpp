@@ -60,8 +60,8 @@ CudaQueue::~CudaQueue() {
   cudaSetDevice(chip_.ordinal);
   if (blas_) cublasLtDestroy(blas_);
   if (solver_) cusolverDnDestroy(solver_);
-  allocator_.release(workspace_, kWorkspaceBytes, "cublas workspace", true);
-  allocator_.release(scratch_, scratch_bytes_, "kernel scratch", true);
+  allocator_.release(workspace_, true);
+  allocator_.release(scratch_, true);
   cudaStreamDestroy(stream_);
 }
 
@@ -109,9 +109,9 @@ void CudaQueue::after(std::function<void()> f) {
 void* CudaQueue::scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
     // Work issued before still uses the old block, and work queued by the host the blocks it has released.
-    void* grown = allocator_.allocate(bytes, "kernel scratch", true);
+    void* grown = allocator_.allocate(bytes, MemoryClass::scratch, "kernel scratch", true);
     check(cudaStreamSynchronize(stream_), "kernel scratch");
-    allocator_.release(scratch_, scratch_bytes_, "kernel scratch", true);
+    allocator_.release(scratch_, true);
     scratch_ = grown;
     scratch_bytes_ = bytes;
   }
@@ -145,7 +145,8 @@ void allow_shared_memory(const ExecutionContext& context, const char* what, cons
 }
 
 void* CudaQueue::workspace() {
-  if (!workspace_) workspace_ = allocator_.allocate(kWorkspaceBytes, "cublas workspace", true);
+  if (!workspace_)
+    workspace_ = allocator_.allocate(kWorkspaceBytes, MemoryClass::scratch, "cublas workspace", true);
   return workspace_;
 }
 

@@ -170,61 +170,63 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
   return {data, size};
 }
 
-void* Allocator::allocate(int64_t bytes, std::string_view name, bool fresh) {
+void* Allocator::allocate(int64_t bytes, MemoryClass kind, std::string_view name, bool fresh) {
   if (bytes < 0)
     throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   Lock lock(mutex_);
   Block block = reuse(size, fresh);
   if (block.data == nullptr) block = grow(*source_, size, name, fresh, lock);
-  count(block, size, name);
+  count(block, size, kind, name);
   return block.data;
 }
 
-void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, std::string_view name) {
+void* Allocator::allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, MemoryClass kind,
+                               std::string_view name) {
   if (bytes < 0)
     throw InvalidArgument(fmt::format("{}: allocation of {} bytes for '{}'", label_, bytes, name));
   const int64_t size = rounded(bytes);
   Lock lock(mutex_);
   const Block block = grow(*source, size, name, false, lock);
   foreign_.emplace(block.data, Foreign{block, std::move(source), 0});
-  count(block, size, name);
+  count(block, size, kind, name);
   return block.data;
 }
 
-void Allocator::count(const Block& block, int64_t size, std::string_view name) {
-  used_.emplace(block.data, block.bytes);
+void Allocator::count(const Block& block, int64_t size, MemoryClass kind, std::string_view name) {
   live_ += size;
   recent_peak(live_);
   peak_.store(std::max(peak_bytes(), live_), std::memory_order_relaxed);
   auto it = names_.find(name);
-  if (it == names_.end()) it = names_.emplace(std::string(name), Entry{}).first;
-  Entry& e = it->second;
+  if (it == names_.end()) it = names_.emplace(std::string(name), Named{}).first;
+  Entry& e = it->second[kind];
   e.bytes += size;
   e.peak = std::max(e.peak, e.bytes);
   e.peak_count = std::max(e.peak_count, ++e.count);
+  ClassBytes& c = classes_[static_cast<size_t>(kind)];
+  c.live += size;
+  c.peak = std::max(c.peak, c.live);
+  used_.emplace(block.data, Used{block.bytes, size, kind, &e});
 }
 
-void Allocator::release(void* p, int64_t bytes, std::string_view name, bool idle) noexcept {
+void Allocator::release(void* p, bool idle) noexcept {
   if (p == nullptr) return;
-  const int64_t size = rounded(bytes);
   std::lock_guard lock(mutex_);
-  live_ -= size;
-  if (auto it = names_.find(name); it != names_.end()) {
-    it->second.bytes -= size;
-    --it->second.count;
-  }
-  const auto used = used_.find(p);
-  const int64_t whole = used->second;
-  used_.erase(used);
+  const auto at = used_.find(p);
+  const Used used = at->second;
+  used_.erase(at);
+  live_ -= used.live_bytes;
+  classes_[static_cast<size_t>(used.kind)].live -= used.live_bytes;
+  used.entry->bytes -= used.live_bytes;
+  --used.entry->count;
   if (auto other = foreign_.extract(p)) {
     other.mapped().until = idle ? 0 : source_->queued();
     leaving_.push_back(std::move(other.mapped()));
     return;
   }
   const uint64_t now = ++releases_;
-  by_age_.emplace(now, shelf_.emplace(whole, Kept{p, idle ? 0 : source_->queued(), now}));
-  kept_ += whole;
+  by_age_.emplace(now, shelf_.emplace(used.block_bytes, Kept{p, idle ? 0 : source_->queued(), now}));
+  kept_ += used.block_bytes;
 }
 
 int64_t Allocator::live_bytes() const {
@@ -241,23 +243,36 @@ int64_t Allocator::live_bytes(std::string_view prefix) const {
   std::lock_guard lock(mutex_);
   int64_t sum = 0;
   for (auto it = names_.lower_bound(prefix); it != names_.end() && it->first.starts_with(prefix); ++it)
-    sum += it->second.bytes;
+    for (auto& [kind, e] : it->second) sum += e.bytes;
   return sum;
+}
+
+int64_t Allocator::live_bytes(MemoryClass kind) const {
+  std::lock_guard lock(mutex_);
+  return classes_[static_cast<size_t>(kind)].live;
+}
+
+int64_t Allocator::peak_bytes(MemoryClass kind) const {
+  std::lock_guard lock(mutex_);
+  return classes_[static_cast<size_t>(kind)].peak;
 }
 
 void Allocator::reset_peak() {
   std::lock_guard lock(mutex_);
   peak_.store(live_, std::memory_order_relaxed);
   peak_held_.store(held_bytes(), std::memory_order_relaxed);
-  for (auto& [name, e] : names_) {
-    e.peak = e.bytes;
-    e.peak_count = e.count;
-  }
+  for (ClassBytes& c : classes_) c.peak = c.live;
+  for (auto& [name, kinds] : names_)
+    for (auto& [kind, e] : kinds) {
+      e.peak = e.bytes;
+      e.peak_count = e.count;
+    }
 }
 
 std::vector<MemoryLine> Allocator::table_locked() const {
   std::vector<MemoryLine> lines;
-  for (auto& [name, e] : names_) lines.push_back({name, e.bytes, e.peak, e.peak_count});
+  for (auto& [name, kinds] : names_)
+    for (auto& [kind, e] : kinds) lines.push_back({name, kind, e.bytes, e.peak, e.peak_count});
   std::stable_sort(lines.begin(), lines.end(), [](auto& a, auto& b) { return a.peak_bytes > b.peak_bytes; });
   return lines;
 }

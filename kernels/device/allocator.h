@@ -1,6 +1,7 @@
-// Pooling allocator with named allocations, a limit, and a bound on what it keeps for reuse.
+// Pooling allocator with named and classified allocations, a limit, and a bound on what it keeps for reuse.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -14,14 +15,17 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/kernels/device/memory_class.h>
+
 namespace sherd {
 
-/// One line of the memory table.
+/// One line of the memory table: the allocations of one name and class.
 struct MemoryLine {
   std::string name;
+  MemoryClass kind = MemoryClass::scratch;
   int64_t bytes = 0;       // live now
   int64_t peak_bytes = 0;  // largest `bytes` ever was
-  int64_t peak_count = 0;  // largest number of live allocations of this name
+  int64_t peak_count = 0;  // largest number of live ones of these allocations
 };
 
 /// Where an allocator gets its blocks from. Thread-safe.
@@ -69,18 +73,20 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
+  /// @param kind, name what it is for: counted by both.
   /// @param fresh memory that no queued work uses, for what is touched at once and not in the order of the
   /// compute stream: by the host, or by work that runs. Never waits for the device.
   /// @throws OutOfMemory with the table of live allocations when the limit would be passed; what drain()
   /// throws.
-  void* allocate(int64_t bytes, std::string_view name, bool fresh = false);
+  void* allocate(int64_t bytes, MemoryClass kind, std::string_view name, bool fresh = false);
   /// Memory of another source, counted and limited as if it were of this one, for what that cannot give. It is
   /// never kept for reuse: after release() it goes back to `source`, once no queued work uses it, when memory
   /// is next asked of the source or with the allocator. @throws as allocate().
-  void* allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, std::string_view name);
-  /// Returns a block; `bytes` and `name` as given to allocate(). `idle`: the caller knows that no queued work
-  /// uses it. Never throws.
-  void release(void* p, int64_t bytes, std::string_view name, bool idle = false) noexcept;
+  void* allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, MemoryClass kind,
+                      std::string_view name);
+  /// Returns a block that allocate() or allocate_from() gave, or null. `idle`: the caller knows that no
+  /// queued work uses it. Never throws.
+  void release(void* p, bool idle = false) noexcept;
 
   int64_t live_bytes() const;
   /// Largest live_bytes() since construction or the last reset_peak(). Takes no lock: a callback of the
@@ -88,6 +94,10 @@ class Allocator {
   int64_t peak_bytes() const { return peak_.load(std::memory_order_relaxed); }
   /// Live bytes of all allocations whose name starts with `prefix`.
   int64_t live_bytes(std::string_view prefix) const;
+  /// Live bytes of all allocations of a class, and their largest value since construction or the last
+  /// reset_peak(). Peaks of several classes need not have been at one time.
+  int64_t live_bytes(MemoryClass kind) const;
+  int64_t peak_bytes(MemoryClass kind) const;
   int64_t limit_bytes() const { return limit_; }
   /// What the source has given and has not got back, and its largest value since construction or the last
   /// reset_peak(). Take no lock.
@@ -98,7 +108,7 @@ class Allocator {
   void reset_peak();
   /// Lines sorted by peak bytes, largest first.
   std::vector<MemoryLine> table() const;
-  /// The table as text, one line per name, with live and held bytes below.
+  /// The table as text, one line per name and class, with live and held bytes below.
   std::string format_table() const;
 
   /// Told of every block that was handed out and goes back to the source, before it does: where something
@@ -130,7 +140,7 @@ class Allocator {
   Block reuse(int64_t size, bool fresh);
   Block take(Shelf::iterator at);
   Block grow(MemorySource& source, int64_t size, std::string_view name, bool fresh, Lock& lock);
-  void count(const Block& block, int64_t size, std::string_view name);
+  void count(const Block& block, int64_t size, MemoryClass kind, std::string_view name);
   /// Released blocks of other sources: those that no queued work uses go back.
   void give_back_foreign(Lock& lock);
   /// Makes held bytes at most `most` where kept blocks suffice. Waits for the device when `may_wait`.
@@ -153,8 +163,20 @@ class Allocator {
   struct Entry {
     int64_t bytes = 0, peak = 0, count = 0, peak_count = 0;
   };
-  std::map<std::string, Entry, std::less<>> names_;
-  std::unordered_map<void*, int64_t> used_;  // blocks that are live, with their sizes
+  /// Allocations of one name, by class; most names have one.
+  using Named = std::map<MemoryClass, Entry>;
+  std::map<std::string, Named, std::less<>> names_;
+  struct ClassBytes {
+    int64_t live = 0, peak = 0;
+  };
+  std::array<ClassBytes, kMemoryClasses.size()> classes_{};
+  struct Used {
+    int64_t block_bytes;  // of the whole block
+    int64_t live_bytes;   // as counted
+    MemoryClass kind;
+    Entry* entry;  // of names_, which only grows
+  };
+  std::unordered_map<void*, Used> used_;  // blocks that are live
   struct Foreign {
     Block block;
     std::shared_ptr<MemorySource> source;

@@ -109,8 +109,8 @@ class Device {
   /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
   virtual std::string describe() const = 0;
 
-  /// Where all streams of this device record their work while it is switched on (Trace::record). Before any
-  /// work is submitted.
+  /// Where all streams of this device record their work while it is switched on (Trace::set_enabled). Before
+  /// any work is submitted.
   void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
   /// Null when there is none.
   Trace* trace() const { return trace_.get(); }

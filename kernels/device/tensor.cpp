@@ -8,27 +8,25 @@ struct Tensor::Storage {
   Device* device;
   Allocator* allocator;
   void* data;
-  int64_t bytes;
-  std::string name;
   ~Storage() {
-    if (allocator) allocator->release(data, bytes, name);
+    if (allocator) allocator->release(data);
   }
 };
 
-Tensor Tensor::empty(Device& device, Shape shape, DType dtype, std::string_view name) {
+Tensor Tensor::empty(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name) {
   return make(device, device.allocator(), std::move(shape), dtype, name,
-              [&](int64_t bytes) { return device.allocator().allocate(bytes, name); });
+              [&](int64_t bytes) { return device.allocator().allocate(bytes, kind, name); });
 }
 
-Tensor Tensor::host(Device& device, Shape shape, DType dtype, std::string_view name) {
+Tensor Tensor::host(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name) {
   return make(device, device.staging(), std::move(shape), dtype, name,
-              [&](int64_t bytes) { return device.staging().allocate(bytes, name, true); });
+              [&](int64_t bytes) { return device.staging().allocate(bytes, kind, name, true); });
 }
 
 Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
-                    std::string_view name) {
+                    MemoryClass kind, std::string_view name) {
   return make(device, device.allocator(), std::move(shape), dtype, name, [&](int64_t bytes) {
-    return device.allocator().allocate_from(std::move(source), bytes, name);
+    return device.allocator().allocate_from(std::move(source), bytes, kind, name);
   });
 }
 
@@ -45,7 +43,7 @@ Tensor Tensor::make(Device& device, Allocator& allocator, Shape shape, DType dty
   t.dtype_ = dtype;
   const int64_t bytes = t.numel_ * size_of(dtype);
   void* p = allocate(bytes);
-  t.storage_ = std::shared_ptr<Storage>(new Storage{&device, &allocator, p, bytes, std::string(name)});
+  t.storage_ = std::shared_ptr<Storage>(new Storage{&device, &allocator, p});
   t.data_ = static_cast<char*>(p);
   return t;
 }
@@ -94,10 +92,10 @@ Tensor Tensor::bytes() const {
   return t;
 }
 
-Tensor Tensor::borrowed() const {
-  if (!defined()) throw InvalidArgument("borrowed() of an undefined tensor");
+Tensor Tensor::unowned_view() const {
+  if (!defined()) throw InvalidArgument("unowned_view() of an undefined tensor");
   Tensor t = *this;
-  t.storage_ = std::shared_ptr<Storage>(new Storage{storage_->device, nullptr, nullptr, 0, {}});
+  t.storage_ = std::shared_ptr<Storage>(new Storage{storage_->device, nullptr, nullptr});
   return t;
 }
 

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/device/dtype.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/memory_class.h>
 #include <sherd/kernels/device/shape.h>
 
 namespace sherd {
@@ -17,16 +19,24 @@ namespace sherd {
 class Tensor {
  public:
   Tensor() = default;
-  /// Uninitialised memory of `device`, counted under `name`. The device must outlive the tensor.
-  static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name);
+  /// Uninitialised memory of `device`, counted under `kind` and `name`. The device must outlive the tensor.
+  static Tensor empty(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
+  /// The same as an activation: for the code of models.
+  static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name) {
+    return empty(device, std::move(shape), dtype, MemoryClass::activation, name);
+  }
 
-  /// The same in Device::staging(): memory that the host reads and writes, and the device's streams, too. No
-  /// work that is queued uses it: the host may write at once.
-  static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name);
+  /// Memory of Device::staging(), which the host reads and writes, and the device's streams, too. No work
+  /// that is queued uses it: the host may write at once.
+  static Tensor host(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
+  /// The same as an activation.
+  static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name) {
+    return host(device, std::move(shape), dtype, MemoryClass::activation, name);
+  }
 
-  /// The same in memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
+  /// Memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
   static Tensor from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
-                     std::string_view name);
+                     MemoryClass kind, std::string_view name);
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -47,9 +57,9 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t end) const;
   /// Same memory as nbytes() elements of u8.
   Tensor bytes() const;
-  /// Same memory, not kept alive by it: for work whose order of queues outlives it in the owner's place, such as
-  /// a collective that compute() waits for before the owner releases (see Device).
-  Tensor borrowed() const;
+  /// A view that does not own the memory. Use it where stream order already keeps the owner alive, e.g. for a
+  /// collective's buffer that is released only after compute() has waited for the collective (see Device).
+  Tensor unowned_view() const;
 
   void* raw() const { return data_; }
   /// @throws ShapeMismatch when T is not the tensor's dtype.

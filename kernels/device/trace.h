@@ -23,7 +23,7 @@ struct TraceRecord {
 /// collective counts from where the stream takes it up, so that it contains the wait for its peers. Memory is
 /// bounded: work beyond `limit` records is counted, not recorded.
 ///
-/// now, record and what reads the records are for the host; the rest is called by streams.
+/// now, set_enabled and what reads the records are for the host; the rest is called by streams.
 class Trace {
  public:
   static constexpr int64_t kLimit = int64_t{1} << 18;
@@ -33,8 +33,8 @@ class Trace {
   static double now();
 
   /// Whether work *submitted* from now on is recorded; at first it is not.
-  void record(bool on) { recording_.store(on, std::memory_order_relaxed); }
-  bool recording() const { return recording_.load(std::memory_order_relaxed); }
+  void set_enabled(bool on) { enabled_.store(on, std::memory_order_relaxed); }
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
   /// By streams in the order in which they first worked, each in the order of its work. Streams must have
   /// been synchronised; a device's times are read here. @throws what the device failed with.
@@ -71,7 +71,7 @@ class Trace {
 
  private:
   const int64_t limit_;
-  std::atomic<bool> recording_{false};
+  std::atomic<bool> enabled_{false};
   std::atomic<int64_t> used_{0}, left_out_{0};
   mutable std::mutex mutex_;
   std::deque<Lane> lanes_;

@@ -29,19 +29,19 @@ namespace {
 
 /// Where data from the host waits for its stream: counted in Device::copies(), bounded by RunAhead. May wait.
 std::shared_ptr<char> host_block(Device& device, int64_t bytes) {
-  static constexpr const char* kName = "copies from the host";
   struct Return {
     Device& device;
     int64_t bytes;
     void operator()(char* block) const {
-      device.copies().release(block, bytes, kName, true);
+      device.copies().release(block, true);
       device.run_ahead().give(bytes);
     }
   };
   device.run_ahead().take(bytes);
   char* block = nullptr;
   try {
-    block = static_cast<char*>(device.copies().allocate(bytes, kName, true));
+    block = static_cast<char*>(
+        device.copies().allocate(bytes, MemoryClass::scratch, "copies from the host", true));
   } catch (...) {
     device.run_ahead().give(bytes);
     throw;

@@ -35,7 +35,7 @@ SquaresSegment segment_of(const Parameter& p, int64_t* sum, int64_t* elsewhere) 
 }
 
 Tensor zeros(Device& device, int64_t words) {
-  const Tensor t = Tensor::empty(device, {words}, DType::i64, kName);
+  const Tensor t = Tensor::empty(device, {words}, DType::i64, MemoryClass::scratch, kName);
   ops::fill(device.compute(), t, 0);
   return t;
 }
@@ -193,7 +193,8 @@ GradientSums sums_at_once(ShardRuntime& runtime) {
 void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   Device& device = runtime.device();
   const auto count = static_cast<int64_t>(served.size());
-  const Tensor host = Tensor::host(device, {count * SameValue::kWords}, DType::i64, "gradient norm");
+  const Tensor host =
+      Tensor::host(device, {count * SameValue::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::fill(device.compute(), host, 0);
   for (int64_t i = 0; i < count; ++i)
     ops::add_words(device.compute(), host.flat(i * SameValue::kWords, (i + 1) * SameValue::kWords),

@@ -29,7 +29,7 @@ void MuonTeam::orthogonalize(Stream& compute, const Tensor& out, const Tensor& i
     duplicated(compute, out, in, batch, status);
   } else {
     gram_form(compute, {{in, out, status, batch.tensor_dim == 0}},
-              [&](const Tensor& gram) { tensor_comm_->all_reduce(compute, gram.borrowed()); });
+              [&](const Tensor& gram) { tensor_comm_->all_reduce(compute, gram.unowned_view()); });
   }
 }
 
@@ -44,7 +44,7 @@ void MuonTeam::duplicated(Stream& compute, const Tensor& out, const Tensor& in, 
   const int64_t all_rows = by_rows ? rows * parts : rows, all_cols = by_rows ? cols : cols * parts;
   const int64_t n = in.numel();
   const Tensor gathered = message(parts * n, DType::f32);
-  tensor_comm_->all_gather(compute, gathered.borrowed(), in.flat(0, n).borrowed());
+  tensor_comm_->all_gather(compute, gathered.unowned_view(), in.flat(0, n).unowned_view());
 
   // Rows of a part are `run` elements that stay together in the whole matrix.
   std::vector<CopySegment> to_whole, to_local;
@@ -120,7 +120,7 @@ void MuonTeam::sum_over_owners(Stream& compute, const Tensor& grams, const GramE
   const auto floats = [&](int64_t elements) { return message(elements, DType::f32); };
   const Tensor partial_out = floats(g.partial.send_total), partial_in = floats(g.partial.recv_total);
   ops::copy_segments(compute, partial_out, grams, g.pack);
-  gram_comm_->all_to_all_v(compute, partial_in.borrowed(), g.partial.recv, partial_out.borrowed(),
+  gram_comm_->all_to_all_v(compute, partial_in.unowned_view(), g.partial.recv, partial_out.unowned_view(),
                            g.partial.send);
   const Tensor sums = floats(g.sums_total);
   for (auto& s : g.sums) {
@@ -132,7 +132,8 @@ void MuonTeam::sum_over_owners(Stream& compute, const Tensor& grams, const GramE
   }
   const Tensor whole_out = floats(g.whole.send_total), whole_in = floats(g.whole.recv_total);
   ops::copy_segments(compute, whole_out, sums, g.spread);
-  gram_comm_->all_to_all_v(compute, whole_in.borrowed(), g.whole.recv, whole_out.borrowed(), g.whole.send);
+  gram_comm_->all_to_all_v(compute, whole_in.unowned_view(), g.whole.recv, whole_out.unowned_view(),
+                           g.whole.send);
   ops::copy_segments(compute, grams, whole_in, g.unpack);
 }
 

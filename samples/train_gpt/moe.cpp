@@ -122,7 +122,7 @@ MoeMlp::Exchange MoeMlp::plan(const Tensor& counts) {
   if (parts > 1) {
     const std::vector<int64_t> each(parts, static_cast<int64_t>(local));
     const Tensor arriving = make(counts, counts.shape(), counts.dtype());
-    parallel_.comm->all_to_all_v(s, arriving.borrowed(), each, counts.borrowed(), each);
+    parallel_.comm->all_to_all_v(s, arriving.unowned_view(), each, counts.unowned_view(), each);
     coming = to_host(arriving);
   }
   s.synchronize();  // the one wait of a step: what follows has sizes that only the device knows
@@ -163,7 +163,7 @@ Tensor MoeMlp::to_experts(const Tensor& rows, const Exchange& e) {
   if (parallel_.parts == 1) return rows;
   Stream& s = rows.device().compute();
   const Tensor arrived = make(rows, {e.offsets.back(), dim_}, rows.dtype());
-  parallel_.comm->all_to_all_v(s, arrived.borrowed(), e.received, rows.borrowed(), e.sent);
+  parallel_.comm->all_to_all_v(s, arrived.unowned_view(), e.received, rows.unowned_view(), e.sent);
   return permuted(s, arrived, e.arrange);
 }
 
@@ -172,7 +172,7 @@ Tensor MoeMlp::from_experts(const Tensor& rows, const Exchange& e) {
   Stream& s = rows.device().compute();
   const int64_t elements = std::reduce(e.sent.begin(), e.sent.end());
   const Tensor back = make(rows, {elements / dim_, dim_}, rows.dtype());
-  parallel_.comm->all_to_all_v(s, back.borrowed(), e.sent, permuted(s, rows, e.restore).borrowed(),
+  parallel_.comm->all_to_all_v(s, back.unowned_view(), e.sent, permuted(s, rows, e.restore).unowned_view(),
                                e.received);
   return back;
 }
@@ -195,7 +195,7 @@ Tensor MoeMlp::forward(const Tensor& x) {
   ops::expand_rows(s, copies, x, v.order, {});
   v.exchange = plan(v.counts);
   if (training() && counts_everywhere())
-    parallel_.all->all_reduce(s, v.counts.borrowed());  // the plan is made
+    parallel_.all->all_reduce(s, v.counts.unowned_view());  // the plan is made
   experts_.set_offsets(v.exchange.offsets);
   v.outputs = from_experts(experts_(to_experts(copies, v.exchange)), v.exchange);
   Tensor y = make(x, x.shape(), x.dtype());

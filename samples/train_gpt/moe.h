@@ -68,7 +68,7 @@ class Experts : public Module {
 /// makes the host wait for the compute stream once, for the numbers of rows that the experts get: they are
 /// the sizes of what follows. Under a balancing loss every forward in training sums them over all ranks.
 ///
-/// Collectives get their memory borrowed: all of it is used on the compute stream alone.
+/// Collectives get unowned views of their memory: all of it is used on the compute stream alone.
 class MoeMlp : public Module {
  public:
   MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);

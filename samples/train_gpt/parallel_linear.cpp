@@ -24,7 +24,7 @@ Parameter TensorParallel::cut(Parameter p, int dim) const {
 }
 
 void TensorParallel::sum(Stream& s, const Tensor& x) const {
-  if (size() > 1) comm->all_reduce(s, x.borrowed());
+  if (size() > 1) comm->all_reduce(s, x.unowned_view());
 }
 
 Tensor TensorParallel::gather(Stream& s, const Tensor& x) const {
@@ -32,7 +32,7 @@ Tensor TensorParallel::gather(Stream& s, const Tensor& x) const {
   shape.insert(shape.begin(), size());
   if (size() == 1) return x.view(shape);
   Tensor all = like(x, shape);
-  comm->all_gather(s, all.borrowed(), x.borrowed());
+  comm->all_gather(s, all.unowned_view(), x.unowned_view());
   return all;
 }
 

@@ -105,13 +105,13 @@ void TraceOutput::before_step(int64_t step) {
   if (!trace_) return;
   if (range_.last < range_.first) range_ = traced_steps(step, config_.last_step(), config_.trace_steps);
   const bool traced = step >= range_.first && step <= range_.last;
-  trace_->record(traced);
+  trace_->set_enabled(traced);
   if (traced) rank_.device->compute().submit(kStep, [](ExecutionContext&) {});
 }
 
 std::vector<std::string> TraceOutput::write() {
   if (!trace_) return {};
-  trace_->record(false);
+  trace_->set_enabled(false);
   Stream& s = rank_.device->compute();
   rank_.world->barrier(s);
   s.synchronize();

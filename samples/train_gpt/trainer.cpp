@@ -299,17 +299,12 @@ void Trainer::export_weights() {
 }
 
 std::vector<RankMemory> Trainer::memory() {
-  RankMemory mine;
-  for (auto& line : rank_.device->allocator().table()) {
-    if (line.name == "parameters" || line.name == "master weights" || line.name == "unsharded parameters") {
-      mine.parameters += line.peak_bytes;
-    } else if (line.name == "gradients" || line.name == "unsharded gradients") {
-      mine.gradients += line.peak_bytes;
-    } else if (line.name.starts_with("optimizer")) {
-      mine.optimizer += line.peak_bytes;
-    }
-  }
   Device& device = *rank_.device;
+  const auto peak = [&](MemoryClass kind) { return device.allocator().peak_bytes(kind); };
+  RankMemory mine;
+  mine.parameters = peak(MemoryClass::parameter) + peak(MemoryClass::master) + peak(MemoryClass::gathered);
+  mine.gradients = peak(MemoryClass::gradient);
+  mine.optimizer = peak(MemoryClass::optimizer);
   mine.other_peak = device.allocator().peak_held_bytes() - mine.parameters - mine.gradients - mine.optimizer;
   for (const Allocator* a : std::set<Allocator*>{&device.staging(), &device.copies()})
     if (a != &device.allocator()) mine.other_peak += a->peak_held_bytes();

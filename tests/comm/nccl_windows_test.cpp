@@ -25,8 +25,9 @@ NcclOptions with_windows() {
 /// One rank's slice, all ranks' slices, and a collective of each kind between them.
 struct Buffers {
   Buffers(RankContext& c, int64_t slice = 4)
-      : set(c.world->make_buffers(std::vector<BufferSpec>{
-            {slice, DType::i32, "slice"}, {slice * c.world->size(), DType::i32, "whole"}})) {}
+      : set(c.world->make_buffers(
+            std::vector<BufferSpec>{{slice, DType::i32, MemoryClass::message, "slice"},
+                                    {slice * c.world->size(), DType::i32, MemoryClass::message, "whole"}})) {}
   void use(Communicator& comm, Stream& s) const {
     const Tensor &slice = set->tensors()[0], &whole = set->tensors()[1];
     for (int64_t i = 0; i < slice.numel(); ++i) slice.data<int32_t>()[i] = comm.rank() + 1;

@@ -42,7 +42,7 @@ class FakeStamp final : public NativeStamp {
 class FakeQueue final : public NativeQueue {
  public:
   explicit FakeQueue(Allocator& allocator) : allocator_(allocator) {}
-  ~FakeQueue() override { allocator_.release(scratch_, bytes_, "fake scratch"); }
+  ~FakeQueue() override { allocator_.release(scratch_); }
   void start() override {}
   void finish() noexcept override {
     FakeEvent(outstanding()).synchronize();
@@ -66,8 +66,8 @@ class FakeQueue final : public NativeQueue {
   }
   void* scratch(int64_t bytes) override {
     if (bytes > bytes_) {
-      allocator_.release(scratch_, bytes_, "fake scratch");
-      scratch_ = allocator_.allocate(bytes, "fake scratch", true);
+      allocator_.release(scratch_);
+      scratch_ = allocator_.allocate(bytes, MemoryClass::scratch, "fake scratch", true);
       bytes_ = bytes;
     }
     return scratch_;

@@ -16,7 +16,7 @@ struct CudaTrace : testing::Test {
     device = make_cuda_device({.label = "rank 1"});
     trace = std::make_shared<Trace>();
     device->set_trace(trace);
-    trace->record(true);
+    trace->set_enabled(true);
   }
   std::shared_ptr<Device> device;
   std::shared_ptr<Trace> trace;

@@ -180,10 +180,9 @@ TEST(Runtime, PeakBytesFollowTheFormula) {
         const int64_t want =
             4 * (2 * total / 4 + 2 * root + (prefetch + 1) * unit + (overlap ? 2 : 1) * unit);
         int64_t got = 0;
-        for (auto& line : r.device->allocator().table())
-          if (line.name == "parameters" || line.name == "gradients" || line.name == "unsharded parameters" ||
-              line.name == "unsharded gradients" || line.name == "master weights")
-            got += line.peak_bytes;
+        for (const MemoryClass kind :
+             {MemoryClass::parameter, MemoryClass::master, MemoryClass::gathered, MemoryClass::gradient})
+          got += r.device->allocator().peak_bytes(kind);
         EXPECT_NEAR(static_cast<double>(got), static_cast<double>(want), 0.05 * static_cast<double>(want));
       });
     }

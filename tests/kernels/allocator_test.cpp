@@ -14,24 +14,26 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
+constexpr MemoryClass kKind = MemoryClass::activation;
+
 TEST(Allocator, RoundsTo128BytesAndAligns) {
   EXPECT_EQ(Allocator::rounded(0), 128);
   EXPECT_EQ(Allocator::rounded(128), 128);
   EXPECT_EQ(Allocator::rounded(129), 256);
   Allocator a("rank 0");
-  void* p = a.allocate(1, "x");
+  void* p = a.allocate(1, kKind, "x");
   EXPECT_EQ(reinterpret_cast<uintptr_t>(p) % 128, 0u);
   EXPECT_EQ(a.live_bytes(), 128);
-  a.release(p, 1, "x");
+  a.release(p);
   EXPECT_EQ(a.live_bytes(), 0);
 }
 
 TEST(Allocator, TracksPeaksPerName) {
   Allocator a("rank 0");
-  void* p = a.allocate(1000, "grad");
-  void* q = a.allocate(1000, "grad");
-  void* r = a.allocate(128, "state");
-  a.release(q, 1000, "grad");
+  void* p = a.allocate(1000, kKind, "grad");
+  void* q = a.allocate(1000, kKind, "grad");
+  void* r = a.allocate(128, kKind, "state");
+  a.release(q);
   EXPECT_EQ(a.peak_bytes(), 2 * 1024 + 128);
   EXPECT_EQ(a.live_bytes(), 1024 + 128);
   EXPECT_EQ(a.live_bytes("gr"), 1024);
@@ -47,37 +49,37 @@ TEST(Allocator, TracksPeaksPerName) {
   EXPECT_EQ(a.peak_bytes(), 1024 + 128);
   EXPECT_EQ(a.table()[0].peak_bytes, 1024);
   EXPECT_THAT(a.format_table(), AllOf(HasSubstr("rank 0"), HasSubstr("grad"), HasSubstr("state")));
-  a.release(p, 1000, "grad");
-  a.release(r, 128, "state");
+  a.release(p);
+  a.release(r);
 }
 
 TEST(Allocator, ReusesBlocksOfOneSize) {
   Allocator a("rank 0");
-  void* p = a.allocate(1000, "x");
-  a.release(p, 1000, "x");
-  void* q = a.allocate(1024, "y");  // the same rounded size
+  void* p = a.allocate(1000, kKind, "x");
+  a.release(p);
+  void* q = a.allocate(1024, kKind, "y");  // the same rounded size
   EXPECT_EQ(p, q);
-  void* r = a.allocate(1024, "y");
+  void* r = a.allocate(1024, kKind, "y");
   EXPECT_NE(q, r);
-  a.release(q, 1024, "y");
-  a.release(r, 1024, "y");
+  a.release(q);
+  a.release(r);
 }
 
 TEST(Allocator, ReusesBlocksThatAreAnEighthTooLarge) {
   Allocator a("rank 0");
-  void* p = a.allocate(9 * 1024, "x");
-  a.release(p, 9 * 1024, "x");
-  void* small = a.allocate(7 * 1024, "x");
+  void* p = a.allocate(9 * 1024, kKind, "x");
+  a.release(p);
+  void* small = a.allocate(7 * 1024, kKind, "x");
   EXPECT_NE(small, p) << "two ninths would lie waste";
-  void* near = a.allocate(8 * 1024, "x");
+  void* near = a.allocate(8 * 1024, kKind, "x");
   EXPECT_EQ(near, p);
   EXPECT_EQ(a.live_bytes(), 15 * 1024);
   EXPECT_EQ(a.held_bytes(), 16 * 1024);
-  a.release(near, 8 * 1024, "x");
-  void* whole = a.allocate(9 * 1024, "x");
+  a.release(near);
+  void* whole = a.allocate(9 * 1024, kKind, "x");
   EXPECT_EQ(whole, p) << "a block keeps its own size";
-  a.release(whole, 9 * 1024, "x");
-  a.release(small, 7 * 1024, "x");
+  a.release(whole);
+  a.release(small);
   EXPECT_EQ(a.live_bytes(), 0);
   EXPECT_EQ(a.kept_bytes(), a.held_bytes());
 }
@@ -88,13 +90,13 @@ TEST(Allocator, WhatIsKeptForReuseIsBounded) {
   Allocator a("rank 0");
   uint64_t state = 1;
   for (int step = 0; step < 600; ++step) {
-    std::vector<std::pair<void*, int64_t>> live;
+    std::vector<void*> live;
     for (int i = 0; i < 8; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
       const int64_t bytes = kMiB / 4 + static_cast<int64_t>(state >> 33) % (4 * kMiB);
-      live.emplace_back(a.allocate(bytes, "x"), bytes);
+      live.push_back(a.allocate(bytes, kKind, "x"));
     }
-    for (auto [p, bytes] : live) a.release(p, bytes, "x");
+    for (void* p : live) a.release(p);
   }
   EXPECT_EQ(a.live_bytes(), 0);
   EXPECT_LE(a.peak_held_bytes(), a.peak_bytes() + a.peak_bytes() / 2 + kMiB);
@@ -103,12 +105,12 @@ TEST(Allocator, WhatIsKeptForReuseIsBounded) {
 
 TEST(Allocator, TheLimitCountsWhatIsHeld) {
   Allocator a("rank 3", 1 << 20);
-  void* p = a.allocate(600 << 10, "x");
-  a.release(p, 600 << 10, "x");
+  void* p = a.allocate(600 << 10, kKind, "x");
+  a.release(p);
   EXPECT_EQ(a.held_bytes(), 600 << 10);
-  void* q = a.allocate(900 << 10, "x");  // too large for the kept block, and both do not fit
+  void* q = a.allocate(900 << 10, kKind, "x");  // too large for the kept block, and both do not fit
   EXPECT_EQ(a.held_bytes(), 900 << 10);
-  a.release(q, 900 << 10, "x");
+  a.release(q);
 }
 
 TEST(Allocator, FreshMemoryIsUsedByNoQueuedWork) {
@@ -124,43 +126,43 @@ TEST(Allocator, FreshMemoryIsUsedByNoQueuedWork) {
   auto source = std::make_unique<Queue>();
   Queue& queue = *source;
   Allocator a("rank 0", 0, std::move(source));
-  void* const p = a.allocate(1000, "x");
+  void* const p = a.allocate(1000, kKind, "x");
   queue.now = 5;  // uses p
-  a.release(p, 1000, "x");
-  void* const q = a.allocate(1000, "x", true);
+  a.release(p);
+  void* const q = a.allocate(1000, kKind, "x", true);
   EXPECT_NE(q, p);
   queue.done_now = 5;
-  void* const r = a.allocate(1000, "x", true);
+  void* const r = a.allocate(1000, kKind, "x", true);
   EXPECT_EQ(r, p);
   queue.now = 6;
-  a.release(r, 1000, "x", true);
-  EXPECT_EQ(a.allocate(1000, "x", true), r) << "its last user said that nothing uses it";
-  a.release(r, 1000, "x");
-  a.release(q, 1000, "x");
+  a.release(r, true);
+  EXPECT_EQ(a.allocate(1000, kKind, "x", true), r) << "its last user said that nothing uses it";
+  a.release(r);
+  a.release(q);
 }
 
 TEST(Allocator, LimitIsExactAndExplainsItself) {
   Allocator a("rank 3", 1024);
-  void* p = a.allocate(896, "weights");
-  void* q = a.allocate(128, "small");  // exactly full
+  void* p = a.allocate(896, kKind, "weights");
+  void* q = a.allocate(128, kKind, "small");  // exactly full
   try {
-    a.allocate(1, "straw");
+    a.allocate(1, kKind, "straw");
     FAIL() << "the limit was passed";
   } catch (const OutOfMemory& e) {
     EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 3"), HasSubstr("straw"), HasSubstr("1024"),
                                 HasSubstr("weights"), HasSubstr("896")));
   }
   EXPECT_EQ(a.live_bytes(), 1024);  // a failed request changes nothing
-  a.release(q, 128, "small");
-  void* r = a.allocate(1, "straw");
-  a.release(r, 1, "straw");
-  a.release(p, 896, "weights");
+  a.release(q);
+  void* r = a.allocate(1, kKind, "straw");
+  a.release(r);
+  a.release(p);
 }
 
 TEST(Allocator, RejectsNegativeSizes) {
   EXPECT_THROW(Allocator("x", -1), InvalidArgument);
   Allocator a("x");
-  EXPECT_THROW(a.allocate(-1, "y"), InvalidArgument);
+  EXPECT_THROW(a.allocate(-1, kKind, "y"), InvalidArgument);
 }
 
 /// Two blocks of the host's memory, which queued work uses until drain(), and a list of what was given back.
@@ -195,18 +197,18 @@ TEST(Allocator, TellsWhoListensBeforeABlockGoesBack) {
   std::vector<std::string> log;
   {
     Allocator a("rank 0", 0, std::make_unique<TwoBlocks>(log));
-    void* const p = a.allocate(1000, "x");
-    void* const q = a.allocate(256, "y");
+    void* const p = a.allocate(1000, kKind, "x");
+    void* const q = a.allocate(256, kKind, "y");
     auto told = a.on_return([&](const void* block, int64_t bytes) {
       log.push_back((block == p ? "p of " : "another of ") + std::to_string(bytes));
     });
-    a.release(p, 1000, "x");
+    a.release(p);
     EXPECT_EQ(log, std::vector<std::string>{}) << "kept for reuse";
-    void* const r = a.allocate(512, "z");
+    void* const r = a.allocate(512, kKind, "z");
     EXPECT_EQ(log, (std::vector<std::string>{"drained", "p of 1024", "released"}));
     told.reset();
-    a.release(q, 256, "y");
-    a.release(r, 512, "z");
+    a.release(q);
+    a.release(r);
   }
   EXPECT_EQ(log.size(), 5u) << "nobody listens at the end";
 }
@@ -233,24 +235,25 @@ TEST(Allocator, MemoryOfAnotherSourceIsCountedAndGoesBackThereWhenNoQueuedWorkUs
   int told = 0;
   Allocator a("rank 0", 4096, std::move(own));
   const auto listening = a.on_return([&](const void*, int64_t) { ++told; });
-  void* const p = a.allocate_from(other, 1000, "x");
+  void* const p = a.allocate_from(other, 1000, kKind, "x");
   EXPECT_EQ(a.live_bytes("x"), 1024);
   EXPECT_EQ(a.held_bytes(), 1024);
-  EXPECT_THROW(a.allocate_from(other, 3200, "y"), OutOfMemory) << "above the limit with the block that is there";
+  EXPECT_THROW(a.allocate_from(other, 3200, kKind, "y"), OutOfMemory)
+      << "above the limit with the block that is there";
   EXPECT_EQ(other->blocks, 1);
   queue.now = 5;  // uses p
-  a.release(p, 1000, "x");
+  a.release(p);
   EXPECT_EQ(a.live_bytes(), 0);
   EXPECT_EQ(a.held_bytes(), 1024) << "queued work uses it";
-  void* const q = a.allocate(1000, "x");
+  void* const q = a.allocate(1000, kKind, "x");
   EXPECT_NE(q, p) << "not kept for reuse";
   EXPECT_EQ(other->blocks, 1);
-  void* const r = a.allocate(3000, "z");  // for which the queue has to run dry
+  void* const r = a.allocate(3000, kKind, "z");  // for which the queue has to run dry
   EXPECT_EQ(other->blocks, 0);
   EXPECT_EQ(told, 1);
   EXPECT_EQ(a.held_bytes(), 1024 + 3072);
-  a.release(q, 1000, "x");
-  a.release(r, 3000, "z");
+  a.release(q);
+  a.release(r);
 }
 
 // A callback of the device asks for the peak while another thread waits for the device inside allocate().
@@ -269,21 +272,64 @@ TEST(Allocator, ThePeakIsReadWithoutALock) {
   Waiting& waiting = *source;
   Allocator a("rank 0", 0, std::move(source));
   waiting.allocator = &a;
-  void* const p = a.allocate(1000, "x");
+  void* const p = a.allocate(1000, kKind, "x");
   EXPECT_EQ(waiting.peak, 0);
-  void* const q = a.allocate(128, "x");
+  void* const q = a.allocate(128, kKind, "x");
   EXPECT_EQ(waiting.peak, 1024);
-  a.release(p, 1000, "x");
-  a.release(q, 128, "x");
+  a.release(p);
+  a.release(q);
+}
+
+TEST(Allocator, CountsBytesByClass) {
+  Allocator a("rank 0");
+  void* p = a.allocate(1000, MemoryClass::gradient, "sums");
+  void* q = a.allocate(128, MemoryClass::gradient, "whole sums");
+  void* r = a.allocate(256, MemoryClass::optimizer, "momentum");
+  EXPECT_EQ(a.live_bytes(MemoryClass::gradient), 1024 + 128);
+  EXPECT_EQ(a.live_bytes(MemoryClass::optimizer), 256);
+  EXPECT_EQ(a.live_bytes(MemoryClass::scratch), 0);
+  a.release(p);
+  EXPECT_EQ(a.live_bytes(MemoryClass::gradient), 128);
+  EXPECT_EQ(a.peak_bytes(MemoryClass::gradient), 1024 + 128);
+  a.reset_peak();
+  EXPECT_EQ(a.peak_bytes(MemoryClass::gradient), 128);
+  EXPECT_EQ(a.peak_bytes(MemoryClass::optimizer), 256);
+  int64_t sum = 0;
+  for (const MemoryClass kind : kMemoryClasses) sum += a.live_bytes(kind);
+  EXPECT_EQ(sum, a.live_bytes());
+  a.release(q);
+  a.release(r);
+}
+
+// One name may serve two purposes: the lines of the table are of a name and a class.
+TEST(Allocator, TheTableTellsClassesOfOneNameApart) {
+  Allocator a("rank 0");
+  void* p = a.allocate(256, MemoryClass::message, "x");
+  void* q = a.allocate(128, MemoryClass::scratch, "x");
+  const auto table = a.table();
+  ASSERT_EQ(table.size(), 2u);
+  EXPECT_EQ(table[0].kind, MemoryClass::message);
+  EXPECT_EQ(table[0].peak_bytes, 256);
+  EXPECT_EQ(table[1].kind, MemoryClass::scratch);
+  EXPECT_EQ(table[1].peak_bytes, 128);
+  EXPECT_EQ(a.live_bytes("x"), 256 + 128);
+  a.release(p);
+  a.release(q);
+}
+
+TEST(MemoryClass, HasNames) {
+  for (size_t i = 0; i < kMemoryClasses.size(); ++i) EXPECT_EQ(static_cast<size_t>(kMemoryClasses[i]), i);
+  EXPECT_EQ(name_of(MemoryClass::parameter), "parameter");
+  EXPECT_EQ(name_of(MemoryClass::scratch), "scratch");
 }
 
 TEST(Allocator, ServesThreads) {
   Allocator a("rank 0");
   auto work = [&] {
     for (int i = 0; i < 200; ++i) {
-      void* p = a.allocate(256, "x");
+      void* p = a.allocate(256, kKind, "x");
       *static_cast<int*>(p) = i;
-      a.release(p, 256, "x");
+      a.release(p);
     }
   };
   std::thread t(work);

@@ -55,15 +55,15 @@ TEST_F(TensorTest, MemoryLivesAsLongAsAnyView) {
 }
 
 TEST_F(TensorTest, BorrowedMemoryIsTheOwners) {
-  Tensor borrowed = t.rows(1, 2).borrowed();
-  EXPECT_EQ(borrowed.raw(), t.rows(1, 2).raw());
-  EXPECT_EQ(borrowed.shape(), t.rows(1, 2).shape());
+  Tensor view = t.rows(1, 2).unowned_view();
+  EXPECT_EQ(view.raw(), t.rows(1, 2).raw());
+  EXPECT_EQ(view.shape(), t.rows(1, 2).shape());
   t = Tensor();
   EXPECT_EQ(device->allocator().live_bytes("t"), 0);
-  EXPECT_EQ(&borrowed.device(), device.get()) << "the handle itself stays valid";
-  borrowed = Tensor();
+  EXPECT_EQ(&view.device(), device.get()) << "the handle itself stays valid";
+  view = Tensor();
   EXPECT_EQ(device->allocator().live_bytes(), 0);
-  EXPECT_THROW(Tensor().borrowed(), InvalidArgument);
+  EXPECT_THROW(Tensor().unowned_view(), InvalidArgument);
 }
 
 TEST_F(TensorTest, BytesAreTheSameMemory) {

@@ -14,7 +14,7 @@ struct TraceTest : testing::Test {
   void start(int64_t limit = Trace::kLimit) {
     trace = std::make_shared<Trace>(limit);
     device->set_trace(trace);
-    trace->record(true);
+    trace->set_enabled(true);
   }
   std::vector<TraceRecord> of(const std::string& stream) {
     std::vector<TraceRecord> found;
@@ -97,13 +97,13 @@ TEST_F(TraceTest, WaitingForAnEventIsNoWork) {
 
 TEST_F(TraceTest, OnlyWorkSubmittedWhileOnIsRecorded) {
   start();
-  trace->record(false);
+  trace->set_enabled(false);
   std::promise<void> gate;
   auto open = gate.get_future().share();
   s.submit("before", [open](ExecutionContext&) { open.wait(); });
-  trace->record(true);
+  trace->set_enabled(true);
   s.submit("during", nothing);
-  trace->record(false);
+  trace->set_enabled(false);
   s.submit("after", nothing);
   gate.set_value();  // all three run only now
   s.synchronize();

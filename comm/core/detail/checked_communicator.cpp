@@ -252,7 +252,8 @@ std::shared_ptr<Communicator> CheckedCommunicator::side_channel(std::chrono::mil
 
 std::unique_ptr<BufferSet> CheckedCommunicator::make_buffers(std::span<const BufferSpec> specs) {
   std::vector<Tensor> tensors;
-  for (const BufferSpec& s : specs) tensors.push_back(Tensor::empty(*device_, {s.elements}, s.dtype, s.name));
+  for (const BufferSpec& s : specs)
+    tensors.push_back(Tensor::empty(*device_, {s.elements}, s.dtype, s.kind, s.name));
   return std::make_unique<BufferSet>(std::move(tensors));
 }
 

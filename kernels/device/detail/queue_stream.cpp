@@ -90,7 +90,7 @@ QueueStream::~QueueStream() {
   more_.notify_one();
   worker_.join();
   if (failure_ && !failure_->heard) device_.hand_on(failure_);
-  device_.allocator().release(scratch_, scratch_bytes_, "kernel scratch", true);
+  device_.allocator().release(scratch_, true);
 }
 
 void QueueStream::rethrow_failure(Lock& lock) {
@@ -148,7 +148,7 @@ void QueueStream::push(Item item) {
 
 void QueueStream::submit(const char* what, std::function<void(ExecutionContext&)> work) {
   const Trace* trace = device_.trace();
-  push({what, std::move(work), nullptr, trace && trace->recording()});
+  push({what, std::move(work), nullptr, trace && trace->enabled()});
 }
 
 Event QueueStream::record() {
@@ -203,8 +203,8 @@ void* QueueStream::scratch(int64_t bytes) {
   if (bytes > scratch_bytes_) {
     // The host may have released blocks that work still queued here reads, so none of those will do.
     Allocator& allocator = device_.allocator();
-    void* grown = allocator.allocate(bytes, "kernel scratch", true);
-    allocator.release(scratch_, scratch_bytes_, "kernel scratch", true);
+    void* grown = allocator.allocate(bytes, MemoryClass::scratch, "kernel scratch", true);
+    allocator.release(scratch_, true);
     scratch_ = grown;
     scratch_bytes_ = bytes;
   }

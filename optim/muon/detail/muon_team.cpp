@@ -50,7 +50,8 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   for (size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     const Parameter& p = slot.param;
-    slot.momentum = Tensor::empty(device, {p.shard_range().size()}, DType::f32, "optimizer momentum_buffer");
+    slot.momentum = Tensor::empty(device, {p.shard_range().size()}, DType::f32, MemoryClass::optimizer,
+                                  "optimizer momentum_buffer");
     ops::fill(device.compute(), slot.momentum, 0);
     for (auto& m : logical_matrices(p.name(), p.shape(), p.row_blocks(), p.tensor_shard(), p.group().layout(),
                                     p.index_in_group())) {
@@ -76,7 +77,7 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
         batch.status_at = statuses;
         for (const int i : batch.matrices) status_at_[static_cast<size_t>(i)] = statuses++;
       }
-  status_ = Tensor::empty(device, {statuses}, DType::i32, "optimizer status");
+  status_ = Tensor::empty(device, {statuses}, DType::i32, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), status_, 0);
 }
 
@@ -136,7 +137,7 @@ void MuonTeam::settle_transient_bytes() {
   // for all of them.
   Stream& s = device_.compute();
   for (auto& comm : planning_communicators()) {
-    const Tensor t = make({1}, DType::i64, "muon messages");
+    const Tensor t = message(1, DType::i64);
     ops::copy_from_host(s, t, &options_.transient_bytes, sizeof options_.transient_bytes);
     comm->all_reduce(s, t, ReduceOp::min);
     ops::copy_to_host(s, &options_.transient_bytes, t);
@@ -162,10 +163,12 @@ void MuonTeam::check_fingerprints() {
 }
 
 Tensor MuonTeam::make(Shape shape, DType dtype, const char* what) {
-  return Tensor::empty(device_, std::move(shape), dtype, what);
+  return Tensor::empty(device_, std::move(shape), dtype, MemoryClass::scratch, what);
 }
 
-Tensor MuonTeam::message(int64_t elements, DType dtype) { return make({elements}, dtype, "muon messages"); }
+Tensor MuonTeam::message(int64_t elements, DType dtype) {
+  return Tensor::empty(device_, {elements}, dtype, MemoryClass::message, "muon messages");
+}
 
 void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
   skip_ = skip;
@@ -255,8 +258,8 @@ void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) 
   const int64_t mine = std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
   const Tensor packed = message(chunk.in.recv_total, incoming(options_.payload));
   pack_momentum(compute, packed, chunk);
-  gram_comm_->all_gather_v(compute, packed.borrowed(), counts,
-                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]).borrowed());
+  gram_comm_->all_gather_v(compute, packed.unowned_view(), counts,
+                           packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]).unowned_view());
   finish_batches(compute, chunk, packed, lr);
 }
 
@@ -266,7 +269,8 @@ MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
              {}};
   pack_momentum(compute, f.send, chunk);
   follow_compute(*streams_.in);
-  in_comm_->all_to_all_v(*streams_.in, f.recv.borrowed(), chunk.in.recv, f.send.borrowed(), chunk.in.send);
+  in_comm_->all_to_all_v(*streams_.in, f.recv.unowned_view(), chunk.in.recv, f.send.unowned_view(),
+                         chunk.in.send);
   f.arrived = streams_.in->record();
   return f;
 }
@@ -287,7 +291,7 @@ MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, c
   }
   if (chunk.gram.any) run_gram(compute, chunk, in.recv, f.send);
   follow_compute(*streams_.out);
-  out_comm_->all_to_all_v(*streams_.out, f.recv.borrowed(), chunk.out.recv, f.send.borrowed(),
+  out_comm_->all_to_all_v(*streams_.out, f.recv.unowned_view(), chunk.out.recv, f.send.unowned_view(),
                           chunk.out.send);
   f.arrived = streams_.out->record();
   return f;
@@ -299,7 +303,7 @@ void MuonTeam::finish(Stream& compute, const MuonChunk& chunk, InFlight out, dou
 }
 
 Tensor MuonTeam::copy_statuses(Stream& compute) {
-  Tensor host = Tensor::host(device_, status_.shape(), DType::i32, "metrics");
+  Tensor host = Tensor::host(device_, status_.shape(), DType::i32, MemoryClass::scratch, "metrics");
   ops::copy(compute, host, status_);
   return host;
 }

@@ -94,9 +94,9 @@ class MuonTeam {
   void sum_over_owners(Stream& compute, const Tensor& grams, const GramExchange& exchange);
   Tensor statuses_of(const MuonBatch& batch) const;
   Tensor make(Shape shape, DType dtype, const char* what);
-  /// Memory for a collective, which gets it borrowed. The side streams' messages are released after `compute`
-  /// has waited for their arrival, all others are of `compute` alone: later work may have the memory at once,
-  /// whatever the host is ahead by.
+  /// Memory for a collective, which gets an unowned view. The side streams' messages are released after
+  /// `compute` has waited for their arrival, all others are of `compute` alone: later work may have the
+  /// memory at once, whatever the host is ahead by.
   Tensor message(int64_t elements, DType dtype);
 
   Device& device_;
