@@ -12,7 +12,7 @@
 
 #include <sherd/comm/core/buffers.h>
 #include <sherd/comm/core/purpose.h>
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/reduce_op.h>
 #include <sherd/kernels/device/tensor.h>
 
 namespace sherd {

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/ops/reduce.h>
+
 namespace sherd::local {
 namespace {
 

@@ -7,6 +7,8 @@
 #include <map>
 #include <tuple>
 
+#include <sherd/kernels/ops/kernel_table.h>
+
 namespace sherd::local {
 
 LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Recovery> recovery,

@@ -6,6 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/ops/reduce.h>
+
 namespace sherd::nccl {
 namespace {
 

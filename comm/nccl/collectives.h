@@ -5,7 +5,7 @@
 
 #include <sherd/comm/core/detail/checked_communicator.h>
 #include <sherd/comm/nccl/handle.h>
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::nccl {
 

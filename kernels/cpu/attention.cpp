@@ -2,6 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/kernels/ops/attention.h>
+
 #include "cpu.h"
 #include "parallel.h"
 #include "sgemm.h"

@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/embedding.h>
+
 #include "cpu.h"
 #include "parallel.h"
 

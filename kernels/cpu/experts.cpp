@@ -1,5 +1,7 @@
 #include <cmath>
 
+#include <sherd/kernels/ops/experts.h>
+
 #include "cpu.h"
 #include "parallel.h"
 

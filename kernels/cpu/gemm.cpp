@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include <sherd/kernels/ops/gemm.h>
+
 #include "cpu.h"
 #include "parallel.h"
 #include "sgemm.h"

@@ -1,6 +1,8 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/kernels/ops/loss.h>
+
 #include "cpu.h"
 #include "parallel.h"
 #include "vector_math.h"

@@ -2,6 +2,8 @@
 #include <cstring>
 #include <limits>
 
+#include <sherd/kernels/ops/muon.h>
+
 #include "cpu.h"
 #include "segments.h"
 

@@ -1,5 +1,7 @@
 #include <cmath>
 
+#include <sherd/kernels/ops/norm.h>
+
 #include "cpu.h"
 #include "parallel.h"
 

@@ -1,5 +1,7 @@
 #include <cmath>
 
+#include <sherd/kernels/ops/optimizer.h>
+
 #include "cpu.h"
 #include "segments.h"
 

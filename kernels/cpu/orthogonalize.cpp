@@ -3,6 +3,8 @@
 #include <span>
 #include <utility>
 
+#include <sherd/kernels/ops/orthogonalize.h>
+
 #include "cpu.h"
 #include "polar.h"
 #include "products.h"

@@ -1,4 +1,5 @@
 #include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/segments.h>
 
 #include <array>
 #include <bit>

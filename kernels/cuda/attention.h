@@ -14,6 +14,8 @@
 #include <string>
 #include <type_traits>
 
+#include <sherd/kernels/ops/attention.h>
+
 #include "cuda.h"
 #include "launch.h"
 #include "vector.h"

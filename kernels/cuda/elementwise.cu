@@ -1,3 +1,6 @@
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/segments.h>
+
 #include "cuda.h"
 #include "segments.h"
 

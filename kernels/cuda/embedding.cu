@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/embedding.h>
+
 #include "cuda.h"
 #include "index_guard.h"
 #include "queue.h"

@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/experts.h>
+
 #include "cuda.h"
 #include "rows.h"
 

@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/gemm.h>
+
 #include "cuda.h"
 #include "matmul.h"
 #include "matrices.h"

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <sherd/kernels/ops/orthogonalize.h>
+
 #include "cuda.h"
 #include "newton_schulz.h"
 #include "products.h"

@@ -1,5 +1,6 @@
 #include "index_guard.h"
 
+#include <sherd/kernels/ops/detail/bad_index.h>
 #include <sherd/kernels/ops/kernel_table.h>
 
 #include <algorithm>

@@ -1,5 +1,7 @@
 #include <algorithm>
 
+#include <sherd/kernels/ops/loss.h>
+
 #include "cuda.h"
 #include "queue.h"
 #include "softmax.h"

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <string>
 
+#include <sherd/kernels/ops/orthogonalize_options.h>
+
 #include "launch.h"
 
 namespace sherd::cuda {

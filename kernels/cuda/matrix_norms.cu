@@ -1,6 +1,8 @@
 // The norms by which orthogonalization begins: sums in double whose order depends on the sizes alone.
 #include <algorithm>
 
+#include <sherd/kernels/ops/orthogonalize_options.h>
+
 #include "launch.h"
 #include "matrices.h"
 

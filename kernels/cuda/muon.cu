@@ -1,5 +1,7 @@
 #include <cfloat>
 
+#include <sherd/kernels/ops/muon.h>
+
 #include "cuda.h"
 #include "segments.h"
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <sherd/kernels/ops/orthogonalize_options.h>
+
 #include "products.h"
 
 namespace sherd::cuda {

@@ -3,6 +3,8 @@
 
 #include <span>
 
+#include <sherd/kernels/ops/orthogonalize_options.h>
+
 #include "matrices.h"
 
 namespace sherd::cuda {

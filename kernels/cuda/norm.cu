@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/norm.h>
+
 #include "cuda.h"
 #include "rows.h"
 

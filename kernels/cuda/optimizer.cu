@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/optimizer.h>
+
 #include "cuda.h"
 #include "segments.h"
 

@@ -4,6 +4,8 @@
 #include <memory>
 #include <vector>
 
+#include <sherd/kernels/ops/orthogonalize.h>
+
 #include "launch.h"
 #include "matmul.h"
 #include "matrices.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/ops/orthogonalize.h>
 
 namespace sherd::cuda {
 

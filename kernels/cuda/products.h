@@ -8,28 +8,12 @@
 // operands are `regular`. Others are copied first by their owners.
 #pragma once
 
-#include "matrices.h"
+#include "factors.h"
 
 namespace sherd::cuda {
 
-struct Chip;
-
 /// Whether rows and matrices begin at multiples of 16 bytes and rows are padded_ld apart.
 bool regular(const Matrices& m);
-
-/// A factor, perhaps read as its transpose.
-struct Factor {
-  const Matrices& of;
-  bool transposed = false;
-  int64_t rows() const { return transposed ? of.cols : of.rows; }
-  int64_t cols() const { return transposed ? of.rows : of.cols; }
-};
-
-/// c = alpha * product + beta * addend. The addend has c's type and is not c.
-struct Terms {
-  double alpha = 1, beta = 0;
-  const Matrices* addend = nullptr;  // read when beta is not 0
-};
 
 /// c[m, n] = a[m, k] b[k, n] for every matrix. k = 0 is not asked for.
 void product(ExecutionContext&, Factor a, Factor b, const Terms& terms, const Matrices& c);

@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/reduce.h>
+
 #include "cuda.h"
 #include "vector.h"
 

@@ -1,7 +1,7 @@
 // Symmetric products by tensor cores of compute capability 9.0, with half the work. Private to kernels/cuda/.
 #pragma once
 
-#include "products.h"
+#include "factors.h"
 
 namespace sherd::cuda {
 

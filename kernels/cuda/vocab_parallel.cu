@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/vocab_parallel.h>
+
 #include "cuda.h"
 #include "softmax.h"
 

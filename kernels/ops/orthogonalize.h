@@ -1,82 +1,75 @@
-// What "make this matrix orthogonal" may mean: options and argument structs of the orthogonalizers.
+// Orthogonal factors of matrices. ops.h says what holds for all operations.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string>
-#include <vector>
 
-#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/ops/orthogonalize_options.h>
 
 namespace sherd {
 
-/// One step of the iteration X <- aX + b(XX^T)X + c(XX^T)^2 X.
-struct Coefficients {
-  float a = 0, b = 0, c = 0;
-  bool operator==(const Coefficients&) const = default;
+/// Each of `batch` row-major [rows, cols] f32 matrices by itself; status (MatrixStatus) i32 [batch]. out does
+/// not alias in. Norms are taken in double; see OrthogonalizeOptions for the iteration. `svd` drops the
+/// directions whose singular value is below max(rows, cols) * 2^-23 * the largest. The result for a matrix
+/// depends, in bits, on neither the batch it comes in nor the number of threads.
+struct OrthogonalizeArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
+  const float* in = nullptr;
+  float* out = nullptr;
+  int32_t* status = nullptr;
+  OrthogonalizeOptions options;
 };
 
-/// Jordan's quintic (2024): five of these steps bring singular values from about 0.01..1 to about 0.7..1.2.
-inline constexpr Coefficients kJordanStep{3.4445f, -4.7750f, 2.0315f};
-inline std::vector<Coefficients> jordan_steps() {
-  return {kJordanStep, kJordanStep, kJordanStep, kJordanStep, kJordanStep};
-}
-
-/// newton_schulz: the odd polynomial iteration. svd: the exact polar factor UV^T of the matrix.
-enum class Orthogonalizer { newton_schulz, svd };
-
-/// standard: iterates on X. gram: iterates on R = XX^T and accumulates Q (short side squared), X <- QX at
-/// every restart and at the end (Dao-AILab, "Gram Newton-Schulz"). Same polynomial, other rounding.
-enum class IterationForm { standard, gram };
-
-struct OrthogonalizeOptions {
-  Orthogonalizer method = Orthogonalizer::newton_schulz;
-  IterationForm form = IterationForm::standard;
-  /// One entry per step; at least one with newton_schulz.
-  std::vector<Coefficients> steps = jordan_steps();
-  /// Gram form: numbers of steps after which X and R are formed anew, e.g. {2}; empty = never. Rounding
-  /// errors of R grow by a^2 per step and blow up once the directions they lie in pass 1: leave at most three
-  /// steps without a restart in f16, about five in f32 (relative errors measured on spectra from 1e-3 to 1:
-  /// five of Jordan's steps 2e-4 in f32, .02 in f16 with {2}; nine steps in f16 with {2} overflow).
-  std::vector<int> restarts;
-  /// X0 = U / (||U||_F + eps).
-  float eps = 1e-7f;
-  /// The type in which matrices are kept between products; sums of products are always f32. On a CPU the
-  /// 16-bit types are emulated (rounded after every product) and save nothing. The gram form refuses bf16:
-  /// its error on hard spectra is unbounded.
-  DType working = DType::f32;
+/// gram [batch, n, n] = x^T x (contract_rows, n = cols) or x x^T (n = rows), whole and exactly symmetric,
+/// half the work. Squares of elements beyond 1e19 or below 1e-19 leave f32's range: such a matrix ends as not
+/// finite or zero.
+struct GramProductArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
+  bool contract_rows = false;
+  const float* x = nullptr;
+  float* gram = nullptr;
 };
 
-/// What cannot be, each with its value; empty when all is well. `gram`: Gram matrices are iterated on.
-std::vector<std::string> problems_of(const OrthogonalizeOptions& options, bool gram);
-
-/// What an orthogonalizer found, one value per matrix. A zero matrix, one with an element that is not
-/// finite, and one whose iteration overflows give zeros.
-enum class MatrixStatus : int32_t { fine = 0, zero = 1, not_finite = 2 };
-
-/// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed
-/// message; -1: only the buffer moves, nothing is written.
-struct MomentumSegment {
-  float* buffer = nullptr;
-  const float* gradient = nullptr;
-  /// Read when l2 decay is asked for, otherwise ignored.
-  const float* weight = nullptr;
-  int64_t count = 0;
-  int64_t at = 0;
+/// q [batch, n, n] = the product of steps [first, last) of the iteration as a polynomial in R = gram, such
+/// that X <- Xq (contract_rows) or qX. When first is 0, gram is that of the matrix before normalisation: its
+/// trace gives ||U||_F^2, gram is scaled by 1/(||U||_F + eps)^2 and q by 1/(||U||_F + eps), and status (i32
+/// [batch]) is written; q of a zero or not finite matrix is zero. Otherwise status is not touched. gram may
+/// be overwritten. options.restarts do not matter to the kernel.
+struct GramIterateArgs {
+  int64_t batch = 1, n = 0;
+  float* q = nullptr;
+  float* gram = nullptr;
+  int32_t* status = nullptr;
+  int first = 0, last = 0;
+  OrthogonalizeOptions options;
 };
 
-/// A piece of an update pass: w = decay * w + alpha * o for `count` elements, o at element `at` of the packed
-/// message.
-struct UpdateSegment {
-  float* weight = nullptr;
-  int64_t count = 0;
-  int64_t at = 0;
-  float decay = 1, alpha = 0;
+/// out [batch, rows, cols] = x q (contract_rows) or q x. A q of zeros gives zeros, whatever x holds.
+struct GramApplyArgs {
+  int64_t batch = 1, rows = 0, cols = 0;
+  bool contract_rows = false;
+  const float* x = nullptr;
+  const float* q = nullptr;
+  float* out = nullptr;
 };
 
-/// A piece of a packing pass: `count` elements from one packed buffer to another.
-struct CopySegment {
-  int64_t to = 0, from = 0, count = 0;
-};
+namespace ops {
 
+/// in, out f32 [rows, cols] or [batch, rows, cols], distinct; status i32 [batch].
+/// @throws InvalidArgument naming all of: no steps, restarts outside 1..steps-1 or not increasing, the gram
+/// form in bf16, values that are not finite.
+void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor& status,
+                   const OrthogonalizeOptions& options);
+
+/// The parts of the gram form, for matrices whose contracted dimension is spread over ranks; like
+/// orthogonalize they take one matrix or a batch. Summed over the ranks' pieces, gram is the Gram matrix of
+/// the whole.
+void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_rows);
+/// status may be undefined unless first is 0.
+/// @throws InvalidArgument when a restart lies inside (first, last): that needs the matrix; see gram_apply.
+void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& status, int first, int last,
+                  const OrthogonalizeOptions& options);
+void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows);
+
+}  // namespace ops
 }  // namespace sherd

@@ -37,4 +37,29 @@ struct ScaleSegment {
   int64_t count = 0;
 };
 
+/// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed
+/// message; -1: only the buffer moves, nothing is written.
+struct MomentumSegment {
+  float* buffer = nullptr;
+  const float* gradient = nullptr;
+  /// Read when l2 decay is asked for, otherwise ignored.
+  const float* weight = nullptr;
+  int64_t count = 0;
+  int64_t at = 0;
+};
+
+/// A piece of an update pass: w = decay * w + alpha * o for `count` elements, o at element `at` of the packed
+/// message.
+struct UpdateSegment {
+  float* weight = nullptr;
+  int64_t count = 0;
+  int64_t at = 0;
+  float decay = 1, alpha = 0;
+};
+
+/// A piece of a packing pass: `count` elements from one packed buffer to another.
+struct CopySegment {
+  int64_t to = 0, from = 0, count = 0;
+};
+
 }  // namespace sherd

@@ -3,6 +3,8 @@
 #include <limits>
 #include <vector>
 
+#include <sherd/kernels/ops/attention.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

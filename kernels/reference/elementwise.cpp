@@ -1,5 +1,8 @@
 #include <cstring>
 
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/segments.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

@@ -2,6 +2,9 @@
 
 #include <string_view>
 
+#include <sherd/kernels/ops/detail/bad_index.h>
+#include <sherd/kernels/ops/embedding.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

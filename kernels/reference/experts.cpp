@@ -2,6 +2,8 @@
 #include <cmath>
 #include <vector>
 
+#include <sherd/kernels/ops/experts.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

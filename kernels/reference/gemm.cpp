@@ -1,3 +1,5 @@
+#include <sherd/kernels/ops/gemm.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

@@ -1,6 +1,8 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/kernels/ops/muon.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

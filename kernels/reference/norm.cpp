@@ -1,6 +1,8 @@
 #include <cmath>
 #include <vector>
 
+#include <sherd/kernels/ops/norm.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

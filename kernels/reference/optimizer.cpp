@@ -1,26 +1,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <sherd/kernels/ops/optimizer.h>
+
 #include "reference.h"
-
-namespace sherd {
-namespace {
-
-double power(double base, int64_t n) {
-  double result = 1;
-  for (; n > 0; n /= 2, base *= base)
-    if (n % 2 == 1) result *= base;
-  return result;
-}
-
-}  // namespace
-
-AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
-  return {static_cast<float>(lr / (1 - power(beta1, step))),
-          static_cast<float>(std::sqrt(1 - power(beta2, step)))};
-}
-
-}  // namespace sherd
 
 namespace sherd::reference {
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <sherd/kernels/ops/orthogonalize.h>
+
 #include "matrix.h"
 #include "reference.h"
 

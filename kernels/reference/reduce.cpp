@@ -4,6 +4,8 @@
 #include <span>
 #include <type_traits>
 
+#include <sherd/kernels/ops/reduce.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

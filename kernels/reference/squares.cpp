@@ -1,4 +1,5 @@
 #include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/ops/squares.h>
 
 #include <algorithm>
 #include <array>

@@ -2,6 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include <sherd/kernels/ops/vocab_parallel.h>
+
 #include "reference.h"
 
 namespace sherd::reference {

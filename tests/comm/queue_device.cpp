@@ -5,8 +5,9 @@
 #include <cstring>
 #include <functional>
 
-#include <sherd/kernels/ops/kernel_table.h>
 #include <sherd/kernels/device/detail/queue_stream.h>
+#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/ops/reduce.h>
 
 #include "comm/fake_nccl_world.h"
 

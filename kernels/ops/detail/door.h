@@ -1,20 +1,23 @@
-// What the sources of the door (ops.h) share: argument checks and queueing. Private to kernels/.
+// What the sources of the operations share: argument checks and queueing. Private to kernels/.
 #pragma once
 
 #include <fmt/format.h>
-#include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/ops.h>
 
 #include <algorithm>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::ops::door {
 
 inline constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::bf16, DType::f16, DType::f64};
 inline constexpr std::initializer_list<DType> kActivations = {DType::f32, DType::bf16};
+inline constexpr std::initializer_list<DType> kPayload = {DType::f32, DType::bf16, DType::f16};
 
 /// Collects everything that is wrong with the arguments of one operation; done() throws if anything is.
 class Check {
@@ -69,8 +72,24 @@ inline void check_skip(Check& check, const Tensor& skip) {
   if (skip.defined()) check.dtype("skip", skip, DType::i64).count("skip", skip, 1);
 }
 
+/// Segments of a pass have no negative counts.
+template <class Segment>
+void check_counts(Check& check, std::span<const Segment> segments) {
+  for (size_t i = 0; i < segments.size(); ++i)
+    check.that(segments[i].count >= 0, fmt::format("segment {}: count {} is negative", i, segments[i].count));
+}
+
 inline void require(bool ok, const std::string& otherwise) {
   if (!ok) throw InvalidArgument(otherwise);
+}
+
+inline bool overlap(const Tensor& a, const Tensor& b) {
+  const char *p = static_cast<const char*>(a.raw()), *q = static_cast<const char*>(b.raw());
+  return a.nbytes() > 0 && b.nbytes() > 0 && p < q + b.nbytes() && q < p + a.nbytes();
+}
+
+inline void require_distinct(const char* op, const Tensor& out, const Tensor& in) {
+  require(!overlap(out, in), fmt::format("{}: the output overlaps an input; use two tensors", op));
 }
 
 inline Ref ref(const Tensor& t) { return {t.raw(), t.dtype()}; }

@@ -1,5 +1,8 @@
+#include <sherd/kernels/ops/vocab_parallel.h>
+
+#include <fmt/format.h>
+
 #include <sherd/kernels/ops/detail/door.h>
-#include <sherd/kernels/ops/ops.h>
 
 namespace sherd::ops {
 

@@ -1,24 +1,35 @@
-// The door's part for the passes of an optimizer step: AdamW, sums of squares, clipping.
+#include <sherd/kernels/ops/optimizer.h>
+
 #include <fmt/format.h>
 
 #include <cmath>
-#include <string>
-#include <vector>
 
 #include <sherd/kernels/ops/detail/door.h>
-#include <sherd/kernels/ops/exact_sum.h>
+
+namespace sherd {
+namespace {
+
+double power(double base, int64_t n) {
+  double result = 1;
+  for (; n > 0; n /= 2, base *= base)
+    if (n % 2 == 1) result *= base;
+  return result;
+}
+
+}  // namespace
+
+AdamWBias adamw_bias(double lr, double beta1, double beta2, int64_t step) {
+  return {static_cast<float>(lr / (1 - power(beta1, step))),
+          static_cast<float>(std::sqrt(1 - power(beta2, step)))};
+}
+
+}  // namespace sherd
 
 namespace sherd::ops {
 
 using namespace door;
 
 namespace {
-
-template <class Segment>
-void check_counts(Check& check, std::span<const Segment> segments) {
-  for (size_t i = 0; i < segments.size(); ++i)
-    check.that(segments[i].count >= 0, fmt::format("segment {}: count {} is negative", i, segments[i].count));
-}
 
 void check_rates(double lr, double beta1, double beta2, double eps) {
   require(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1,
@@ -28,22 +39,6 @@ void check_rates(double lr, double beta1, double beta2, double eps) {
 }
 
 }  // namespace
-
-void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& factor) {
-  Check check("scale_by");
-  check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
-  check_counts(check, segments);
-  for (size_t i = 0; i < segments.size(); ++i)
-    check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
-  check.done();
-  queue(s, "scale_by", kernels(s).scale_by, {segments.begin(), segments.end()}, factor.data<float>());
-}
-
-void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
-  Check("scale_by").dtype("x", x, DType::f32).done();
-  const ScaleSegment segment{x.data<float>(), x.numel()};
-  scale_by(s, {&segment, 1}, factor);
-}
 
 void adamw(Stream& s, const Tensor& w, const Tensor& m, const Tensor& v, const Tensor& g,
            const AdamWStep& step, const Tensor& copy) {
@@ -113,47 +108,6 @@ void adamw(Stream& s, std::span<const AdamWSegment> segments, const AdamWRates& 
                   .biases = static_cast<const AdamWBias*>(biases.raw()),
                   .bias = {},
                   .skip = pointer<int64_t>(skip)});
-}
-
-void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments) {
-  Check check("accumulate_squares");
-  check_counts(check, segments);
-  for (size_t i = 0; i < segments.size(); ++i)
-    check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
-  check.done();
-  queue(s, "accumulate_squares", kernels(s).accumulate_squares, {segments.begin(), segments.end()});
-}
-
-void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
-  Check check("accumulate_squares");
-  check.dtype("accumulator", accumulator, DType::i64).dtype("x", x, DType::f32);
-  check.count("accumulator", accumulator, ExactSum::kWords).done();
-  const SquaresSegment segment{x.data<float>(), x.numel(), accumulator.data<int64_t>()};
-  accumulate_squares(s, {&segment, 1});
-}
-
-void add_words(Stream& s, const Tensor& dst, const Tensor& src) {
-  Check check("add_words");
-  check.dtype("dst", dst, DType::i64).dtype("src", src, DType::i64).count("src", src, dst.numel()).done();
-  queue(s, "add_words", kernels(s).add_words, dst.data<int64_t>(), src.data<int64_t>(), dst.numel());
-}
-
-void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,
-                 double max_norm, const Tensor& skip) {
-  Check check("clip_factor");
-  check.dtype("factor", factor, DType::f32).count("factor", factor, 1);
-  check.dtype("total", total, DType::i64).count("total", total, ExactSum::kWords);
-  check_skip(check, skip);
-  ClipFactorArgs a{.max_norm = max_norm};
-  for (const Tensor& t : accumulators) {
-    check.dtype("accumulator", t, DType::i64).count("accumulator", t, ExactSum::kWords).done();
-    a.accumulators.push_back(t.data<int64_t>());
-  }
-  check.done();
-  a.factor = factor.data<float>();
-  a.total = total.data<int64_t>();
-  a.skip = pointer<int64_t>(skip);
-  queue(s, "clip_factor", kernels(s).clip_factor, a);
 }
 
 }  // namespace sherd::ops

@@ -1,6 +1,8 @@
-// The door's functions for mixtures of experts.
+#include <sherd/kernels/ops/experts.h>
+
+#include <fmt/format.h>
+
 #include <sherd/kernels/ops/detail/door.h>
-#include <sherd/kernels/ops/ops.h>
 
 namespace sherd::ops {
 
@@ -117,20 +119,6 @@ void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtoke
   queue(s, "combine_gates_backward", kernels(s).check_indices, "combine_gates_backward", "position",
         a.position, a.rows * a.slots, a.rows * a.slots);
   queue(s, "combine_gates_backward", kernels(s).combine_gates_backward, a);
-}
-
-void add_bias(Stream& s, const Tensor& y, const Tensor& bias) {
-  Check check("add_bias");
-  check.dims("y", y, 2).dtype("y", y, kActivations).dtype("bias", bias, y.dtype());
-  check.count("bias", bias, y.size(1)).done();
-  queue(s, "add_bias", kernels(s).add_bias, ref(y), ref(bias), y.size(0), y.size(1));
-}
-
-void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy) {
-  Check check("bias_backward");
-  check.dims("dy", dy, 2).dtype("dy", dy, kActivations).dtype("dbias", dbias, DType::f32);
-  check.count("dbias", dbias, dy.size(1)).done();
-  queue(s, "bias_backward", kernels(s).bias_backward, dbias.data<float>(), ref(dy), dy.size(0), dy.size(1));
 }
 
 }  // namespace sherd::ops

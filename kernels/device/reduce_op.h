@@ -1,0 +1,9 @@
+// How values of several ranks become one.
+#pragma once
+
+namespace sherd {
+
+/// max and min give NaN when any value is NaN.
+enum class ReduceOp { sum, max, min };
+
+}  // namespace sherd

@@ -1,0 +1,33 @@
+// Rows of a table chosen by tokens. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/ops/ref.h>
+
+namespace sherd {
+
+/// out[i] = table[token[i]] + positions[i mod seq]; positions may be null. Backward adds, in increasing i, to
+/// dtable and dpositions, which may be null.
+struct EmbeddingArgs {
+  int64_t count = 0, seq = 0, width = 0, vocab = 0;
+  const int32_t* tokens = nullptr;
+  Ref table{}, positions{}, out{};
+  Ref dout{};
+  float* dtable = nullptr;
+  float* dpositions = nullptr;
+};
+
+namespace ops {
+
+/// tokens i32 [batch, seq]; table [vocab, width]; positions [>= seq, width] or undefined; out [batch*seq,
+/// width]. A token outside [0, vocab) fails the stream with InvalidArgument.
+void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const Tensor& table,
+                       const Tensor& positions);
+/// dtable and dpositions are f32 and add; dpositions may be undefined.
+void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dpositions, const Tensor& dout,
+                        const Tensor& tokens);
+
+}  // namespace ops
+}  // namespace sherd
