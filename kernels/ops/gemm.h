@@ -32,19 +32,20 @@ struct GemmArgs {
 
 namespace ops {
 
-/// GemmArgs for 2-D tensors: C, A and B, each of A and B as it is or transposed.
+/// What GemmArgs says, for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
-/// With bias [n]; all of one dtype, as in those below.
+/// What gemm and add_bias would do, in one kernel where the device has one, as all below. bias [n]; all
+/// tensors of one dtype.
 void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
                const Tensor& bias);
-/// With gelu; bias [n] may be undefined (none); pre may be undefined when no backward follows.
+/// bias [n] may be undefined (none); pre may be undefined when no backward follows.
 void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
                bool trans_b, const Tensor& bias = {});
-/// With a residual.
+/// C = residual + product; one kernel rounds once, gemm and add twice.
 void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
               const Tensor& residual);
-/// With gelu_backward.
+/// pre is what gemm_gelu wrote.
 void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
                         bool trans_b, const Tensor& pre);
 

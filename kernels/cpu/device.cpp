@@ -1,7 +1,7 @@
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/kernel_table.h>
 #include <sherd/kernels/device/detail/queue_stream.h>
+#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd {
 namespace {
