@@ -20,7 +20,12 @@ build() {
 }
 
 # A megabyte of text that is the same everywhere.
-make_data() { (cd "$root" && cat README.md docs/*.md {kernels,comm,dtensor,fsdp,optim,checkpoint}/*.{h,cpp}) | head -c 1000000 >"$1"; }
+make_data() {
+  (cd "$root" && find README.md docs/*.md kernels comm dtensor fsdp optim checkpoint -name '*.md' -o -name '*.h' -o -name '*.cpp' |
+    LC_ALL=C sort | xargs cat) >"$1.all"
+  head -c 1000000 "$1.all" >"$1"
+  rm "$1.all"
+}
 
 pack() {
   local target=$1 build=$root/build/portable stage library configure=(--preset cuda -DCMAKE_CUDA_ARCHITECTURES="$2")

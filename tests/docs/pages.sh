@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What the pages say is so: the README's first program is the first sample, word for word; every file or folder of this tree
+# that a page links to or names is there. Usage: pages.sh SOURCE_DIR
+set -uo pipefail
+cd "$1"
+failed=0
+complain() { echo "$*"; failed=1; }
+
+block=$(awk '/^```cpp$/ { inside = 1; next } /^```$/ && inside { exit } inside' README.md)
+if [ "$block" != "$(cat samples/01_first/main.cpp)" ]; then
+  diff <(echo "$block") samples/01_first/main.cpp
+  complain "README.md: the first program is not samples/01_first/main.cpp (above: < README, > sample)"
+fi
+
+# Folders whose contents pages name by a path from the root.
+roots='kernels|comm|dtensor|fsdp|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
+while IFS= read -r page; do
+  folder=$(dirname "$page")
+  text=$(awk '/^ *```/ { code = !code } !code' "$page")
+  while IFS= read -r target; do
+    [ -e "$folder/${target%%#*}" ] || complain "$page links to $target, which is not there"
+  done < <(grep -oE '\]\([^)]+\)' <<<"$text" | sed -E 's/^\]\(|\)$//g' | grep -vE '^(https?:|mailto:|#)')
+  # `comm/launcher.h` and the like, and the same in indented commands. A shell's patterns and braces are expanded. (A
+  # checkpoint has a folder `optim` of its own.)
+  while IFS= read -r name; do
+    for path in $(bash -c "printf '%s\n' $name"); do
+      [ -e "$path" ] || [ -e "include/sherd/$path" ] || complain "$page names $path, which is not there"
+    done
+  done < <(grep -ohE "(^|[\`( ])($roots)/[A-Za-z0-9_./{},*-]*[A-Za-z0-9_/}*]" "$page" | sed -E 's/^[`( ]//' |
+    grep -v '^optim/shard-' | sort -u)
+done < <(find . -name '*.md' -not -path './build*' -not -path './shared/*' -not -path './out/*' | sort)
+
+exit $failed
