@@ -1,0 +1,49 @@
+// What memory is for: every allocation has a class beside its name.
+#pragma once
+
+#include <array>
+#include <string_view>
+
+namespace sherd {
+
+/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are for people.
+enum class MemoryClass {
+  parameter,   ///< weights in the dtype they are computed with, as they rest between uses
+  master,      ///< fp32 weights that the optimizer updates, where they are not the parameters themselves
+  gradient,    ///< sums of gradients, of this rank's part and of whole units
+  gathered,    ///< whole parameters of a unit, while it computes
+  optimizer,   ///< state that the optimizer keeps between steps
+  activation,  ///< what forward keeps for backward, and whatever else a model's own code allocates
+  message,     ///< what collectives send and receive and nothing else keeps
+  scratch      ///< temporaries of one piece of work, staging memory
+};
+
+/// All of them, in the order of the enumeration.
+inline constexpr std::array kMemoryClasses = {
+    MemoryClass::parameter, MemoryClass::master,     MemoryClass::gradient, MemoryClass::gathered,
+    MemoryClass::optimizer, MemoryClass::activation, MemoryClass::message,  MemoryClass::scratch};
+
+/// "parameter", "master", ...
+inline std::string_view name_of(MemoryClass c) {
+  switch (c) {
+    case MemoryClass::parameter:
+      return "parameter";
+    case MemoryClass::master:
+      return "master";
+    case MemoryClass::gradient:
+      return "gradient";
+    case MemoryClass::gathered:
+      return "gathered";
+    case MemoryClass::optimizer:
+      return "optimizer";
+    case MemoryClass::activation:
+      return "activation";
+    case MemoryClass::message:
+      return "message";
+    case MemoryClass::scratch:
+      return "scratch";
+  }
+  return "?";
+}
+
+}  // namespace sherd
