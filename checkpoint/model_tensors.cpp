@@ -11,33 +11,6 @@
 namespace sherd {
 namespace {
 
-// Ranks that hold the same elements of a parameter, and this rank's place among them.
-struct Holders {
-  const Communicator* ranks = nullptr;  // those of the mesh
-  std::vector<std::string> dims;        // along which they differ
-  int count = 1, index = 0;
-  auto key() const { return std::pair(ranks, dims); }
-};
-
-Holders holders_of(const Parameter& p) {
-  const ParamGroup& g = p.group();
-  const DeviceMesh& mesh = g.mesh();
-  Holders h{mesh.world().get(), {}, 1, 0};
-  const auto splits = [&](const std::string& dim) {
-    const auto& over = g.sharded_over();
-    const auto& t = p.tensor_shard();
-    return std::find(over.begin(), over.end(), dim) != over.end() ||
-           (t && t->parts > 1 && t->mesh_dim == dim);
-  };
-  for (const MeshDim& d : mesh.dims()) {
-    if (splits(d.name)) continue;
-    h.dims.push_back(d.name);
-    h.index = h.index * d.size + mesh.coordinate(d.name);
-    h.count *= d.size;
-  }
-  return h;
-}
-
 // Where holder number `index` of `count` begins, in bytes of `total`.
 int64_t cut_at(int64_t total, int index, int count) {
   return total / count * index + total % count * index / count;  // floor(total * index / count)
@@ -68,7 +41,7 @@ class Collector {
   }
 
   std::vector<LocalTensor> collect() {
-    for (auto& [name, p] : params_) totals_[holders_of(p).key()] += bytes_of(p);
+    for (auto& [name, p] : params_) totals_[key_of(p)] += bytes_of(p);
     std::vector<LocalTensor> model, optim;
     for (auto& [name, p] : params_) {
       const ParamRange mine = next_share(p);
@@ -84,18 +57,23 @@ class Collector {
   }
 
  private:
+  // The ranks of a mesh and the dimensions along which holders of the same elements differ.
+  using Key = std::pair<const Communicator*, std::vector<std::string>>;
+  static Key key_of(const Parameter& p) {
+    return {p.group().mesh().world().get(), p.group().axes().holders_of(p.tensor_shard()).dims};
+  }
   // Bytes per element: the weight and its states, all f32.
   int64_t weight(const Parameter& p) { return 4 * (1 + static_cast<int64_t>(states_[p.name()].size())); }
   int64_t bytes_of(const Parameter& p) { return weight(p) * p.shard_range().size(); }
 
   // The elements of p's local piece that this rank writes. Called in the order of parameters.
   ParamRange next_share(const Parameter& p) {
-    const Holders h = holders_of(p);
+    const Holders h = p.group().axes().holders_of(p.tensor_shard());
     const ParamRange range = p.shard_range();
     // Ignored parameters may differ from rank to rank: the first rank's count.
     if (p.group().replicated()) return h.index == 0 ? range : ParamRange{range.begin, range.begin};
-    const int64_t total = totals_[h.key()],
-                  begin = std::exchange(done_[h.key()], done_[h.key()] + bytes_of(p));
+    const Key key = key_of(p);
+    const int64_t total = totals_[key], begin = std::exchange(done_[key], done_[key] + bytes_of(p));
     const auto at = [&](int index) {
       return ParamIndex(element_at(p, begin, weight(p), cut_at(total, index, h.count), total / h.count));
     };
@@ -130,7 +108,7 @@ class Collector {
   std::unordered_map<std::string, std::vector<StateTensor>> states_;
   std::vector<StateCounter> counters_;
   int rank_ = 0;
-  std::map<std::pair<const Communicator*, std::vector<std::string>>, int64_t> totals_, done_;
+  std::map<Key, int64_t> totals_, done_;
 };
 
 }  // namespace

@@ -106,10 +106,7 @@ std::shared_ptr<Communicator> first_copy(const Parameter& p) {
   std::vector<std::string> dims = g.sharded_over();
   if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.insert(dims.begin(), p.tensor_shard()->mesh_dim);
   auto comm = g.mesh().flatten(dims);
-  const auto is_first = [&](const MeshDim& d) {
-    return std::find(dims.begin(), dims.end(), d.name) != dims.end() || g.mesh().coordinate(d.name) == 0;
-  };
-  return std::all_of(g.mesh().dims().begin(), g.mesh().dims().end(), is_first) ? comm : nullptr;
+  return g.axes().holders_of(p.tensor_shard()).index == 0 ? comm : nullptr;
 }
 
 // Rank 0 of the root's mesh writes, so that it must be rank 0 of every other mesh, too.

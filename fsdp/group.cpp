@@ -6,7 +6,6 @@
 #include <numeric>
 #include <utility>
 
-#include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
@@ -25,58 +24,23 @@ void redistribute(Stream& stream, const std::shared_ptr<Communicator>& comm, con
 
 }  // namespace
 
-int ParamGroup::layout_world(const DeviceMesh& mesh, const FullyShardOptions& o) {
-  const int inner = mesh.size(o.shard_dim);
-  const int outer = mesh.has(o.replicate_dim) ? mesh.size(o.replicate_dim) : 1;
-  return (inner_row(o.strategy, inner).state.is_shard() ? inner : 1) *
-         (outer_row(o.outer, outer).state.is_shard() ? outer : 1);
-}
-
 ParamGroup::ParamGroup(Device& device, Spec spec)
-    : device_(device), spec_(std::move(spec)), trainable_(spec_.params.front().trainable()) {
-  const FullyShardOptions& o = spec_.options;
-  const int inner = spec_.replicated ? 1 : spec_.mesh.size(o.shard_dim);
-  const int outer =
-      spec_.replicated || !spec_.mesh.has(o.replicate_dim) ? 1 : spec_.mesh.size(o.replicate_dim);
-  inner_ = inner_row(o.strategy, inner);
-  outer_ = outer_row(o.outer, outer);
+    : device_(device),
+      spec_(std::move(spec)),
+      trainable_(plan().trainable()),
+      inner_(axes().inner),
+      outer_(axes().outer),
+      layout_(plan().layout),
+      staged_(plan().staged()),
+      ranks_(axes().divisor),
+      cell_(axes().cell()),
+      part_begin_(plan().part_begin()),
+      part_(plan().part_elements()),
+      cell_begin_(plan().cell_begin()),
+      cell_size_(plan().cell_elements()) {
   // A unit has up to three groups, which may be of one size.
-  const char* const kind = !trainable_                               ? ", frozen"
-                           : o.layout == LayoutPolicy::whole_param ? ", whole matrices"
-                                                                   : "";
-  weights_ = Purpose(fmt::format("the weights of unit '{}'{}", spec_.unit, kind));
-  gradients_ = Purpose(fmt::format("the gradients of unit '{}'{}", spec_.unit, kind));
-  wire_ = inner;
-  ranks_ = o.gradient_ranks > 0 && !spec_.replicated ? o.gradient_ranks : inner * outer;
-  int cells = 1;
-  if (sharded_inner()) {
-    over_.push_back(o.shard_dim);
-    cells *= inner;
-    cell_ = spec_.mesh.coordinate(o.shard_dim);
-  }
-  if (sharded_outer()) {
-    over_.push_back(o.replicate_dim);
-    cells *= outer;
-    cell_ = cell_ * outer + spec_.mesh.coordinate(o.replicate_dim);
-  }
-
-  std::vector<LayoutParam> described;
-  for (auto& p : spec_.params)
-    described.push_back(layout_param(p.name(), p.shape(), p.cut(), p.row_blocks()));
-  layout_ = std::make_shared<ShardLayout>(ShardLayout::make(std::move(described), cells,
-                                                            {.policy = o.layout,
-                                                             .packing = o.packing,
-                                                             .padding_budget = o.padding_budget,
-                                                             .rotation = spec_.rotation,
-                                                             .carried_cost = spec_.carried_cost,
-                                                             .order_by_carried_cost = true}));
-  staged_ = !layout_->zero_copy() && cells > 1;
-
-  part_ = layout_->buffer_elements() / (sharded_inner() ? inner : 1);
-  part_begin_ = sharded_inner() ? spec_.mesh.coordinate(o.shard_dim) * part_ : 0;
-  cell_size_ = layout_->slice();
-  cell_begin_ = sharded_outer() ? spec_.mesh.coordinate(o.replicate_dim) * cell_size_ : 0;
-
+  weights_ = Purpose(fmt::format("the weights of unit '{}'{}", unit(), plan().suffix()));
+  gradients_ = Purpose(fmt::format("the gradients of unit '{}'{}", unit(), plan().suffix()));
   touched_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
   by_place_.resize(spec_.params.size());
@@ -101,17 +65,17 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
     for (const uint64_t v : values) digest = mix(digest, v);
     all.push_back({std::move(what), digest});
   };
-  add(fmt::format("the layout of unit '{}'", spec_.unit), layout_->fingerprint(), {});
+  add(fmt::format("the layout of unit '{}'", unit()), layout_->fingerprint(), {});
   uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
   names = hash64(names, o.tensor_dim);
   for (auto& name : o.ignored) names = hash64(names, name);
-  add(fmt::format("the mesh or an option of unit '{}'", spec_.unit), names,
+  add(fmt::format("the mesh or an option of unit '{}'", unit()), names,
       {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
        static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(o.compute_dtype),
        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.allow_unused), o.seed,
        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
-       static_cast<uint64_t>(spec_.replicated)});
+       static_cast<uint64_t>(replicated())});
   for (auto& p : spec_.params) {
     add(fmt::format("the initial values of parameter '{}'", p.name()), 0,
         {std::bit_cast<uint32_t>(p.init().mean), std::bit_cast<uint32_t>(p.init().stddev)});
@@ -129,37 +93,28 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
 }
 
 uint64_t ParamGroup::fingerprint() const {
-  uint64_t digest = hash64(0, spec_.unit);
+  uint64_t digest = hash64(0, unit());
   for (auto& t : traits()) digest = mix(digest, t.digest);
   return digest;
 }
 
 std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
-  const DType dtype = spec_.options.compute_dtype;
   std::vector<Buffer> all;
-  if (needs_slot()) {
-    all.push_back({&rest_, {part_, dtype, MemoryClass::parameter, "parameters"}});
-  } else if (!staged_) {
-    all.push_back({&rest_, {layout_->buffer_elements(), dtype, MemoryClass::parameter, "parameters"}});
-  }
-  if (!trainable_) return all;
-  if (!needs_grad_slot())
-    all.push_back({&grad_full_, {full_elements(), DType::f32, MemoryClass::gradient, "gradients"}});
-  // Elsewhere the part lies in the full gradient.
-  if (needs_grad_slot() || staged_)
-    all.push_back({&grad_part_, {part_, DType::f32, MemoryClass::gradient, "gradients"}});
+  for (const auto& [use, tensor] : {std::pair(BufferUse::rest, &rest_), {BufferUse::whole_gradient, &grad_full_},
+                                    {BufferUse::gradient_part, &grad_part_}})
+    if (const PlannedBuffer* b = plan().find(use)) all.push_back({tensor, spec_of(*b)});
   return all;
 }
 
 void ParamGroup::allocate() {
-  const DType dtype = spec_.options.compute_dtype;
-  if (!needs_slot() && staged_)
-    resident_ = Tensor::empty(device_, {full_elements()}, dtype, MemoryClass::parameter, "parameters");
-  if (rest_.defined() && dtype == DType::f32) {
+  const auto make = [&](Tensor& t, BufferUse use) {
+    if (const PlannedBuffer* b = plan().find(use)) t = Tensor::empty(device_, {b->elements}, b->dtype, b->memory, b->name());
+  };
+  make(resident_, BufferUse::resident);
+  make(master_, BufferUse::master);
+  if (!master_.defined()) {  // the weights at rest are fp32 themselves
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
-  } else {
-    master_ = Tensor::empty(device_, {cell_size_}, DType::f32, MemoryClass::master, "master weights");
   }
   if (trainable_ && !grad_part_.defined()) grad_part_ = grad_full_.flat(part_begin_, part_begin_ + part_);
 }
@@ -292,7 +247,7 @@ Tensor ParamGroup::data(int p) const {
     throw InvalidArgument(
         fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
                     "(inside the wrapped module's forward and backward, or after unshard())",
-                    spec_.params[static_cast<size_t>(p)].name(), spec_.unit));
+                    spec_.params[static_cast<size_t>(p)].name(), unit()));
   const FullRange r = layout_->full_range(p);
   return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());
 }
@@ -309,7 +264,7 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
     throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
   if (!grad_open_.defined())
     throw InvalidArgument(
-        fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), spec_.unit));
+        fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), unit()));
   touched_[static_cast<size_t>(p)] = true;
   const bool fresh = fresh_[static_cast<size_t>(p)];
   fresh_[static_cast<size_t>(p)] = false;
@@ -339,7 +294,7 @@ Tensor ParamGroup::grad_shard(int p) const {
 ParamRange ParamGroup::shard_range(int p) const { return layout_->piece(p, cell_); }
 
 DTensor ParamGroup::dtensor(int p) const {
-  return DTensor::from_layout(spec_.mesh, over_, layout_, p, shard(p));
+  return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, shard(p));
 }
 
 template <class F>

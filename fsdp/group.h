@@ -1,22 +1,25 @@
 // The flat buffers of parameters that are gathered and reduced together, and their redistributions.
 #pragma once
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include <sherd/fsdp/group_plan.h>
 #include <sherd/fsdp/options.h>
 #include <sherd/fsdp/parameter.h>
 
 namespace sherd {
 
-/// Communicators of one mesh as the runtime uses it. Gathers and reductions have their own, so that neither
-/// blocks the other; `state` spans the dimensions that shard the optimizer state.
+/// Communicators of one mesh as the runtime uses it: of the shard group (inner) and of the replicas (outer). Gathers
+/// and reductions have their own, so that neither blocks the other.
 struct GroupComms {
   std::shared_ptr<Communicator> gather_inner, gather_outer;
   std::shared_ptr<Communicator> reduce_inner, reduce_outer;
 };
+
+/// The allocation of a planned buffer that collectives use.
+inline BufferSpec spec_of(const PlannedBuffer& b) { return {b.elements, b.dtype, b.memory, b.name()}; }
 
 /// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16
 /// bits. One for each stream that uses it; grows to the largest request before training starts.
@@ -32,17 +35,12 @@ struct Staging {
 class ParamGroup {
  public:
   struct Spec {
-    std::string unit;               // for messages
-    std::vector<Parameter> params;  // all trainable or all frozen, and all of one layout policy
+    GroupPlan plan;
+    std::vector<Parameter> params;  // of the layout, in its order
     DeviceMesh mesh;
-    GroupComms comms;
+    GroupComms comms;  // groups of one for ignored parameters
     FullyShardOptions options;
-    bool replicated = false;  // ignored parameters: no communication at all
-    int rotation = 0;
-    std::vector<double> carried_cost = {};  // LayoutOptions::carried_cost
   };
-  /// Ranks that the layout of a group (not a replicated one) is made for: those that shard its state.
-  static int layout_world(const DeviceMesh& mesh, const FullyShardOptions& options);
   ParamGroup(Device& device, Spec spec);
   /// Parameters that outlive the group have no memory again.
   ~ParamGroup();
@@ -51,6 +49,10 @@ class ParamGroup {
 
   const std::vector<Parameter>& params() const { return spec_.params; }
   const ShardLayout& layout() const { return *layout_; }
+  /// What was planned: groups, layout, buffers.
+  const GroupPlan& plan() const { return spec_.plan; }
+  /// What the mesh's dimensions mean to the group.
+  const ShardAxes& axes() const { return spec_.plan.axes; }
   /// Something that must be equal on all ranks, as messages call it, and a digest of it.
   struct Trait {
     std::string what;
@@ -62,28 +64,23 @@ class ParamGroup {
   /// Digest of them all.
   uint64_t fingerprint() const;
   const DeviceMesh& mesh() const { return spec_.mesh; }
-  const std::string& unit() const { return spec_.unit; }
+  const std::string& unit() const { return spec_.plan.unit; }
   const FullyShardOptions& options() const { return spec_.options; }
   bool trainable() const { return trainable_; }
   /// Ignored parameters: whole on every rank, gradients never reduced.
-  bool replicated() const { return spec_.replicated; }
+  bool replicated() const { return spec_.plan.ignored; }
   /// True when the full parameter lives in a gather slot while in use (strategy rests it sharded).
-  bool needs_slot() const { return inner_.param.is_shard(); }
-  bool needs_grad_slot() const { return trainable_ && inner_.grad_micro.is_shard(); }
+  bool needs_slot() const { return plan().needs_slot(); }
+  bool needs_grad_slot() const { return plan().needs_gradient_slot(); }
   /// Elements of the full buffer (and of its gradient) that a slot must hold.
-  /// Never 0: without any element the parameters still have a buffer that they are views of.
-  int64_t full_elements() const {
-    return staged_ ? std::max<int64_t>(1, layout_->full_elements()) : layout_->buffer_elements();
-  }
-  int64_t staging_elements() const { return layout_->buffer_elements(); }
+  int64_t full_elements() const { return plan().full_elements(); }
+  int64_t staging_elements() const { return plan().buffer_elements(); }
   bool stages_gather() const { return staged_; }
   /// dtype of gradients on the wire of the shard dimension; f32 when nothing travels there.
-  DType wire_dtype() const { return wire_ > 1 ? spec_.options.reduce_dtype : DType::f32; }
-  bool stages_reduce() const { return trainable_ && (staged_ || wire_dtype() != DType::f32); }
+  DType wire_dtype() const { return plan().wire_dtype; }
+  bool stages_reduce() const { return plan().stages_reduce(); }
   /// Mesh dimensions over which gradients and states are sharded, outermost of the layout first.
-  const std::vector<std::string>& sharded_over() const { return over_; }
-  bool sharded_inner() const { return inner_.state.is_shard(); }
-  bool sharded_outer() const { return outer_.state.is_shard(); }
+  const std::vector<std::string>& sharded_over() const { return axes().state_split; }
   /// The rank of the layout that this process is.
   int cell() const { return cell_; }
 
@@ -156,10 +153,8 @@ class ParamGroup {
   bool trainable_;
   Purpose weights_, gradients_;  // what the group's collectives serve
   PlacementRow inner_, outer_;
-  std::vector<std::string> over_;
   std::shared_ptr<const ShardLayout> layout_;
   bool staged_ = false;
-  int wire_ = 1;   // ranks of the shard dimension
   int ranks_ = 1;  // data-parallel ranks, the divisor of the average
   int cell_ = 0;
   int64_t part_begin_ = 0, part_ = 0;       // this rank's inner part of the communication buffer

@@ -5,34 +5,15 @@
 
 #include <algorithm>
 #include <exception>
-#include <unordered_map>
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/detail/alike.h>
 #include <sherd/fsdp/detail/mesh_rules.h>
+#include <sherd/fsdp/detail/unit_claims.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd {
-namespace {
-
-// Parameters of `module`'s tree that nobody claimed, without those that are registered outside of it as well.
-std::vector<Parameter> unclaimed(Module& module, bool root,
-                                 const std::function<int(const Parameter&)>& registrations) {
-  std::unordered_map<std::string, int> inside;
-  std::vector<Parameter> found;
-  module.visit([&](const std::string&, Module& m) {
-    for (auto& p : m.own_parameters()) {
-      if (p.sharded()) continue;
-      if (inside[p.name()]++ == 0) found.push_back(p);
-    }
-  });
-  if (!root) std::erase_if(found, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
-  return found;
-}
-
-}  // namespace
-
 ShardRuntime::ShardRuntime(Module& root)
     : device_(root.wrap_->mesh.world()->device()), mesh_(root.wrap_->mesh), options_(root.wrap_->options) {
   assign_names(root);
@@ -46,22 +27,30 @@ ShardRuntime::ShardRuntime(Module& root)
   follow_compute(*check_);
   alone_ = mesh_.flatten({});
 
-  // Children before parents, so that inner wraps claim first.
-  std::vector<std::pair<std::string, Module*>> wrapped;
-  root.visit([&](const std::string& name, Module& m) {
-    if (m.wrap_ && &m != &root) wrapped.emplace_back(name, &m);
-  });
-  std::vector<std::shared_ptr<Unit>> by_position(wrapped.size());
-  for (size_t i = wrapped.size(); i-- > 0;)
-    by_position[i] = make_unit(*wrapped[i].second, wrapped[i].first, static_cast<int>(i), false);
-  for (auto& u : by_position)
-    if (u) {
-      u->index_ = static_cast<int>(units_.size());
-      u->ring_ = static_cast<int>(
-          std::count_if(units_.begin(), units_.end(), [&](auto& v) { return v->height_ == u->height_; }));
-      units_.push_back(u);
-    }
-  units_.push_back(make_unit(root, "root", static_cast<int>(wrapped.size()), true));
+  const std::vector<UnitClaim> claims =
+      claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
+  // Copies of a mesh share their communicators, so that units with one shard communicator are on the same ranks.
+  std::vector<const Communicator*> known;
+  std::vector<PlanUnit> described;
+  for (auto& claim : claims) {
+    const Wrap& wrap = *claim.module->wrap_;
+    const Communicator* ranks = wrap.mesh.comm(wrap.options.shard_dim).get();
+    const auto id = std::find(known.begin(), known.end(), ranks) - known.begin();
+    if (id == static_cast<std::ptrdiff_t>(known.size())) known.push_back(ranks);
+    described.push_back(
+        plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), options_));
+  }
+  plan_ = plan_model(described, options_);
+  // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this order.
+  units_.resize(claims.size());
+  for (size_t i = claims.size() - 1; i-- > 0;) units_[i] = make_unit(claims[i], plan_.units[i]);
+  units_.back() = make_unit(claims.back(), plan_.units.back());
+  for (size_t i = 0; i + 1 < units_.size(); ++i) {
+    Unit& u = *units_[i];
+    u.index_ = static_cast<int>(i);
+    u.ring_ = static_cast<int>(std::count_if(units_.begin(), units_.begin() + static_cast<std::ptrdiff_t>(i),
+                                             [&](auto& v) { return v->height_ == u.height_; }));
+  }
   check_meshes(mesh_, groups());
   check_fingerprints();
   assign_slots();
@@ -81,57 +70,26 @@ ShardRuntime::~ShardRuntime() {
   for (auto& u : units_) u->detach();
 }
 
-std::shared_ptr<Unit> ShardRuntime::make_unit(Module& module, const std::string& name, int position,
-                                              bool root) {
-  const Wrap& wrap = *module.wrap_;
-  auto unit = std::make_shared<Unit>(*this, name, -1, root);
+std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan) {
+  const Wrap& wrap = *claim.module->wrap_;
+  auto unit = std::make_shared<Unit>(*this, claim.name, -1, claim.root);
   unit->reshard_after_forward_ = wrap.options.reshard_after_forward;
-  module.visit([&](const std::string&, Module& m) {
-    if (&m != &module && m.unit_) unit->height_ = std::max(unit->height_, m.unit_->height_ + 1);
-  });
-  const auto params = unclaimed(module, root, [](const Parameter& p) { return p.state_->registrations; });
-  const auto& ignored = options_.ignored;
-  auto is_ignored = [&](const Parameter& p) {
-    return std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end();
-  };
-  enum Kind { whole, cut, frozen };
-  auto kind_of = [&](const Parameter& p) {
-    if (!p.trainable()) return frozen;
-    return wrap.options.layout == LayoutPolicy::whole_param && p.cut() == CutClass::row ? whole : cut;
-  };
-  for (const bool replicated : {false, true}) {
-    for (const Kind kind : {whole, cut, frozen}) {
-      std::vector<Parameter> some;
-      for (auto& p : params)
-        if (kind_of(p) == kind && is_ignored(p) == replicated) some.push_back(p);
-      if (some.empty()) continue;
-      const GroupComms comms = replicated ? GroupComms{alone_, alone_, alone_, alone_} : comms_of(wrap);
-      FullyShardOptions options = wrap.options;
-      if (options.layout == LayoutPolicy::whole_param && kind != whole) options.layout = LayoutPolicy::ragged;
-      unit->groups_.push_back(
-          make_group({name, std::move(some), wrap.mesh, comms, std::move(options), replicated, position}));
-    }
+  unit->height_ = claim.height;
+  for (const GroupPlan& g : plan.groups) {
+    std::vector<Parameter> params;
+    for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
+    unit->groups_.push_back(std::make_unique<ParamGroup>(
+        device_,
+        ParamGroup::Spec{g, std::move(params), wrap.mesh, comms_of(wrap.mesh, g.axes), wrap.options}));
   }
-  module.unit_ = unit;
+  claim.module->unit_ = unit;
   return unit;
 }
 
-std::unique_ptr<ParamGroup> ShardRuntime::make_group(ParamGroup::Spec spec) {
-  const FullyShardOptions& o = spec.options;
-  if (o.layout != LayoutPolicy::whole_param || spec.replicated)
-    return std::make_unique<ParamGroup>(device_, std::move(spec));
-  auto& cost =
-      packed_cost_[{spec.mesh.comm(o.shard_dim).get(), ParamGroup::layout_world(spec.mesh, spec.options)}];
-  spec.carried_cost = cost;
-  auto group = std::make_unique<ParamGroup>(device_, std::move(spec));
-  cost = group->layout().rank_cost();
-  return group;
-}
-
-const GroupComms& ShardRuntime::comms_of(const Wrap& wrap) {
-  const auto& inner = wrap.mesh.comm(wrap.options.shard_dim);
-  const bool hsdp = wrap.mesh.has(wrap.options.replicate_dim);
-  const auto outer = hsdp ? wrap.mesh.comm(wrap.options.replicate_dim) : nullptr;
+GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
+  if (axes.shard.empty()) return {alone_, alone_, alone_, alone_};  // ignored parameters
+  const auto inner = mesh.flatten(axes.shard);
+  const auto outer = axes.replicate.empty() ? nullptr : mesh.flatten(axes.replicate);
   auto [it, fresh] = comms_.try_emplace({inner.get(), outer.get()});
   if (fresh) {
     it->second.gather_inner = inner->clone();

@@ -9,17 +9,15 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/fsdp/model_plan.h>
 #include <sherd/fsdp/module.h>
 #include <sherd/fsdp/unit.h>
+#include <sherd/fsdp/wrap.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 
-/// What a fully_shard() call asked for, kept at its module until the root's call.
-struct Wrap {
-  DeviceMesh mesh;
-  FullyShardOptions options;
-};
+struct UnitClaim;
 
 /// Made by fully_shard() of the root; owned by the root module. One rank's thread uses it.
 class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
@@ -38,6 +36,8 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   const FullyShardOptions& options() const { return options_; }
   /// Units in registration order, the root last.
   const std::vector<std::shared_ptr<Unit>>& units() const { return units_; }
+  /// What was planned for them before anything was allocated.
+  const ModelPlan& plan() const { return plan_; }
   /// Every ParamGroup of every unit, in that order.
   std::vector<ParamGroup*> groups() const;
 
@@ -129,9 +129,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// not use it gives it back; while it is used, the unit gets a slot of its own, for good.
   Tensor take_slot(std::vector<Slot>& slots, int& at, int64_t elements, Unit& unit, Stream& stream);
 
-  std::shared_ptr<Unit> make_unit(Module& module, const std::string& name, int position, bool root);
-  std::unique_ptr<ParamGroup> make_group(ParamGroup::Spec spec);
-  const GroupComms& comms_of(const Wrap& wrap);
+  /// The unit of a claim, its groups built as planned. Collective: makes the communicators of its mesh.
+  std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan);
+  GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
   void assign_slots();
   /// Memory for slots, staging and the buffers of groups.
   void allocate();
@@ -155,13 +155,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   Device& device_;
   DeviceMesh mesh_;
   FullyShardOptions options_;
-  // By the communicators of the shard and of the replicate dimension (null without one).
+  // By the communicators of the shard group and of the replicas (null without any).
   std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
-  // Layouts of whole parameters carry each rank's cost on from unit to unit in the order in which units are
-  // made: backward, the root last; a unit has few matrices, so ties go to the rank with less cost. By shard
-  // communicator and number of ranks.
-  std::map<std::pair<const Communicator*, int>, std::vector<double>> packed_cost_;
+  ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<Slot> slots_, grad_slots_;
   Staging staging_;

@@ -23,12 +23,12 @@ struct TeamKey {
 TeamKey key_of(const Parameter& p) {
   const ParamGroup& group = p.group();
   if (group.replicated()) return {nullptr, {}, ""};
-  const MuonTeam::Dims dims = MuonTeam::dims_of(group);
-  std::vector<std::string> all = dims.sharded;
-  all.insert(all.end(), dims.replicated.begin(), dims.replicated.end());
+  const ShardAxes& axes = group.axes();
+  std::vector<std::string> all = axes.state_split;
+  all.insert(all.end(), axes.state_repeated.begin(), axes.state_repeated.end());
   const auto& t = p.tensor_shard();
   const bool cut = t && t->parts > 1 && t->dim >= static_cast<int>(p.shape().size()) - 2;
-  return {group.mesh().flatten(all).get(), dims.sharded, cut ? t->mesh_dim : ""};
+  return {group.mesh().flatten(all).get(), axes.state_split, cut ? t->mesh_dim : ""};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sherd/dtensor/layer_wise.h>
+#include <sherd/fsdp/group_plan.h>
 #include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/device/error.h>
 
@@ -15,119 +16,120 @@ namespace {
 
 constexpr int64_t kMaxMatrices = int64_t{1} << 20;
 
-LayoutParam described(const ParamEntry& p) {
-  const CutClass cut = p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element;
-  return layout_param(p.name, p.shape, cut, stacked_blocks(p.blocks));
+CutClass cut_of(const ParamEntry& p) { return p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element; }
+
+void add(Arrangement& a, Buffer& buffer, int64_t start, ShardLayout layout, std::vector<int> params) {
+  for (size_t p = 0; p < params.size(); ++p)
+    a.places[params[p]] = {static_cast<int>(a.buffers.size()), static_cast<int>(buffer.buckets.size()),
+                           static_cast<int>(p)};
+  buffer.elements += layout.buffer_elements();
+  buffer.padding += layout.padding();
+  buffer.buckets.push_back({start, std::move(layout), std::move(params)});
 }
 
-class Builder {
- public:
-  explicit Builder(Arrangement& a) : a_(a) { a_.places.resize(a_.model.size()); }
-
-  void build() {
-    const bool whole = a_.options.layout.policy == LayoutPolicy::whole_param;
-    if (whole) layer_wise();
-    unit_buffers(whole);
-    check_total();
-    plan();
+// Muon's matrices of all units, in buckets that span units.
+void add_layer_wise(Arrangement& a) {
+  std::vector<std::pair<DType, std::vector<int>>> by_dtype;  // in order of first use
+  for (size_t i = 0; i < a.model.size(); ++i) {
+    if (a.model[i].optimizer != Algorithm::muon) continue;
+    const DType t = a.model[i].dtype;
+    auto it = std::find_if(by_dtype.begin(), by_dtype.end(), [&](auto& g) { return g.first == t; });
+    if (it == by_dtype.end()) it = by_dtype.insert(by_dtype.end(), {t, {}});
+    it->second.push_back(static_cast<int>(i));
   }
-
- private:
-  /// Of each dtype among `params`, in order of first use.
-  std::vector<std::pair<DType, std::vector<int>>> by_dtype(const std::vector<int>& params) const {
-    std::vector<std::pair<DType, std::vector<int>>> groups;
+  for (auto& [dtype, params] : by_dtype) {
+    std::vector<LayerWiseParam> matrices;
     for (int i : params) {
-      const DType t = a_.model[i].dtype;
-      auto it = std::find_if(groups.begin(), groups.end(), [&](auto& g) { return g.first == t; });
-      if (it == groups.end()) it = groups.insert(groups.end(), {t, {}});
-      it->second.push_back(i);
+      const ParamEntry& p = a.model[i];
+      matrices.push_back({layout_param(p.name, p.shape, cut_of(p), stacked_blocks(p.blocks)), p.tied});
     }
-    return groups;
-  }
-
-  void add(Buffer& buffer, int64_t start, ShardLayout layout, std::vector<int> params) {
-    for (size_t p = 0; p < params.size(); ++p)
-      a_.places[params[p]] = {static_cast<int>(a_.buffers.size()), static_cast<int>(buffer.buckets.size()),
-                              static_cast<int>(p)};
-    buffer.elements += layout.buffer_elements();
-    buffer.padding += layout.padding();
-    buffer.buckets.push_back({start, std::move(layout), std::move(params)});
-  }
-
-  void layer_wise() {
-    std::vector<int> muon;
-    for (size_t i = 0; i < a_.model.size(); ++i)
-      if (a_.model[i].optimizer == Algorithm::muon) muon.push_back(static_cast<int>(i));
-    for (auto& [dtype, params] : by_dtype(muon)) {
-      std::vector<LayerWiseParam> matrices;
-      for (int i : params) matrices.push_back({described(a_.model[i]), a_.model[i].tied});
-      auto layout = LayerWiseLayout::make(matrices, a_.options.world,
-                                          {.packing = a_.options.layout.packing,
-                                           .bucket_elements = a_.options.bucket_elements,
-                                           .align = a_.options.align});
-      Buffer buffer{fmt::format("whole_param/{}", name_of(dtype)), dtype, {}};
-      for (LayerWiseBucket& b : layout.buckets) {
-        const auto first = params.begin() + b.first_param;
-        const auto count = static_cast<std::ptrdiff_t>(b.layout.params().size());
-        add(buffer, b.begin.value, std::move(b.layout), {first, first + count});
-      }
-      a_.buffers.push_back(std::move(buffer));
+    auto layout = LayerWiseLayout::make(matrices, a.options.world,
+                                        {.packing = a.options.layout.packing,
+                                         .bucket_elements = a.options.bucket_elements,
+                                         .align = a.options.align});
+    Buffer buffer{fmt::format("whole_param/{}", name_of(dtype)), dtype, {}};
+    for (LayerWiseBucket& b : layout.buckets) {
+      const auto first = params.begin() + b.first_param;
+      const auto count = static_cast<std::ptrdiff_t>(b.layout.params().size());
+      add(a, buffer, b.begin.value, std::move(b.layout), {first, first + count});
     }
+    a.buffers.push_back(std::move(buffer));
   }
+}
 
-  void unit_buffers(bool adamw_only) {
-    std::vector<std::pair<std::string, std::vector<int>>> units;  // in order of first use
-    std::map<std::string, size_t> index;
-    for (size_t i = 0; i < a_.model.size(); ++i) {
-      const auto [it, fresh] = index.try_emplace(a_.model[i].unit, units.size());
-      if (fresh) units.emplace_back(a_.model[i].unit, std::vector<int>());
-      if (!adamw_only || a_.model[i].optimizer == Algorithm::adamw)
-        units[it->second].second.push_back(static_cast<int>(i));
-    }
-    LayoutOptions options;
-    options.policy = adamw_only ? LayoutPolicy::ragged : a_.options.layout.policy;
-    options.align = a_.options.align;
-    int position = 0;
-    for (auto& [unit, members] : units) {
-      options.rotation = unit == "root" ? static_cast<int>(units.size()) - 1 : position++;
-      for (auto& [dtype, params] : by_dtype(members)) {
-        std::vector<LayoutParam> laid;
-        for (int i : params) laid.push_back(described(a_.model[i]));
-        Buffer buffer{fmt::format("{}/{}", unit, name_of(dtype)), dtype, {}};
-        add(buffer, 0, ShardLayout::make(std::move(laid), a_.options.world, options), std::move(params));
-        a_.buffers.push_back(std::move(buffer));
-      }
-    }
-  }
-
-  void check_total() const {  // each buffer fits by itself
-    int64_t total = 0;
-    for (const Buffer& b : a_.buffers)
-      if (__builtin_add_overflow(total, b.elements, &total))
-        throw InvalidArgument(
-            fmt::format("{} buffers on {} ranks in slices that are a multiple of {} have more elements than "
-                        "64 bits count; "
-                        "use fewer ranks, a smaller align, or fewer units and dtypes",
-                        a_.buffers.size(), a_.options.world, a_.options.align));
-  }
-
-  void plan() {
-    a_.plan_options = plan_options(MuonOptions{});
-    for (size_t i = 0; i < a_.model.size(); ++i) {
-      const ParamEntry& p = a_.model[i];
-      if (p.optimizer != Algorithm::muon) continue;
-      const ParamPlace& at = a_.places[i];
-      for (auto& m : logical_matrices(p.name, p.shape, stacked_blocks(p.blocks), {}, a_.bucket_of(at).layout,
-                                      at.param)) {
-        a_.matrices.push_back(std::move(m));
-        a_.matrix_param.push_back(static_cast<int>(i));
-      }
-    }
-    a_.plan = make_plan(a_.matrices, a_.options.world, 1, a_.plan_options);
-  }
-
-  Arrangement& a_;
+// The model's units as fully_shard() would see them, and which parameters of the model theirs are.
+struct Units {
+  std::vector<PlanUnit> units;  // in order of first use
+  std::vector<std::vector<int>> members;
 };
+
+Units units_of(const Arrangement& a, bool without_matrices) {
+  Units all;
+  std::map<std::string, size_t> index;
+  for (size_t i = 0; i < a.model.size(); ++i) {
+    const ParamEntry& p = a.model[i];
+    const auto [it, fresh] = index.try_emplace(p.unit, all.units.size());
+    if (fresh) {
+      all.units.push_back({.name = p.unit,
+                           .params = {},
+                           .mesh = {{"shard", a.options.world}},
+                           .options = {.layout = a.options.layout.policy, .packing = a.options.layout.packing},
+                           .root = p.unit == "root",
+                           .align = a.options.align});
+      all.members.emplace_back();
+    }
+    if (without_matrices && p.optimizer == Algorithm::muon) continue;
+    all.members[it->second].push_back(static_cast<int>(i));
+    all.units[it->second].params.push_back({.name = p.name,
+                                            .shape = p.shape,
+                                            .cut = cut_of(p),
+                                            .row_blocks = stacked_blocks(p.blocks),
+                                            .dtype = p.dtype});
+  }
+  int position = 0;
+  for (PlanUnit& u : all.units) u.position = u.root ? static_cast<int>(all.units.size()) - 1 : position++;
+  return all;
+}
+
+void add_units(Arrangement& a, bool without_matrices) {
+  const Units all = units_of(a, without_matrices);
+  const std::vector<std::vector<GroupPlan>> groups = plan_units(all.units);
+  for (size_t u = 0; u < groups.size(); ++u) {
+    for (const GroupPlan& g : groups[u]) {
+      std::vector<int> params;
+      for (const int p : g.params) params.push_back(all.members[u][p]);
+      Buffer buffer{fmt::format("{}/{}{}", g.unit, name_of(g.dtype), g.suffix()), g.dtype, {}};
+      add(a, buffer, 0, *g.layout, std::move(params));
+      a.buffers.push_back(std::move(buffer));
+    }
+  }
+}
+
+void check_total(const Arrangement& a) {  // each buffer fits by itself
+  int64_t total = 0;
+  for (const Buffer& b : a.buffers)
+    if (__builtin_add_overflow(total, b.elements, &total))
+      throw InvalidArgument(
+          fmt::format("{} buffers on {} ranks in slices that are a multiple of {} have more elements than "
+                      "64 bits count; "
+                      "use fewer ranks, a smaller align, or fewer units and dtypes",
+                      a.buffers.size(), a.options.world, a.options.align));
+}
+
+void add_plan(Arrangement& a) {
+  a.plan_options = plan_options(MuonOptions{});
+  for (size_t i = 0; i < a.model.size(); ++i) {
+    const ParamEntry& p = a.model[i];
+    if (p.optimizer != Algorithm::muon) continue;
+    const ParamPlace& at = a.places[i];
+    for (auto& m :
+         logical_matrices(p.name, p.shape, stacked_blocks(p.blocks), {}, a.bucket_of(at).layout, at.param)) {
+      a.matrices.push_back(std::move(m));
+      a.matrix_param.push_back(static_cast<int>(i));
+    }
+  }
+  a.plan = make_plan(a.matrices, a.options.world, 1, a.plan_options);
+}
 
 }  // namespace
 
@@ -154,7 +156,12 @@ Arrangement Arrangement::make(std::vector<ParamEntry> model, const ArrangeOption
   Arrangement a;
   a.model = std::move(model);
   a.options = options;
-  Builder(a).build();
+  a.places.resize(a.model.size());
+  const bool spans_units = options.layout.policy == LayoutPolicy::whole_param && !options.per_unit;
+  if (spans_units) add_layer_wise(a);
+  add_units(a, spans_units);
+  check_total(a);
+  add_plan(a);
   return a;
 }
 

@@ -18,6 +18,8 @@ struct ArrangeOptions {
   /// whole_param: LayerWiseOptions::bucket_elements of the matrices' buffers.
   int64_t bucket_elements = 0;
   int64_t align = 64;
+  /// whole_param: each unit's matrices are packed by themselves, as training does it.
+  bool per_unit = false;
 };
 
 /// One collective's part of a buffer. Element e of rank r's slice is element start + r * slice + e of the
@@ -29,7 +31,8 @@ struct Bucket {
 };
 
 struct Buffer {
-  std::string name;  // "UNIT/DTYPE"; "whole_param/DTYPE" for matrices of all units
+  /// "UNIT/DTYPE", "UNIT/DTYPE, whole matrices"; "whole_param/DTYPE" for matrices of all units
+  std::string name;
   DType dtype = DType::f32;
   std::vector<Bucket> buckets;
   int64_t elements = 0;  // with padding
@@ -41,10 +44,11 @@ struct ParamPlace {
   int buffer = -1, bucket = 0, param = 0;
 };
 
-/// ragged and even_rows: one buffer for each unit and dtype, as fully_shard() makes them (the unit's position
-/// is its rotation; a unit called "root" counts last, as the root does). whole_param: Muon's matrices of all
-/// units in one LayerWiseLayout for each dtype, everything of AdamW in ragged buffers for each unit and
-/// dtype. Costs carry over from bucket to bucket, not from one dtype's buffer to the next.
+/// The groups that fully_shard() makes (plan_units()), one buffer for each: of every unit and dtype, under whole_param
+/// apart for matrices and the rest. A unit's position in the model is its rotation; one called "root" counts last, as
+/// the root does. Without ArrangeOptions::per_unit, whole_param has Muon's matrices of all units in one
+/// LayerWiseLayout for each dtype instead, whose costs carry over from bucket to bucket, not from one dtype's buffer
+/// to the next.
 struct Arrangement {
   std::vector<ParamEntry> model;
   ArrangeOptions options;

@@ -15,6 +15,7 @@ struct LayoutCommand {
   std::string policy = "ragged";
   int64_t bucket_elements = 0;
   int64_t align = 64;
+  bool per_unit = false;
   bool json = false;
 
   /// Adds the subcommand and its flags, which write into this object; it outlives `app`'s parsing.

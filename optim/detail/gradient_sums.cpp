@@ -22,13 +22,6 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Mesh dimensions over which this parameter's gradient elements are spread.
-std::vector<std::string> dims_of(const ParamGroup& g, const Parameter& p) {
-  std::vector<std::string> dims = g.sharded_over();
-  if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.push_back(p.tensor_shard()->mesh_dim);
-  return dims;
-}
-
 SquaresSegment segment_of(const Parameter& p, int64_t* sum, int64_t* elsewhere) {
   const Tensor g = p.grad_shard();
   return {g.data<float>(), g.numel(), sum, elsewhere};
@@ -96,7 +89,7 @@ std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups) {
                            [&](const MeshSums& m) { return identity(*m.mesh) == identity(g->mesh()); });
     if (it == all.end()) it = all.insert(all.end(), {&g->mesh(), {}, {}});
     for (auto& p : g->params())
-      for (auto& d : dims_of(*g, p)) it->dims.push_back(d);
+      for (auto& d : g->axes().spread_over(p.tensor_shard())) it->dims.push_back(d);
   }
   for (MeshSums& m : all) {
     std::vector<std::string> used;
@@ -143,8 +136,8 @@ GradientSums sums_by_dimension(ShardRuntime& runtime) {
     const auto m = std::find_if(meshes.begin(), meshes.end(),
                                 [&](const MeshSums& s) { return identity(*s.mesh) == identity(g->mesh()); });
     for (auto& p : g->params())
-      segments.push_back(
-          segment_of(p, m->accumulator(m->index_of(dims_of(*g, p))).data<int64_t>(), m->elsewhere()));
+      segments.push_back(segment_of(
+          p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(), m->elsewhere()));
   }
   ops::accumulate_squares(stream, segments);
 
@@ -177,10 +170,7 @@ GradientSums sums_at_once(ShardRuntime& runtime) {
     if (!g->trainable()) continue;
     for (auto& p : g->params()) {
       // What several ranks hold, the first of them adds.
-      bool first = counts(*g);
-      const std::vector<std::string> spread = dims_of(*g, p);
-      for (auto& d : g->mesh().dims())
-        first = first && (contains(spread, d.name) || g->mesh().coordinate(d.name) == 0);
+      const bool first = counts(*g) && g->axes().holders_of(p.tensor_shard()).index == 0;
       segments.push_back(segment_of(p, first ? words : nullptr, words + ExactSum::kElsewhere));
     }
   }

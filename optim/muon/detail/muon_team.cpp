@@ -25,25 +25,13 @@ constexpr int64_t kGramBuffers = 7;
 /// The scale of momentum is not known, that of results is about 1: f16 has too few exponents for the former.
 DType incoming(DType payload) { return payload == DType::f16 ? DType::bf16 : payload; }
 
-template <class Dims>
-std::vector<std::string> joined(const Dims& a, const Dims& b) {
+std::vector<std::string> joined(const std::vector<std::string>& a, const std::vector<std::string>& b) {
   std::vector<std::string> all = a;
   all.insert(all.end(), b.begin(), b.end());
   return all;
 }
 
 }  // namespace
-
-MuonTeam::Dims MuonTeam::dims_of(const ParamGroup& group) {
-  Dims d;
-  if (group.replicated()) return d;
-  d.sharded = group.sharded_over();
-  for (auto& name : {group.options().shard_dim, group.options().replicate_dim}) {
-    const bool sharded = std::find(d.sharded.begin(), d.sharded.end(), name) != d.sharded.end();
-    if (!sharded && group.mesh().has(name) && group.mesh().size(name) > 1) d.replicated.push_back(name);
-  }
-  return d;
-}
 
 MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams)
     : device_(device), slots_(std::move(slots)), options_(options), streams_(streams) {
@@ -62,7 +50,7 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   }
   const ParamGroup& group = slots_.front().param.group();
   int replicas = 1;
-  for (auto& name : dims_of(group).replicated) replicas *= group.mesh().size(name);
+  for (auto& name : group.axes().state_repeated) replicas *= group.mesh().size(name);
   plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
   make_communicators();
   settle_transient_bytes();
@@ -96,9 +84,9 @@ int64_t MuonTeam::chunk_elements() const {
 
 void MuonTeam::make_communicators() {
   const ParamGroup& group = slots_.front().param.group();
-  const Dims dims = dims_of(group);
+  const ShardAxes& axes = group.axes();
   if (plan_.team() > 1) {
-    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(dims.sharded, dims.replicated) : dims.sharded);
+    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(axes.state_split, axes.state_repeated) : axes.state_split);
     rank_ = comm_->rank();
     in_comm_ = comm_->clone();
     out_comm_ = comm_->clone();
@@ -121,9 +109,9 @@ void MuonTeam::make_communicators() {
 
 std::vector<std::shared_ptr<Communicator>> MuonTeam::planning_communicators() const {
   const ParamGroup& group = slots_.front().param.group();
-  const Dims dims = dims_of(group);
+  const ShardAxes& axes = group.axes();
   std::vector<std::shared_ptr<Communicator>> all = {tensor_comm_};
-  if (!group.replicated()) all.push_back(group.mesh().flatten(joined(dims.sharded, dims.replicated)));
+  if (!group.replicated()) all.push_back(group.mesh().flatten(joined(axes.state_split, axes.state_repeated)));
   std::erase_if(all, [](const auto& comm) { return !comm || comm->size() == 1; });
   return all;
 }
@@ -324,12 +312,12 @@ std::vector<std::pair<std::string, MatrixStatus>> MuonTeam::report(const Tensor&
 bool MuonTeam::reports(const Parameter& p) const {
   const ParamGroup& group = p.group();
   if (group.replicated()) return true;
-  const Dims dims = dims_of(group);
+  const ShardAxes& axes = group.axes();
   const auto in = [](const std::vector<std::string>& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
   };
   for (auto& d : group.mesh().dims()) {
-    if (in(dims.sharded, d.name) || (plan_.copies > 1 && in(dims.replicated, d.name))) continue;
+    if (in(axes.state_split, d.name) || (plan_.copies > 1 && in(axes.state_repeated, d.name))) continue;
     // Along a dimension that deals matrices of a stack out, ranks have different matrices.
     const auto& t = p.tensor_shard();
     const bool dealt = t && t->mesh_dim == d.name && t->dim < static_cast<int>(p.shape().size()) - 2;
@@ -340,10 +328,10 @@ bool MuonTeam::reports(const Parameter& p) const {
 
 std::string MuonTeam::describe() const {
   const ParamGroup& group = slots_.front().param.group();
-  const Dims dims = dims_of(group);
+  const ShardAxes& axes = group.axes();
   return fmt::format("{} ... {}; mesh {}, sharded over {}", slots_.front().param.name(),
                      slots_.back().param.name(), group.mesh().describe(),
-                     dims.sharded.empty() ? "nothing" : fmt::format("{}", fmt::join(dims.sharded, ", ")));
+                     axes.state_split.empty() ? "nothing" : fmt::format("{}", fmt::join(axes.state_split, ", ")));
 }
 
 }  // namespace sherd

@@ -24,14 +24,9 @@ class MuonTeam {
     double weight_decay = 0;
     Tensor momentum;  // flat f32, this rank's piece
   };
-  /// Mesh dimensions of the group's mesh over which its state is sharded, and over which it is repeated.
-  struct Dims {
-    std::vector<std::string> sharded, replicated;
-  };
-  static Dims dims_of(const ParamGroup& group);
 
   /// Collective over the team (communicators, comparison of the plans' fingerprints).
-  /// @param slots parameters of groups with equal mesh and dims.
+  /// @param slots parameters of groups with equal mesh and axes.
   /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned differently.
   MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams);
 

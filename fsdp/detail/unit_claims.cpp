@@ -1,0 +1,64 @@
+#include <sherd/fsdp/detail/unit_claims.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include <sherd/fsdp/wrap.h>
+
+namespace sherd {
+
+std::vector<UnitClaim> claim_parameters(Module& root,
+                                        const std::function<int(const Parameter&)>& registrations) {
+  std::vector<UnitClaim> claims;
+  root.visit([&](const std::string& name, Module& m) {
+    if (m.wrap() && &m != &root) claims.push_back({&m, name, false, 0, {}});
+  });
+  claims.push_back({&root, "root", true, 0, {}});
+
+  std::unordered_set<std::string> claimed;  // names are unique
+  std::unordered_map<const Module*, int> heights;
+  const auto claim = [&](UnitClaim& unit) {
+    std::unordered_map<std::string, int> inside;
+    unit.module->visit([&](const std::string&, Module& m) {
+      if (const auto it = heights.find(&m); it != heights.end())
+        unit.height = std::max(unit.height, it->second + 1);
+      for (auto& p : m.own_parameters())
+        if (!claimed.contains(p.name()) && inside[p.name()]++ == 0) unit.params.push_back(p);
+    });
+    if (!unit.root)
+      std::erase_if(unit.params, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
+    for (auto& p : unit.params) claimed.insert(p.name());
+    heights[unit.module] = unit.height;
+  };
+  // Modules are visited before those inside them: from the last to the first, inner ones claim first.
+  for (size_t i = claims.size() - 1; i-- > 0;) claim(claims[i]);
+  claim(claims.back());
+  return claims;
+}
+
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const FullyShardOptions& root_options) {
+  const Wrap& wrap = *claim.module->wrap();
+  PlanUnit unit{.name = claim.name,
+                .params = {},
+                .mesh = {},
+                .options = wrap.options,
+                .position = position,
+                .root = claim.root,
+                .height = claim.height,
+                .ranks_id = ranks_id};
+  for (auto& d : wrap.mesh.dims()) unit.mesh.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
+  const auto& ignored = root_options.ignored;
+  for (auto& p : claim.params)
+    unit.params.push_back(
+        {.name = p.name(),
+         .shape = p.shape(),
+         .cut = p.cut(),
+         .row_blocks = p.row_blocks(),
+         .trainable = p.trainable(),
+         .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
+         .dtype = wrap.options.compute_dtype});
+  return unit;
+}
+
+}  // namespace sherd

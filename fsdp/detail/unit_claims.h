@@ -1,0 +1,33 @@
+// Which wrapped module has which parameters. Private to fsdp/.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/group_plan.h>
+#include <sherd/fsdp/module.h>
+
+namespace sherd {
+
+/// A wrapped module and what its fully_shard() call claims.
+struct UnitClaim {
+  Module* module = nullptr;
+  std::string name;  // "root" for the root
+  bool root = false;
+  int height = 0;  // levels of wrapped modules inside
+  std::vector<Parameter> params;
+};
+
+/// Of every wrapped module, in order of registration, the root last. An inner module claims before those around it,
+/// and the root takes what is left; a parameter that modules outside hold, too (tied), is left to a common ancestor.
+/// @param root is wrapped, and its parameters have their full names.
+/// @param registrations modules that hold a parameter
+std::vector<UnitClaim> claim_parameters(Module& root,
+                                        const std::function<int(const Parameter&)>& registrations);
+
+/// A claim as planning sees it, with its wrap's mesh and options.
+/// @param root_options for the fields marked (root)
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const FullyShardOptions& root_options);
+
+}  // namespace sherd

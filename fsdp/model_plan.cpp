@@ -1,0 +1,112 @@
+#include <sherd/fsdp/model_plan.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <sherd/fsdp/slot_plan.h>
+
+namespace sherd {
+namespace {
+
+// A table of slots: what they hold, and where a unit notes its own.
+struct SlotTable {
+  PlannedBuffer slot;  // but its elements and number
+  int64_t UnitPlan::*elements;
+  int UnitPlan::*number;
+  int turns;  // slots that units of one height share
+};
+
+std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const SlotTable& table) {
+  const BufferUse use = table.slot.use;
+  std::vector<SlotNeed> needs;
+  for (UnitPlan& u : units) {
+    for (const GroupPlan& g : u.groups)
+      if (const PlannedBuffer* b = g.find(use)) u.*table.elements += b->elements;
+    const bool shares = !u.root && (use == BufferUse::open_gradient || u.gathers_twice);
+    needs.push_back({u.*table.elements, u.height, shares});
+  }
+  const SlotPlan assigned = plan_slots(needs, table.turns);
+  for (size_t i = 0; i < units.size(); ++i) {
+    units[i].*table.number = assigned.slot_of[i];
+    for (GroupPlan& g : units[i].groups)
+      for (PlannedBuffer& b : g.buffers)
+        if (b.use == use) b.slot = assigned.slot_of[i];
+  }
+  std::vector<PlannedBuffer> slots(assigned.elements.size(), table.slot);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    slots[i].elements = assigned.elements[i];
+    slots[i].slot = static_cast<int>(i);
+  }
+  return slots;
+}
+
+// One buffer for each use and dtype, as large as the largest request.
+std::vector<PlannedBuffer> share_staging(const std::vector<UnitPlan>& units) {
+  std::vector<PlannedBuffer> shared;
+  for (auto& u : units)
+    for (auto& g : u.groups)
+      for (auto& b : g.buffers) {
+        if (b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) continue;
+        auto it = std::find_if(shared.begin(), shared.end(), [&](const PlannedBuffer& s) {
+          return s.use == b.use && s.dtype == b.dtype;
+        });
+        if (it == shared.end()) it = shared.insert(shared.end(), b);
+        it->elements = std::max(it->elements, b.elements);
+      }
+  return shared;
+}
+
+}  // namespace
+
+std::vector<PlannedBuffer> ModelPlan::allocations() const {
+  std::vector<PlannedBuffer> all = gather_slots;
+  all.insert(all.end(), gradient_slots.begin(), gradient_slots.end());
+  all.insert(all.end(), staging.begin(), staging.end());
+  for (auto& u : units)
+    for (auto& g : u.groups)
+      for (auto& b : g.buffers)
+        if (b.slot < 0 && b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging)
+          all.push_back(b);
+  return all;
+}
+
+std::map<MemoryClass, int64_t> ModelPlan::bytes() const {
+  std::map<MemoryClass, int64_t> by_class;
+  for (auto& b : allocations()) by_class[b.memory] += b.bytes();
+  return by_class;
+}
+
+StepTraffic ModelPlan::traffic(int microbatches) const {
+  StepTraffic t;
+  for (auto& u : units)
+    for (auto& g : u.groups) t += g.traffic(microbatches, u.gathers_twice ? 2 : 1);
+  return t;
+}
+
+ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions& o) {
+  ModelPlan plan;
+  std::vector<std::vector<GroupPlan>> groups = plan_units(units);
+  for (size_t i = 0; i < units.size(); ++i)
+    plan.units.push_back({.name = units[i].name,
+                          .root = units[i].root,
+                          .height = units[i].height,
+                          .gathers_twice = !units[i].root && units[i].options.reshard_after_forward,
+                          .groups = std::move(groups[i])});
+  const PlannedBuffer gathered{.use = BufferUse::unsharded,
+                               .memory = MemoryClass::gathered,
+                               .dtype = o.compute_dtype,
+                               .lifetime = Lifetime::unsharded};
+  const PlannedBuffer gradient{.use = BufferUse::open_gradient,
+                               .memory = MemoryClass::gradient,
+                               .dtype = DType::f32,
+                               .lifetime = Lifetime::backward};
+  plan.gather_slots = assign_slots(
+      plan.units, {gathered, &UnitPlan::gather_elements, &UnitPlan::gather_slot,
+                   std::min(o.prefetch, static_cast<int>(units.size())) + 1});
+  plan.gradient_slots = assign_slots(
+      plan.units, {gradient, &UnitPlan::gradient_elements, &UnitPlan::gradient_slot, o.overlap_reduce ? 2 : 1});
+  plan.staging = share_staging(plan.units);
+  return plan;
+}
+
+}  // namespace sherd

@@ -1,0 +1,90 @@
+#include <sherd/fsdp/shard_axes.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Several dimensions as one.
+struct Flattened {
+  std::vector<std::string> names;
+  int ranks = 1, index = 0;
+};
+
+Flattened flatten(const std::vector<MeshAxis>& mesh, const std::vector<std::string>& names) {
+  Flattened f;
+  for (auto& name : names) {
+    const auto axis = std::find_if(mesh.begin(), mesh.end(), [&](const MeshAxis& a) { return a.name == name; });
+    if (axis == mesh.end()) continue;
+    f.names.push_back(name);
+    f.ranks *= axis->size;
+    f.index = f.index * axis->size + axis->coordinate;
+  }
+  return f;
+}
+
+}  // namespace
+
+ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const FullyShardOptions& o, bool ignored) {
+  if (ignored) return of(std::move(mesh), {}, {}, o.strategy, o.outer);
+  return of(std::move(mesh), {o.shard_dim}, {o.replicate_dim}, o.strategy, o.outer, o.gradient_ranks);
+}
+
+ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::string>& shard,
+                        const std::vector<std::string>& replicate, Strategy strategy, Outer outer_strategy,
+                        int gradient_ranks) {
+  ShardAxes a;
+  Flattened inner = flatten(mesh, shard), outer = flatten(mesh, replicate);
+  a.mesh = std::move(mesh);
+  a.shard_ranks = inner.ranks;
+  a.shard_index = inner.index;
+  a.replicate_ranks = outer.ranks;
+  a.replicate_index = outer.index;
+  a.inner = inner_row(strategy, inner.ranks);
+  a.outer = outer_row(outer_strategy, outer.ranks);
+  a.divisor = gradient_ranks > 0 ? gradient_ranks : inner.ranks * outer.ranks;
+  a.shard = std::move(inner.names);
+  a.replicate = std::move(outer.names);
+  const auto split = [&](Placement PlacementRow::*what) {
+    std::vector<std::string> names;
+    if ((a.inner.*what).is_shard()) names = a.shard;
+    if ((a.outer.*what).is_shard()) names.insert(names.end(), a.replicate.begin(), a.replicate.end());
+    return names;
+  };
+  a.weights_split = split(&PlacementRow::param);
+  a.gradient_split = split(&PlacementRow::grad);
+  a.state_split = split(&PlacementRow::state);
+  for (auto* list : {&a.shard, &a.replicate})
+    for (auto& name : *list)
+      if (!contains(a.state_split, name) && flatten(a.mesh, {name}).ranks > 1) a.state_repeated.push_back(name);
+  return a;
+}
+
+int ShardAxes::world() const { return flatten(mesh, state_split).ranks; }
+
+int ShardAxes::cell() const { return flatten(mesh, state_split).index; }
+
+std::vector<std::string> ShardAxes::spread_over(const std::optional<TensorShard>& cut) const {
+  std::vector<std::string> dims = state_split;
+  if (cut && cut->parts > 1) dims.push_back(cut->mesh_dim);
+  return dims;
+}
+
+Holders ShardAxes::holders_of(const std::optional<TensorShard>& cut) const {
+  const std::vector<std::string> spread = spread_over(cut);
+  Holders h;
+  for (auto& axis : mesh) {
+    if (contains(spread, axis.name)) continue;
+    h.dims.push_back(axis.name);
+    h.index = h.index * axis.size + axis.coordinate;
+    h.count *= axis.size;
+  }
+  return h;
+}
+
+}  // namespace sherd

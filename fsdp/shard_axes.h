@@ -1,0 +1,75 @@
+// Which mesh dimensions split a parameter's weights, gradient and optimizer state, and which repeat them: arithmetic
+// on names and sizes that needs no device and no other rank.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/options.h>
+#include <sherd/fsdp/strategy.h>
+#include <sherd/fsdp/tensor_shard.h>
+
+namespace sherd {
+
+/// A mesh dimension, and where one rank is along it.
+struct MeshAxis {
+  std::string name;
+  int size = 1;
+  int coordinate = 0;
+};
+
+/// The ranks that hold the same elements of a parameter.
+struct Holders {
+  std::vector<std::string> dims;  // the mesh dimensions along which they differ, in the mesh's order
+  int count = 1;
+  int index = 0;  // this rank's number among them, the last dimension running fastest; 0 is the first copy
+};
+
+/// What a mesh's dimensions mean to one group of parameters under one strategy.
+///
+/// Two lists of dimensions share the work of data parallelism: the *shard group* (inner) and the *replicas* (outer),
+/// each flattened to one dimension with its first name outermost. The strategy table says what each of the two splits.
+/// What is split over both is cut into parts over the shard group first, and each part into cells over the replicas.
+/// All other dimensions split only what is cut over them beforehand (TensorShard) and repeat the rest.
+///
+/// Example: {replicate 2, shard 4, tp 2} under Strategy::optim with Outer::optim. Weights rest whole: weights_split is
+/// empty. Gradient and state are split over {shard, replicate}, so the layout has world() = 8 cells; the rank at
+/// (1, 2, 0) has cell() = 2 * 2 + 1 = 5, which the rank at (1, 2, 1) holds as well (holders_of() counts 2 for a
+/// parameter that is not cut over tp). A gradient is averaged over divisor = 8 ranks.
+struct ShardAxes {
+  /// @param mesh all dimensions, in order, with this rank's coordinates.
+  /// @param ignored FullyShardOptions::ignored parameters: nothing is split or reduced, every rank has its own.
+  static ShardAxes of(std::vector<MeshAxis> mesh, const FullyShardOptions& options, bool ignored = false);
+  /// The same for lists of dimensions. Names that the mesh does not have are left out.
+  /// @param gradient_ranks FullyShardOptions::gradient_ranks
+  static ShardAxes of(std::vector<MeshAxis> mesh, const std::vector<std::string>& shard,
+                      const std::vector<std::string>& replicate, Strategy strategy, Outer outer_strategy,
+                      int gradient_ranks = 0);
+
+  std::vector<MeshAxis> mesh;
+  std::vector<std::string> shard, replicate;  // the two lists, outermost first; also dimensions of one rank
+  int shard_ranks = 1, replicate_ranks = 1;
+  int shard_index = 0, replicate_index = 0;  // of this rank
+  PlacementRow inner, outer;                 // rows of the strategy table for the two
+
+  /// Dimensions over which something is split, outermost of the layout first: weights as they rest between uses,
+  /// gradients after the last microbatch, optimizer state and master weights.
+  std::vector<std::string> weights_split, gradient_split, state_split;
+  /// Data-parallel dimensions of more than one rank along which the state is repeated, shard group first.
+  std::vector<std::string> state_repeated;
+  /// Ranks whose batches a gradient is averaged over.
+  int divisor = 1;
+
+  /// Ranks that the layout is made for: those that the state is split over.
+  int world() const;
+  /// Which of them this rank is.
+  int cell() const;
+  /// Dimensions over which the elements of a parameter's gradient and state are spread: state_split, and the one that
+  /// the parameter is cut over (of more than one piece).
+  std::vector<std::string> spread_over(const std::optional<TensorShard>& cut) const;
+  /// Who else holds what this rank holds of the parameter's state.
+  Holders holders_of(const std::optional<TensorShard>& cut) const;
+};
+
+}  // namespace sherd

@@ -1,0 +1,15 @@
+// What a fully_shard() call notes at its module.
+#pragma once
+
+#include <sherd/dtensor/mesh.h>
+#include <sherd/fsdp/options.h>
+
+namespace sherd {
+
+/// What a fully_shard() call asked for, kept at its module until the root's call.
+struct Wrap {
+  DeviceMesh mesh;
+  FullyShardOptions options;
+};
+
+}  // namespace sherd
