@@ -100,7 +100,8 @@ uint64_t ParamGroup::fingerprint() const {
 
 std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
   std::vector<Buffer> all;
-  for (const auto& [use, tensor] : {std::pair(BufferUse::rest, &rest_), {BufferUse::whole_gradient, &grad_full_},
+  for (const auto& [use, tensor] : {std::pair(BufferUse::rest, &rest_),
+                                    {BufferUse::whole_gradient, &grad_full_},
                                     {BufferUse::gradient_part, &grad_part_}})
     if (const PlannedBuffer* b = plan().find(use)) all.push_back({tensor, spec_of(*b)});
   return all;
@@ -108,7 +109,8 @@ std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
 
 void ParamGroup::allocate() {
   const auto make = [&](Tensor& t, BufferUse use) {
-    if (const PlannedBuffer* b = plan().find(use)) t = Tensor::empty(device_, {b->elements}, b->dtype, b->memory, b->name());
+    if (const PlannedBuffer* b = plan().find(use))
+      t = Tensor::empty(device_, {b->elements}, b->dtype, b->memory, b->name());
   };
   make(resident_, BufferUse::resident);
   make(master_, BufferUse::master);

@@ -11,8 +11,8 @@
 
 namespace sherd {
 
-/// Communicators of one mesh as the runtime uses it: of the shard group (inner) and of the replicas (outer). Gathers
-/// and reductions have their own, so that neither blocks the other.
+/// Communicators of one mesh as the runtime uses it: of the shard group (inner) and of the replicas (outer).
+/// Gathers and reductions have their own, so that neither blocks the other.
 struct GroupComms {
   std::shared_ptr<Communicator> gather_inner, gather_outer;
   std::shared_ptr<Communicator> reduce_inner, reduce_outer;

@@ -14,7 +14,8 @@ GroupKind kind_of(const PlanParam& p, LayoutPolicy policy) {
   return policy == LayoutPolicy::whole_param && p.cut == CutClass::row ? GroupKind::whole : GroupKind::cut;
 }
 
-std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const GroupPlan& g, CarriedCost& carried) {
+std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const GroupPlan& g,
+                                               CarriedCost& carried) {
   const FullyShardOptions& o = unit.options;
   std::vector<LayoutParam> described;
   for (const int i : g.params) {
@@ -49,7 +50,8 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
   if (rests)
     add(BufferUse::rest, MemoryClass::parameter, g.dtype, in_parts ? g.part_elements() : g.buffer_elements(),
         Lifetime::training);
-  if (!rests) add(BufferUse::resident, MemoryClass::parameter, g.dtype, g.full_elements(), Lifetime::training);
+  if (!rests)
+    add(BufferUse::resident, MemoryClass::parameter, g.dtype, g.full_elements(), Lifetime::training);
   // Weights that rest in fp32 are their own masters.
   if (!rests || g.dtype != DType::f32)
     add(BufferUse::master, MemoryClass::master, DType::f32, g.cell_elements(), Lifetime::training);
@@ -66,7 +68,8 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
   if (g.needs_gradient_slot() || staged)
     add(BufferUse::gradient_part, MemoryClass::gradient, DType::f32, g.part_elements(), Lifetime::step);
   if (g.stages_reduce())
-    add(BufferUse::reduce_staging, MemoryClass::message, g.wire_dtype, g.buffer_elements(), Lifetime::collective);
+    add(BufferUse::reduce_staging, MemoryClass::message, g.wire_dtype, g.buffer_elements(),
+        Lifetime::collective);
   return all;
 }
 
@@ -171,8 +174,8 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
         auto g = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
                               [&](const GroupPlan& other) { return other.dtype == p.dtype; });
         if (g == groups.end()) {
-          g = groups.insert(groups.end(), GroupPlan{.unit = unit.name, .kind = kind, .ignored = ignored,
-                                                    .dtype = p.dtype});
+          g = groups.insert(groups.end(),
+                            GroupPlan{.unit = unit.name, .kind = kind, .ignored = ignored, .dtype = p.dtype});
         }
         g->params.push_back(static_cast<int>(i));
       }

@@ -1,6 +1,6 @@
-// Which groups a unit's parameters form, where their elements lie, and which buffers and how many bytes that takes:
-// computed from names, shapes and options, without a device. The runtime builds its ParamGroups from this plan, and
-// whoever wants to know beforehand (`sherd layout`, planners, tests) reads the same one.
+// Which groups a unit's parameters form, where their elements lie, and which buffers and how many bytes that
+// takes: computed from names, shapes and options, without a device. The runtime builds its ParamGroups from
+// this plan, and whoever wants to know beforehand (`sherd layout`, planners, tests) reads the same one.
 #pragma once
 
 #include <cstdint>
@@ -81,8 +81,8 @@ struct PlannedBuffer {
   DType dtype = DType::f32;
   int64_t elements = 0;
   Lifetime lifetime = Lifetime::training;
-  /// Number of the slot that it is a range of (ModelPlan::gather_slots or gradient_slots); -1: memory of its own. Not
-  /// known before plan_model().
+  /// Number of the slot that it is a range of (ModelPlan::gather_slots or gradient_slots); -1: memory of its
+  /// own. Not known before plan_model().
   int slot = -1;
 
   /// What the allocation is called in memory tables.
@@ -118,15 +118,17 @@ struct GroupPlan {
   bool needs_gradient_slot() const { return trainable() && axes.inner.grad_micro.is_shard(); }
   bool stages_reduce() const { return trainable() && (staged() || wire_dtype != DType::f32); }
 
-  /// Elements of the buffer in which all parameters are whole. Never 0: parameters without elements are views, too.
+  /// Elements of the buffer in which all parameters are whole. Never 0: parameters without elements are
+  /// views, too.
   int64_t full_elements() const;
   /// Elements of the communication buffer.
   int64_t buffer_elements() const { return layout->buffer_elements(); }
-  /// This rank's share of the communication buffer among the shard group: [part_begin, part_begin + part_elements).
+  /// This rank's share of the communication buffer among the shard group: [part_begin, part_begin +
+  /// part_elements).
   int64_t part_elements() const;
   int64_t part_begin() const;
-  /// This rank's share of that part among the replicas, counted from the part's begin. It has the layout's slice of
-  /// elements; optimizer states are as large, without its padding.
+  /// This rank's share of that part among the replicas, counted from the part's begin. It has the layout's
+  /// slice of elements; optimizer states are as large, without its padding.
   int64_t cell_begin() const;
   int64_t cell_elements() const { return layout->slice(); }
 
@@ -135,22 +137,22 @@ struct GroupPlan {
   /// For messages, behind the unit's name: ", frozen", ", whole matrices" or "".
   const char* suffix() const;
 
-  /// Of a step that uses the unit once in each microbatch. @param gathers unshard() calls in a microbatch that find
-  /// the weights sharded: 2 when they are resharded between forward and backward, else 1.
+  /// Of a step that uses the unit once in each microbatch. @param gathers unshard() calls in a microbatch
+  /// that find the weights sharded: 2 when they are resharded between forward and backward, else 1.
   StepTraffic traffic(int microbatches, int gathers) const;
 };
 
-/// Under LayoutPolicy::whole_param a unit has few matrices, so that the ranks' costs are carried on from unit to unit
-/// and ties go to the rank with less. By PlanUnit::ranks_id and the layout's world.
+/// Under LayoutPolicy::whole_param a unit has few matrices, so that the ranks' costs are carried on from unit
+/// to unit and ties go to the rank with less. By PlanUnit::ranks_id and the layout's world.
 using CarriedCost = std::map<std::pair<int, int>, std::vector<double>>;
 
-/// The groups of one unit: first those of the parameters that take part, then those of the ignored ones; in each,
-/// by kind, and by dtype in order of first use. A kind without parameters makes no group.
+/// The groups of one unit: first those of the parameters that take part, then those of the ignored ones; in
+/// each, by kind, and by dtype in order of first use. A kind without parameters makes no group.
 /// @throws InvalidArgument as ShardLayout::make() does.
 std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried);
 
-/// The groups of all units of a model, in the order given. Costs are carried on in the order of backward: from the
-/// last unit to the first, then the root. @throws as plan_groups().
+/// The groups of all units of a model, in the order given. Costs are carried on in the order of backward:
+/// from the last unit to the first, then the root. @throws as plan_groups().
 std::vector<std::vector<GroupPlan>> plan_units(const std::vector<PlanUnit>& units);
 
 }  // namespace sherd

@@ -47,12 +47,14 @@ std::vector<PlannedBuffer> share_staging(const std::vector<UnitPlan>& units) {
     for (auto& g : u.groups)
       for (auto& b : g.buffers) {
         if (b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) continue;
-        auto it = std::find_if(shared.begin(), shared.end(), [&](const PlannedBuffer& s) {
-          return s.use == b.use && s.dtype == b.dtype;
-        });
+        auto it = std::find_if(shared.begin(), shared.end(),
+                               [&](const PlannedBuffer& s) { return s.use == b.use && s.dtype == b.dtype; });
         if (it == shared.end()) it = shared.insert(shared.end(), b);
         it->elements = std::max(it->elements, b.elements);
       }
+  std::sort(shared.begin(), shared.end(), [](const PlannedBuffer& a, const PlannedBuffer& b) {
+    return std::pair(a.use, a.dtype) < std::pair(b.use, b.dtype);
+  });
   return shared;
 }
 
@@ -100,11 +102,10 @@ ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions
                                .memory = MemoryClass::gradient,
                                .dtype = DType::f32,
                                .lifetime = Lifetime::backward};
-  plan.gather_slots = assign_slots(
-      plan.units, {gathered, &UnitPlan::gather_elements, &UnitPlan::gather_slot,
-                   std::min(o.prefetch, static_cast<int>(units.size())) + 1});
-  plan.gradient_slots = assign_slots(
-      plan.units, {gradient, &UnitPlan::gradient_elements, &UnitPlan::gradient_slot, o.overlap_reduce ? 2 : 1});
+  plan.gather_slots = assign_slots(plan.units, {gathered, &UnitPlan::gather_elements, &UnitPlan::gather_slot,
+                                                std::min(o.prefetch, static_cast<int>(units.size())) + 1});
+  plan.gradient_slots = assign_slots(plan.units, {gradient, &UnitPlan::gradient_elements,
+                                                  &UnitPlan::gradient_slot, o.overlap_reduce ? 2 : 1});
   plan.staging = share_staging(plan.units);
   return plan;
 }

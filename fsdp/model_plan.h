@@ -1,4 +1,4 @@
-// The plan of a whole model: its units' groups, the slots that units share, staging, and sums over all of them.
+// The plan of a whole model: its units' groups, the slots that units share, staging, and the sums.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ struct UnitPlan {
   /// Its weights are resharded between forward and backward, and gathered once more.
   bool gathers_twice = false;
   std::vector<GroupPlan> groups;
-  /// Its slots in the model's tables, and how much of them its groups take, one behind the other; -1 and 0: none.
+  /// Its slots in the model's tables (-1: none), and how much of them its groups take, one behind the other.
   int gather_slot = -1, gradient_slot = -1;
   int64_t gather_elements = 0, gradient_elements = 0;
 };
 
-/// What the runtime allocates for a model, and what that moves. Activations, optimizer states and the messages of
-/// optimizers are not in it; states are as large as cells (GroupPlan::cell_elements()).
+/// What the runtime allocates for a model, and what that moves. Activations, optimizer states and the
+/// messages of optimizers are not in it; states are as large as cells (GroupPlan::cell_elements()).
 struct ModelPlan {
   std::vector<UnitPlan> units;  // in the order given
   /// Buffers that units share; `elements` of the largest user.
@@ -31,8 +31,8 @@ struct ModelPlan {
   /// Shared by all groups: at most one for gathers, one for f32 and one for 16-bit reductions.
   std::vector<PlannedBuffer> staging;
 
-  /// Everything that has memory of its own: the groups' buffers that are not ranges of a slot or of staging, the
-  /// slots, and staging.
+  /// Everything that has memory of its own: the groups' buffers that are not ranges of a slot or of staging,
+  /// the slots, and staging.
   std::vector<PlannedBuffer> allocations() const;
   /// Their bytes by class, as the allocator counts them.
   std::map<MemoryClass, int64_t> bytes() const;
@@ -41,8 +41,9 @@ struct ModelPlan {
 };
 
 /// plan_units(), and the slots:
-///  - the root, and a unit that is not resharded after forward, has a gather slot of its own. All others of one height
-///    share prefetch + 1 in turn (not more than there are units), so that a unit always gathers to the same address;
+///  - the root, and a unit that is not resharded after forward, has a gather slot of its own. All others of
+///    one height share prefetch + 1 in turn (not more than there are units), so that a unit always gathers to
+///    the same address;
 ///  - the root has a gradient slot of its own; all others of one height share two in turn, so that one unit's
 ///    gradients are reduced while the next are computed, or one without FullyShardOptions::overlap_reduce.
 /// @param options the root's, for the fields marked (root).

@@ -29,7 +29,8 @@ ShardRuntime::ShardRuntime(Module& root)
 
   const std::vector<UnitClaim> claims =
       claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
-  // Copies of a mesh share their communicators, so that units with one shard communicator are on the same ranks.
+  // Copies of a mesh share their communicators, so that units with one shard communicator are on the same
+  // ranks.
   std::vector<const Communicator*> known;
   std::vector<PlanUnit> described;
   for (auto& claim : claims) {
@@ -41,7 +42,8 @@ ShardRuntime::ShardRuntime(Module& root)
         plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), options_));
   }
   plan_ = plan_model(described, options_);
-  // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this order.
+  // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
+  // order.
   units_.resize(claims.size());
   for (size_t i = claims.size() - 1; i-- > 0;) units_[i] = make_unit(claims[i], plan_.units[i]);
   units_.back() = make_unit(claims.back(), plan_.units.back());
@@ -165,21 +167,12 @@ void ShardRuntime::allocate() {
   std::vector<ParamGroup::Buffer> all;
   for (auto* slots : {&slots_, &grad_slots_})
     for (Slot& s : *slots) all.push_back({&s.buffer, {s.elements, s.dtype, s.kind, s.name}});
-  int64_t gather = 0, reduce = 0, reduce_half = 0;
-  for (auto* g : groups()) {
-    if (g->stages_gather()) gather = std::max(gather, g->staging_elements());
-    if (g->stages_reduce()) {
-      int64_t& size = g->wire_dtype() == DType::f32 ? reduce : reduce_half;
-      size = std::max(size, g->staging_elements());
-    }
+  for (auto* g : groups())
     for (auto& b : g->buffers()) all.push_back(std::move(b));
+  for (const PlannedBuffer& b : plan_.staging) {
+    Tensor& reduce = b.dtype == DType::f32 ? staging_.reduce : staging_.reduce_half;
+    all.push_back({b.use == BufferUse::gather_staging ? &staging_.gather : &reduce, spec_of(b)});
   }
-  const auto stage = [&](Tensor& t, int64_t elements, DType dtype) {
-    if (elements > 0) all.push_back({&t, {elements, dtype, MemoryClass::message, "staging"}});
-  };
-  stage(staging_.gather, gather, options_.compute_dtype);
-  stage(staging_.reduce, reduce, DType::f32);
-  stage(staging_.reduce_half, reduce_half, options_.reduce_dtype);
   std::vector<BufferSpec> specs;
   for (auto& b : all) specs.push_back(b.spec);
   buffers_ = mesh_.world()->make_buffers(specs);

@@ -19,7 +19,8 @@ struct Flattened {
 Flattened flatten(const std::vector<MeshAxis>& mesh, const std::vector<std::string>& names) {
   Flattened f;
   for (auto& name : names) {
-    const auto axis = std::find_if(mesh.begin(), mesh.end(), [&](const MeshAxis& a) { return a.name == name; });
+    const auto axis =
+        std::find_if(mesh.begin(), mesh.end(), [&](const MeshAxis& a) { return a.name == name; });
     if (axis == mesh.end()) continue;
     f.names.push_back(name);
     f.ranks *= axis->size;
@@ -61,7 +62,8 @@ ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::strin
   a.state_split = split(&PlacementRow::state);
   for (auto* list : {&a.shard, &a.replicate})
     for (auto& name : *list)
-      if (!contains(a.state_split, name) && flatten(a.mesh, {name}).ranks > 1) a.state_repeated.push_back(name);
+      if (!contains(a.state_split, name) && flatten(a.mesh, {name}).ranks > 1)
+        a.state_repeated.push_back(name);
   return a;
 }
 

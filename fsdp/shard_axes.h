@@ -1,5 +1,5 @@
-// Which mesh dimensions split a parameter's weights, gradient and optimizer state, and which repeat them: arithmetic
-// on names and sizes that needs no device and no other rank.
+// Which mesh dimensions split a parameter's weights, gradient and optimizer state, and which repeat them:
+// arithmetic on names and sizes that needs no device and no other rank.
 #pragma once
 
 #include <optional>
@@ -28,18 +28,20 @@ struct Holders {
 
 /// What a mesh's dimensions mean to one group of parameters under one strategy.
 ///
-/// Two lists of dimensions share the work of data parallelism: the *shard group* (inner) and the *replicas* (outer),
-/// each flattened to one dimension with its first name outermost. The strategy table says what each of the two splits.
-/// What is split over both is cut into parts over the shard group first, and each part into cells over the replicas.
-/// All other dimensions split only what is cut over them beforehand (TensorShard) and repeat the rest.
+/// Two lists of dimensions share the work of data parallelism: the *shard group* (inner) and the *replicas*
+/// (outer), each flattened to one dimension with its first name outermost. The strategy table says what each
+/// of the two splits. What is split over both is cut into parts over the shard group first, and each part
+/// into cells over the replicas. All other dimensions split only what is cut over them beforehand
+/// (TensorShard) and repeat the rest.
 ///
-/// Example: {replicate 2, shard 4, tp 2} under Strategy::optim with Outer::optim. Weights rest whole: weights_split is
-/// empty. Gradient and state are split over {shard, replicate}, so the layout has world() = 8 cells; the rank at
-/// (1, 2, 0) has cell() = 2 * 2 + 1 = 5, which the rank at (1, 2, 1) holds as well (holders_of() counts 2 for a
-/// parameter that is not cut over tp). A gradient is averaged over divisor = 8 ranks.
+/// Example: {replicate 2, shard 4, tp 2} under Strategy::optim with Outer::optim. Weights rest whole:
+/// weights_split is empty. Gradient and state are split over {shard, replicate}, so the layout has world() =
+/// 8 cells; the rank at (1, 2, 0) has cell() = 2 * 2 + 1 = 5, which the rank at (1, 2, 1) holds as well
+/// (holders_of() counts 2 for a parameter that is not cut over tp). A gradient is averaged over divisor = 8
+/// ranks.
 struct ShardAxes {
   /// @param mesh all dimensions, in order, with this rank's coordinates.
-  /// @param ignored FullyShardOptions::ignored parameters: nothing is split or reduced, every rank has its own.
+  /// @param ignored FullyShardOptions::ignored parameters: nothing is split or reduced.
   static ShardAxes of(std::vector<MeshAxis> mesh, const FullyShardOptions& options, bool ignored = false);
   /// The same for lists of dimensions. Names that the mesh does not have are left out.
   /// @param gradient_ranks FullyShardOptions::gradient_ranks
@@ -53,8 +55,8 @@ struct ShardAxes {
   int shard_index = 0, replicate_index = 0;  // of this rank
   PlacementRow inner, outer;                 // rows of the strategy table for the two
 
-  /// Dimensions over which something is split, outermost of the layout first: weights as they rest between uses,
-  /// gradients after the last microbatch, optimizer state and master weights.
+  /// Dimensions over which something is split, outermost of the layout first: weights as they rest between
+  /// uses, gradients after the last microbatch, optimizer state and master weights.
   std::vector<std::string> weights_split, gradient_split, state_split;
   /// Data-parallel dimensions of more than one rank along which the state is repeated, shard group first.
   std::vector<std::string> state_repeated;
@@ -65,8 +67,8 @@ struct ShardAxes {
   int world() const;
   /// Which of them this rank is.
   int cell() const;
-  /// Dimensions over which the elements of a parameter's gradient and state are spread: state_split, and the one that
-  /// the parameter is cut over (of more than one piece).
+  /// Dimensions over which the elements of a parameter's gradient and state are spread: state_split, and the
+  /// one that the parameter is cut over (of more than one piece).
   std::vector<std::string> spread_over(const std::optional<TensorShard>& cut) const;
   /// Who else holds what this rank holds of the parameter's state.
   Holders holders_of(const std::optional<TensorShard>& cut) const;

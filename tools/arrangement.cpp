@@ -16,7 +16,9 @@ namespace {
 
 constexpr int64_t kMaxMatrices = int64_t{1} << 20;
 
-CutClass cut_of(const ParamEntry& p) { return p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element; }
+CutClass cut_of(const ParamEntry& p) {
+  return p.optimizer == Algorithm::muon ? CutClass::row : CutClass::element;
+}
 
 void add(Arrangement& a, Buffer& buffer, int64_t start, ShardLayout layout, std::vector<int> params) {
   for (size_t p = 0; p < params.size(); ++p)
@@ -70,12 +72,13 @@ Units units_of(const Arrangement& a, bool without_matrices) {
     const ParamEntry& p = a.model[i];
     const auto [it, fresh] = index.try_emplace(p.unit, all.units.size());
     if (fresh) {
-      all.units.push_back({.name = p.unit,
-                           .params = {},
-                           .mesh = {{"shard", a.options.world}},
-                           .options = {.layout = a.options.layout.policy, .packing = a.options.layout.packing},
-                           .root = p.unit == "root",
-                           .align = a.options.align});
+      all.units.push_back(
+          {.name = p.unit,
+           .params = {},
+           .mesh = {{"shard", a.options.world}},
+           .options = {.layout = a.options.layout.policy, .packing = a.options.layout.packing},
+           .root = p.unit == "root",
+           .align = a.options.align});
       all.members.emplace_back();
     }
     if (without_matrices && p.optimizer == Algorithm::muon) continue;

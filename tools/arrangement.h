@@ -44,11 +44,11 @@ struct ParamPlace {
   int buffer = -1, bucket = 0, param = 0;
 };
 
-/// The groups that fully_shard() makes (plan_units()), one buffer for each: of every unit and dtype, under whole_param
-/// apart for matrices and the rest. A unit's position in the model is its rotation; one called "root" counts last, as
-/// the root does. Without ArrangeOptions::per_unit, whole_param has Muon's matrices of all units in one
-/// LayerWiseLayout for each dtype instead, whose costs carry over from bucket to bucket, not from one dtype's buffer
-/// to the next.
+/// The groups that fully_shard() makes (plan_units()), one buffer for each: of every unit and dtype, under
+/// whole_param apart for matrices and the rest. A unit's position in the model is its rotation; one called
+/// "root" counts last, as the root does. Without ArrangeOptions::per_unit, whole_param has Muon's matrices of
+/// all units in one LayerWiseLayout for each dtype instead, whose costs carry over from bucket to bucket, not
+/// from one dtype's buffer to the next.
 struct Arrangement {
   std::vector<ParamEntry> model;
   ArrangeOptions options;

@@ -37,7 +37,8 @@ std::vector<UnitClaim> claim_parameters(Module& root,
   return claims;
 }
 
-PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const FullyShardOptions& root_options) {
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
+                      const FullyShardOptions& root_options) {
   const Wrap& wrap = *claim.module->wrap();
   PlanUnit unit{.name = claim.name,
                 .params = {},
@@ -50,14 +51,13 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const 
   for (auto& d : wrap.mesh.dims()) unit.mesh.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
   const auto& ignored = root_options.ignored;
   for (auto& p : claim.params)
-    unit.params.push_back(
-        {.name = p.name(),
-         .shape = p.shape(),
-         .cut = p.cut(),
-         .row_blocks = p.row_blocks(),
-         .trainable = p.trainable(),
-         .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
-         .dtype = wrap.options.compute_dtype});
+    unit.params.push_back({.name = p.name(),
+                           .shape = p.shape(),
+                           .cut = p.cut(),
+                           .row_blocks = p.row_blocks(),
+                           .trainable = p.trainable(),
+                           .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
+                           .dtype = wrap.options.compute_dtype});
   return unit;
 }
 

@@ -19,8 +19,9 @@ struct UnitClaim {
   std::vector<Parameter> params;
 };
 
-/// Of every wrapped module, in order of registration, the root last. An inner module claims before those around it,
-/// and the root takes what is left; a parameter that modules outside hold, too (tied), is left to a common ancestor.
+/// Of every wrapped module, in order of registration, the root last. An inner module claims before those
+/// around it, and the root takes what is left; a parameter that modules outside hold, too (tied), is left to
+/// a common ancestor.
 /// @param root is wrapped, and its parameters have their full names.
 /// @param registrations modules that hold a parameter
 std::vector<UnitClaim> claim_parameters(Module& root,
@@ -28,6 +29,7 @@ std::vector<UnitClaim> claim_parameters(Module& root,
 
 /// A claim as planning sees it, with its wrap's mesh and options.
 /// @param root_options for the fields marked (root)
-PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id, const FullyShardOptions& root_options);
+PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
+                      const FullyShardOptions& root_options);
 
 }  // namespace sherd

@@ -136,8 +136,9 @@ GradientSums sums_by_dimension(ShardRuntime& runtime) {
     const auto m = std::find_if(meshes.begin(), meshes.end(),
                                 [&](const MeshSums& s) { return identity(*s.mesh) == identity(g->mesh()); });
     for (auto& p : g->params())
-      segments.push_back(segment_of(
-          p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(), m->elsewhere()));
+      segments.push_back(
+          segment_of(p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(),
+                     m->elsewhere()));
   }
   ops::accumulate_squares(stream, segments);
 

@@ -182,6 +182,37 @@ TEST(Layout, EvenRowsPadsExpertsTwofold) {
   EXPECT_FALSE(l.zero_copy());
 }
 
+TEST(Layout, TheExampleOfTheHeaderIsSo) {
+  const std::vector<LayoutParam> params = {
+      {"norm", {16}}, {"up", {24, 16}, CutClass::row}, {"down", {16, 24}, CutClass::row}};
+  const auto places =
+      [&](const ShardLayout& l) {  // begin in the full buffer; begin, end and place of each piece
+        std::vector<std::vector<int64_t>> all;
+        for (int p = 0; p < 3; ++p) {
+          all.push_back({l.full_range(p).begin.value});
+          for (int r = 0; r < 4; ++r)
+            if (!l.piece(p, r).empty())
+              for (const int64_t v :
+                   {l.piece(p, r).begin.value, l.piece(p, r).end.value, l.local_begin(p, r).value})
+                all.back().push_back(v);
+        }
+        return all;
+      };
+  using Places = std::vector<std::vector<int64_t>>;
+  const ShardLayout ragged = ShardLayout::make(params, 4);
+  EXPECT_EQ(ragged.slice(), 256);
+  EXPECT_EQ(places(ragged),
+            (Places{{0, 0, 16, 0}, {16, 0, 240, 16, 240, 384, 0}, {528, 0, 240, 16, 240, 384, 0}}));
+  const ShardLayout even = ShardLayout::make(params, 4, {.policy = LayoutPolicy::even_rows});
+  EXPECT_EQ(even.full_elements(), 784);
+  EXPECT_EQ(places(even), (Places{{0, 0, 4, 0, 4, 8, 0, 8, 12, 0, 12, 16, 0},
+                                  {16, 0, 96, 4, 96, 192, 4, 192, 288, 4, 288, 384, 4},
+                                  {400, 0, 96, 100, 96, 192, 100, 192, 288, 100, 288, 384, 100}}));
+  const ShardLayout whole = ShardLayout::make(params, 4, {.policy = LayoutPolicy::whole_param});
+  EXPECT_EQ(whole.slice(), 384);
+  EXPECT_EQ(places(whole), (Places{{768, 0, 16, 0}, {384, 0, 384, 0}, {0, 0, 384, 0}}));
+}
+
 TEST(Layout, FingerprintsTellLayoutsApart) {
   const Params base = {{"a", {30, 7}, kRow}, {"b", {11}, kElement}};
   std::vector<uint64_t> prints = {ShardLayout::make(base, 4).fingerprint()};

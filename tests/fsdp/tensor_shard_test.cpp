@@ -72,6 +72,19 @@ std::vector<int64_t> brute_force(const Case& c, int index) {
   return where;
 }
 
+TEST(TensorShardMap, TheExampleOfTheHeaderIsSo) {
+  const TensorShard second{"tp", 0, 2, 1};
+  const ParamRange all{ParamIndex(0), ParamIndex(6 * 8)};
+  const auto rows = [&](const RowBlocks& blocks) {  // first global row and rows of each box
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const Box& b : global_boxes({6, 8}, blocks, second, all)) found.emplace_back(b.offset[0], b.size[0]);
+    return found;
+  };
+  using Rows = std::vector<std::pair<int64_t, int64_t>>;
+  EXPECT_EQ(rows(stacked_blocks({2, 2, 2})), (Rows{{2, 2}, {6, 2}, {10, 2}}));
+  EXPECT_EQ(rows(head_blocks(3, 2)), (Rows{{6, 6}}));
+}
+
 TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
   for (const Case& c : cases()) {
     std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);

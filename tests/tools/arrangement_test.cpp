@@ -150,7 +150,8 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
   for (const auto& model : models_of_all_kinds()) {
     for (const char* policy : {"ragged", "even_rows", "whole_param", "whole_param:ping_pong"}) {
       SCOPED_TRACE(model.front().name + " " + policy);
-      const Arrangement a = arrange(model, 3, policy);
+      const Arrangement a =
+          Arrangement::make(model, {.world = 3, .layout = parse_layout(policy), .per_unit = true});
       std::map<std::string, const ShardLayout*> planned;
       for (size_t i = 0; i < model.size(); ++i) planned[model[i].name] = &a.bucket_of(a.places[i]).layout;
       sherd::test::launch(3, [&](RankContext& rank) {
@@ -162,6 +163,7 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
         for (ParamGroup* g : runtime_of(described).groups()) {
           const ShardLayout& ran = g->layout();
           const ShardLayout& plan = *planned.at(ran.params().front().name);
+          EXPECT_EQ(plan.fingerprint(), ran.fingerprint());
           EXPECT_EQ(plan.slice(), ran.slice());
           EXPECT_EQ(plan.rank_cost(), ran.rank_cost());
           ASSERT_EQ(plan.params().size(), ran.params().size());
@@ -174,6 +176,52 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
         }
       });
     }
+  }
+}
+
+TEST(Arrangement, UnitsThatArePackedByThemselvesAreTheRuntimes) {
+  const std::vector<ParamEntry> model = transformer(3, 16, 48, 64);
+  for (const char* policy : {"whole_param", "whole_param:size_match", "whole_param:ping_pong"}) {
+    const LayoutChoice choice = parse_layout(policy);
+    const Arrangement a = Arrangement::make(model, {.world = 3, .layout = choice, .per_unit = true});
+    EXPECT_THAT(names(a),
+                ::testing::ElementsAre("root/bf16", "layers.0/bf16, whole matrices", "layers.0/bf16",
+                                       "layers.1/bf16, whole matrices", "layers.1/bf16",
+                                       "layers.2/bf16, whole matrices", "layers.2/bf16"));
+    std::map<std::string, uint64_t> planned;  // by first parameter
+    for (auto& b : a.buffers)
+      planned[b.buckets[0].layout.params().front().name] = b.buckets[0].layout.fingerprint();
+    sherd::test::launch(3, [&](RankContext& rank) {
+      struct Part : Described {
+        using Described::Described;
+        using Module::child;
+      };
+      std::vector<std::unique_ptr<Part>>
+          layers;  // parameters have their names of the model as those of modules
+      Part root({model.front(), model.back()});
+      const FullyShardOptions options{.layout = choice.policy, .packing = choice.packing};
+      const DeviceMesh mesh(rank.world, {{"shard", 3}});
+      struct Folder : Part {
+        Folder() : Part({}) {}
+      } folder;
+      for (int i = 0; i < 3; ++i) {
+        const std::string unit = "layers." + std::to_string(i);
+        std::vector<ParamEntry> own;
+        for (ParamEntry p : model) {
+          if (p.unit != unit) continue;
+          p.name.erase(0, unit.size() + 1);
+          own.push_back(p);
+        }
+        layers.push_back(std::make_unique<Part>(own));
+        folder.child(std::to_string(i), *layers.back());
+      }
+      root.child("layers", folder);
+      for (auto& l : layers) fully_shard(*l, mesh, options);
+      fully_shard(root, mesh, options);
+      if (rank.world->rank() != 0) return;
+      for (ParamGroup* g : runtime_of(root).groups())
+        EXPECT_EQ(planned.at(g->layout().params().front().name), g->layout().fingerprint()) << policy;
+    });
   }
 }
 

@@ -86,7 +86,8 @@ void MuonTeam::make_communicators() {
   const ParamGroup& group = slots_.front().param.group();
   const ShardAxes& axes = group.axes();
   if (plan_.team() > 1) {
-    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(axes.state_split, axes.state_repeated) : axes.state_split);
+    comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(axes.state_split, axes.state_repeated)
+                                                  : axes.state_split);
     rank_ = comm_->rank();
     in_comm_ = comm_->clone();
     out_comm_ = comm_->clone();
@@ -329,9 +330,10 @@ bool MuonTeam::reports(const Parameter& p) const {
 std::string MuonTeam::describe() const {
   const ParamGroup& group = slots_.front().param.group();
   const ShardAxes& axes = group.axes();
-  return fmt::format("{} ... {}; mesh {}, sharded over {}", slots_.front().param.name(),
-                     slots_.back().param.name(), group.mesh().describe(),
-                     axes.state_split.empty() ? "nothing" : fmt::format("{}", fmt::join(axes.state_split, ", ")));
+  return fmt::format(
+      "{} ... {}; mesh {}, sharded over {}", slots_.front().param.name(), slots_.back().param.name(),
+      group.mesh().describe(),
+      axes.state_split.empty() ? "nothing" : fmt::format("{}", fmt::join(axes.state_split, ", ")));
 }
 
 }  // namespace sherd

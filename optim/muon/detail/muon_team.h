@@ -27,7 +27,8 @@ class MuonTeam {
 
   /// Collective over the team (communicators, comparison of the plans' fingerprints).
   /// @param slots parameters of groups with equal mesh and axes.
-  /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned differently.
+  /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned
+  /// differently.
   MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams);
 
   /// Queues the update on `compute`; see Muon::step.
