@@ -1,0 +1,29 @@
+// Which units gather into the same memory, decided before there is any.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace sherd {
+
+/// What a unit needs of a pool of buffers.
+struct SlotNeed {
+  int64_t elements = 0;  // 0: no slot
+  /// Levels of wrapped modules inside the unit. Units of one height are never inside one another, so that
+  /// those of a chain are used one after another.
+  int height = 0;
+  /// In turn with the other units of its height; else the slot is the unit's own.
+  bool shares = true;
+};
+
+struct SlotPlan {
+  std::vector<int> slot_of;       // by unit; -1: none
+  std::vector<int64_t> elements;  // by slot
+};
+
+/// The i-th unit of each height has slot i mod `turns` of that height, as large as the largest of its units
+/// needs. So a unit always has the same addresses. For example, four units of 10, 30, 20 and 10 elements and
+/// of height 0 in two turns have slots 0, 1, 0, 1 of 20 and 30 elements.
+SlotPlan plan_slots(const std::vector<SlotNeed>& units, int turns);
+
+}  // namespace sherd
