@@ -10,6 +10,7 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/muon.h>
 
@@ -125,15 +126,14 @@ void phases(const MuonBench& b) {
     model(x);
     model.run_backward({});
     ShardRuntime& runtime = runtime_of(model);
-    runtime.wait_gradients();
-    runtime.begin_weights_change();
+    WeightsChange change(runtime);
     for (int round = -1; round < b.rounds; ++round) {  // the first warms up
       for (size_t k = 0; k < kinds.size(); ++k) {
         const double ms = timed(rank, [&] { muons[k]->step(rank.device->compute(), 1e-3); });
         if (round >= 0 && rank.world->rank() == 0) times[k].push_back(ms);
       }
     }
-    runtime.weights_changed();
+    change.end();
   });
   fmt::print("optimizer phase, {}, {} ranks, matrices of {} layers of width {}, median of {}\n", words(b), b.ranks,
              b.layers, b.dim, b.rounds);

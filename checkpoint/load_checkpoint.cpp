@@ -9,6 +9,7 @@
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/widen.h>
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
@@ -197,12 +198,12 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
     check_momentum(reader, all);
     comparison.report(report);
   });
-  runtime.begin_weights_change();
+  WeightsChange change(runtime);
   ranks.together([&] {
     for (const Wanted& w : all) read(reader, w, stream);
   });
   stream.synchronize();
-  runtime.weights_changed();
+  change.end();
   if (options.model) runtime.weights_replaced();
   report.training = reader.manifest().training;
   report.counts = reader.counts();

@@ -197,37 +197,46 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!trainable_) return;
   const Placement target = reduce_target(last);
   if (!target.is_partial()) {
-    Tensor g = grad_open_;
-    if (stages_reduce()) {
-      g = (wire_dtype() == DType::f32 ? staging.reduce : staging.reduce_half).flat(0, staging_elements());
-      pack(stream, g, grad_open_);
-    }
-    Communicator& comm = *spec_.comms.reduce_inner;
-    const Serving serving(comm, gradients_);
-    const Tensor own = g.flat(part_begin_, part_begin_ + part_);
-    if (target.is_replicate()) {
-      redistribute_flat(stream, comm, Partial(), Replicate(), g, g);
-    } else if (part_fresh_ && g.dtype() == DType::f32) {
-      redistribute_flat(stream, comm, Partial(), Shard(0), g, grad_part_);
-    } else {
-      redistribute_flat(stream, comm, Partial(), Shard(0), g, own);
-    }
-    const bool landed =
-        target.is_replicate() ? g.raw() == grad_part_.raw() : part_fresh_ && g.dtype() == DType::f32;
-    if (!landed) {
-      if (part_fresh_) {
-        g.dtype() == DType::f32 ? ops::copy(stream, grad_part_, own) : ops::cast(stream, grad_part_, own);
-      } else {
-        ops::scaled_add(stream, grad_part_, 1.0f, own);
-      }
-    }
-    part_fresh_ = false;
+    const Tensor gradient = wire_gradient(stream, staging);
+    accumulate(stream, target.is_replicate() ? sum_whole(stream, gradient) : sum_to_part(stream, gradient));
   }
   if (!last) return;
-  const Tensor cell = grad_part_.flat(cell_begin_, cell_begin_ + cell_size_);
+  const Tensor cell = cell_of(grad_part_);
   redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
                outer_.grad.is_shard() ? cell : grad_part_);
   if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
+}
+
+Tensor ParamGroup::wire_gradient(Stream& stream, const Staging& staging) const {
+  if (!stages_reduce()) return grad_open_;
+  const Tensor& memory = wire_dtype() == DType::f32 ? staging.reduce : staging.reduce_half;
+  const Tensor wire = memory.flat(0, staging_elements());
+  pack(stream, wire, grad_open_);
+  return wire;
+}
+
+Tensor ParamGroup::sum_whole(Stream& stream, const Tensor& gradient) {
+  redistribute(stream, spec_.comms.reduce_inner, gradients_, Partial(), Replicate(), gradient, gradient);
+  return part_of(gradient);
+}
+
+Tensor ParamGroup::sum_to_part(Stream& stream, const Tensor& gradient) {
+  // The first sum of a step can be received where it is to stay; later ones are added to it from elsewhere.
+  const Tensor part = part_fresh_ && gradient.dtype() == DType::f32 ? grad_part_ : part_of(gradient);
+  redistribute(stream, spec_.comms.reduce_inner, gradients_, Partial(), Shard(0), gradient, part);
+  return part;
+}
+
+void ParamGroup::accumulate(Stream& stream, const Tensor& part) {
+  const bool fresh = std::exchange(part_fresh_, false);
+  if (part.raw() == grad_part_.raw()) return;  // it has landed there
+  if (!fresh) {
+    ops::scaled_add(stream, grad_part_, 1.0f, part);
+  } else if (part.dtype() == DType::f32) {
+    ops::copy(stream, grad_part_, part);
+  } else {
+    ops::cast(stream, grad_part_, part);
+  }
 }
 
 void ParamGroup::close_grad() { grad_open_ = Tensor(); }

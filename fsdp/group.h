@@ -145,6 +145,14 @@ class ParamGroup {
   Tensor part_of(const Tensor& whole) const { return whole.flat(part_begin_, part_begin_ + part_); }
   void pack(Stream& stream, const Tensor& comm, const Tensor& full) const;
   void unpack(Stream& stream, const Tensor& full, const Tensor& comm) const;
+  /// Sums the open gradient over the shard dimension, P -> R or P -> S. @return this rank's part of the sum:
+  /// where it landed, which is grad_part_ itself if that saves a copy, and may be in the wire's dtype elsewhere.
+  Tensor sum_whole(Stream& stream, const Tensor& gradient);
+  Tensor sum_to_part(Stream& stream, const Tensor& gradient);
+  /// What the collective reads: the open gradient, or that brought to the wire's layout and dtype.
+  Tensor wire_gradient(Stream& stream, const Staging& staging) const;
+  /// Brings the part of a sum to grad_part_, or adds it to what earlier microbatches have left there.
+  void accumulate(Stream& stream, const Tensor& part);
   template <class F>
   void for_pieces(F f) const;
 

@@ -6,7 +6,7 @@
 #include <unordered_set>
 
 #include <sherd/fsdp/detail/names.h>
-#include <sherd/fsdp/runtime.h>
+#include <sherd/fsdp/unit.h>
 
 namespace sherd {
 namespace {

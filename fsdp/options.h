@@ -14,14 +14,15 @@ namespace sherd {
 /// Options of fully_shard(). Those marked (root) are taken from the root's call only.
 struct FullyShardOptions {
   Strategy strategy = Strategy::optim_grads_params;
-  /// What the mesh's replicate dimension shards.
+  /// HSDP: what is also split among replicas. optim: each of R replicas keeps 1/R of its shard's optimizer
+  /// state; no_shard: every replica keeps all of it.
   Outer outer = Outer::no_shard;
   /// Under optim_grads_params: free (never the root's) the unsharded parameters between forward and backward.
   /// When false they stay in a buffer of the unit's own until its backward is done.
   bool reshard_after_forward = true;
-  /// (root) Units gathered ahead of the one that computes. For every height of nesting (a wrapped module is
-  /// one higher than the highest inside of it) prefetch + 1 gather buffers exist. A unit that is used while
-  /// another holds its buffer (a wrapped module that two wrapped blocks call) gets one of its own, the first
+  /// (root) Units gathered ahead of the one that computes. Each nesting level of wrapped modules owns
+  /// prefetch + 1 gather buffers, used in turn, so that a unit always gathers to the same address. A unit that
+  /// is used while another holds its buffer (a wrapped module that two wrapped blocks call) gets one of its own, the first
   /// time that this happens.
   int prefetch = 1;
   /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.

@@ -12,8 +12,8 @@ namespace sherd {
 struct RowBlock {
   std::string name;
   int64_t begin = 0, size = 0, stride = 0, count = 1;
-  /// Tensor parallelism deals such blocks out whole instead of giving every rank some of each; one of them
-  /// makes all blocks of its parameter so.
+  /// Under tensor parallelism a rank gets whole blocks (whole heads), not a part of each. Set on one block, it
+  /// holds for all blocks of the parameter.
   bool dealt = false;
   int64_t rows() const { return size * count; }
   /// Row of the parameter that row i of the block is.

@@ -10,15 +10,26 @@
 #include <sherd/fsdp/detail/alike.h>
 #include <sherd/fsdp/detail/mesh_rules.h>
 #include <sherd/fsdp/detail/unit_claims.h>
+#include <sherd/fsdp/detail/unit_context.h>
+#include <sherd/fsdp/detail/update_count.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd {
+
 ShardRuntime::ShardRuntime(Module& root)
-    : device_(root.wrap_->mesh.world()->device()), mesh_(root.wrap_->mesh), options_(root.wrap_->options) {
+    : device_(root.wrap_->mesh.world()->device()),
+      mesh_(root.wrap_->mesh),
+      options_(root.wrap_->options),
+      updates_(std::make_unique<UpdateCount>()) {
   assign_names(root);
-  gather_ = device_.make_stream("gather", StreamPriority::high);
-  reduce_ = device_.make_stream("reduce", StreamPriority::high);
+  const std::vector<UnitClaim> claims =
+      claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
+  std::vector<std::string> names;
+  for (auto& claim : claims) names.push_back(claim.name);
+  context_ =
+      std::make_unique<UnitContext>(device_, std::move(names), options_.prefetch, options_.overlap_reduce);
+  context_->complete_backward = [this] { complete_backward(); };
   check_ = device_.make_stream("check");
   check_comm_ = mesh_.world()->clone();
   check_comm_->serve(Purpose("the comparison of what ranks do"));
@@ -27,8 +38,6 @@ ShardRuntime::ShardRuntime(Module& root)
   follow_compute(*check_);
   alone_ = mesh_.flatten({});
 
-  const std::vector<UnitClaim> claims =
-      claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
   // Copies of a mesh share their communicators, so that units with one shard communicator are on the same
   // ranks.
   std::vector<const Communicator*> known;
@@ -45,17 +54,15 @@ ShardRuntime::ShardRuntime(Module& root)
   // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
   // order.
   units_.resize(claims.size());
-  for (size_t i = claims.size() - 1; i-- > 0;) units_[i] = make_unit(claims[i], plan_.units[i]);
-  units_.back() = make_unit(claims.back(), plan_.units.back());
-  for (size_t i = 0; i + 1 < units_.size(); ++i) {
-    Unit& u = *units_[i];
-    u.index_ = static_cast<int>(i);
-    u.ring_ = static_cast<int>(std::count_if(units_.begin(), units_.begin() + static_cast<std::ptrdiff_t>(i),
-                                             [&](auto& v) { return v->height_ == u.height_; }));
-  }
+  const int last = static_cast<int>(claims.size()) - 1;
+  for (int i = last; i-- > 0;)
+    units_[static_cast<size_t>(i)] =
+        make_unit(claims[static_cast<size_t>(i)], plan_.units[static_cast<size_t>(i)], i);
+  units_.back() = make_unit(claims.back(), plan_.units.back(), last);
+  for (auto& u : units_) context_->units.push_back(u.get());
   check_meshes(mesh_, groups());
   check_fingerprints();
-  assign_slots();
+  make_slots();
   allocate();
   initialise();
   device_.issue_in_order(true);  // until the first step is over
@@ -66,26 +73,28 @@ ShardRuntime::~ShardRuntime() {
   if (std::uncaught_exceptions() > exceptions_before_)
     mesh_.world()->abort("an error ended its training; its own message tells which");
   // Modules below the root may live on and hold their units, whose buffers the streams still use.
-  gather_.reset();
-  reduce_.reset();
+  context_->gather.reset();
+  context_->reduce.reset();
   buffers_.reset();
   for (auto& u : units_) u->detach();
 }
 
-std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan) {
+std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan, int number) {
   const Wrap& wrap = *claim.module->wrap_;
-  auto unit = std::make_shared<Unit>(*this, claim.name, -1, claim.root);
-  unit->reshard_after_forward_ = wrap.options.reshard_after_forward;
-  unit->height_ = claim.height;
+  Unit::Spec unit{.name = claim.name,
+                  .number = number,
+                  .root = claim.root,
+                  .reshard_after_forward = wrap.options.reshard_after_forward,
+                  .height = claim.height};
   for (const GroupPlan& g : plan.groups) {
     std::vector<Parameter> params;
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
-    unit->groups_.push_back(std::make_unique<ParamGroup>(
+    unit.groups.push_back(std::make_unique<ParamGroup>(
         device_,
         ParamGroup::Spec{g, std::move(params), wrap.mesh, comms_of(wrap.mesh, g.axes), wrap.options}));
   }
-  claim.module->unit_ = unit;
-  return unit;
+  claim.module->unit_ = std::make_shared<Unit>(*context_, std::move(unit));
+  return claim.module->unit_;
 }
 
 GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
@@ -121,57 +130,37 @@ void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
                        check_buffer_);
 }
 
-void ShardRuntime::assign_slots() {
-  auto place = [&](std::vector<Slot>& slots, int64_t Unit::*elements, int Unit::*at, auto needs, auto shares,
-                   int turns, DType dtype, MemoryClass kind, const char* name) {
-    struct Shared {
-      int64_t size = 0;
-      int slot = -1;
-    };
-    std::map<std::pair<int, int>, Shared> all;  // by height and turn
-    const auto shared_of = [&](const Unit& u) -> Shared* {
-      return shares(u) ? &all[{u.height_, u.ring_ % turns}] : nullptr;
-    };
-    for (auto& u : units_) {
-      int64_t n = 0;
-      for (auto& g : u->groups_) n += needs(*g) ? g->full_elements() : 0;
-      (*u).*elements = n;
-      if (Shared* known = n > 0 ? shared_of(*u) : nullptr) known->size = std::max(known->size, n);
-    }
-    for (auto& u : units_) {
-      const int64_t n = (*u).*elements;
-      if (n == 0) continue;
-      Shared* known = shared_of(*u);
-      if (known && known->slot >= 0) {
-        (*u).*at = known->slot;
-        continue;
-      }
-      const int64_t size = known ? known->size : n;
-      (*u).*at = static_cast<int>(slots.size());
-      if (known) known->slot = (*u).*at;
-      slots.push_back({size, dtype, {}, kind, name, nullptr, {}});
-    }
-  };
-  const int turns = std::min(options_.prefetch, static_cast<int>(units_.size())) + 1;
-  place(
-      slots_, &Unit::slot_elements_, &Unit::slot_, [](const ParamGroup& g) { return g.needs_slot(); },
-      [](const Unit& u) { return !u.root_ && u.reshard_after_forward_; }, turns, options_.compute_dtype,
-      MemoryClass::gathered, "unsharded parameters");
-  place(
-      grad_slots_, &Unit::grad_slot_elements_, &Unit::grad_slot_,
-      [](const ParamGroup& g) { return g.needs_grad_slot(); }, [](const Unit& u) { return !u.root_; },
-      options_.overlap_reduce ? 2 : 1, DType::f32, MemoryClass::gradient, "unsharded gradients");
+void ShardRuntime::make_slots() {
+  std::vector<SlotNeed> whole, gradients;
+  for (auto& u : units_) {
+    whole.push_back(u->parameter_need());
+    gradients.push_back(u->gradient_need());
+  }
+  // One unit computes while `prefetch` more are gathered; one unit's backward writes while another's
+  // gradients are reduced, if that is to overlap.
+  const int ahead = std::min(options_.prefetch, static_cast<int>(units_.size()));
+  context_->whole = SlotPool(device_, options_.compute_dtype, MemoryClass::gathered, "unsharded parameters",
+                             whole, ahead + 1);
+  context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients", gradients,
+                                 options_.overlap_reduce ? 2 : 1);
+  // What was gathered and is not in use can be gathered again. Gradients that are there are always in use.
+  context_->whole.set_give_back([this](int holder) {
+    if (context_->order.open(holder) > 0) return false;
+    units_[static_cast<size_t>(holder)]->reshard();
+    return true;
+  });
 }
 
 void ShardRuntime::allocate() {
   std::vector<ParamGroup::Buffer> all;
-  for (auto* slots : {&slots_, &grad_slots_})
-    for (Slot& s : *slots) all.push_back({&s.buffer, {s.elements, s.dtype, s.kind, s.name}});
+  for (SlotPool* pool : {&context_->whole, &context_->gradients})
+    for (SlotPool::Buffer& b : pool->buffers()) all.push_back({b.memory, std::move(b.spec)});
   for (auto* g : groups())
     for (auto& b : g->buffers()) all.push_back(std::move(b));
+  Staging& staging = context_->staging;
   for (const PlannedBuffer& b : plan_.staging) {
-    Tensor& reduce = b.dtype == DType::f32 ? staging_.reduce : staging_.reduce_half;
-    all.push_back({b.use == BufferUse::gather_staging ? &staging_.gather : &reduce, spec_of(b)});
+    Tensor& reduce = b.dtype == DType::f32 ? staging.reduce : staging.reduce_half;
+    all.push_back({b.use == BufferUse::gather_staging ? &staging.gather : &reduce, spec_of(b)});
   }
   std::vector<BufferSpec> specs;
   for (auto& b : all) specs.push_back(b.spec);
@@ -179,8 +168,8 @@ void ShardRuntime::allocate() {
   for (size_t i = 0; i < all.size(); ++i) *all[i].memory = buffers_->tensors()[i];
   // Units come in one order on all ranks, and their communicators with them.
   for (auto* g : groups())
-    for (auto& comm : {g->comms().gather_inner, g->comms().gather_outer, g->comms().reduce_inner,
-                       g->comms().reduce_outer})
+    for (auto& comm :
+         {g->comms().gather_inner, g->comms().gather_outer, g->comms().reduce_inner, g->comms().reduce_outer})
       buffers_->share(*comm);
 }
 
@@ -189,46 +178,31 @@ void ShardRuntime::initialise() {
     g->allocate();
     g->initialise(device_.compute(), options_.seed);
   }
-  for (auto* t : {&staging_.gather, &staging_.reduce, &staging_.reduce_half})
+  Staging& staging = context_->staging;
+  for (auto* t : {&staging.gather, &staging.reduce, &staging.reduce_half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along
-  weights_changed();
+  begin_step();
 }
 
 void ShardRuntime::require_gradients(const char* who) const {
-  require_whole_step(who);
+  context_->require_whole_step(who);
   if (*ranks_apart_)
     throw CommError(fmt::format(
         "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, or "
-        "different learning rates, so the weights are not what any of them computed; let every rank make the same "
+        "different learning rates, so the weights are not what any of them computed; let every rank make the "
+        "same "
         "calls in the same order (LaunchOptions::nccl_check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
-  if (units_.back()->finished_) return;
+  if (units_.back()->finished()) return;
   throw InvalidArgument(
       fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
                   "previous optimizer step",
                   device_.label(), who));
 }
 
-void ShardRuntime::require_whole_step(const std::string& who) const {
-  if (broken_.empty()) return;
-  throw InvalidArgument(fmt::format(
-      "{}: {}: the {} ended with an exception, and the step with it; skip the batch by reset_step() "
-      "with the root module, on all ranks",
-      device_.label(), who, broken_));
-}
-
-void ShardRuntime::note_cancelled(const Unit& unit, const Unit::Use& use) {
-  if (cancelled_.empty())
-    cancelled_ = fmt::format("{} of unit '{}'", use.backward ? "backward" : "forward", unit.name());
-  // A forward may be caught and replaced by the module around it; a backward has left part of its gradients.
-  const bool lost = use.backward || (use.training && open_ == 0);
-  if (lost && broken_.empty()) broken_ = cancelled_;
-  if (open_ == 0) cancelled_.clear();
-}
-
 void ShardRuntime::reset_step() {
-  if (open_ > 0)
+  if (context_->order.open() > 0)
     throw InvalidArgument(fmt::format(
         "{}: reset_step() inside the forward or backward of a unit; let the exception leave the model "
         "first",
@@ -242,69 +216,63 @@ void ShardRuntime::reset_step() {
 
 void ShardRuntime::drop_step() {
   skip_ = Tensor();
-  for (auto& u : units_) {
-    u->reshard();
-    u->finished_ = false;
-    u->due_ = 0;
-    for (auto& g : u->groups_) g->reset_grads();
-  }
-  recording_.clear();
-  ended_.clear();
-  backward_at_ = 0;
-  follows_order_ = false;
-  use_digest_ = 0;
-  broken_.clear();
+  for (auto& u : units_) u->drop_step();
+  context_->order.reset();
+  context_->log.begin_step();
 }
 
-void ShardRuntime::wait_gradients() { device_.compute().wait(reduced_); }
+void ShardRuntime::wait_gradients() { device_.compute().wait(context_->reduced); }
 
-void ShardRuntime::begin_weights_change() {
-  device_.compute().wait(gather_->record());
-  device_.compute().wait(std::exchange(held_, {}));
+void ShardRuntime::begin_change(WeightsChange& change) {
+  if (changing_ != nullptr)
+    throw InvalidArgument(fmt::format(
+        "{}: WeightsChange: another change of these weights is open; end() it first", device_.label()));
+  Stream& compute = device_.compute();
+  // An update reads the gradients, which the reduce stream may still be summing.
+  compute.wait(context_->reduced);
+  // Gathers that are queued (those ahead of a forward that never came, say) read what the change writes.
+  compute.wait(context_->gather->record());
+  compute.wait(std::exchange(held_, {}));
   for (auto* g : groups()) g->forget_copies();
-  changing_ = true;
-  device_.compute().submit("update begins", [updates = updates_](ExecutionContext& context) {
-    context.after([updates] { ++updates->begun; });
-  });
+  updates_->begin(compute);
+  changing_ = &change;
 }
 
-void ShardRuntime::weights_changed() {
-  if (std::exchange(changing_, false))
-    device_.compute().submit("update ends", [updates = updates_](ExecutionContext& context) {
-      context.after([updates] { updates->ended = updates->begun.load(); });
-    });
-  weights_ready_ = device_.compute().record();
-  if (units_.back()->finished_) device_.issue_in_order(false);
+void ShardRuntime::end_change(WeightsChange& change, bool whole) {
+  if (changing_ != &change) return;
+  changing_ = nullptr;
+  if (whole) {
+    updates_->end(device_.compute());
+  } else {
+    for (auto* g : groups()) g->forget_copies();  // not all may be written
+  }
+  begin_step();
+}
+
+void ShardRuntime::begin_step() {
+  // Gathers of the new weights wait for this: they read what the compute stream has been asked to write.
+  context_->weights_ready = device_.compute().record();
+  if (units_.back()->finished()) device_.issue_in_order(false);
   drop_step();
   ++steps_;
-  for (auto& u : units_) {
-    u->stale_ = true;
-    u->unsharded_ = false;
-    for (auto& g : u->groups_) g->reshard();
-  }
+  for (auto& u : units_) u->weights_changed();
 }
 
 void ShardRuntime::recovered() {
-  if (open_ > 0)
+  if (context_->order.open() > 0)
     throw InvalidArgument(fmt::format(
         "{}: recovered() inside the forward or backward of a unit; let the exception leave the model first",
         device_.label()));
-  changing_ = false;
+  changing_ = nullptr;
   alike_ = 0;
-  held_ = reduced_ = {};
-  for (auto* slots : {&slots_, &grad_slots_})
-    for (Slot& s : *slots) s.free = {}, s.occupant = nullptr;
-  for (auto& u : units_) {
-    u->ready_ = {};
-    for (auto& g : u->groups_) {
-      g->close_grad();
-      g->forget_copies();
-    }
-  }
-  order_.clear();  // not every rank may have ended the forward that recorded it
-  weights_changed();
+  held_ = context_->reduced = {};
+  for (auto& u : units_) u->recovered();
+  context_->whole.forget_events();
+  context_->gradients.forget_events();
+  context_->order.forget();  // not every rank may have ended the forward that recorded it
+  begin_step();
   steps_ = 0;  // the ranks may have come to different points of the host's order
-  check_updates();
+  updates_->require_equal(*check_comm_, *check_, check_buffer_, device_.label());
 }
 
 void ShardRuntime::weights_replaced() {
@@ -313,97 +281,18 @@ void ShardRuntime::weights_replaced() {
   *ranks_apart_ = false;
 }
 
-void ShardRuntime::check_updates() {
-  const uint64_t mine[2] = {static_cast<uint64_t>(updates_->begun), static_cast<uint64_t>(updates_->ended)};
-  const auto all = gather_values(*check_comm_, *check_, mine, check_buffer_);
-  std::vector<int> cut_off;
-  std::vector<uint64_t> ended;
-  for (size_t r = 0; 2 * r < all.size(); ++r) {
-    if (all[2 * r] != all[2 * r + 1]) cut_off.push_back(static_cast<int>(r));
-    ended.push_back(all[2 * r + 1]);
-  }
-  const bool apart = std::adjacent_find(ended.begin(), ended.end(), std::not_equal_to<>()) != ended.end();
-  if (cut_off.empty() && !apart) return;
-  // Once a checkpoint is loaded the ranks are alike again.
-  updates_->begun = updates_->ended = static_cast<int64_t>(*std::max_element(ended.begin(), ended.end()));
-  throw Error(fmt::format(
-      "{}: the failure cut an update of the weights off (ranks in the middle of it: {}; updates that ended, by "
-      "rank: {}), so the ranks hold weights of different steps; load a checkpoint before training goes on",
-      device_.label(), cut_off.empty() ? "none" : fmt::format("{}", fmt::join(cut_off, ", ")),
-      fmt::join(ended, ", ")));
-}
+void ShardRuntime::set_last_microbatch(bool last) { context_->last_microbatch = last; }
 
-void ShardRuntime::record(const char* what, const Unit& unit) {
-  use_digest_ = hash64(use_digest_, what) ^ hash64(use_digest_, unit.name());
-  if (tracing_) trace_.push_back(fmt::format("{} {}", what, unit.name()));
-}
+bool ShardRuntime::last_microbatch() const { return context_->last_microbatch; }
 
-Tensor ShardRuntime::take_slot(std::vector<Slot>& slots, int& at, int64_t elements, Unit& unit,
-                               Stream& stream) {
-  auto* slot = &slots[static_cast<size_t>(at)];
-  if (slot->occupant != nullptr && slot->occupant != &unit) {
-    if (slot->occupant->uses_.empty()) {
-      slot->occupant->reshard();
-    } else {
-      // Memory that comes from the allocator may still be read by queued compute work.
-      const DType dtype = slot->dtype;
-      slots.push_back({elements, dtype, Tensor::empty(device_, {elements}, dtype, slot->kind, slot->name),
-                       slot->kind, slot->name, nullptr, device_.compute().record()});
-      at = static_cast<int>(slots.size()) - 1;
-      slot = &slots.back();
-    }
-  }
-  slot->occupant = &unit;
-  stream.wait(slot->free);
-  return slot->buffer;
-}
+const std::vector<std::string>& ShardRuntime::trace() const { return context_->log.lines(); }
 
-void ShardRuntime::prefetch(Unit& unit) {
-  if (unit.unsharded()) return;
-  if (unit.slot_ >= 0 && slots_[static_cast<size_t>(unit.slot_)].occupant != nullptr) return;
-  unit.unshard();
-}
+void ShardRuntime::clear_trace() { context_->log.clear_lines(); }
 
-void ShardRuntime::prefetch_forward(Unit& unit) {
-  if (unit.root()) {
-    recording_.clear();
-    ended_.clear();
-    follows_order_ = true;
-  } else {
-    if (units_.back()->uses_.empty()) return;  // called by itself: no part of the root's order
-    recording_.push_back(&unit);
-    const size_t at = recording_.size() - 1;
-    follows_order_ = follows_order_ && at < order_.size() && order_[at] == &unit;
-  }
-  if (!follows_order_) return;
-  const size_t next = recording_.size();
-  const size_t end = std::min(order_.size(), next + static_cast<size_t>(options_.prefetch));
-  for (size_t i = next; i < end; ++i) prefetch(*order_[i]);
-}
+void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 
-void ShardRuntime::end_forward(Unit& unit) {
-  if (unit.root()) {
-    order_ = std::exchange(recording_, {});
-  } else if (!units_.back()->uses_.empty()) {
-    ended_.push_back(&unit);
-  }
-}
-
-void ShardRuntime::prefetch_backward(Unit& unit) {
-  if (unit.root()) {
-    backward_at_ = ended_.size();
-  } else {
-    size_t at = backward_at_;
-    while (at > 0 && ended_[at - 1] != &unit) --at;
-    if (at == 0) return;  // not in the recorded forward: nothing to predict
-    backward_at_ = at - 1;
-  }
-  for (int k = 1; k <= options_.prefetch && backward_at_ >= static_cast<size_t>(k); ++k)
-    prefetch(*ended_[backward_at_ - static_cast<size_t>(k)]);
-}
-
-void ShardRuntime::finish_backward() {
-  if (!last_microbatch_) return;
+void ShardRuntime::complete_backward() {
+  if (!context_->last_microbatch) return;
   skip_ = Tensor();  // of other gradients
   std::vector<std::string> missing;
   for (auto* g : groups()) {
@@ -417,12 +306,12 @@ void ShardRuntime::finish_backward() {
                     device_.label(), missing.size(), fmt::join(missing, ", ")));
   // Usage that differs from rank to rank would pair one unit's collectives with another's.
   if (options_.allow_unused)
-    require_equal(use_digest_,
+    require_equal(context_->log.digest(),
                   "the ranks used different units in this step; what is unused must be so on every rank");
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
-    if (u->root() || u->finished_) continue;
-    u->due_ = 1;
+    if (u->root() || u->finished()) continue;
+    context_->order.owe_backward(u->index());
     BackwardScope scope(*u);
     scope.end();
   }

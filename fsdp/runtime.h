@@ -1,4 +1,4 @@
-// What the units of one model share: streams, gather slots, the order of use, the trace.
+// One sharded model: makes its units, wires what they share, and begins and ends steps.
 #pragma once
 
 #include <atomic>
@@ -18,6 +18,9 @@
 namespace sherd {
 
 struct UnitClaim;
+struct UnitContext;
+class UpdateCount;
+class WeightsChange;
 
 /// Made by fully_shard() of the root; owned by the root module. One rank's thread uses it.
 class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
@@ -43,12 +46,12 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
 
   /// Whether the coming backward is the last of the step: only then are gradients brought to their final
   /// placement. True unless told otherwise (gradient accumulation).
-  void set_last_microbatch(bool last) { last_microbatch_ = last; }
-  bool last_microbatch() const { return last_microbatch_; }
+  void set_last_microbatch(bool last);
+  bool last_microbatch() const;
 
   /// Gives up the step that runs: gradients of all its microbatches, backwards that are due, the order
-  /// recorded by a forward that did not end, whole parameters. After it the model is as after
-  /// weights_changed() with the weights that it has: a new step begins with its first forward. Needed once an
+  /// recorded by a forward that did not end, whole parameters. After it the model is as after a WeightsChange
+  /// that left the weights as they are: a new step begins with its first forward. Needed once an
   /// exception has ended a forward in training mode or a backward, on whose step nothing goes on; allowed at
   /// any time between steps and passes.
   ///
@@ -75,7 +78,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   const std::shared_ptr<std::atomic<bool>>& ranks_apart() const { return ranks_apart_; }
 
   /// @throws InvalidArgument naming `who` unless the last microbatch's backward of the root has finished
-  /// since weights_changed(); CommError once ranks_apart().
+  /// since the latest WeightsChange; CommError once ranks_apart().
   void require_gradients(const char* who) const;
   /// The compute stream waits until all reductions queued so far are done.
   void wait_gradients();
@@ -84,14 +87,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Undefined when nobody has looked since the last step (clip_grad_norm() does).
   const Tensor& skip() const { return skip_; }
   void set_skip(Tensor skip) { skip_ = std::move(skip); }
-  /// Must come before work on the compute stream that changes master weights: gathers may still read them.
-  void begin_weights_change();
-  /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next change waits
-  /// for it.
+  /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next WeightsChange
+  /// waits for it.
   void hold_weights(const Event& event) { held_ = event; }
-  /// Master weights were changed by work on the compute stream: what rests is stale. Also drops the
-  /// gradients.
-  void weights_changed();
 
   /// All weights have been written anew on all ranks, from a checkpoint, say: ranks that had parted have come
   /// together. On every rank at the same point, with nothing of the model queued.
@@ -104,53 +102,36 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// ranks and before it on others: the weights are then of no step, and a checkpoint has to be loaded.
   void recovered();
 
-  void record(const char* what, const Unit& unit);
   /// What became of the memory of the units' buffers, for people (BufferSet::describe()).
   std::string describe_buffers() const { return buffers_->describe(); }
 
   /// Events since the last clear, in host issue order: "unshard X", "forward X", "backward X", "post X".
-  const std::vector<std::string>& trace() const { return trace_; }
-  void clear_trace() { trace_.clear(); }
-  void enable_trace(bool on) { tracing_ = on; }
+  const std::vector<std::string>& trace() const;
+  void clear_trace();
+  void enable_trace(bool on);
 
  private:
-  friend class Unit;
-
-  struct Slot {
-    int64_t elements;
-    DType dtype;
-    Tensor buffer;
-    MemoryClass kind;
-    const char* name;  // of the allocation
-    Unit* occupant = nullptr;
-    Event free;  // nobody reads or writes the buffer after this
-  };
-  /// The buffer of slot number `at`, `unit` its occupant, for work on `stream`. Whoever else has it and does
-  /// not use it gives it back; while it is used, the unit gets a slot of its own, for good.
-  Tensor take_slot(std::vector<Slot>& slots, int& at, int64_t elements, Unit& unit, Stream& stream);
+  friend class WeightsChange;
 
   /// The unit of a claim, its groups built as planned. Collective: makes the communicators of its mesh.
-  std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan);
+  /// @param number its position in units()
+  std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan, int number);
   GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
-  void assign_slots();
+  void make_slots();
   /// Memory for slots, staging and the buffers of groups.
   void allocate();
   void initialise();
   void check_fingerprints();
-  /// @throws Error on every rank unless all have ended the same updates, and none is in the middle of one.
-  void check_updates();
-  void prefetch(Unit& unit);
-  void prefetch_forward(Unit& unit);
-  void prefetch_backward(Unit& unit);
-  /// Takes down the end of a forward that belongs to the order.
-  void end_forward(Unit& unit);
-  void finish_backward();
+  /// Before the root's last backward ends: every trainable parameter has its gradient, and every unit
+  /// reduces.
+  void complete_backward();
   /// Of all units, for a new step.
   void drop_step();
-  /// @throws InvalidArgument when an exception has ended the step.
-  void require_whole_step(const std::string& who) const;
-  /// A use of a unit, open no more, has ended with an exception.
-  void note_cancelled(const Unit& unit, const Unit::Use& use);
+  void begin_change(WeightsChange& change);
+  /// `whole`: nothing cut it off. Does nothing unless `change` is the one that is open.
+  void end_change(WeightsChange& change, bool whole);
+  /// Master weights may be others from here on in the compute stream's order: a new step begins with them.
+  void begin_step();
 
   Device& device_;
   DeviceMesh mesh_;
@@ -160,43 +141,22 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
-  std::vector<Slot> slots_, grad_slots_;
-  Staging staging_;
-  std::unique_ptr<BufferSet> buffers_;  // of the above and of the groups
-  bool last_microbatch_ = true;
+  std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 
-  std::vector<Unit*> order_;      // forward order of the last complete forward, root excluded
-  std::vector<Unit*> recording_;  // of the forward that runs
-  bool follows_order_ = false;    // the running forward matches order_ so far
-  std::vector<Unit*> ended_;      // the same units by the end of their forward: backward begins in reverse
-  size_t backward_at_ = 0;        // units ended_[backward_at_...] have begun their backward
-
-  int open_ = 0, open_backwards_ = 0;  // uses of all units that are open, and backwards among them
-  std::string cancelled_;              // the first use that the exception in flight has ended
-  std::string broken_;                 // the use whose exception has ended the step; "": none has
-  uint64_t steps_ = 0;                 // weights_changed() and reset_step()
-
-  // Updates of the weights that the compute stream has come to, not those that are queued: what recovered()
-  // compares. Shared with the work that counts.
-  struct Updates {
-    std::atomic<int64_t> begun{0}, ended{0};
-  };
-  std::shared_ptr<Updates> updates_ = std::make_shared<Updates>();
-  bool changing_ = false;  // between begin_weights_change() and weights_changed()
+  uint64_t steps_ = 0;                    // weights that were changed, and reset_step()
+  std::unique_ptr<UpdateCount> updates_;  // for recovered()
+  WeightsChange* changing_ = nullptr;     // the one that is open
 
   Tensor skip_;
   uint64_t alike_ = 0;
   std::shared_ptr<std::atomic<bool>> ranks_apart_ = std::make_shared<std::atomic<bool>>(false);
-  uint64_t use_digest_ = 0;  // of the units' collectives since the last step, in order
-  bool tracing_ = false;
-  std::vector<std::string> trace_;
-  Event weights_ready_, reduced_, held_;
+  Event held_;
   // Comparisons between ranks do not queue behind work that may wait for a rank that went another way.
   std::shared_ptr<Communicator> check_comm_;
   Tensor check_buffer_;
   std::unique_ptr<Stream> check_;
-  std::unique_ptr<Stream> gather_, reduce_;  // last: they finish before the buffers go
+  std::unique_ptr<UnitContext> context_;  // last: its streams finish before the buffers go
 };
 
 }  // namespace sherd

@@ -4,100 +4,115 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <utility>
 
-#include <sherd/fsdp/runtime.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/fsdp/detail/unit_context.h>
 
 namespace sherd {
 
-Unit::Unit(ShardRuntime& runtime, std::string name, int index, bool root)
-    : runtime_(&runtime), name_(std::move(name)), index_(index), root_(root) {}
+Unit::Unit(UnitContext& context, Spec spec)
+    : context_(&context),
+      name_(std::move(spec.name)),
+      number_(spec.number),
+      root_(spec.root),
+      reshard_after_forward_(spec.reshard_after_forward),
+      height_(spec.height),
+      groups_(std::move(spec.groups)) {}
 
-ShardRuntime& Unit::runtime() const {
-  if (runtime_ == nullptr)
+UnitContext& Unit::context() const {
+  if (context_ == nullptr)
     throw InvalidArgument(fmt::format(
         "unit '{}': the root that it was sharded with is gone, and its weights with it; keep the root "
         "alive while parts of it are used, or wrap them again with fully_shard()",
         name_));
-  return *runtime_;
+  return *context_;
 }
 
-void Unit::detach() {
-  runtime_ = nullptr;
-  unsharded_ = false;
-  groups_.clear();
+SlotNeed Unit::parameter_need() const {
+  int64_t elements = 0;
+  for (auto& g : groups_) elements += g->needs_slot() ? g->full_elements() : 0;
+  return {elements, height_, !root_ && reshard_after_forward_};
+}
+
+SlotNeed Unit::gradient_need() const {
+  int64_t elements = 0;
+  for (auto& g : groups_) elements += g->needs_grad_slot() ? g->full_elements() : 0;
+  return {elements, height_, !root_};
 }
 
 void Unit::sync() {
-  ShardRuntime& runtime = this->runtime();
+  UnitContext& context = this->context();
   if (!stale_) return;
-  Stream& stream = *runtime.gather_;
-  stream.wait(runtime.weights_ready_);
-  for (auto& g : groups_) g->publish(stream, runtime.staging_);
+  Stream& stream = *context.gather;
+  // Publishing reads the master weights, which an update on the compute stream wrote last.
+  stream.wait(context.weights_ready);
+  for (auto& g : groups_) g->publish(stream, context.staging);
   ready_ = stream.record();
   stale_ = false;
 }
 
 void Unit::unshard() {
-  ShardRuntime& runtime = this->runtime();
+  UnitContext& context = this->context();
   if (unsharded()) return;
-  runtime.record("unshard", *this);
-  Stream& stream = *runtime.gather_;
+  context.log.add("unshard", name_);
+  Stream& stream = *context.gather;
   sync();
-  const Tensor buffer =
-      slot_ >= 0 ? runtime.take_slot(runtime.slots_, slot_, slot_elements_, *this, stream) : Tensor();
+  // The slot's last holder was read by work on the compute stream. The gather stream waits for the end of
+  // that work alone, not for all of compute, so the gather runs beside the unit that computes now.
+  if (!whole_ && context.whole.has(number_)) whole_ = context.whole.acquire(number_, stream);
   int64_t at = 0;
   for (auto& g : groups_) {
     const int64_t n = g->needs_slot() ? g->full_elements() : 0;
-    g->unshard(stream, n > 0 ? buffer.flat(at, at + n) : Tensor(), runtime.staging_);
+    g->unshard(stream, n > 0 ? whole_.memory().flat(at, at + n) : Tensor(), context.staging);
     at += n;
   }
+  // Compute waits for this in wait(), right before the first use: until then it has other work to do.
   ready_ = stream.record();
   unsharded_ = true;
 }
 
-void Unit::wait() { runtime().device_.compute().wait(ready_); }
+void Unit::wait() { context().device.compute().wait(ready_); }
+
+void Unit::prefetch() {
+  if (unsharded() || context().whole.held(number_)) return;
+  unshard();
+}
 
 void Unit::reshard() {
-  ShardRuntime& runtime = this->runtime();
-  if (!unsharded_ || slot_ < 0) return;
-  auto& slot = runtime.slots_[static_cast<size_t>(slot_)];
-  slot.occupant = nullptr;
+  UnitContext& context = this->context();
+  if (!whole_) return;  // the parameters rest whole, or are not there
   for (auto& g : groups_) g->reshard();
   unsharded_ = false;
-  // A buffer that was gathered into but never read is free once the gather is done: the gather stream knows.
-  slot.free = runtime.device_.compute().record();
+  // The next gather into the slot waits for the compute work queued so far, which may read the parameters. If
+  // nothing on compute read them, this is earlier than the end of their own gather; the next one comes behind
+  // that all the same, for both are on the gather stream.
+  whole_.end(context.device.compute().record());
 }
 
-long Unit::open(bool backward) const {
-  return std::count_if(uses_.begin(), uses_.end(), [&](const Use& u) { return u.backward == backward; });
-}
-
-void Unit::begin_use(const Use& use) {
-  uses_.push_back(use);
-  ++runtime_->open_;
-  if (use.backward) ++runtime_->open_backwards_;
-}
-
-Unit::Use Unit::end_use() {
-  const Use use = uses_.back();
-  uses_.pop_back();
-  --runtime_->open_;
-  if (use.backward) --runtime_->open_backwards_;
-  return use;
+void Unit::gather_ahead(const std::vector<int>& units) {
+  UnitContext& context = this->context();
+  try {
+    for (const int u : units) context.units[static_cast<size_t>(u)]->prefetch();
+    wait();
+  } catch (...) {
+    context.order.take_back(number_);
+    throw;
+  }
 }
 
 void Unit::require_use(bool backward, const char* verb) const {
-  if (uses_.empty() || uses_.back().backward != backward)
+  const PrefetchOrder::Use* use = context_->order.innermost(number_);
+  if (use == nullptr || use->backward != backward)
     throw InvalidArgument(fmt::format("{}() of unit '{}' without its pre_{}() before it", verb, name_,
                                       backward ? "backward" : "forward"));
 }
 
 void Unit::require_others_ended(const char* verb) const {
-  if (!root_ || uses_.size() != 1 || runtime_->open_ == 1) return;
+  const PrefetchOrder& order = context_->order;
+  if (!root_ || order.open(number_) != 1 || order.open() == 1) return;
   std::vector<std::string> names;
-  for (auto& u : runtime_->units_)
-    if (u.get() != this && !u->uses_.empty()) names.push_back(u->name_);
+  for (int u = 0; u < order.root(); ++u)
+    if (order.open(u) > 0) names.push_back(context_->names[static_cast<size_t>(u)]);
   throw InvalidArgument(
       fmt::format("{}() of the root while units are in use: '{}'; end each of their uses by post_forward(), "
                   "post_backward() or the cancel_ verb before the root's",
@@ -105,49 +120,44 @@ void Unit::require_others_ended(const char* verb) const {
 }
 
 void Unit::pre_forward(bool training) {
-  ShardRuntime& runtime = this->runtime();
-  if (training) runtime.require_whole_step(fmt::format("forward of unit '{}'", name_));
-  const Use use{
-      .backward = false, .training = training, .recomputes = runtime.open_backwards_ > 0, .due_before = due_};
+  UnitContext& context = this->context();
+  if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
+  // Its own gather comes before those of the units after it.
   unshard();
-  if (!use.recomputes) runtime.prefetch_forward(*this);
-  wait();
-  // The backward of the root's latest forward alone may come: what an abandoned one has left is not due.
-  if (training && root_ && !use.recomputes)
-    for (auto& u : runtime.units_) u->due_ = 0;
-  if (training) due_ = root_ || use.recomputes ? std::max(due_, 1) : due_ + 1;
-  begin_use(use);
-  runtime.record(use.recomputes ? "recompute" : "forward", *this);
+  gather_ahead(context.order.begin_forward(number_, training));
+  context.log.add(context.order.innermost(number_)->recomputes ? "recompute" : "forward", name_);
 }
 
 void Unit::post_forward() {
-  ShardRuntime& runtime = this->runtime();
+  PrefetchOrder& order = context().order;
   require_use(false, "post_forward");
   require_others_ended("post_forward");
-  const bool outermost = uses_.size() == 1, recomputes = uses_.back().recomputes;
-  const bool evaluating = due_ == 0;
-  const bool kept = !evaluating && (root_ || recomputes || !reshard_after_forward_);
+  const bool outermost = order.open(number_) == 1;
+  const bool evaluating = order.due(number_) == 0;
+  // The backward of the root, or of what was computed again, comes next: what it needs stays.
+  const bool backward_next = root_ || order.innermost(number_)->recomputes;
+  const bool kept = !evaluating && (backward_next || !reshard_after_forward_);
   if (outermost && !kept) reshard();
-  if (!recomputes) runtime.end_forward(*this);
-  end_use();
-  runtime.cancelled_.clear();
+  order.end_forward(number_);
 }
 
 void Unit::cancel_forward() noexcept {
-  if (runtime_ == nullptr || uses_.empty() || uses_.back().backward) return;
-  const Use use = end_use();
-  due_ = use.due_before;
+  if (context_ == nullptr) return;
+  PrefetchOrder& order = context_->order;
+  const PrefetchOrder::Use* use = order.innermost(number_);
+  if (use == nullptr || use->backward) return;
+  order.cancel(number_);
   try {
-    runtime_->note_cancelled(*this, use);
-    if (uses_.empty()) reshard();
+    if (order.open(number_) == 0) reshard();
   } catch (...) {  // a stream that failed tells it again to whoever uses it next
   }
 }
 
 void Unit::pre_backward() {
-  ShardRuntime& runtime = this->runtime();
-  runtime.require_whole_step(fmt::format("backward of unit '{}'", name_));
-  if (due_ == 0)
+  UnitContext& context = this->context();
+  PrefetchOrder& order = context.order;
+  context.require_whole_step(fmt::format("backward of unit '{}'", name_));
+  if (order.due(number_) == 0)
     throw InvalidArgument(
         fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
   if (finished_)
@@ -156,11 +166,9 @@ void Unit::pre_backward() {
         "first, or announce more microbatches with set_last_microbatch(false)",
         name_));
   unshard();
-  runtime.prefetch_backward(*this);
-  wait();
-  const bool outermost = open(true) == 0;
-  begin_use({.backward = true, .due_before = due_});
-  runtime.record("backward", *this);
+  const bool outermost = order.open_backwards(number_) == 0;
+  gather_ahead(order.begin_backward(number_));
+  context.log.add("backward", name_);
   if (!outermost) return;
   try {
     open_gradients();
@@ -171,67 +179,102 @@ void Unit::pre_backward() {
 }
 
 void Unit::open_gradients() {
-  Stream& compute = runtime_->device_.compute();
-  const Tensor buffer = grad_slot_ >= 0 ? runtime_->take_slot(runtime_->grad_slots_, grad_slot_,
-                                                              grad_slot_elements_, *this, compute)
-                                        : Tensor();
+  UnitContext& context = this->context();
+  // Backward writes the gradients on the compute stream, and the slot's last holder was read by its reduction
+  // on the reduce stream. So here compute waits for a reduction: with two slots for the one before the last,
+  // which has had a whole unit's backward to be done in; with one slot (overlap_reduce off) for the last.
+  if (!gradients_ && context.gradients.has(number_))
+    gradients_ = context.gradients.acquire(number_, context.device.compute());
   int64_t at = 0;
   for (auto& g : groups_) {
     const int64_t n = g->needs_grad_slot() ? g->full_elements() : 0;
-    g->open_grad(n > 0 ? buffer.flat(at, at + n) : Tensor());
+    g->open_grad(n > 0 ? gradients_.memory().flat(at, at + n) : Tensor());
     at += n;
   }
 }
 
 void Unit::post_backward() {
-  ShardRuntime& runtime = this->runtime();
+  UnitContext& context = this->context();
+  PrefetchOrder& order = context.order;
   require_use(true, "post_backward");
   require_others_ended("post_backward");
-  const bool outermost = open(true) == 1;
-  if (outermost && root_) runtime.finish_backward();
-  --due_;
+  const bool outermost = order.open_backwards(number_) == 1;
+  if (outermost && root_) context.complete_backward();
   if (outermost) {
-    finish_gradients();
-    if (uses_.size() == 1) reshard();
-    if (root_ && finished_) runtime.wait_gradients();
+    const bool last_due = order.due(number_) == 1;
+    finish_gradients(context.last_microbatch && last_due);
+    if (order.open(number_) == 1) reshard();
+    // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for
+    // all reductions at once, and not unit by unit.
+    if (root_ && finished_) context.device.compute().wait(context.reduced);
   }
-  end_use();
-  runtime.cancelled_.clear();
+  order.end_backward(number_);
 }
 
 void Unit::cancel_backward() noexcept {
-  if (runtime_ == nullptr || uses_.empty() || !uses_.back().backward) return;
-  const Use use = end_use();
+  if (context_ == nullptr) return;
+  PrefetchOrder& order = context_->order;
+  const PrefetchOrder::Use* use = order.innermost(number_);
+  if (use == nullptr || !use->backward) return;
+  order.cancel(number_);
+  if (order.open_backwards(number_) > 0) return;
   try {
-    runtime_->note_cancelled(*this, use);
-    if (open(true) > 0) return;
-    close_gradients(runtime_->device_.compute().record());
-    if (uses_.empty()) reshard();
+    // No reduction reads them: the slot is free behind the backward's work.
+    close_gradients(context_->device.compute().record());
+    if (order.open(number_) == 0) reshard();
   } catch (...) {  // as above
   }
 }
 
-void Unit::finish_gradients() {
-  runtime_->record("post", *this);
-  const bool last = runtime_->last_microbatch_ && due_ == 0;
-  Stream& compute = runtime_->device_.compute();
-  Stream& stream = *runtime_->reduce_;
+void Unit::finish_gradients(bool last) {
+  UnitContext& context = this->context();
+  context.log.add("post", name_);
+  Stream& compute = context.device.compute();
+  Stream& stream = *context.reduce;
+  // The zeros of what backward left out come on compute, behind backward's own writes to the same buffer.
   for (auto& g : groups_) g->settle_grad(compute, last);
+  // The reduction reads what compute has written until here. Compute does not wait for the reduction in turn,
+  // and goes on with the next unit's backward.
   stream.wait(compute.record());
-  for (auto& g : groups_) g->reduce(stream, last, runtime_->staging_);
+  for (auto& g : groups_) g->reduce(stream, last, context.staging);
   finished_ = last;
-  runtime_->reduced_ = stream.record();
-  close_gradients(runtime_->reduced_);
-  if (!runtime_->options_.overlap_reduce) compute.wait(runtime_->reduced_);
+  context.reduced = stream.record();
+  close_gradients(context.reduced);
+  // Asked not to overlap: the next unit's backward begins behind this reduction, in the only slot that there
+  // is.
+  if (!context.overlap_reduce) compute.wait(context.reduced);
 }
 
 void Unit::close_gradients(const Event& free) {
   for (auto& g : groups_) g->close_grad();
-  if (grad_slot_ < 0) return;
-  auto& slot = runtime_->grad_slots_[static_cast<size_t>(grad_slot_)];
-  if (slot.occupant != this) return;
-  slot.occupant = nullptr;
-  slot.free = free;
+  gradients_.end(free);
+}
+
+void Unit::drop_step() {
+  reshard();
+  finished_ = false;
+  for (auto& g : groups_) g->reset_grads();
+}
+
+void Unit::weights_changed() {
+  stale_ = true;
+  unsharded_ = false;
+  for (auto& g : groups_) g->reshard();
+}
+
+void Unit::recovered() {
+  ready_ = {};
+  whole_.end({});
+  close_gradients({});
+  for (auto& g : groups_) g->forget_copies();
+}
+
+void Unit::detach() {
+  context_ = nullptr;
+  unsharded_ = false;
+  whole_.end({});
+  gradients_.end({});
+  groups_.clear();
 }
 
 }  // namespace sherd

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include <sherd/fsdp/group.h>
+#include <sherd/fsdp/slots.h>
 
 namespace sherd {
 
-class ShardRuntime;
+struct UnitContext;
 
 /// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind;
 /// under whole_param the trainable CutClass::row ones (Muon's matrices) have one of their own, and only that
@@ -29,19 +30,33 @@ class ShardRuntime;
 /// Every verb throws InvalidArgument once the root, and with it the runtime, is gone.
 class Unit {
  public:
-  Unit(ShardRuntime& runtime, std::string name, int index, bool root);
+  struct Spec {
+    std::string name;  // full name of the wrapped module; "root" for the root
+    int number = 0;    // position in the runtime's list of units, of which the root is the last
+    bool root = false;
+    bool reshard_after_forward = true;
+    int height = 0;  // levels of units inside
+    std::vector<std::unique_ptr<ParamGroup>> groups = {};
+  };
+  /// `context` outlives every use until detach().
+  Unit(UnitContext& context, Spec spec);
   Unit(const Unit&) = delete;
   Unit& operator=(const Unit&) = delete;
 
   /// Full name of the wrapped module; "root" for the root.
   const std::string& name() const { return name_; }
   /// Position in registration order among the units that are not the root; -1 for the root.
-  int index() const { return index_; }
+  int index() const { return root_ ? -1 : number_; }
   bool root() const { return root_; }
+  /// Levels of units inside this one: units of one height are never in use together, unless several wrapped
+  /// modules call one.
+  int height() const { return height_; }
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
   bool unsharded() const { return unsharded_ && !stale_; }
   /// False once the root is gone: the unit has no groups any more.
-  bool attached() const { return runtime_ != nullptr; }
+  bool attached() const { return context_ != nullptr; }
+  /// The last microbatch's backward has ended, so that this step's gradients are final.
+  bool finished() const { return finished_; }
 
   /// Brings weights that an optimizer step changed to where they rest, on the gather stream (under the
   /// strategies that keep parameters whole, that is their gather). unshard() does it when needed.
@@ -71,46 +86,49 @@ class Unit {
   void cancel_forward() noexcept;
   void cancel_backward() noexcept;
 
+  // What the runtime tells a unit. No client calls these.
+
+  /// The unit's gathers will be needed soon: unshard(), unless that has to take the buffer from whoever has
+  /// it.
+  void prefetch();
+  /// What this unit needs of the buffers for whole parameters, and for whole gradients.
+  SlotNeed parameter_need() const;
+  SlotNeed gradient_need() const;
+  /// Gives up the step: whole parameters are given back, gradients start from zero.
+  void drop_step();
+  /// The master weights are newer than whatever was made of them.
+  void weights_changed();
+  /// Nothing that was queued runs any more, and nobody waits for it.
+  void recovered();
+  /// The root is gone, and the buffers with it.
+  void detach();
+
  private:
-  friend class ShardRuntime;
-  // One call between its pre_ and post_.
-  struct Use {
-    bool backward = false;
-    bool training = true;
-    bool recomputes = false;
-    int due_before = 0;  // when the call is cancelled, what was due before it is due
-  };
-  ShardRuntime& runtime() const;
-  void begin_use(const Use& use);
-  Use end_use();
+  UnitContext& context() const;
+  /// Gathers what is predicted, while the use that has begun waits for its own weights. When that fails the
+  /// use has not begun.
+  void gather_ahead(const std::vector<int>& units);
   void require_use(bool backward, const char* verb) const;
   /// Of the root's outermost use: nothing of the model is still in use when it ends.
   void require_others_ended(const char* verb) const;
-  /// Uses of this kind that are open.
-  long open(bool backward) const;
   void open_gradients();
-  void finish_gradients();
+  void finish_gradients(bool last);
+  /// The buffer of whole gradients is free for others after `free`.
   void close_gradients(const Event& free);
-  /// The root is gone.
-  void detach();
 
-  ShardRuntime* runtime_;  // null once the root is gone
+  UnitContext* context_;  // null once the root is gone
   std::string name_;
-  int index_;
+  int number_;
   bool root_;
-  bool reshard_after_forward_ = true;
-  int height_ = 0;  // levels of units inside: units of one height are never in use together
-  int ring_ = 0;    // position among the units of this height: those share their slots in turn
+  bool reshard_after_forward_;
+  int height_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
-  int64_t slot_elements_ = 0, grad_slot_elements_ = 0;
-  int slot_ = -1, grad_slot_ = -1;  // into the runtime's tables
 
+  SlotPool::Lease whole_, gradients_;
   bool unsharded_ = false;
   bool stale_ = true;      // master weights are newer than what rests
   bool finished_ = false;  // gradients of this step are final
-  int due_ = 0;            // forwards whose backward has not come yet
-  std::vector<Use> uses_;  // open ones, the innermost last
-  Event ready_;
+  Event ready_;            // on gather: the whole parameters are there
 };
 
 /// One forward of a unit: pre_forward() now, post_forward() at end(); cancel_forward() when end() was not

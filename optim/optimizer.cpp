@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
@@ -115,16 +116,15 @@ void Optimizer::step(double lr) {
                     runtime_.device().label(), lr));
   runtime_.require_gradients("Optimizer::step()");
   runtime_.note_alike(std::bit_cast<uint64_t>(lr));
-  runtime_.wait_gradients();
   const Tensor skip = skip_non_finite_ ? skip_of_gradients() : Tensor();
-  runtime_.begin_weights_change();
+  WeightsChange change(runtime_);
   Stream& stream = runtime_.device().compute();
   ++steps_;
   adamw_->step(stream, lr, skip);
   for (ParamGroup* g : copied_) g->copies_written();
   muon_->step(stream, lr, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
-  runtime_.weights_changed();
+  change.end();
 }
 
 Tensor Optimizer::skip_of_gradients() {

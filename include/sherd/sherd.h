@@ -5,6 +5,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/dtensor/dtensor.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>

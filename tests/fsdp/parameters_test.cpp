@@ -72,7 +72,7 @@ TEST(Parameters, AUnitCalledTwiceSumsItsGradients) {
         model(in);
         model.run_backward({});
         runtime_of(model).wait_gradients();
-        if (i == 0) runtime_of(model).weights_changed();
+        if (i == 0) WeightsChange(runtime_of(model)).end();
       }
       for (auto& [name, p] : model.named_parameters()) {
         // Whole gradients, through the parameter's own layout.

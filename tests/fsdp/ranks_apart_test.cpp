@@ -247,7 +247,7 @@ TEST(RanksApart, AnUpdateThatTheFailureCutOffIsNotGoneOnWith) {
       rig.optimizer->step(0.01);
       r.device->compute().synchronize();
     } else {
-      runtime.begin_weights_change();
+      WeightsChange change(runtime);
       r.device->compute().submit("test", [](ExecutionContext&) { throw OutOfMemory("half way"); });
     }
     r.world->recover();
@@ -258,9 +258,9 @@ TEST(RanksApart, AnUpdateThatTheFailureCutOffIsNotGoneOnWith) {
       texts.emplace_back(e.what());
     }
     // What a checkpoint does; then the ranks are alike, and train.
-    runtime.begin_weights_change();
+    WeightsChange change(runtime);
     for (auto& [name, p] : rig.model.named_parameters()) ops::fill(r.device->compute(), p.shard(), 0.5f);
-    runtime.weights_changed();
+    change.end();
     rig.step();
     rig.sync();
     r.world->recover();

@@ -104,10 +104,9 @@ Weights train(const MuonRun& run) {
         model(x);
         model.run_backward({});
       }
-      runtime.wait_gradients();
-      runtime.begin_weights_change();
+      WeightsChange change(runtime);
       muon.step(s, 0.02);
-      runtime.weights_changed();
+      change.end();
     }
     s.synchronize();
     if (run.look) run.look(r, muon);

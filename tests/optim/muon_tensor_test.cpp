@@ -39,10 +39,9 @@ Whole train(const TensorRun& run) {
     Stream& s = r.device->compute();
     for (int step = 0; step < run.steps; ++step) {
       model.run(*r.device);
-      runtime.wait_gradients();
-      runtime.begin_weights_change();
+      WeightsChange change(runtime);
       muon.step(s, 0.02);
-      runtime.weights_changed();
+      change.end();
     }
     for (auto& item : items) {
       const Parameter& p = item.param;

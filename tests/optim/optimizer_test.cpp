@@ -178,9 +178,9 @@ TEST_P(OnMeshes, TheModelComputesWithTheLatestWeightsRounded) {
         }
       };
       const auto set = [&](double value) {
-        runtime.begin_weights_change();
+        WeightsChange change(runtime);
         for (const Parameter& p : {matrix, vector}) ops::fill(s, p.shard(), value);
-        runtime.weights_changed();
+        change.end();
       };
       const auto step = [&] {
         bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));

@@ -9,6 +9,7 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
@@ -223,14 +224,14 @@ Found run(const Host& host, DType dtype = DType::f32) {
     const auto first = [&](const std::string& name, const Parameter& p) {
       return p.shard_range().begin.value + (name == "router.weight" ? 0 : index * p.numel());
     };
-    runtime.begin_weights_change();
+    WeightsChange change(runtime);
     for (auto& [full, p] : net.named_parameters()) {
       const std::string name = full.substr(4);  // "moe."
       const auto begin = host.weights.at(name).begin() + first(name, p);
       const std::vector<float> mine(begin, begin + p.shard_range().size());
       ops::copy_from_host(s, p.shard(), mine.data(), p.shard().nbytes());
     }
-    runtime.weights_changed();
+    change.end();
 
     const CommCounts before = rank.world->counts();
     for (int m = 0; m < c.microbatches; ++m) {

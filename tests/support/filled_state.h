@@ -42,7 +42,7 @@ inline std::vector<Piece> pieces_of(Module& root, const Optimizer* optimizer) {
 /// Gives every element of weights and states the value that its name, index and `salt` decide.
 inline void fill_state(Module& root, Optimizer* optimizer, uint64_t salt) {
   ShardRuntime& runtime = runtime_of(root);
-  runtime.begin_weights_change();
+  WeightsChange change(runtime);
   for (const Piece& piece : pieces_of(root, optimizer)) {
     std::vector<uint32_t> values;
     for (const GlobalRun& run : piece.runs)
@@ -55,7 +55,7 @@ inline void fill_state(Module& root, Optimizer* optimizer, uint64_t salt) {
     for (auto& c : optimizer->counters())
       ops::fill(runtime.device().compute(), c.value, static_cast<double>(++n));
   runtime.device().compute().synchronize();
-  runtime.weights_changed();
+  change.end();
 }
 
 /// Names of local pieces (and counters) that do not hold exactly that.

@@ -1,0 +1,35 @@
+#include <sherd/fsdp/detail/unit_context.h>
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include <sherd/kernels/ops/random.h>
+
+namespace sherd {
+
+void UseLog::add(const char* what, const std::string& unit) {
+  digest_ = hash64(digest_, what) ^ hash64(digest_, unit);
+  if (keeps_) lines_.push_back(fmt::format("{} {}", what, unit));
+}
+
+UnitContext::UnitContext(Device& d, std::vector<std::string> all, int prefetch, bool overlap)
+    : device(d),
+      names(std::move(all)),
+      overlap_reduce(overlap),
+      order(static_cast<int>(names.size()) - 1, prefetch),
+      gather(d.make_stream("gather", StreamPriority::high)),
+      reduce(d.make_stream("reduce", StreamPriority::high)) {}
+
+void UnitContext::require_whole_step(const std::string& who) const {
+  const auto& broken = order.broken();
+  if (!broken) return;
+  throw InvalidArgument(
+      fmt::format("{}: {}: the {} of unit '{}' ended with an exception, and the step with it; skip the batch "
+                  "by reset_step() "
+                  "with the root module, on all ranks",
+                  device.label(), who, broken->backward ? "backward" : "forward",
+                  names[static_cast<size_t>(broken->unit)]));
+}
+
+}  // namespace sherd

@@ -1,0 +1,66 @@
+// What the units of one model share.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/group.h>
+#include <sherd/fsdp/prefetch_order.h>
+#include <sherd/fsdp/slots.h>
+
+namespace sherd {
+
+class Unit;
+
+/// What units do, in the order in which the host issues it.
+class UseLog {
+ public:
+  void add(const char* what, const std::string& unit);
+  /// Of everything since the last step began: equal on ranks that have used the same units in the same order.
+  uint64_t digest() const { return digest_; }
+  void begin_step() { digest_ = 0; }
+
+  void keep_lines(bool on) { keeps_ = on; }
+  const std::vector<std::string>& lines() const { return lines_; }
+  void clear_lines() { lines_.clear(); }
+
+ private:
+  uint64_t digest_ = 0;
+  bool keeps_ = false;
+  std::vector<std::string> lines_;
+};
+
+/// Made and wired by the runtime, which outlives every use of it; Unit knows no more of the runtime than
+/// this. Units are numbers, as in PrefetchOrder.
+///
+/// Three streams run beside each other: compute (the device's), gather and reduce. An event that one records
+/// and another waits for is all that orders them; the host waits for none of them.
+struct UnitContext {
+  /// `names`: of the units by number, the root's last.
+  UnitContext(Device& device, std::vector<std::string> names, int prefetch, bool overlap_reduce);
+
+  /// @throws InvalidArgument, naming `who`, when an exception has ended the step.
+  void require_whole_step(const std::string& who) const;
+
+  Device& device;
+  const std::vector<std::string> names;
+  const bool overlap_reduce;
+  std::vector<Unit*> units;
+  /// Before the root's outermost backward ends: whatever other units still owe the step.
+  std::function<void()> complete_backward;
+  bool last_microbatch = true;
+
+  PrefetchOrder order;
+  UseLog log;
+  SlotPool whole;      // for gathered parameters: written on the gather stream, read on compute
+  SlotPool gradients;  // for whole gradients: written on compute, read on the reduce stream
+  Staging staging;
+
+  Event weights_ready;                     // on compute: the master weights are written
+  Event reduced;                           // on reduce: the reductions queued so far are done
+  std::unique_ptr<Stream> gather, reduce;  // last: they finish before the buffers go
+};
+
+}  // namespace sherd

@@ -1,0 +1,127 @@
+#include <sherd/fsdp/prefetch_order.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sherd {
+
+PrefetchOrder::PrefetchOrder(int units, int prefetch)
+    : root_(units), prefetch_(static_cast<size_t>(prefetch)), units_(static_cast<size_t>(units) + 1) {}
+
+int PrefetchOrder::open_backwards(int unit) const {
+  const auto& uses = at(unit).uses;
+  return static_cast<int>(std::count_if(uses.begin(), uses.end(), [](const Use& u) { return u.backward; }));
+}
+
+void PrefetchOrder::open_use(int unit, const Use& use) {
+  at(unit).uses.push_back(use);
+  ++open_;
+  if (use.backward) ++open_backwards_;
+}
+
+PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
+  const Use use = at(unit).uses.back();
+  at(unit).uses.pop_back();
+  --open_;
+  if (use.backward) --open_backwards_;
+  return use;
+}
+
+std::vector<int> PrefetchOrder::begin_forward(int unit, bool training) {
+  const bool recomputes = open_backwards_ > 0;
+  const int due_before = due(unit);
+  std::vector<int> ahead;
+  if (!recomputes) ahead = ahead_of_forward(unit);
+  if (training && unit == root_ && !recomputes)
+    for (Unit& u : units_) u.due = 0;
+  // The root has one backward however often it runs; a recomputation is for one that is due.
+  int& due = at(unit).due;
+  if (training) due = unit == root_ || recomputes ? std::max(due, 1) : due + 1;
+  open_use(unit,
+           {.backward = false, .training = training, .recomputes = recomputes, .due_before = due_before});
+  return ahead;
+}
+
+void PrefetchOrder::end_forward(int unit) {
+  if (!innermost(unit)->recomputes) {
+    if (unit == root_) {
+      order_ = std::exchange(recording_, {});
+    } else if (open(root_) > 0) {
+      ended_.push_back(unit);
+    }
+  }
+  close_use(unit);
+  cancelled_.reset();
+}
+
+std::vector<int> PrefetchOrder::begin_backward(int unit) {
+  std::vector<int> ahead = ahead_of_backward(unit);
+  open_use(unit, {.backward = true, .due_before = due(unit)});
+  return ahead;
+}
+
+void PrefetchOrder::end_backward(int unit) {
+  --at(unit).due;
+  close_use(unit);
+  cancelled_.reset();
+}
+
+void PrefetchOrder::take_back(int unit) { at(unit).due = close_use(unit).due_before; }
+
+void PrefetchOrder::cancel(int unit) {
+  const Use use = close_use(unit);
+  if (!use.backward) at(unit).due = use.due_before;
+  if (!cancelled_) cancelled_ = Cancelled{unit, use.backward};
+  const bool lost = use.backward || (use.training && open_ == 0);
+  if (lost && !broken_) broken_ = cancelled_;
+  if (open_ == 0) cancelled_.reset();
+}
+
+void PrefetchOrder::reset() {
+  for (Unit& u : units_) u.due = 0;
+  recording_.clear();
+  ended_.clear();
+  backward_at_ = 0;
+  follows_order_ = false;
+  broken_.reset();
+}
+
+void PrefetchOrder::forget() {
+  reset();
+  order_.clear();
+}
+
+std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
+  if (unit == root_) {
+    recording_.clear();
+    ended_.clear();
+    follows_order_ = true;
+  } else {
+    if (open(root_) == 0) return {};
+    recording_.push_back(unit);
+    const size_t at = recording_.size() - 1;
+    follows_order_ = follows_order_ && at < order_.size() && order_[at] == unit;
+  }
+  if (!follows_order_) return {};
+  const size_t next = recording_.size();
+  const size_t end = std::min(order_.size(), next + prefetch_);
+  std::vector<int> ahead;
+  for (size_t i = next; i < end; ++i) ahead.push_back(order_[i]);
+  return ahead;
+}
+
+std::vector<int> PrefetchOrder::ahead_of_backward(int unit) {
+  if (unit == root_) {
+    backward_at_ = ended_.size();
+  } else {
+    size_t at = backward_at_;
+    while (at > 0 && ended_[at - 1] != unit) --at;
+    if (at == 0) return {};
+    backward_at_ = at - 1;
+  }
+  std::vector<int> ahead;
+  for (size_t k = 1; k <= prefetch_ && k <= backward_at_; ++k) ahead.push_back(ended_[backward_at_ - k]);
+  return ahead;
+}
+
+}  // namespace sherd

@@ -1,0 +1,40 @@
+// The bracket around work that changes weights.
+#pragma once
+
+namespace sherd {
+
+class ShardRuntime;
+
+/// Between its begin and end(), work on the compute stream may change master weights (Parameter::shard()),
+/// model copies (Parameter::model_copy()) and optimizer states:
+///
+///     WeightsChange change(runtime);
+///     adamw.step(stream, lr, skip);
+///     change.end();
+///
+/// The compute stream first waits for this step's reductions, for gathers that still read the weights, and
+/// for whoever has asked to hold them (ShardRuntime::hold_weights()). From the end on, whatever was made of
+/// the old weights is stale, the gradients are dropped, and the next step begins.
+///
+/// When an exception comes before end(), the destructor leaves the model usable: gradients are dropped and a
+/// new step begins as above, with the weights as the exception has left them, perhaps changed in part. Such a
+/// change is none that ended: until another one ends, ShardRuntime::recovered() finds it cut off and asks for
+/// a checkpoint.
+///
+/// One at a time, on the rank's thread, outside of forwards and backwards, and on all ranks at the same
+/// point. ShardRuntime::recovered() closes the one that is open; its end() then does nothing.
+class WeightsChange {
+ public:
+  /// @throws InvalidArgument while another change of these weights is open.
+  explicit WeightsChange(ShardRuntime& runtime);
+  ~WeightsChange();
+  WeightsChange(const WeightsChange&) = delete;
+  WeightsChange& operator=(const WeightsChange&) = delete;
+
+  void end();
+
+ private:
+  ShardRuntime* runtime_;  // null once it has ended
+};
+
+}  // namespace sherd
