@@ -188,7 +188,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
   Agreement ranks(*runtime.mesh().world());
   LoadReport report;
   std::vector<Wanted> all;
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     if (options.optimizer && optimizer == nullptr)
       throw InvalidArgument("load_checkpoint: an optimizer is needed to load optimizer state into");
     all = wanted(root, optimizer, options);
@@ -198,7 +198,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
     comparison.report(report);
   });
   runtime.begin_weights_change();
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     for (const Wanted& w : all) read(reader, w, stream);
   });
   stream.synchronize();

@@ -6,8 +6,7 @@ namespace {
 
 [[noreturn]] void not_compiled() {
   throw NotCompiled(
-      "this build has no NCCL backend; configure with -DSHERD_CUDA=ON -DSHERD_NCCL=ON where the CUDA toolkit "
-      "and "
+      "this build has no NCCL backend; configure with -DSHERD_CUDA=ON -DSHERD_NCCL=ON where the CUDA toolkit and "
       "NCCL (nccl.h, libnccl) are installed");
 }
 

@@ -1,4 +1,4 @@
-#include <sherd/comm/local/recovery.h>
+#include <sherd/comm/local/detail/recovery.h>
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 
 namespace sherd::local {
 
-Recovery::Recovery(std::shared_ptr<AbortDomain> domain, int ranks)
+Recovery::Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks)
     : domain_(std::move(domain)),
       point_(domain_->make_wait_point({})),
       here_(static_cast<size_t>(ranks), false) {}
