@@ -256,7 +256,8 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
   const bool first = writing->rank() == 0;
   std::filesystem::path temporary;
   try {
-    writing->require_equal(state.step, "CheckpointSaver: ranks save different steps; every rank makes the same calls");
+    writing->require_equal(state.step,
+                           "CheckpointSaver: ranks save different steps; every rank makes the same calls");
     writing->run_collectively([&] {
       if (!first) return;
       temporary = folder->temporary(state.step);

@@ -25,7 +25,9 @@ NcclOptions nccl_options(const LaunchOptions& options) {
 
 const std::array kBackends{
     Backend{BackendKind::local, "local", false,
-            [](Devices devices, const LaunchOptions& o) -> Worlds { return make_local_world(devices, o.timeout); },
+            [](Devices devices, const LaunchOptions& o) -> Worlds {
+              return make_local_world(devices, o.timeout);
+            },
             nullptr},
     Backend{BackendKind::nccl, "nccl", true,
             [](Devices devices, const LaunchOptions& o) -> Worlds {

@@ -1,5 +1,5 @@
-// The table of backends: all that the launcher knows of them. A backend is a folder of comm/, a line of the table and
-// an enumerator of BackendKind.
+// The table of backends: all that the launcher knows of them. A backend is a folder of comm/, a line of the
+// table and an enumerator of BackendKind.
 #pragma once
 
 #include <memory>
@@ -18,12 +18,12 @@ struct Backend {
   const char* name;
   /// Ranks cannot share a GPU.
   bool one_gpu_a_rank;
-  /// The world communicators of as many threads of this process as there are devices, by rank. They share ownership
-  /// of the devices. @throws InvalidArgument for options that cannot be; NotCompiled.
+  /// The world communicators of as many threads of this process as there are devices, by rank. They share
+  /// ownership of the devices. @throws InvalidArgument for options that cannot be; NotCompiled.
   std::vector<std::shared_ptr<Communicator>> (*worlds_of_threads)(
       std::span<const std::shared_ptr<Device>> devices, const LaunchOptions& options);
-  /// The world communicator of this process, which is one rank of the job. Every process of the job calls. Null
-  /// where all ranks are threads of one process. @throws as worlds_of_threads; CommError.
+  /// The world communicator of this process, which is one rank of the job. Every process of the job calls.
+  /// Null where all ranks are threads of one process. @throws as worlds_of_threads; CommError.
   std::shared_ptr<Communicator> (*join)(const Job& job, std::shared_ptr<Device> device,
                                         const LaunchOptions& options);
 };

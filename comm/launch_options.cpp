@@ -14,7 +14,8 @@ struct Named {
   E value;
   const char* name;
 };
-constexpr std::array<Named<DeviceKind>, 2> kDeviceKinds{{{DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
+constexpr std::array<Named<DeviceKind>, 2> kDeviceKinds{
+    {{DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
 constexpr std::array<Named<CpuKernels>, 2> kCpuKernels{
     {{CpuKernels::cpu, "cpu"}, {CpuKernels::reference, "reference"}}};
 constexpr std::array<Named<SymmetricProducts>, 2> kSymmetricProducts{

@@ -1,5 +1,5 @@
-// What launch() may be asked for, by subject. Messages call an option by its path in LaunchOptions, with a value as
-// `job.bootstrap = none`, so that a program can say its own flag instead.
+// What launch() may be asked for, by subject. Messages call an option by its path in LaunchOptions, with a
+// value as `job.bootstrap = none`, so that a program can say its own flag instead.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ enum class BackendKind {
 
 /// What each rank computes on.
 struct RankDeviceOptions {
-  /// cuda: rank r uses GPU r modulo the number of them; in a job of several processes r is the process's number
-  /// on its host.
+  /// cuda: rank r uses GPU r modulo the number of them; in a job of several processes r is the process's
+  /// number on its host.
   DeviceKind kind = DeviceKind::cpu;
   CpuKernels kernels = CpuKernels::cpu;
   /// Kernel threads per rank; 0 = cores of this process / ranks, at least 1.
@@ -54,8 +54,8 @@ struct LaunchOptions {
   std::chrono::milliseconds timeout{300'000};
 };
 
-/// Names as enumerators are spelled. parse_: @throws InvalidArgument listing the legal names. name_of: @throws
-/// InvalidArgument for what is no enumerator. Those of backends are in backend.h.
+/// Names as enumerators are spelled. parse_: @throws InvalidArgument listing the legal names. name_of:
+/// @throws InvalidArgument for what is no enumerator. Those of backends are in backend.h.
 DeviceKind parse_device_kind(std::string_view name);
 CpuKernels parse_cpu_kernels(std::string_view name);
 SymmetricProducts parse_symmetric_products(std::string_view name);

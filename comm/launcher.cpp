@@ -115,7 +115,8 @@ bool in_a_job(const LaunchOptions& options, const Backend& backend) {
   if (!part) return false;
   if (const JobHint hint = job_in_environment(); hint.processes > 1)
     throw InvalidArgument(fmt::format(
-        "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by itself; "
+        "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by "
+        "itself; "
         "give {} to make them the ranks of one job, or job.bootstrap = none where each is to run alone",
         hint.variable, hint.processes, hint.processes, backend.name,
         backends_that([](const Backend& b) { return b.join != nullptr; })));
@@ -127,7 +128,8 @@ void require_gpus(int ranks, const LaunchOptions& options, const Backend& backen
   const int gpus = cuda_device_count();
   if (gpus > 0 && ranks > gpus)
     throw InvalidArgument(fmt::format(
-        "{} ranks with backend = {} on {} GPU{}: it takes one GPU a rank; use {}, whose ranks share GPUs, or at "
+        "{} ranks with backend = {} on {} GPU{}: it takes one GPU a rank; use {}, whose ranks share GPUs, or "
+        "at "
         "most {} rank{}",
         ranks, backend.name, gpus, gpus > 1 ? "s" : "",
         backends_that([](const Backend& b) { return !b.one_gpu_a_rank; }), gpus, gpus > 1 ? "s" : ""));
@@ -141,10 +143,11 @@ void launch_process(int ranks, const LaunchOptions& options, const Backend& back
   RankContext context;
   try {
     if (size != ranks)
-      throw InvalidArgument(fmt::format(
-          "ranks = {}: the job has {} process{}; give ranks = {}, or job.bootstrap = none for ranks that are threads "
-          "of this process",
-          ranks, size, size > 1 ? "es" : "", size));
+      throw InvalidArgument(
+          fmt::format("ranks = {}: the job has {} process{}; give ranks = {}, or job.bootstrap = none for "
+                      "ranks that are threads "
+                      "of this process",
+                      ranks, size, size > 1 ? "es" : "", size));
     context.device = make_device(options.device, rank, job.environment.local_rank, threads);
     context.world = backend.join(job, context.device, options);
   } catch (const std::exception& e) {

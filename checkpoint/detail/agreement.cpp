@@ -12,7 +12,8 @@ namespace sherd {
 namespace {
 
 constexpr int64_t kTextBytes = 4096;
-// Ranks wait here for others that read or write files: a slow disk is no dead peer, and those abort the group.
+// Ranks wait here for others that read or write files: a slow disk is no dead peer, and those abort the
+// group.
 constexpr std::chrono::hours kSlowestFiles{12};
 
 // Types that cross ranks, by number; CommErrors do not: the group is gone then.

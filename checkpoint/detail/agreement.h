@@ -21,8 +21,8 @@ class Agreement {
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
   /// Runs `work` on every rank. When it throws on any, every rank throws what the first such rank threw:
-  /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its own
-  /// exception).
+  /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its
+  /// own exception).
   void run_collectively(const std::function<void()>& work);
   /// Rank 0's text on every rank.
   std::string broadcast(const std::string& text);
@@ -31,7 +31,8 @@ class Agreement {
   std::vector<int64_t> gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts);
   /// Whether all ranks pass the same value.
   bool all_equal(uint64_t value);
-  /// @throws RanksDiffer on every rank, with `otherwise` and the ranks that differ, unless all pass the same value.
+  /// @throws RanksDiffer on every rank, with `otherwise` and the ranks that differ, unless all pass the same
+  /// value.
   void require_equal(int64_t value, const std::string& otherwise);
   int64_t min(int64_t value);
   int64_t sum(int64_t value);

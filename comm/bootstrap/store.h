@@ -1,4 +1,4 @@
-// A small key-value store that the processes of a job share: to find each other, to agree, to tell of failures.
+// A small key-value store that the processes of a job share to find each other, agree, and tell of failures.
 #pragma once
 
 #include <chrono>

@@ -12,7 +12,8 @@ namespace sherd {
 namespace {
 
 std::string show(uint64_t value, ValueIs shown) {
-  return shown == ValueIs::digest ? fmt::format("{:016x}", value) : fmt::format("{}", static_cast<int64_t>(value));
+  return shown == ValueIs::digest ? fmt::format("{:016x}", value)
+                                  : fmt::format("{}", static_cast<int64_t>(value));
 }
 
 /// Of column `at` of rows of `width` words, one row a rank, which ends with the rank's number in the world.
@@ -32,8 +33,8 @@ ValueComparison compare(const std::vector<uint64_t>& rows, size_t width, size_t 
     odd.push_back(fmt::format("{} ({})", result.odd_ranks.back(), show(value, shown)));
   }
   const bool several = odd.size() > 1;
-  result.text = fmt::format("rank{} {} differ{} from the others ({})", several ? "s" : "", fmt::join(odd, ", "),
-                            several ? "" : "s", show(common, shown));
+  result.text = fmt::format("rank{} {} differ{} from the others ({})", several ? "s" : "",
+                            fmt::join(odd, ", "), several ? "" : "s", show(common, shown));
   return result;
 }
 
@@ -55,8 +56,8 @@ std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::spa
   return all;
 }
 
-std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream, std::span<const uint64_t> values,
-                                            Tensor memory, ValueIs shown) {
+std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream,
+                                            std::span<const uint64_t> values, Tensor memory, ValueIs shown) {
   std::vector<uint64_t> mine(values.begin(), values.end());
   mine.push_back(static_cast<uint64_t>(comm.world_rank()));
   const std::vector<uint64_t> all = gather_values(comm, stream, mine, std::move(memory));
@@ -68,7 +69,8 @@ std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream, 
 void require_equal(Communicator& comm, Stream& stream, uint64_t value, const std::string& otherwise,
                    Tensor memory, ValueIs shown) {
   ValueComparison found = compare_values(comm, stream, {&value, 1}, std::move(memory), shown).front();
-  if (!found.equal()) throw RanksDiffer(fmt::format("{}: {}", otherwise, found.text), std::move(found.odd_ranks));
+  if (!found.equal())
+    throw RanksDiffer(fmt::format("{}: {}", otherwise, found.text), std::move(found.odd_ranks));
 }
 
 }  // namespace sherd

@@ -44,7 +44,7 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
                     std::shared_ptr<comm::CommCounters> counters)
       : comm::CheckedCommunicator(rank, group->size(), group->world_rank(rank), std::move(device),
-                            std::move(counters)),
+                                  std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {

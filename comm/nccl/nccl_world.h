@@ -19,8 +19,8 @@ namespace sherd {
 ///   magnitudes. bf16 and f16 sums always have Communicator's bits, as f32 and f64 do with exact_order.
 /// - max and min of NaN: whatever NCCL gives, but with exact_order as promised.
 /// - send may complete before the receiver has the data; its buffer may be reused then.
-/// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds for
-///   a communicator is freed with the last one of its world.
+/// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds
+///   for a communicator is freed with the last one of its world.
 /// - That a rank's body has returned is seen within two polls, not at once.
 /// - recover() throws NotSupported on every rank: NCCL's communicators do not survive a failure.
 /// - Ranks that call different collectives, or for different purposes, are only told apart with check_calls;

@@ -6,8 +6,8 @@ namespace {
 
 [[noreturn]] void not_compiled() {
   throw NotCompiled(
-      "this build has no NCCL backend; configure with -DSHERD_CUDA=ON -DSHERD_NCCL=ON where the CUDA toolkit and "
-      "NCCL (nccl.h, libnccl) are installed");
+      "this build has no NCCL backend; configure with -DSHERD_CUDA=ON -DSHERD_NCCL=ON where the CUDA toolkit "
+      "and NCCL (nccl.h, libnccl) are installed");
 }
 
 }  // namespace

@@ -36,9 +36,10 @@ void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGrou
   std::vector<std::string> where;
   for (size_t i = 0; i < traits.size() && where.size() < kNamed; ++i)
     if (!each[i].equal()) where.push_back(traits[i].what);
-  throw RanksDiffer(fmt::format("{}: {} in {}", otherwise, who,
-                                where.empty() ? "the names of units" : fmt::format("{}", fmt::join(where, ", "))),
-                    whole[0].odd_ranks);
+  throw RanksDiffer(
+      fmt::format("{}: {} in {}", otherwise, who,
+                  where.empty() ? "the names of units" : fmt::format("{}", fmt::join(where, ", "))),
+      whole[0].odd_ranks);
 }
 
 }  // namespace sherd

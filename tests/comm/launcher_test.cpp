@@ -193,7 +193,8 @@ TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {
                                                        {"LOCAL_RANK", "1"},
                                                        {"MASTER_ADDR", "127.0.0.1"},
                                                        {"SHERD_STORE_PORT", std::to_string(server.port())}});
-  const std::string text = refusal<InvalidArgument>(3, {.device = {.kind = DeviceKind::cuda}, .backend = BackendKind::nccl, .timeout = 5s});
+  const std::string text = refusal<InvalidArgument>(
+      3, {.device = {.kind = DeviceKind::cuda}, .backend = BackendKind::nccl, .timeout = 5s});
   EXPECT_THAT(text, AllOf(HasSubstr("ranks = 3: the job has 2 processes; give ranks = 2"),
                           HasSubstr("job.bootstrap = none")));
   const auto notice = announced(server);

@@ -7,7 +7,8 @@ namespace sherd::local {
 namespace {
 
 /// Elements; dst and src may be the same place (in-place collectives).
-void copy(const CollectiveContext& in, const Tensor& dst, int64_t to, const Tensor& src, int64_t from, int64_t count) {
+void copy(const CollectiveContext& in, const Tensor& dst, int64_t to, const Tensor& src, int64_t from,
+          int64_t count) {
   const int64_t e = size_of(dst.dtype());
   char* d = static_cast<char*>(dst.raw()) + to * e;
   const char* s = static_cast<const char*>(src.raw()) + from * e;

@@ -32,7 +32,7 @@ struct CollectiveAlgorithm {
 };
 
 /// Also all_gather; with a root, gather_v.
-extern const CollectiveAlgorithm move_all_gather_v, move_reduce_scatter, move_all_reduce, move_broadcast, move_all_to_all_v,
-    move_scatter_v, move_nothing;
+extern const CollectiveAlgorithm move_all_gather_v, move_reduce_scatter, move_all_reduce, move_broadcast,
+    move_all_to_all_v, move_scatter_v, move_nothing;
 
 }  // namespace sherd::local

@@ -24,8 +24,8 @@ LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_pt
   for (auto& point : reached_) point.resize(world_ranks_.size());
 }
 
-void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move, ExecutionContext& context,
-                            const KernelTable& kernels) {
+void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
+                            ExecutionContext& context, const KernelTable& kernels) {
   NativeQueue* const queue = context.queue;
   const auto reach = [&](size_t point) {
     if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();

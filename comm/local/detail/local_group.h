@@ -42,10 +42,11 @@ class LocalGroup {
 
   /// On the worker of the rank's stream; `context` and `kernels` are the stream's and its device's. With a
   /// native queue this issues, and orders the ranks' queues by events.
-  void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move, ExecutionContext& context,
-                  const KernelTable& kernels);
+  void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
+                  ExecutionContext& context, const KernelTable& kernels);
   void send(int rank, int peer, const comm::Call& call, ExecutionContext& context);
-  void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context, const KernelTable& kernels);
+  void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
+            const KernelTable& kernels);
   /// The new group and this rank's number in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 

@@ -55,9 +55,9 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
     const std::vector<int> ranks = missing(told);
     const bool several = ranks.size() > 1;
     const std::string who = fmt::format("rank{} {}", several ? "s" : "", fmt::join(ranks, ", "));
-    give_up(told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
-                 : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who,
-                               kAdvice));
+    give_up(
+        told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
+             : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
   }
   raise(world_rank);
 }

@@ -98,8 +98,8 @@ std::optional<Call> decode(const std::string& bytes) {
   return c;
 }
 
-void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-           const Call& call, const std::string& where, const Deadline& deadline) {
+void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
+                      int rank, const Call& call, const std::string& where, const Deadline& deadline) {
   const auto prefix = [&](int64_t sequence) { return fmt::format("{}/call/{}", group, sequence); };
   const auto bytes = session.collect(prefix(call.sequence), static_cast<size_t>(rank), encode(call),
                                      world_ranks, where, deadline);
@@ -114,7 +114,8 @@ void check_collective(Session& session, const std::string& group, const std::vec
 }
 
 void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-                int peer, bool sends, const Call& call, const std::string& where, const Deadline& deadline) {
+                   int peer, bool sends, const Call& call, const std::string& where,
+                   const Deadline& deadline) {
   const int from = sends ? rank : peer, to = sends ? peer : rank;
   const std::vector<int> pair{world_ranks[static_cast<size_t>(from)], world_ranks[static_cast<size_t>(to)]};
   const auto prefix = [&](int64_t sequence) {

@@ -16,11 +16,11 @@ std::optional<comm::Call> decode(const std::string& bytes);
 
 /// Returns when every rank of the group has made the same call.
 /// @throws CommError, the same text as the local backend's, when they differ or somebody does not come.
-void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-           const comm::Call& call, const std::string& where, const Deadline& deadline);
+void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
+                      int rank, const comm::Call& call, const std::string& where, const Deadline& deadline);
 /// For send and recv, between the two.
 void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-                int peer, bool sends, const comm::Call& call, const std::string& where,
-                const Deadline& deadline);
+                   int peer, bool sends, const comm::Call& call, const std::string& where,
+                   const Deadline& deadline);
 
 }  // namespace sherd::nccl

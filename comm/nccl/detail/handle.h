@@ -38,14 +38,14 @@ class Handle final : public Watched {
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
   void forget(const void* block, int64_t bytes) noexcept override;
 
-  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows and
-  /// its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
+  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows
+  /// and its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
   bool open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
                    const Deadline& deadline);
   /// How many have been asked for, this one included: the same on all ranks.
   int64_t next_window() { return ++windows_asked_; }
-  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where NCCL
-  /// does not do it, the block is kept until the communicator has ended.
+  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where
+  /// NCCL does not do it, the block is kept until the communicator has ended.
   void close_window(const WindowBlock& block) noexcept;
 
   /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
@@ -116,16 +116,16 @@ class Handle final : public Watched {
   ncclComm_t comm_ = nullptr;   // null before init and after the end
   ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
   std::vector<Registration> registered_;
-  int64_t windows_asked_ = 0;  // by the rank's thread
-  std::list<Opened> windows_;  // NCCL writes to one that it is making
+  int64_t windows_asked_ = 0;      // by the rank's thread
+  std::list<Opened> windows_;      // NCCL writes to one that it is making
   std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
   int64_t scratch_bytes_ = 0;
   std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
-  Progress progress_;                // these under flights_mutex_
+  Progress progress_;  // these under flights_mutex_
   std::map<std::string, int64_t> messages_;
-  Awaited awaited_;  // of what is being issued
+  Awaited awaited_;                  // of what is being issued
   std::atomic<int64_t> current_{0};  // the number of the call that is being issued, 0 for messages
   std::vector<Flight> flights_;
 };

@@ -71,7 +71,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
   if (session.options().check_calls) {
     if (message)
       check_message(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
-                 deadline);
+                    deadline);
     else
       check_collective(session, group.name, group.world_ranks, group.rank, call, where, deadline);
   }
@@ -99,7 +99,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   NcclCommunicator(std::shared_ptr<const Group> group, std::shared_ptr<Device> device,
                    std::shared_ptr<comm::CommCounters> counters)
       : comm::CheckedCommunicator(group->rank, group->size(), group->session->world_rank(), std::move(device),
-                            std::move(counters)),
+                                  std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {
@@ -114,7 +114,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
 
   std::vector<std::string> recover(milliseconds) override {
     throw NotSupported(fmt::format(
-        "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was under "
+        "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was "
+        "under "
         "way on the GPU; end the job and resume from the last checkpoint (backend = local can recover)",
         world_rank()));
   }
@@ -124,7 +125,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     return make_window_buffers(group_->session->api(), device(), specs, *window_group(),
                                [session = group_->session](Communicator& comm) {
                                  const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
-                                 return own && own->group_->session == session ? own->window_group() : nullptr;
+                                 return own && own->group_->session == session ? own->window_group()
+                                                                               : nullptr;
                                });
   }
 

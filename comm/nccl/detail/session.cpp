@@ -75,8 +75,7 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
       for (int i : store_->absent(prefix, static_cast<int>(members.size())))
         if (const int rank = members[static_cast<size_t>(i)]; std::ranges::find(gone, rank) != gone.end())
           awaited.push_back(rank);
-      if (!awaited.empty())
-        fail(where, comm::AbortDomain::left_message(where, awaited), awaited.front());
+      if (!awaited.empty()) fail(where, comm::AbortDomain::left_message(where, awaited), awaited.front());
     }
     if (!deadline.passed()) continue;
     std::vector<int> missing;
@@ -211,7 +210,8 @@ void Session::await_notice(const std::string& where) const {
 std::string Session::who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
                                    int64_t calls) {
   // What another rank has found meanwhile is the cause.
-  return roll_call_.ask(communicator, world_ranks, calls, [this] { return failed() || adopt_peer_failure(); });
+  return roll_call_.ask(communicator, world_ranks, calls,
+                        [this] { return failed() || adopt_peer_failure(); });
 }
 
 Progress Session::progress_of(const std::string& communicator) {

@@ -58,12 +58,12 @@ class Session {
 
   /// This rank calls nothing any more; the others are told once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }
-  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they count
-  /// under `key`, see Watched::counts(). Number 0: those that have left.
+  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they
+  /// count under `key`, see Watched::counts(). Number 0: those that have left.
   std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
 
-  /// A dead peer shows up as NCCL's network error and, about as soon, as the store's notice, which names the rank.
-  /// Waits briefly for the notice. @throws PeerFailure when it has come.
+  /// A dead peer shows up as NCCL's network error and, about as soon, as the store's notice, which names the
+  /// rank. Waits briefly for the notice. @throws PeerFailure when it has come.
   void await_notice(const std::string& where) const;
   /// A clause that names the ranks that call number `calls` of a communicator waits for, or "".
   std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
@@ -99,7 +99,7 @@ class Session {
   const NcclOptions options_;
   comm::AbortDomain domain_;
   const std::shared_ptr<comm::WaitPoint> point_;  // wakes the watchdog
-  bool stop_ = false;                              // under point_'s mutex
+  bool stop_ = false;                             // under point_'s mutex
   std::mutex mutex_;
   std::list<std::unique_ptr<Watched>> communicators_;
   RollCall roll_call_;
@@ -109,8 +109,8 @@ class Session {
   mutable std::mutex departures_mutex_;
   std::map<int, std::map<std::string, int64_t>> departures_;  // what the ranks had counted, by world rank
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
-  int64_t turns_ = 0;  // of the watchdog
-  std::vector<std::shared_ptr<void>> listening_;  // to the device's allocators
+  int64_t turns_ = 0;                                                   // of the watchdog
+  std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators
   std::thread watchdog_;
 };
 

@@ -22,8 +22,7 @@ WindowBuffers::WindowBuffers(std::vector<Tensor> tensors, std::shared_ptr<Window
 
 WindowBuffers::~WindowBuffers() {
   if (!block_) return;
-  for (const auto& group : shared_)
-    try {
+  for (const auto& group : shared_) try {
       group->on_device([&] { group->handle.close_window(*block_); });
     } catch (const std::exception&) {  // of a launch that has failed, whose end closes it
     }
