@@ -12,10 +12,10 @@ namespace train_gpt {
 namespace {
 
 struct OptionFlag {
-  std::string_view option;  // a path in LaunchOptions, or a parameter of launch()
+  std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 15> kFlags{{
+constexpr std::array<OptionFlag, 17> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
@@ -31,13 +31,15 @@ constexpr std::array<OptionFlag, 15> kFlags{{
     {"nccl.check_calls", "--nccl-check-calls"},
     {"nccl.register_buffers", "--nccl-register-buffers"},
     {"nccl.windows", "--nccl-windows"},
+    {"LoadOptions::optimizer = false", "--resume-parts model"},
+    {"LoadOptions::allow_new_state", "--allow-new-state"},
 }};
 constexpr std::string_view kIs = " = ";
 
 bool part_of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// The option that begins at `at` as a word of its own; null when none does. Options without a dot are common
-/// words: they are meant where a value follows.
+/// The option that begins at `at` as a word of its own; null when none does. Names of one word are common words:
+/// they are meant where a value follows.
 const OptionFlag* option_at(std::string_view text, size_t at) {
   if (at > 0 && (part_of_a_name(text[at - 1]) || text[at - 1] == '.' || text[at - 1] == ':')) return nullptr;
   for (const OptionFlag& f : kFlags) {
@@ -45,8 +47,8 @@ const OptionFlag* option_at(std::string_view text, size_t at) {
     const std::string_view rest = text.substr(at + f.option.size());
     const bool ends = rest.empty() || (!part_of_a_name(rest[0]) &&
                                        !(rest[0] == '.' && rest.size() > 1 && part_of_a_name(rest[1])));
-    const bool dotted = f.option.find('.') != std::string_view::npos;
-    if (ends && (dotted || rest.starts_with(kIs))) return &f;
+    const bool one_word = f.option.find_first_of(".:") == std::string_view::npos;
+    if (ends && (!one_word || rest.starts_with(kIs))) return &f;
   }
   return nullptr;
 }

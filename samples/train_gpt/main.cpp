@@ -180,7 +180,7 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
   TraceOutput trace(rank, config);
   if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
-  if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
+  if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (trainer.step() < config.last_step()) {

@@ -11,7 +11,6 @@
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
-#include "launch_flags.h"
 #include "misfit.h"
 #include "muon_config.h"
 
@@ -179,8 +178,7 @@ std::string Trainer::describe() const {
     out += fmt::format("experts on mesh {}: {} of {} on each rank, {} for each token\n",
                        expert_mesh_->describe(), config_.experts / config_.expert_parallel, config_.experts,
                        config_.expert_top_k);
-  if (const std::string buffers = runtime.describe_buffers(); !buffers.empty())
-    out += with_flags(buffers) + "\n";
+  if (const std::string buffers = runtime.describe_buffers(); !buffers.empty()) out += buffers + "\n";
   for (ParamGroup* g : runtime.groups()) {
     if (!g->layout().cut_rows().empty())
       out += fmt::format("unit {}: {} row(s) cut by a rank boundary\n", g->unit(),
