@@ -124,8 +124,8 @@ bool run_soak(const Soak& soak) {
   for (const int64_t experts : {0, 4}) {
     fmt::print("{} steps of {} ranks, {}\n", soak.steps, soak.ranks, experts ? "4 experts" : "dense");
     LaunchOptions options;
-    options.threads_per_rank = 1;
-    options.max_queued_work = soak.max_queued;
+    options.device.threads = 1;
+    options.device.max_queued_work = soak.max_queued;
     Figures figures;
     launch(soak.ranks, options, [&](RankContext& rank) { train(rank, soak, experts, start, figures); });
     const bool held = judge(soak, figures);

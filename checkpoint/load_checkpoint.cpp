@@ -132,9 +132,9 @@ class Comparison {
           "can use the other's; this concerns {}",
           a_few({moved.begin(), moved.end()}));
     if (missing_state_.size() == needed_)
-      return text + "; it holds no state for this optimizer: load the model only (--resume-parts model)";
+      return text + "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
     return text +
-           "; route parameters as the run that saved it did, or allow new state (--allow-new-state): "
+           "; route parameters as the run that saved it did, or allow new state (LoadOptions::allow_new_state): "
            "what is missing starts from zero, the rest is left out";
   }
 
@@ -189,7 +189,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
   Agreement ranks(*runtime.mesh().world());
   LoadReport report;
   std::vector<Wanted> all;
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     if (options.optimizer && optimizer == nullptr)
       throw InvalidArgument("load_checkpoint: an optimizer is needed to load optimizer state into");
     all = wanted(root, optimizer, options);
@@ -199,7 +199,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* op
     comparison.report(report);
   });
   WeightsChange change(runtime);
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     for (const Wanted& w : all) read(reader, w, stream);
   });
   stream.synchronize();

@@ -59,7 +59,7 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
   Resumed resumed;
   std::string list, unusable;
   bool chosen = false;  // from a save folder; on rank 0
-  ranks.together([&] {
+  ranks.run_collectively([&] {
     if (ranks.rank() != 0) return;
     std::vector<std::string> reasons;
     const auto found = candidates(path, files, reasons);
@@ -72,7 +72,7 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
   for (const std::string& folder : folders) {
     try {
       std::optional<CheckpointReader> reader;
-      ranks.together([&] {
+      ranks.run_collectively([&] {
         reader.emplace(CheckpointReader::open(folder, files));
         if (ranks.rank() != 0) return;
         reader->check_files();
@@ -83,7 +83,7 @@ Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optim
       });
       resumed.path = folder;
       LoadOptions load = options;
-      ranks.together([&] {
+      ranks.run_collectively([&] {
         if (check) load.cause = check(reader->manifest().training);
       });
       resumed.report = load_checkpoint(*reader, root, optimizer, load);

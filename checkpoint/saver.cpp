@@ -102,7 +102,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
       tensors(std::move(saved)),
       copies(device, tensors) {
   agreement.emplace(world);
-  agreement->together([&] {
+  agreement->run_collectively([&] {
     if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
     if (!options.async) return;
@@ -135,19 +135,17 @@ void CheckpointSaver::Impl::open_folder() {
 void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   const bool first = world.rank() == 0;
   std::string bytes;
-  agreement->together([&] {
+  agreement->run_collectively([&] {
     Manifest part = part_of(plan, tensors);
     // What all ranks know alike, rank 0 need not hear from all.
-    const auto known = static_cast<int64_t>(fingerprint_of(part) >> 1);
-    const bool alike = agreement->min(known) == -agreement->min(-known);
-    if (alike && !first)
+    if (agreement->all_equal(fingerprint_of(part)) && !first)
       std::erase_if(part.tensors, [](const CheckpointTensor& t) { return t.pieces.empty(); });
     bytes = encode_part(part);
   });
   const std::vector<std::string> parts = gather_bytes(world, bytes);
   // Every rank needs the counts: a gather is told all of them.
   std::string counts;
-  agreement->together([&] {
+  agreement->run_collectively([&] {
     if (!first) return;
     PartMerger merger;
     for (const std::string& encoded : parts) {
@@ -258,12 +256,9 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
   const bool first = writing->rank() == 0;
   std::filesystem::path temporary;
   try {
-    const int64_t least = writing->min(state.step), most = -writing->min(-state.step);
-    if (least != most)
-      throw InvalidArgument(fmt::format(
-          "CheckpointSaver: ranks save different steps, {} to {}: every rank makes the same calls", least,
-          most));
-    writing->together([&] {
+    writing->require_equal(state.step,
+                           "CheckpointSaver: ranks save different steps; every rank makes the same calls");
+    writing->run_collectively([&] {
       if (!first) return;
       temporary = folder->temporary(state.step);
       files.create_folder(temporary);
@@ -271,11 +266,11 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
     });
     temporary = writing->broadcast(temporary.string());
     std::vector<int64_t> own;
-    writing->together([&] { own = write_files(temporary); });
+    writing->run_collectively([&] { own = write_files(temporary); });
     const std::vector<int64_t> all = writing->gather(own, report_words);
     SaveReport report;
     report.committed = options.folder / checkpoint_name(state.step);
-    writing->together([&] {
+    writing->run_collectively([&] {
       if (!first) return;
       set_report(all);
       report.not_finite = model_not_finite(whole);

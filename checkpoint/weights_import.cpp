@@ -9,7 +9,7 @@ namespace sherd {
 void import_weights(Module& root, const std::filesystem::path& path) {
   Agreement ranks(*runtime_of(root).mesh().world());
   std::optional<CheckpointReader> reader;
-  ranks.together([&] { reader.emplace(CheckpointReader::open(path)); });
+  ranks.run_collectively([&] { reader.emplace(CheckpointReader::open(path)); });
   load_checkpoint(*reader, root, nullptr, {.optimizer = false});
 }
 

@@ -1,20 +1,19 @@
 #include <sherd/comm/launcher.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <sherd/comm/backend.h>
 #include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/local/local_communicator.h>
-#include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
-#include <sherd/comm/nccl/nccl_world.h>
 
 namespace sherd {
 namespace {
@@ -53,7 +52,7 @@ class FirstFailure {
   static bool reports_a_peer(const std::exception_ptr& e) {
     try {
       std::rethrow_exception(e);
-    } catch (const local::PeerFailure&) {
+    } catch (const comm::PeerFailure&) {
       return true;
     } catch (...) {
       return false;
@@ -85,81 +84,75 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   }
 }
 
-std::shared_ptr<Device> make_device(const LaunchOptions& options, int rank, int gpu, int threads) {
+std::shared_ptr<Device> make_device(const RankDeviceOptions& options, int rank, int gpu, int threads) {
   DeviceOptions device{.label = fmt::format("rank {}", rank),
                        .threads = threads,
-                       .kernels = options.kernels,
+                       .kernels = name_of(options.kernels),
                        .memory_limit = options.memory_limit,
                        .max_queued_work = options.max_queued_work,
                        .max_queued_bytes = options.max_queued_bytes,
                        .tf32 = options.tf32,
-                       .symmetric_products = options.symmetric_products};
-  if (options.device == "cpu") return make_cpu_device(device);
-  if (options.device != "cuda")
-    throw InvalidArgument(fmt::format("device '{}' is unknown; use 'cpu' or 'cuda'", options.device));
+                       .symmetric_products = name_of(options.symmetric_products)};
+  name_of(options.kind);  // refuses what is no enumerator
+  if (options.kind == DeviceKind::cpu) return make_cpu_device(device);
   device.ordinal = gpu % std::max(1, cuda_device_count());
   return make_cuda_device(device);
 }
 
-NcclOptions nccl_options(const LaunchOptions& options) {
-  return {.timeout = options.timeout,
-          .exact_order = options.nccl_exact_order,
-          .check_calls = options.nccl_check_calls,
-          .register_buffers = options.nccl_register_buffers,
-          .windows = options.nccl_windows};
+/// Names of the backends that `which` is true of, as values of the option.
+template <class Which>
+std::string backends_that(Which which) {
+  std::vector<std::string> names;
+  for (const Backend& b : backends())
+    if (which(b)) names.push_back(fmt::format("backend = {}", b.name));
+  return fmt::format("{}", fmt::join(names, " or "));
 }
 
 /// Whether this process is one of several that make up the job.
-bool in_a_job(const LaunchOptions& options) {
-  const std::string& how = options.bootstrap;
-  if (how != "env" && how != "mpi" && how != "none")
-    throw InvalidArgument(fmt::format("bootstrap '{}' is unknown; use 'env', 'mpi' or 'none'", how));
-  if (how == "none") return false;
-  const JobHint hint = job_in_environment();
-  if (options.comm == "nccl") return how == "mpi" || hint.present;
-  if (options.comm == "local" && hint.processes > 1)
+bool in_a_job(const LaunchOptions& options, const Backend& backend) {
+  const bool part = is_part_of_a_job(options.job);
+  if (backend.join) return part;
+  if (!part) return false;
+  if (const JobHint hint = job_in_environment(); hint.processes > 1)
     throw InvalidArgument(fmt::format(
-        "{} is {}: this is one of {} processes, and with --comm local each of them would run all "
-        "ranks by itself; give --comm nccl to make them the ranks of one job, or --bootstrap none "
-        "where each is to run alone",
-        hint.variable, hint.processes, hint.processes));
+        "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by "
+        "itself; "
+        "give {} to make them the ranks of one job, or job.bootstrap = none where each is to run alone",
+        hint.variable, hint.processes, hint.processes, backend.name,
+        backends_that([](const Backend& b) { return b.join != nullptr; })));
   return false;
 }
 
-/// NCCL gives each rank a GPU of its own.
-void require_gpus(int ranks, const LaunchOptions& options) {
-  if (options.comm != "nccl" || options.device != "cuda") return;
+void require_gpus(int ranks, const LaunchOptions& options, const Backend& backend) {
+  if (!backend.one_gpu_a_rank || options.device.kind != DeviceKind::cuda) return;
   const int gpus = cuda_device_count();
   if (gpus > 0 && ranks > gpus)
     throw InvalidArgument(fmt::format(
-        "{} ranks with --comm nccl on {} GPU{}: NCCL takes one GPU a rank; use --comm local, whose "
-        "ranks share GPUs, or at most {} rank{}",
-        ranks, gpus, gpus > 1 ? "s" : "", gpus, gpus > 1 ? "s" : ""));
+        "{} ranks with backend = {} on {} GPU{}: it takes one GPU a rank; use {}, whose ranks share GPUs, or "
+        "at "
+        "most {} rank{}",
+        ranks, backend.name, gpus, gpus > 1 ? "s" : "",
+        backends_that([](const Backend& b) { return !b.one_gpu_a_rank; }), gpus, gpus > 1 ? "s" : ""));
 }
 
-/// This process's rank of the job, and the job's store.
-MpiLaunch join_job(const LaunchOptions& options) {
-  if (options.bootstrap == "mpi") return mpi_bootstrap(options.timeout);
-  const LaunchEnvironment job = from_environment();
-  return {job, connect_store(job, options.timeout)};
-}
-
-void launch_process(int ranks, const LaunchOptions& options, int threads,
+void launch_process(int ranks, const LaunchOptions& options, const Backend& backend, int threads,
                     const std::function<void(RankContext&)>& body) {
   // The store comes first: a rank that cannot go on then tells the others, which would wait for it.
-  const auto [job, store] = join_job(options);
+  const Job job = join_job(options.job, options.timeout);
+  const int rank = job.environment.rank, size = job.environment.size;
   RankContext context;
   try {
-    if (job.size != ranks)
-      throw InvalidArgument(fmt::format(
-          "--ranks {}: the job has {} process{}; give --ranks {}, or --bootstrap none for ranks that "
-          "are threads of this process",
-          ranks, job.size, job.size > 1 ? "es" : "", job.size));
-    context.device = make_device(options, job.rank, job.local_rank, threads);
-    context.world = make_nccl_world(context.device, store, job.rank, job.size, nccl_options(options));
+    if (size != ranks)
+      throw InvalidArgument(
+          fmt::format("ranks = {}: the job has {} process{}; give ranks = {}, or job.bootstrap = none for "
+                      "ranks that are threads "
+                      "of this process",
+                      ranks, size, size > 1 ? "es" : "", size));
+    context.device = make_device(options.device, rank, job.environment.local_rank, threads);
+    context.world = backend.join(job, context.device, options);
   } catch (const std::exception& e) {
     try {
-      announce(*store, {job.rank, fmt::format("rank {} failed before it joined: {}", job.rank, e.what())});
+      announce(*job.store, {rank, fmt::format("rank {} failed before it joined: {}", rank, e.what())});
     } catch (const std::exception&) {  // the store is gone, which the others see for themselves
     }
     throw;
@@ -169,29 +162,22 @@ void launch_process(int ranks, const LaunchOptions& options, int threads,
   failure.rethrow_if_any();
 }
 
-std::vector<std::shared_ptr<Communicator>> make_world(const LaunchOptions& options,
-                                                      std::span<const std::shared_ptr<Device>> devices) {
-  if (options.comm == "local") return make_local_world(devices, options.timeout);
-  if (options.comm != "nccl")
-    throw InvalidArgument(fmt::format("comm '{}' is unknown; use 'local' or 'nccl'", options.comm));
-  return make_nccl_world(devices, nccl_options(options));
-}
-
 }  // namespace
 
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
   if (ranks < 1) throw InvalidArgument(fmt::format("launch of {} ranks; use at least 1", ranks));
-  if (options.threads_per_rank < 0)
-    throw InvalidArgument(fmt::format(
-        "threads_per_rank is {}; use 0 for an equal share of the cores, or more", options.threads_per_rank));
-  const int threads =
-      options.threads_per_rank > 0 ? options.threads_per_rank : std::max(1, available_cores() / ranks);
+  const int asked = options.device.threads;
+  if (asked < 0)
+    throw InvalidArgument(
+        fmt::format("device.threads = {}: use 0 for an equal share of the cores, or more", asked));
+  const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
+  const Backend& backend = backend_of(options.backend);
 
-  if (in_a_job(options)) return launch_process(ranks, options, threads, body);
-  require_gpus(ranks, options);
+  if (in_a_job(options, backend)) return launch_process(ranks, options, backend, threads, body);
+  require_gpus(ranks, options, backend);
   std::vector<std::shared_ptr<Device>> devices;
-  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options, r, r, threads));
-  const auto worlds = make_world(options, devices);
+  for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options.device, r, r, threads));
+  const auto worlds = backend.worlds_of_threads(devices, options);
   std::vector<RankContext> contexts;
   for (size_t r = 0; r < devices.size(); ++r) contexts.push_back({devices[r], worlds[r]});
   launch(std::move(contexts), body);

@@ -190,8 +190,7 @@ void ShardRuntime::require_gradients(const char* who) const {
     throw CommError(fmt::format(
         "{}: {}: in an earlier step the ranks used different units, the same ones in a different order, or "
         "different learning rates, so the weights are not what any of them computed; let every rank make the "
-        "same "
-        "calls in the same order (LaunchOptions::nccl_check_calls names the first that differs), and load a "
+        "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
   if (units_.back()->finished()) return;

@@ -5,6 +5,7 @@
 #include <exception>
 #include <numeric>
 
+#include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
@@ -64,6 +65,7 @@ Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.si
     return Tensor::empty(device, {n}, t, MemoryClass::message, "checkpoint messages");
   };
   word_ = words(1, DType::i64);
+  compared_ = words(2 * int64_t{size()}, DType::i64);
   text_ = words(kTextBytes, DType::u8);
   send_ = words(report_words, DType::i64);
   receive_ = words(rank() == 0 ? report_words : 0, DType::i64);
@@ -80,6 +82,14 @@ int64_t Agreement::reduce(int64_t value, ReduceOp op) {
 
 int64_t Agreement::min(int64_t value) { return reduce(value, ReduceOp::min); }
 int64_t Agreement::sum(int64_t value) { return reduce(value, ReduceOp::sum); }
+
+bool Agreement::all_equal(uint64_t value) {
+  return compare_values(*comm_, *stream_, {&value, 1}, compared_).front().equal();
+}
+
+void Agreement::require_equal(int64_t value, const std::string& otherwise) {
+  sherd::require_equal(*comm_, *stream_, static_cast<uint64_t>(value), otherwise, compared_, ValueIs::count);
+}
 
 std::string Agreement::send_text(const std::string& text, int root) {
   auto left = static_cast<int64_t>(text.size());
@@ -98,7 +108,7 @@ std::string Agreement::send_text(const std::string& text, int root) {
 
 std::string Agreement::broadcast(const std::string& text) { return send_text(text, 0); }
 
-void Agreement::together(const std::function<void()>& work) {
+void Agreement::run_collectively(const std::function<void()>& work) {
   std::exception_ptr mine;
   std::string text;
   try {
@@ -111,9 +121,9 @@ void Agreement::together(const std::function<void()>& work) {
   }
   const auto first = static_cast<int>(min(mine ? rank() : size()));
   if (first == size()) return;
-  text = send_text(text, first);
-  if (first == rank()) std::rethrow_exception(mine);
-  raise(text.front(), text.substr(1));
+  const std::string theirs = send_text(text, first);
+  if (mine && theirs == text) std::rethrow_exception(mine);  // it may know more than its text
+  raise(theirs.front(), theirs.substr(1));
 }
 
 std::vector<int64_t> Agreement::gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts) {

@@ -21,13 +21,19 @@ class Agreement {
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
   /// Runs `work` on every rank. When it throws on any, every rank throws what the first such rank threw:
-  /// the same text, and the same type if that is one of kernels/device/error.h (the rank itself its own exception).
-  void together(const std::function<void()>& work);
+  /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its
+  /// own exception).
+  void run_collectively(const std::function<void()>& work);
   /// Rank 0's text on every rank.
   std::string broadcast(const std::string& text);
   /// counts[r] words of every rank, one after the other, on rank 0; nothing elsewhere. The sum of `counts` on
   /// rank 0, the own count elsewhere, is at most `report_words`.
   std::vector<int64_t> gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts);
+  /// Whether all ranks pass the same value.
+  bool all_equal(uint64_t value);
+  /// @throws RanksDiffer on every rank, with `otherwise` and the ranks that differ, unless all pass the same
+  /// value.
+  void require_equal(int64_t value, const std::string& otherwise);
   int64_t min(int64_t value);
   int64_t sum(int64_t value);
   CommCounts counts() const { return comm_->counts(); }
@@ -39,7 +45,7 @@ class Agreement {
   std::string send_text(const std::string& text, int root);
 
   std::shared_ptr<Communicator> comm_;
-  Tensor word_, text_, send_, receive_;
+  Tensor word_, compared_, text_, send_, receive_;
   std::unique_ptr<Stream> stream_;  // last: it ends before the memory goes
 };
 

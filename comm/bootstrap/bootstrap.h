@@ -25,6 +25,12 @@ struct LaunchEnvironment {
   std::string job;
 };
 
+/// Who this process is, and the store that it shares with the others.
+struct Job {
+  LaunchEnvironment environment = {};
+  std::shared_ptr<Store> store = {};
+};
+
 /// Looks up a variable, null when it is not there; empty: ::getenv.
 using EnvironmentLookup = std::function<const char*(const char*)>;
 
@@ -38,9 +44,7 @@ struct JobHint {
 JobHint job_in_environment(const EnvironmentLookup& get = {});
 
 /// Reads the variables of the first of these launchers whose rank or size is set and not empty:
-/// - torchrun: RANK, WORLD_SIZE, LOCAL_RANK (0 when missing: one process a host, as Kubernetes' operators
-/// start
-///   them);
+/// - torchrun: RANK, WORLD_SIZE, LOCAL_RANK (0 when missing: one process a host, as with Kubernetes' operators);
 /// - Open MPI: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK;
 /// - MPICH and Intel MPI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID;
 /// - Slurm: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step of srun's only: the shells of salloc and

@@ -1,5 +1,4 @@
-// A small key-value store that the processes of a job share: to find each other, to agree, to tell of
-// failures.
+// A small key-value store that the processes of a job share to find each other, agree, and tell of failures.
 #pragma once
 
 #include <chrono>
@@ -9,30 +8,14 @@
 #include <string>
 #include <vector>
 
-namespace sherd {
+#include <sherd/comm/bootstrap/store_message.h>
 
-/// What is asked of a store; one step, which never waits.
-struct StoreRequest {
-  enum class Op : uint8_t { set, set_once, get, add, erase, all, bye };
-  Op op = Op::get;
-  int64_t number = 0;
-  std::string key, value;
-  /// How long the answer may take; 0: as long as the store was given for all. Not sent.
-  std::chrono::milliseconds patience{0};
-};
-struct StoreReply {
-  enum class Status : uint8_t { absent, ok, refused };
-  Status status = Status::absent;
-  int64_t number = 0;
-  std::vector<std::string> values;  // refused: one, the reason
-};
+namespace sherd {
 
 /// Keys and values are any bytes: keys up to 1 KiB, values up to 1 MiB, 256 MiB together.
 /// Thread-safe. @throws CommError when the store cannot be reached, InvalidArgument when it refuses.
-class Store {
+class Store : public StoreLimits {
  public:
-  static constexpr size_t kMaxKey = 1 << 10, kMaxValue = 1 << 20, kMaxTotal = 256 << 20;
-
   virtual ~Store() = default;
 
   void set(const std::string& key, const std::string& value);

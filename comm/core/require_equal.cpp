@@ -3,13 +3,42 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <array>
 #include <map>
 #include <utility>
 
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
+namespace {
+
+std::string show(uint64_t value, ValueIs shown) {
+  return shown == ValueIs::digest ? fmt::format("{:016x}", value)
+                                  : fmt::format("{}", static_cast<int64_t>(value));
+}
+
+/// Of column `at` of rows of `width` words, one row a rank, which ends with the rank's number in the world.
+ValueComparison compare(const std::vector<uint64_t>& rows, size_t width, size_t at, ValueIs shown) {
+  std::map<uint64_t, size_t> holders;
+  for (size_t row = 0; row < rows.size(); row += width) ++holders[rows[row + at]];
+  if (holders.size() < 2) return {};
+  uint64_t common = rows[at];
+  for (size_t row = 0; row < rows.size(); row += width)
+    if (holders[rows[row + at]] > holders[common]) common = rows[row + at];
+  ValueComparison result;
+  std::vector<std::string> odd;
+  for (size_t row = 0; row < rows.size(); row += width) {
+    const uint64_t value = rows[row + at];
+    if (value == common) continue;
+    result.odd_ranks.push_back(static_cast<int>(rows[row + width - 1]));
+    odd.push_back(fmt::format("{} ({})", result.odd_ranks.back(), show(value, shown)));
+  }
+  const bool several = odd.size() > 1;
+  result.text = fmt::format("rank{} {} differ{} from the others ({})", several ? "s" : "",
+                            fmt::join(odd, ", "), several ? "" : "s", show(common, shown));
+  return result;
+}
+
+}  // namespace
 
 std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::span<const uint64_t> values,
                                     Tensor memory) {
@@ -28,32 +57,21 @@ std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::spa
   return all;
 }
 
-std::string differing(std::span<const uint64_t> values, std::span<const int> names) {
-  std::map<uint64_t, size_t> holders;
-  for (const uint64_t v : values) ++holders[v];
-  if (holders.size() < 2) return "";
-  uint64_t common = values[0];
-  for (const uint64_t v : values)
-    if (holders[v] > holders[common]) common = v;
-  std::vector<std::string> odd;
-  for (size_t r = 0; r < values.size(); ++r)
-    if (values[r] != common) odd.push_back(fmt::format("{} ({:016x})", names[r], values[r]));
-  return fmt::format("rank{} {} differ{} from the others ({:016x})", odd.size() > 1 ? "s" : "",
-                     fmt::join(odd, ", "), odd.size() > 1 ? "" : "s", common);
+std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream,
+                                            std::span<const uint64_t> values, Tensor memory, ValueIs shown) {
+  std::vector<uint64_t> mine(values.begin(), values.end());
+  mine.push_back(static_cast<uint64_t>(comm.world_rank()));
+  const std::vector<uint64_t> all = gather_values(comm, stream, mine, std::move(memory));
+  std::vector<ValueComparison> comparisons;
+  for (size_t i = 0; i < values.size(); ++i) comparisons.push_back(compare(all, mine.size(), i, shown));
+  return comparisons;
 }
 
 void require_equal(Communicator& comm, Stream& stream, uint64_t value, const std::string& otherwise,
-                   Tensor memory) {
-  const std::array<uint64_t, 2> mine{value, static_cast<uint64_t>(comm.world_rank())};
-  const std::vector<uint64_t> all = gather_values(comm, stream, mine, std::move(memory));
-  std::vector<uint64_t> values;
-  std::vector<int> names;
-  for (size_t at = 0; at < all.size(); at += 2) {
-    values.push_back(all[at]);
-    names.push_back(static_cast<int>(all[at + 1]));
-  }
-  if (const std::string who = differing(values, names); !who.empty())
-    throw ShapeMismatch(fmt::format("{}: {}", otherwise, who));
+                   Tensor memory, ValueIs shown) {
+  ValueComparison found = compare_values(comm, stream, {&value, 1}, std::move(memory), shown).front();
+  if (!found.equal())
+    throw RanksDiffer(fmt::format("{}: {}", otherwise, found.text), std::move(found.odd_ranks));
 }
 
 }  // namespace sherd

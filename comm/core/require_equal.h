@@ -1,29 +1,60 @@
-// A comparison of ranks on demand.
+// "Do all ranks have the same value?", asked on demand.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <sherd/comm/communicator.h>
 
 namespace sherd {
 
-/// values[i] of every rank, as of rank r at [r * values.size() + i]. Collective with equally many values on every
-/// rank; queues on `stream` and blocks the host.
-/// `memory`: i64, size() * values.size() elements, for a stream that must not wait for what compute() does.
+/// Ranks have different values where all must have the same. Thrown on every rank alike.
+class RanksDiffer final : public ShapeMismatch {
+ public:
+  RanksDiffer(const std::string& what, std::vector<int> ranks)
+      : ShapeMismatch(what), ranks_(std::move(ranks)) {}
+  /// World ranks whose value is not the one that most have, ascending.
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
+
+/// How a message shows values: digests in hexadecimal, counts in decimal.
+enum class ValueIs { digest, count };
+
+/// How the ranks' values of one thing compare; the same on every rank.
+struct ValueComparison {
+  /// World ranks whose value is not the one that most have (the lowest rank's, if several are as frequent).
+  std::vector<int> odd_ranks = {};
+  /// "ranks 1 (8), 3 (9) differ from the others (7)"; "" when all are equal.
+  std::string text = {};
+
+  bool equal() const { return odd_ranks.empty(); }
+};
+
+/// Compares values[i] of every rank, for each i. Collective with equally many values on every rank; queues on
+/// `stream` and blocks the host. One all-gather of values.size() + 1 words per rank.
+/// `memory`: i64, size() * (values.size() + 1) elements, for a stream that must not wait for what compute()
+/// does; taken for the call when it is undefined.
+/// @throws CommError as collectives do.
+std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream,
+                                            std::span<const uint64_t> values, Tensor memory = {},
+                                            ValueIs shown = ValueIs::digest);
+
+/// @throws RanksDiffer on every rank, "<otherwise>: ranks 1 (8), 3 (9) differ from the others (7)", unless
+/// all ranks pass the same value. Collective as compare_values() of one value. Where an all-reduce is made
+/// anyway, SameValue costs less.
+void require_equal(Communicator& comm, Stream& stream, uint64_t value, const std::string& otherwise,
+                   Tensor memory = {}, ValueIs shown = ValueIs::digest);
+
+/// values[i] of every rank, as of rank r at [r * values.size() + i], for questions other than whether they
+/// are equal. Collective with equally many values on every rank; queues on `stream` and blocks the host.
+/// `memory`: as of compare_values(), size() * values.size() elements.
 std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::span<const uint64_t> values,
                                     Tensor memory = {});
-
-/// Of values[r] of each rank r, and by which number messages call it: "ranks 1 and 3 differ from the others" by
-/// what most have (the lowest rank's, if several have as many); "" when all are equal.
-std::string differing(std::span<const uint64_t> values, std::span<const int> names);
-
-/// @throws ShapeMismatch on every rank alike, "<otherwise>: ranks 1, 3 differ from the others (...)" by world
-/// rank, unless all ranks pass the same value. Collective; queues on `stream` and blocks the host. Where an
-/// all-reduce is made anyway, SameValue costs less. `memory`: as of gather_values() for two values.
-void require_equal(Communicator& comm, Stream& stream, uint64_t value, const std::string& otherwise,
-                   Tensor memory = {});
 
 }  // namespace sherd

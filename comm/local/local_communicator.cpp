@@ -5,16 +5,17 @@
 #include <numeric>
 
 #include <sherd/comm/core/detail/checked_communicator.h>
-#include <sherd/comm/local/local_group.h>
+#include <sherd/comm/local/detail/local_group.h>
 
 namespace sherd {
 namespace {
 
-using local::Call;
+using comm::Call;
+using comm::Verb;
 using local::LocalGroup;
 using std::chrono::milliseconds;
 
-const local::Move& move_of(Verb verb) {
+const local::CollectiveAlgorithm& move_of(Verb verb) {
   switch (verb) {
     case Verb::all_gather:
     case Verb::all_gather_v:
@@ -38,12 +39,12 @@ const local::Move& move_of(Verb verb) {
   return local::move_nothing;
 }
 
-class LocalCommunicator final : public CheckedCommunicator {
+class LocalCommunicator final : public comm::CheckedCommunicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
-                    std::shared_ptr<CommCounters> counters)
-      : CheckedCommunicator(rank, group->size(), group->world_rank(rank), std::move(device),
-                            std::move(counters)),
+                    std::shared_ptr<comm::CommCounters> counters)
+      : comm::CheckedCommunicator(rank, group->size(), group->world_rank(rank), std::move(device),
+                                  std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {
@@ -72,7 +73,7 @@ class LocalCommunicator final : public CheckedCommunicator {
     const std::string& broken = failures.beyond_repair;
     group_->recovery().meet(world_rank(),
                             broken.empty() ? "" : fmt::format("rank {}, {}", world_rank(), broken),
-                            timeout.count() > 0 ? bounded(timeout) : group_->timeout());
+                            timeout.count() > 0 ? comm::bounded(timeout) : group_->timeout());
     reset_digest();
     return failures.texts;
   }
@@ -101,7 +102,7 @@ class LocalCommunicator final : public CheckedCommunicator {
   uint64_t epoch() const override { return group_->domain().epoch(); }
 
   std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
-                                       std::shared_ptr<CommCounters> counters) override {
+                                       std::shared_ptr<comm::CommCounters> counters) override {
     auto [group, rank] = group_->split(this->rank(), {color, key, timeout});
     return std::make_shared<LocalCommunicator>(std::move(group), rank, shared_device(), std::move(counters));
   }
@@ -125,13 +126,13 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
                         a->label(), b->label()));
   std::vector<int> ranks(devices.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  const auto domain = std::make_shared<local::AbortDomain>();
+  const auto domain = std::make_shared<comm::AbortDomain>();
   const auto recovery = std::make_shared<local::Recovery>(domain, static_cast<int>(ranks.size()));
-  const auto group = std::make_shared<LocalGroup>(domain, recovery, ranks, bounded(timeout));
+  const auto group = std::make_shared<LocalGroup>(domain, recovery, ranks, comm::bounded(timeout));
   std::vector<std::shared_ptr<Communicator>> world;
   for (int r : ranks)
     world.push_back(std::make_shared<LocalCommunicator>(group, r, devices[static_cast<size_t>(r)],
-                                                        std::make_shared<CommCounters>()));
+                                                        std::make_shared<comm::CommCounters>()));
   return world;
 }
 

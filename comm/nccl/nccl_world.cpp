@@ -1,6 +1,6 @@
 #include <sherd/comm/nccl/nccl_world.h>
 
-#include <sherd/comm/nccl/nccl_communicator.h>
+#include <sherd/comm/nccl/detail/nccl_communicator.h>
 
 namespace sherd {
 

@@ -7,8 +7,7 @@ namespace {
 [[noreturn]] void not_compiled() {
   throw NotCompiled(
       "this build has no NCCL backend; configure with -DSHERD_CUDA=ON -DSHERD_NCCL=ON where the CUDA toolkit "
-      "and "
-      "NCCL (nccl.h, libnccl) are installed");
+      "and NCCL (nccl.h, libnccl) are installed");
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
 # What works over any table of NCCL's functions; the tests compile it where the backend is off.
-set(SHERD_NCCL_SOURCES agreement.cpp collectives.cpp handle.cpp nccl_communicator.cpp roll_call.cpp session.cpp
-  window_buffers.cpp windows.cpp)
+set(SHERD_NCCL_SOURCES
+  detail/call_check.cpp detail/collectives.cpp detail/handle.cpp detail/nccl_communicator.cpp detail/roll_call.cpp
+  detail/session.cpp detail/window_buffers.cpp detail/windows.cpp)

@@ -13,6 +13,7 @@
 #include <sherd/kernels/device/program.h>
 
 #include "config.h"
+#include "launch_flags.h"
 #include "loss_svg.h"
 #include "metrics.h"
 #include "outputs.h"
@@ -33,7 +34,7 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
-void warn(const std::string& line) { sherd::print_error("train_gpt", line); }
+void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(line)); }
 
 // What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
 struct Output {
@@ -179,7 +180,7 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
   TraceOutput trace(rank, config);
   if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
-  if (out) out->say("{}\n\n{}\n", trainer.routing(), trainer.describe());
+  if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (trainer.step() < config.last_step()) {
@@ -249,21 +250,7 @@ std::string run(const TrainConfig& config) {
                       "more are needed",
                       data->source(), data->size(), config.seq));
   }
-  sherd::LaunchOptions launch;
-  launch.device = config.device;
-  launch.comm = config.comm;
-  launch.bootstrap = config.bootstrap;
-  launch.nccl_exact_order = config.nccl_exact_order;
-  launch.nccl_check_calls = config.nccl_check_calls;
-  launch.nccl_register_buffers = config.nccl_register_buffers;
-  launch.nccl_windows = config.nccl_windows;
-  launch.tf32 = config.tf32;
-  launch.symmetric_products = config.symmetric_products;
-  launch.kernels = config.kernels;
-  launch.threads_per_rank = static_cast<int>(config.threads);
-  launch.memory_limit = config.memory_limit;
-  launch.max_queued_work = config.max_queued;
-  launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
+  const sherd::LaunchOptions launch = launch_options(config);
   std::mutex mutex;
   std::string wrong;
   const auto one_rank = [&](sherd::RankContext& rank) {

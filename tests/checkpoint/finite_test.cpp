@@ -83,7 +83,7 @@ TEST(NotFinite, AreSavedWithTheirPlacesAndFoundByVerification) {
   for (const bool async : {false, true}) {
     const TemporaryFolder folder(TemporaryFolder::in_memory());
     std::vector<int64_t> told(2, -1);
-    launch(2, {.threads_per_rank = 1}, [&](RankContext& rank) {
+    launch(2, {.device = {.threads = 1}}, [&](RankContext& rank) {
       CheckpointSaver saver(rank.world,
                             {half(rank, "good", Section::model, {}),
                              half(rank, "bad", Section::model, {3 * kRows - 1, 700'001, 700'002}),
@@ -118,7 +118,7 @@ TEST(Saver, OverwritingRemovesTheOtherRunOnceAFiniteCheckpointIsThere) {
     return all;
   };
   const auto save = [&](const std::vector<int64_t>& steps, bool overwrite, bool wild) {
-    launch(1, {.threads_per_rank = 1}, [&](RankContext& rank) {
+    launch(1, {.device = {.threads = 1}}, [&](RankContext& rank) {
       LocalTensor t{"t", Section::model, DType::f32,
                     {1}, {{{0}, {1}}},   Tensor::empty(*rank.device, {1}, DType::f32, "test")};
       CheckpointSaver saver(rank.world, {t}, {.folder = folder.path(), .overwrite = overwrite});
@@ -139,7 +139,7 @@ TEST(Saver, OverwritingRemovesTheOtherRunOnceAFiniteCheckpointIsThere) {
 TEST(Saver, AFolderThatIsNotAdmittedIsRefusedOnEveryRank) {
   const TemporaryFolder folder;
   std::vector<std::string> thrown(2);
-  launch(2, {.threads_per_rank = 1}, [&](RankContext& rank) {
+  launch(2, {.device = {.threads = 1}}, [&](RankContext& rank) {
     thrown[static_cast<size_t>(rank.world->rank())] = message_of<IoError>([&] {
       CheckpointSaver saver(rank.world, {},
                             {.folder = folder.path(), .admit = [] { throw IoError("somebody else's"); }});

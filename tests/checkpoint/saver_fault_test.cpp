@@ -103,7 +103,7 @@ std::vector<std::string> save(const fs::path& folder, FileSystem& files, int64_t
   std::vector<CommittedCheckpoint> earlier;
   if (fs::exists(folder)) earlier = list_checkpoints(folder, FileSystem::posix());
   const fs::path newest = earlier.empty() ? fs::path() : folder / earlier.front().name;
-  launch(kRanks, {.threads_per_rank = 1, .timeout = std::chrono::seconds(10)}, [&](RankContext& rank) {
+  launch(kRanks, {.device = {.threads = 1}, .timeout = std::chrono::seconds(10)}, [&](RankContext& rank) {
     thrown[static_cast<size_t>(rank.world->rank())] = message_of<IoError>([&] {
       CheckpointSaver saver(
           rank.world, pieces_of(rank, version),

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/nccl/api.h>
+#include <sherd/comm/nccl/detail/api.h>
 #include <sherd/kernels/device/device.h>
 
 namespace sherd::test::fake_nccl {

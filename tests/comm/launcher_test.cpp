@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include <sherd/comm/backend.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 
 #include "comm/integer_tensors.h"
@@ -75,7 +76,7 @@ TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
 TEST(Launch, FullQueuesDoNotStopCollectives) {
   for (const int64_t most : {1, 2, 3}) {
     LaunchOptions options;
-    options.max_queued_work = most;
+    options.device.max_queued_work = most;
     launch(4, options, [&](RankContext& c) {
       Stream& s = c.device->compute();
       const auto side = c.device->make_stream("side");
@@ -118,9 +119,9 @@ TEST(Launch, GivesEveryRankItsOwnDeviceThreadAndNumber) {
 
 TEST(Launch, AppliesItsOptions) {
   LaunchOptions options;
-  options.threads_per_rank = 3;
-  options.memory_limit = 4096;
-  options.kernels = "reference";
+  options.device.threads = 3;
+  options.device.memory_limit = 4096;
+  options.device.kernels = CpuKernels::reference;
   launch(2, options, [](RankContext& c) {
     EXPECT_EQ(c.device->allocator().limit_bytes(), 4096);
     EXPECT_EQ(&c.device->kernels(), &make_cpu_device({.kernels = "reference"})->kernels());
@@ -132,9 +133,41 @@ TEST(Launch, RefusesOptionsThatCannotBeRight) {
   const auto nothing = [](RankContext&) { FAIL(); };
   EXPECT_THROW(launch(0, nothing), InvalidArgument);
   EXPECT_THROW(launch(-2, nothing), InvalidArgument);
-  EXPECT_THROW(launch(2, {.kernels = "tpu"}, nothing), InvalidArgument);
-  EXPECT_THROW(launch(2, {.threads_per_rank = -1}, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.device = {.kernels = static_cast<CpuKernels>(7)}}, nothing), InvalidArgument);
+  EXPECT_THROW(launch(2, {.device = {.threads = -1}}, nothing), InvalidArgument);
   EXPECT_THROW(launch(2, {.timeout = 0ms}, nothing), InvalidArgument);
+}
+
+template <class Parse>
+std::string refused_name(Parse parse, const char* name) {
+  try {
+    parse(name);
+    return "accepted";
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+}
+
+TEST(LaunchOptionNames, AreWhatTheirEnumeratorsAreCalled) {
+  for (const Backend& b : backends()) {
+    EXPECT_EQ(parse_backend(b.name), b.kind);
+    EXPECT_STREQ(name_of(b.kind), b.name);
+  }
+  EXPECT_EQ(&backend_of(BackendKind::nccl), &backends()[1]);
+  for (const char* name : {"env", "mpi", "none"}) EXPECT_STREQ(name_of(parse_bootstrap(name)), name);
+  for (const char* name : {"cpu", "cuda"}) EXPECT_STREQ(name_of(parse_device_kind(name)), name);
+  for (const char* name : {"cpu", "reference"}) EXPECT_STREQ(name_of(parse_cpu_kernels(name)), name);
+  for (const char* name : {"blocks", "hopper"}) EXPECT_STREQ(name_of(parse_symmetric_products(name)), name);
+}
+
+TEST(LaunchOptionNames, AreRefusedWithTheOptionAndAllLegalOnes) {
+  EXPECT_EQ(refused_name(parse_backend, "smoke"), "backend = smoke is unknown; use 'local' or 'nccl'");
+  EXPECT_EQ(refused_name(parse_bootstrap, "slurm"),
+            "job.bootstrap = slurm is unknown; use 'env', 'mpi' or 'none'");
+  EXPECT_EQ(refused_name(parse_device_kind, "tpu"), "device.kind = tpu is unknown; use 'cpu' or 'cuda'");
+  EXPECT_EQ(refused_name(parse_cpu_kernels, ""), "device.kernels =  is unknown; use 'cpu' or 'reference'");
+  EXPECT_EQ(refusal<InvalidArgument>(1, {.backend = static_cast<BackendKind>(7)}),
+            "backend = 7 is unknown; use 'local' or 'nccl'");
 }
 
 TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
@@ -142,16 +175,15 @@ TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
     const Environment environment(Environment::Variables{{name, "8"}});
     EXPECT_THAT(refusal<InvalidArgument>(2, {}),
                 AllOf(HasSubstr(std::string(name) + " is 8: this is one of 8 processes"),
-                      HasSubstr("--comm nccl"), HasSubstr("--bootstrap none")));
+                      HasSubstr("backend = nccl"), HasSubstr("job.bootstrap = none")));
     int ran = 0;
-    launch(1, {.bootstrap = "none"}, [&](RankContext&) { ++ran; });
+    launch(1, {.job = {.bootstrap = Bootstrap::none}}, [&](RankContext&) { ++ran; });
     EXPECT_EQ(ran, 1);
   }
   for (const char* alone : {"1", ""}) {
     const Environment environment(Environment::Variables{{"WORLD_SIZE", alone}, {"RANK", "0"}});
     launch(2, [](RankContext& c) { EXPECT_EQ(c.world->size(), 2); });
   }
-  EXPECT_THAT(refusal<InvalidArgument>(1, {.bootstrap = "slurm"}), HasSubstr("use 'env', 'mpi' or 'none'"));
 }
 
 TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {
@@ -161,9 +193,10 @@ TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {
                                                        {"LOCAL_RANK", "1"},
                                                        {"MASTER_ADDR", "127.0.0.1"},
                                                        {"SHERD_STORE_PORT", std::to_string(server.port())}});
-  const std::string text = refusal<InvalidArgument>(3, {.device = "cuda", .comm = "nccl", .timeout = 5s});
-  EXPECT_THAT(text, AllOf(HasSubstr("--ranks 3: the job has 2 processes; give --ranks 2"),
-                          HasSubstr("--bootstrap none")));
+  const std::string text = refusal<InvalidArgument>(
+      3, {.device = {.kind = DeviceKind::cuda}, .backend = BackendKind::nccl, .timeout = 5s});
+  EXPECT_THAT(text, AllOf(HasSubstr("ranks = 3: the job has 2 processes; give ranks = 2"),
+                          HasSubstr("job.bootstrap = none")));
   const auto notice = announced(server);
   ASSERT_TRUE(notice);
   EXPECT_EQ(notice->rank, 1);

@@ -13,13 +13,13 @@
 namespace {
 
 using namespace std::chrono_literals;
-using sherd::MpiLaunch;
+using sherd::Job;
 
 void require(bool good, const char* what) {
   if (!good) throw std::runtime_error(what);
 }
 
-MpiLaunch join(const std::string& how) {
+Job join(const std::string& how) {
   if (how == "mpi") return sherd::mpi_bootstrap(20s);
   require(how == "env", "usage: mpi_ranks mpi|env SIZE");
   const sherd::LaunchEnvironment e = sherd::from_environment();
@@ -40,7 +40,7 @@ void run(const std::string& how, int size) {
   require(store->add("sum", 0) == size * (size + 1) / 2, "a sum is wrong");
   store->barrier("done", e.rank, size, 20s);
   if (how == "mpi") {  // MPI is initialised now; a second job of the same processes has a store of its own
-    const MpiLaunch again = sherd::mpi_bootstrap(20s);
+    const Job again = sherd::mpi_bootstrap(20s);
     require(again.environment.rank == e.rank && !again.store->get("sum"), "not a store of its own");
     again.store->barrier("again", e.rank, size, 20s);
   }

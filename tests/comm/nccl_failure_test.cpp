@@ -33,7 +33,7 @@ TEST(NcclFailure, ARankThatIsBehindIsNamedWithWhatItCalledLast) {
     EXPECT_THAT(outcome.texts[0], AllOf(HasSubstr("all_reduce #2 (sum, f32, 8 elements, 32 bytes) on rank"),
                                         HasSubstr("not done 300 ms after it was issued; it waits for others: "
                                                   "rank 2 came to barrier #1"),
-                                        HasSubstr("--nccl-check-calls (NcclOptions::check_calls)")));
+                                        HasSubstr("nccl.check_calls compares every call")));
     EXPECT_LT(outcome.seconds, 5);
   }
   const Outcome outcome = run(queue_devices(3), quick(), {}, [](RankContext& c) {

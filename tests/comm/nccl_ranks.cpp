@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include <sherd/comm/nccl/nccl_communicator.h>
+#include <sherd/comm/nccl/detail/nccl_communicator.h>
 
 #include "comm/fake_nccl.h"
 #include "comm/ranks.h"
@@ -15,8 +15,8 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r)
     devices.push_back(make_cpu_device({.label = fmt::format("rank {}", r),
-                                       .kernels = options.kernels,
-                                       .memory_limit = options.memory_limit}));
+                                       .kernels = name_of(options.device.kernels),
+                                       .memory_limit = options.device.memory_limit}));
   std::exception_ptr failure;
   fake_nccl::reset();
   {

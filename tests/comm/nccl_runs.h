@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include <sherd/comm/nccl/nccl_communicator.h>
+#include <sherd/comm/nccl/detail/nccl_communicator.h>
 
 #include "comm/fake_nccl.h"
 #include "comm/integer_tensors.h"

@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-#include <sherd/comm/nccl/agreement.h>
+#include <sherd/comm/nccl/detail/call_check.h>
 
 #include "comm/nccl_runs.h"
 
@@ -263,7 +263,7 @@ TEST(NcclQueue, AnErrorOfNcclWhileNobodyCallsIsFoundByTheWatchdog) {
 }
 
 TEST(NcclAgreement, CallsSurviveTheStoreAndDamagedOnesDoNot) {
-  local::Call call{.op = "all_to_all_v",
+  comm::Call call{.op = "all_to_all_v",
                    .sequence = 7,
                    .dtype = DType::bf16,
                    .elements = 9,

@@ -167,7 +167,7 @@ TEST(NcclWindows, ARankThatDoesNotShareIsNamed) {
       buffers.set->share(*c.world);
   });
   EXPECT_THAT(outcome.texts[0],
-              AllOf(HasSubstr("making a window of 2097152 bytes (--nccl-windows)"), HasSubstr("rank 1")));
+              AllOf(HasSubstr("making a window of 2097152 bytes (nccl.windows)"), HasSubstr("rank 1")));
 }
 
 TEST(NcclWindows, AreNotRegisteredASecondTime) {

@@ -118,7 +118,8 @@ TEST(RequireEqual, NamesTheRanksThatDifferOnEveryRank) {
     const auto odd = c.world->split(c.world->rank() % 2, 0);
     try {
       require_equal(*odd, s, c.world->rank() == 4 ? 8 : 7, "the plans differ");
-    } catch (const ShapeMismatch& e) {
+    } catch (const RanksDiffer& e) {
+      EXPECT_EQ(e.ranks(), std::vector{4});
       std::lock_guard lock(mutex);
       texts.emplace_back(e.what());
     }
@@ -127,6 +128,22 @@ TEST(RequireEqual, NamesTheRanksThatDifferOnEveryRank) {
   EXPECT_THAT(texts, SizeIs(3));
   EXPECT_THAT(texts, Each(testing::StrEq("the plans differ: rank 4 (0000000000000008) differs from the others "
                                          "(0000000000000007)")));
+}
+
+TEST(CompareValues, SaysForEachValueWhichRanksAreOdd) {
+  run_ranks(4, [](RankContext& c) {
+    const auto rank = static_cast<uint64_t>(c.world->rank());
+    const std::vector<uint64_t> mine{5, rank == 0 ? 9u : 7u, rank};
+    const auto found = compare_values(*c.world, c.device->compute(), mine, {}, ValueIs::count);
+    ASSERT_EQ(found.size(), 3u);
+    EXPECT_TRUE(found[0].equal());
+    EXPECT_EQ(found[0].text, "");
+    EXPECT_EQ(found[1].odd_ranks, std::vector{0});
+    EXPECT_EQ(found[1].text, "rank 0 (9) differs from the others (7)");
+    EXPECT_EQ(found[2].odd_ranks, (std::vector{1, 2, 3}));
+    EXPECT_EQ(found[2].text, "ranks 1 (1), 2 (2), 3 (3) differ from the others (0)");
+    EXPECT_TRUE(compare_values(*c.world, c.device->compute(), {}).empty());
+  });
 }
 
 }  // namespace

@@ -60,16 +60,19 @@ TEST(CudaMemory, TheDeviceTellsHowMuchItHas) {
 TEST(CudaLaunch, MoreRanksThanGpusWithNcclAreRefusedBeforeAnything) {
   const auto text_of = [](int ranks) -> std::string {
     try {
-      launch(ranks, {.device = "cuda", .comm = "nccl", .bootstrap = "none"}, [](RankContext&) {});
+      launch(ranks,
+             {.device = {.kind = DeviceKind::cuda},
+              .job = {.bootstrap = Bootstrap::none},
+              .backend = BackendKind::nccl},
+             [](RankContext&) {});
       return "accepted";
     } catch (const InvalidArgument& e) {
       return e.what();
     }
   };
-  EXPECT_EQ(
-      text_of(9),
-      "9 ranks with --comm nccl on 8 GPUs: NCCL takes one GPU a rank; use --comm local, whose ranks share "
-      "GPUs, or at most 8 ranks");
+  EXPECT_EQ(text_of(9),
+            "9 ranks with backend = nccl on 8 GPUs: it takes one GPU a rank; use backend = local, whose "
+            "ranks share GPUs, or at most 8 ranks");
 }
 
 TEST(CudaQueues, AreGivenWorkInTheHostsOrderWhenAsked) {

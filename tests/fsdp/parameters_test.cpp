@@ -316,7 +316,7 @@ TEST(Parameters, DifferentModelsOnDifferentRanksAreRefused) {
 
 TEST(Parameters, AMemoryLimitStopsZero0AndLetsZero3Train) {
   auto train = [](Strategy s) {
-    launch(4, {.memory_limit = 2'600'000}, [s](RankContext& r) {
+    launch(4, {.device = {.memory_limit = 2'600'000}}, [s](RankContext& r) {
       FullyShardOptions options;
       options.strategy = s;
       Rig rig(r, options, 1, nullptr, 96, 384);

@@ -164,7 +164,7 @@ Case recovery(Dice& dice) {
             const Weights want = reference(plan);
             Results results(plan.ranks);
             LaunchOptions options = watched(5'000);
-            options.memory_limit = int64_t{64} << 20;
+            options.device.memory_limit = int64_t{64} << 20;
             sherd::launch(plan.ranks, options, [&](RankContext& rank) {
               bool due = true;
               const auto train = [&] {

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/comm/backend.h>
+
 #include "misuse/training.h"
 
 namespace sherd::misuse {
@@ -144,14 +146,17 @@ Case launch_case(Dice& dice) {
   const auto wrong = dice.of<Wrong>({
       {"0 ranks", 0, [](LaunchOptions&) {}},
       {"-3 ranks", -3, [](LaunchOptions&) {}},
-      {"device 'tpu'", 2, [](LaunchOptions& o) { o.device = "tpu"; }},
-      {"device ''", 2, [](LaunchOptions& o) { o.device = ""; }},
-      {"comm 'smoke'", 2, [](LaunchOptions& o) { o.comm = "smoke"; }},
-      {"kernels 'fast'", 2, [](LaunchOptions& o) { o.kernels = "fast"; }},
-      {"bootstrap 'magic'", 2, [](LaunchOptions& o) { o.bootstrap = "magic"; }},
-      {"-5 threads", 2, [](LaunchOptions& o) { o.threads_per_rank = -5; }},
-      {"a limit of 1000 bytes", 2, [](LaunchOptions& o) { o.memory_limit = 1000; }},
-      {"a limit of -1 byte", 2, [](LaunchOptions& o) { o.memory_limit = -1; }},
+      {"device 'tpu'", 2, [](LaunchOptions& o) { o.device.kind = parse_device_kind("tpu"); }},
+      {"device ''", 2, [](LaunchOptions& o) { o.device.kind = parse_device_kind(""); }},
+      {"backend 'smoke'", 2, [](LaunchOptions& o) { o.backend = parse_backend("smoke"); }},
+      {"kernels 'fast'", 2, [](LaunchOptions& o) { o.device.kernels = parse_cpu_kernels("fast"); }},
+      {"bootstrap 'magic'", 2, [](LaunchOptions& o) { o.job.bootstrap = parse_bootstrap("magic"); }},
+      {"device 7", 2, [](LaunchOptions& o) { o.device.kind = static_cast<DeviceKind>(7); }},
+      {"backend 7", 2, [](LaunchOptions& o) { o.backend = static_cast<BackendKind>(7); }},
+      {"bootstrap 7", 2, [](LaunchOptions& o) { o.job.bootstrap = static_cast<Bootstrap>(7); }},
+      {"-5 threads", 2, [](LaunchOptions& o) { o.device.threads = -5; }},
+      {"a limit of 1000 bytes", 2, [](LaunchOptions& o) { o.device.memory_limit = 1000; }},
+      {"a limit of -1 byte", 2, [](LaunchOptions& o) { o.device.memory_limit = -1; }},
       {"a timeout of -1 ms", 2, [](LaunchOptions& o) { o.timeout = std::chrono::milliseconds(-1); }},
       {"a timeout of 0 ms", 2, [](LaunchOptions& o) { o.timeout = std::chrono::milliseconds(0); }},
   });

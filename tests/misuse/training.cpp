@@ -47,8 +47,8 @@ Plan random_plan(Dice& dice) {
 
 LaunchOptions watched(int milliseconds) {
   LaunchOptions o;
-  o.kernels = TEST_KERNELS;
-  o.threads_per_rank = 1;
+  o.device.kernels = parse_cpu_kernels(TEST_KERNELS);
+  o.device.threads = 1;
   o.timeout = std::chrono::milliseconds(milliseconds);
   return o;
 }

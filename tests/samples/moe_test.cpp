@@ -203,7 +203,7 @@ Found run(const Host& host, DType dtype = DType::f32) {
     found.times[name].assign(w.size(), 0);
   }
   std::mutex mutex;
-  launch(c.ranks, {.kernels = TEST_KERNELS}, [&](RankContext& rank) {
+  launch(c.ranks, {.device = {.kernels = parse_cpu_kernels(TEST_KERNELS)}}, [&](RankContext& rank) {
     const int me = rank.world->rank();
     const DeviceMesh mesh(rank.world, {{"shard", c.ranks}});
     const DeviceMesh expert_mesh(rank.world, {{"expert_shard", c.ranks / c.parts}, {"expert", c.parts}});
@@ -332,7 +332,7 @@ TEST(MoeBf16, AgreesToItsPrecision) {
 }
 
 TEST(Moe, EvaluationKeepsNothing) {
-  launch(2, {.kernels = TEST_KERNELS}, [](RankContext& rank) {
+  launch(2, {.device = {.kernels = parse_cpu_kernels(TEST_KERNELS)}}, [](RankContext& rank) {
     const DeviceMesh mesh(rank.world, {{"expert_shard", 1}, {"expert", 2}});
     Net net({.experts = kExperts}, ExpertParallel::of(mesh));
     FullyShardOptions o;

@@ -139,7 +139,7 @@ struct Run : testing::Test {
     config.data = folder.write("data.txt", std::string(20'000, 'x'));
     const auto windows = std::make_shared<const Windows>(ByteData::load(config.data), config.seq);
     std::vector<std::string> said;
-    sherd::launch(ranks, {.kernels = TEST_KERNELS}, [&](sherd::RankContext& rank) {
+    sherd::launch(ranks, {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS)}}, [&](sherd::RankContext& rank) {
       TraceOutput trace(rank, config);
       Trainer trainer(rank, config, windows);
       while (trainer.step() < config.last_step()) {

@@ -15,7 +15,7 @@ namespace sherd::test {
 
 /// sherd::launch with the kernels that this build's tests use.
 inline void launch(int ranks, LaunchOptions options, const std::function<void(RankContext&)>& body) {
-  options.kernels = TEST_KERNELS;
+  options.device.kernels = parse_cpu_kernels(TEST_KERNELS);
   sherd::launch(ranks, options, body);
 }
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) {

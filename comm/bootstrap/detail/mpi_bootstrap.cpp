@@ -57,11 +57,11 @@ struct Address {
 
 }  // namespace
 
-MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
+Job mpi_bootstrap(std::chrono::milliseconds timeout) {
   initialize();
   const ErrorsReturn errors_return;
-  MpiLaunch launch;
-  LaunchEnvironment& e = launch.environment;
+  Job job;
+  LaunchEnvironment& e = job.environment;
   check(MPI_Comm_rank(MPI_COMM_WORLD, &e.rank), "MPI_Comm_rank");
   check(MPI_Comm_size(MPI_COMM_WORLD, &e.size), "MPI_Comm_size");
   MPI_Comm neighbours = MPI_COMM_NULL;
@@ -73,8 +73,8 @@ MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
   e.one_host = on_host == e.size;
   check(MPI_Comm_free(&neighbours), "MPI_Comm_free");
   if (e.size == 1) {
-    launch.store = make_memory_store();
-    return launch;
+    job.store = make_memory_store();
+    return job;
   }
 
   Address address;
@@ -90,7 +90,7 @@ MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
       const auto server = std::make_shared<ServerStore>(e.one_host ? address.host.data() : "", 0, e.size,
                                                         std::chrono::seconds(10));
       address.port = server->port();
-      launch.store = server;
+      job.store = server;
     } catch (const CommError& error) {
       failure = error.what();  // the others wait for the broadcast
     }
@@ -102,8 +102,8 @@ MpiLaunch mpi_bootstrap(std::chrono::milliseconds timeout) {
         0);
   e.store_host = address.host.data();
   e.store_port = address.port;
-  if (e.rank != 0) launch.store = connect_store(e, timeout);
-  return launch;
+  if (e.rank != 0) job.store = connect_store(e, timeout);
+  return job;
 }
 
 }  // namespace sherd

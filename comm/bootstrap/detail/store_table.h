@@ -1,10 +1,12 @@
 // The memory behind a store. Private to comm/.
 #pragma once
 
+#include <cstddef>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
-#include <sherd/comm/bootstrap/store.h>
+#include <sherd/comm/bootstrap/store_message.h>
 
 namespace sherd {
 

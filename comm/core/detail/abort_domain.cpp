@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace sherd::local {
+namespace sherd::comm {
 
 std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::milliseconds timeout) {
   auto point = std::make_shared<WaitPoint>();
@@ -116,4 +116,4 @@ std::string AbortDomain::left_message(const std::string& where, const std::vecto
       several ? "their bodies" : "its body");
 }
 
-}  // namespace sherd::local
+}  // namespace sherd::comm

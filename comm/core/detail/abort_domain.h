@@ -14,7 +14,7 @@
 
 #include <sherd/kernels/device/error.h>
 
-namespace sherd::local {
+namespace sherd::comm {
 
 /// A CommError that only reports what another rank failed with; the launcher prefers the cause over it.
 class PeerFailure final : public CommError {
@@ -99,4 +99,4 @@ class AbortDomain {
   std::list<std::weak_ptr<WaitPoint>> points_;  // a list: waking must not need memory
 };
 
-}  // namespace sherd::local
+}  // namespace sherd::comm

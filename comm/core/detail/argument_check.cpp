@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace sherd {
+namespace sherd::comm {
 namespace {
 
 int64_t bytes_from(const Tensor& a, const Tensor& b) {
@@ -110,4 +110,4 @@ void ArgumentCheck::apart(const Tensor& a, const char* a_name, const Tensor& b, 
                   place(), a_name, b_name, a_name, bytes_from(b, a), b_name));
 }
 
-}  // namespace sherd
+}  // namespace sherd::comm

@@ -8,7 +8,7 @@
 
 #include <sherd/kernels/device/tensor.h>
 
-namespace sherd {
+namespace sherd::comm {
 
 struct NamedTensor {
   const Tensor& tensor;
@@ -52,4 +52,4 @@ class ArgumentCheck {
   int rank_, size_, world_rank_;
 };
 
-}  // namespace sherd
+}  // namespace sherd::comm

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-namespace sherd::local {
+namespace sherd::comm {
 namespace {
 
 const char* name_of(ReduceOp op) {
@@ -76,4 +76,4 @@ std::string message_disagreement(const std::string& where, const Call& mine, con
                      describe(theirs));
 }
 
-}  // namespace sherd::local
+}  // namespace sherd::comm

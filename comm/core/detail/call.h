@@ -7,7 +7,7 @@
 
 #include <sherd/comm/communicator.h>
 
-namespace sherd::local {
+namespace sherd::comm {
 
 /// Lives in the queued work, which also keeps the tensors' memory alive. Fields that an operation does not
 /// use keep their defaults, so that agreement is plain comparison.
@@ -32,4 +32,4 @@ std::string disagreement(const std::vector<const Call*>& calls, const std::vecto
 /// Why a send and a receive (which is at `where`) do not belong together; empty when they do.
 std::string message_disagreement(const std::string& where, const Call& mine, const Call& theirs);
 
-}  // namespace sherd::local
+}  // namespace sherd::comm

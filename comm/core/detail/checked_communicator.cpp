@@ -6,9 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace sherd {
-
-using local::Call;
+namespace sherd::comm {
 
 std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
@@ -257,4 +255,4 @@ std::unique_ptr<BufferSet> CheckedCommunicator::make_buffers(std::span<const Buf
   return std::make_unique<BufferSet>(std::move(tensors));
 }
 
-}  // namespace sherd
+}  // namespace sherd::comm

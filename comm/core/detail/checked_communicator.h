@@ -9,7 +9,7 @@
 #include <sherd/comm/core/detail/counters.h>
 #include <sherd/comm/core/detail/call.h>
 
-namespace sherd {
+namespace sherd::comm {
 
 enum class Verb {
   all_gather,
@@ -60,7 +60,7 @@ class CheckedCommunicator : public Communicator {
 
  protected:
   /// `peer`: of send and recv.
-  virtual void queue(Stream& stream, Verb verb, local::Call call, int peer) = 0;
+  virtual void queue(Stream& stream, Verb verb, Call call, int peer) = 0;
   /// `timeout` of 0: as this one's.
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                                std::shared_ptr<CommCounters> counters) = 0;
@@ -76,7 +76,7 @@ class CheckedCommunicator : public Communicator {
   /// Elements of the ranks before this one.
   int64_t before(std::span<const int64_t> counts) const;
   void renumber();
-  void collective(Stream& stream, Verb verb, local::Call call, int64_t bytes);
+  void collective(Stream& stream, Verb verb, Call call, int64_t bytes);
 
   const int rank_, size_, world_rank_;
   const std::shared_ptr<Device> device_;
@@ -89,4 +89,4 @@ class CheckedCommunicator : public Communicator {
 /// A timeout that may be "for ever", near enough not to overflow the clock.
 std::chrono::milliseconds bounded(std::chrono::milliseconds timeout);
 
-}  // namespace sherd
+}  // namespace sherd::comm

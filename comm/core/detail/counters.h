@@ -7,7 +7,7 @@
 #include <sherd/comm/communicator.h>
 #include <sherd/kernels/ops/random.h>
 
-namespace sherd {
+namespace sherd::comm {
 
 /// Thread-safe.
 class CommCounters {
@@ -43,4 +43,4 @@ class CommCounters {
   uint64_t digest_ = 0;
 };
 
-}  // namespace sherd
+}  // namespace sherd::comm

@@ -1,4 +1,4 @@
-#include <sherd/comm/local/recovery.h>
+#include <sherd/comm/local/detail/recovery.h>
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 
 namespace sherd::local {
 
-Recovery::Recovery(std::shared_ptr<AbortDomain> domain, int ranks)
+Recovery::Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks)
     : domain_(std::move(domain)),
       point_(domain_->make_wait_point({})),
       here_(static_cast<size_t>(ranks), false) {}
@@ -55,9 +55,9 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
     const std::vector<int> ranks = missing(told);
     const bool several = ranks.size() > 1;
     const std::string who = fmt::format("rank{} {}", several ? "s" : "", fmt::join(ranks, ", "));
-    give_up(told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
-                 : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who,
-                               kAdvice));
+    give_up(
+        told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
+             : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
   }
   raise(world_rank);
 }

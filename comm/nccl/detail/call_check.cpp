@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/agreement.h>
+#include <sherd/comm/nccl/detail/call_check.h>
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 namespace sherd::nccl {
 namespace {
 
-using local::Call;
+using comm::Call;
 
 constexpr std::array kOps = {"all_gather", "all_gather_v", "reduce_scatter", "all_reduce",
                              "broadcast",  "all_to_all_v", "gather_v",       "scatter_v",
@@ -98,8 +98,8 @@ std::optional<Call> decode(const std::string& bytes) {
   return c;
 }
 
-void agree(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-           const Call& call, const std::string& where, const Deadline& deadline) {
+void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
+                      int rank, const Call& call, const std::string& where, const Deadline& deadline) {
   const auto prefix = [&](int64_t sequence) { return fmt::format("{}/call/{}", group, sequence); };
   const auto bytes = session.collect(prefix(call.sequence), static_cast<size_t>(rank), encode(call),
                                      world_ranks, where, deadline);
@@ -107,14 +107,15 @@ void agree(Session& session, const std::string& group, const std::vector<int>& w
   std::vector<const Call*> pointers;
   for (const Call& c : calls) pointers.push_back(&c);
   // all_to_all_v agrees crosswise, which takes a count per rank of everybody.
-  std::string reason = local::disagreement(pointers, world_ranks);
+  std::string reason = comm::disagreement(pointers, world_ranks);
   if (!reason.empty()) session.fail(where, reason);
   // Everybody has come here, so nobody still reads the call before.
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), rank));
 }
 
-void agree_with(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
-                int peer, bool sends, const Call& call, const std::string& where, const Deadline& deadline) {
+void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
+                   int peer, bool sends, const Call& call, const std::string& where,
+                   const Deadline& deadline) {
   const int from = sends ? rank : peer, to = sends ? peer : rank;
   const std::vector<int> pair{world_ranks[static_cast<size_t>(from)], world_ranks[static_cast<size_t>(to)]};
   const auto prefix = [&](int64_t sequence) {
@@ -124,7 +125,7 @@ void agree_with(Session& session, const std::string& group, const std::vector<in
   const auto bytes = session.collect(prefix(call.sequence), mine, encode(call), pair, where, deadline);
   const std::vector<Call> calls = decode_all(session, bytes, pair, where);
   const Call& theirs = calls[1 - mine];
-  if (const std::string reason = local::message_disagreement(where, call, theirs); !reason.empty())
+  if (const std::string reason = comm::message_disagreement(where, call, theirs); !reason.empty())
     session.fail(where, reason);
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), mine));
 }

@@ -1,11 +1,11 @@
-#include <sherd/comm/local/presence.h>
+#include <sherd/comm/local/detail/presence.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace sherd::local {
 
-Presence::Presence(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks)
+Presence::Presence(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks)
     : domain_(domain), point_(point), world_ranks_(world_ranks), queued_(world_ranks.size()) {}
 
 Presence::Queued::Queued(std::shared_ptr<Presence> presence, int rank)

@@ -4,7 +4,7 @@
 #include <string>
 
 #include <sherd/comm/core/detail/checked_communicator.h>
-#include <sherd/comm/nccl/handle.h>
+#include <sherd/comm/nccl/detail/handle.h>
 #include <sherd/kernels/device/stream.h>
 
 namespace sherd::nccl {
@@ -21,6 +21,6 @@ struct Lane {
 };
 
 /// Issues the call; `peer` is that of send and recv. Every rank's call is the same.
-void issue(const Lane& lane, Verb verb, const local::Call& call, int peer);
+void issue(const Lane& lane, comm::Verb verb, const comm::Call& call, int peer);
 
 }  // namespace sherd::nccl

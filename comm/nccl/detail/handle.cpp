@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/handle.h>
+#include <sherd/comm/nccl/detail/handle.h>
 
 #include <fmt/format.h>
 
@@ -17,8 +17,8 @@ ncclConfig_t nonblocking() {
 /// What a peer's end looks like to NCCL.
 bool of_network(ncclResult_t result) { return result == ncclRemoteError || result == ncclSystemError; }
 
-/// NCCL says success as soon as a thread of its own has taken up a split or a window. The communicator's state
-/// tells when that is over.
+/// NCCL says success as soon as a thread of its own has taken up a split or a window. The communicator's
+/// state tells when that is over.
 ncclResult_t taken_up(ncclResult_t result) { return result == ncclSuccess ? ncclInProgress : result; }
 
 // A communicator whose peers do not end theirs is given up after this long.
@@ -26,11 +26,19 @@ constexpr std::chrono::seconds kCloseTime{10};
 
 }  // namespace
 
+Handle& add_handle(Session& session, const std::string& name, const std::vector<int>& world_ranks) {
+  auto owned = std::make_unique<Handle>(session, name, world_ranks);
+  Handle& handle = *owned;
+  session.watch(std::move(owned));
+  return handle;
+}
+
 std::string Handle::late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) {
   const std::string behind = session_.who_is_behind(name_, world_ranks_, calls);
   return fmt::format(
-      "{}: not done {} ms after it was issued; {}. --nccl-check-calls (NcclOptions::check_calls) compares "
-      "every call before it is made; or raise the timeout",
+      "{}: not done {} ms after it was issued; {}. nccl.check_calls compares every call before it is made; "
+      "or "
+      "raise the timeout",
       where, timeout.count(),
       behind.empty() ? "a rank of its group did not call it, called something else, or cannot be reached"
                      : behind);
@@ -54,8 +62,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
       std::lock_guard flights(flights_mutex_);
       left = gone(awaited_);
     }
-    if (!left.empty())
-      session_.fail(where, local::AbortDomain::left_message(where, left), left.front());
+    if (!left.empty()) session_.fail(where, comm::AbortDomain::left_message(where, left), left.front());
     lock.lock();
     session_.check(where);  // the watchdog may have ended the communicator
     if (!comm_) continue;
@@ -260,14 +267,14 @@ bool Handle::idle() {
   return flights_.empty();
 }
 
-Handle::Trouble Handle::look() {
+Trouble Handle::poll() {
   {
     std::lock_guard lock(flights_mutex_);
     std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
     for (const Flight& f : flights_)
       if (const std::vector<int> left = gone(f.awaited); !left.empty())
         return {.kind = Trouble::left,
-                .text = local::AbortDomain::left_message(f.where, left),
+                .text = comm::AbortDomain::left_message(f.where, left),
                 .failed_rank = left.front()};
     for (const Flight& f : flights_)
       if (f.deadline.passed())

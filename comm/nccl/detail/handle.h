@@ -11,20 +11,19 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/nccl/session.h>
-#include <sherd/comm/nccl/windows.h>
+#include <sherd/comm/nccl/detail/session.h>
+#include <sherd/comm/nccl/detail/watched.h>
+#include <sherd/comm/nccl/detail/windows.h>
 
 namespace sherd::nccl {
 
 /// NCCL takes one call at a time per communicator, from any thread but with the device current, except for
 /// those that look and those that end it.
-class Handle {
+class Handle final : public Watched {
  public:
   /// Name and members of its group, for the other ranks' questions and for theirs.
   Handle(Session& session, std::string name, std::vector<int> world_ranks)
       : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
-  Handle(const Handle&) = delete;
-  Handle& operator=(const Handle&) = delete;
 
   using Call = std::function<ncclResult_t(ncclComm_t)>;
 
@@ -37,17 +36,16 @@ class Handle {
   void run(const std::string& where, const Deadline& deadline, const Call& call);
   /// Before work on it is issued: registers memory that is not registered yet.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
-  /// Undoes the registrations that overlap the block; with the device current, and when no work uses it.
-  void forget(const void* block, int64_t bytes) noexcept;
+  void forget(const void* block, int64_t bytes) noexcept override;
 
-  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows and
-  /// its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
+  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows
+  /// and its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
   bool open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
                    const Deadline& deadline);
   /// How many have been asked for, this one included: the same on all ranks.
   int64_t next_window() { return ++windows_asked_; }
-  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where NCCL
-  /// does not do it, the block is kept until the communicator has ended.
+  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where
+  /// NCCL does not do it, the block is kept until the communicator has ended.
   void close_window(const WindowBlock& block) noexcept;
 
   /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
@@ -56,50 +54,28 @@ class Handle {
   /// Device memory for a barrier; `fresh` when nothing has been written there yet.
   int32_t* word(bool& fresh);
 
-  const std::string& name() const { return name_; }
+  const std::string& name() const override { return name_; }
   /// What is issued next: a call of all ranks of the group, or a message to or from world rank `peer`.
   void begin(const std::string& where);
   void begin_message(int peer, bool sends);
   /// Something that is not counted.
   void begin_uncounted();
-  /// Of the calls, not of the messages.
-  Progress progress();
-  /// How many have begun, for the other ranks when this one has left: calls under name(), messages under
-  /// name() > receiver and name() < sender.
-  std::map<std::string, int64_t> counts();
+  Progress progress() override;
+  std::map<std::string, int64_t> counts() override;
 
   /// A piece of work that is queued but not yet issued, until the returned object goes.
   std::shared_ptr<void> queued();
-  bool has_queued() const { return queued_.load() > 0; }
+  bool has_queued() const override { return queued_.load() > 0; }
   /// Issued work that is late when `done` does not come before the deadline.
   void under_way(const std::string& where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
   /// Nothing is queued or under way.
   bool idle();
 
-  bool alive();
-  /// For the watchdog: why the launch must fail.
-  struct Trouble {
-    enum Kind {
-      none,
-      late,     // the text is the call's, of which late() makes a message
-      left,     // a rank that it waits for has left
-      network,  // perhaps a peer's end, of which the store tells more
-      other
-    };
-    Kind kind = none;
-    std::string text;
-    std::chrono::milliseconds timeout{0};
-    int64_t calls = 0;
-    int failed_rank = -1;
-  };
-  Trouble look();
-  /// The message of a call that is not done in time. Asks the other ranks how far they have come, unless
-  /// `calls` (the call's number among those of progress()) is 0.
-  std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls);
-  /// Ends the communicator and its work at once. @pre the launch has failed
-  void abort() noexcept;
-  /// Ends it when all work is done, at once when the launch `failed`.
-  void close(bool failed) noexcept;
+  bool alive() override;
+  Trouble poll() override;
+  std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) override;
+  void abort() noexcept override;
+  void close(bool failed) noexcept override;
 
  private:
   /// What the peers of a call or message count it as.
@@ -140,18 +116,21 @@ class Handle {
   ncclComm_t comm_ = nullptr;   // null before init and after the end
   ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
   std::vector<Registration> registered_;
-  int64_t windows_asked_ = 0;  // by the rank's thread
-  std::list<Opened> windows_;  // NCCL writes to one that it is making
+  int64_t windows_asked_ = 0;      // by the rank's thread
+  std::list<Opened> windows_;      // NCCL writes to one that it is making
   std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
   int64_t scratch_bytes_ = 0;
   std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
-  Progress progress_;                // these under flights_mutex_
+  Progress progress_;  // these under flights_mutex_
   std::map<std::string, int64_t> messages_;
-  Awaited awaited_;  // of what is being issued
+  Awaited awaited_;                  // of what is being issued
   std::atomic<int64_t> current_{0};  // the number of the call that is being issued, 0 for messages
   std::vector<Flight> flights_;
 };
+
+/// A new one without a communicator, which lives as long as the session, who watches it from now on.
+Handle& add_handle(Session& session, const std::string& name, const std::vector<int>& world_ranks);
 
 }  // namespace sherd::nccl

@@ -21,7 +21,7 @@ template <class Slot>
 class Rendezvous {
  public:
   /// All outlive the rendezvous. `gone`: whether a rank comes no more; asked under the lock.
-  Rendezvous(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks,
+  Rendezvous(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks,
              std::function<bool(int rank)> gone)
       : domain_(domain),
         point_(point),
@@ -64,17 +64,17 @@ class Rendezvous {
       return !gone.empty();
     };
     switch (domain_.wait(point_, lock, [&] { return meeting_ != before || somebody_is_gone(); })) {
-      case Wait::ready: {
+      case comm::Wait::ready: {
         if (meeting_ != before) return;
         withdraw(rank);
         const std::string where = place(rank, slot);
         domain_.fail(lock, gone.front(), where, domain_.left_message(where, gone));
       }
-      case Wait::aborted:
+      case comm::Wait::aborted:
         withdraw(rank);
         lock.unlock();
         domain_.raise(place(rank, slot));
-      case Wait::timed_out: {
+      case comm::Wait::timed_out: {
         const std::vector<int> missing = missing_ranks([](size_t) { return true; });
         withdraw(rank);
         const std::string where = place(rank, slot);
@@ -118,8 +118,8 @@ class Rendezvous {
     return describe(slot) + " on rank " + std::to_string(world_ranks_[static_cast<size_t>(rank)]);
   }
 
-  AbortDomain& domain_;
-  WaitPoint& point_;
+  comm::AbortDomain& domain_;
+  comm::WaitPoint& point_;
   const std::vector<int>& world_ranks_;
   const std::function<bool(int)> gone_;
   std::vector<Slot*> slots_;

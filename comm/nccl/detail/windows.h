@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include <sherd/comm/nccl/api.h>
+#include <sherd/comm/nccl/detail/api.h>
 #include <sherd/kernels/device/allocator.h>
 
 namespace sherd::nccl {

@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/api.h>
+#include <sherd/comm/nccl/detail/api.h>
 
 // An older library than the header's lets the program start: what it lacks is null.
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)

@@ -4,35 +4,35 @@
 #include <span>
 
 #include <sherd/comm/core/detail/call.h>
-#include <sherd/comm/local/rendezvous.h>
+#include <sherd/comm/local/detail/rendezvous.h>
 
 namespace sherd::local {
 
 /// What a rank sees inside a collective: the calls of all, by rank.
-struct Inside {
+struct CollectiveContext {
   int rank;
-  Rendezvous<const Call>& meeting;
+  Rendezvous<const comm::Call>& meeting;
   /// First element of every rank's `send`, by rank.
   std::span<const void* const> sends;
   /// Of this rank's stream: where the kernels run or are issued.
   ExecutionContext& context;
   const KernelTable& kernels;
 
-  const Call& call(size_t r) const { return *meeting.slots()[r]; }
-  const Call& mine() const { return call(static_cast<size_t>(rank)); }
+  const comm::Call& call(size_t r) const { return *meeting.slots()[r]; }
+  const comm::Call& mine() const { return call(static_cast<size_t>(rank)); }
   size_t size() const { return meeting.slots().size(); }
 };
 
 /// Runs on each rank. Reads the peers' memory, writes this rank's `recv`.
-using Phase = void (*)(const Inside&);
+using Phase = void (*)(const CollectiveContext&);
 
 /// Every rank is done with the first phase before any begins the second.
-struct Move {
+struct CollectiveAlgorithm {
   Phase first = nullptr, second = nullptr;
 };
 
 /// Also all_gather; with a root, gather_v.
-extern const Move move_all_gather_v, move_reduce_scatter, move_all_reduce, move_broadcast, move_all_to_all_v,
-    move_scatter_v, move_nothing;
+extern const CollectiveAlgorithm move_all_gather_v, move_reduce_scatter, move_all_reduce, move_broadcast,
+    move_all_to_all_v, move_scatter_v, move_nothing;
 
 }  // namespace sherd::local

@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/windows.h>
+#include <sherd/comm/nccl/detail/windows.h>
 
 #include <fmt/format.h>
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <sherd/comm/core/buffers.h>
-#include <sherd/comm/nccl/handle.h>
-#include <sherd/comm/nccl/windows.h>
+#include <sherd/comm/nccl/detail/handle.h>
+#include <sherd/comm/nccl/detail/windows.h>
 
 namespace sherd::nccl {
 

@@ -1,8 +1,14 @@
 // Worlds over any table of NCCL's functions. Private to comm/nccl; see nccl_world.h.
 #pragma once
 
-#include <sherd/comm/nccl/api.h>
-#include <sherd/comm/nccl/nccl_world.h>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <sherd/comm/bootstrap/store.h>
+#include <sherd/comm/communicator.h>
+#include <sherd/comm/nccl/detail/api.h>
+#include <sherd/comm/nccl/nccl_options.h>
 
 namespace sherd::nccl {
 

@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/nccl_communicator.h>
+#include <sherd/comm/nccl/detail/nccl_communicator.h>
 
 #include <fmt/format.h>
 
@@ -10,16 +10,17 @@
 #include <tuple>
 
 #include <sherd/comm/core/detail/checked_communicator.h>
-#include <sherd/comm/nccl/agreement.h>
-#include <sherd/comm/nccl/collectives.h>
-#include <sherd/comm/nccl/handle.h>
-#include <sherd/comm/nccl/session.h>
-#include <sherd/comm/nccl/window_buffers.h>
+#include <sherd/comm/nccl/detail/call_check.h>
+#include <sherd/comm/nccl/detail/collectives.h>
+#include <sherd/comm/nccl/detail/handle.h>
+#include <sherd/comm/nccl/detail/session.h>
+#include <sherd/comm/nccl/detail/window_buffers.h>
 
 namespace sherd::nccl {
 namespace {
 
-using local::Call;
+using comm::Call;
+using comm::Verb;
 using std::chrono::milliseconds;
 
 /// Runs work where the device is current, and waits for it.
@@ -69,10 +70,10 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
   const Deadline deadline(group.timeout);
   if (session.options().check_calls) {
     if (message)
-      agree_with(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
-                 deadline);
+      check_message(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
+                    deadline);
     else
-      agree(session, group.name, group.world_ranks, group.rank, call, where, deadline);
+      check_collective(session, group.name, group.world_ranks, group.rank, call, where, deadline);
   }
   issue(
       {session, group.handle, context, session.device().kernels(), group.rank, group.size(), where, deadline},
@@ -93,12 +94,12 @@ struct Queued {
   void operator()(ExecutionContext& context) const { run(*group, verb, call, peer, context); }
 };
 
-class NcclCommunicator final : public CheckedCommunicator {
+class NcclCommunicator final : public comm::CheckedCommunicator {
  public:
   NcclCommunicator(std::shared_ptr<const Group> group, std::shared_ptr<Device> device,
-                   std::shared_ptr<CommCounters> counters)
-      : CheckedCommunicator(group->rank, group->size(), group->session->world_rank(), std::move(device),
-                            std::move(counters)),
+                   std::shared_ptr<comm::CommCounters> counters)
+      : comm::CheckedCommunicator(group->rank, group->size(), group->session->world_rank(), std::move(device),
+                                  std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {
@@ -113,17 +114,19 @@ class NcclCommunicator final : public CheckedCommunicator {
 
   std::vector<std::string> recover(milliseconds) override {
     throw NotSupported(fmt::format(
-        "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was under "
-        "way on the GPU; end the job and resume from the last checkpoint (--comm local can recover)",
+        "recover() on rank {}: NCCL's communicators are gone once a launch has failed, and so is what was "
+        "under "
+        "way on the GPU; end the job and resume from the last checkpoint (backend = local can recover)",
         world_rank()));
   }
 
   std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override {
-    if (!group_->session->options().windows) return CheckedCommunicator::make_buffers(specs);
+    if (!group_->session->options().windows) return comm::CheckedCommunicator::make_buffers(specs);
     return make_window_buffers(group_->session->api(), device(), specs, *window_group(),
                                [session = group_->session](Communicator& comm) {
                                  const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
-                                 return own && own->group_->session == session ? own->window_group() : nullptr;
+                                 return own && own->group_->session == session ? own->window_group()
+                                                                               : nullptr;
                                });
   }
 
@@ -139,7 +142,7 @@ class NcclCommunicator final : public CheckedCommunicator {
   }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
-                                       std::shared_ptr<CommCounters> counters) override {
+                                       std::shared_ptr<comm::CommCounters> counters) override {
     Session& session = *group_->session;
     const std::string where = fmt::format("split(color {}, key {}) on rank {}", color, key, world_rank());
     const Deadline deadline(group_->timeout);
@@ -164,7 +167,7 @@ class NcclCommunicator final : public CheckedCommunicator {
 
     wait_until_idle(where, deadline);
     std::string name = fmt::format("{}.{}", prefix, color);
-    Handle& handle = session.add_handle(name, world_ranks);
+    Handle& handle = add_handle(session, name, world_ranks);
     on_device(device(), [&] { handle.init_split(group_->handle, color, key, where, deadline); });
     const auto group =
         std::make_shared<const Group>(Group{group_->session, handle, std::move(name), std::move(world_ranks),
@@ -218,7 +221,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
                                          std::shared_ptr<Store> store, int rank, int size,
                                          const NcclOptions& given) {
   NcclOptions options = given;
-  options.timeout = bounded(options.timeout);
+  options.timeout = comm::bounded(options.timeout);
   if (size < 1 || rank < 0 || rank >= size || options.timeout.count() <= 0 || options.poll.count() <= 0)
     throw InvalidArgument(fmt::format(
         "NCCL world: rank {} of {}, a timeout of {} ms, a poll of {} ms; use a rank below the size "
@@ -230,12 +233,12 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
   const Deadline deadline(options.timeout);
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
-  Handle& handle = session->add_handle(options.name, ranks);
+  Handle& handle = add_handle(*session, options.name, ranks);
   on_device(*device,
             [&] { handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline); });
   const auto group = std::make_shared<const Group>(
       Group{session, handle, options.name, std::move(ranks), rank, options.timeout});
-  return std::make_shared<NcclCommunicator>(group, std::move(device), std::make_shared<CommCounters>());
+  return std::make_shared<NcclCommunicator>(group, std::move(device), std::make_shared<comm::CommCounters>());
 }
 
 std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
@@ -262,7 +265,7 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
   for (const auto& failure : failures) {
     try {
       if (failure) std::rethrow_exception(failure);
-    } catch (const local::PeerFailure&) {
+    } catch (const comm::PeerFailure&) {
       told = failure;
     }
   }

@@ -14,7 +14,7 @@ namespace sherd::local {
 class Presence {
  public:
   /// All outlive it.
-  Presence(AbortDomain& domain, WaitPoint& point, const std::vector<int>& world_ranks);
+  Presence(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks);
 
   /// One queued call. What goes without run() was dropped, by a stream that failed: its rank is about to say
   /// so, and counts as one that may still come.
@@ -43,8 +43,8 @@ class Presence {
   /// What was dropped before a recovery is of no account after it.
   void begin_anew();
 
-  AbortDomain& domain_;
-  WaitPoint& point_;
+  comm::AbortDomain& domain_;
+  comm::WaitPoint& point_;
   const std::vector<int>& world_ranks_;
   std::vector<int64_t> queued_;  // by rank; these under point_'s mutex
   uint64_t epoch_ = 0;

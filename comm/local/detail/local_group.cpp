@@ -1,4 +1,4 @@
-#include <sherd/comm/local/local_group.h>
+#include <sherd/comm/local/detail/local_group.h>
 
 #include <fmt/format.h>
 
@@ -11,7 +11,7 @@
 
 namespace sherd::local {
 
-LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Recovery> recovery,
+LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
                        std::vector<int> world_ranks, std::chrono::milliseconds timeout)
     : domain_(std::move(domain)),
       recovery_(std::move(recovery)),
@@ -26,8 +26,8 @@ LocalGroup::LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Reco
   for (auto& point : reached_) point.resize(world_ranks_.size());
 }
 
-void LocalGroup::collective(int rank, const Call& call, const Move& move, ExecutionContext& context,
-                            const KernelTable& kernels) {
+void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
+                            ExecutionContext& context, const KernelTable& kernels) {
   NativeQueue* const queue = context.queue;
   const auto reach = [&](size_t point) {
     if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();
@@ -41,10 +41,10 @@ void LocalGroup::collective(int rank, const Call& call, const Move& move, Execut
 
   reach(0);
   calls_.enter(rank, call, [this] {
-    std::string reason = disagreement(calls_.slots(), world_ranks_);
+    std::string reason = comm::disagreement(calls_.slots(), world_ranks_);
     if (reason.empty())
       std::transform(calls_.slots().begin(), calls_.slots().end(), sends_.begin(),
-                     [](const Call* c) -> const void* { return c->send.raw(); });
+                     [](const comm::Call* c) -> const void* { return c->send.raw(); });
     return reason;
   });
   // Peers wait for this rank from here on, so a failure of the device must not end it early.
@@ -56,7 +56,7 @@ void LocalGroup::collective(int rank, const Call& call, const Move& move, Execut
       failure = std::current_exception();
     }
   };
-  const Inside inside{rank, calls_, sends_, context, kernels};
+  const CollectiveContext inside{rank, calls_, sends_, context, kernels};
   attempt([&] {
     wait_for_all(0);
     move.first(inside);
@@ -76,15 +76,15 @@ void LocalGroup::collective(int rank, const Call& call, const Move& move, Execut
   }
   calls_.sync(true);
   if (failure) std::rethrow_exception(failure);
-  context.keep(std::make_shared<Call>(call));
+  context.keep(std::make_shared<comm::Call>(call));
 }
 
-std::string LocalGroup::place(int rank, const Call& call, const char* preposition, int peer) const {
+std::string LocalGroup::place(int rank, const comm::Call& call, const char* preposition, int peer) const {
   return fmt::format("{} on rank {} {} rank {}", describe(call), world_rank(rank), preposition,
                      world_rank(peer));
 }
 
-void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& context) {
+void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionContext& context) {
   const std::string where = place(rank, call, "to", peer);
   Mailbox& box = mailbox(rank, peer);
   std::shared_ptr<NativeEvent> ready = context.queue ? context.queue->record() : nullptr;
@@ -97,7 +97,7 @@ void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& co
   box.ready = std::move(ready);
   point_->changed.notify_all();
   // A receiver that has taken the message is not gone.
-  const Wait outcome = domain_->wait(*point_, lock, [&] { return box.done || presence_.gone(peer); });
+  const comm::Wait outcome = domain_->wait(*point_, lock, [&] { return box.done || presence_.gone(peer); });
   if (box.taken) point_->changed.wait(lock, [&] { return box.done; });
   const bool arrived = box.done;
   const std::shared_ptr<NativeEvent> copied = box.copied;
@@ -105,19 +105,19 @@ void LocalGroup::send(int rank, int peer, const Call& call, ExecutionContext& co
   if (arrived) {
     lock.unlock();
     if (copied) context.queue->wait(*copied);
-    context.keep(std::make_shared<Call>(call));
+    context.keep(std::make_shared<comm::Call>(call));
     return;
   }
-  if (outcome == Wait::ready)
+  if (outcome == comm::Wait::ready)
     domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
-  if (outcome == Wait::timed_out)
+  if (outcome == comm::Wait::timed_out)
     domain_->fail(lock, world_rank(peer), where,
                   domain_->timeout_message(*point_, where, {world_rank(peer)}));
   lock.unlock();
   domain_->raise(where);
 }
 
-void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& context,
+void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
                       const KernelTable& kernels) {
   const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
@@ -129,18 +129,18 @@ void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& co
   // A box that is done still belongs to the sender of the message before.
   const auto posted = [&] { return box.posted != nullptr && !box.done; };
   switch (domain_->wait(*point_, lock, [&] { return posted() || presence_.gone(peer); })) {
-    case Wait::ready:
+    case comm::Wait::ready:
       if (posted()) break;
       domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
-    case Wait::aborted:
+    case comm::Wait::aborted:
       lock.unlock();
       domain_->raise(where);
-    case Wait::timed_out:
+    case comm::Wait::timed_out:
       domain_->fail(lock, world_rank(peer), where,
                     domain_->timeout_message(*point_, where, {world_rank(peer)}));
   }
-  const Call& sent = *box.posted;
-  if (const std::string reason = message_disagreement(where, call, sent); !reason.empty())
+  const comm::Call& sent = *box.posted;
+  if (const std::string reason = comm::message_disagreement(where, call, sent); !reason.empty())
     domain_->fail(lock, -1, where, reason);
   box.taken = true;
   lock.unlock();
@@ -151,7 +151,7 @@ void LocalGroup::recv(int rank, int peer, const Call& call, ExecutionContext& co
     if (box.ready) context.queue->wait(*box.ready);
     if (call.elements > 0) kernels.copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
     if (context.queue) copied = context.queue->record();
-    context.keep(std::make_shared<Call>(call));
+    context.keep(std::make_shared<comm::Call>(call));
   } catch (...) {
     failure = std::current_exception();
   }

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/local/collectives.h>
-#include <sherd/comm/local/presence.h>
-#include <sherd/comm/local/recovery.h>
+#include <sherd/comm/local/detail/collectives.h>
+#include <sherd/comm/local/detail/presence.h>
+#include <sherd/comm/local/detail/recovery.h>
 
 namespace sherd::local {
 
@@ -27,12 +27,12 @@ inline std::string describe(const SplitRequest& s) {
 /// @throws CommError as Communicator says.
 class LocalGroup {
  public:
-  LocalGroup(std::shared_ptr<AbortDomain> domain, std::shared_ptr<Recovery> recovery,
+  LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
              std::vector<int> world_ranks, std::chrono::milliseconds timeout);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
-  AbortDomain& domain() { return *domain_; }
+  comm::AbortDomain& domain() { return *domain_; }
   Recovery& recovery() { return *recovery_; }
   std::chrono::milliseconds timeout() const { return point_->timeout; }
   /// Who still has calls under way here. Lives as long as its group.
@@ -42,32 +42,33 @@ class LocalGroup {
 
   /// On the worker of the rank's stream; `context` and `kernels` are the stream's and its device's. With a
   /// native queue this issues, and orders the ranks' queues by events.
-  void collective(int rank, const Call& call, const Move& move, ExecutionContext& context,
-                  const KernelTable& kernels);
-  void send(int rank, int peer, const Call& call, ExecutionContext& context);
-  void recv(int rank, int peer, const Call& call, ExecutionContext& context, const KernelTable& kernels);
+  void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
+                  ExecutionContext& context, const KernelTable& kernels);
+  void send(int rank, int peer, const comm::Call& call, ExecutionContext& context);
+  void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
+            const KernelTable& kernels);
   /// The new group and this rank's number in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 
  private:
   /// One message under way between an ordered pair of ranks.
   struct Mailbox {
-    const Call* posted = nullptr;
+    const comm::Call* posted = nullptr;
     bool taken = false;  // the receiver copies: the sender may no longer withdraw
     bool done = false;
     std::shared_ptr<NativeEvent> ready, copied;  // where the devices stand, with native queues
   };
   Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
-  std::string place(int rank, const Call& call, const char* preposition, int peer) const;
+  std::string place(int rank, const comm::Call& call, const char* preposition, int peer) const;
   std::string make_groups();
 
-  const std::shared_ptr<AbortDomain> domain_;
+  const std::shared_ptr<comm::AbortDomain> domain_;
   const std::shared_ptr<Recovery> recovery_;
   const std::vector<int> world_ranks_;
-  const std::shared_ptr<WaitPoint> point_;
+  const std::shared_ptr<comm::WaitPoint> point_;
   Presence presence_;
 
-  Rendezvous<const Call> calls_;
+  Rendezvous<const comm::Call> calls_;
   std::vector<const void*> sends_;
   /// Where the ranks' native queues stand: at the call, after the first phase, at the end. By rank.
   std::array<std::vector<std::shared_ptr<NativeEvent>>, 3> reached_;

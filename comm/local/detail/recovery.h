@@ -13,7 +13,7 @@ namespace sherd::local {
 class Recovery {
  public:
   /// `ranks`: of the launch.
-  Recovery(std::shared_ptr<AbortDomain> domain, int ranks);
+  Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks);
 
   /// On a rank of which nothing is queued or runs any more. The last to come ends the failure; all return then.
   /// `obstacle`: why this rank cannot go on, or "".
@@ -27,8 +27,8 @@ class Recovery {
   void give_up(std::string reason);
   [[noreturn]] void raise(int world_rank) const;
 
-  const std::shared_ptr<AbortDomain> domain_;
-  const std::shared_ptr<WaitPoint> point_;
+  const std::shared_ptr<comm::AbortDomain> domain_;
+  const std::shared_ptr<comm::WaitPoint> point_;
   std::vector<bool> here_;
   uint64_t meetings_ = 0;
   bool impossible_ = false;  // for an obstacle

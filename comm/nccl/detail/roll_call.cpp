@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/roll_call.h>
+#include <sherd/comm/nccl/detail/roll_call.h>
 
 #include <fmt/format.h>
 

@@ -13,15 +13,15 @@
 #include <thread>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/nccl/api.h>
-#include <sherd/comm/nccl/nccl_world.h>
-#include <sherd/comm/nccl/roll_call.h>
 #include <sherd/comm/bootstrap/store.h>
+#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/nccl/detail/api.h>
+#include <sherd/comm/nccl/detail/roll_call.h>
+#include <sherd/comm/nccl/detail/watched.h>
+#include <sherd/comm/nccl/nccl_options.h>
+#include <sherd/kernels/device/device.h>
 
 namespace sherd::nccl {
-
-class Handle;
 
 /// When a call is given up.
 struct Deadline {
@@ -46,8 +46,8 @@ class Session {
   int world_rank() const { return world_rank_; }
   const NcclOptions& options() const { return options_; }
 
-  /// A new, empty handle, which lives as long as the session. Name: of its group, the same on all its ranks.
-  Handle& add_handle(const std::string& name, const std::vector<int>& world_ranks);
+  /// Takes a communicator, which the watchdog minds from now on.
+  void watch(std::unique_ptr<Watched> communicator);
 
   /// @throws PeerFailure when the launch has failed.
   void check(const std::string& where) const;
@@ -58,12 +58,12 @@ class Session {
 
   /// This rank calls nothing any more; the others are told once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }
-  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they count
-  /// under `key`, see Handle::counts(). Number 0: those that have left.
+  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they
+  /// count under `key`, see Watched::counts(). Number 0: those that have left.
   std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
 
-  /// NCCL's errors of the network are seen as soon as the store's notice of a process that ended, which says
-  /// more: waits for that a little. @throws PeerFailure when it has come.
+  /// A dead peer shows up as NCCL's network error and, about as soon, as the store's notice, which names the
+  /// rank. Waits briefly for the notice. @throws PeerFailure when it has come.
   void await_notice(const std::string& where) const;
   /// A clause that names the ranks that call number `calls` of a communicator waits for, or "".
   std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
@@ -76,40 +76,41 @@ class Session {
                                    const Deadline& deadline);
 
  private:
-  void watch();
-  /// Looks once for failures of this rank and of others.
-  void look();
-  /// True when there was one, which is now this rank's.
-  bool heard();
-  void look_at_handles();
-  /// Tells of this rank's end, when it is there, and looks for that of others.
-  void look_at_ends();
-  void tell_end();
+  /// The watchdog's thread.
+  void run_watchdog();
+  /// One turn of it: looks for failures of this rank and of others.
+  void poll_peers();
+  /// Records another rank's announced failure as this rank's; false if there is none and this rank has none.
+  bool adopt_peer_failure();
+  void poll_communicators();
+  /// Announces this rank's departure, once it has left, and reads those of others.
+  void poll_departures();
+  void announce_departure();
   Progress progress_of(const std::string& communicator);
-  /// Memory goes back to the system: NCCL must not know it any more.
+  /// For a block that goes back to the system: undoes NCCL's registrations of it.
   void forget(const void* block, int64_t bytes) noexcept;
-  /// Tells everybody and gives up what NCCL does.
-  void give_up(bool& told);
+  /// Ends every communicator that is alive; the first time fails the device and announces the failure before.
+  void abort_all();
 
   const NcclApi& api_;
   Device& device_;
   const std::shared_ptr<Store> store_;
   const int world_rank_;
   const NcclOptions options_;
-  local::AbortDomain domain_;
-  const std::shared_ptr<local::WaitPoint> point_;  // wakes the watchdog
-  bool stop_ = false;                              // under point_'s mutex
+  comm::AbortDomain domain_;
+  const std::shared_ptr<comm::WaitPoint> point_;  // wakes the watchdog
+  bool stop_ = false;                             // under point_'s mutex
   std::mutex mutex_;
-  std::list<Handle> handles_;
+  std::list<std::unique_ptr<Watched>> communicators_;
   RollCall roll_call_;
   std::atomic<bool> leaving_{false};
-  bool end_told_ = false;  // watchdog only
-  int64_t ends_seen_ = 0;  // likewise
-  mutable std::mutex ends_mutex_;
-  std::map<int, std::map<std::string, int64_t>> ends_;  // what ranks that have left had counted, by world rank
+  bool departure_announced_ = false, failure_announced_ = false;  // of the watchdog alone, as the next
+  int64_t departures_seen_ = 0;
+  mutable std::mutex departures_mutex_;
+  std::map<int, std::map<std::string, int64_t>> departures_;  // what the ranks had counted, by world rank
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
-  int64_t looks_ = 0;
-  std::vector<std::shared_ptr<void>> listening_;  // to the device's allocators
+  int64_t turns_ = 0;                                                   // of the watchdog
+  std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators
   std::thread watchdog_;
 };
 

@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/window_buffers.h>
+#include <sherd/comm/nccl/detail/window_buffers.h>
 
 #include <fmt/format.h>
 
@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include <sherd/comm/communicator.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd::nccl {
@@ -21,8 +22,7 @@ WindowBuffers::WindowBuffers(std::vector<Tensor> tensors, std::shared_ptr<Window
 
 WindowBuffers::~WindowBuffers() {
   if (!block_) return;
-  for (const auto& group : shared_)
-    try {
+  for (const auto& group : shared_) try {
       group->on_device([&] { group->handle.close_window(*block_); });
     } catch (const std::exception&) {  // of a launch that has failed, whose end closes it
     }
@@ -50,7 +50,7 @@ void WindowBuffers::share(Communicator& comm) {
   shared_.push_back(group);
 
   Session& session = *group->session;
-  const std::string where = fmt::format("making a window of {} bytes (--nccl-windows) on rank {}",
+  const std::string where = fmt::format("making a window of {} bytes (nccl.windows) on rank {}",
                                         block_ ? block_->bytes() : 0, session.world_rank());
   const Deadline deadline(group->timeout);
   const int64_t number = group->handle.next_window();
@@ -77,7 +77,7 @@ void WindowBuffers::share(Communicator& comm) {
 
 std::string WindowBuffers::describe() const {
   if (!block_)
-    return fmt::format("units' buffers: no symmetric windows, as {}; memory as without --nccl-windows", why_);
+    return fmt::format("units' buffers: no symmetric windows, as {}; memory as without nccl.windows", why_);
   std::string text =
       fmt::format("units' buffers: {:.1f} MiB of NCCL's, in symmetric windows of {} communicator{}",
                   static_cast<double>(block_->bytes()) / (1 << 20), windows_, windows_ == 1 ? "" : "s");

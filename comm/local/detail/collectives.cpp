@@ -1,4 +1,4 @@
-#include <sherd/comm/local/collectives.h>
+#include <sherd/comm/local/detail/collectives.h>
 
 #include <algorithm>
 #include <numeric>
@@ -10,7 +10,8 @@ namespace sherd::local {
 namespace {
 
 /// Elements; dst and src may be the same place (in-place collectives).
-void copy(const Inside& in, const Tensor& dst, int64_t to, const Tensor& src, int64_t from, int64_t count) {
+void copy(const CollectiveContext& in, const Tensor& dst, int64_t to, const Tensor& src, int64_t from,
+          int64_t count) {
   const int64_t e = size_of(dst.dtype());
   char* d = static_cast<char*>(dst.raw()) + to * e;
   const char* s = static_cast<const char*>(src.raw()) + from * e;
@@ -21,13 +22,13 @@ int64_t offset_of(const std::vector<int64_t>& counts, size_t rank) {
   return std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), int64_t{0});
 }
 
-void reduce(const Inside& in, void* dst, int64_t begin, int64_t count) {
-  const Call& my = in.mine();
+void reduce(const CollectiveContext& in, void* dst, int64_t begin, int64_t count) {
+  const comm::Call& my = in.mine();
   in.kernels.reduce(in.context, {my.reduce, my.dtype, dst, {in.sends.begin(), in.sends.end()}, begin, count});
 }
 
-void all_gather_v(const Inside& in) {
-  const Call& my = in.mine();
+void all_gather_v(const CollectiveContext& in) {
+  const comm::Call& my = in.mine();
   if (my.root >= 0 && my.root != in.rank) return;
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
@@ -36,8 +37,8 @@ void all_gather_v(const Inside& in) {
   }
 }
 
-void reduce_scatter(const Inside& in) {
-  const Call& my = in.mine();
+void reduce_scatter(const CollectiveContext& in) {
+  const comm::Call& my = in.mine();
   const int64_t n = my.recv.numel();
   reduce(in, my.recv.raw(), in.rank * n, n);
 }
@@ -46,20 +47,20 @@ void reduce_scatter(const Inside& in) {
 struct Slice {
   int64_t begin, count;
 };
-Slice slice_of(const Inside& in, int64_t r) {
+Slice slice_of(const CollectiveContext& in, int64_t r) {
   const int64_t numel = in.mine().recv.numel(), ranks = static_cast<int64_t>(in.size());
   const int64_t each = (numel + ranks - 1) / ranks, begin = std::min(r * each, numel);
   return {begin, std::min(begin + each, numel) - begin};
 }
 
-void all_reduce_own(const Inside& in) {
+void all_reduce_own(const CollectiveContext& in) {
   // Only this rank reads its slice of any buffer, so its own may hold the result at once.
-  const Call& my = in.mine();
+  const comm::Call& my = in.mine();
   const Slice own = slice_of(in, in.rank);
   reduce(in, static_cast<char*>(my.recv.raw()) + own.begin * size_of(my.dtype), own.begin, own.count);
 }
 
-void all_reduce_gather(const Inside& in) {
+void all_reduce_gather(const CollectiveContext& in) {
   const int64_t ranks = static_cast<int64_t>(in.size());
   for (int64_t step = 1; step < ranks; ++step) {
     const int64_t r = (in.rank + step) % ranks;
@@ -68,34 +69,34 @@ void all_reduce_gather(const Inside& in) {
   }
 }
 
-void broadcast(const Inside& in) {
-  const Call& my = in.mine();
+void broadcast(const CollectiveContext& in) {
+  const comm::Call& my = in.mine();
   copy(in, my.recv, 0, in.call(static_cast<size_t>(my.root)).send, 0, my.recv.numel());
 }
 
-void all_to_all_v(const Inside& in) {
-  const Call& my = in.mine();
+void all_to_all_v(const CollectiveContext& in) {
+  const comm::Call& my = in.mine();
   const size_t rank = static_cast<size_t>(in.rank);
   int64_t to = 0;
   for (size_t r = 0; r < in.size(); ++r) {
-    const Call& peer = in.call(r);
+    const comm::Call& peer = in.call(r);
     copy(in, my.recv, to, peer.send, offset_of(peer.send_counts, rank), my.recv_counts[r]);
     to += my.recv_counts[r];
   }
 }
 
-void scatter_v(const Inside& in) {
-  const Call& my = in.mine();
+void scatter_v(const CollectiveContext& in) {
+  const comm::Call& my = in.mine();
   const size_t rank = static_cast<size_t>(in.rank);
   copy(in, my.recv, 0, in.call(static_cast<size_t>(my.root)).send, offset_of(my.counts, rank),
        my.counts[rank]);
 }
 
-void nothing(const Inside&) {}
+void nothing(const CollectiveContext&) {}
 
 }  // namespace
 
-const Move move_all_gather_v{all_gather_v}, move_reduce_scatter{reduce_scatter},
+const CollectiveAlgorithm move_all_gather_v{all_gather_v}, move_reduce_scatter{reduce_scatter},
     move_all_reduce{all_reduce_own, all_reduce_gather}, move_broadcast{broadcast},
     move_all_to_all_v{all_to_all_v}, move_scatter_v{scatter_v}, move_nothing{nothing};
 

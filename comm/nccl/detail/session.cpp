@@ -1,11 +1,10 @@
-#include <sherd/comm/nccl/session.h>
+#include <sherd/comm/nccl/detail/session.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <sstream>
-
-#include <sherd/comm/nccl/handle.h>
+#include <utility>
 
 namespace sherd::nccl {
 namespace {
@@ -17,8 +16,8 @@ constexpr std::chrono::seconds kAnswerTime{10};
 // How long the notice of a process's end may take after NCCL's own error.
 constexpr std::chrono::milliseconds kNoticeTime{1500};
 
-// Of the watchdog's looks, every so many asks whether somebody calls the roll.
-constexpr int64_t kLooksPerRollCall = 4;
+// Of the watchdog's turns, one in so many asks whether somebody calls the roll.
+constexpr int64_t kTurnsPerRollCall = 4;
 
 }  // namespace
 
@@ -35,7 +34,7 @@ Session::Session(const NcclApi& api, Device& device, std::shared_ptr<Store> stor
     for (Allocator* allocator : {&device.allocator(), &device.staging()})
       listening_.push_back(
           allocator->on_return([this](const void* block, int64_t bytes) { forget(block, bytes); }));
-  watchdog_ = std::thread([this] { watch(); });
+  watchdog_ = std::thread([this] { run_watchdog(); });
 }
 
 Session::~Session() {
@@ -46,12 +45,12 @@ Session::~Session() {
   }
   point_->changed.notify_all();
   watchdog_.join();
-  for (Handle& h : handles_) h.close(domain_.aborted());
+  for (const auto& c : communicators_) c->close(domain_.aborted());
 }
 
-Handle& Session::add_handle(const std::string& name, const std::vector<int>& world_ranks) {
+void Session::watch(std::unique_ptr<Watched> communicator) {
   std::lock_guard lock(mutex_);
-  return handles_.emplace_back(*this, name, world_ranks);
+  communicators_.push_back(std::move(communicator));
 }
 
 void Session::check(const std::string& where) const {
@@ -76,50 +75,48 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
       for (int i : store_->absent(prefix, static_cast<int>(members.size())))
         if (const int rank = members[static_cast<size_t>(i)]; std::ranges::find(gone, rank) != gone.end())
           awaited.push_back(rank);
-      if (!awaited.empty())
-        fail(where, local::AbortDomain::left_message(where, awaited), awaited.front());
+      if (!awaited.empty()) fail(where, comm::AbortDomain::left_message(where, awaited), awaited.front());
     }
     if (!deadline.passed()) continue;
     std::vector<int> missing;
     for (int i : store_->absent(prefix, static_cast<int>(members.size())))
       missing.push_back(members[static_cast<size_t>(i)]);
     if (missing.empty()) continue;
-    local::WaitPoint point;
+    comm::WaitPoint point;
     point.timeout = deadline.timeout;
-    fail(where, local::AbortDomain::timeout_message(point, where, missing), missing.front());
+    fail(where, comm::AbortDomain::timeout_message(point, where, missing), missing.front());
   }
 }
 
-void Session::watch() {
-  bool told = false;
+void Session::run_watchdog() {
   std::unique_lock lock(point_->mutex);
   while (!stop_) {
     if (domain_.aborted()) {
-      // Handles may still be added by calls that were under way.
-      point_->changed.wait_for(lock, told ? options_.poll : std::chrono::milliseconds(0),
+      // Calls that were under way may still make communicators.
+      point_->changed.wait_for(lock, failure_announced_ ? options_.poll : std::chrono::milliseconds(0),
                                [&] { return stop_; });
     } else {
       domain_.wait(*point_, lock, [&] { return stop_; });
     }
     lock.unlock();
-    if (!domain_.aborted()) look();
-    if (domain_.aborted()) give_up(told);
+    if (!domain_.aborted()) poll_peers();
+    if (domain_.aborted()) abort_all();
     lock.lock();
   }
   lock.unlock();
-  if (domain_.aborted()) return give_up(told);
+  if (domain_.aborted()) return abort_all();
   try {
-    tell_end();
+    announce_departure();
   } catch (const std::exception&) {  // the store is gone, which the other ranks see for themselves
   }
 }
 
-void Session::look() {
+void Session::poll_peers() {
   try {
-    if (heard()) return;
-    look_at_ends();
-    if (++looks_ % kLooksPerRollCall == 0) roll_call_.answer();
-    look_at_handles();
+    if (adopt_peer_failure()) return;
+    poll_departures();
+    if (++turns_ % kTurnsPerRollCall == 0) roll_call_.answer();
+    poll_communicators();
   } catch (const CommError& e) {
     domain_.abort(e.failed_rank(), e.what());
   } catch (const std::exception& e) {
@@ -127,37 +124,38 @@ void Session::look() {
   }
 }
 
-bool Session::heard() {
+bool Session::adopt_peer_failure() {
   const auto notice = announced(*store_, kAnswerTime);
   if (notice) domain_.abort(notice->rank, notice->cause);
   return domain_.aborted();
 }
 
-void Session::tell_end() {
-  if (!leaving_ || end_told_) return;
+void Session::announce_departure() {
+  if (!leaving_ || departure_announced_) return;
   std::string counts;
   {
     std::lock_guard lock(mutex_);
-    for (Handle& h : handles_) {
-      if (h.has_queued()) return;
-      for (const auto& [key, number] : h.counts()) counts += fmt::format("{} {}\n", number, key);
+    for (const auto& c : communicators_) {
+      if (c->has_queued()) return;
+      for (const auto& [key, number] : c->counts()) counts += fmt::format("{} {}\n", number, key);
     }
   }
   const std::string prefix = options_.name + "/ended";
   const int64_t place = store_->add(prefix, 1) - 1;
   store_->set(fmt::format("{}/{}", prefix, place), fmt::format("{}\n{}", world_rank_, counts));
-  end_told_ = true;
+  departure_announced_ = true;
 }
 
-void Session::look_at_ends() {
-  tell_end();
-  while (const auto text = store_->get(fmt::format("{}/ended/{}", options_.name, ends_seen_), kAnswerTime)) {
-    ++ends_seen_;
+void Session::poll_departures() {
+  announce_departure();
+  while (const auto text =
+             store_->get(fmt::format("{}/ended/{}", options_.name, departures_seen_), kAnswerTime)) {
+    ++departures_seen_;
     std::istringstream lines(*text);
     int rank = -1;
     lines >> rank;
-    std::lock_guard lock(ends_mutex_);
-    auto& counts = ends_[rank];
+    std::lock_guard lock(departures_mutex_);
+    auto& counts = departures_[rank];
     int64_t number = 0;
     for (std::string key; lines >> number && lines.get() && std::getline(lines, key);) counts[key] = number;
   }
@@ -165,40 +163,40 @@ void Session::look_at_ends() {
 
 std::vector<int> Session::left_before(const std::vector<int>& ranks, const std::string& key,
                                       int64_t number) const {
-  std::lock_guard lock(ends_mutex_);
+  std::lock_guard lock(departures_mutex_);
   std::vector<int> gone;
   for (const int rank : ranks) {
-    const auto end = ends_.find(rank);
-    if (end == ends_.end()) continue;
-    const auto counted = end->second.find(key);
-    if (number == 0 || counted == end->second.end() || counted->second < number) gone.push_back(rank);
+    const auto departure = departures_.find(rank);
+    if (departure == departures_.end()) continue;
+    const auto counted = departure->second.find(key);
+    if (number == 0 || counted == departure->second.end() || counted->second < number) gone.push_back(rank);
   }
   return gone;
 }
 
-void Session::look_at_handles() {
-  Handle::Trouble trouble;
-  Handle* troubled = nullptr;
+void Session::poll_communicators() {
+  Trouble trouble;
+  Watched* troubled = nullptr;
   {
     std::lock_guard lock(mutex_);
-    for (Handle& h : handles_) {
-      trouble = h.look();
-      troubled = &h;
-      if (trouble.kind != Handle::Trouble::none) break;
+    for (const auto& c : communicators_) {
+      trouble = c->poll();
+      troubled = c.get();
+      if (trouble.kind != Trouble::none) break;
     }
   }
   switch (trouble.kind) {
-    case Handle::Trouble::none:
+    case Trouble::none:
       return;
-    case Handle::Trouble::late:
+    case Trouble::late:
       trouble.text = troubled->late(trouble.text, trouble.timeout, trouble.calls);
       break;
-    case Handle::Trouble::network:
+    case Trouble::network:
       if (!network_error_) network_error_ = std::chrono::steady_clock::now();
       if (std::chrono::steady_clock::now() < *network_error_ + kNoticeTime) return;
       break;
-    case Handle::Trouble::left:
-    case Handle::Trouble::other:
+    case Trouble::left:
+    case Trouble::other:
       break;
   }
   domain_.abort(trouble.failed_rank, trouble.text);
@@ -212,28 +210,28 @@ void Session::await_notice(const std::string& where) const {
 std::string Session::who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
                                    int64_t calls) {
   // What another rank has found meanwhile is the cause.
-  return roll_call_.ask(communicator, world_ranks, calls, [this] { return failed() || heard(); });
+  return roll_call_.ask(communicator, world_ranks, calls,
+                        [this] { return failed() || adopt_peer_failure(); });
 }
 
 Progress Session::progress_of(const std::string& communicator) {
   std::lock_guard lock(mutex_);
-  for (Handle& h : handles_)
-    if (h.name() == communicator) return h.progress();
+  for (const auto& c : communicators_)
+    if (c->name() == communicator) return c->progress();
   return {};
 }
 
 void Session::forget(const void* block, int64_t bytes) noexcept {
-  std::vector<Handle*> handles;  // a handle may wait for a call that is being issued
+  std::vector<Watched*> communicators;  // without the lock: one may wait for a call that is being issued
   {
     std::lock_guard lock(mutex_);
-    for (Handle& h : handles_) handles.push_back(&h);
+    for (const auto& c : communicators_) communicators.push_back(c.get());
   }
-  for (Handle* h : handles) h->forget(block, bytes);
+  for (Watched* c : communicators) c->forget(block, bytes);
 }
 
-void Session::give_up(bool& told) {
-  if (!told) {
-    told = true;
+void Session::abort_all() {
+  if (!std::exchange(failure_announced_, true)) {
     const auto [failed_rank, cause] = domain_.first_failure();
     try {
       domain_.raise(fmt::format("rank {}", world_rank_));
@@ -248,8 +246,8 @@ void Session::give_up(bool& told) {
   // All at once: the end of one may wait for another's work on the device.
   std::lock_guard lock(mutex_);
   std::vector<std::jthread> ends;
-  for (Handle& h : handles_)
-    if (h.alive()) ends.emplace_back([&h] { h.abort(); });
+  for (const auto& c : communicators_)
+    if (c->alive()) ends.emplace_back([&c] { c->abort(); });
 }
 
 }  // namespace sherd::nccl

@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/collectives.h>
+#include <sherd/comm/nccl/detail/collectives.h>
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,8 @@
 namespace sherd::nccl {
 namespace {
 
-using local::Call;
+using comm::Call;
+using comm::Verb;
 
 // Slices that are received into scratch memory begin at multiples of this.
 constexpr int64_t kAlignment = 128;

@@ -1,0 +1,66 @@
+#include <sherd/comm/backend.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <string>
+#include <utility>
+
+#include <sherd/comm/local/local_communicator.h>
+#include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+using Worlds = std::vector<std::shared_ptr<Communicator>>;
+using Devices = std::span<const std::shared_ptr<Device>>;
+
+NcclOptions nccl_options(const LaunchOptions& options) {
+  NcclOptions nccl = options.nccl;
+  nccl.timeout = options.timeout;
+  return nccl;
+}
+
+const std::array kBackends{
+    Backend{BackendKind::local, "local", false,
+            [](Devices devices, const LaunchOptions& o) -> Worlds {
+              return make_local_world(devices, o.timeout);
+            },
+            nullptr},
+    Backend{BackendKind::nccl, "nccl", true,
+            [](Devices devices, const LaunchOptions& o) -> Worlds {
+              return make_nccl_world(devices, nccl_options(o));
+            },
+            [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
+              const LaunchEnvironment& e = job.environment;
+              return make_nccl_world(std::move(device), job.store, e.rank, e.size, nccl_options(o));
+            }},
+};
+
+[[noreturn]] void unknown(const std::string& value) {
+  std::vector<std::string> names;
+  for (const Backend& b : kBackends) names.push_back(fmt::format("'{}'", b.name));
+  throw InvalidArgument(fmt::format("backend = {} is unknown; use {}", value, fmt::join(names, " or ")));
+}
+
+}  // namespace
+
+std::span<const Backend> backends() { return kBackends; }
+
+const Backend& backend_of(BackendKind kind) {
+  for (const Backend& b : kBackends)
+    if (b.kind == kind) return b;
+  unknown(std::to_string(static_cast<int>(kind)));
+}
+
+BackendKind parse_backend(std::string_view name) {
+  for (const Backend& b : kBackends)
+    if (name == b.name) return b.kind;
+  unknown(std::string(name));
+}
+
+const char* name_of(BackendKind kind) { return backend_of(kind).name; }
+
+}  // namespace sherd

@@ -1,0 +1,57 @@
+#include <sherd/comm/launch_options.h>
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+template <class E>
+struct Named {
+  E value;
+  const char* name;
+};
+constexpr std::array<Named<DeviceKind>, 2> kDeviceKinds{
+    {{DeviceKind::cpu, "cpu"}, {DeviceKind::cuda, "cuda"}}};
+constexpr std::array<Named<CpuKernels>, 2> kCpuKernels{
+    {{CpuKernels::cpu, "cpu"}, {CpuKernels::reference, "reference"}}};
+constexpr std::array<Named<SymmetricProducts>, 2> kSymmetricProducts{
+    {{SymmetricProducts::blocks, "blocks"}, {SymmetricProducts::hopper, "hopper"}}};
+
+template <class E>
+[[noreturn]] void unknown(const char* option, std::string_view value, const std::array<Named<E>, 2>& legal) {
+  throw InvalidArgument(
+      fmt::format("{} = {} is unknown; use '{}' or '{}'", option, value, legal[0].name, legal[1].name));
+}
+
+template <class E>
+E parse(const char* option, std::string_view name, const std::array<Named<E>, 2>& legal) {
+  for (const auto& l : legal)
+    if (name == l.name) return l.value;
+  unknown(option, name, legal);
+}
+
+template <class E>
+const char* name_in(const char* option, E value, const std::array<Named<E>, 2>& legal) {
+  for (const auto& l : legal)
+    if (value == l.value) return l.name;
+  unknown(option, std::to_string(static_cast<int>(value)), legal);
+}
+
+}  // namespace
+
+DeviceKind parse_device_kind(std::string_view name) { return parse("device.kind", name, kDeviceKinds); }
+CpuKernels parse_cpu_kernels(std::string_view name) { return parse("device.kernels", name, kCpuKernels); }
+SymmetricProducts parse_symmetric_products(std::string_view name) {
+  return parse("device.symmetric_products", name, kSymmetricProducts);
+}
+const char* name_of(DeviceKind k) { return name_in("device.kind", k, kDeviceKinds); }
+const char* name_of(CpuKernels k) { return name_in("device.kernels", k, kCpuKernels); }
+const char* name_of(SymmetricProducts s) {
+  return name_in("device.symmetric_products", s, kSymmetricProducts);
+}
+
+}  // namespace sherd

@@ -1,0 +1,26 @@
+// The comparison of calls before they are made (NcclOptions::check_calls). Private to comm/nccl.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/core/detail/call.h>
+#include <sherd/comm/nccl/detail/session.h>
+
+namespace sherd::nccl {
+
+/// A call without its tensors, as bytes and back; nothing for bytes that are no call.
+std::string encode(const comm::Call& call);
+std::optional<comm::Call> decode(const std::string& bytes);
+
+/// Returns when every rank of the group has made the same call.
+/// @throws CommError, the same text as the local backend's, when they differ or somebody does not come.
+void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
+                      int rank, const comm::Call& call, const std::string& where, const Deadline& deadline);
+/// For send and recv, between the two.
+void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
+                   int peer, bool sends, const comm::Call& call, const std::string& where,
+                   const Deadline& deadline);
+
+}  // namespace sherd::nccl

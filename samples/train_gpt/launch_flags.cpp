@@ -1,0 +1,96 @@
+#include "launch_flags.h"
+
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <cmath>
+#include <string_view>
+
+#include <sherd/comm/backend.h>
+
+namespace train_gpt {
+namespace {
+
+struct OptionFlag {
+  std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
+  std::string_view flag;
+};
+constexpr std::array<OptionFlag, 17> kFlags{{
+    {"ranks", "--ranks"},
+    {"backend", "--comm"},
+    {"timeout", "--comm-timeout"},
+    {"job.bootstrap", "--bootstrap"},
+    {"device.kind", "--device"},
+    {"device.kernels", "--kernels"},
+    {"device.threads", "--threads"},
+    {"device.memory_limit", "--memory-limit"},
+    {"device.max_queued_work", "--max-queued"},
+    {"device.tf32", "--tf32"},
+    {"device.symmetric_products", "--symmetric-products"},
+    {"nccl.exact_order", "--nccl-exact-order"},
+    {"nccl.check_calls", "--nccl-check-calls"},
+    {"nccl.register_buffers", "--nccl-register-buffers"},
+    {"nccl.windows", "--nccl-windows"},
+    {"LoadOptions::optimizer = false", "--resume-parts model"},
+    {"LoadOptions::allow_new_state", "--allow-new-state"},
+}};
+constexpr std::string_view kIs = " = ";
+
+bool part_of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+
+/// The option that begins at `at` as a word of its own; null when none does. Names of one word are common words:
+/// they are meant where a value follows.
+const OptionFlag* option_at(std::string_view text, size_t at) {
+  if (at > 0 && (part_of_a_name(text[at - 1]) || text[at - 1] == '.' || text[at - 1] == ':')) return nullptr;
+  for (const OptionFlag& f : kFlags) {
+    if (!text.substr(at).starts_with(f.option)) continue;
+    const std::string_view rest = text.substr(at + f.option.size());
+    const bool ends = rest.empty() || (!part_of_a_name(rest[0]) &&
+                                       !(rest[0] == '.' && rest.size() > 1 && part_of_a_name(rest[1])));
+    const bool one_word = f.option.find_first_of(".:") == std::string_view::npos;
+    if (ends && (!one_word || rest.starts_with(kIs))) return &f;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+sherd::LaunchOptions launch_options(const TrainConfig& config) {
+  sherd::LaunchOptions launch;
+  launch.device.kind = sherd::parse_device_kind(config.device);
+  launch.device.kernels = sherd::parse_cpu_kernels(config.kernels);
+  launch.device.threads = static_cast<int>(config.threads);
+  launch.device.memory_limit = config.memory_limit;
+  launch.device.max_queued_work = config.max_queued;
+  launch.device.tf32 = config.tf32;
+  launch.device.symmetric_products = sherd::parse_symmetric_products(config.symmetric_products);
+  launch.job.bootstrap = sherd::parse_bootstrap(config.bootstrap);
+  launch.backend = sherd::parse_backend(config.comm);
+  launch.nccl.exact_order = config.nccl_exact_order;
+  launch.nccl.check_calls = config.nccl_check_calls;
+  launch.nccl.register_buffers = config.nccl_register_buffers;
+  launch.nccl.windows = config.nccl_windows;
+  launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
+  return launch;
+}
+
+std::string with_flags(const std::string& message) {
+  const std::string_view text = message;
+  std::string said;
+  for (size_t at = 0; at < text.size();) {
+    const OptionFlag* const found = option_at(text, at);
+    if (!found) {
+      said += text[at++];
+      continue;
+    }
+    said += found->flag;
+    at += found->option.size();
+    if (text.substr(at).starts_with(kIs)) {
+      said += ' ';
+      at += kIs.size();
+    }
+  }
+  return said;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,20 @@
+// Between train_gpt's flags and the library's options of a launch.
+#pragma once
+
+#include <string>
+
+#include <sherd/comm/launcher.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// What the flags under "Machine" ask for.
+sherd::LaunchOptions launch_options(const TrainConfig& config);
+
+/// A text of the library, which names options by their paths in sherd::LaunchOptions ("backend = nccl",
+/// "nccl.check_calls") or as members ("LoadOptions::allow_new_state"), with this program's flags in their place
+/// ("--comm nccl", "--nccl-check-calls", "--allow-new-state").
+std::string with_flags(const std::string& message);
+
+}  // namespace train_gpt
