@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include <sherd/fsdp/weights_change.h>
+
 #include "support/rig.h"
 
 namespace sherd::test {

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include <sherd/comm/core/same_value.h>
+#include <sherd/fsdp/weights_change.h>
 
 #include "support/rig.h"
 

@@ -38,7 +38,7 @@ TEST(SlotPlan, MoreTurnsThanUnitsAreNoMoreSlots) {
 struct SlotPoolTest : testing::Test {
   std::shared_ptr<Device> device = make_cpu_device();
   Stream& compute = device->compute();
-  SlotPool pool = SlotPool(*device, DType::f32, MemoryClass::gathered, "test slots", {{4}, {8}, {6}, {0}}, 2);
+  SlotPool pool = SlotPool(*device, DType::f32, MemoryClass::gathered, "test slots", {{32}, {96}, {64}, {0}}, 2);
 
   void SetUp() override {
     for (auto& b : pool.buffers())
@@ -48,7 +48,7 @@ struct SlotPoolTest : testing::Test {
 };
 
 TEST_F(SlotPoolTest, AUnitAlwaysHasTheSameAddress) {
-  EXPECT_EQ(bytes(), 4 * (6 + 8));
+  EXPECT_EQ(bytes(), 4 * (64 + 96));
   EXPECT_FALSE(pool.has(3));
   const void* first = nullptr;
   for (int round = 0; round < 3; ++round) {
@@ -61,7 +61,7 @@ TEST_F(SlotPoolTest, AUnitAlwaysHasTheSameAddress) {
       lease.end({});
     }
   }
-  EXPECT_EQ(bytes(), 4 * (6 + 8));
+  EXPECT_EQ(bytes(), 4 * (64 + 96));
 }
 
 TEST_F(SlotPoolTest, TheNextHoldersStreamWaitsForWhatTheLastOneSaid) {
@@ -112,8 +112,8 @@ TEST_F(SlotPoolTest, BesideAHolderThatIsInUseAUnitGetsASlotOfItsOwnForGood) {
     const SlotPool::Lease busy = pool.acquire(0, compute);
     SlotPool::Lease own = pool.acquire(2, compute);
     EXPECT_NE(own.memory().raw(), busy.memory().raw());
-    EXPECT_EQ(own.memory().numel(), 6);
-    EXPECT_EQ(bytes(), 4 * (6 + 8 + 6)) << "made once";
+    EXPECT_EQ(own.memory().numel(), 64);
+    EXPECT_EQ(bytes(), 4 * (64 + 96 + 64)) << "made once";
   }
 }
 

@@ -4,6 +4,8 @@
 
 #include <mutex>
 
+#include <sherd/fsdp/weights_change.h>
+
 #include "support/chain.h"
 
 namespace sherd::test {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 
+#include <sherd/fsdp/weights_change.h>
+
 #include "support/toy_model.h"
 
 namespace sherd::test {

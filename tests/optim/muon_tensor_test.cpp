@@ -6,6 +6,8 @@
 #include <map>
 #include <mutex>
 
+#include <sherd/fsdp/weights_change.h>
+
 #include "support/pieces.h"
 
 namespace sherd::test {

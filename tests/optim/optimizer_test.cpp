@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include <sherd/fsdp/weights_change.h>
+
 #include "support/toy_model.h"
 
 namespace sherd::test {

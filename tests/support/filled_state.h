@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/random.h>
 #include <sherd/optim/optimizer.h>
 
