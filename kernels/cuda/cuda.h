@@ -1,8 +1,8 @@
 // Declarations of the CUDA kernels, with what their sources share. Private to kernels/cuda/.
 //
-// Every function issues on the context's stream and returns; all memory is the device's but where
-// kernel_table.h says otherwise. Sums have a fixed order that depends on shapes alone: no floating-point
-// atomics.
+// Every function issues on the context's stream and returns; all memory is the device's but where the header
+// of its family (kernels/ops/) says otherwise. Sums have a fixed order that depends on shapes alone: no
+// floating-point atomics.
 #pragma once
 
 #include <sherd/kernels/device/error.h>

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include <sherd/kernels/ops/segments.h>
 #include <sherd/optim/muon/plan.h>
 
 namespace sherd {
