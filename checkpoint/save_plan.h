@@ -15,15 +15,15 @@ namespace sherd {
 
 /// What one rank writes of a tensor.
 struct LocalTensor {
-  std::string name;
+  std::string name = {};
   Section section = Section::model;
   DType dtype = DType::f32;
   /// Of the whole tensor.
-  Shape shape;
+  Shape shape = {};
   /// Boxes of the whole tensor; box after box, each in row-major order, they are the elements of `data`.
-  std::vector<Box> boxes;
+  std::vector<Box> boxes = {};
   /// Device memory that is read at every save. Undefined for one host value: then `value` is asked.
-  Tensor data;
+  Tensor data = {};
   std::function<float()> value = {};
   /// The elements are not in memory: who writes the planned files brings them. Not for CheckpointSaver.
   bool streamed = false;

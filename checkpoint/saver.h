@@ -16,7 +16,7 @@ namespace sherd {
 
 struct SaverOptions {
   /// DIR of FORMAT.md; created when missing (its parent is there).
-  std::filesystem::path folder;
+  std::filesystem::path folder = {};
   /// Checkpoints to keep, newest first, as CheckpointFolder::prune() counts them (a checkpoint whose model is
   /// not finite never makes a finite one go); 0 = all.
   int64_t keep = 0;

@@ -47,7 +47,7 @@ struct FullyShardOptions {
   /// (root) Full names of parameters that are left alone: whole on every rank, gradients never reduced and
   /// not part of the gradient norm. An optimizer still updates them, each rank with its own gradient, unless
   /// they are frozen.
-  std::vector<std::string> ignored;
+  std::vector<std::string> ignored = {};
   /// (root) Seed of the initial weights.
   uint64_t seed = 0;
   /// Ranks whose batches a gradient is averaged over; 0 = those of the mesh dimensions below. Expert

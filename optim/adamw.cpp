@@ -19,6 +19,16 @@ std::vector<std::string> problems_of(const AdamWOptions& o) {
   return wrong;
 }
 
+UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
+  return {.algorithm = Algorithm::adamw,
+          .settings = fmt::format("{} {} {}", o.beta1, o.beta2, o.eps),
+          .problems = problems_of(o),
+          .writes_copies = true,
+          .make = [o](Device& device, std::vector<UpdateItem> items) {
+            return std::make_unique<AdamW>(device, std::move(items), o);
+          }};
+}
+
 AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : options_(options) {
   std::vector<std::string> wrong = problems_of(options);
   for (const Item& item : items)
@@ -58,18 +68,22 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases_, dtype, skip);
 }
 
-void AdamW::collect(std::vector<StateTensor>& out) const {
+std::vector<StateTensor> AdamW::state() const {
+  std::vector<StateTensor> out;
   for (auto& s : slots_) {
     out.push_back({s.item.param, "exp_avg", s.exp_avg});
     out.push_back({s.item.param, "exp_avg_sq", s.exp_avg_sq});
   }
+  return out;
 }
 
-void AdamW::collect(std::vector<StateCounter>& out) const {
+std::vector<StateCounter> AdamW::counters() const {
+  std::vector<StateCounter> out;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const auto at = static_cast<int64_t>(i);
     out.push_back({slots_[i].item.param, "step", steps_.flat(at, at + 1)});
   }
+  return out;
 }
 
 }  // namespace sherd

@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/fsdp/parameter.h>
-#include <sherd/optim/state.h>
+#include <sherd/optim/update_rule.h>
 
 namespace sherd {
 
@@ -18,25 +17,21 @@ std::vector<std::string> problems_of(const AdamWOptions& options);
 
 /// Updates this rank's shard of each parameter from its grad_shard(); no communication. Formula and order of
 /// operations: PyTorch's torch.optim.AdamW (Loshchilov & Hutter 2019), see AdamWArgs.
-class AdamW {
+class AdamW : public UpdateRule {
  public:
-  struct Item {
-    Parameter param;
-    double weight_decay = 0;
-    /// Whether Parameter::model_copy(), where there is one, is written in the same pass.
-    bool writes_copy = false;
-  };
+  using Item = UpdateItem;
+  /// For Optimizer.
+  static UpdateRuleFactory factory(const AdamWOptions& options);
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
   /// @throws InvalidArgument naming all options and weight decays that cannot be.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);
-  /// Queues the update on `stream`, one pass for all parameters. Every parameter counts its own updates, for
-  /// its bias correction. With `skip` (ShardRuntime::skip(); may be undefined) other than 0 nothing changes
-  /// and nothing is counted.
-  void step(Stream& stream, double lr, const Tensor& skip = {});
-  /// Appends exp_avg and exp_avg_sq of every parameter.
-  void collect(std::vector<StateTensor>& out) const;
-  /// Appends the number of updates so far of every parameter.
-  void collect(std::vector<StateCounter>& out) const;
+  /// One pass for all parameters. Every parameter counts its own updates, for its bias correction; with
+  /// `skip` other than 0 nothing is counted.
+  void step(Stream& stream, double lr, const Tensor& skip = {}) override;
+  /// exp_avg and exp_avg_sq of every parameter.
+  std::vector<StateTensor> state() const override;
+  /// "step", the number of updates so far, of every parameter.
+  std::vector<StateCounter> counters() const override;
 
  private:
   struct Slot {

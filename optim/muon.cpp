@@ -31,7 +31,29 @@ TeamKey key_of(const Parameter& p) {
   return {group.mesh().flatten(all).get(), axes.state_split, cut ? t->mesh_dim : ""};
 }
 
+// Of all that decides what an update does.
+std::string settings_of(const MuonOptions& m) {
+  const OrthogonalizeOptions& ns = m.orthogonalize;
+  std::string text = fmt::format("{} {} {} {} {} {} {} {} {} | {} {} {} {}", m.momentum, m.nesterov,
+                                 static_cast<int>(m.scale), m.scale_factor, static_cast<int>(m.decay),
+                                 static_cast<int>(m.payload), static_cast<int>(m.mode),
+                                 static_cast<int>(m.tensor), m.allow_inexact, static_cast<int>(ns.method),
+                                 static_cast<int>(ns.form), static_cast<int>(ns.working), ns.eps);
+  for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
+  return text + fmt::format(" {}", fmt::join(ns.restarts, " "));
+}
+
 }  // namespace
+
+UpdateRuleFactory Muon::factory(const MuonOptions& o) {
+  return {.algorithm = Algorithm::muon,
+          .settings = settings_of(o),
+          .problems = problems_of(o),
+          .writes_copies = false,
+          .make = [o](Device& device, std::vector<UpdateItem> items) {
+            return std::make_unique<Muon>(device, std::move(items), o);
+          }};
+}
 
 Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
     : device_(device), options_(std::move(options)), streams_(std::make_unique<MuonStreams>()) {
@@ -84,11 +106,13 @@ void Muon::step(Stream& compute, double lr, const Tensor& skip) {
   for (auto& team : teams_) team->step(compute, lr, skip);
 }
 
-void Muon::collect(std::vector<StateTensor>& out) const {
+std::vector<StateTensor> Muon::state() const {
+  std::vector<StateTensor> out;
   for (auto& [team, slot] : order_) {
     const MuonTeam::Slot& s = teams_[team]->slots()[slot];
     out.push_back({s.param, "momentum_buffer", s.momentum});
   }
+  return out;
 }
 
 std::string Muon::explain() const {

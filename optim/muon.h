@@ -9,7 +9,7 @@
 
 #include <sherd/fsdp/group.h>
 #include <sherd/optim/muon/plan.h>
-#include <sherd/optim/state.h>
+#include <sherd/optim/update_rule.h>
 
 namespace sherd {
 
@@ -28,12 +28,11 @@ struct MuonStreams;
 ///
 /// Messages travel in chunks, one all-to-all-v each way, on two side streams: chunk k is computed while k + 1
 /// arrives and k - 1 returns; what needs no message comes first.
-class Muon {
+class Muon : public UpdateRule {
  public:
-  struct Item {
-    Parameter param;
-    double weight_decay = 0;
-  };
+  using Item = UpdateItem;
+  /// For Optimizer.
+  static UpdateRuleFactory factory(const MuonOptions& options);
   /// Collective: makes communicators, and compares the plans' fingerprints once.
   /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
   /// naming all options and weight decays that cannot be, or when a forced mode is not possible; ShapeMismatch on
@@ -41,18 +40,17 @@ class Muon {
   Muon(Device& device, std::vector<Item> items, MuonOptions options);
   /// Lets the side streams finish. Destroyed by an exception that unwinds the rank, it aborts the group
   /// first.
-  ~Muon();
-  /// Queues the update on `compute`, the device's compute stream. With `skip` (ShardRuntime::skip(); may be
-  /// undefined) other than 0 messages travel all the same, but neither weights nor momentum change.
-  void step(Stream& compute, double lr, const Tensor& skip = {});
-  /// Appends momentum_buffer of every parameter.
-  void collect(std::vector<StateTensor>& out) const;
+  ~Muon() override;
+  /// With `skip` other than 0 messages travel all the same, but neither weights nor momentum change.
+  void step(Stream& compute, double lr, const Tensor& skip = {}) override;
+  /// momentum_buffer of every parameter.
+  std::vector<StateTensor> state() const override;
 
   /// The plan of each set of ranks that shares layouts (experts have their own), for people.
   std::string explain() const;
   const std::vector<MuonPlan>& plans() const { return plans_; }
-  /// Queues a copy of what the latest step found, in host memory: for report(), once the compute stream has
-  /// come there.
+  /// Queues a device-to-host copy of the latest step's status of every matrix. Hand it to report() after the
+  /// compute stream has passed this point.
   std::vector<Tensor> copy_statuses();
   /// Logical matrices whose update in that step was zero because the matrix was zero or not finite, as far as
   /// this rank reports them: every matrix is reported by one rank of its team.

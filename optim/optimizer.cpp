@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 
@@ -15,14 +16,32 @@
 namespace sherd {
 namespace {
 
-void add(std::vector<std::string>& wrong, const char* whose, std::vector<std::string> problems) {
+void add(std::vector<std::string>& wrong, const std::string& whose, std::vector<std::string> problems) {
   for (std::string& problem : problems) wrong.push_back(fmt::format("{}: {}", whose, problem));
 }
 
-std::vector<std::string> problems_of(const OptimizerOptions& options) {
-  std::vector<std::string> wrong;
-  add(wrong, "AdamW", problems_of(options.adamw));
-  add(wrong, "Muon", problems_of(options.muon));
+// AdamW, Muon, and the program's own.
+std::vector<UpdateRuleFactory> factories_of(const OptimizerOptions& options) {
+  std::vector<UpdateRuleFactory> all = {AdamW::factory(options.adamw), Muon::factory(options.muon)};
+  all.insert(all.end(), options.further.begin(), options.further.end());
+  return all;
+}
+
+std::vector<std::string> problems_of(const OptimizerOptions& options,
+                                     const std::vector<UpdateRuleFactory>& factories) {
+  std::vector<std::string> wrong, twice, idle;
+  for (size_t i = 0; i < factories.size(); ++i) {
+    const UpdateRuleFactory& f = factories[i];
+    add(wrong, title_of(f.algorithm), f.problems);
+    if (!f.make) idle.push_back(name_of(f.algorithm));
+    for (size_t k = 0; k < i; ++k)
+      if (factories[k].algorithm == f.algorithm) twice.push_back(name_of(f.algorithm));
+  }
+  if (!twice.empty())
+    wrong.push_back(fmt::format("names that two optimizers have: {}", fmt::join(twice, ", ")));
+  if (!idle.empty())
+    wrong.push_back(fmt::format("optimizers that nothing makes (UpdateRuleFactory::make is empty): {}",
+                                fmt::join(idle, ", ")));
   if (!(options.weight_decay >= 0 && std::isfinite(options.weight_decay)))
     wrong.push_back(fmt::format("weight decay {} must be finite and not negative", options.weight_decay));
   return wrong;
@@ -57,19 +76,29 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   return wrong;
 }
 
+// Routes to optimizers that nobody gave.
+std::vector<std::string> unknown_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
+  std::vector<std::string> unknown, wrong;
+  for (const Route& r : routing.routes) {
+    const auto makes = [&](const UpdateRuleFactory& f) { return f.algorithm == r.algorithm; };
+    if (std::none_of(factories.begin(), factories.end(), makes))
+      unknown.push_back(fmt::format("{} ({})", r.name, name_of(r.algorithm)));
+  }
+  if (!unknown.empty())
+    wrong.push_back(
+        fmt::format("routes to optimizers that do not exist: {}; give them by OptimizerOptions::further",
+                    fmt::join(unknown, ", ")));
+  return wrong;
+}
+
 // Of all that decides what an update does.
-uint64_t digest_of(const Routing& routing, const OptimizerOptions& o) {
-  const MuonOptions& m = o.muon;
-  const OrthogonalizeOptions& ns = m.orthogonalize;
-  std::string text = fmt::format(
-      "{} {} {} {} {} | {} {} {} {} {} {} {} {} {} | {} {} {} {}", o.adamw.beta1, o.adamw.beta2, o.adamw.eps,
-      o.weight_decay, o.skip_non_finite, m.momentum, m.nesterov, static_cast<int>(m.scale), m.scale_factor,
-      static_cast<int>(m.decay), static_cast<int>(m.payload), static_cast<int>(m.mode), static_cast<int>(m.tensor),
-      m.allow_inexact, static_cast<int>(ns.method), static_cast<int>(ns.form), static_cast<int>(ns.working), ns.eps);
-  for (auto& [a, b, c] : ns.steps) text += fmt::format(" {} {} {}", a, b, c);
-  text += fmt::format(" {}", fmt::join(ns.restarts, " "));
+uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
+                   const std::vector<UpdateRuleFactory>& factories) {
+  std::string text = fmt::format("{} {}", o.weight_decay, o.skip_non_finite);
+  for (const UpdateRuleFactory& f : factories)
+    text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
-    text += fmt::format("; {} {} {}", r.name, static_cast<int>(r.algorithm), r.decays);
+    text += fmt::format("; {} {} {}", r.name, name_of(r.algorithm), r.decays);
   return hash64(0, text);
 }
 
@@ -77,33 +106,48 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o) {
 
 Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options)
     : runtime_(runtime_of(root)), alive_(runtime_.weak_from_this()), skip_non_finite_(options.skip_non_finite) {
-  std::vector<std::string> wrong = problems_of(options);
+  const std::vector<UpdateRuleFactory> factories = factories_of(options);
+  std::vector<std::string> wrong = problems_of(options, factories);
   add(wrong, "routing", problems_of(routing, runtime_));
+  add(wrong, "routing", unknown_in(routing, factories));
   if (!wrong.empty())
     throw InvalidArgument(
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
   runtime_.require_equal(
-      digest_of(routing, options),
+      digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
-  std::vector<AdamW::Item> adamw;
-  std::vector<Muon::Item> muon;
-  std::set<ParamGroup*> with_muon;
-  for (auto& r : routing.routes)
-    if (r.algorithm == Algorithm::muon) with_muon.insert(&r.param.group());
-  for (auto& r : routing.routes) {
-    const double decay = r.decays ? options.weight_decay : 0;
-    if (r.algorithm == Algorithm::muon) {
-      muon.push_back({r.param, decay});
-    } else {
-      const bool alone = !with_muon.contains(&r.param.group());
-      adamw.push_back({r.param, decay, alone});
-      if (alone) copied_.insert(&r.param.group());
-    }
-  }
-  adamw_ = std::make_unique<AdamW>(runtime_.device(), std::move(adamw), options.adamw);
-  muon_ = std::make_unique<Muon>(runtime_.device(), std::move(muon), options.muon);
+  make_rules(routing, options.weight_decay, factories);
   skipped_ = Tensor::empty(runtime_.device(), {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::fill(runtime_.device().compute(), skipped_, 0);
+}
+
+void Optimizer::make_rules(const Routing& routing, double weight_decay,
+                           const std::vector<UpdateRuleFactory>& factories) {
+  const auto factory_of = [&](const Route& r) {
+    return std::find_if(factories.begin(), factories.end(),
+                        [&](auto& f) { return f.algorithm == r.algorithm; });
+  };
+  // A group rounds all of its weights or none: a copy is worth writing only where every parameter's rule does
+  // it.
+  std::set<ParamGroup*> rounded_later;
+  for (const Route& r : routing.routes)
+    if (!factory_of(r)->writes_copies) rounded_later.insert(&r.param.group());
+  std::vector<std::vector<UpdateItem>> items(factories.size());
+  for (const Route& r : routing.routes) {
+    const bool writes_copy = !rounded_later.contains(&r.param.group());
+    if (writes_copy) copied_.insert(&r.param.group());
+    items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
+        {r.param, r.decays ? weight_decay : 0, writes_copy});
+  }
+  for (size_t i = 0; i < factories.size(); ++i)
+    rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i]))});
+}
+
+UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
+  for (const Rule& r : rules_)
+    if (r.algorithm == algorithm) return *r.update;
+  throw InvalidArgument(fmt::format("{}: Optimizer::rule(): there is no optimizer '{}'",
+                                    runtime_.device().label(), name_of(algorithm)));
 }
 
 void Optimizer::step(double lr) {
@@ -120,9 +164,8 @@ void Optimizer::step(double lr) {
   WeightsChange change(runtime_);
   Stream& stream = runtime_.device().compute();
   ++steps_;
-  adamw_->step(stream, lr, skip);
+  for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   for (ParamGroup* g : copied_) g->copies_written();
-  muon_->step(stream, lr, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
 }
@@ -154,14 +197,15 @@ Tensor Optimizer::copy_skipped() const {
 
 std::vector<StateTensor> Optimizer::state() const {
   std::vector<StateTensor> all;
-  adamw_->collect(all);
-  muon_->collect(all);
+  for (const Rule& r : rules_)
+    for (StateTensor& s : r.update->state()) all.push_back(std::move(s));
   return all;
 }
 
 std::vector<StateCounter> Optimizer::counters() const {
   std::vector<StateCounter> all;
-  adamw_->collect(all);
+  for (const Rule& r : rules_)
+    for (StateCounter& c : r.update->counters()) all.push_back(std::move(c));
   return all;
 }
 

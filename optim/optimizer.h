@@ -1,4 +1,4 @@
-// The optimizer of a sharded model: AdamW and Muon side by side, by the routing table.
+// The optimizer of a sharded model: AdamW, Muon and those of the program side by side, by the routing table.
 #pragma once
 
 #include <memory>
@@ -13,12 +13,15 @@
 namespace sherd {
 
 struct OptimizerOptions {
-  AdamWOptions adamw;
-  MuonOptions muon;
+  AdamWOptions adamw = {};
+  MuonOptions muon = {};
   /// Applied to parameters of two or more dimensions that are no biases; the others do not decay.
   double weight_decay = 0;
   /// A step whose gradients are not finite is skipped, on all ranks alike: see Optimizer::step().
   bool skip_non_finite = true;
+  /// Optimizers of the program's own, for the parameters that its routing rules send to them. In the same
+  /// order on every rank.
+  std::vector<UpdateRuleFactory> further = {};
 };
 
 /// One rank's thread uses it; collective calls in the same order on every rank.
@@ -26,8 +29,9 @@ class Optimizer {
  public:
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.
   /// @throws InvalidArgument naming all options that cannot be, and all of the routing that is not of this
-  /// model: parameters of another one, frozen ones, such that are there twice, and trainable ones that are
-  /// missing; ShapeMismatch on every rank when ranks were given different routings or options. Collective.
+  /// model: parameters of another one, frozen ones, such that are there twice, trainable ones that are
+  /// missing, and those that go to an optimizer that is not there; ShapeMismatch on every rank when ranks
+  /// were given different routings or options. Collective.
   Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options);
 
   /// Queues one update on the compute stream, after the pending reductions, and starts the next step's
@@ -49,22 +53,31 @@ class Optimizer {
   /// Steps so far, skipped ones and those before a resume included.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
-  /// Every state tensor, in routing order.
+  /// Every state tensor: AdamW's, Muon's, the further ones', each in routing order.
   std::vector<StateTensor> state() const;
-  /// Every counter, in routing order.
+  /// Every counter, in the same order.
   std::vector<StateCounter> counters() const;
   /// The Muon half, with its plan and its report (it exists without matrices, too).
-  Muon& muon() const { return *muon_; }
+  Muon& muon() const { return dynamic_cast<Muon&>(rule(Algorithm::muon)); }
+  /// What updates the parameters that are routed to `algorithm`.
+  /// @throws InvalidArgument when there is no such optimizer.
+  UpdateRule& rule(const Algorithm& algorithm) const;
 
  private:
+  /// What this rank updates, by algorithm, and the groups whose copies that leaves written.
+  void make_rules(const Routing& routing, double weight_decay,
+                  const std::vector<UpdateRuleFactory>& factories);
   /// ShardRuntime::skip(), made now where nobody has looked.
   Tensor skip_of_gradients();
 
   ShardRuntime& runtime_;
   std::weak_ptr<ShardRuntime> alive_;  // as long as the root is
-  std::set<ParamGroup*> copied_;       // AdamW writes the model's weights of all their parameters
-  std::unique_ptr<AdamW> adamw_;
-  std::unique_ptr<Muon> muon_;
+  std::set<ParamGroup*> copied_;       // the rules write the model's weights of all their parameters
+  struct Rule {
+    Algorithm algorithm;
+    std::unique_ptr<UpdateRule> update;
+  };
+  std::vector<Rule> rules_;
   Tensor skipped_;  // i64, on the device
   bool skip_non_finite_;
   int64_t steps_ = 0;

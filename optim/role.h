@@ -22,9 +22,9 @@ enum class Role {
 const char* name_of(Role role);
 
 struct RoleQuestion {
-  std::string name;
+  std::string name = {};
   /// Of the whole parameter, all tensor- and expert-parallel pieces together.
-  Shape shape;
+  Shape shape = {};
   /// Somebody said that its last two dimensions are matrices, by giving it row blocks.
   bool matrices = false;
   /// What it would be called in the further modules that hold it (tied).
@@ -34,7 +34,7 @@ struct RoleQuestion {
 struct RoleGuess {
   Role role = Role::hidden;
   /// For people, e.g. "embedding: word 'emb' in 'token_emb'".
-  std::string evidence;
+  std::string evidence = {};
   /// The name also fits a hidden matrix (or fits none): `role` is the one with which nothing is lost but
   /// speed.
   bool ambiguous = false;

@@ -54,8 +54,16 @@ std::string pattern_for(const std::string& name) {
   return pattern + "$";
 }
 
+// `first`, then what else is in the routes, as it comes there.
+std::vector<Algorithm> algorithms_of(const std::vector<Route>& routes, std::vector<Algorithm> first) {
+  for (auto& r : routes)
+    if (std::find(first.begin(), first.end(), r.algorithm) == first.end()) first.push_back(r.algorithm);
+  return first;
+}
+
 class Doubts {
  public:
+  explicit Doubts(const Algorithm& hidden) : hidden_(hidden) {}
   void add(const Route& r) {
     const std::string pattern = pattern_for(r.name);
     const auto [it, fresh] = index_.try_emplace(pattern, all_.size());
@@ -65,10 +73,10 @@ class Doubts {
   std::vector<std::string> lines() const {
     std::vector<std::string> lines;
     for (auto& d : all_)
-      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, say --route '{}=muon'", d.first,
+      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, say --route '{}={}'", d.first,
                                   d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1),
                                   d.reason, d.count == 1 ? "it is a" : "they are",
-                                  d.count == 1 ? "matrix" : "matrices", d.pattern));
+                                  d.count == 1 ? "matrix" : "matrices", d.pattern, name_of(hidden_)));
     return lines;
   }
 
@@ -77,19 +85,12 @@ class Doubts {
     std::string pattern, first, reason;
     int count;
   };
+  Algorithm hidden_;  // the one that hidden matrices go to
   std::vector<Doubt> all_;
   std::map<std::string, size_t> index_;
 };
 
 }  // namespace
-
-const char* name_of(Algorithm a) { return a == Algorithm::muon ? "muon" : "adamw"; }
-
-Algorithm parse_algorithm(std::string_view name) {
-  if (name == "adamw") return Algorithm::adamw;
-  if (name == "muon") return Algorithm::muon;
-  throw InvalidArgument(fmt::format("optimizer '{}' is unknown; use adamw or muon", name));
-}
 
 Routing route(Module& root, const RoutingOptions& options) {
   const std::regex not_hidden = compile(options.not_hidden);
@@ -97,7 +98,7 @@ Routing route(Module& root, const RoutingOptions& options) {
   for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
 
   Routing routing;
-  Doubts doubts;
+  Doubts doubts(options.optimizer);
   routing.tied = root.tied_names();
   std::vector<bool> used(patterns.size(), false);
   const std::vector<RoleGuess> roles = roles_of(root);
@@ -114,24 +115,25 @@ Routing route(Module& root, const RoutingOptions& options) {
       used[hit] = true;
       r.algorithm = options.rules[hit].algorithm;
       r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
-      if (r.algorithm == Algorithm::muon && !matrix)
+      if (r.algorithm.matrices_only() && !matrix)
         throw InvalidArgument(
-            fmt::format("routing rule '{}' sends '{}' of shape {} to Muon, which updates matrices (and "
+            fmt::format("routing rule '{}' sends '{}' of shape {} to {}, which updates matrices (and "
                         "stacks of them) only",
-                        options.rules[hit].pattern, name, to_string(param.shape())));
-    } else if (options.optimizer == Algorithm::adamw) {
-      r.reason = "AdamW for all";
+                        options.rules[hit].pattern, name, to_string(param.shape()), title_of(r.algorithm)));
+    } else if (!options.optimizer.matrices_only()) {
+      r.algorithm = options.optimizer;
+      r.reason = fmt::format("{} for all", title_of(r.algorithm));
     } else if (!matrix) {
       r.reason = "not a matrix";
     } else if (!options.not_hidden.empty() && std::regex_search(name, not_hidden)) {
       r.reason = fmt::format("not_hidden '{}'", options.not_hidden);
     } else {
-      if (guess.role == Role::hidden) r.algorithm = Algorithm::muon;
+      if (guess.role == Role::hidden) r.algorithm = options.optimizer;
       r.reason = guess.evidence;
       if (guess.ambiguous) doubts.add(r);
     }
     r.decays = dims >= 2 && guess.role != Role::bias;
-    param.set_cut(r.algorithm == Algorithm::muon ? CutClass::row : CutClass::element);
+    param.set_cut(r.algorithm.cut());
     routing.routes.push_back(std::move(r));
   }
   routing.warnings = doubts.lines();
@@ -148,7 +150,7 @@ Routing route(Module& root, const RoutingOptions& options) {
 
 std::string Routing::summary() const {
   std::string text;
-  for (const Algorithm a : {Algorithm::muon, Algorithm::adamw}) {
+  for (const Algorithm& a : algorithms_of(routes, {Algorithm::muon, Algorithm::adamw})) {
     text += fmt::format("{}{}:", text.empty() ? "" : "; ", name_of(a));
     for (auto& r : routes)
       if (r.algorithm == a) text += " " + r.name;
@@ -157,17 +159,24 @@ std::string Routing::summary() const {
 }
 
 std::string Routing::format() const {
-  size_t width = 9;
-  int64_t elements[2] = {0, 0};
-  for (auto& r : routes) width = std::max(width, r.name.size());
-  std::string out = fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", "parameter", width, "shape", "update", "why");
+  size_t width = 9, update = 6;
+  std::map<Algorithm, int64_t> elements;
   for (auto& r : routes) {
-    out += fmt::format("{:<{}}  {:>14}  {:<6}  {}\n", r.name, width, to_string(r.param.global_shape()),
-                       name_of(r.algorithm), r.reason);
-    elements[r.algorithm == Algorithm::muon] += numel_of(r.param.global_shape());
+    width = std::max(width, r.name.size());
+    update = std::max(update, r.algorithm.name().size());
+    elements[r.algorithm] += numel_of(r.param.global_shape());
   }
+  std::string out =
+      fmt::format("{:<{}}  {:>14}  {:<{}}  {}\n", "parameter", width, "shape", "update", update, "why");
+  for (auto& r : routes)
+    out += fmt::format("{:<{}}  {:>14}  {:<{}}  {}\n", r.name, width, to_string(r.param.global_shape()),
+                       name_of(r.algorithm), update, r.reason);
   for (auto& [other, first] : tied) out += fmt::format("{} = {} (tied)\n", other, first);
-  out += fmt::format("AdamW updates {} elements, Muon {}", elements[0], elements[1]);
+  std::string counts;
+  for (const Algorithm& a : algorithms_of(routes, {Algorithm::adamw, Algorithm::muon}))
+    counts += counts.empty() ? fmt::format("{} updates {} elements", title_of(a), elements[a])
+                             : fmt::format(", {} {}", title_of(a), elements[a]);
+  out += counts;
   for (auto& w : warnings) out += "\nwarning: " + w;
   return out;
 }

@@ -49,7 +49,7 @@ struct PlanCosts {
 struct MuonOptions {
   float momentum = 0.95f;
   bool nesterov = true;
-  OrthogonalizeOptions orthogonalize;
+  OrthogonalizeOptions orthogonalize = {};
   MuonScale scale = MuonScale::match_rms_adamw;
   double scale_factor = 1;
   MuonDecay decay = MuonDecay::decoupled;
@@ -65,7 +65,7 @@ struct MuonOptions {
   /// Bound on the bytes of a rank's messages and matrices in flight. A matrix that needs more alone is moved
   /// alone. 0: default_transient_bytes of the device, the least of the team's. No result depends on it.
   int64_t transient_bytes = 0;
-  PlanCosts costs;
+  PlanCosts costs = {};
 };
 
 /// What cannot be, each with its value; empty when all is well.

@@ -9,14 +9,18 @@
 #include <set>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/optim/muon/detail/plan_cost.h>
+#include <sherd/optim/muon/plan_cost.h>
 
 namespace sherd {
 namespace {
 
-constexpr double kPreferWithin = 1.05;   // of the bound, for owners that hold some of the matrix
-constexpr double kRebalanceFrom = 1.05;  // of the bound, for dealing out local matrices, too
-constexpr int kHoldersAsked = 64;        // of a matrix that more ranks than that hold
+// No plan loads its busiest rank less than max(sum of all costs / ranks, largest cost), the lower bound.
+// A rank that holds part of a matrix is preferred as its owner while its load stays within 5 % of that bound.
+constexpr double kPreferWithin = 1.05;
+// Matrices that lie on one rank are moved, too, once the busiest rank is more than 5 % above the lower bound.
+constexpr double kRebalanceFrom = 1.05;
+// A matrix may lie on thousands of ranks: this many of them are considered as preferred owners.
+constexpr int kHoldersAsked = 64;
 
 /// Loads of the ranks and, by load and then rank, who has least and most.
 class Loads {
@@ -41,7 +45,7 @@ class Loads {
   std::set<std::pair<double, int>> order_;
 };
 
-/// Everything about one way (copies) to lay out the team.
+/// Makes one plan, for a given number of copies (see MuonPlan); make_plan() compares the plans.
 class Planner {
  public:
   Planner(std::span<const LogicalMatrix> matrices, int cells, int replicas, int copies, const PlanOptions& o)
@@ -162,7 +166,8 @@ class Planner {
     return whole == 0 ? 0 : cost_[i] * shared_gram_flops(m, owners, o_) / whole / owners;
   }
 
-  /// The rank that holds most of the matrix and at least its share, if the balance allows it; else -1.
+  /// The rank that holds most of the matrix, and not less than numel / cells of it, if its load stays within
+  /// kPreferWithin; else -1.
   int preferred(const Loads& loads, size_t i) const {
     const LogicalMatrix& m = m_[i];
     const LogicalMatrix::Cells holders = m.cells();
@@ -217,7 +222,9 @@ class Planner {
     return list;
   }
 
-  /// Local work breaks the balance: deals out again what lies on ranks with too much, or else everything.
+  /// For plans that local work has unbalanced: first only the local matrices of the ranks above
+  /// kRebalanceFrom may move, then all local matrices. Keeps a new assignment only if its busiest rank has
+  /// less to do.
   void deal_again() {
     const Loads before = loads_;
     for (const bool everything : {false, true}) {
@@ -359,7 +366,7 @@ class Planner {
   MuonPlan plan_;
   Loads loads_;
   std::vector<double> cost_;
-  double sum_ = 0, bound_ = 0;
+  double sum_ = 0, bound_ = 0;  // of all costs; the lower bound of the busiest rank's load
 };
 
 }  // namespace
@@ -367,20 +374,6 @@ class Planner {
 const char* name_of(PlanMode m) {
   constexpr const char* kNames[] = {"local", "owner", "gram", "gather"};
   return kNames[static_cast<int>(m)];
-}
-
-PlanOptions plan_options(const MuonOptions& o) {
-  PlanOptions p;
-  p.mode = o.mode;
-  p.allow_inexact = o.allow_inexact;
-  p.steps = static_cast<int>(o.orthogonalize.steps.size());
-  p.method = o.orthogonalize.method;
-  p.form = o.orthogonalize.form;
-  p.restarts = static_cast<int>(o.orthogonalize.restarts.size());
-  p.tensor = o.tensor;
-  p.payload_bytes = size_of(o.payload);
-  p.costs = o.costs;
-  return p;
 }
 
 MuonPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,

@@ -1,4 +1,30 @@
 // Who orthogonalizes which matrix: decided by arithmetic, the same on every rank without talking.
+//
+// The words, here and in the files that carry a plan out:
+// - matrix: a logical matrix (LogicalMatrix), one block of one parameter, orthogonalized by itself.
+// - slot: a parameter that Muon updates, with its momentum.
+// - team: the ranks that exchange matrices; those that share a parameter's layout, and its replicas where
+//   they share the work. A plan, and a schedule for each rank, belong to one team.
+// - cell: a rank of the layout, with the piece of every parameter that it keeps. Replicas keep the same cell.
+// - copy: one of the replicas in a team, which keep the same cell.
+// - holder: a rank whose cell has elements of the matrix.
+// - owner: a rank that orthogonalizes the matrix, alone or with others. It need not hold any of it.
+// - entry: what a plan says of one matrix, that is the mode, the owners, the bytes and FLOPs.
+// - chunk: the matrices that travel together, in one all-to-all-v in and one out.
+// - batch: the matrices of a chunk, of one shape, that a rank orthogonalizes in one call.
+// - piece: what a rank keeps of a parameter, a flat interval of its elements.
+// - segment: consecutive elements that one pass copies or updates, in a piece, a message or a matrix.
+// - slice: the elements of a Gram matrix that one owner adds up for all owners.
+//
+// An example, checked by a test: up [4096 x 64] and down [64 x 4096], f32, on a team of two ranks, each of
+// which holds half of the rows of both; five steps, MuonMode::automatic, allow_inexact.
+// - up is a gram entry: owners {0, 1}, first_row {0, 2048, 4096}. Each forms R = X^T X [64 x 64] of its own
+//   2048 rows, so no row travels. R is summed in each of the five steps: a rank receives half of the other's
+//   R and half of the sum, 8 KiB each; 5 * 16 KiB = 81,920 bytes. 127,139,840 FLOPs on each rank.
+// - down is an owner entry, for it has fewer rows than columns: owners {0}. Rank 1 sends its 32 rows of
+//   momentum (524,288 bytes) and receives as many of the result. 252,968,960 FLOPs, all on rank 0.
+// As an owner entry up would cost as much as down. As a gram entry it takes half of the time and moves
+// 163,840 bytes instead of 1,048,576; its result differs from that of one rank by rounding.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +34,8 @@
 
 #include <sherd/optim/muon/logical_matrix.h>
 #include <sherd/optim/muon/muon_options.h>
+#include <sherd/optim/muon/plan_cost.h>
+#include <sherd/optim/muon/plan_options.h>
 
 namespace sherd {
 
@@ -17,27 +45,13 @@ namespace sherd {
 enum class PlanMode { local, owner, gram, gather };
 const char* name_of(PlanMode m);
 
-struct PlanOptions {
-  MuonMode mode = MuonMode::automatic;
-  bool allow_inexact = false;
-  int steps = 5;
-  Orthogonalizer method = Orthogonalizer::newton_schulz;
-  IterationForm form = IterationForm::standard;
-  int restarts = 0;
-  MuonTensorMode tensor = MuonTensorMode::duplicated;
-  int64_t payload_bytes = 4;  // per element
-  PlanCosts costs;
-};
-/// The part of the options that a plan depends on.
-PlanOptions plan_options(const MuonOptions& options);
-
 struct PlanEntry {
   PlanMode mode = PlanMode::local;
-  /// Ranks of the team that orthogonalize it, ascending. With one copy in the team and several replicas,
-  /// every replica has the same.
-  std::vector<int> owners;
+  /// Ranks of the team that orthogonalize it, ascending. Where every replica is a team by itself, all of
+  /// these teams have the same plan.
+  std::vector<int> owners = {};
   /// gram: owner i holds rows [first_row[i], first_row[i + 1]) of the matrix.
-  std::vector<int64_t> first_row;
+  std::vector<int64_t> first_row = {};
   /// Bytes that travel between ranks for it, summed over the team; FLOPs, summed over the owners.
   int64_t bytes = 0;
   double flops = 0;
@@ -56,8 +70,8 @@ struct PlanRank {
 /// orthogonalized once, and its owner sends the result to all of them.
 struct MuonPlan {
   int cells = 1, replicas = 1, copies = 1;
-  std::vector<PlanEntry> entries;  // of the matrices, in order
-  std::vector<PlanRank> ranks;     // of the team
+  std::vector<PlanEntry> entries = {};  // of the matrices, in order
+  std::vector<PlanRank> ranks = {};     // of the team
   /// Largest cost on a rank / max(sum of all matrices' costs / ranks, largest single cost).
   double imbalance = 1;
   /// Cost that the ranks of all replicas and tensor-parallel parts pay together / cost of orthogonalizing
@@ -68,13 +82,6 @@ struct MuonPlan {
 
   int team() const { return cells * copies; }
 };
-
-/// Newton-Schulz cost on one rank, steps * s^2 * (2l + s) with the short side s and the long side l of the
-/// whole matrix. Under distributed tensor parallelism s is the side of the Gram matrices, the one that is not
-/// cut, and l this rank's part of the other.
-double cost_of(const LogicalMatrix& m, const PlanOptions& o);
-/// FLOPs with half-work symmetric products, whole matrix on one rank.
-double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
 
 /// @param cells world of every matrix's layout; `replicas` groups of ranks hold the same cells.
 ///

@@ -3,6 +3,8 @@
 #include <cstdio>
 #include <vector>
 
+#include <sherd/checkpoint/resume.h>
+#include <sherd/checkpoint/saver.h>
 #include <sherd/sherd.h>
 
 using namespace sherd;
@@ -36,14 +38,28 @@ struct Regression : Module {
   }
 };
 
+// Of every option struct some members are named, and the compiler has nothing to say about the others.
+struct Chosen {
+  RoutingOptions routing{.optimizer = Algorithm::adamw};
+  RoutingRule rule{.algorithm = Algorithm::muon};
+  FullyShardOptions shard{.prefetch = 1};
+  MuonOptions muon{.momentum = 0.9f};
+  OptimizerOptions optimizer{.adamw = {.beta2 = 0.95}, .muon = {.scale = MuonScale::original}};
+  SaverOptions saver{.async = true};
+  LoadOptions load{.optimizer = false};
+  TrainingState training{.step = 1};
+  ExportOptions weights{.dtype = DType::bf16};
+};
+
 int main() {
+  const Chosen chosen;
   double first = 0, last = 0;
   launch(3, [&](RankContext& rank) {
     Regression model;
     const DeviceMesh mesh(rank.world, {{"shard", 3}});
-    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
-    fully_shard(model, mesh);
-    Optimizer optimizer(model, routing, {});
+    const Routing routing = route(model, chosen.routing);
+    fully_shard(model, mesh, chosen.shard);
+    Optimizer optimizer(model, routing, chosen.optimizer);
     Stream& s = rank.device->compute();
     for (int step = 0; step < 200; ++step) {
       Tensor x = Tensor::empty(*rank.device, {Regression::kRows, Regression::kWidth}, DType::f32, "data");

@@ -173,6 +173,22 @@ TEST(Plan, GramOwnersHoldWholeRows) {
   for (size_t i = 0; i + 1 < e.first_row.size(); ++i) EXPECT_LT(e.first_row[i], e.first_row[i + 1]);
 }
 
+TEST(Plan, TheExampleInTheHeaderIsTrue) {
+  const Model model({{{"up", {4096, 64}}, {"down", {64, 4096}}}}, 2, LayoutPolicy::even_rows);
+  const MuonPlan plan = make_plan(model.matrices, 2, 1, {.allow_inexact = true});
+  const PlanEntry &up = plan.entries[0], &down = plan.entries[1];
+  EXPECT_EQ(up.mode, PlanMode::gram);
+  EXPECT_EQ(up.owners, (std::vector<int>{0, 1}));
+  EXPECT_EQ(up.first_row, (std::vector<int64_t>{0, 2048, 4096}));
+  EXPECT_EQ(up.bytes, 2 * 81920);
+  EXPECT_EQ(up.flops, 2 * 127139840.0);
+  EXPECT_EQ(down.mode, PlanMode::owner);
+  EXPECT_EQ(down.owners, std::vector<int>{0});
+  EXPECT_EQ(down.bytes, 2 * 524288);
+  EXPECT_EQ(down.flops, 252968960.0);
+  EXPECT_EQ(plan.ranks[1].bytes_in, 81920 + 524288);
+}
+
 TEST(Plan, GatherIsAsRedundantAsThereAreRanks) {
   const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
   const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::gather});

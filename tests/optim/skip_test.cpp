@@ -198,7 +198,8 @@ std::vector<std::pair<Setting, std::vector<std::string>>> settings() {
 class SkippedStepsOf : public ::testing::TestWithParam<Algorithm> {};
 
 TEST_P(SkippedStepsOf, ChangeNothingOnAnyRankAndTheNextGoOnAsIfTheyHadNeverBeen) {
-  int clips = static_cast<int>(GetParam());  // every setting with and without, once each, over both optimizers
+  // Every setting with and without, once each, over both optimizers.
+  int clips = GetParam() == Algorithm::muon ? 1 : 0;
   for (const auto& [setting, names] : settings()) {
     for (const double clip : {clips++ % 2 == 0 ? -1.0 : 0.5}) {
       const Course clean = run(setting, GetParam(), clip, {{.wave = 0}, {.wave = 2}, {.wave = 3}});

@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/detail/plan_cost.h>
+#include <sherd/optim/muon/plan_cost.h>
 
 #include <algorithm>
 

@@ -1,0 +1,67 @@
+// What an optimizer is called, and what routing has to know of it before it exists.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+
+#include <sherd/dtensor/layout.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+
+/// The name of an optimizer in routing, in tables and in messages. Two of them, adamw and muon, are this
+/// library's; a program gives its own optimizer a name by making one more, e.g.
+///   constexpr Algorithm kSgd("sgd");
+/// and its class by OptimizerOptions::further. A small value: copies are cheap and refer to nothing.
+class Algorithm {
+ public:
+  static const Algorithm adamw, muon;
+
+  constexpr Algorithm() : Algorithm("adamw") {}
+  /// @param name of 1 to 31 lower-case letters, digits and underscores.
+  /// @param cut where a rank's piece of such a parameter may begin and end (Parameter::set_cut()).
+  /// @param matrices_only whether it updates nothing but matrices and stacks of them [count, rows, cols].
+  /// @throws InvalidArgument for another name; in a constant expression it does not compile.
+  constexpr explicit Algorithm(std::string_view name, CutClass cut = CutClass::element,
+                               bool matrices_only = false)
+      : cut_(cut), matrices_only_(matrices_only) {
+    if (name.empty() || name.size() >= name_.size()) refuse(name);
+    for (size_t i = 0; i < name.size(); ++i) {
+      const char c = name[i];
+      if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_')) refuse(name);
+      name_[i] = c;
+    }
+  }
+
+  constexpr std::string_view name() const& { return name_.data(); }
+  std::string_view name() && = delete;  // it would outlive the characters
+  constexpr CutClass cut() const { return cut_; }
+  constexpr bool matrices_only() const { return matrices_only_; }
+
+  /// By name.
+  friend constexpr bool operator==(const Algorithm& a, const Algorithm& b) { return a.name_ == b.name_; }
+  friend constexpr auto operator<=>(const Algorithm& a, const Algorithm& b) { return a.name_ <=> b.name_; }
+
+ private:
+  [[noreturn]] static void refuse(std::string_view name);
+
+  std::array<char, 32> name_ = {};  // zeros behind the name
+  CutClass cut_;
+  bool matrices_only_;
+};
+
+inline constexpr Algorithm Algorithm::adamw("adamw");
+inline constexpr Algorithm Algorithm::muon("muon", CutClass::row, true);
+
+std::string name_of(const Algorithm& a);
+/// In sentences: "AdamW", "Muon", and the plain name of all others.
+std::string title_of(const Algorithm& a);
+/// Of this library's own. @throws InvalidArgument listing the legal names.
+Algorithm parse_algorithm(std::string_view name);
+/// Its name, for tests' messages.
+std::ostream& operator<<(std::ostream& out, const Algorithm& a);
+
+}  // namespace sherd

@@ -1,0 +1,19 @@
+#include <sherd/optim/muon/plan_options.h>
+
+namespace sherd {
+
+PlanOptions plan_options(const MuonOptions& o) {
+  PlanOptions p;
+  p.mode = o.mode;
+  p.allow_inexact = o.allow_inexact;
+  p.steps = static_cast<int>(o.orthogonalize.steps.size());
+  p.method = o.orthogonalize.method;
+  p.form = o.orthogonalize.form;
+  p.restarts = static_cast<int>(o.orthogonalize.restarts.size());
+  p.tensor = o.tensor;
+  p.payload_bytes = size_of(o.payload);
+  p.costs = o.costs;
+  return p;
+}
+
+}  // namespace sherd

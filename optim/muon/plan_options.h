@@ -1,0 +1,24 @@
+// What a Muon plan depends on, besides the matrices and where they lie.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/optim/muon/muon_options.h>
+
+namespace sherd {
+
+struct PlanOptions {
+  MuonMode mode = MuonMode::automatic;
+  bool allow_inexact = false;
+  int steps = 5;
+  Orthogonalizer method = Orthogonalizer::newton_schulz;
+  IterationForm form = IterationForm::standard;
+  int restarts = 0;
+  MuonTensorMode tensor = MuonTensorMode::duplicated;
+  int64_t payload_bytes = 4;  // per element
+  PlanCosts costs = {};
+};
+/// The part of the options that a plan depends on.
+PlanOptions plan_options(const MuonOptions& options);
+
+}  // namespace sherd

@@ -1,0 +1,102 @@
+// What a third optimizer remembers is saved and comes back like that of the others.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/checkpoint/resume.h>
+#include <sherd/checkpoint/saver.h>
+
+#include "support/sgd.h"
+#include "support/toy_model.h"
+#include "temporary_folder.h"
+
+namespace sherd::test {
+namespace {
+
+constexpr double kLr = 0.125;
+
+/// A model of which SGD updates two parameters of three, on `ranks` ranks.
+struct Run : GivenGradients {
+  Parameter matrix = add("matrix.weight", {9, 5}), gain = add("gain.weight", {3}),
+            other = add("other.weight", {6, 2});
+  std::optional<Optimizer> optimizer;
+
+  Run(RankContext& r, Strategy strategy) {
+    const Routing routing = route(
+        *this, {.optimizer = Sgd::kName, .rules = {{.pattern = "^other", .algorithm = Algorithm::adamw}}});
+    FullyShardOptions o;
+    o.strategy = strategy;
+    fully_shard(*this, DeviceMesh(r.world, {{"shard", r.world->size()}}), o);
+    optimizer.emplace(*this, routing,
+                      OptimizerOptions{.weight_decay = 0.25, .further = {Sgd::factory(0.75f)}});
+  }
+  void train_to(int end) {
+    while (step < end) train(*optimizer, kLr);
+  }
+  /// All weights, whole.
+  std::vector<float> weights(Stream& s) {
+    std::vector<float> all;
+    for (auto& [name, p] : named_parameters()) {
+      const auto values =
+          ops::to_floats(s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
+                                                 std::make_shared<ShardLayout>(p.group().layout()),
+                                                 p.index_in_group(), p.shard())
+                                .full_tensor(s));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
+  }
+};
+
+// The ranks' gradients are equal and their numbers are powers of two, so that averages are exact.
+TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
+  const TemporaryFolder folder;
+  std::vector<float> straight, resumed;
+  test::launch(4, [&](RankContext& r) {
+    Run run(r, Strategy::optim_grads_params);
+    run.train_to(3);
+    CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer), {.folder = folder / "run"});
+    saver.save({.step = 3});
+    run.train_to(6);
+    const auto all = run.weights(r.device->compute());
+    if (r.world->rank() == 0) straight = all;
+  });
+  test::launch(2, [&](RankContext& r) {
+    Run run(r, Strategy::no_shard);
+    resume(folder / "run", run, &*run.optimizer);
+    EXPECT_EQ(run.optimizer->steps(), 3);
+    run.step = 3;
+    run.train_to(6);
+    const auto all = run.weights(r.device->compute());
+    if (r.world->rank() == 0) resumed = all;
+  });
+  EXPECT_EQ(straight, resumed);
+}
+
+TEST(OwnOptimizerCheckpoint, StateThatItLacksIsNamed) {
+  const TemporaryFolder folder;
+  test::launch(1, [&](RankContext& r) {
+    GivenGradients all;
+    all.add("matrix.weight", {9, 5});
+    const Routing routing = route(all, {.optimizer = Algorithm::adamw});
+    fully_shard(all, DeviceMesh(r.world, {{"shard", 1}}));
+    Optimizer optimizer(all, routing, {});
+    CheckpointSaver saver(r.world, checkpoint_tensors(all, &optimizer), {.folder = folder / "run"});
+    saver.save({.step = 1});
+
+    GivenGradients other;
+    other.add("matrix.weight", {9, 5});
+    const Routing to_sgd = route(other, {.optimizer = Sgd::kName});
+    fully_shard(other, DeviceMesh(r.world, {{"shard", 1}}));
+    Optimizer sgd(other, to_sgd, {.further = {Sgd::factory(0.5f)}});
+    try {
+      resume(folder / "run", other, &sgd);
+      FAIL();
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), ::testing::HasSubstr("optim.state.matrix.weight.momentum"));
+      EXPECT_THAT(e.what(), ::testing::HasSubstr("routing has changed"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
