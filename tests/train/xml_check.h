@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace train_gpt {
+namespace sherd::test {
 
 /// What is wrong first; empty when nothing is.
 inline std::string xml_problem(const std::string& xml) {
@@ -75,4 +75,4 @@ inline std::string xml_problem(const std::string& xml) {
   return elements == 0 ? "no element" : "";
 }
 
-}  // namespace train_gpt
+}  // namespace sherd::test

@@ -1,4 +1,4 @@
-#include "data.h"
+#include <sherd/train/data.h>
 
 #include <numeric>
 #include <set>
@@ -12,11 +12,10 @@
 
 #include "temporary_folder.h"
 
-namespace train_gpt {
+namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-using sherd::IoError;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -26,10 +25,10 @@ std::string load(const fs::path& path) {
   return std::string(data->bytes().begin(), data->bytes().end());
 }
 
-Windows windows_over(int64_t bytes, int64_t seq) {
+ByteWindows windows_over(int64_t bytes, int64_t seq) {
   std::vector<uint8_t> data(static_cast<size_t>(bytes));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 7 + i / 256);
-  return Windows(std::make_shared<const ByteData>("test", std::move(data)), seq);
+  return ByteWindows(std::make_shared<const ByteData>("test", std::move(data)), seq);
 }
 
 TEST(ByteData, FileIsTakenAsItIs) {
@@ -102,14 +101,6 @@ TEST(ByteData, UnreadableBelowAFolderIsNamed) {
   EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder.path()); }), HasSubstr(folder / "sub/secret"));
 }
 
-TEST(ByteData, DefaultIsTheFolderOfStandardHeaders) {
-  const fs::path folder = default_data_folder();
-  EXPECT_TRUE(folder.is_absolute());
-  EXPECT_TRUE(fs::is_regular_file(folder / "vector"));
-  EXPECT_TRUE(fs::is_regular_file(folder / "algorithm"));
-  EXPECT_EQ(folder, fs::canonical(folder));
-}
-
 TEST(Windows, CountsAtTheBoundaries) {
   struct Case {
     int64_t bytes, seq, train, held_out;
@@ -117,7 +108,7 @@ TEST(Windows, CountsAtTheBoundaries) {
   for (const Case& c : {Case{5, 4, 1, 0}, Case{8, 4, 1, 0}, Case{9, 4, 2, 0}, Case{2, 1, 1, 0},
                         Case{49 * 8 + 1, 8, 49, 0}, Case{50 * 8, 8, 49, 0}, Case{50 * 8 + 1, 8, 49, 1},
                         Case{100 * 8, 8, 98, 1}, Case{100 * 8 + 1, 8, 98, 2}, Case{10'001, 1, 9800, 200}}) {
-    const Windows windows = windows_over(c.bytes, c.seq);
+    const ByteWindows windows = windows_over(c.bytes, c.seq);
     EXPECT_EQ(windows.train_count(), c.train) << c.bytes << " bytes, seq " << c.seq;
     EXPECT_EQ(windows.held_out_count(), c.held_out) << c.bytes << " bytes, seq " << c.seq;
   }
@@ -132,7 +123,7 @@ TEST(Windows, TooLittleDataNamesWhatThereIsAndWhatIsNeeded) {
 }
 
 TEST(Windows, TrainWindowFollowsTheFormula) {
-  const Windows windows = windows_over(1001 * 4, 4);  // W = 1000, V = 980
+  const ByteWindows windows = windows_over(1001 * 4, 4);  // W = 1000, V = 980
   ASSERT_EQ(windows.train_count(), 980);
   EXPECT_EQ(windows.train_window(0), 0);
   EXPECT_EQ(windows.train_window(1), 2654435761 % 980);
@@ -151,7 +142,7 @@ TEST(Windows, TrainWindowFollowsTheFormula) {
 
 TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
   const int64_t bytes = 1003, seq = 20;  // W = 50: the last window is held out
-  const Windows windows = windows_over(bytes, seq);
+  const ByteWindows windows = windows_over(bytes, seq);
   const auto byte = [](int64_t i) { return static_cast<int32_t>(static_cast<uint8_t>(i * 7 + i / 256)); };
   ASSERT_EQ(windows.train_count() + windows.held_out_count(), 50);
   for (int64_t w = 0; w < 50; ++w) {
@@ -163,12 +154,12 @@ TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
     }
   }
   int32_t out[20];
-  EXPECT_THROW(windows.fill(50, out, out), sherd::InvalidArgument);
-  EXPECT_THROW(windows.fill(-1, out, out), sherd::InvalidArgument);
+  EXPECT_THROW(windows.fill(50, out, out), InvalidArgument);
+  EXPECT_THROW(windows.fill(-1, out, out), InvalidArgument);
 }
 
 TEST(Windows, BytesAbove127AreNotNegative) {
-  const Windows windows(std::make_shared<const ByteData>("test", std::vector<uint8_t>{0, 127, 128, 255}), 3);
+  const ByteWindows windows(std::make_shared<const ByteData>("test", std::vector<uint8_t>{0, 127, 128, 255}), 3);
   int32_t inputs[3], targets[3];
   windows.fill(0, inputs, targets);
   EXPECT_THAT(inputs, ElementsAre(0, 127, 128));
@@ -176,4 +167,4 @@ TEST(Windows, BytesAbove127AreNotNegative) {
 }
 
 }  // namespace
-}  // namespace train_gpt
+}  // namespace sherd
