@@ -160,7 +160,8 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
     std::vector<std::unique_ptr<sherd::Saving>> savings;
     for (auto& c : configs) {
       trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, c, windows));
-      savings.push_back(std::make_unique<sherd::Saving>(trainers.back()->saved_run(), train_gpt::saving_options(c)));
+      savings.push_back(
+          std::make_unique<sherd::Saving>(trainers.back()->saved_run(), train_gpt::saving_options(c)));
     }
     const bool first = rank.world->rank() == 0;
     // Each window then begins with the step that saves: what is written behind is written beside its own

@@ -42,7 +42,8 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
     for (const Field& field : group.fields) {
       Option& o = options.emplace_back(Option{&field, nullptr, ""});
       const bool is_switch = field.value[0] == '\0';
-      o.option = is_switch ? app.add_flag(flag_of(field)) : app.add_option(flag_of(field), o.text)->take_last();
+      o.option =
+          is_switch ? app.add_flag(flag_of(field)) : app.add_option(flag_of(field), o.text)->take_last();
       if (is_switch) o.text = "true";
     }
   }

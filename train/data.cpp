@@ -22,14 +22,13 @@ void add_files_below(const fs::path& folder, std::vector<std::string>& paths) {
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const fs::file_type type = entry->symlink_status(error).type();
     if (error)
-      throw IoError(
-          fmt::format("cannot read the data: '{}': {}", entry->path().string(), error.message()));
+      throw IoError(fmt::format("cannot read the data: '{}': {}", entry->path().string(), error.message()));
     if (type == fs::file_type::regular) paths.push_back(entry->path().string());
     if (type == fs::file_type::directory) add_files_below(entry->path(), paths);
   }
   if (error)
     throw IoError(fmt::format("cannot read the data: cannot list the folder '{}': {}", folder.string(),
-                                     error.message()));
+                              error.message()));
 }
 
 /// Sorted by path byte by byte: "a-b" before "a.b" before "a/b".
@@ -67,7 +66,8 @@ std::shared_ptr<const ByteData> ByteData::load(const fs::path& path) {
   return std::make_shared<const ByteData>(path.string(), std::move(bytes));
 }
 
-ByteWindows::ByteWindows(std::shared_ptr<const ByteData> data, int64_t seq) : data_(std::move(data)), seq_(seq) {
+ByteWindows::ByteWindows(std::shared_ptr<const ByteData> data, int64_t seq)
+    : data_(std::move(data)), seq_(seq) {
   if (seq < 1) throw InvalidArgument(fmt::format("windows of {} tokens: must be 1 or more", seq));
   const int64_t windows = data_->size() > 0 ? (data_->size() - 1) / seq : 0;
   held_out_count_ = windows / 50;

@@ -1,5 +1,5 @@
-// The training text: bytes from disk, each of them a token, and which of them each step sees. Messages name the flags
-// --data and --seq.
+// The training text: bytes from disk, each of them a token, and which of them each step sees. Messages name
+// the flags --data and --seq.
 #pragma once
 
 #include <cstdint>

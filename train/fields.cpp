@@ -74,7 +74,7 @@ std::string set_from_text(const Field& field, const std::string& text) {
           const bool bytes = field.value == std::string_view("BYTES");
           if (bytes)
             return parse_bytes(text, *value) ? ""
-                                            : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
+                                             : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
           return parse_number(text, *value) ? "" : "must be a whole number";
         } else if constexpr (std::is_same_v<T, uint64_t>) {
           return parse_number(text, *value) ? "" : "must be a whole number from 0 to 2^64 - 1";

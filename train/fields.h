@@ -1,8 +1,9 @@
-// A program's settings as a table: the name of each, where its value lies, what it may be, and what --help says.
+// A program's settings as a table: the name of each, where its value lies, what it may be, and what --help
+// says.
 //
-// The table is the one list from which flags, the settings' file, --help and the record in metrics and checkpoints are
-// made. Where messages of train/ name a setting, they name its flag: `save_every` is --save-every. Programs that use a
-// part of train/ call its settings as that part's header does.
+// The table is the one list from which flags, the settings' file, --help and the record in metrics and
+// checkpoints are made. Where messages of train/ name a setting, they name its flag: `save_every` is
+// --save-every. Programs that use a part of train/ call its settings as that part's header does.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ namespace sherd {
 struct Field {
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
-  /// Where the value lies; the program's own, which outlives the field. What it holds at first is the default.
+  /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
+  /// default.
   std::variant<std::string*, int64_t*, uint64_t*, double*, bool*> target;
   /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
   /// G; empty: a switch without value.
@@ -48,12 +50,12 @@ std::string check_value(const Field& field);
 /// The value as flags and messages show it.
 std::string show_value(const Field& field);
 
-/// What --help prints: `about`, then --config, --help and --version, then every group with each flag's help, words and
-/// value, which is the default where nothing was set.
+/// What --help prints: `about`, then --config, --help and --version, then every group with each flag's help,
+/// words and value, which is the default where nothing was set.
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups);
 
-/// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8 are
-/// replaced. What metrics and checkpoints say of a run.
+/// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8
+/// are replaced. What metrics and checkpoints say of a run.
 std::string config_text(std::span<const FieldGroup> groups);
 
 }  // namespace sherd

@@ -137,7 +137,8 @@ std::string draw_losses(const std::vector<double>& losses,
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333333\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
       kWidth, kHeight);
-  svg += grid(axes, unit) + curve(axes, train, kTrainColor, false) + legend(kLeft + 10, kTrainColor, "training");
+  svg +=
+      grid(axes, unit) + curve(axes, train, kTrainColor, false) + legend(kLeft + 10, kTrainColor, "training");
   if (!evaluated.empty()) {
     svg += curve(axes, evaluated, kHeldOutColor, true) + legend(kLeft + 130, kHeldOutColor, "held out");
   }

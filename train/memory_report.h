@@ -24,7 +24,8 @@ std::vector<RankMemory> rank_memory(Communicator& world);
 /// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
 RankMemory replicated_memory(const Routing& routing, DType compute);
 
-/// Several aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part of that.
+/// Several aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
+/// of that.
 std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory& replicated);
 
 }  // namespace sherd

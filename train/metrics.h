@@ -16,9 +16,9 @@ namespace sherd {
 ///   step          from 1
 ///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
-///   skipped       whether the gradients were not finite and nothing was updated; skipped_steps: of the run so far
-///   lr, tokens_per_s
-///   step_ms       on the device, from the end of the step before or, where that was earlier, from the step's
+///   skipped       whether the gradients were not finite and nothing was updated; skipped_steps: of the run
+///   so far lr, tokens_per_s step_ms       on the device, from the end of the step before or, where that was
+///   earlier, from the step's
 ///                 issue; optim_ms: the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
@@ -29,8 +29,9 @@ namespace sherd {
 /// not a number, which JSON cannot say, is written as null.
 class MetricsWriter {
  public:
-  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a file that is
-  /// there (its new config line stands before the new steps). Holds its lock (flock): two runs cannot share one.
+  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
+  /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
+  /// cannot share one.
   /// @param config the settings as a JSON object: config_text().
   /// @throws IoError.
   MetricsWriter(const std::string& path, const std::string& config, bool go_on = false);

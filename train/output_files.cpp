@@ -44,8 +44,7 @@ void require_file(const fs::path& path, bool special) {
 void require_save_folder(const fs::path& path) {
   fs::path there = detail::without_slash(path);
   while (kind_of(there) == Kind::none && folder_of(there) != there) there = folder_of(there);
-  if (kind_of(there) != Kind::folder)
-    throw IoError(fmt::format("{} is there and no folder", there.string()));
+  if (kind_of(there) != Kind::folder) throw IoError(fmt::format("{} is there and no folder", there.string()));
   require_folder(there);
 }
 
@@ -76,8 +75,7 @@ void check_outputs(std::span<const OutputPath> outputs) {
     try {
       require(output);
     } catch (const IoError& e) {
-      problems.push_back(
-          fmt::format("cannot write {} {}: {}", output.flag, output.path.string(), e.what()));
+      problems.push_back(fmt::format("cannot write {} {}: {}", output.flag, output.path.string(), e.what()));
     }
   }
   if (!problems.empty()) throw IoError(fmt::format("{}", fmt::join(problems, "; ")));

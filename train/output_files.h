@@ -27,9 +27,9 @@ struct OutputPath {
 /// Looks at all of them; writes nothing. @throws IoError naming all that cannot be written.
 void check_outputs(std::span<const OutputPath> outputs);
 
-/// Whether this process has rank 0, which alone writes what is not a checkpoint, of a job that its processes join as
-/// environment variables say; as far as those tell before the job is joined: true where they do not, or where there is
-/// no job.
+/// Whether this process has rank 0, which alone writes what is not a checkpoint, of a job that its processes
+/// join as environment variables say; as far as those tell before the job is joined: true where they do not,
+/// or where there is no job.
 bool rank_0_is_here(const EnvironmentLookup& get = {});
 
 }  // namespace sherd

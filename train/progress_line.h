@@ -23,8 +23,8 @@ class ProgressLine {
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   Mode mode() const { return mode_; }
-  /// Draws `text` and behind it a bar that is done / total full, as wide as `columns` leave room for, over the line that
-  /// is there. Without room for a bar the text alone, cut to the width.
+  /// Draws `text` and behind it a bar that is done / total full, as wide as `columns` leave room for, over
+  /// the line that is there. Without room for a bar the text alone, cut to the width.
   void draw(const std::string& text, int64_t done, int64_t total, int columns);
   /// Writes a line of its own, in place of a bar that is drawn; nothing when off.
   void line(const std::string& text);

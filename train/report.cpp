@@ -23,7 +23,8 @@ std::string format_summary(const Summary& summary) {
   if (summary.steps > 0) {
     text += fmt::format("trained {} steps in {}, {} tokens/s\n", summary.steps,
                         format_duration(summary.seconds), format_count(summary.tokens_per_s));
-    text += fmt::format("loss {:.4f} -> {:.4f} {}\n", summary.first_loss, summary.last_loss, summary.loss_unit);
+    text +=
+        fmt::format("loss {:.4f} -> {:.4f} {}\n", summary.first_loss, summary.last_loss, summary.loss_unit);
     if (summary.eval_loss)
       text += fmt::format("held-out loss {:.4f} {}\n", *summary.eval_loss, summary.loss_unit);
     text += '\n';

@@ -39,7 +39,9 @@ bool goes_on_in_save_folder(const SaveFolder& folder) {
 }
 
 void check_save_folder(const SaveFolder& folder) {
-  if (folder.save.empty() || folder.overwrite || FileSystem::posix().kind(folder.save) != FileSystem::Kind::folder) return;
+  if (folder.save.empty() || folder.overwrite ||
+      FileSystem::posix().kind(folder.save) != FileSystem::Kind::folder)
+    return;
   const auto there = list_checkpoints(folder.save, FileSystem::posix());
   if (there.empty() || goes_on_in_save_folder(folder)) return;
   const bool weights_alone = !folder.resume.empty() && folder.parts == ResumeParts::model;
@@ -50,8 +52,8 @@ void check_save_folder(const SaveFolder& folder) {
   throw IoError(fmt::format(
       "--save {} holds another run: {} checkpoint{}, the newest of them {}; {}--overwrite to replace it (its "
       "checkpoints are removed once the first of this run is complete), or save in another folder",
-      folder.save, there.size(), there.size() == 1 ? "" : "s",
-      newest_in_words(folder, there.front().name), go_on));
+      folder.save, there.size(), there.size() == 1 ? "" : "s", newest_in_words(folder, there.front().name),
+      go_on));
 }
 
 }  // namespace sherd

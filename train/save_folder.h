@@ -20,16 +20,16 @@ struct SaveFolder {
   ResumeParts parts = ResumeParts::all;
   /// The folder may hold another run's checkpoints: they are removed once the first of this run is complete.
   bool overwrite = false;
-  /// In words, for the message that refuses the folder: in what the run that saved differs from this one; empty text:
-  /// in nothing. Null: not known.
+  /// In words, for the message that refuses the folder: in what the run that saved differs from this one;
+  /// empty text: in nothing. Null: not known.
   std::function<std::string(const TrainingState& saved)> differences = {};
 };
 
 /// Whether the run goes on from a checkpoint in the folder that it saves in.
 bool goes_on_in_save_folder(const SaveFolder& folder);
 
-/// @throws IoError when the folder holds another run's checkpoints: any that this run does not go on from, unless
-/// `overwrite` is set. Says what differs, as far as the newest of them can be read. Writes nothing.
+/// @throws IoError when the folder holds another run's checkpoints: any that this run does not go on from,
+/// unless `overwrite` is set. Says what differs, as far as the newest of them can be read. Writes nothing.
 void check_save_folder(const SaveFolder& folder);
 
 }  // namespace sherd

@@ -121,9 +121,10 @@ bool Saving::is_there_already(const Resumed& resumed, const TrainingState& state
     return found == s.info.end() ? std::string() : found->second;
   };
   const TrainingState& saved = resumed.report.training;
-  return std::filesystem::equivalent(resumed.path, target, missing) && options_.folder.parts == ResumeParts::all &&
-         resumed.report.started_anew.empty() && resumed.report.left_out.empty() &&
-         info(saved, "mesh") == info(state, "mesh") && info(saved, "strategy") == info(state, "strategy");
+  return std::filesystem::equivalent(resumed.path, target, missing) &&
+         options_.folder.parts == ResumeParts::all && resumed.report.started_anew.empty() &&
+         resumed.report.left_out.empty() && info(saved, "mesh") == info(state, "mesh") &&
+         info(saved, "strategy") == info(state, "strategy");
 }
 
 std::vector<std::string> Saving::take_lines() {

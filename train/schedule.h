@@ -20,9 +20,9 @@ struct Schedule {
   int64_t steps = 0;
 };
 
-/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr, or with the
-/// cosine half a cosine from lr down to lr / 10, which step number `steps` would have. A pure function, so that a run
-/// that is resumed goes on where it was.
+/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr,
+/// or with the cosine half a cosine from lr down to lr / 10, which step number `steps` would have. A pure
+/// function, so that a run that is resumed goes on where it was.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace sherd

@@ -7,8 +7,8 @@
 namespace sherd {
 
 /// Counts steps whose update was left out on all ranks because their gradients were not finite
-/// (OptimizerOptions::skip_non_finite), in a row. Fed with figures that are the same on all ranks, it says the same on all,
-/// so that they end together. Its message names the flags --max-skipped-steps and --lr.
+/// (OptimizerOptions::skip_non_finite), in a row. Fed with figures that are the same on all ranks, it says
+/// the same on all, so that they end together. Its message names the flags --max-skipped-steps and --lr.
 class SkipLimit {
  public:
   /// @param most in a row end the run; 0: as many as there are.
@@ -19,8 +19,8 @@ class SkipLimit {
   bool count(int64_t step, int64_t skipped_steps);
   /// Steps skipped since the last one that was not.
   int64_t in_a_row() const { return in_a_row_; }
-  /// Whether the next step can be the last that is allowed to be skipped: no step may be issued after it before it is
-  /// counted.
+  /// Whether the next step can be the last that is allowed to be skipped: no step may be issued after it
+  /// before it is counted.
   bool next_is_the_last() const { return most_ > 0 && in_a_row_ + 1 >= most_; }
   /// Why no step may follow those counted; empty while one may.
   std::string reached() const;

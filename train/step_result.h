@@ -8,7 +8,8 @@
 
 namespace sherd {
 
-/// The same on every rank unless said otherwise. The program's training loop fills it; metrics and progress show it.
+/// The same on every rank unless said otherwise. The program's training loop fills it; metrics and progress
+/// show it.
 struct StepResult {
   int64_t step = 0;  // from 1
   double loss = 0;   // mean over all tokens of the step

@@ -94,7 +94,8 @@ StepRange traced_steps(int64_t first, int64_t last, int64_t count) {
   return {begin, std::min(last, begin + count - 1)};
 }
 
-TraceOutput::TraceOutput(RankContext& rank, TraceOptions options) : rank_(rank), options_(std::move(options)) {
+TraceOutput::TraceOutput(RankContext& rank, TraceOptions options)
+    : rank_(rank), options_(std::move(options)) {
   if (options_.trace.empty() && options_.timeline.empty()) return;
   trace_ = std::make_shared<Trace>();
   rank.device->set_trace(trace_);

@@ -28,7 +28,8 @@ std::string help_with_defaults() {
 
 /// Processes of a job that NCCL joins are its ranks; who does not say how many there are means all of them.
 void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
-  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm != "nccl" || c.bootstrap != "env") return;
+  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm != "nccl" || c.bootstrap != "env")
+    return;
   if (const int processes = sherd::job_in_environment().processes; processes > 0) c.ranks = processes;
 }
 

@@ -138,8 +138,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
 
 }  // namespace
 
-void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad, const sherd::GivenFlags& given,
-                 std::vector<std::string>& problems) {
+void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad,
+                 const sherd::GivenFlags& given, std::vector<std::string>& problems) {
   check_together(config, bad, problems);
   if (const std::string idle = idle_muon_flags(given); !idle.empty() && !uses_muon(config))
     problems.push_back(

@@ -41,7 +41,8 @@ void warn(const std::string& line) { sherd::print_error("train_gpt", line); }
 
 // What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
 struct Output {
-  Output(const TrainConfig& config, const sherd::ProcessMemory& at_start) : quiet(config.quiet), start(at_start) {
+  Output(const TrainConfig& config, const sherd::ProcessMemory& at_start)
+      : quiet(config.quiet), start(at_start) {
     if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), !config.resume.empty());
   }
   bool quiet;
@@ -74,7 +75,8 @@ struct Output {
 // rank 0 alone writes.
 std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutput& trace, Output* out,
                   std::string& doing) {
-  sherd::StepProgress progress = sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
+  sherd::StepProgress progress =
+      sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
   sherd::Saving saving(trainer.saved_run(), saving_options(config));
   std::optional<double> waited;  // for the latest checkpoint, in ms
   if (out) {
@@ -139,7 +141,8 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<sherd::RankMemory> memory = trainer.memory();
-  const sherd::MemoryGrowth growth = sherd::memory_growth(out ? out->start : sherd::ProcessMemory{}, *trainer.world());
+  const sherd::MemoryGrowth growth =
+      sherd::memory_growth(out ? out->start : sherd::ProcessMemory{}, *trainer.world());
   if (!out) return;
   sherd::Summary s;
   s.loss_unit = kLossUnit;
@@ -178,7 +181,8 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
 
 // Everything a rank does; `doing` says what it is at. @returns as train().
 std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
-                     const std::shared_ptr<const sherd::ByteWindows>& windows, Output* out, std::string& doing) {
+                     const std::shared_ptr<const sherd::ByteWindows>& windows, Output* out,
+                     std::string& doing) {
   std::string wrong;
   doing = "building the model";
   sherd::TraceOutput trace(rank, trace_options(config));

@@ -26,11 +26,12 @@ sherd::Schedule schedule_of(const TrainConfig& config) {
 }
 
 sherd::SaveFolder save_folder(const TrainConfig& config) {
-  return {.save = config.save,
-          .resume = config.resume,
-          .parts = parts_of(config),
-          .overwrite = config.overwrite,
-          .differences = [config](const sherd::TrainingState& saved) { return run_differences(saved, config); }};
+  return {
+      .save = config.save,
+      .resume = config.resume,
+      .parts = parts_of(config),
+      .overwrite = config.overwrite,
+      .differences = [config](const sherd::TrainingState& saved) { return run_differences(saved, config); }};
 }
 
 sherd::SavingOptions saving_options(const TrainConfig& config) {

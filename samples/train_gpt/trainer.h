@@ -44,7 +44,8 @@ class Trainer {
  public:
   /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
   /// nothing is trained.
-  Trainer(sherd::RankContext& rank, const TrainConfig& config, std::shared_ptr<const sherd::ByteWindows> windows);
+  Trainer(sherd::RankContext& rank, const TrainConfig& config,
+          std::shared_ptr<const sherd::ByteWindows> windows);
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }

@@ -28,7 +28,8 @@ struct Run : testing::Test {
     config.seq = 32;
     config.batch = 2 * ranks;
     config.data = folder.write("data.txt", std::string(20'000, 'x'));
-    const auto windows = std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
+    const auto windows =
+        std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
     std::vector<std::string> said;
     sherd::launch(ranks, {.kernels = TEST_KERNELS}, [&](sherd::RankContext& rank) {
       sherd::TraceOutput trace(rank, trace_options(config));

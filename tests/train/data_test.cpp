@@ -159,7 +159,8 @@ TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
 }
 
 TEST(Windows, BytesAbove127AreNotNegative) {
-  const ByteWindows windows(std::make_shared<const ByteData>("test", std::vector<uint8_t>{0, 127, 128, 255}), 3);
+  const ByteWindows windows(std::make_shared<const ByteData>("test", std::vector<uint8_t>{0, 127, 128, 255}),
+                            3);
   int32_t inputs[3], targets[3];
   windows.fill(0, inputs, targets);
   EXPECT_THAT(inputs, ElementsAre(0, 127, 128));

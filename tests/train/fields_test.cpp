@@ -64,8 +64,8 @@ TEST(Fields, FlagsWinOverTheFileAndTheFileOverDefaults) {
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txtpb", "value: 7");
   Settings s;
-  EXPECT_THAT(parse(s, {"--lr", "0.25", "--seed=18446744073709551615", "--memory", "2K", "--strategy", "zero1", "--quiet",
-                        "--config", file.c_str()}),
+  EXPECT_THAT(parse(s, {"--lr", "0.25", "--seed=18446744073709551615", "--memory", "2K", "--strategy",
+                        "zero1", "--quiet", "--config", file.c_str()}),
               IsEmpty());
   EXPECT_EQ(s.value, 7);
   EXPECT_EQ(s.memory, 2048);

@@ -35,7 +35,8 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   const std::string path = folder.write("m.jsonl", "rest of an older run\n");
   int64_t dim = 48;
   std::string data = "folder \"x\"\n\xff";
-  const std::vector<FieldGroup> fields = {{"Model", {{"dim", &dim, "D", "width"}, {"data", &data, "PATH", "text"}}}};
+  const std::vector<FieldGroup> fields = {
+      {"Model", {{"dim", &dim, "D", "width"}, {"data", &data, "PATH", "text"}}}};
   MetricsWriter writer(path, config_text(fields));
   StepResult step = result_of(1);
   step.num_zeros = 3;
@@ -123,8 +124,7 @@ TEST(Metrics, LinesThatCannotBeWrittenWaitForRoom) {
   const std::string failure = writer.failure(), during = read_bytes(path);
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
   std::signal(SIGXFSZ, handler);
-  EXPECT_THAT(failure,
-              AllOf(HasSubstr(path), HasSubstr("File too large"), HasSubstr("2 lines are missing")));
+  EXPECT_THAT(failure, AllOf(HasSubstr(path), HasSubstr("File too large"), HasSubstr("2 lines are missing")));
   EXPECT_EQ(during, before) << "no parts of lines";
 
   step.step = 4;

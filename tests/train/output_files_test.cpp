@@ -26,10 +26,11 @@ TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
                             {"--picture", "/dev/null", Kind::file},
                             {"--weights", "/nowhere/w.safetensors", Kind::weights},
                             {"--none", "", Kind::file}};
-  EXPECT_THAT(message_of<IoError>([&] { check_outputs(bad); }),
-              AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") + " is there and no"),
-                    HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
-                    Not(HasSubstr("--none"))));
+  EXPECT_THAT(
+      message_of<IoError>([&] { check_outputs(bad); }),
+      AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") + " is there and no"),
+            HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
+            Not(HasSubstr("--none"))));
   const OutputPath good[] = {{"--save", folder / "new/run", Kind::folder},
                              {"--metrics", "/dev/null", Kind::stream},
                              {"--picture", folder / "loss.svg", Kind::file},
@@ -45,7 +46,8 @@ TEST(Outputs, AFolderThatMayNotBeWrittenToIsNamed) {
   std::filesystem::permissions(folder / "closed", std::filesystem::perms::owner_read);
   const std::string kept = folder.write("kept", "");
   std::filesystem::permissions(kept, std::filesystem::perms::owner_read);
-  const OutputPath outputs[] = {{"--save", folder / "closed", OutputPath::Kind::folder}, {"--loss-svg", kept}};
+  const OutputPath outputs[] = {{"--save", folder / "closed", OutputPath::Kind::folder},
+                                {"--loss-svg", kept}};
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(outputs); }),
               AllOf(HasSubstr("closed is not a folder that can be written to"), HasSubstr("--loss-svg")));
 }

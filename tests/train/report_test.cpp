@@ -45,8 +45,8 @@ TEST(Summary, TellsWhatTheProcessHasTakenSinceItsStart) {
   const int64_t mib = 1 << 20;
   Summary s;
   s.ranks = {{mib, 0, 0, 0}};
-  s.process = MemoryGrowth{.resident = 90 * mib, .at_start = 10 * mib, .ranks = 60 * mib, .heap = 12 * mib,
-                           .files = 4 * mib};
+  s.process = MemoryGrowth{
+      .resident = 90 * mib, .at_start = 10 * mib, .ranks = 60 * mib, .heap = 12 * mib, .files = 4 * mib};
   EXPECT_THAT(format_summary(s),
               HasSubstr("process: 90.0 MiB resident, 10.0 at start; of the 80.0 between, ranks hold 60.0, "
                         "malloc 12.0, programs' files 4.0, together 95 %\n"));

@@ -170,8 +170,8 @@ TEST(SaveFolder, OfAnotherRunIsRefusedNamingWhatDiffers) {
 
   // The very same command: --resume was forgotten.
   EXPECT_THAT(refusal(c.folder),
-              AllOf(HasSubstr("holds another run"), HasSubstr("after 4 steps"),
-                    HasSubstr("--resume " + save), HasSubstr("--overwrite"), Not(HasSubstr("saved with"))));
+              AllOf(HasSubstr("holds another run"), HasSubstr("after 4 steps"), HasSubstr("--resume " + save),
+                    HasSubstr("--overwrite"), Not(HasSubstr("saved with"))));
   EXPECT_THAT(message_of<IoError>([&] { train(c); }), HasSubstr("holds another run"))
       << "also under the lock";
   SaveFolder other = of_run(save, R"({"dim": 16, "seed": 7})");
@@ -223,16 +223,16 @@ TEST(SaveFolder, TheRefusalSaysWhatToDoAlsoOfADamagedCheckpointAndOfWeightsAlone
   std::string bytes = read_bytes(folder / manifest);
   bytes[bytes.size() / 2] ^= 1;
   folder.write(manifest, bytes);
-  EXPECT_THAT(refusal(c.folder),
-              AllOf(HasSubstr("step_00000004"), HasSubstr("cannot be read"), HasSubstr("--resume " + save),
-                    HasSubstr("--overwrite")));
+  EXPECT_THAT(refusal(c.folder), AllOf(HasSubstr("step_00000004"), HasSubstr("cannot be read"),
+                                       HasSubstr("--resume " + save), HasSubstr("--overwrite")));
 }
 
 TEST(SaveFolder, LongListsOfDifferencesAreCut) {
   TrainingState saved;
   saved.info["config"] = R"({"a_b": 1, "c": "x", "same": true, "d": 0.5})";
   constexpr std::string_view kNames[] = {"d", "c", "a_b", "same", "new"};
-  const auto list = config_differences(saved, R"({"a_b": 2, "c": "y", "same": true, "d": 0.25, "new": 1})", kNames);
+  const auto list =
+      config_differences(saved, R"({"a_b": 2, "c": "y", "same": true, "d": 0.25, "new": 1})", kNames);
   EXPECT_THAT(list, ElementsAre("--d 0.5 (here 0.25)", "--c 'x' (here 'y')", "--a-b 1 (here 2)"));
   EXPECT_EQ(shortened(list, 2), "--d 0.5 (here 0.25), --c 'x' (here 'y') and 1 more");
   EXPECT_EQ(shortened({}, 2), "");
