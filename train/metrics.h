@@ -16,10 +16,12 @@ namespace sherd {
 ///   step          from 1
 ///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
-///   skipped       whether the gradients were not finite and nothing was updated; skipped_steps: of the run
-///   so far lr, tokens_per_s step_ms       on the device, from the end of the step before or, where that was
-///   earlier, from the step's
-///                 issue; optim_ms: the optimizer's part of it
+///   skipped       whether gradients were not finite, so that nothing was updated
+///   skipped_steps how many were, in this run up to this step
+///   lr            of this step; tokens_per_s
+///   step_ms       on the device, from the end of the step before or, where that
+///                 was earlier, from the step's issue
+///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
