@@ -16,7 +16,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops/ops.h>
 
-#include "saving.h"
+#include "run_options.h"
 #include "trainer.h"
 
 namespace sherd_bench {
@@ -152,15 +152,16 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
                           {"saved while training waits", true, false, {}}};
   std::vector<train_gpt::TrainConfig> configs;
   for (const Kind& k : kinds) configs.push_back(config_of(b, k, folder));
-  const auto data = train_gpt::ByteData::load(configs[0].data);
-  const auto windows = std::make_shared<const train_gpt::Windows>(data, configs[0].seq);
+  const auto data = sherd::ByteData::load(configs[0].data);
+  const auto windows = std::make_shared<const sherd::ByteWindows>(data, configs[0].seq);
   int64_t bytes = 0;
   launch(b.step_ranks, [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
-    std::vector<std::unique_ptr<train_gpt::Saving>> savings;
+    std::vector<std::unique_ptr<sherd::Saving>> savings;
     for (auto& c : configs) {
       trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, c, windows));
-      savings.push_back(std::make_unique<train_gpt::Saving>(*trainers.back(), c));
+      savings.push_back(
+          std::make_unique<sherd::Saving>(trainers.back()->saved_run(), train_gpt::saving_options(c)));
     }
     const bool first = rank.world->rank() == 0;
     // Each window then begins with the step that saves: what is written behind is written beside its own
@@ -171,7 +172,7 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
       for (size_t k = 0; k < kinds.size(); ++k) {
         double ms = 0;
         for (int i = 0; i < b.save_every; ++i) {
-          const train_gpt::StepResult r = trainers[k]->train_step();
+          const sherd::StepResult r = trainers[k]->train_step();
           savings[k]->told(r.step);
           ms += r.step_ms + savings[k]->after_step(r.step).value_or(0);
         }

@@ -171,14 +171,14 @@ void whole_steps(const MuonBench& b) {
   }
   kinds[1].config.optimizer = kinds[2].config.optimizer = "muon";
   kinds[2].config.ns_form = "gram";
-  const auto data = train_gpt::ByteData::load(kinds[0].config.data);
-  const auto windows = std::make_shared<const train_gpt::Windows>(data, kSeq);
+  const auto data = sherd::ByteData::load(kinds[0].config.data);
+  const auto windows = std::make_shared<const sherd::ByteWindows>(data, kSeq);
   launch(b.step_ranks, {.device = b.device, .symmetric_products = b.symmetric_products}, [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
     for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));
     for (int round = 0; round <= b.step_rounds; ++round) {
       for (size_t k = 0; k < kinds.size(); ++k) {
-        const train_gpt::StepResult r = trainers[k]->train_step();
+        const sherd::StepResult r = trainers[k]->train_step();
         if (round == 0 || rank.world->rank() != 0) continue;  // the first warms up
         kinds[k].step_ms.push_back(r.step_ms);
         kinds[k].optimizer_ms.push_back(r.optim_ms);

@@ -12,17 +12,15 @@
 #include <sherd/kernels/ops/random.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/train/process_memory.h>
 
 #include "model.h"
-#include "process_memory.h"
 
 namespace sherd_bench {
 namespace {
 
 using namespace sherd;
 using train_gpt::Gpt;
-using train_gpt::MemoryGrowth;
-using train_gpt::ProcessMemory;
 
 /// What is judged, as rank 0 sees it.
 struct Figures {
@@ -93,7 +91,7 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
   }
   double loss = 0;
   ops::copy_to_host(s, &loss, sum);
-  const MemoryGrowth growth = train_gpt::memory_growth(start, *rank.world);
+  const MemoryGrowth growth = memory_growth(start, *rank.world);
   if (rank.world->rank() != 0) return;
   figures.end = growth.resident;
   figures.growth = growth;

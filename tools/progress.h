@@ -7,13 +7,15 @@
 #include <ostream>
 #include <string>
 
+#include <sherd/train/progress_line.h>
+
 namespace sherd::tools {
 
 /// A one-line bar that is redrawn on a terminal and cleared at the end; plain lines elsewhere (about every
 /// 5 s, or 10 % where that takes a second or more, so that short work says nothing); or nothing.
 class Progress {
  public:
-  enum class Mode { bar, lines, off };
+  using Mode = ProgressLine::Mode;
   using Clock = std::chrono::steady_clock;
 
   /// For stderr as it is: a terminal or not.
@@ -34,15 +36,12 @@ class Progress {
 
  private:
   std::string describe() const;
-  std::string bar(int columns) const;
 
-  std::ostream& out_;
-  Mode mode_;
+  ProgressLine line_;
   std::string what_;
   int64_t total_, done_ = 0, shown_ = 0;
   std::function<Clock::time_point()> now_;
   Clock::time_point start_, last_;
-  bool drawn_ = false;
 };
 
 }  // namespace sherd::tools

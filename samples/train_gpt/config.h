@@ -10,9 +10,10 @@
 
 #include <sherd/kernels/device/dtype.h>
 
-#include "data.h"
-
 namespace train_gpt {
+
+/// The folder of C++ standard library headers that holds `vector`, for the compiler that built this program.
+std::string default_data_folder();
 
 /// Every flag but --config, with its default; flags are spelled with dashes. Words such as `strategy` are
 /// checked here and hold the canonical spelling. An empty file name means "no such file".
@@ -136,9 +137,5 @@ std::string config_text(const TrainConfig& config);
 
 /// The flags' names with underscores, in the order of --help.
 nlohmann::ordered_json to_json(const TrainConfig& config);
-
-/// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then lr,
-/// or with the cosine schedule half a cosine from lr down to lr / 10, which step number `steps` would have.
-double learning_rate(const TrainConfig& config, int64_t step);
 
 }  // namespace train_gpt

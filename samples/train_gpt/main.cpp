@@ -11,22 +11,26 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/train/data.h>
+#include <sherd/train/loss_svg.h>
+#include <sherd/train/metrics.h>
+#include <sherd/train/process_memory.h>
+#include <sherd/train/report.h>
+#include <sherd/train/saving.h>
+#include <sherd/train/step_progress.h>
+#include <sherd/train/trace_output.h>
 
 #include "config.h"
 #include "launch_flags.h"
-#include "loss_svg.h"
-#include "metrics.h"
-#include "outputs.h"
-#include "process_memory.h"
-#include "progress.h"
-#include "saving.h"
-#include "trace_output.h"
+#include "run_options.h"
+#include "sample_text.h"
 #include "trainer.h"
 
 namespace train_gpt {
 namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
+constexpr const char* kLossUnit = "nats per byte";
 
 // What does not get through ends no training: finish_stdout() has the last word.
 void print(const std::string& text) {
@@ -38,12 +42,13 @@ void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(
 
 // What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
 struct Output {
-  Output(const TrainConfig& config, const ProcessMemory& at_start) : quiet(config.quiet), start(at_start) {
-    if (!config.metrics.empty()) metrics.emplace(config.metrics, config);
+  Output(const TrainConfig& config, const sherd::ProcessMemory& at_start)
+      : quiet(config.quiet), start(at_start) {
+    if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), !config.resume.empty());
   }
   bool quiet;
-  ProcessMemory start;  // before there were ranks
-  std::optional<MetricsWriter> metrics;
+  sherd::ProcessMemory start;  // before there were ranks
+  std::optional<sherd::MetricsWriter> metrics;
   bool metrics_failed = false;  // and a warning said so
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run
@@ -51,7 +56,7 @@ struct Output {
   double seconds = 0;
 
   // A full disk, which may have room again, ends training only where that is asked for.
-  void write_metrics(const StepResult& result, const TrainConfig& config) {
+  void write_metrics(const sherd::StepResult& result, const TrainConfig& config) {
     if (!metrics) return;
     metrics->write(result);
     const std::string failure = metrics->failure();
@@ -69,18 +74,19 @@ struct Output {
 
 // @returns what is wrong with the end of it, in words; empty = nothing. The same on every rank, but for what
 // rank 0 alone writes.
-std::string train(Trainer& trainer, const TrainConfig& config, TraceOutput& trace, Output* out,
+std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutput& trace, Output* out,
                   std::string& doing) {
-  Progress progress = Progress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
-  Saving saving(trainer, config);
+  sherd::StepProgress progress =
+      sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
+  sherd::Saving saving(trainer.saved_run(), saving_options(config));
   std::optional<double> waited;  // for the latest checkpoint, in ms
   if (out) {
     out->first = trainer.step();
-    read_losses(config.metrics, out->first, out->losses, out->held_out);
+    sherd::read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
   double loss = 0;  // of the latest step
   const auto tell = [&](PendingStep step, bool evaluate) {
-    StepResult result = trainer.collect(std::move(step));
+    sherd::StepResult result = trainer.collect(std::move(step));
     loss = result.loss;
     if (evaluate) result.eval_loss = trainer.evaluate();
     if (out) {
@@ -135,10 +141,12 @@ std::string train(Trainer& trainer, const TrainConfig& config, TraceOutput& trac
 }
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
-  const std::vector<RankMemory> memory = trainer.memory();
-  const MemoryGrowth growth = memory_growth(out ? out->start : ProcessMemory{}, *trainer.world());
+  const std::vector<sherd::RankMemory> memory = trainer.memory();
+  const sherd::MemoryGrowth growth =
+      sherd::memory_growth(out ? out->start : sherd::ProcessMemory{}, *trainer.world());
   if (!out) return;
-  Summary s;
+  sherd::Summary s;
+  s.loss_unit = kLossUnit;
   s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
@@ -148,8 +156,8 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.ranks = memory;
   s.process = growth;
   s.replicated = trainer.replicated_memory();
-  out->say("\n{}", format_summary(s));
-  if (!config.loss_svg.empty()) write_loss_svg(config.loss_svg, out->losses, out->held_out);
+  out->say("\n{}", sherd::format_summary(s));
+  if (!config.loss_svg.empty()) sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, kLossUnit);
 }
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
@@ -174,10 +182,11 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
 
 // Everything a rank does; `doing` says what it is at. @returns as train().
 std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
-                     const std::shared_ptr<const Windows>& windows, Output* out, std::string& doing) {
+                     const std::shared_ptr<const sherd::ByteWindows>& windows, Output* out,
+                     std::string& doing) {
   std::string wrong;
   doing = "building the model";
-  TraceOutput trace(rank, config);
+  sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
@@ -192,7 +201,7 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
       for (const std::string& line : traced) out->say("{}\n", line);
   } else if (!config.save.empty()) {
     doing = "saving";
-    Saving saving(trainer, config);
+    sherd::Saving saving(trainer.saved_run(), saving_options(config));
     saving.save_now();
     for (const std::string& line : saving.take_lines())
       if (out) out->say("{}\n", line);
@@ -237,13 +246,13 @@ auto in_words(const std::string& doing, Work work) {
 
 // @returns as train().
 std::string run(const TrainConfig& config) {
-  const ProcessMemory start = ProcessMemory::now();
+  const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   check_outputs(config);
-  check_save_folder(config);
-  std::shared_ptr<const Windows> windows;
+  sherd::check_save_folder(save_folder(config));
+  std::shared_ptr<const sherd::ByteWindows> windows;
   if (config.steps > 0) {
-    const auto data = ByteData::load(config.data);
-    windows = std::make_shared<const Windows>(data, config.seq);
+    const auto data = sherd::ByteData::load(config.data);
+    windows = std::make_shared<const sherd::ByteWindows>(data, config.seq);
     if (config.eval_every > 0 && windows->held_out_count() == 0)
       throw sherd::IoError(
           fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "

@@ -11,6 +11,7 @@
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/device/program.h>
 
+#include "run_options.h"
 #include "trainer.h"
 
 namespace train_gpt {
@@ -97,7 +98,7 @@ PendingStep Trainer::issue_step() {
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip);
   p.reduced = stamp(s);
-  p.result.lr = learning_rate(config_, step_);
+  p.result.lr = learning_rate(schedule_of(config_), step_);
   optimizer_->step(p.result.lr);
   p.updated = stamp(s);
 
@@ -143,11 +144,8 @@ StepResult Trainer::collect(PendingStep p) {
 }
 
 void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
-  collected_ = r.step;
   r.skipped_steps = *p.skipped.data<int64_t>();
-  r.skipped = r.skipped_steps > skipped_;
-  skipped_ = r.skipped_steps;
-  skipped_in_a_row_ = r.skipped ? skipped_in_a_row_ + 1 : 0;
+  r.skipped = skips_.count(r.step, r.skipped_steps);
   if (!r.skipped || rank_.world->rank() != 0) return;
   const std::string why = p.stats->non_finite > 0
                               ? fmt::format("{} elements are inf or NaN", p.stats->non_finite)
@@ -155,20 +153,7 @@ void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
   warn(
       "step {} was skipped on all ranks: the gradient norm is not finite ({}); weights and optimizer states "
       "stay as they were ({} in a row, {} of this run)",
-      r.step, why, skipped_in_a_row_, skipped_);
-}
-
-bool Trainer::next_skip_is_the_last() const {
-  return config_.max_skipped_steps > 0 && skipped_in_a_row_ + 1 >= config_.max_skipped_steps;
-}
-
-std::string Trainer::too_many_skipped() const {
-  if (config_.max_skipped_steps == 0 || skipped_in_a_row_ < config_.max_skipped_steps) return "";
-  return fmt::format(
-      "the gradients of {} step{} in a row, up to step {}, were not finite: as many as --max-skipped-steps "
-      "allows. The weights are still those after step {}; go on from a checkpoint with a lower --lr or other "
-      "data, or look for what makes the loss inf or NaN",
-      skipped_in_a_row_, skipped_in_a_row_ == 1 ? "" : "s", collected_, collected_ - skipped_in_a_row_);
+      r.step, why, skips_.in_a_row(), r.skipped_steps);
 }
 
 void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) {

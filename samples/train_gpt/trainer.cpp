@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <limits>
-#include <set>
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops/exact_sum.h>
@@ -91,7 +90,7 @@ double padding_of(const std::vector<ParamGroup*>& groups) {
 
 }  // namespace
 
-Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows)
+Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const ByteWindows> windows)
     : rank_(rank),
       config_(config),
       windows_(std::move(windows)),
@@ -100,7 +99,8 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       expert_mesh_(make_expert_mesh(rank, config)),
       model_(shape_of(config), TensorParallel::of(mesh_),
              expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}),
-      seed_(config.seed) {
+      seed_(config.seed),
+      skips_(config.max_skipped_steps) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
   for (size_t i = 0; i < model_.blocks(); ++i) {
@@ -162,8 +162,12 @@ TrainingState Trainer::training_state() const {
   return state;
 }
 
-std::vector<LocalTensor> Trainer::checkpoint_tensors() {
-  return sherd::checkpoint_tensors(model_, optimizer_ ? &*optimizer_ : nullptr);
+SavedRun Trainer::saved_run() {
+  return {.world = rank_.world,
+          .model = model_,
+          .optimizer = optimizer_ ? &*optimizer_ : nullptr,
+          .resumed = resumed_ ? &*resumed_ : nullptr,
+          .state = [this] { return training_state(); }};
 }
 
 std::string Trainer::describe() const {
@@ -298,37 +302,8 @@ void Trainer::export_weights() {
       {.dtype = dtype_named(config_.export_dtype), .metadata = {{"sherd.routing", routing_.summary()}}});
 }
 
-std::vector<RankMemory> Trainer::memory() {
-  Device& device = *rank_.device;
-  const auto peak = [&](MemoryClass kind) { return device.allocator().peak_bytes(kind); };
-  RankMemory mine;
-  mine.parameters = peak(MemoryClass::parameter) + peak(MemoryClass::master) + peak(MemoryClass::gathered);
-  mine.gradients = peak(MemoryClass::gradient);
-  mine.optimizer = peak(MemoryClass::optimizer);
-  mine.other_peak = device.allocator().peak_held_bytes() - mine.parameters - mine.gradients - mine.optimizer;
-  for (const Allocator* a : std::set<Allocator*>{&device.staging(), &device.copies()})
-    if (a != &device.allocator()) mine.other_peak += a->peak_held_bytes();
-  static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
-  std::vector<RankMemory> all(static_cast<size_t>(rank_.world->size()));
-  Stream& s = rank_.device->compute();
-  const Tensor send = Tensor::empty(*rank_.device, {4}, DType::i64, "metrics");
-  const Tensor recv = Tensor::empty(*rank_.device, {4 * rank_.world->size()}, DType::i64, "metrics");
-  ops::copy_from_host(s, send, &mine, sizeof mine);
-  rank_.world->all_gather(s, recv, send);
-  ops::copy_to_host(s, all.data(), recv);
-  return all;
-}
-
 RankMemory Trainer::replicated_memory() {
-  RankMemory r;
-  const int64_t compute = config_.precision == "bf16" ? 2 : 0;  // the copy beside the f32 master weights
-  for (auto& route : routing_.routes) {
-    const int64_t n = numel_of(route.param.global_shape());
-    r.parameters += n * (4 + compute);
-    r.gradients += n * 4;
-    r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
-  }
-  return r;
+  return sherd::replicated_memory(routing_, dtype_named(config_.precision));
 }
 
 double Trainer::data_sum(double value) {

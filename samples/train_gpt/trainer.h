@@ -12,11 +12,14 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/train/data.h>
+#include <sherd/train/memory_report.h>
+#include <sherd/train/saving.h>
+#include <sherd/train/skip_limit.h>
+#include <sherd/train/step_result.h>
 
 #include "config.h"
-#include "data.h"
 #include "model.h"
-#include "report.h"
 
 namespace train_gpt {
 
@@ -27,7 +30,7 @@ sherd::CommCounts minus(sherd::CommCounts after, const sherd::CommCounts& before
 struct PendingStep {
   using Clock = std::chrono::steady_clock;
 
-  StepResult result;  // what is known when the step is issued
+  sherd::StepResult result;  // what is known when the step is issued
   Clock::time_point issued;
   std::shared_ptr<Clock::time_point> reduced, updated;  // when the device had the gradients, and the weights
   std::shared_ptr<const sherd::GradientStats> stats;
@@ -41,7 +44,8 @@ class Trainer {
  public:
   /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
   /// nothing is trained.
-  Trainer(sherd::RankContext& rank, const TrainConfig& config, std::shared_ptr<const Windows> windows);
+  Trainer(sherd::RankContext& rank, const TrainConfig& config,
+          std::shared_ptr<const sherd::ByteWindows> windows);
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }
@@ -61,17 +65,15 @@ class Trainer {
   /// most one step that is not collected may be under way before it.
   PendingStep issue_step();
   /// Waits for the step and returns what it did. In the order of issue.
-  StepResult collect(PendingStep step);
+  sherd::StepResult collect(PendingStep step);
   /// Whether the next step can be the last that --max-skipped-steps allows: it is to be collected before
   /// another is issued. The same on all ranks.
-  bool next_skip_is_the_last() const;
+  bool next_skip_is_the_last() const { return skips_.next_is_the_last(); }
   /// Why no step may follow those collected: they were skipped, and are as many in a row as
   /// --max-skipped-steps allows; empty while they are not. The same on all ranks.
-  std::string too_many_skipped() const;
+  std::string too_many_skipped() const { return skips_.reached(); }
   /// Both: trains the next step.
-  StepResult train_step() { return collect(issue_step()); }
-  /// The next step's update waits for `event`: until then the weights and optimizer states are read.
-  void hold_weights(const sherd::Event& event) { sherd::runtime_of(model_).hold_weights(event); }
+  sherd::StepResult train_step() { return collect(issue_step()); }
   /// Whether every weight is, on all ranks. Collective.
   bool weights_are_finite();
   /// Mean loss over all held-out windows; NaN when there are none.
@@ -83,13 +85,13 @@ class Trainer {
   void export_weights();
   /// What a checkpoint of this moment holds besides tensors.
   sherd::TrainingState training_state() const;
-  /// What this rank writes into a checkpoint.
-  std::vector<sherd::LocalTensor> checkpoint_tensors();
+  /// For checkpoints of this run; the trainer outlives it.
+  sherd::SavedRun saved_run();
   const std::shared_ptr<sherd::Communicator>& world() const { return rank_.world; }
   /// Of every rank, in rank order; collective.
-  std::vector<RankMemory> memory();
+  std::vector<sherd::RankMemory> memory() { return sherd::rank_memory(*rank_.world); }
   /// What one rank would hold under no_shard: parameters, gradients, optimizer states.
-  RankMemory replicated_memory();
+  sherd::RankMemory replicated_memory();
 
  private:
   struct Batch {
@@ -101,7 +103,7 @@ class Trainer {
 
   void resume();
   /// Says on rank 0 that a step was skipped.
-  void count_skipped(StepResult& result, const PendingStep& step);
+  void count_skipped(sherd::StepResult& result, const PendingStep& step);
   /// Names matrices whose gradients were not finite, on the rank that saw them; of a step that was skipped as a
   /// whole the first few.
   void warn_about_skipped_updates(const PendingStep& step, bool whole_step);
@@ -111,7 +113,7 @@ class Trainer {
 
   sherd::RankContext& rank_;
   const TrainConfig& config_;
-  std::shared_ptr<const Windows> windows_;
+  std::shared_ptr<const sherd::ByteWindows> windows_;
   sherd::DeviceMesh mesh_;
   std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
@@ -124,8 +126,7 @@ class Trainer {
   std::optional<PendingStep::Clock::time_point> updated_;  // the end of the step collected last
   uint64_t seed_ = 0;
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
-  int64_t collected_ = 0;             // the step collected last
-  int64_t skipped_ = 0, skipped_in_a_row_ = 0;
+  sherd::SkipLimit skips_;            // --max-skipped-steps
   sherd::CommCounts carried_;         // of the coming step, issued already
 };
 

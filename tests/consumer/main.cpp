@@ -6,6 +6,8 @@
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/sherd.h>
+#include <sherd/train/command_line.h>
+#include <sherd/train/schedule.h>
 
 using namespace sherd;
 
@@ -51,8 +53,13 @@ struct Chosen {
   ExportOptions weights{.dtype = DType::bf16};
 };
 
-int main() {
+int main(int argc, char** argv) {
   const Chosen chosen;
+  int64_t steps = 200;
+  const std::vector<FieldGroup> settings = {{"Training", {{"steps", &steps, "N", "of training", 1, 1e6}}}};
+  std::vector<std::string> problems;
+  set_given(read_flags(argc, argv, settings, problems), problems);
+  throw_problems(problems);
   double first = 0, last = 0;
   launch(3, [&](RankContext& rank) {
     Regression model;
@@ -61,13 +68,13 @@ int main() {
     fully_shard(model, mesh, chosen.shard);
     Optimizer optimizer(model, routing, chosen.optimizer);
     Stream& s = rank.device->compute();
-    for (int step = 0; step < 200; ++step) {
+    for (int64_t step = 0; step < steps; ++step) {
       Tensor x = Tensor::empty(*rank.device, {Regression::kRows, Regression::kWidth}, DType::f32, "data");
       ops::random_normal(s, x, 1000 * step, 1, "data " + std::to_string(rank.world->rank()), 0, 1);
       const std::vector<float> e = ops::to_floats(s, model(x));
       model.run_backward({});
       clip_grad_norm(model, 1.0);
-      optimizer.step(0.02);
+      optimizer.step(learning_rate({.lr = 0.02}, step));
       double loss = 0;
       for (float v : e) loss += v * v / Regression::kRows;
       if (rank.world->rank() == 0) (step == 0 ? first : last) = loss;

@@ -1,7 +1,7 @@
 #include "config.h"
 
-#include <cmath>
 #include <cstdlib>
+#include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -481,50 +481,20 @@ TEST(Config, HelpListsEveryFlagAndPrintsNothing) {
   const CommandLine line = parse_line({"--steps", "5", "--help"});
   EXPECT_EQ(::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr(), "");
   ASSERT_TRUE(line.help.has_value());
-  for (const FieldGroup& group : field_groups()) {
-    for (const Field& field : group.fields) EXPECT_THAT(*line.help, HasSubstr("  " + flag_of(field)));
+  TrainConfig any;
+  for (const sherd::FieldGroup& group : fields_of(any)) {
+    for (const sherd::Field& field : group.fields) EXPECT_THAT(*line.help, HasSubstr("  " + flag_of(field)));
   }
   EXPECT_THAT(*line.help,
               AllOf(HasSubstr("--config FILE"), HasSubstr("zero3"), HasSubstr("constant|cosine")));
 }
 
-// ---- learning rate
-// --------------------------------------------------------------------------------------------------
-
-TEST(LearningRate, ConstantAfterLinearWarmUp) {
-  TrainConfig c;
-  c.lr = 0.5;
-  EXPECT_EQ(learning_rate(c, 0), 0.5);
-  c.warmup = 4;
-  EXPECT_EQ(learning_rate(c, 0), 0.125);
-  EXPECT_EQ(learning_rate(c, 1), 0.25);
-  EXPECT_EQ(learning_rate(c, 3), 0.5);
-  EXPECT_EQ(learning_rate(c, 4), 0.5);
-  EXPECT_EQ(learning_rate(c, 1000), 0.5);
-}
-
-TEST(LearningRate, CosineFallsToATenth) {
-  TrainConfig c;
-  c.lr = 1.0;
-  c.lr_schedule = "cosine";
-  c.warmup = 10;
-  c.steps = 110;
-  EXPECT_EQ(learning_rate(c, 9), 1.0);
-  EXPECT_EQ(learning_rate(c, 10), 1.0);
-  EXPECT_NEAR(learning_rate(c, 60), 0.55, 1e-12);
-  EXPECT_NEAR(learning_rate(c, 35), 0.1 + 0.45 * (1 + std::sqrt(0.5)), 1e-12);
-  EXPECT_NEAR(learning_rate(c, 110), 0.1, 1e-12);
-  EXPECT_NEAR(learning_rate(c, 500), 0.1, 1e-12);
-  for (int64_t step = 10; step < 110; ++step) EXPECT_GT(learning_rate(c, step), learning_rate(c, step + 1));
-}
-
-TEST(LearningRate, WarmUpThatFillsTheRun) {
-  TrainConfig c;
-  c.lr = 1.0;
-  c.lr_schedule = "cosine";
-  c.warmup = c.steps = 10;
-  EXPECT_EQ(learning_rate(c, 9), 1.0);
-  EXPECT_EQ(learning_rate(c, 10), 1.0);
+TEST(ByteData, DefaultIsTheFolderOfStandardHeaders) {
+  const std::filesystem::path folder = default_data_folder();
+  EXPECT_TRUE(folder.is_absolute());
+  EXPECT_TRUE(std::filesystem::is_regular_file(folder / "vector"));
+  EXPECT_TRUE(std::filesystem::is_regular_file(folder / "algorithm"));
+  EXPECT_EQ(folder, std::filesystem::canonical(folder));
 }
 
 }  // namespace

@@ -1,0 +1,73 @@
+#include "run_options.h"
+
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sherd/train/output_files.h>
+
+#include "misfit.h"
+
+namespace train_gpt {
+namespace {
+
+sherd::ResumeParts parts_of(const TrainConfig& config) {
+  if (config.resume_parts == "model") return sherd::ResumeParts::model;
+  return config.resume_parts == "optimizer" ? sherd::ResumeParts::optimizer : sherd::ResumeParts::all;
+}
+
+}  // namespace
+
+sherd::Schedule schedule_of(const TrainConfig& config) {
+  return {.lr = config.lr,
+          .warmup = config.warmup,
+          .decay = config.lr_schedule == "cosine" ? sherd::RateDecay::cosine : sherd::RateDecay::constant,
+          .steps = config.steps};
+}
+
+sherd::SaveFolder save_folder(const TrainConfig& config) {
+  return {
+      .save = config.save,
+      .resume = config.resume,
+      .parts = parts_of(config),
+      .overwrite = config.overwrite,
+      .differences = [config](const sherd::TrainingState& saved) { return run_differences(saved, config); }};
+}
+
+sherd::SavingOptions saving_options(const TrainConfig& config) {
+  return {.folder = save_folder(config),
+          .every = config.save_every,
+          .keep = config.keep,
+          .async = config.async_save,
+          .on_failure = config.save_failure == "stop" ? sherd::SaveFailure::stop : sherd::SaveFailure::warn,
+          .last_step = config.last_step()};
+}
+
+sherd::TraceOptions trace_options(const TrainConfig& config) {
+  return {.trace = config.trace,
+          .timeline = config.timeline,
+          .steps = config.trace_steps,
+          .last_step = config.last_step(),
+          .title = fmt::format("train_gpt, {} rank{}, {}, {}", config.ranks, config.ranks == 1 ? "" : "s",
+                               config.strategy, config.optimizer)};
+}
+
+bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
+  const bool joins_a_job = config.comm == "nccl" && config.bootstrap != "none";
+  return !joins_a_job || sherd::rank_0_is_here(get);
+}
+
+void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
+  using Kind = sherd::OutputPath::Kind;
+  std::vector<sherd::OutputPath> outputs = {{"--save", config.save, Kind::folder}};
+  if (rank_0_is_here(config, get)) {
+    outputs.push_back({"--metrics", config.metrics, Kind::stream});
+    outputs.push_back({"--loss-svg", config.loss_svg, Kind::file});
+    outputs.push_back({"--trace", config.trace, Kind::file});
+    outputs.push_back({"--timeline", config.timeline, Kind::file});
+    outputs.push_back({"--export-weights", config.export_weights, Kind::weights});
+  }
+  sherd::check_outputs(outputs);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,34 @@
+// What train_gpt's flags mean to the parts of train/ that it is made of.
+#pragma once
+
+#include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/train/saving.h>
+#include <sherd/train/schedule.h>
+#include <sherd/train/trace_output.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// --lr, --lr-schedule, --warmup, --steps.
+sherd::Schedule schedule_of(const TrainConfig& config);
+
+/// --save, --resume, --resume-parts, --overwrite.
+sherd::SaveFolder save_folder(const TrainConfig& config);
+
+/// Those and --save-every, --keep, --async-save, --save-failure.
+sherd::SavingOptions saving_options(const TrainConfig& config);
+
+/// --trace, --timeline, --trace-steps.
+sherd::TraceOptions trace_options(const TrainConfig& config);
+
+/// Whether this process has rank 0, which alone writes all outputs but --save, as far as the environment
+/// tells before the job is joined: true where it does not.
+bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
+
+/// Looks at --save, in the process of rank 0 also at --metrics, --loss-svg, --trace, --timeline and
+/// --export-weights; writes nothing.
+/// @throws sherd::IoError naming all that cannot be written.
+void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
+
+}  // namespace train_gpt

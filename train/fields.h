@@ -1,0 +1,61 @@
+// A program's settings as a table: the name of each, where its value lies, what it may be, and what --help
+// says.
+//
+// The table is the one list from which flags, the settings' file, --help and the record in metrics and
+// checkpoints are made. Where messages of train/ name a setting, they name its flag: `save_every` is
+// --save-every. Programs that use a part of train/ call its settings as that part's header does.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace sherd {
+
+struct Field {
+  /// "grad_accum"; the flag is "--grad-accum".
+  const char* name;
+  /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
+  /// default.
+  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*> target;
+  /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
+  /// G; empty: a switch without value.
+  const char* value;
+  const char* help;
+  /// Inclusive bounds of numbers, but of unsigned ones, which have none.
+  double low = 0;
+  double high = 0;
+  /// For words that have other spellings: gives the one that is kept. Null: every word is kept as it is.
+  std::string_view (*canonical)(std::string_view word) = nullptr;
+};
+
+/// Fields under one heading of --help.
+struct FieldGroup {
+  const char* title;
+  std::vector<Field> fields;
+};
+
+/// "--grad-accum"
+std::string flag_of(const Field& field);
+
+/// Sets the field from text; returns what is wrong with the text, empty when it was taken.
+std::string set_from_text(const Field& field, const std::string& text);
+
+/// The value is one of the allowed words and inside the bounds: empty, otherwise what is wrong.
+std::string check_value(const Field& field);
+
+/// The value as flags and messages show it.
+std::string show_value(const Field& field);
+
+/// What --help prints: `about`, then --config, --help and --version, then every group with each flag's help,
+/// words and value, which is the default where nothing was set.
+std::string help_text(std::string_view about, std::span<const FieldGroup> groups);
+
+/// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8
+/// are replaced. What metrics and checkpoints say of a run.
+std::string config_text(std::span<const FieldGroup> groups);
+
+}  // namespace sherd

@@ -1,0 +1,71 @@
+// The metrics of a run as a file: one JSON object per line.
+#pragma once
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/train/step_result.h>
+
+namespace sherd {
+
+/// Line 1 is {"config": {...}}, every other line one step:
+///
+///   step          from 1
+///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
+///   grad_norm     before clipping; num_zeros: gradient elements that are zero
+///   skipped       whether gradients were not finite, so that nothing was updated
+///   skipped_steps how many were, in this run up to this step
+///   lr            of this step; tokens_per_s
+///   step_ms       on the device, from the end of the step before or, where that
+///                 was earlier, from the step's issue
+///   optim_ms      the optimizer's part of it
+///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
+///   peak_bytes    largest over ranks
+///   host_syncs    how often rank 0's host waited for its device while the step was issued
+///   save_ms       what training waited for a checkpoint before the step, where one was saved
+///
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
+/// not a number, which JSON cannot say, is written as null.
+class MetricsWriter {
+ public:
+  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
+  /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
+  /// cannot share one.
+  /// @param config the settings as a JSON object: config_text().
+  /// @throws IoError.
+  MetricsWriter(const std::string& path, const std::string& config, bool go_on = false);
+
+  /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
+  /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
+  /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
+  void write(const StepResult& step);
+  void flush();
+  /// Why the file does not have all lines, and of how many; empty when it has them.
+  std::string failure() const;
+
+ private:
+  bool write_waiting();
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  std::unique_ptr<std::FILE, Close> file_;  // opened for appending; written to by its descriptor alone
+  std::string waiting_;
+  int64_t lines_waiting_ = 0, lines_lost_ = 0;
+  int error_ = 0;
+};
+
+/// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where
+/// the file (which may be missing) does not have them; the last line of a step counts. Held-out losses are
+/// appended in order of steps.
+void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
+                 std::vector<std::pair<int64_t, double>>& held_out);
+
+/// The line of one step, without line break.
+std::string format_metrics(const StepResult& step);
+
+}  // namespace sherd

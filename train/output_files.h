@@ -1,0 +1,35 @@
+// Whether a run will be able to write what it is asked to, as far as can be told before it begins.
+#pragma once
+
+#include <filesystem>
+#include <span>
+#include <string>
+
+#include <sherd/comm/bootstrap/bootstrap.h>
+
+namespace sherd {
+
+/// A path that a run is asked to write to.
+struct OutputPath {
+  enum class Kind {
+    file,     // a regular file, there already or not
+    stream,   // or a device or pipe
+    weights,  // as export_weights() takes it
+    folder,   // of checkpoints: missing folders are created, below the last one that is there
+  };
+  /// Names it in messages: "--metrics".
+  const char* flag;
+  /// Empty: nothing is asked for.
+  std::filesystem::path path;
+  Kind kind = Kind::file;
+};
+
+/// Looks at all of them; writes nothing. @throws IoError naming all that cannot be written.
+void check_outputs(std::span<const OutputPath> outputs);
+
+/// Whether this process has rank 0, which alone writes what is not a checkpoint, of a job that its processes
+/// join as environment variables say; as far as those tell before the job is joined: true where they do not,
+/// or where there is no job.
+bool rank_0_is_here(const EnvironmentLookup& get = {});
+
+}  // namespace sherd

@@ -1,0 +1,29 @@
+// What one training step did.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <sherd/comm/communicator.h>
+
+namespace sherd {
+
+/// The same on every rank unless said otherwise. The program's training loop fills it; metrics and progress
+/// show it.
+struct StepResult {
+  int64_t step = 0;  // from 1
+  double loss = 0;   // mean over all tokens of the step
+  std::optional<double> eval_loss;
+  float grad_norm = 0;
+  int64_t num_zeros = 0;
+  bool skipped = false;  // the gradients were not finite; weights and states are those of the step before
+  int64_t skipped_steps = 0;  // of this run, up to this step
+  double lr = 0;
+  double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
+  CommCounts comm;                // this rank's
+  int64_t peak_bytes = 0;         // largest over ranks
+  int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued
+  std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved
+};
+
+}  // namespace sherd
