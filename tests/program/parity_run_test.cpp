@@ -1,7 +1,7 @@
 // Whole runs of the program: one arithmetic, whatever is sharded.
 //
-// Of strategy, layout and replica arrangement every pair of values is run; tests/fsdp/parity_test.cpp has all triples in
-// one process. With SHERD_NIGHTLY set, the program runs all of them, too.
+// Of strategy, layout and replica arrangement every pair of values is run; tests/fsdp/parity_test.cpp has all
+// triples in one process. With SHERD_NIGHTLY set, the program runs all of them, too.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,11 +20,11 @@ Outcome train(const Flags& extra) {
                        extra);
 }
 
-// Flags of the runs to compare. Every pair: with each strategy, each layout comes once, and with it the replica
-// arrangement whose index is the sum of theirs, so that each strategy and each layout meet all arrangements.
+// Flags of the runs to compare. Every pair: with each strategy, each layout comes once, and with it the
+// replica arrangement whose index is the sum of theirs, so that each strategy and each layout meet all
+// arrangements.
 std::vector<Flags> arrangements(bool all) {
-  const std::vector<Flags> replicas = {
-      {}, {"--replicas", "2"}, {"--replicas", "2", "--outer", "optim"}};
+  const std::vector<Flags> replicas = {{}, {"--replicas", "2"}, {"--replicas", "2", "--outer", "optim"}};
   const Flags layouts = {"ragged", "even_rows", "whole_param"};
   std::vector<Flags> result;
   for (size_t s = 0; s < kStrategies.size(); ++s)
