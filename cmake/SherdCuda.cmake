@@ -13,10 +13,10 @@ if(NOT DEFINED SHERD_CUDA)
   set(SHERD_CUDA ${found} CACHE BOOL "Build the CUDA backend (needs nvcc)")
 endif()
 
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see kernels/cuda
+endif()
 if(SHERD_CUDA)
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-    set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see kernels/cuda
-  endif()
   enable_language(CUDA)
   if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know nvcc 13
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")

@@ -3,11 +3,10 @@ include(CMakePackageConfigHelpers)
 
 get_property(libraries GLOBAL PROPERTY SHERD_LIBRARIES)
 install(TARGETS sherd ${libraries} EXPORT sherdTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-# Private are what lies in detail/ and the kernels of each device.
-foreach(folder IN LISTS SHERD_FOLDERS)
-  install(DIRECTORY ${folder}/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${folder} FILES_MATCHING PATTERN "*.h"
-    PATTERN detail EXCLUDE
-    PATTERN reference EXCLUDE PATTERN cpu EXCLUDE PATTERN cuda EXCLUDE)
+sherd_public_headers(headers)
+foreach(header IN LISTS headers)
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/${folder})
 endforeach()
 install(FILES include/sherd/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 

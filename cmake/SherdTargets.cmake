@@ -27,9 +27,10 @@ function(sherd_own_target target)
 endfunction()
 
 # sherd_library(fsdp PUBLIC ... PRIVATE ...): the library of one folder, sherd_<folder>; its sources are added by the folder.
+# PCH: the precompiled headers of its options.
 # Headers are seen as <sherd/...> by the links in include/sherd, exactly as after installation.
 function(sherd_library folder)
-  cmake_parse_arguments(arg "" "" "PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(arg "" "PCH" "PUBLIC;PRIVATE" ${ARGN})
   set(target sherd_${folder})
   add_library(${target} STATIC)
   sherd_own_target(${target})
@@ -39,6 +40,18 @@ function(sherd_library folder)
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC ${arg_PUBLIC} PRIVATE ${arg_PRIVATE})
   set_property(GLOBAL APPEND PROPERTY SHERD_LIBRARIES ${target})
+  if(NOT arg_PCH)
+    set(arg_PCH sherd_pch)
+  endif()
+  sherd_use_pch(${target} ${arg_PCH})
+endfunction()
+
+# The headers that are installed, as kernels/device/tensor.h: all but what lies in detail/ and whole backends.
+function(sherd_public_headers variable)
+  list(TRANSFORM SHERD_FOLDERS REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE patterns)
+  file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${patterns})
+  list(FILTER headers EXCLUDE REGEX "/detail/|^kernels/(reference|cpu|cuda)/|^comm/(local|nccl)/")
+  set(${variable} ${headers} PARENT_SCOPE)
 endfunction()
 
 # What --version says; called when all options are known.

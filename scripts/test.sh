@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, runs all tests. Usage: scripts/test.sh [preset] [ctest arguments...]
-# Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone.
+# Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone; CONFIGURE="-DNAME=VALUE ..." goes to
+# cmake.
 #
 # Root may read and write everything, so that tests of what may not be read or written need an ordinary user: started by
 # root (as in a container), this runs the tests as TEST_USER (an id; default 65534, nobody), to whom it gives the build
@@ -11,7 +12,8 @@ cd "$(dirname "$0")/.."
 preset=${1:-release}
 [ $# -gt 0 ] && shift
 scripts/install_deps.sh
-cmake --preset "$preset" >/dev/null
+read -ra configure <<<"${CONFIGURE:-}"
+cmake --preset "$preset" "${configure[@]}" >/dev/null
 read -ra targets <<<"${TARGETS:-all}"
 cmake --build --preset "$preset" --target "${targets[@]}"
 jobs=$(($(nproc) + 1))  # tests wait now and then

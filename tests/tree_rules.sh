@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Rules that no compiler checks: folders include only folders to their left, every test file is in a target, no
-# device is told apart outside a backend.
+# Rules that no compiler checks: folders include only folders to their left, components do not include each other in a
+# circle, every test file is in a target, no device is told apart outside a backend.
 set -uo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
 cd "$1"
 failed=0
 complain() { echo "$*"; failed=1; }
@@ -18,6 +19,8 @@ for i in "${!order[@]}"; do
     grep -vE '^(kernels/(cpu|cuda|reference)|comm/(local|mpi|nccl))/') &&
     complain "conditional compilation outside a backend:"$'\n'"$found"
 done
+
+"$here/component_cycles.sh" . "${order[@]}" || failed=1
 
 while IFS= read -r file; do
   list=$(dirname "$file")/CMakeLists.txt

@@ -1,5 +1,5 @@
 // A run that saves after every step, killed at random instants: what was committed is never harmed.
-// SHERD_KILLS sets how often (default 100).
+// SHERD_KILLS sets how often (default 25).
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ int64_t newest_step(const fs::path& folder) {
 
 TEST(KillRun, WhatWasCommittedIsNeverHarmed) {
   const char* asked = std::getenv("SHERD_KILLS");
-  const int kills = asked ? std::atoi(asked) : 100;
+  const int kills = asked ? std::atoi(asked) : 25;
   const fs::path folder = scratch("killed"), data = scratch("text");
   fs::remove_all(folder);
   write_file(data, golden_text());

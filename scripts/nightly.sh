@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What is too long for every change (.ci/run has that): run it each night, and before a release.
+#
+#   fuzzing       1,000,000 inputs to each target, or FUZZ_RUNS
+#   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
+#                 process for each test; the installed package, and what only root can run, under asan
+#   release       without precompiled headers, so that every source includes what it uses; CUDA for 8.0 and 9.0; the
+#                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
+#   kills         a saving run killed 1,000 times, or SHERD_KILLS
+#
+# Every stage is run; the exit code is 1 when any failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+stage() {
+  local name=$1 began=$SECONDS
+  shift
+  echo "== $name"
+  if "$@"; then
+    echo "== $name: passed in $((SECONDS - began)) s"
+  else
+    echo "== $name: FAILED after $((SECONDS - began)) s"
+    failed+=("$name")
+  fi
+}
+
+stage "fuzzing" scripts/fuzz.sh "${FUZZ_RUNS:-1000000}"
+stage "asan" env CONFIGURE=-DSHERD_TEST_SHARDS=0 scripts/test.sh asan -LE slow
+stage "tsan" env CONFIGURE=-DSHERD_TEST_SHARDS=0 TARGETS=runtime_tests \
+  scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|optim|checkpoint)$'
+stage "release, everything" env SHERD_NIGHTLY=1 \
+  CONFIGURE="-DSHERD_PCH=OFF -DCMAKE_CUDA_ARCHITECTURES=80;90" scripts/test.sh
+stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
+
+[ ${#failed[@]} -eq 0 ] && exit 0
+printf 'nightly: failed: %s\n' "${failed[*]}" >&2
+exit 1

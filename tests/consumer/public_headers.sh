@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# What is installed is public: no header of a detail/ folder or of a backend, none that says that it is private, none
+# that includes one that is not there. Usage: public_headers.sh INCLUDE/sherd
+set -uo pipefail
+cd "$1"
+failed=0
+complain() { echo "$*" >&2; failed=1; }
+
+count=0
+while IFS= read -r header; do
+  count=$((count + 1))
+  case /$header in
+    */detail/* | /kernels/reference/* | /kernels/cpu/* | /kernels/cuda/* | /comm/local/* | /comm/nccl/*)
+      complain "installed, and lies in a private folder: $header" ;;
+  esac
+  head -4 "$header" | tr '\n' ' ' | grep -qE 'Private (// )?to' &&
+    complain "installed, and says that it is private: $header"
+  while IFS= read -r included; do
+    [ -f "$included" ] || complain "$header includes sherd/$included, which is not installed"
+  done < <(sed -nE 's/^ *# *include [<"]sherd\/([^>"]+)[>"].*/\1/p' "$header")
+done < <(find . -name '*.h' -printf '%P\n' | sort)
+[ "$count" -gt 0 ] || complain "no headers in $1"
+exit $failed
