@@ -65,7 +65,7 @@ struct TrainingState {
   /// Of the counter-based generators; counters follow from `step`.
   uint64_t seed = 0;
   /// For people and for checks, e.g. "routing", "config", "muon.momentum".
-  std::map<std::string, std::string> info;
+  std::map<std::string, std::string> info = {};
   bool operator==(const TrainingState&) const = default;
 };
 
