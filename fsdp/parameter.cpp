@@ -34,7 +34,7 @@ Parameter& Parameter::freeze() {
 }
 
 Parameter& Parameter::set_cut(CutClass cut) {
-  require_unsharded_tree("set_cut()");
+  require_unsharded_tree("set_cut(), which route() calls,");
   state().cut = cut;
   return *this;
 }
@@ -78,7 +78,9 @@ std::vector<GlobalRun> Parameter::global_runs(ParamRange range) const {
 ParamGroup& Parameter::group() const {
   if (!sharded())
     throw InvalidArgument(fmt::format(
-        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive", name()));
+        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive; the module "
+        "that made the parameter must be the root or registered below it by child()",
+        name()));
   return *state_->group;
 }
 

@@ -1,6 +1,8 @@
 // Everything a training program needs.
 #pragma once
 
+#include <sherd/checkpoint/resume.h>
+#include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/dtensor/dtensor.h>

@@ -6,8 +6,6 @@
 #include <filesystem>
 #include <vector>
 
-#include <sherd/checkpoint/resume.h>
-#include <sherd/checkpoint/saver.h>
 #include <sherd/sherd.h>
 
 using namespace sherd;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the pages say is so: the README's first program is the first sample, word for word; every file or folder of this tree
-# that a page links to or names is there. Usage: pages.sh SOURCE_DIR
+# that a page links to or names is there; the design page's table of strategies is that of the code. Usage: pages.sh SOURCE_DIR
 set -uo pipefail
 cd "$1"
 failed=0
@@ -29,5 +29,13 @@ while IFS= read -r page; do
   done < <(grep -ohE "(^|[\`( ])($roots)/[A-Za-z0-9_./{},*-]*[A-Za-z0-9_/}*]" "$page" | sed -E 's/^[`( ]//' |
     grep -v '^optim/shard-' | sort -u)
 done < <(find . -name '*.md' -not -path './build*' -not -path './shared/*' -not -path './out/*' | sort)
+
+rows=0
+while IFS= read -r row; do
+  rows=$((rows + 1))
+  grep -qF "$row" docs/design.md || complain "docs/design.md lacks the row of fsdp/strategy.cpp: $row"
+done < <(sed -nE 's/^ *\{(Strategy|Outer)::\w+, "(\w+)", ("(\w+)", )?\{(.), (.), (.), (.)\}\},$/| `\2` | \4 | \5 | \6 | \7 | \8 |/p' \
+  fsdp/strategy.cpp | sed 's/ |  | / | /')
+[ $rows -eq 6 ] || complain "pages.sh: fsdp/strategy.cpp has $rows rows of a table that had 6; its form has changed"
 
 exit $failed
