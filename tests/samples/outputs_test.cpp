@@ -116,7 +116,7 @@ struct Saved {
 Saved train(const TrainConfig& config, sherd::FileSystem& files = sherd::FileSystem::posix()) {
   Saved saved;
   std::mutex mutex;
-  sherd::launch(static_cast<int>(config.ranks), {.threads_per_rank = 1}, [&](sherd::RankContext& rank) {
+  sherd::launch(static_cast<int>(config.ranks), {.device = {.threads = 1}}, [&](sherd::RankContext& rank) {
     Trainer trainer(rank, config, text());
     Saving saving(trainer, config, &files);
     while (trainer.step() < config.last_step()) {
