@@ -132,9 +132,11 @@ class Comparison {
           "can use the other's; this concerns {}",
           a_few({moved.begin(), moved.end()}));
     if (missing_state_.size() == needed_)
-      return text + "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
+      return text +
+             "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
     return text +
-           "; route parameters as the run that saved it did, or allow new state (LoadOptions::allow_new_state): "
+           "; route parameters as the run that saved it did, or allow new state "
+           "(LoadOptions::allow_new_state): "
            "what is missing starts from zero, the rest is left out";
   }
 

@@ -62,7 +62,7 @@ class Reader {
       throw InvalidArgument(
           fmt::format("launch environment: {}. Start the program by torchrun, srun or mpirun, or set RANK, "
                       "WORLD_SIZE, LOCAL_RANK, and for several processes MASTER_ADDR and MASTER_PORT; or, if "
-                      "this process is to have all ranks, set job.bootstrap = none",
+                      "this process is to have all ranks, give job.bootstrap = none",
                       fmt::join(problems_, "; ")));
   }
   bool good() const { return problems_.empty(); }

@@ -38,8 +38,8 @@ constexpr std::string_view kIs = " = ";
 
 bool part_of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
-/// The option that begins at `at` as a word of its own; null when none does. Names of one word are common words:
-/// they are meant where a value follows.
+/// The option that begins at `at` as a word of its own; null when none does. An option of one word may be any
+/// word of a sentence: it is meant where a value follows.
 const OptionFlag* option_at(std::string_view text, size_t at) {
   if (at > 0 && (part_of_a_name(text[at - 1]) || text[at - 1] == '.' || text[at - 1] == ':')) return nullptr;
   for (const OptionFlag& f : kFlags) {

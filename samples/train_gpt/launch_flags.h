@@ -13,8 +13,8 @@ namespace train_gpt {
 sherd::LaunchOptions launch_options(const TrainConfig& config);
 
 /// A text of the library, which names options by their paths in sherd::LaunchOptions ("backend = nccl",
-/// "nccl.check_calls") or as members ("LoadOptions::allow_new_state"), with this program's flags in their place
-/// ("--comm nccl", "--nccl-check-calls", "--allow-new-state").
+/// "nccl.check_calls") or as members ("LoadOptions::allow_new_state"), with this program's flags in their
+/// place ("--comm nccl", "--nccl-check-calls", "--allow-new-state").
 std::string with_flags(const std::string& message);
 
 }  // namespace train_gpt

@@ -34,7 +34,7 @@ bool names_a_place(const std::string& words) {
       "clip",   "launch", "all_",       "reduce_", "gather",      "scatter",   "broadcast",
       "send",   "recv",   "barrier",    "route",   "routing",     "device",    "kernels",
       "module", "layout", "checkpoint", "save",    "memory",      "model",     "Mesh",
-      "AdamW",  "comm ",  "threads",    "timeout", "bootstrap"};
+      "AdamW",  "backend", "threads",   "timeout", "bootstrap"};
   return words.size() >= 20 && std::any_of(kPlaces.begin(), kPlaces.end(),
                                            [&](std::string_view p) { return words.find(p) != words.npos; });
 }
