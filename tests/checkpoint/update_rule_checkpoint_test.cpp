@@ -15,12 +15,12 @@ namespace {
 constexpr double kLr = 0.125;
 
 /// A model of which SGD updates two parameters of three, on `ranks` ranks.
-struct Run : GivenGradients {
+struct Trained : GivenGradients {
   Parameter matrix = add("matrix.weight", {9, 5}), gain = add("gain.weight", {3}),
             other = add("other.weight", {6, 2});
   std::optional<Optimizer> optimizer;
 
-  Run(RankContext& r, Strategy strategy) {
+  Trained(RankContext& r, Strategy strategy) {
     const Routing routing = route(
         *this, {.optimizer = Sgd::kName, .rules = {{.pattern = "^other", .algorithm = Algorithm::adamw}}});
     FullyShardOptions o;
@@ -52,7 +52,7 @@ TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
   const TemporaryFolder folder;
   std::vector<float> straight, resumed;
   test::launch(4, [&](RankContext& r) {
-    Run run(r, Strategy::optim_grads_params);
+    Trained run(r, Strategy::optim_grads_params);
     run.train_to(3);
     CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer), {.folder = folder / "run"});
     saver.save({.step = 3});
@@ -61,7 +61,7 @@ TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
     if (r.world->rank() == 0) straight = all;
   });
   test::launch(2, [&](RankContext& r) {
-    Run run(r, Strategy::no_shard);
+    Trained run(r, Strategy::no_shard);
     resume(folder / "run", run, &*run.optimizer);
     EXPECT_EQ(run.optimizer->steps(), 3);
     run.step = 3;
