@@ -15,9 +15,9 @@
 namespace sherd {
 
 struct SaverOptions {
-  /// DIR of FORMAT.md; created when missing, its parents, too. One run has it at a time. Of checkpoints that lie
-  /// there already the one of an equal step is replaced, others stay: give each run a folder of its own, or see
-  /// `overwrite` and `admit`.
+  /// DIR of FORMAT.md; created when missing, its parents, too. One run has it at a time. Of checkpoints that
+  /// lie there already the one of an equal step is replaced, others stay: give each run a folder of its own,
+  /// or see `overwrite` and `admit`.
   std::filesystem::path folder = {};
   /// Checkpoints to keep, newest first, as CheckpointFolder::prune() counts them (a checkpoint whose model is
   /// not finite never makes a finite one go); 0 = all.

@@ -78,8 +78,8 @@ std::vector<GlobalRun> Parameter::global_runs(ParamRange range) const {
 ParamGroup& Parameter::group() const {
   if (!sharded())
     throw InvalidArgument(fmt::format(
-        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive; the module "
-        "that made the parameter must be the root or registered below it by child()",
+        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive; the "
+        "module that made the parameter must be the root or registered below it by child()",
         name()));
   return *state_->group;
 }

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include <sherd/sherd.h>
-
 using namespace sherd;
 
 constexpr int kVocab = 16, kTable = 32, kWidth = 2 * kTable, kHidden = 128, kBatch = 32;
