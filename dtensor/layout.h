@@ -90,6 +90,24 @@ struct CutRow {
 ///
 /// A whole_param layout is one bucket of pack(): each parameter starts at a multiple of 64 elements of its
 /// rank's slice, and slices are a multiple of shard_divisor(world) and of options.align.
+///
+/// Example: norm [16] (cut anywhere), up [24, 16] and down [16, 24] (cut between rows) over 4 ranks. 784
+/// elements in slices that are a multiple of 64 need slices of 256.
+///
+/// ragged: one buffer of 1024 elements, in which norm is [0, 16), up [16, 400), down [528, 912).
+///
+///     slice 0  [0, 256)     norm at 0, rows 0-14 of up at 16     piece(up, 0) = [0, 240), local_begin 16
+///     slice 1  [256, 512)   rows 15-23 of up at 0, 112 unused    piece(up, 1) = [240, 384), local_begin 0
+///     slice 2  [512, 768)   16 unused, rows 0-9 of down at 16    piece(down, 2) = [0, 240), local_begin 16
+///     slice 3  [768, 1024)  rows 10-15 of down at 0, 112 unused  piece(down, 3) = [240, 384), local_begin 0
+///
+/// The 16 unused elements put the boundary at 768 between two rows of down.
+///
+/// even_rows: every rank has 4 elements of norm, 6 rows of up and 4 rows of down, one behind the other in its
+/// slice: piece(up, r) = [96 r, 96 r + 96) at local_begin 4, piece(down, r) = the same at 100. The full
+/// buffer is another one, of 784 elements: norm at 0, up at 16, down at 400.
+///
+/// whole_param: down on rank 0, up on rank 1, norm on rank 2, nothing on rank 3, in slices of 384.
 class ShardLayout {
  public:
   /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,

@@ -16,6 +16,16 @@ namespace sherd {
 /// some of q, of k and of v. Blocks that are dealt out whole (RowBlock::dealt, such as heads) and blocks of
 /// several runs (such as those of grouped queries) are cut in one range: every rank holds some whole heads or
 /// groups. So is everything else.
+///
+/// Example: fused q, k and v of 4 rows each, a parameter of 12 rows, over tp 2. Each rank's module declares 6
+/// rows with stacked_blocks({2, 2, 2}) and TensorShard{"tp", 0, 2, index}. By rows of the global parameter:
+///
+///     global       q0 q1 q2 q3  k0 k1 k2 k3  v0 v1 v2 v3
+///     index 0 has  q0 q1        k0 k1        v0 v1        local rows 0-5 are global rows 0 1 4 5 8 9
+///     index 1 has        q2 q3        k2 k3        v2 v3  local rows 0-5 are global rows 2 3 6 7 10 11
+///
+/// so that global_boxes() of all of index 1 are three boxes of 2 rows, at rows 2, 6 and 10. Were the same 6
+/// rows three heads (head_blocks(3, 2)), index 1 would have global rows 6 to 11, one box.
 struct TensorShard {
   std::string mesh_dim = "tp";
   int dim = 0;

@@ -107,10 +107,13 @@ inline std::vector<PlanUnit> describe(const TableModel& m, int rank) {
                                .dtype = m.options.compute_dtype});
     units.push_back(std::move(unit));
   }
-  for (size_t i = units.size(); i-- > 0;)  // inner ones come later
+  const auto set_height = [&](size_t i) {
     for (size_t k = 0; k < units.size(); ++k)
-      if (k != i && is_inside(all[k].name, all[i].name) && all[k].name != all[i].name)
+      if (k != i && is_inside(all[k].name, all[i].name))
         units[i].height = std::max(units[i].height, units[k].height + 1);
+  };
+  for (size_t i = units.size() - 1; i-- > 0;) set_height(i);  // inner ones come later
+  set_height(units.size() - 1);
   return units;
 }
 
