@@ -19,6 +19,11 @@
 namespace sherd_bench {
 namespace {
 
+LaunchOptions launch_options(const MuonBench& b) {
+  return {.device = {.kind = parse_device_kind(b.device),
+                     .symmetric_products = parse_symmetric_products(b.symmetric_products)}};
+}
+
 using namespace sherd;
 using Clock = std::chrono::steady_clock;
 
@@ -106,7 +111,7 @@ void phases(const MuonBench& b) {
                                    {MuonMode::automatic, IterationForm::gram, false},
                                    {MuonMode::automatic, IterationForm::gram, true}};
   std::vector<std::vector<double>> times(kinds.size());
-  launch(b.ranks, {.device = b.device, .symmetric_products = b.symmetric_products}, [&](RankContext& rank) {
+  launch(b.ranks, launch_options(b), [&](RankContext& rank) {
     Matrices model(b.dim, b.layers);
     const DeviceMesh mesh(rank.world, {{"shard", b.ranks}});
     for (auto& l : model.all) fully_shard(*l, mesh);
@@ -173,7 +178,7 @@ void whole_steps(const MuonBench& b) {
   kinds[2].config.ns_form = "gram";
   const auto data = sherd::ByteData::load(kinds[0].config.data);
   const auto windows = std::make_shared<const sherd::ByteWindows>(data, kSeq);
-  launch(b.step_ranks, {.device = b.device, .symmetric_products = b.symmetric_products}, [&](RankContext& rank) {
+  launch(b.step_ranks, launch_options(b), [&](RankContext& rank) {
     std::vector<std::unique_ptr<train_gpt::Trainer>> trainers;
     for (auto& k : kinds) trainers.push_back(std::make_unique<train_gpt::Trainer>(rank, k.config, windows));
     for (int round = 0; round <= b.step_rounds; ++round) {
