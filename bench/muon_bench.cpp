@@ -19,13 +19,13 @@
 namespace sherd_bench {
 namespace {
 
+using namespace sherd;
+using Clock = std::chrono::steady_clock;
+
 LaunchOptions launch_options(const MuonBench& b) {
   return {.device = {.kind = parse_device_kind(b.device),
                      .symmetric_products = parse_symmetric_products(b.symmetric_products)}};
 }
-
-using namespace sherd;
-using Clock = std::chrono::steady_clock;
 
 double median(std::vector<double> v) {
   std::sort(v.begin(), v.end());
