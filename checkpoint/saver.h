@@ -76,6 +76,7 @@ class CheckpointSaver {
   /// Takes what the tensors hold after all work queued on the compute stream so far. Waits for a save in
   /// flight first: there is never more than one, nor more than one host copy. With `async` it waits for
   /// nothing else: the copies are queued, and work queued on the compute stream from now on comes after them.
+  /// @throws RanksDiffer on every rank when ranks save different steps.
   void save(const TrainingState& state);
   /// With `async`, save() in two halves. This one queues the copies beside what the compute stream gets to do
   /// meanwhile. @returns when they are made: no work may change the tensors before.

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 
 namespace sherd {
 

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd::comm {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/comm/nccl/detail/api.h>
 #include <sherd/comm/nccl/nccl_options.h>
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/core/communicator.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd::nccl {
