@@ -198,11 +198,11 @@ TEST(Arrangement, UnitsThatArePackedByThemselvesAreTheRuntimes) {
       };
       std::vector<std::unique_ptr<Part>>
           layers;  // parameters have their names of the model as those of modules
-      Part root({model.front(), model.back()});
+      Part root(std::vector<ParamEntry>{model.front(), model.back()});
       const FullyShardOptions options{.layout = choice.policy, .packing = choice.packing};
       const DeviceMesh mesh(rank.world, {{"shard", 3}});
       struct Folder : Part {
-        Folder() : Part({}) {}
+        Folder() : Part(std::vector<ParamEntry>()) {}
       } folder;
       for (int i = 0; i < 3; ++i) {
         const std::string unit = "layers." + std::to_string(i);
