@@ -50,12 +50,16 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   });
   for (size_t i = 0; i < spec_.params.size(); ++i) {
     spec_.params[i].state_->group = this;
+    spec_.params[i].state_->views = this;
     spec_.params[i].state_->index = static_cast<int>(i);
   }
 }
 
 ParamGroup::~ParamGroup() {
-  for (auto& p : spec_.params) p.state_->group = nullptr;
+  for (auto& p : spec_.params) {
+    p.state_->group = nullptr;
+    p.state_->views = nullptr;
+  }
 }
 
 std::vector<ParamGroup::Trait> ParamGroup::traits() const {

@@ -32,7 +32,7 @@ struct Staging {
 /// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension
 /// within a part). The verbs below are redistributions between the placements of the strategy table; nothing
 /// else knows which strategy runs. All verbs queue on the given stream and return.
-class ParamGroup {
+class ParamGroup final : public ParameterViews {
  public:
   struct Spec {
     GroupPlan plan;
@@ -127,15 +127,15 @@ class ParamGroup {
   /// Names of trainable parameters whose gradient nobody asked for since reset_grads().
   std::vector<std::string> untouched() const;
 
-  // Views for Parameter.
-  Tensor data(int p) const;
-  Tensor grad(int p);
-  GradTarget grad_for_overwrite(int p);
-  Tensor shard(int p) const;
-  Tensor model_copy(int p) const;
-  Tensor grad_shard(int p) const;
-  ParamRange shard_range(int p) const;
-  DTensor dtensor(int p) const;
+  // ParameterViews.
+  Tensor data(int p) const override;
+  Tensor grad(int p) override;
+  GradTarget grad_for_overwrite(int p) override;
+  Tensor shard(int p) const override;
+  Tensor model_copy(int p) const override;
+  Tensor grad_shard(int p) const override;
+  ParamRange shard_range(int p) const override;
+  DTensor dtensor(int p) const override;
 
  private:
   Placement reduce_target(bool last) const { return last ? inner_.grad : inner_.grad_micro; }

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <sherd/fsdp/group.h>
-
 namespace sherd {
 
 Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::make_shared<State>()) {
@@ -75,22 +73,31 @@ std::vector<GlobalRun> Parameter::global_runs(ParamRange range) const {
   return {{range.begin, range.begin, range.size()}};
 }
 
+void Parameter::require_memory() const {
+  if (sharded()) return;
+  throw InvalidArgument(fmt::format(
+      "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive; the "
+      "module that made the parameter must be the root or registered below it by child()",
+      name()));
+}
+
 ParamGroup& Parameter::group() const {
-  if (!sharded())
-    throw InvalidArgument(fmt::format(
-        "parameter '{}' has no memory; call fully_shard() on the root module, and keep that alive; the "
-        "module that made the parameter must be the root or registered below it by child()",
-        name()));
+  require_memory();
   return *state_->group;
 }
 
-Tensor Parameter::data() const { return group().data(index_in_group()); }
-Tensor Parameter::grad() const { return group().grad(index_in_group()); }
-GradTarget Parameter::grad_for_overwrite() const { return group().grad_for_overwrite(index_in_group()); }
-Tensor Parameter::shard() const { return group().shard(index_in_group()); }
-Tensor Parameter::model_copy() const { return group().model_copy(index_in_group()); }
-Tensor Parameter::grad_shard() const { return group().grad_shard(index_in_group()); }
-ParamRange Parameter::shard_range() const { return group().shard_range(index_in_group()); }
-DTensor Parameter::dtensor() const { return group().dtensor(index_in_group()); }
+ParameterViews& Parameter::views() const {
+  require_memory();
+  return *state_->views;
+}
+
+Tensor Parameter::data() const { return views().data(index_in_group()); }
+Tensor Parameter::grad() const { return views().grad(index_in_group()); }
+GradTarget Parameter::grad_for_overwrite() const { return views().grad_for_overwrite(index_in_group()); }
+Tensor Parameter::shard() const { return views().shard(index_in_group()); }
+Tensor Parameter::model_copy() const { return views().model_copy(index_in_group()); }
+Tensor Parameter::grad_shard() const { return views().grad_shard(index_in_group()); }
+ParamRange Parameter::shard_range() const { return views().shard_range(index_in_group()); }
+DTensor Parameter::dtensor() const { return views().dtensor(index_in_group()); }
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/parameter_views.h>
 #include <sherd/fsdp/row_blocks.h>
 #include <sherd/fsdp/tensor_shard.h>
 
@@ -26,12 +27,6 @@ struct Init {
 };
 inline Init normal(float stddev) { return {0, stddev}; }
 inline Init constant(float value) { return {value, 0}; }
-
-/// Where a gradient goes, for a writer that computes `beta` times what is there plus its own.
-struct GradTarget {
-  Tensor grad;     // the whole gradient, f32
-  float beta = 1;  // 0: nothing has been added yet, and the memory holds anything, NaN as well
-};
 
 /// A handle; copies mean the same parameter. Made by Module::param(), described only: memory comes with
 /// fully_shard() of the root. Used by one rank's thread.
@@ -107,6 +102,8 @@ class Parameter {
   friend bool operator==(const Parameter& a, const Parameter& b) { return a.state_ == b.state_; }
 
  private:
+  ParameterViews& views() const;
+
   friend class Module;
   friend class ParamGroup;
   friend class ShardRuntime;
@@ -121,10 +118,12 @@ class Parameter {
     std::optional<TensorShard> tensor_shard;
     int registrations = 0;  // modules that hold it (more than one: tied)
     ParamGroup* group = nullptr;
+    ParameterViews* views = nullptr;  // of the same group
     int index = 0;
   };
   State& state() const;
   void require_unsharded_tree(const char* what) const;
+  void require_memory() const;
 
   std::shared_ptr<State> state_;
 };
