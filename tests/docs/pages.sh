@@ -16,7 +16,7 @@ fi
 roots='kernels|comm|dtensor|fsdp|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
 while IFS= read -r page; do
   folder=$(dirname "$page")
-  text=$(awk '/^ *```/ { code = !code } !code' "$page")
+  text=$(awk '/^ *```/ { code = !code } !code && !/^    /' "$page")
   while IFS= read -r target; do
     [ -e "$folder/${target%%#*}" ] || complain "$page links to $target, which is not there"
   done < <(grep -oE '\]\([^)]+\)' <<<"$text" | sed -E 's/^\]\(|\)$//g' | grep -vE '^(https?:|mailto:|#)')
