@@ -120,7 +120,7 @@ TEST_F(SlotPoolTest, BesideAHolderThatIsInUseAUnitGetsASlotOfItsOwnForGood) {
 TEST(SlotPool, ThatHasNoRoomForAnotherSlotIsAsBefore) {
   constexpr int64_t kMiB = 1 << 20;
   auto device = make_cpu_device({.memory_limit = kMiB * 3 / 2});
-  SlotPool pool(*device, DType::u8, "test slots", {{kMiB}, {kMiB}}, 1);
+  SlotPool pool(*device, DType::u8, MemoryClass::gathered, "test slots", {{kMiB}, {kMiB}}, 1);
   for (auto& b : pool.buffers())
     *b.memory = Tensor::empty(*device, {b.spec.elements}, b.spec.dtype, b.spec.name);
   SlotPool::Lease busy = pool.acquire(0, device->compute());
