@@ -3,7 +3,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <functional>
+#include <map>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include <sherd/comm/launcher.h>
 
