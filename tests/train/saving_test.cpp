@@ -44,7 +44,7 @@ Saved train(SavingOptions options, FileSystem& files = FileSystem::posix()) {
   Saved saved;
   std::mutex mutex;
   options.files = &files;
-  test::launch(2, {.threads_per_rank = 1}, [&](RankContext& rank) {
+  test::launch(2, {.device = {.threads = 1}}, [&](RankContext& rank) {
     test::Rig rig(rank, {});
     std::optional<Resumed> resumed;
     int64_t step = 0;
