@@ -50,7 +50,7 @@ endfunction()
 function(sherd_public_headers variable)
   list(TRANSFORM SHERD_FOLDERS REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/\\1/*.h" OUTPUT_VARIABLE patterns)
   file(GLOB_RECURSE headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} ${patterns})
-  list(FILTER headers EXCLUDE REGEX "/detail/|^kernels/(reference|cpu|cuda)/|^comm/(local|nccl)/")
+  list(FILTER headers EXCLUDE REGEX "/detail/|^kernels/(reference|cpu|cuda)/")
   set(${variable} ${headers} PARENT_SCOPE)
 endfunction()
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include <sherd/comm/local/local_communicator.h>
-#include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/comm/local/detail/local_communicator.h>
+#include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

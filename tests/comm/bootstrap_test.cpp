@@ -4,7 +4,7 @@
 #include <map>
 
 #include <sherd/comm/bootstrap/bootstrap.h>
-#include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd::test {

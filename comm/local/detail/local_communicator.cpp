@@ -1,4 +1,4 @@
-#include <sherd/comm/local/local_communicator.h>
+#include <sherd/comm/local/detail/local_communicator.h>
 
 #include <fmt/format.h>
 

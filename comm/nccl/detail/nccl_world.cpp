@@ -1,4 +1,4 @@
-#include <sherd/comm/nccl/nccl_world.h>
+#include <sherd/comm/nccl/detail/nccl_world.h>
 
 #include <sherd/comm/nccl/detail/nccl_communicator.h>
 
