@@ -33,6 +33,7 @@ same() {
 
 kernel_tests() {
   local program found=0 failed=0
+  [ "$device" = cuda ] || skip "the CUDA kernels' tests are for GPUs"
   for program in "$bin"/test_cuda*; do
     [[ -x $program && $program != *cuda_host* ]] || continue
     found=1
