@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs what sherd builds with, from the distribution's packages (Debian 12 or newer). Does nothing when all is there.
+# Installs what sherd builds with, and the packages named as arguments, from the distribution (Debian 12 or newer).
+# Does nothing when all is there.
 set -euo pipefail
 
 packages=(
   g++ cmake ninja-build
   libdnnl-dev liblapack-dev libfmt-dev libcli11-dev nlohmann-json3-dev libprotobuf-dev protobuf-compiler libxxhash-dev
   libgtest-dev libgmock-dev librapidcheck-dev
+  "$@"
 )
 
 missing=()
