@@ -77,7 +77,7 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, Communicator
   const ShardLayout& layout = p.group().layout();
   const int index = p.index_in_group();
   std::vector<int64_t> counts;
-  for (int r = 0; r < comm.size(); ++r) counts.push_back(layout.piece(index, r % layout.world()).size());
+  for (int r = 0; r < comm.size(); ++r) counts.push_back(layout.piece(ParamId(index), RankId(r % layout.world())).size());
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   const bool first = comm.rank() == 0;
   const Tensor packed =
@@ -90,7 +90,7 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, Communicator
   std::vector<float> whole(host.size());
   const float* from = host.data();
   for (int r = 0; r < comm.size(); ++r) {
-    const ParamRange range = layout.piece(index, r % layout.world());
+    const ParamRange range = layout.piece(ParamId(index), RankId(r % layout.world()));
     for (const GlobalRun& run : runs_on(p, r / layout.world(), range)) {
       std::copy_n(from, run.count, whole.begin() + run.global.value);
       from += run.count;

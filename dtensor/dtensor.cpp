@@ -55,7 +55,7 @@ DTensor DTensor::from_layout(DeviceMesh mesh, std::vector<std::string> over,
                     "have {} (mesh {})",
                     layout->world(), parts, mesh.describe()));
   const LayoutParam& p = layout->params()[param];
-  const ParamRange piece = layout->piece(param, rank);
+  const ParamRange piece = layout->piece(ParamId(param), RankId(rank));
   if (!local.defined() || local.numel() != piece.size())
     throw ShapeMismatch(
         fmt::format("DTensor::from_layout: rank {} holds elements [{}, {}) of '{}' {}, but the tensor "
@@ -84,7 +84,7 @@ DTensor DTensor::distribute(Stream& stream, DeviceMesh mesh, const Tensor& full,
 Box DTensor::local_box() const {
   if (!ragged()) return even_shard(mesh_, global_, placements_);
   const Shape shape = at_least_1d(global_);
-  const ParamRange piece = layout_->piece(param_, layout_rank_);
+  const ParamRange piece = layout_->piece(ParamId(param_), RankId(layout_rank_));
   const int64_t width = row_size(shape);
   Box box{Shape(shape.size(), 0), shape};
   box.size[0] = 0;
@@ -107,7 +107,7 @@ Shape DTensor::local_shape() const { return local_box().size; }
 Shape DTensor::global_offset() const { return local_box().offset; }
 
 std::vector<Box> DTensor::boxes() const {
-  if (ragged()) return layout_->boxes(param_, layout_rank_);
+  if (ragged()) return layout_->boxes(ParamId(param_), RankId(layout_rank_));
   if (local_.numel() == 0) return {};
   const Box box = local_box();
   return {global_.empty() ? Box{{0}, {1}} : box};
@@ -117,7 +117,7 @@ Tensor DTensor::full_tensor(Stream& stream) const {
   if (!ragged()) return redistribute(stream, std::vector<Placement>(placements_.size(), Replicate())).local();
   follow_compute(stream);
   std::vector<int64_t> counts;
-  for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(param_, r).size());
+  for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(ParamId(param_), RankId(r)).size());
   const Tensor full =
       Tensor::empty(local_.device(), global_, local_.dtype(), MemoryClass::message, "redistribute");
   mesh_.flatten(over_)->all_gather_v(stream, full.flat(), counts, local_);

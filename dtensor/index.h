@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -46,6 +47,22 @@ using FullRange = Range<struct FullTag>;
 /// Element of one rank's slice of the communication buffer.
 using SliceIndex = Index<struct SliceTag>;
 using SliceRange = Range<struct SliceTag>;
+
+/// A number that names one of several things, which another kind of number does not replace unnoticed.
+template <class Tag>
+struct Id {
+  int value = 0;
+  Id() = default;
+  explicit constexpr Id(int v) : value(v) {}
+  /// Of a vector with an entry for each.
+  constexpr size_t index() const { return static_cast<size_t>(value); }
+  friend constexpr auto operator<=>(Id, Id) = default;
+};
+
+/// A parameter of a layout: its place in ShardLayout::params().
+using ParamId = Id<struct ParamIdTag>;
+/// A rank of a layout: the number of its cell, which on a mesh is not the rank in the world.
+using RankId = Id<struct RankIdTag>;
 
 /// A rectangular piece of a global tensor.
 struct Box {

@@ -98,7 +98,7 @@ void ShardLayout::find_cut_rows() {
   if (options_.policy != LayoutPolicy::ragged) return;
   for (int p = 0; p < static_cast<int>(params_.size()); ++p) {
     if (params_[p].cut != CutClass::row) continue;
-    const FullRange full = full_range(p);
+    const FullRange full = full_range(ParamId(p));
     const int64_t width = row_size(params_[p].shape);
     for (int64_t r = full.begin.value / slice_ + 1; r * slice_ < full.end.value; ++r) {
       const ParamIndex at(r * slice_ - full.begin.value);
@@ -107,27 +107,29 @@ void ShardLayout::find_cut_rows() {
   }
 }
 
-FullRange ShardLayout::full_range(int p) const {
-  const FullIndex begin(full_begin_.at(p));
-  return {begin, begin + numel_of(params_[p].shape)};
+FullRange ShardLayout::full_range(ParamId p) const {
+  const FullIndex begin(full_begin_.at(p.index()));
+  return {begin, begin + numel_of(params_[p.index()].shape)};
 }
 
-ParamRange ShardLayout::piece(int p, int r) const {
-  const Shape& shape = params_.at(p).shape;
+ParamRange ShardLayout::piece(ParamId p, RankId r) const {
+  const Shape& shape = params_.at(p.index()).shape;
   const int64_t numel = numel_of(shape);
   // All policies give rank r the r-th of equal steps, counted from some origin and cut off at the ends.
-  const int64_t step = zero_copy() ? slice_ : chunk_rows_[p] * row_size(shape);
-  const int64_t origin = zero_copy() ? -full_begin_[p] : 0;
+  const int64_t step = zero_copy() ? slice_ : chunk_rows_[p.index()] * row_size(shape);
+  const int64_t origin = zero_copy() ? -full_begin_[p.index()] : 0;
   const auto clamped = [&](int64_t at) { return ParamIndex(std::clamp<int64_t>(at, 0, numel)); };
-  return {clamped(origin + r * step), clamped(origin + (r + 1) * step)};
+  return {clamped(origin + r.value * step), clamped(origin + (r.value + 1) * step)};
 }
 
-SliceIndex ShardLayout::local_begin(int p, int r) const {
-  if (!zero_copy()) return SliceIndex(chunk_begin_.at(p));
-  return SliceIndex(std::clamp<int64_t>(full_begin_.at(p) - r * slice_, 0, slice_));
+SliceIndex ShardLayout::local_begin(ParamId p, RankId r) const {
+  if (!zero_copy()) return SliceIndex(chunk_begin_.at(p.index()));
+  return SliceIndex(std::clamp<int64_t>(full_begin_.at(p.index()) - r.value * slice_, 0, slice_));
 }
 
-std::vector<Box> ShardLayout::boxes(int p, int r) const { return boxes_of(params_.at(p).shape, piece(p, r)); }
+std::vector<Box> ShardLayout::boxes(ParamId p, RankId r) const {
+  return boxes_of(params_.at(p.index()).shape, piece(p, r));
+}
 
 uint64_t ShardLayout::fingerprint() const {
   std::vector<uint64_t> words;

@@ -125,14 +125,14 @@ class ShardLayout {
   int64_t padding() const { return padding_; }
 
   /// Where parameter p lies in the full buffer.
-  FullRange full_range(int p) const;
+  FullRange full_range(ParamId p) const;
   /// The elements of parameter p that rank r owns (flat interval of the parameter, possibly empty; an empty
   /// piece behind the end starts at numel).
-  ParamRange piece(int p, int r) const;
+  ParamRange piece(ParamId p, RankId r) const;
   /// Where that piece starts in rank r's slice.
-  SliceIndex local_begin(int p, int r) const;
+  SliceIndex local_begin(ParamId p, RankId r) const;
   /// piece(p, r) as boxes of the global tensor.
-  std::vector<Box> boxes(int p, int r) const;
+  std::vector<Box> boxes(ParamId p, RankId r) const;
   /// All rows of CutClass::row parameters that a rank boundary cuts.
   const std::vector<CutRow>& cut_rows() const { return cut_rows_; }
   /// whole_param: options.carried_cost plus the packing_cost() of what each rank got, for the next layout to

@@ -46,7 +46,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   by_place_.resize(spec_.params.size());
   std::iota(by_place_.begin(), by_place_.end(), 0);
   std::sort(by_place_.begin(), by_place_.end(), [&](int a, int b) {
-    return layout_->full_range(a).begin.value < layout_->full_range(b).begin.value;
+    return layout_->full_range(ParamId(a)).begin.value < layout_->full_range(ParamId(b)).begin.value;
   });
   for (size_t i = 0; i < spec_.params.size(); ++i) {
     spec_.params[i].state_->group = this;
@@ -188,7 +188,7 @@ void ParamGroup::settle_grad(Stream& stream, bool last) {
     if (begin > end) ops::fill(stream, grad_open_.flat(end, begin), 0);
   };
   for (const int p : by_place_) {
-    const FullRange r = layout_->full_range(p);
+    const FullRange r = layout_->full_range(ParamId(p));
     if (fresh_[static_cast<size_t>(p)] || r.empty()) continue;
     zero_until(r.begin.value);
     end = r.end.value;
@@ -263,7 +263,7 @@ Tensor ParamGroup::data(int p) const {
         fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
                     "(inside the wrapped module's forward and backward, or after unshard())",
                     spec_.params[static_cast<size_t>(p)].name(), unit()));
-  const FullRange r = layout_->full_range(p);
+  const FullRange r = layout_->full_range(ParamId(p));
   return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());
 }
 
@@ -283,13 +283,13 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
   touched_[static_cast<size_t>(p)] = true;
   const bool fresh = fresh_[static_cast<size_t>(p)];
   fresh_[static_cast<size_t>(p)] = false;
-  const FullRange r = layout_->full_range(p);
+  const FullRange r = layout_->full_range(ParamId(p));
   return {grad_open_.flat(r.begin.value, r.end.value).view(param.shape()), fresh ? 0.0f : 1.0f};
 }
 
 Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
-  const int64_t begin = layout_->local_begin(p, cell_).value;
-  return cell.flat(begin, begin + layout_->piece(p, cell_).size());
+  const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;
+  return cell.flat(begin, begin + layout_->piece(ParamId(p), RankId(cell_)).size());
 }
 
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
@@ -306,7 +306,7 @@ Tensor ParamGroup::grad_shard(int p) const {
   return cell_view(grad_part_.flat(cell_begin_, cell_begin_ + cell_size_), p);
 }
 
-ParamRange ParamGroup::shard_range(int p) const { return layout_->piece(p, cell_); }
+ParamRange ParamGroup::shard_range(int p) const { return layout_->piece(ParamId(p), RankId(cell_)); }
 
 DTensor ParamGroup::dtensor(int p) const {
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, shard(p));
@@ -316,10 +316,10 @@ template <class F>
 void ParamGroup::for_pieces(F f) const {
   for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {
     for (int r = 0; r < layout_->world(); ++r) {
-      const ParamRange piece = layout_->piece(p, r);
+      const ParamRange piece = layout_->piece(ParamId(p), RankId(r));
       if (piece.empty()) continue;
-      const int64_t full = layout_->full_range(p).begin.value + piece.begin.value;
-      const int64_t comm = r * layout_->slice() + layout_->local_begin(p, r).value;
+      const int64_t full = layout_->full_range(ParamId(p)).begin.value + piece.begin.value;
+      const int64_t comm = r * layout_->slice() + layout_->local_begin(ParamId(p), RankId(r)).value;
       f(comm, full, piece.size());
     }
   }

@@ -131,18 +131,20 @@ void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {
 }
 
 void ShardRuntime::make_slots() {
-  std::vector<SlotNeed> whole, gradients;
-  for (auto& u : units_) {
-    whole.push_back(u->parameter_need());
-    gradients.push_back(u->gradient_need());
+  SlotPlan whole, gradients;
+  std::vector<int64_t> whole_elements, gradient_elements;
+  for (const PlannedBuffer& b : plan_.gather_slots) whole.elements.push_back(b.elements);
+  for (const PlannedBuffer& b : plan_.gradient_slots) gradients.elements.push_back(b.elements);
+  for (const UnitPlan& u : plan_.units) {
+    whole.slot_of.push_back(u.gather_slot);
+    whole_elements.push_back(u.gather_elements);
+    gradients.slot_of.push_back(u.gradient_slot);
+    gradient_elements.push_back(u.gradient_elements);
   }
-  // One unit computes while `prefetch` more are gathered; one unit's backward writes while another's
-  // gradients are reduced, if that is to overlap.
-  const int ahead = std::min(options_.prefetch, static_cast<int>(units_.size()));
   context_->whole = SlotPool(device_, options_.compute_dtype, MemoryClass::gathered, "unsharded parameters",
-                             whole, ahead + 1);
-  context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients", gradients,
-                                 options_.overlap_reduce ? 2 : 1);
+                             std::move(whole), std::move(whole_elements));
+  context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients",
+                                 std::move(gradients), std::move(gradient_elements));
   // What was gathered and is not in use can be gathered again. Gradients that are there are always in use.
   context_->whole.set_give_back([this](int holder) {
     if (context_->order.open(holder) > 0) return false;

@@ -34,11 +34,13 @@ void SlotPool::Lease::end(const Event& free) {
 }
 
 SlotPool::SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name,
-                   const std::vector<SlotNeed>& needs, int turns)
-    : device_(&device), dtype_(dtype), kind_(kind), name_(name) {
-  SlotPlan plan = plan_slots(needs, turns);
-  slot_of_ = std::move(plan.slot_of);
-  for (const SlotNeed& n : needs) elements_of_.push_back(n.elements);
+                   SlotPlan plan, std::vector<int64_t> elements_of)
+    : device_(&device),
+      dtype_(dtype),
+      kind_(kind),
+      name_(name),
+      elements_of_(std::move(elements_of)),
+      slot_of_(std::move(plan.slot_of)) {
   for (const int64_t n : plan.elements) slots_.push_back({n, {}, -1, {}});
 }
 

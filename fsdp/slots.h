@@ -42,9 +42,9 @@ class SlotPool {
 
   /// Without slots.
   SlotPool() = default;
-  /// `kind`, `name`: of the allocations. `needs` and `turns`: see plan_slots().
-  SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name,
-           const std::vector<SlotNeed>& needs, int turns);
+  /// `kind`, `name`: of the allocations. `elements_of`: what each unit needs, at most what its slot has.
+  SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name, SlotPlan plan,
+           std::vector<int64_t> elements_of);
 
   /// Told which unit holds a slot that another asks for: ends that unit's lease if the unit is not in use,
   /// and says whether it has. Without one, no holder gives its slot up.

@@ -28,18 +28,6 @@ UnitContext& Unit::context() const {
   return *context_;
 }
 
-SlotNeed Unit::parameter_need() const {
-  int64_t elements = 0;
-  for (auto& g : groups_) elements += g->needs_slot() ? g->full_elements() : 0;
-  return {elements, height_, !root_ && reshard_after_forward_};
-}
-
-SlotNeed Unit::gradient_need() const {
-  int64_t elements = 0;
-  for (auto& g : groups_) elements += g->needs_grad_slot() ? g->full_elements() : 0;
-  return {elements, height_, !root_};
-}
-
 void Unit::sync() {
   UnitContext& context = this->context();
   if (!stale_) return;

@@ -91,9 +91,6 @@ class Unit {
   /// The unit's gathers will be needed soon: unshard(), unless that has to take the buffer from whoever has
   /// it.
   void prefetch();
-  /// What this unit needs of the buffers for whole parameters, and for whole gradients.
-  SlotNeed parameter_need() const;
-  SlotNeed gradient_need() const;
   /// Gives up the step: whole parameters are given back, gradients start from zero.
   void drop_step();
   /// The master weights are newer than whatever was made of them.

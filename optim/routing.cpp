@@ -73,7 +73,7 @@ class Doubts {
   std::vector<std::string> lines() const {
     std::vector<std::string> lines;
     for (auto& d : all_)
-      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, say --route '{}={}'", d.first,
+      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'", d.first,
                                   d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1),
                                   d.reason, d.count == 1 ? "it is a" : "they are",
                                   d.count == 1 ? "matrix" : "matrices", d.pattern, name_of(hidden_)));

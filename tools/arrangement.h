@@ -80,14 +80,14 @@ void for_holders(const ShardLayout& layout, int p, F f) {
   if (numel == 0) return;
   int first = 0, last = 0;
   if (layout.zero_copy()) {
-    first = static_cast<int>(layout.full_range(p).begin.value / layout.slice());
-    last = static_cast<int>((layout.full_range(p).end.value - 1) / layout.slice());
+    first = static_cast<int>(layout.full_range(ParamId(p)).begin.value / layout.slice());
+    last = static_cast<int>((layout.full_range(ParamId(p)).end.value - 1) / layout.slice());
   } else {
-    last = static_cast<int>((numel - 1) / layout.piece(p, 0).size());
+    last = static_cast<int>((numel - 1) / layout.piece(ParamId(p), RankId(0)).size());
   }
-  f(first, first + 1, layout.piece(p, first).size());
-  if (last > first + 1) f(first + 1, last, layout.piece(p, first + 1).size());
-  if (last > first) f(last, last + 1, layout.piece(p, last).size());
+  f(first, first + 1, layout.piece(ParamId(p), RankId(first)).size());
+  if (last > first + 1) f(first + 1, last, layout.piece(ParamId(p), RankId(first + 1)).size());
+  if (last > first) f(last, last + 1, layout.piece(ParamId(p), RankId(last)).size());
 }
 
 }  // namespace sherd::tools

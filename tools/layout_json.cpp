@@ -53,7 +53,7 @@ class RankSweep {
   explicit RankSweep(const Bucket& bucket) : layout_(&bucket.layout), order_(bucket.params.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::sort(order_.begin(), order_.end(), [&](int a, int b) {
-      return std::pair(layout_->full_range(a).begin, a) < std::pair(layout_->full_range(b).begin, b);
+      return std::pair(layout_->full_range(ParamId(a)).begin, a) < std::pair(layout_->full_range(ParamId(b)).begin, b);
     });
   }
   /// f(parameter, its piece) in the order of the buffer.
@@ -61,10 +61,10 @@ class RankSweep {
   void pieces(int rank, F f) {
     const bool contiguous = layout_->zero_copy();
     const FullIndex begin(rank * layout_->slice()), end(begin + layout_->slice());
-    while (contiguous && next_ < order_.size() && layout_->full_range(order_[next_]).end <= begin) ++next_;
+    while (contiguous && next_ < order_.size() && layout_->full_range(ParamId(order_[next_])).end <= begin) ++next_;
     for (size_t k = next_; k < order_.size(); ++k) {
-      if (contiguous && layout_->full_range(order_[k]).begin >= end) return;
-      const ParamRange piece = layout_->piece(order_[k], rank);
+      if (contiguous && layout_->full_range(ParamId(order_[k])).begin >= end) return;
+      const ParamRange piece = layout_->piece(ParamId(order_[k]), RankId(rank));
       if (!piece.empty()) f(order_[k], piece);
     }
   }
@@ -123,7 +123,7 @@ class JsonLayout {
     std::sort(in_model_order.begin(), in_model_order.end());
     w_.list(",\n", in_model_order, [&](const auto& item) {
       const Bucket& bucket = b.buckets[item.second];
-      const FullRange range = bucket.layout.full_range(a_.places[item.first].param);
+      const FullRange range = bucket.layout.full_range(ParamId(a_.places[item.first].param));
       w_.put("{{\"name\": {}, \"optimizer\": \"{}\", \"start\": {}, \"end\": {}, \"bucket\": {}}}",
              names_[item.first], sherd::name_of(a_.model[item.first].optimizer),
              bucket.start + range.begin.value, bucket.start + range.end.value, item.second);

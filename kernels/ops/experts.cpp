@@ -39,6 +39,12 @@ ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copie
           .copies = ref(copies)};
 }
 
+/// Every place is one of the copies.
+void check_places(Stream& s, const char* op, const char* name, const int32_t* places, const ExpertRowsArgs& a) {
+  const int64_t total = a.rows * a.slots;
+  queue(s, op, kernels(s).check_indices, op, name, places, total, total);
+}
+
 void set_gates(Check& check, ExpertRowsArgs& a, const Tensor& gates) {
   if (!gates.defined()) return;
   check.dtype("gates", gates, DType::f32).count("gates", gates, a.rows * a.slots).done();
@@ -93,8 +99,7 @@ void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Te
   ExpertRowsArgs a = rows_args(check, tokens, copies, "order", order);
   set_gates(check, a, gates);
   a.order = order.data<int32_t>();
-  queue(s, "expand_rows", kernels(s).check_indices, "expand_rows", "order", a.order, a.rows * a.slots,
-        a.rows * a.slots);
+  check_places(s, "expand_rows", "order", a.order, a);
   queue(s, "expand_rows", kernels(s).expand_rows, a);
 }
 
@@ -104,8 +109,7 @@ void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const T
   ExpertRowsArgs a = rows_args(check, tokens, copies, "position", position);
   set_gates(check, a, gates);
   a.position = position.data<int32_t>();
-  queue(s, "combine_rows", kernels(s).check_indices, "combine_rows", "position", a.position, a.rows * a.slots,
-        a.rows * a.slots);
+  check_places(s, "combine_rows", "position", a.position, a);
   queue(s, "combine_rows", kernels(s).combine_rows, a);
 }
 
@@ -116,8 +120,7 @@ void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtoke
   check.dtype("dgates", dgates, DType::f32).count("dgates", dgates, a.rows * a.slots).done();
   a.position = position.data<int32_t>();
   a.dgates = ref(dgates);
-  queue(s, "combine_gates_backward", kernels(s).check_indices, "combine_gates_backward", "position",
-        a.position, a.rows * a.slots, a.rows * a.slots);
+  check_places(s, "combine_gates_backward", "position", a.position, a);
   queue(s, "combine_gates_backward", kernels(s).combine_gates_backward, a);
 }
 

@@ -4,7 +4,7 @@ namespace sherd {
 
 int64_t LogicalMatrix::elements_on(int cell) const {
   int64_t count = 0;
-  const ParamRange piece = layout->piece(param, cell);
+  const ParamRange piece = layout->piece(ParamId(param), RankId(cell));
   if (place.count == 1) {
     const int64_t first = place.begin * cols;
     return std::max<int64_t>(0,
@@ -23,7 +23,7 @@ LogicalMatrix::Cells LogicalMatrix::cells() const {
     int a = 0, b = layout->world();
     while (a < b) {
       const int mid = a + (b - a) / 2;
-      passes(layout->piece(param, mid)) ? b = mid : a = mid + 1;
+      passes(layout->piece(ParamId(param), RankId(mid))) ? b = mid : a = mid + 1;
     }
     return a;
   };

@@ -110,7 +110,7 @@ class Planner {
     throw InvalidArgument(
         fmt::format("Muon mode gram: {} of {} matrices have fewer rows than columns, are cut by tensor "
                     "parallelism, or want "
-                    "svd: {}; use owner, or auto with allow_inexact (--muon-allow-inexact)",
+                    "svd: {}; use owner, or auto with PlanOptions::allow_inexact",
                     refused.size(), m_.size(), fmt::join(refused, ", ")));
   }
 

@@ -15,7 +15,7 @@ struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 17> kFlags{{
+constexpr std::array<OptionFlag, 19> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
@@ -33,6 +33,8 @@ constexpr std::array<OptionFlag, 17> kFlags{{
     {"nccl.windows", "--nccl-windows"},
     {"LoadOptions::optimizer = false", "--resume-parts model"},
     {"LoadOptions::allow_new_state", "--allow-new-state"},
+    {"RoutingOptions::rules", "--route"},
+    {"PlanOptions::allow_inexact", "--muon-allow-inexact"},
 }};
 constexpr std::string_view kIs = " = ";
 

@@ -109,7 +109,7 @@ TEST_P(RaggedDTensor, RoundTripsThroughALayout) {
       }
       const auto layout = std::make_shared<const ShardLayout>(ShardLayout::make(params, world, options));
       for (int p = 0; p < static_cast<int>(params.size()); ++p) {
-        const ParamRange piece = layout->piece(p, r);
+        const ParamRange piece = layout->piece(ParamId(p), RankId(r));
         const auto values = counting(piece.size(), static_cast<float>(piece.begin.value + 1));
         const Tensor local = make_tensor(rank, {piece.size()}, values);
         const auto t = DTensor::from_layout(mesh, over, layout, p, local);
@@ -117,7 +117,7 @@ TEST_P(RaggedDTensor, RoundTripsThroughALayout) {
         EXPECT_EQ(t.shape(), params[p].shape);
         EXPECT_EQ(t.placements()[1], Shard(0));
         EXPECT_EQ(t.placements()[0], over.size() == 1 ? Replicate() : Shard(0));
-        EXPECT_EQ(t.boxes(), layout->boxes(p, r));
+        EXPECT_EQ(t.boxes(), layout->boxes(ParamId(p), RankId(r)));
         const Tensor full = t.full_tensor(stream);
         EXPECT_EQ(full.shape(), params[p].shape);
         EXPECT_EQ(ops::to_floats(stream, full), counting(numel_of(params[p].shape)));
@@ -180,7 +180,7 @@ TEST(DTensor, BadArgumentsAreNamed) {
 
     const auto layout = std::make_shared<const ShardLayout>(ShardLayout::make({{"w", {4, 3}}}, 2));
     const Tensor piece =
-        Tensor::empty(*rank.device, {layout->piece(0, rank.world->rank()).size()}, DType::f32, "p");
+        Tensor::empty(*rank.device, {layout->piece(ParamId(0), RankId(rank.world->rank())).size()}, DType::f32, "p");
     EXPECT_NO_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, piece));
     EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, local), ShapeMismatch);
     EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 1, piece), InvalidArgument);

@@ -80,7 +80,7 @@ TEST(LayerWise, ATiedParameterSitsAlone) {
     const auto l = LayerWiseLayout::make(params, 2, {.bucket_elements = size});
     EXPECT_EQ(names(l), (Names{{"p3", "p4"}, {"p2"}, {"p0", "p1"}}));
     EXPECT_EQ(l.padding, 128);  // (ranks - 1) * its size
-    EXPECT_EQ(l.buckets[1].layout.piece(0, 0).size(), 128);
+    EXPECT_EQ(l.buckets[1].layout.piece(ParamId(0), RankId(0)).size(), 128);
   }
 }
 

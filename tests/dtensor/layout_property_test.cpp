@@ -57,15 +57,15 @@ RC_GTEST_PROP(LayoutProperty, EveryElementIsOwnedOnce, ()) {
   const auto l = ShardLayout::make(c.params, c.world, c.options);
   for (int p = 0; p < static_cast<int>(c.params.size()); ++p) {
     const int64_t numel = numel_of(c.params[p].shape);
-    RC_ASSERT(l.full_range(p).size() == numel);
+    RC_ASSERT(l.full_range(ParamId(p)).size() == numel);
     int64_t at = 0;
     for (int r = 0; r < c.world; ++r) {
-      const ParamRange piece = l.piece(p, r);
+      const ParamRange piece = l.piece(ParamId(p), RankId(r));
       RC_ASSERT(piece.begin.value == at);  // also: empty pieces behind the end start at numel
       RC_ASSERT(piece.end >= piece.begin);
       at = piece.end.value;
       int64_t in_boxes = 0;
-      for (const Box& b : l.boxes(p, r)) in_boxes += numel_of(b.size);
+      for (const Box& b : l.boxes(ParamId(p), RankId(r))) in_boxes += numel_of(b.size);
       RC_ASSERT(in_boxes == piece.size());
     }
     RC_ASSERT(at == numel);
@@ -82,14 +82,14 @@ RC_GTEST_PROP(LayoutProperty, NothingOverlapsInEitherBuffer, ()) {
   RC_ASSERT(!l.zero_copy() || l.full_elements() == l.buffer_elements());
   int64_t used = 0;
   for (int p = 0; p < static_cast<int>(c.params.size()); ++p) {
-    const FullRange whole = l.full_range(p);
+    const FullRange whole = l.full_range(ParamId(p));
     RC_ASSERT(whole.begin.value >= 0);
     RC_ASSERT(whole.end.value <= l.full_elements());
     for (int64_t i = whole.begin.value; i < whole.end.value; ++i)
       RC_ASSERT(full[static_cast<size_t>(i)]++ == 0);
     for (int r = 0; r < c.world; ++r) {
-      const ParamRange piece = l.piece(p, r);
-      const int64_t local = l.local_begin(p, r).value;
+      const ParamRange piece = l.piece(ParamId(p), RankId(r));
+      const int64_t local = l.local_begin(ParamId(p), RankId(r)).value;
       RC_ASSERT(local >= 0);
       RC_ASSERT(local + piece.size() <= l.slice());
       for (int64_t i = 0; i < piece.size(); ++i)
@@ -117,9 +117,9 @@ RC_GTEST_PROP(LayoutProperty, RaggedKeepsThePaddingBudgetAndReportsEveryCutRow, 
   std::vector<std::tuple<int, int, int64_t>> expected, reported;
   for (int p = 0; p < static_cast<int>(c.params.size()); ++p)
     for (int r = 1; r < c.world && c.params[p].cut == CutClass::row; ++r) {
-      const int64_t at = l.piece(p, r).begin.value;
+      const int64_t at = l.piece(ParamId(p), RankId(r)).begin.value;
       const int64_t numel = numel_of(c.params[p].shape);
-      const bool inside = at > 0 && at < numel && l.full_range(p).begin.value + at == r * l.slice();
+      const bool inside = at > 0 && at < numel && l.full_range(ParamId(p)).begin.value + at == r * l.slice();
       if (inside && at % row_size(c.params[p].shape) != 0) expected.emplace_back(p, r, at);
     }
   for (const CutRow& cut : l.cut_rows()) reported.emplace_back(cut.param, cut.rank, cut.at.value);
@@ -134,9 +134,9 @@ RC_GTEST_PROP(LayoutProperty, EvenRowsAreCeilChunksAtOnePlaceInEverySlice, ()) {
     const Shape& shape = c.params[p].shape;
     const int64_t rows = row_count(shape), chunk = (rows + c.world - 1) / c.world;
     for (int r = 0; r < c.world; ++r) {
-      RC_ASSERT(l.piece(p, r).begin.value == std::min(r * chunk, rows) * row_size(shape));
-      RC_ASSERT(l.piece(p, r).end.value == std::min((r + 1) * chunk, rows) * row_size(shape));
-      RC_ASSERT(l.local_begin(p, r) == l.local_begin(p, 0));
+      RC_ASSERT(l.piece(ParamId(p), RankId(r)).begin.value == std::min(r * chunk, rows) * row_size(shape));
+      RC_ASSERT(l.piece(ParamId(p), RankId(r)).end.value == std::min((r + 1) * chunk, rows) * row_size(shape));
+      RC_ASSERT(l.local_begin(ParamId(p), RankId(r)) == l.local_begin(ParamId(p), RankId(0)));
     }
   }
   RC_ASSERT(l.cut_rows().empty());
@@ -159,9 +159,9 @@ RC_GTEST_PROP(LayoutProperty, WholeParamsAreNeverCutAndStartAligned, ()) {
     const int64_t numel = numel_of(c.params[p].shape);
     cost += packing_cost(c.params[p]);
     for (int r = 0; r < c.world; ++r) {
-      const ParamRange piece = l.piece(p, r);
+      const ParamRange piece = l.piece(ParamId(p), RankId(r));
       RC_ASSERT(piece.empty() || piece.size() == numel);
-      if (!piece.empty()) RC_ASSERT(l.local_begin(p, r).value % 64 == 0);
+      if (!piece.empty()) RC_ASSERT(l.local_begin(ParamId(p), RankId(r)).value % 64 == 0);
     }
   }
   RC_ASSERT(after == before + cost);  // whole numbers: exact

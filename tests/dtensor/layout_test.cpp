@@ -54,8 +54,8 @@ TEST(Layout, RealUnitsStayInThePaddingBudgetAtEveryWorldSize) {
       EXPECT_LE(l.buffer_elements(), std::max(unavoidable, total + total * 3 / 100)) << l.describe();
       EXPECT_EQ(l.slice() % 64, 0);
       for (int p = 0; p < static_cast<int>(unit.size()); ++p) {
-        EXPECT_EQ(l.piece(p, 0).begin.value, 0);
-        EXPECT_EQ(l.piece(p, world - 1).end.value, numel_of(unit[p].shape));
+        EXPECT_EQ(l.piece(ParamId(p), RankId(0)).begin.value, 0);
+        EXPECT_EQ(l.piece(ParamId(p), RankId(world - 1)).end.value, numel_of(unit[p].shape));
       }
     }
 }
@@ -86,8 +86,8 @@ TEST(Layout, AMatrixOverOneBoundaryNeedsOnlyAGap) {
   const auto l = ShardLayout::make({{"w", {100, 7}, kRow}}, 2, options);
   EXPECT_TRUE(l.cut_rows().empty()) << l.describe();
   EXPECT_EQ(l.slice(), 384);
-  EXPECT_EQ(l.piece(0, 0).size() % 7, 0);
-  EXPECT_GT(l.full_range(0).begin.value, 0);
+  EXPECT_EQ(l.piece(ParamId(0), RankId(0)).size() % 7, 0);
+  EXPECT_GT(l.full_range(ParamId(0)).begin.value, 0);
 }
 
 TEST(Layout, AlignedRowsNeedNoPaddingAtAll) {
@@ -98,12 +98,12 @@ TEST(Layout, AlignedRowsNeedNoPaddingAtAll) {
 
 TEST(Layout, ParametersOnlyChangePlacesWhenThatSavesRows) {
   const auto plain = ShardLayout::make(gpt_block(384), 4);
-  for (int p = 1; p < 6; ++p) EXPECT_GT(plain.full_range(p).begin, plain.full_range(p - 1).begin);
+  for (int p = 1; p < 6; ++p) EXPECT_GT(plain.full_range(ParamId(p)).begin, plain.full_range(ParamId(p - 1)).begin);
   LayoutOptions options;
   options.rotation = 2;  // proj first, qkv last
   const auto rotated = ShardLayout::make(gpt_block(384), 4, options);
-  EXPECT_EQ(rotated.full_range(2).begin.value, 0);
-  EXPECT_GT(rotated.full_range(1).begin, rotated.full_range(5).begin);
+  EXPECT_EQ(rotated.full_range(ParamId(2)).begin.value, 0);
+  EXPECT_GT(rotated.full_range(ParamId(1)).begin, rotated.full_range(ParamId(5)).begin);
 }
 
 TEST(Layout, EmptySlicesRotateSoThatNoRankIsIdleInEveryUnit) {
@@ -114,7 +114,7 @@ TEST(Layout, EmptySlicesRotateSoThatNoRankIsIdleInEveryUnit) {
     options.rotation = rotation;
     const auto l = ShardLayout::make(gpt_block(768), kWorld, options);
     for (int p = 0; p < 6; ++p)
-      for (int r = 0; r < kWorld; ++r) used[r] += !l.piece(p, r).empty();
+      for (int r = 0; r < kWorld; ++r) used[r] += !l.piece(ParamId(p), RankId(r)).empty();
   }
   EXPECT_THAT(used, testing::Each(testing::Gt(0)));
 }
@@ -135,7 +135,7 @@ TEST(Layout, StateBytesPerRankStayEvenOverAModel) {
         const auto l = ShardLayout::make(unit < m.layers ? m.block : m.root, world, options);
         for (int p = 0; p < static_cast<int>(l.params().size()); ++p)
           for (int r = 0; r < world; ++r)
-            bytes[r] += static_cast<double>(l.piece(p, r).size()) * (l.params()[p].cut == kElement ? 8 : 4);
+            bytes[r] += static_cast<double>(l.piece(ParamId(p), RankId(r)).size()) * (l.params()[p].cut == kElement ? 8 : 4);
       }
       const double mean = std::accumulate(bytes.begin(), bytes.end(), 0.0) / world;
       EXPECT_LE(*std::max_element(bytes.begin(), bytes.end()) / mean, 1.03) << world;
@@ -155,8 +155,8 @@ TEST(Layout, MoreRanksThanElements) {
   const auto l = ShardLayout::make({{"w", {2, 2}, kRow}, {"s", {}, kRow}}, 16, options);
   EXPECT_EQ(l.slice(), 1);
   EXPECT_EQ(l.cut_rows().size(), 2u);  // both rows of w, wherever they lie
-  EXPECT_EQ(l.piece(0, 15), (ParamRange{ParamIndex(4), ParamIndex(4)}));
-  EXPECT_EQ(l.boxes(1, 15).size(), 0u);
+  EXPECT_EQ(l.piece(ParamId(0), RankId(15)), (ParamRange{ParamIndex(4), ParamIndex(4)}));
+  EXPECT_EQ(l.boxes(ParamId(1), RankId(15)).size(), 0u);
 }
 
 TEST(Layout, ParametersWithoutElements) {
@@ -166,8 +166,8 @@ TEST(Layout, ParametersWithoutElements) {
     const auto l = ShardLayout::make({{"none", {0, 5}, kRow}, {"flat", {3, 0}, kRow}}, 4, options);
     EXPECT_EQ(l.slice(), 64);
     EXPECT_EQ(l.padding(), 256);
-    EXPECT_TRUE(l.piece(0, 2).empty());
-    EXPECT_TRUE(l.boxes(1, 2).empty());
+    EXPECT_TRUE(l.piece(ParamId(0), RankId(2)).empty());
+    EXPECT_TRUE(l.boxes(ParamId(1), RankId(2)).empty());
   }
 }
 
@@ -178,7 +178,7 @@ TEST(Layout, EvenRowsPadsExpertsTwofold) {
   EXPECT_EQ(l.slice(), 64);
   EXPECT_EQ(l.padding(), 128 * 64);
   EXPECT_EQ(l.full_elements(), 128 * 64);
-  EXPECT_TRUE(l.piece(0, 200).empty());
+  EXPECT_TRUE(l.piece(ParamId(0), RankId(200)).empty());
   EXPECT_FALSE(l.zero_copy());
 }
 
@@ -189,11 +189,11 @@ TEST(Layout, TheExampleOfTheHeaderIsSo) {
       [&](const ShardLayout& l) {  // begin in the full buffer; begin, end and place of each piece
         std::vector<std::vector<int64_t>> all;
         for (int p = 0; p < 3; ++p) {
-          all.push_back({l.full_range(p).begin.value});
+          all.push_back({l.full_range(ParamId(p)).begin.value});
           for (int r = 0; r < 4; ++r)
-            if (!l.piece(p, r).empty())
+            if (!l.piece(ParamId(p), RankId(r)).empty())
               for (const int64_t v :
-                   {l.piece(p, r).begin.value, l.piece(p, r).end.value, l.local_begin(p, r).value})
+                   {l.piece(ParamId(p), RankId(r)).begin.value, l.piece(ParamId(p), RankId(r)).end.value, l.local_begin(ParamId(p), RankId(r)).value})
                 all.back().push_back(v);
         }
         return all;

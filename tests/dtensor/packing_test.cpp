@@ -156,10 +156,10 @@ TEST(WholeParam, LiesOnOneRankContiguousInBothBuffers) {
   EXPECT_TRUE(l.zero_copy());
   EXPECT_TRUE(l.cut_rows().empty());
   EXPECT_EQ(l.slice(), 192);  // "a" and "b" on rank 1: 100, padded to 128, and 20; rounded up to 64
-  EXPECT_EQ(l.piece(2, 0), (ParamRange{ParamIndex(0), ParamIndex(100)}));
-  EXPECT_EQ(l.piece(2, 1), (ParamRange{ParamIndex(100), ParamIndex(100)}));
-  EXPECT_EQ(l.piece(0, 0), (ParamRange{ParamIndex(0), ParamIndex(0)}));
-  EXPECT_EQ(l.boxes(0, 1), (std::vector<Box>{{{0, 0}, {10, 10}}}));
+  EXPECT_EQ(l.piece(ParamId(2), RankId(0)), (ParamRange{ParamIndex(0), ParamIndex(100)}));
+  EXPECT_EQ(l.piece(ParamId(2), RankId(1)), (ParamRange{ParamIndex(100), ParamIndex(100)}));
+  EXPECT_EQ(l.piece(ParamId(0), RankId(0)), (ParamRange{ParamIndex(0), ParamIndex(0)}));
+  EXPECT_EQ(l.boxes(ParamId(0), RankId(1)), (std::vector<Box>{{{0, 0}, {10, 10}}}));
   EXPECT_EQ(l.padding(), 384 - 220);
   EXPECT_THAT(l.describe(),
               HasSubstr("whole_param:lpt layout of 3 parameters with 220 elements over 2 ranks\n"
@@ -182,13 +182,13 @@ TEST(WholeParam, PackingAndCarriedCostChangeTheFingerprint) {
 TEST(WholeParam, SmallBucketsLoadTheRanksWithLeastCarriedCostIfAsked) {
   LayoutOptions options{.policy = LayoutPolicy::whole_param, .carried_cost = {5, 0, 7, 0}};
   const std::vector<LayoutParam> one = {{"a", {8, 8}, CutClass::row}};
-  EXPECT_FALSE(ShardLayout::make(one, 4, options).piece(0, 0).empty())
+  EXPECT_FALSE(ShardLayout::make(one, 4, options).piece(ParamId(0), RankId(0)).empty())
       << "the rule: of equal fills the lowest rank";
   options.order_by_carried_cost = true;
   for (Packing rule : {Packing::lpt, Packing::size_match, Packing::ping_pong}) {
     options.packing = rule;
     const auto l = ShardLayout::make(one, 4, options);
-    EXPECT_FALSE(l.piece(0, 1).empty());
+    EXPECT_FALSE(l.piece(ParamId(0), RankId(1)).empty());
     EXPECT_THAT(l.rank_cost(), ElementsAre(5, 512, 7, 0));
   }
 }

@@ -115,7 +115,7 @@ void expect_gradient(const Model& model, Parameter Writers::*p, float products, 
 void expect_padding_without_nan(const ParamGroup& group) {
   if (std::string(TEST_KERNELS) != "cpu" || group.stages_gather()) return;
   const Parameter& p = group.params().front();
-  const int64_t begin = group.layout().local_begin(p.index_in_group(), group.cell()).value;
+  const int64_t begin = group.layout().local_begin(ParamId(p.index_in_group()), RankId(group.cell())).value;
   const float* cell = p.grad_shard().data<float>() - begin;
   for (int64_t i = 0; i < group.layout().slice(); ++i)
     ASSERT_FALSE(std::isnan(cell[i])) << group.unit() << ", element " << i;

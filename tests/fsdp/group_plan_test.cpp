@@ -242,7 +242,7 @@ void expect_like(const GroupPlan& plan, const std::vector<std::string>& names, c
   EXPECT_EQ(plan.axes.state_split, group.sharded_over());
   for (int p = 0; p < static_cast<int>(held.size()); ++p) {
     const Parameter& param = group.params()[static_cast<size_t>(p)];
-    EXPECT_EQ(plan.layout->piece(p, plan.axes.cell()).size(), param.shard().numel());
+    EXPECT_EQ(plan.layout->piece(ParamId(p), RankId(plan.axes.cell())).size(), param.shard().numel());
     if (plan.trainable()) {
       EXPECT_EQ(param.grad_shard().numel(), param.shard().numel());
     }

@@ -207,7 +207,7 @@ TEST(Runtime, WholeParamKeepsMatricesApartAndCarriesTheirCostOn) {
         for (auto& p : g->params()) {
           EXPECT_EQ(p.cut() == CutClass::row, whole) << p.name();
           for (int rank = 0; whole && rank < 4; ++rank)
-            if (!g->layout().piece(p.index_in_group(), rank).empty())
+            if (!g->layout().piece(ParamId(p.index_in_group()), RankId(rank)).empty())
               where.push_back(p.name() + " on " + std::to_string(rank));
         }
       }

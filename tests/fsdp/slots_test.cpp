@@ -38,7 +38,8 @@ TEST(SlotPlan, MoreTurnsThanUnitsAreNoMoreSlots) {
 struct SlotPoolTest : testing::Test {
   std::shared_ptr<Device> device = make_cpu_device();
   Stream& compute = device->compute();
-  SlotPool pool = SlotPool(*device, DType::f32, MemoryClass::gathered, "test slots", {{32}, {96}, {64}, {0}}, 2);
+  SlotPool pool = SlotPool(*device, DType::f32, MemoryClass::gathered, "test slots",
+                           plan_slots({{32}, {96}, {64}, {0}}, 2), {32, 96, 64, 0});
 
   void SetUp() override {
     for (auto& b : pool.buffers())
@@ -120,7 +121,8 @@ TEST_F(SlotPoolTest, BesideAHolderThatIsInUseAUnitGetsASlotOfItsOwnForGood) {
 TEST(SlotPool, ThatHasNoRoomForAnotherSlotIsAsBefore) {
   constexpr int64_t kMiB = 1 << 20;
   auto device = make_cpu_device({.memory_limit = kMiB * 3 / 2});
-  SlotPool pool(*device, DType::u8, MemoryClass::gathered, "test slots", {{kMiB}, {kMiB}}, 1);
+  SlotPool pool(*device, DType::u8, MemoryClass::gathered, "test slots", plan_slots({{kMiB}, {kMiB}}, 1),
+                {kMiB, kMiB});
   for (auto& b : pool.buffers())
     *b.memory = Tensor::empty(*device, {b.spec.elements}, b.spec.dtype, b.spec.name);
   SlotPool::Lease busy = pool.acquire(0, device->compute());

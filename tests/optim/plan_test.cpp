@@ -236,7 +236,7 @@ TEST(LogicalMatrix, BlocksOfStacksAndStridesCoverTheParameterOnce) {
       const auto cells = m.cells();
       for (int c = 0; c < 7; ++c) {
         int64_t here = 0;
-        m.for_runs(layout.piece(0, c), [&](int64_t at, int64_t in, int64_t n) {
+        m.for_runs(layout.piece(ParamId(0), RankId(c)), [&](int64_t at, int64_t in, int64_t n) {
           for (int64_t k = 0; k < n; ++k) {
             ++seen[static_cast<size_t>(at + k)];
             ++inside[static_cast<size_t>(in + k)];

@@ -170,8 +170,8 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
           for (int p = 0; p < static_cast<int>(ran.params().size()); ++p) {
             SCOPED_TRACE(ran.params()[p].name);
             EXPECT_EQ(packing_cost(plan.params()[p]), packing_cost(ran.params()[p]));
-            EXPECT_EQ(plan.full_range(p).begin.value, ran.full_range(p).begin.value);
-            for (int r = 0; r < 3; ++r) EXPECT_EQ(plan.piece(p, r).size(), ran.piece(p, r).size());
+            EXPECT_EQ(plan.full_range(ParamId(p)).begin.value, ran.full_range(ParamId(p)).begin.value);
+            for (int r = 0; r < 3; ++r) EXPECT_EQ(plan.piece(ParamId(p), RankId(r)).size(), ran.piece(ParamId(p), RankId(r)).size());
           }
         }
       });
@@ -235,7 +235,7 @@ TEST(Arrangement, HoldersAreTheRanksWithAPiece) {
         for_holders(layout, place.param, [&](int first, int end, int64_t n) {
           for (int r = first; r < end; ++r) held[r] += n;
         });
-        for (int r = 0; r < world; ++r) ASSERT_EQ(held[r], layout.piece(place.param, r).size());
+        for (int r = 0; r < world; ++r) ASSERT_EQ(held[r], layout.piece(ParamId(place.param), RankId(r)).size());
       }
     }
   }

@@ -158,7 +158,7 @@ class Compiler {
   template <class F>
   void for_held(int i, int cell, Slice slice, F f) const {
     const LogicalMatrix& m = matrix(i);
-    const ParamRange piece = m.layout->piece(m.param, cell);
+    const ParamRange piece = m.layout->piece(ParamId(m.param), RankId(cell));
     m.for_runs(piece, [&](int64_t at, int64_t in, int64_t n) {
       const int64_t begin = std::max(in, slice.begin), end = std::min(in + n, slice.end);
       if (begin < end) f(at + (begin - in) - piece.begin.value, begin, end - begin);
