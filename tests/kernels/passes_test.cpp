@@ -38,7 +38,7 @@ std::vector<char> reduced(Lab& lab, const Reduction& r) {
     const Tensor t = lab.empty({n}, r.dtype);
     if (r.dtype == DType::i32 || r.dtype == DType::i64) {
       std::vector<int64_t> wide;  // large: sums wrap
-      for (float v : values) wide.push_back(static_cast<int64_t>(v * 4e15f) | s);
+      for (float v : values) wide.push_back(static_cast<int64_t>(std::clamp(v, -2000.0f, 2000.0f) * 4e15f) | s);
       std::vector<int32_t> narrow(wide.begin(), wide.end());
       ops::copy_from_host(lab.s, t, r.dtype == DType::i64 ? static_cast<void*>(wide.data()) : narrow.data(),
                           t.nbytes());
