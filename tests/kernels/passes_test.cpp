@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <sherd/kernels/ops/exact_sum.h>
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 
