@@ -28,7 +28,7 @@ struct Wanted {
   bool count = false;  // one number
 };
 
-std::vector<Wanted> wanted(Module& root, const Optimizer* optimizer, const LoadOptions& options) {
+std::vector<Wanted> wanted(ModuleBase& root, const Optimizer* optimizer, const LoadOptions& options) {
   std::vector<Wanted> all;
   const auto stored = [](const Shape& s) { return s.empty() ? Shape{1} : s; };
   if (options.model) {
@@ -184,7 +184,7 @@ void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
 
 }  // namespace
 
-LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* optimizer,
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();

@@ -17,7 +17,7 @@ namespace sherd {
 /// which may differ from rank to rank, world rank 0's are taken. Linear in the local pieces; collective only
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
 /// The tensors refer to the model's and the optimizer's memory, which outlive them.
-std::vector<LocalTensor> checkpoint_tensors(Module& root, const Optimizer* optimizer);
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
 
 struct LoadOptions {
   bool model = true;
@@ -45,7 +45,7 @@ struct LoadReport {
 /// @throws InvalidArgument listing *all* missing, unexpected and mismatching names, and explaining a change
 /// of routing; CorruptCheckpoint, IoError from the reader.
 /// @param optimizer null when options.optimizer is false.
-LoadReport load_checkpoint(CheckpointReader& reader, Module& root, Optimizer* optimizer,
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options = {});
 
 }  // namespace sherd

@@ -32,7 +32,7 @@ int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int6
 
 class Collector {
  public:
-  Collector(Module& root, const Optimizer* optimizer)
+  Collector(ModuleBase& root, const Optimizer* optimizer)
       : params_(root.named_parameters()), tied_(root.tied_names()) {
     if (!optimizer) return;
     for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
@@ -113,7 +113,7 @@ class Collector {
 
 }  // namespace
 
-std::vector<LocalTensor> checkpoint_tensors(Module& root, const Optimizer* optimizer) {
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer) {
   return Collector(root, optimizer).collect();
 }
 

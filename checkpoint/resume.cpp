@@ -52,7 +52,7 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& given
 
 }  // namespace
 
-Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
+Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
                const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
                FileSystem& files) {
   Agreement ranks(*runtime_of(root).mesh().world());

@@ -27,7 +27,7 @@ struct Resumed {
 /// there is none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is not passed over).
 /// @param check is given each checkpoint's training state before it is loaded: it may throw InvalidArgument,
 /// and what it returns is LoadOptions::cause.
-Resumed resume(const std::filesystem::path& path, Module& root, Optimizer* optimizer,
+Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
                const LoadOptions& options = {},
                const std::function<std::string(const TrainingState&)>& check = {},
                FileSystem& files = FileSystem::posix());

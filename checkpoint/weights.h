@@ -33,7 +33,7 @@ struct ExportOptions {
 /// Blocks until done. On rank 0 @throws IoError, and InvalidArgument naming tensor and place of the first
 /// finite value that options.dtype cannot hold (the others get a CommError from the launcher's abort); on
 /// all, NotSupported when a unit's mesh orders the ranks otherwise than the root's.
-void export_weights(Module& root, const std::filesystem::path& path, const ExportOptions& options = {});
+void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options = {});
 
 /// Whether export_weights() could write to `path` now, as far as can be told before. @throws IoError.
 void check_export_path(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
@@ -43,6 +43,6 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// folder. Of a checkpoint only the model is looked at. Each rank reads only the elements it holds, one
 /// parameter after the other. load_checkpoint() without an optimizer: collective and as strict, with the same
 /// errors.
-void import_weights(Module& root, const std::filesystem::path& path);
+void import_weights(ModuleBase& root, const std::filesystem::path& path);
 
 }  // namespace sherd

@@ -126,7 +126,7 @@ void check_meshes(ShardRuntime& runtime) {
 
 }  // namespace
 
-void export_weights(Module& root, const std::filesystem::path& path, const ExportOptions& options) {
+void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options) {
   const Append write = append_as(options.dtype);
   ShardRuntime& runtime = runtime_of(root);
   check_meshes(runtime);

@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-void import_weights(Module& root, const std::filesystem::path& path) {
+void import_weights(ModuleBase& root, const std::filesystem::path& path) {
   Agreement ranks(*runtime_of(root).mesh().world());
   std::optional<CheckpointReader> reader;
   ranks.run_collectively([&] { reader.emplace(CheckpointReader::open(path)); });

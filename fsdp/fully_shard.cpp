@@ -8,7 +8,7 @@
 namespace sherd {
 namespace {
 
-void check(Module& root, const FullyShardOptions& root_options) {
+void check(ModuleBase& root, const FullyShardOptions& root_options) {
   std::vector<std::string> wrong;
   auto check_one = [&](const std::string& name, const Wrap& w) {
     const std::string who = name.empty() ? "root" : name;
@@ -32,7 +32,7 @@ void check(Module& root, const FullyShardOptions& root_options) {
                                   name_of(o.compute_dtype), name_of(o.reduce_dtype),
                                   name_of(root_options.compute_dtype), name_of(root_options.reduce_dtype)));
   };
-  root.visit([&](const std::string& name, Module& m) {
+  root.visit([&](const std::string& name, ModuleBase& m) {
     if (const Wrap* w = m.wrap()) check_one(name, *w);
   });
   if (root_options.prefetch < 0)
@@ -52,15 +52,15 @@ void check(Module& root, const FullyShardOptions& root_options) {
 
 }  // namespace
 
-void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  module.visit([](const std::string&, Module& m) {  // what a root that is gone left behind starts anew
+void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  module.visit([](const std::string&, ModuleBase& m) {  // what a root that is gone left behind starts anew
     if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
   });
   if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
-  for (const Module* m = &module; m != nullptr; m = m->parent_)
+  for (const ModuleBase* m = &module; m != nullptr; m = m->parent_)
     if (m->runtime_)
       throw InvalidArgument("fully_shard: the root is sharded already; wrap inner modules before it");
-  module.visit([](const std::string&, Module& m) {
+  module.visit([](const std::string&, ModuleBase& m) {
     if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
   });
   module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
@@ -69,7 +69,7 @@ void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions
     check(module, options);
     module.runtime_ = std::make_shared<ShardRuntime>(module);
   } catch (...) {  // as before the first wrap, so that the caller may try other options
-    module.visit([](const std::string&, Module& m) {
+    module.visit([](const std::string&, ModuleBase& m) {
       m.unit_ = nullptr;
       m.wrap_ = nullptr;
     });
@@ -77,12 +77,12 @@ void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions
   }
 }
 
-void reset_step(Module& root) {
+void reset_step(ModuleBase& root) {
   runtime_of(root).reset_step();
-  root.visit([](const std::string&, Module& m) { m.drop_activations(); });
+  root.visit([](const std::string&, ModuleBase& m) { m.drop_activations(); });
 }
 
-ShardRuntime& runtime_of(const Module& root) {
+ShardRuntime& runtime_of(const ModuleBase& root) {
   if (!root.runtime_)
     throw InvalidArgument(
         "the model is not sharded; call fully_shard() on the root module (the one without a parent)");

@@ -18,14 +18,14 @@ namespace sherd {
 /// wrapped twice or after its root, and for a parameter that belongs to another sharded model;
 /// ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not fit the
 /// limit. When the root's call throws, all wraps below it are undone and may be tried again.
-void fully_shard(Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 /// Gives up the step that runs, for instance because an exception ended a forward or backward and the batch
 /// is to be skipped: ShardRuntime::reset_step(), and every module forgets what it kept for backwards
 /// (Module::drop_activations()). Collective, after the exception has left the model.
-void reset_step(Module& root);
+void reset_step(ModuleBase& root);
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).
-ShardRuntime& runtime_of(const Module& root);
+ShardRuntime& runtime_of(const ModuleBase& root);
 
 }  // namespace sherd

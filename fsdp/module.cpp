@@ -1,117 +1,23 @@
 #include <sherd/fsdp/module.h>
 
-#include <fmt/format.h>
-
-#include <unordered_map>
-#include <unordered_set>
-
-#include <sherd/fsdp/detail/names.h>
 #include <sherd/fsdp/unit.h>
 
 namespace sherd {
-namespace {
-
-std::string join(const std::string& prefix, const std::string& name) {
-  return prefix.empty() ? name : prefix + "." + name;
-}
-
-}  // namespace
-
-Module::~Module() {
-  if (parent_ != nullptr) std::erase_if(parent_->children_, [&](auto& c) { return c.second == this; });
-  for (auto& [name, module] : children_) module->parent_ = nullptr;
-  for (auto& [name, p] : parameters_) --p.state().registrations;
-}
 
 Tensor Module::operator()(const Tensor& x) {
-  if (!unit_) return forward(x);
-  ForwardScope scope(*unit_, training_);
+  if (!unit()) return forward(x);
+  ForwardScope scope(*unit(), training());
   Tensor y = forward(x);
   scope.end();
   return y;
 }
 
 Tensor Module::run_backward(const Tensor& dy) {
-  if (!unit_) return backward(dy);
-  BackwardScope scope(*unit_);
+  if (!unit()) return backward(dy);
+  BackwardScope scope(*unit());
   Tensor dx = backward(dy);
   scope.end();
   return dx;
-}
-
-void Module::visit(const std::function<void(const std::string&, Module&)>& f, const std::string& prefix) {
-  f(prefix, *this);
-  for (auto& [name, module] : children_) module->visit(f, join(prefix, name));
-}
-
-std::vector<std::pair<std::string, Parameter>> Module::named_parameters() const {
-  std::vector<std::pair<std::string, Parameter>> all;
-  std::unordered_set<const void*> seen;
-  const_cast<Module*>(this)->visit([&](const std::string& prefix, Module& m) {
-    for (auto& [name, p] : m.parameters_)
-      if (seen.insert(p.state_.get()).second) all.emplace_back(join(prefix, name), p);
-  });
-  return all;
-}
-
-std::vector<std::pair<std::string, std::string>> Module::tied_names() const {
-  std::vector<std::pair<std::string, std::string>> tied;
-  std::unordered_map<const void*, std::string> first;
-  const_cast<Module*>(this)->visit([&](const std::string& prefix, Module& m) {
-    for (auto& [name, p] : m.parameters_) {
-      const std::string full = join(prefix, name);
-      const auto [known, is_new] = first.try_emplace(p.state_.get(), full);
-      if (!is_new) tied.emplace_back(full, known->second);
-    }
-  });
-  return tied;
-}
-
-std::vector<Parameter> Module::own_parameters() const {
-  std::vector<Parameter> own;
-  for (auto& [name, p] : parameters_) own.push_back(p);
-  return own;
-}
-
-void Module::set_training(bool on) {
-  visit([on](const std::string&, Module& m) { m.training_ = on; });
-}
-
-Parameter Module::param(std::string name, Shape shape, Init init) {
-  return tie(name, Parameter(name, std::move(shape), init));
-}
-
-Parameter Module::tie(std::string name, const Parameter& other) {
-  check_name("parameter", name);
-  for (auto& [existing, p] : parameters_)
-    if (existing == name)
-      throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
-  ++other.state().registrations;
-  parameters_.emplace_back(std::move(name), other);
-  return other;
-}
-
-void Module::child(std::string name, Module& module) {
-  check_name("child module", name);
-  for (auto& [existing, m] : children_)
-    if (existing == name)
-      throw InvalidArgument(fmt::format("two children of one module are named '{}'", name));
-  if (module.parent_ != nullptr)
-    throw InvalidArgument(
-        fmt::format("module '{}' already has a parent; register it once and call it twice", name));
-  module.parent_ = this;
-  children_.emplace_back(std::move(name), &module);
-}
-
-void assign_names(Module& root) {
-  std::unordered_set<std::string> names;
-  for (auto& [name, p] : root.named_parameters()) {
-    if (!names.insert(name).second) throw InvalidArgument(fmt::format("two parameters are named '{}'", name));
-    if (name == "__metadata__")
-      throw InvalidArgument(
-          "a parameter is named '__metadata__', which safetensors files keep for themselves");
-    p.state_->name = name;
-  }
 }
 
 }  // namespace sherd

@@ -14,9 +14,9 @@
 
 namespace sherd {
 
-class Module;
+class ModuleBase;
 class ParamGroup;
-void assign_names(Module& root);
+void assign_names(ModuleBase& root);
 
 /// How a parameter gets its first values. Element i of the whole parameter (all tensor-parallel pieces
 /// together) depends only on the seed, the parameter's full name and i, so every mesh starts from the same
@@ -104,10 +104,10 @@ class Parameter {
  private:
   ParameterViews& views() const;
 
-  friend class Module;
+  friend class ModuleBase;
   friend class ParamGroup;
   friend class ShardRuntime;
-  friend void assign_names(Module& root);
+  friend void assign_names(ModuleBase& root);
   struct State {
     std::string name;
     Shape shape;

@@ -27,16 +27,18 @@ PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
   return use;
 }
 
-std::vector<int> PrefetchOrder::begin_forward(int unit, bool training) {
+std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, bool recorded) {
   const bool recomputes = open_backwards_ > 0;
   const int due_before = due(unit);
+  if (training && unit == root_ && !recomputes && !recorded)
+    for (Unit& u : units_) u.due = 0;
   std::vector<int> ahead;
   if (!recomputes) ahead = ahead_of_forward(unit);
-  if (training && unit == root_ && !recomputes)
-    for (Unit& u : units_) u.due = 0;
-  // The root has one backward however often it runs; a recomputation is for one that is due.
+  // Unless each is recorded the root has one backward however often it runs; a recomputation is for one that
+  // is due.
   int& due = at(unit).due;
-  if (training) due = unit == root_ || recomputes ? std::max(due, 1) : due + 1;
+  const bool one = (unit == root_ && !recorded) || recomputes;
+  if (training) due = one ? std::max(due, 1) : due + 1;
   open_use(unit,
            {.backward = false, .training = training, .recomputes = recomputes, .due_before = due_before});
   return ahead;
@@ -47,7 +49,9 @@ void PrefetchOrder::end_forward(int unit) {
     if (unit == root_) {
       order_ = std::exchange(recording_, {});
     } else if (open(root_) > 0) {
+      ended_.resize(backward_at_);  // what has begun its backward is no part of the next one
       ended_.push_back(unit);
+      backward_at_ = ended_.size();
     }
   }
   close_use(unit);
@@ -94,7 +98,11 @@ void PrefetchOrder::forget() {
 std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
   if (unit == root_) {
     recording_.clear();
-    ended_.clear();
+    // Of an earlier forward, unless a tape holds that, too: then backward goes through both.
+    if (due(root_) == 0) {
+      ended_.clear();
+      backward_at_ = 0;
+    }
     follows_order_ = true;
   } else {
     if (open(root_) == 0) return {};
@@ -111,9 +119,7 @@ std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
 }
 
 std::vector<int> PrefetchOrder::ahead_of_backward(int unit) {
-  if (unit == root_) {
-    backward_at_ = ended_.size();
-  } else {
+  if (unit != root_) {
     size_t at = backward_at_;
     while (at > 0 && ended_[at - 1] != unit) --at;
     if (at == 0) return {};

@@ -53,14 +53,17 @@ class PrefetchOrder {
   int root() const { return root_; }
 
   /// A forward begins; in training mode its backward becomes due. That of the root in training mode also
-  /// gives up the backwards of an earlier forward: only those of the latest may come.
+  /// gives up the backwards of an earlier forward: only those of the latest may come. Not so when the forward
+  /// is `recorded` by a tape: then every forward has its backward, the root's, too, until give_up_backward().
   /// @return the units to gather now, in this order; they may be whole already.
-  std::vector<int> begin_forward(int unit, bool training);
+  std::vector<int> begin_forward(int unit, bool training, bool recorded = false);
   void end_forward(int unit);
   /// A backward begins. @return as above.
   std::vector<int> begin_backward(int unit);
   /// One backward less is due.
   void end_backward(int unit);
+  /// The backward of one of the unit's forwards will not come.
+  void give_up_backward(int unit) { at(unit).due = at(unit).due > 0 ? at(unit).due - 1 : 0; }
 
   /// The innermost use of the unit could not begin after all: its weights could not be gathered, say.
   void take_back(int unit);
@@ -108,7 +111,7 @@ class PrefetchOrder {
   std::vector<int> order_;  // units by the begin of their forward, of the root's latest forward that ended
   std::vector<int> recording_;  // the same of the forward that runs
   bool follows_order_ = false;  // it has been as order_ so far
-  std::vector<int> ended_;      // its units by the end of their forward: backward begins in reverse
+  std::vector<int> ended_;      // units by the end of their forward: backward begins in reverse
   size_t backward_at_ = 0;      // the units ended_[backward_at_...] have begun their backward
 
   std::optional<Cancelled> cancelled_;  // the first use that the exception in flight has ended

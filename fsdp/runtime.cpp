@@ -17,7 +17,7 @@
 
 namespace sherd {
 
-ShardRuntime::ShardRuntime(Module& root)
+ShardRuntime::ShardRuntime(ModuleBase& root)
     : device_(root.wrap_->mesh.world()->device()),
       mesh_(root.wrap_->mesh),
       options_(root.wrap_->options),

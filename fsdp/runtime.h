@@ -27,7 +27,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
  public:
   /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the
   /// mesh.
-  explicit ShardRuntime(Module& root);
+  explicit ShardRuntime(ModuleBase& root);
   /// Runs what is queued; units that others hold are detached. Destroyed by an exception that unwinds the
   /// rank, it aborts the group first, so that no rank waits for another.
   ~ShardRuntime();

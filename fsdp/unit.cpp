@@ -107,12 +107,12 @@ void Unit::require_others_ended(const char* verb) const {
                   verb, fmt::join(names, "', '")));
 }
 
-void Unit::pre_forward(bool training) {
+void Unit::begin_forward(bool training, bool recorded) {
   UnitContext& context = this->context();
   if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
   // Its own gather comes before those of the units after it.
   unshard();
-  gather_ahead(context.order.begin_forward(number_, training));
+  gather_ahead(context.order.begin_forward(number_, training, recorded));
   context.log.add(context.order.innermost(number_)->recomputes ? "recompute" : "forward", name_);
 }
 
@@ -157,7 +157,7 @@ void Unit::pre_backward() {
   const bool outermost = order.open_backwards(number_) == 0;
   gather_ahead(order.begin_backward(number_));
   context.log.add("backward", name_);
-  if (!outermost) return;
+  if (!outermost || gradients_open_) return;
   try {
     open_gradients();
   } catch (...) {
@@ -179,24 +179,39 @@ void Unit::open_gradients() {
     g->open_grad(n > 0 ? gradients_.memory().flat(at, at + n) : Tensor());
     at += n;
   }
+  gradients_open_ = true;
 }
 
-void Unit::post_backward() {
+void Unit::end_backward(bool reduce) {
   UnitContext& context = this->context();
   PrefetchOrder& order = context.order;
   require_use(true, "post_backward");
   require_others_ended("post_backward");
   const bool outermost = order.open_backwards(number_) == 1;
-  if (outermost && root_) context.complete_backward();
-  if (outermost) {
-    const bool last_due = order.due(number_) == 1;
-    finish_gradients(context.last_microbatch && last_due);
+  if (outermost && reduce) {
+    reduce_gradients();
     if (order.open(number_) == 1) reshard();
-    // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for
-    // all reductions at once, and not unit by unit.
-    if (root_ && finished_) context.device.compute().wait(context.reduced);
   }
   order.end_backward(number_);
+}
+
+void Unit::reduce_gradients() {
+  UnitContext& context = this->context();
+  if (root_) context.complete_backward();
+  finish_gradients(context.last_microbatch && context.order.due(number_) <= 1);
+  // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
+  // reductions at once, and not unit by unit.
+  if (root_ && finished_) context.device.compute().wait(context.reduced);
+}
+
+void Unit::give_up_backward() {
+  UnitContext& context = this->context();
+  const bool last = context.order.due(number_) == 1;
+  if (last && gradients_open_ && context.order.open(number_) == 0) {
+    reduce_gradients();
+    reshard();
+  }
+  context.order.give_up_backward(number_);
 }
 
 void Unit::cancel_backward() noexcept {
@@ -236,10 +251,13 @@ void Unit::finish_gradients(bool last) {
 void Unit::close_gradients(const Event& free) {
   for (auto& g : groups_) g->close_grad();
   gradients_.end(free);
+  gradients_open_ = false;
 }
 
 void Unit::drop_step() {
   reshard();
+  // An exception came between the backwards of one pass.
+  if (gradients_open_) close_gradients(context().device.compute().record());
   finished_ = false;
   for (auto& g : groups_) g->reset_grads();
 }

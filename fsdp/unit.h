@@ -74,12 +74,21 @@ class Unit {
   /// The pre_ verbs @throw InvalidArgument when an exception has ended the step (ShardRuntime::reset_step());
   /// the post_ verbs when no use of their kind is the innermost, and the root's when another unit's use has
   /// not ended: that unit's gradients would be left out.
-  void pre_forward(bool training);
+  void pre_forward(bool training) { begin_forward(training, false); }
+  /// A forward in training mode that a tape records. Any number may come before their backwards, the root's,
+  /// too: it gives up none of an earlier one. Each is followed by one backward or by give_up_backward().
+  void pre_recorded_forward() { begin_forward(true, true); }
   void post_forward();
   void pre_backward();
   /// Reduces what backward added to the gradients while later work goes on, and reshards. The root's, in the
   /// last microbatch, makes the compute stream wait for all reductions.
-  void post_backward();
+  void post_backward() { end_backward(true); }
+  /// The same when a further backward of this unit comes in the same pass: its gradients stay open, in a buffer
+  /// that no other unit gets meanwhile, and the last backward reduces all of it at once.
+  void suspend_backward() { end_backward(false); }
+  /// The backward of a recorded forward will not come, for nobody asked for a gradient of what it returned.
+  /// Reduces what the unit's other backwards have left open, if this was the last that they waited for.
+  void give_up_backward();
   /// Ends the innermost use without a result: buffers are given back behind the work queued so far. What the
   /// step has gathered or reduced until then is left to ShardRuntime::reset_step(), without which the step
   /// does not go on; after a forward in evaluation mode there is nothing to reset.
@@ -102,6 +111,10 @@ class Unit {
 
  private:
   UnitContext& context() const;
+  void begin_forward(bool training, bool recorded);
+  void end_backward(bool reduce);
+  /// Of the last backward of a pass.
+  void reduce_gradients();
   /// Gathers what is predicted, while the use that has begun waits for its own weights. When that fails the
   /// use has not begun.
   void gather_ahead(const std::vector<int>& units);
@@ -122,6 +135,7 @@ class Unit {
   std::vector<std::unique_ptr<ParamGroup>> groups_;
 
   SlotPool::Lease whole_, gradients_;
+  bool gradients_open_ = false;
   bool unsharded_ = false;
   bool stale_ = true;      // master weights are newer than what rests
   bool finished_ = false;  // gradients of this step are final

@@ -11,7 +11,7 @@
 
 namespace sherd {
 
-std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_norm) {
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm) {
   if (!(max_norm >= 0))
     throw InvalidArgument(
         fmt::format("clip_grad_norm: max_norm {} must not be negative; 0 only measures", max_norm));

@@ -34,6 +34,6 @@ struct GradientStats {
 /// rates (ShardRuntime::served(): it travels with the sums here; under strategies whose sums do not span all
 /// ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final (no last backward since
 /// the last step).
-std::shared_ptr<const GradientStats> clip_grad_norm(Module& root, double max_norm);
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm);
 
 }  // namespace sherd

@@ -104,7 +104,7 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
 
 }  // namespace
 
-Optimizer::Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options)
+Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options)
     : runtime_(runtime_of(root)), alive_(runtime_.weak_from_this()), skip_non_finite_(options.skip_non_finite) {
   const std::vector<UpdateRuleFactory> factories = factories_of(options);
   std::vector<std::string> wrong = problems_of(options, factories);

@@ -32,7 +32,7 @@ class Optimizer {
   /// model: parameters of another one, frozen ones, such that are there twice, trainable ones that are
   /// missing, and those that go to an optimizer that is not there; ShapeMismatch on every rank when ranks
   /// were given different routings or options. Collective.
-  Optimizer(Module& root, const Routing& routing, const OptimizerOptions& options);
+  Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options);
 
   /// Queues one update on the compute stream, after the pending reductions, and starts the next step's
   /// gradients from zero. Whole parameters are refreshed when they are next used.

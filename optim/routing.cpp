@@ -20,12 +20,12 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
-std::vector<RoleGuess> roles_of(Module& root) {
+std::vector<RoleGuess> roles_of(ModuleBase& root) {
   const auto params = root.named_parameters();
   std::vector<RoleQuestion> model;
   for (auto& [name, p] : params) model.push_back({name, p.global_shape(), !p.row_blocks().empty()});
   size_t next = 0;  // modules are visited in the order of the names
-  root.visit([&](const std::string& module, Module& m) {
+  root.visit([&](const std::string& module, ModuleBase& m) {
     for (auto& held : m.own_parameters()) {
       if (next < params.size() && params[next].second == held) {
         ++next;
@@ -92,7 +92,7 @@ class Doubts {
 
 }  // namespace
 
-Routing route(Module& root, const RoutingOptions& options) {
+Routing route(ModuleBase& root, const RoutingOptions& options) {
   const std::regex not_hidden = compile(options.not_hidden);
   std::vector<std::regex> patterns;
   for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));

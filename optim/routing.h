@@ -57,6 +57,6 @@ struct Routing {
 /// Decides by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, where in doubt
 /// AdamW with a warning. Gives each parameter its algorithm's cut class: Muon's are cut between rows (a
 /// stack: between its matrices), AdamW's anywhere. Call it before fully_shard() of the root.
-Routing route(Module& root, const RoutingOptions& options = {});
+Routing route(ModuleBase& root, const RoutingOptions& options = {});
 
 }  // namespace sherd

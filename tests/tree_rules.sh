@@ -7,7 +7,7 @@ cd "$1"
 failed=0
 complain() { echo "$*"; failed=1; }
 
-order=(kernels comm dtensor fsdp optim checkpoint train)
+order=(kernels comm dtensor fsdp nn optim checkpoint train)
 for i in "${!order[@]}"; do
   for ((j = i + 1; j < ${#order[@]}; ++j)); do
     found=$(grep -rnE "#include [<\"]sherd/${order[j]}/" "${order[i]}" --include=*.h --include=*.cpp --include=*.cu) &&
@@ -18,6 +18,12 @@ for i in "${!order[@]}"; do
   found=$(grep -rnE '^#\s*(if|ifdef|ifndef)\b' "${order[i]}" --include=*.h --include=*.cpp |
     grep -vE '^(kernels/(cpu|cuda|reference)|comm/(local|mpi|nccl))/') &&
     complain "conditional compilation outside a backend:"$'\n'"$found"
+done
+
+# nn/ stands beside optim/: only programs use it.
+for folder in optim checkpoint train; do
+  found=$(grep -rnE '#include [<"]sherd/nn/' "$folder" --include=*.h --include=*.cpp) &&
+    complain "folder $folder includes nn, which only programs use:"$'\n'"$found"
 done
 
 "$here/component_cycles.sh" . "${order[@]}" || failed=1

@@ -18,7 +18,7 @@ namespace sherd {
 /// What a run has to save. All of it outlives Saving.
 struct SavedRun {
   std::shared_ptr<Communicator> world;
-  Module& model;
+  ModuleBase& model;
   /// Null: weights alone.
   const Optimizer* optimizer = nullptr;
   /// Where the run goes on from; null where it begins.

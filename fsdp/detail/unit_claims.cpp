@@ -8,19 +8,19 @@
 
 namespace sherd {
 
-std::vector<UnitClaim> claim_parameters(Module& root,
+std::vector<UnitClaim> claim_parameters(ModuleBase& root,
                                         const std::function<int(const Parameter&)>& registrations) {
   std::vector<UnitClaim> claims;
-  root.visit([&](const std::string& name, Module& m) {
+  root.visit([&](const std::string& name, ModuleBase& m) {
     if (m.wrap() && &m != &root) claims.push_back({&m, name, false, 0, {}});
   });
   claims.push_back({&root, "root", true, 0, {}});
 
   std::unordered_set<std::string> claimed;  // names are unique
-  std::unordered_map<const Module*, int> heights;
+  std::unordered_map<const ModuleBase*, int> heights;
   const auto claim = [&](UnitClaim& unit) {
     std::unordered_map<std::string, int> inside;
-    unit.module->visit([&](const std::string&, Module& m) {
+    unit.module->visit([&](const std::string&, ModuleBase& m) {
       if (const auto it = heights.find(&m); it != heights.end())
         unit.height = std::max(unit.height, it->second + 1);
       for (auto& p : m.own_parameters())

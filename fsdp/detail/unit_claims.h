@@ -12,7 +12,7 @@ namespace sherd {
 
 /// A wrapped module and what its fully_shard() call claims.
 struct UnitClaim {
-  Module* module = nullptr;
+  ModuleBase* module = nullptr;
   std::string name;  // "root" for the root
   bool root = false;
   int height = 0;  // levels of wrapped modules inside
@@ -24,7 +24,7 @@ struct UnitClaim {
 /// a common ancestor.
 /// @param root is wrapped, and its parameters have their full names.
 /// @param registrations modules that hold a parameter
-std::vector<UnitClaim> claim_parameters(Module& root,
+std::vector<UnitClaim> claim_parameters(ModuleBase& root,
                                         const std::function<int(const Parameter&)>& registrations);
 
 /// A claim as planning sees it, with its wrap's mesh and options.

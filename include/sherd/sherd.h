@@ -9,5 +9,6 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
+#include <sherd/nn/nn.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>

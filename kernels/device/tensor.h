@@ -39,6 +39,8 @@ class Tensor {
                      MemoryClass kind, std::string_view name);
 
   bool defined() const { return storage_ != nullptr; }
+  /// Whether no other tensor, views of it among them, shares the memory: then nobody can miss what was there.
+  bool sole_owner() const { return storage_.use_count() == 1; }
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }
   int64_t size(int64_t d) const { return shape_.at(static_cast<size_t>(d)); }

@@ -3,39 +3,31 @@
 #include <cstdio>
 using namespace sherd;
 
-struct Linear : Module {                                  // y = x W^T
-  Parameter w = param("weight", {64, 64}, normal(0.1f));  // described, not allocated
-  Tensor x;                                               // kept for backward
-  Tensor forward(const Tensor& in) override {
-    x = in;
-    Tensor y = Tensor::empty(x.device(), x.shape(), DType::f32, "activations");
-    ops::gemm(x.device().compute(), y, x, false, w.data(), true);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    ops::gemm(x.device().compute(), w.grad(), dy, true, x, false, 1, 1);  // dW += dy^T x
-    return {};                                                            // nobody wants dx
-  }
+struct Mlp : nn::Module<Mlp> {                                 // only the forward is written
+  Parameter up = param("up.weight", {128, 64}, normal(0.1f));  // described, not allocated
+  Parameter down = param("down.weight", {64, 128}, normal(0.1f));
+  nn::Var forward(const nn::Var& x) { return nn::linear(nn::linear_gelu(x, up), down); }
 };
 
 int main() {
   launch(4, [](RankContext& rank) {  // four ranks, here threads of this process
-    Linear model;
+    Mlp model;
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 4}}));  // allocates: 16 rows on each rank
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 4}}));  // allocates: a quarter on each rank
     Optimizer optimizer(model, routing, {});
     Stream& stream = rank.device->compute();
     Tensor x = Tensor::empty(*rank.device, {32, 64}, DType::f32, "data");
+    nn::Tape tape;
     for (int step = 0; step <= 200; ++step) {
       ops::random_normal(stream, x, x.numel() * (4 * step + rank.world->rank()), 1, "data", 0, 1);
-      Tensor y = model(x);                // gathers W, computes, gives W back
-      ops::scaled_add(stream, y, -1, x);  // the gradient of |y - x|^2 / 2: W shall become the identity
-      model.run_backward(y);              // adds dW up over the ranks; each keeps that of its rows
-      const auto gradients = clip_grad_norm(model, 100);
-      optimizer.step(1e-2);
-      stream.synchronize();
+      nn::Var y = model(tape.input(x));               // gathers the weights, computes, gives them back
+      nn::Var loss = nn::mean_squared_error(y, x);    // it shall learn the identity
+      tape.backward(loss);                            // sums gradients over the ranks; each keeps its part
+      const auto gradients = clip_grad_norm(model, 1);
+      optimizer.step(3e-3);
+      const float mine = ops::to_floats(stream, loss.value())[0];  // waits
       if (step % 50 == 0 && rank.world->rank() == 0)
-        std::printf("step %3d: gradient norm %.1f\n", step, gradients->norm);
+        std::printf("step %3d: loss %.2f, gradient norm %.2f\n", step, mine, gradients->norm);
     }
   });
 }

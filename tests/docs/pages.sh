@@ -13,7 +13,7 @@ if [ "$block" != "$(cat samples/01_first/main.cpp)" ]; then
 fi
 
 # Folders whose contents pages name by a path from the root.
-roots='kernels|comm|dtensor|fsdp|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
+roots='kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|samples|tools|bench|tests|docs|scripts|cmake|include'
 while IFS= read -r page; do
   folder=$(dirname "$page")
   text=$(awk '/^ *```/ { code = !code } !code && !/^    /' "$page")

@@ -131,7 +131,7 @@ TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
 
 struct Named : Module {
   void add(const std::string& name) { param(name, {2}, constant(0)); }
-  void add(const std::string& name, Module& m) { child(name, m); }
+  void add(const std::string& name, ModuleBase& m) { child(name, m); }
   void add(const std::string& name, const Parameter& p) { tie(name, p); }
   Parameter first() { return own_parameters().front(); }
 

@@ -325,7 +325,7 @@ TEST(Role, ATiedMatrixIsWhatAnyOfItsNamesSays) {
     void hold(const Parameter& other) { tie("weight", other); }
   };
   struct Tree : Described {
-    void place(const std::string& name, Module& m) { child(name, m); }
+    void place(const std::string& name, ModuleBase& m) { child(name, m); }
   };
   const auto routed = [](const std::string& first, const std::string& second) {
     Tree root;

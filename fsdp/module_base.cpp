@@ -1,0 +1,100 @@
+#include <sherd/fsdp/module_base.h>
+
+#include <fmt/format.h>
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <sherd/fsdp/detail/names.h>
+
+namespace sherd {
+namespace {
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+}  // namespace
+
+ModuleBase::~ModuleBase() {
+  if (parent_ != nullptr) std::erase_if(parent_->children_, [&](auto& c) { return c.second == this; });
+  for (auto& [name, module] : children_) module->parent_ = nullptr;
+  for (auto& [name, p] : parameters_) --p.state().registrations;
+}
+
+void ModuleBase::visit(const std::function<void(const std::string&, ModuleBase&)>& f, const std::string& prefix) {
+  f(prefix, *this);
+  for (auto& [name, module] : children_) module->visit(f, join(prefix, name));
+}
+
+std::vector<std::pair<std::string, Parameter>> ModuleBase::named_parameters() const {
+  std::vector<std::pair<std::string, Parameter>> all;
+  std::unordered_set<const void*> seen;
+  const_cast<ModuleBase*>(this)->visit([&](const std::string& prefix, ModuleBase& m) {
+    for (auto& [name, p] : m.parameters_)
+      if (seen.insert(p.state_.get()).second) all.emplace_back(join(prefix, name), p);
+  });
+  return all;
+}
+
+std::vector<std::pair<std::string, std::string>> ModuleBase::tied_names() const {
+  std::vector<std::pair<std::string, std::string>> tied;
+  std::unordered_map<const void*, std::string> first;
+  const_cast<ModuleBase*>(this)->visit([&](const std::string& prefix, ModuleBase& m) {
+    for (auto& [name, p] : m.parameters_) {
+      const std::string full = join(prefix, name);
+      const auto [known, is_new] = first.try_emplace(p.state_.get(), full);
+      if (!is_new) tied.emplace_back(full, known->second);
+    }
+  });
+  return tied;
+}
+
+std::vector<Parameter> ModuleBase::own_parameters() const {
+  std::vector<Parameter> own;
+  for (auto& [name, p] : parameters_) own.push_back(p);
+  return own;
+}
+
+void ModuleBase::set_training(bool on) {
+  visit([on](const std::string&, ModuleBase& m) { m.training_ = on; });
+}
+
+Parameter ModuleBase::param(std::string name, Shape shape, Init init) {
+  return tie(name, Parameter(name, std::move(shape), init));
+}
+
+Parameter ModuleBase::tie(std::string name, const Parameter& other) {
+  check_name("parameter", name);
+  for (auto& [existing, p] : parameters_)
+    if (existing == name)
+      throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
+  ++other.state().registrations;
+  parameters_.emplace_back(std::move(name), other);
+  return other;
+}
+
+void ModuleBase::child(std::string name, ModuleBase& module) {
+  check_name("child module", name);
+  for (auto& [existing, m] : children_)
+    if (existing == name)
+      throw InvalidArgument(fmt::format("two children of one module are named '{}'", name));
+  if (module.parent_ != nullptr)
+    throw InvalidArgument(
+        fmt::format("module '{}' already has a parent; register it once and call it twice", name));
+  module.parent_ = this;
+  children_.emplace_back(std::move(name), &module);
+}
+
+void assign_names(ModuleBase& root) {
+  std::unordered_set<std::string> names;
+  for (auto& [name, p] : root.named_parameters()) {
+    if (!names.insert(name).second) throw InvalidArgument(fmt::format("two parameters are named '{}'", name));
+    if (name == "__metadata__")
+      throw InvalidArgument(
+          "a parameter is named '__metadata__', which safetensors files keep for themselves");
+    p.state_->name = name;
+  }
+}
+
+}  // namespace sherd

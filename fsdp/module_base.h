@@ -1,0 +1,83 @@
+// What every module of a model has, however its forward is written: names, parameters, children, a unit.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/fsdp/parameter.h>
+
+namespace sherd {
+
+class Unit;
+class ShardRuntime;
+struct FullyShardOptions;
+struct Wrap;
+
+/// The tree of a model. Two kinds of modules derive from it: Module, with a backward written by hand, and
+/// nn::Module, whose forwards a tape records; one tree may hold both.
+///
+/// Registered children and parameters are kept by address resp. handle: modules do not move once a parent has
+/// registered them. A module that is destroyed leaves its parent's list; parts that outlive a sharded root
+/// have no weights any more, and calls of wrapped ones throw. One rank's thread uses a module.
+class ModuleBase {
+ public:
+  ModuleBase() = default;
+  virtual ~ModuleBase();
+  ModuleBase(const ModuleBase&) = delete;
+  ModuleBase& operator=(const ModuleBase&) = delete;
+
+  /// Every parameter below this module once (tied ones under their first name), depth first: own parameters
+  /// in order of registration, then children.
+  std::vector<std::pair<std::string, Parameter>> named_parameters() const;
+  /// {other name, first name} of every place of a tied parameter but its first, in the order of
+  /// named_parameters().
+  std::vector<std::pair<std::string, std::string>> tied_names() const;
+  /// Calls f(name, module) for this module (name "") and everything below it.
+  void visit(const std::function<void(const std::string&, ModuleBase&)>& f, const std::string& prefix = "");
+
+  /// In evaluation mode no activations need to be kept and no backward may follow. Set on the root.
+  void set_training(bool on);
+  bool training() const { return training_; }
+  /// Parameters registered by this module itself, in order.
+  std::vector<Parameter> own_parameters() const;
+  /// What fully_shard() noted here, or null.
+  const Wrap* wrap() const { return wrap_.get(); }
+  bool is_root() const { return parent_ == nullptr; }
+  /// The unit this module was wrapped in, or null.
+  const std::shared_ptr<Unit>& unit() const { return unit_; }
+
+ protected:
+  /// Forgets what forwards kept for backwards that will not come (reset_step()).
+  virtual void drop_activations() {}
+
+  /// Names of parameters and children become parts of full names, which checkpoints hold.
+  /// @throws InvalidArgument for a name that is empty, not UTF-8, or has control characters, or is there
+  /// twice.
+  Parameter param(std::string name, Shape shape, Init init);
+  /// Registers a parameter that another module made: one tensor, one gradient, two places.
+  Parameter tie(std::string name, const Parameter& other);
+  /// Registers a child; `module` must outlive this module's use.
+  void child(std::string name, ModuleBase& module);
+
+ private:
+  friend class ShardRuntime;
+  friend void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options);
+  friend ShardRuntime& runtime_of(const ModuleBase& root);
+  friend void reset_step(ModuleBase& root);
+  friend void assign_names(ModuleBase& root);
+  std::vector<std::pair<std::string, Parameter>> parameters_;
+  std::vector<std::pair<std::string, ModuleBase*>> children_;
+  ModuleBase* parent_ = nullptr;
+  bool training_ = true;
+  std::shared_ptr<Unit> unit_;
+  std::shared_ptr<Wrap> wrap_;             // noted by fully_shard() until the root's call
+  std::shared_ptr<ShardRuntime> runtime_;  // root only
+};
+
+/// Gives every parameter its full name; later registrations of a tied parameter keep the first one.
+void assign_names(ModuleBase& root);
+
+}  // namespace sherd

@@ -1,0 +1,17 @@
+// Memory of values and gradients.
+#pragma once
+
+#include <sherd/nn/var.h>
+
+namespace sherd::nn::detail {
+
+/// The name under which the allocator counts what functions keep and return.
+inline constexpr const char* kActivations = "activations";
+
+/// Uninitialised, of x's device and dtype.
+Tensor like(const Tensor& x, Shape shape);
+inline Tensor like(const Tensor& x) { return like(x, x.shape()); }
+/// The same in f32.
+Tensor like_f32(const Tensor& x, Shape shape);
+
+}  // namespace sherd::nn::detail

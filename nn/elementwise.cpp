@@ -1,0 +1,113 @@
+#include <sherd/nn/elementwise.h>
+
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/kernels/ops/reduce.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+using detail::like;
+
+// f32 [1] = factor * the sum of x.
+Tensor scaled_sum(Stream& s, const Tensor& x, float factor) {
+  const Tensor wide = Tensor::empty(x.device(), {1}, DType::f64, detail::kActivations);
+  ops::fill(s, wide, 0);
+  ops::accumulate_sum(s, wide, x);
+  Tensor narrow = detail::like_f32(x, {1});
+  ops::cast(s, narrow, wide);
+  if (factor != 1) ops::scale(s, narrow, factor);
+  return narrow;
+}
+
+Gradient scaled(Stream& s, const Gradient& g, float factor, const Tensor& shape_of) {
+  if (g.constant()) return Gradient::constant(*g.constant() * factor);
+  const Tensor dy = g.tensor(shape_of);
+  Tensor dx = like(dy);
+  ops::copy(s, dx, dy);
+  ops::scale(s, dx, factor);
+  return dx;
+}
+
+Var sum_of(const Var& x, float factor) {
+  const Tensor in = x.value();
+  return function(
+      {x}, [&](Stream& s) { return scaled_sum(s, in, factor); },
+      [factor, device = &in.device(), shape = in.shape(), dtype = in.dtype()](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        if (call.output().constant()) return {Gradient::constant(*call.output().constant() * factor)};
+        Tensor dx = Tensor::empty(*device, shape, dtype, detail::kActivations);
+        ops::fill(s, dx, factor);
+        ops::scale_by(s, dx, call.output().tensor(*device, {1}, DType::f32));
+        return {dx};
+      });
+}
+
+}  // namespace
+
+Var add(const Var& a, const Var& b) {
+  return function(
+      {a, b},
+      [&](Stream& s) {
+        Tensor y = like(a.value());
+        ops::add(s, y, a.value(), b.value());
+        return y;
+      },
+      [](Stream&, const BackwardCall& call) -> std::vector<Gradient> { return {call.output(), call.output()}; });
+}
+
+Var scale(const Var& x, float factor) {
+  return function(
+      {x},
+      [&](Stream& s) {
+        Tensor y = like(x.value());
+        ops::copy(s, y, x.value());
+        ops::scale(s, y, factor);
+        return y;
+      },
+      [factor](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient& dy = call.output();
+        return {scaled(s, dy, factor, dy.constant() ? Tensor() : dy.tensor())};
+      });
+}
+
+Var view(const Var& x, Shape shape) {
+  return function(
+      {x}, [&](Stream&) { return x.value().view(std::move(shape)); },
+      [inside = x.shape()](Stream&, const BackwardCall& call) -> std::vector<Gradient> {
+        if (call.output().constant()) return {call.output()};
+        return {call.output().tensor().view(inside)};
+      });
+}
+
+Var sum(const Var& x) { return sum_of(x, 1); }
+
+Var mean(const Var& x) { return sum_of(x, 1 / static_cast<float>(x.numel())); }
+
+Var mean_squared_error(const Var& x, const Tensor& target) {
+  const Tensor in = x.value();
+  const Tensor difference = like(in);
+  const float per_element = 1 / static_cast<float>(in.numel());
+  return function(
+      {x},
+      [&](Stream& s) {
+        ops::copy(s, difference, in);
+        ops::scaled_add(s, difference, -1, target);
+        Tensor squares = detail::like_f32(in, {1, 1});
+        const Tensor row = difference.view({1, in.numel()});
+        ops::gemm(s, squares, row, false, row, true, per_element);
+        return squares.view({1});
+      },
+      [difference, per_element](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient& g = call.output();
+        Tensor dx = like(difference);
+        ops::copy(s, dx, difference);
+        ops::scale(s, dx, 2 * per_element * g.constant().value_or(1));
+        if (!g.constant()) ops::scale_by(s, dx, g.tensor());
+        return {dx};
+      });
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,43 @@
+#include <sherd/nn/embedding.h>
+
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/embedding.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+// Where the gradient goes: of a frozen table to memory that nobody reads.
+Tensor target(Stream& s, const Parameter& p, const Tensor& beside) {
+  if (!p.defined()) return {};
+  if (p.trainable()) return p.grad();
+  Tensor unused = detail::like_f32(beside, p.shape());
+  ops::fill(s, unused, 0);
+  return unused;
+}
+
+}  // namespace
+
+Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions) {
+  const Tensor in = tokens.value();
+  Tensor out;
+  std::vector<Parameter> parameters{table};
+  if (positions.defined()) parameters.push_back(positions);
+  return function(
+      {tokens},
+      [&](Stream& s) {
+        const Tensor rows = table.data();
+        out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), detail::kActivations);
+        ops::embedding_forward(s, out, in, rows, positions.defined() ? positions.data() : Tensor());
+        return out;
+      },
+      [in, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dout =
+            call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
+        ops::embedding_backward(s, target(s, table, in), target(s, positions, in), dout, in);
+        return {Gradient()};
+      },
+      parameters);
+}
+
+}  // namespace sherd::nn

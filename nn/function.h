@@ -1,0 +1,38 @@
+// Own operations.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <sherd/nn/tape.h>
+
+namespace sherd::nn {
+
+/// One operation of the caller's own: `forward` computes the output from the inputs' tensors, `backward` the
+/// inputs' gradients from the output's. Both queue their work on the compute stream; what backward needs it
+/// captures. For example y = x^2, whose derivative is 2 x dy:
+///
+///     Var square(const Var& x) {
+///       return nn::function({x},
+///           [&](Stream& s) { Tensor y = ...; my_square(s, y, x.value()); return y; },
+///           [t = x.value()](Stream& s, const nn::BackwardCall& call) -> std::vector<nn::Gradient> {
+///             Tensor dx = ...;
+///             my_square_backward(s, dx, call.output().tensor(t), t);
+///             return {dx};
+///           });
+///     }
+///
+/// A parameter in it is used by data() in forward and by grad_for_overwrite() or grad() in backward, inside the
+/// forward of a module below the one that was wrapped with it; name it in `parameters`, so that the operation is
+/// recorded although no input needs a gradient.
+/// @throws InvalidArgument for inputs on two tapes.
+Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)>& forward,
+             std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
+             const std::vector<Parameter>& parameters = {});
+
+/// The same with any number of outputs: not defined() is the gradient of one that nobody used.
+std::vector<Var> functions(const std::vector<Var>& inputs, const std::function<std::vector<Tensor>(Stream&)>& forward,
+                           std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
+                           const std::vector<Parameter>& parameters = {});
+
+}  // namespace sherd::nn

@@ -1,0 +1,29 @@
+// Gradients against differences.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <sherd/nn/tape.h>
+
+namespace sherd::nn {
+
+/// What check_gradient() found worst: where, and both values.
+struct GradientError {
+  double error = 0;  // |from backward - from differences| / (|from differences| + the largest of that input)
+  size_t input = 0;
+  int64_t element = 0;
+  double backward = 0, differences = 0;
+  std::string describe() const;
+};
+
+/// Compares the gradients that backward brings to the inputs of f with differences of its value:
+/// (f(x + step e_i) - f(x - step e_i)) / (2 step) for each element i of each input. f gets leaves of its tape and
+/// returns an objective of one element, f32; it must not depend on anything else that changes. Costs two forwards
+/// for each element; the host waits. In f32 the differences themselves err by about 6e-8 |f| / step + step^2.
+/// @param inputs f32, changed meanwhile and put back.
+GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vector<Tensor> inputs,
+                             double step = 1e-2);
+
+}  // namespace sherd::nn

@@ -1,0 +1,97 @@
+#include <sherd/nn/linear.h>
+
+#include <sherd/kernels/ops/activation.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+using detail::like;
+
+void bias_backward(Stream& s, const Parameter& bias, const Tensor& dy) {
+  if (bias.defined() && bias.trainable()) ops::bias_backward(s, bias.grad(), dy);
+}
+
+// dw += dy^T x; the first product of a step replaces what the memory holds (beta is 0 then).
+void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
+  if (!w.trainable()) return;
+  const GradTarget dw = w.grad_for_overwrite();
+  ops::gemm(s, dw.grad, dy, true, x, false, 1, dw.beta);
+}
+
+Tensor input_backward(Stream& s, const Parameter& w, const Tensor& dy) {
+  Tensor dx = like(dy, {dy.size(0), w.shape()[1]});
+  ops::gemm(s, dx, dy, false, w.data(), false);
+  return dx;
+}
+
+std::vector<Parameter> both(const Parameter& w, const Parameter& bias) {
+  return bias.defined() ? std::vector<Parameter>{w, bias} : std::vector<Parameter>{w};
+}
+
+}  // namespace
+
+Var linear(const Var& x, const Parameter& w, const Parameter& bias) {
+  const Tensor in = x.value();
+  return function(
+      {x},
+      [&](Stream& s) {
+        Tensor y = like(in, {in.size(0), w.shape()[0]});
+        if (bias.defined()) {
+          ops::gemm_bias(s, y, in, false, w.data(), true, bias.data());
+        } else {
+          ops::gemm(s, y, in, false, w.data(), true);
+        }
+        return y;
+      },
+      [in, w, bias, rows = x.size(0)](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {rows, w.shape()[0]}, in.dtype());
+        weight_backward(s, w, dy, in);
+        bias_backward(s, bias, dy);
+        if (!call.wants(0)) return {Gradient()};
+        return {input_backward(s, w, dy)};
+      },
+      both(w, bias));
+}
+
+Var linear_gelu(const Var& x, const Parameter& w, const Parameter& bias) {
+  const Tensor in = x.value();
+  const Tensor before = like(in, {in.size(0), w.shape()[0]});
+  return function(
+      {x},
+      [&](Stream& s) {
+        Tensor y = like(before);
+        ops::gemm_gelu(s, y, before, in, false, w.data(), true, bias.defined() ? bias.data() : Tensor());
+        return y;
+      },
+      [in, before, w, bias](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(before);
+        const Tensor dbefore = like(before);
+        ops::gelu_backward(s, dbefore, dy, before);
+        weight_backward(s, w, dbefore, in);
+        bias_backward(s, bias, dbefore);
+        if (!call.wants(0)) return {Gradient()};
+        return {input_backward(s, w, dbefore)};
+      },
+      both(w, bias));
+}
+
+Var add_linear(const Var& residual, const Var& x, const Parameter& w) {
+  const Tensor in = x.value();
+  return function(
+      {residual, x},
+      [&](Stream& s) {
+        Tensor y = like(residual.value());
+        ops::gemm_add(s, y, in, false, w.data(), true, residual.value());
+        return y;
+      },
+      [in, w](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), w.shape()[0]}, in.dtype());
+        weight_backward(s, w, dy, in);
+        return {call.output(), call.wants(1) ? Gradient(input_backward(s, w, dy)) : Gradient()};
+      },
+      {w});
+}
+
+}  // namespace sherd::nn

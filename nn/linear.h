@@ -1,0 +1,18 @@
+// Products with weights.
+#pragma once
+
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// y = x w^T + bias: x [n, in], w [out, in], bias [out] or not defined(), y [n, out]; one dtype, that of the unit's
+/// compute_dtype. Backward: dx = dy w, dw += dy^T x, dbias += the sum of dy over rows, in their order. Gradients of
+/// frozen parameters are left out.
+Var linear(const Var& x, const Parameter& w, const Parameter& bias = {});
+/// gelu(linear(x, w, bias)) with the tanh form, in one kernel where the device has one; keeps what is before and
+/// behind the gelu.
+Var linear_gelu(const Var& x, const Parameter& w, const Parameter& bias = {});
+/// residual + linear(x, w), rounded once where the device has one kernel for it.
+Var add_linear(const Var& residual, const Var& x, const Parameter& w);
+
+}  // namespace sherd::nn

@@ -1,0 +1,134 @@
+#include <sherd/nn/loss.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/kernels/ops/loss.h>
+#include <sherd/kernels/ops/reduce.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+using detail::like;
+using detail::like_f32;
+
+Tensor objective(Stream& s, const Tensor& losses, float scale) {
+  const Tensor wide = Tensor::empty(losses.device(), {1}, DType::f64, detail::kActivations);
+  ops::fill(s, wide, 0);
+  ops::accumulate_sum(s, wide, losses);
+  Tensor narrow = like_f32(losses, {1});
+  ops::cast(s, narrow, wide);
+  ops::scale(s, narrow, scale);
+  return narrow;
+}
+
+// dlogits times what backward brought to the objective, which is 1 unless the caller computed with it.
+void scale_by(Stream& s, const Tensor& dlogits, const Gradient& g) {
+  if (g.constant()) {
+    if (*g.constant() != 1) ops::scale(s, dlogits, *g.constant());
+    return;
+  }
+  if (dlogits.dtype() == DType::f32) return ops::scale_by(s, dlogits, g.tensor());
+  const Tensor wide = like_f32(dlogits, dlogits.shape());
+  ops::cast(s, wide, dlogits);
+  ops::scale_by(s, wide, g.tensor());
+  ops::cast(s, dlogits, wide);
+}
+
+bool recorded(const Var& x, const Parameter& w) {
+  return x.tape() != nullptr && x.tape()->recording() && (x.requires_grad() || w.trainable());
+}
+
+// The rows [begin, end) of a chunk, and how it is computed.
+struct Head {
+  Tensor x, targets;
+  Parameter w;
+  int64_t chunk;
+
+  int64_t rows() const { return x.size(0); }
+  Tensor logits(Stream& s, int64_t begin, int64_t end) const {
+    Tensor y = like(x, {end - begin, w.shape()[0]});
+    ops::gemm(s, y, x.rows(begin, end), false, w.data(), true);
+    return y;
+  }
+  template <class F>
+  void for_chunks(F f) const {
+    for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
+  }
+  // dx of these rows, and what they add to dw.
+  void backward(Stream& s, const Tensor& dlogits, const Tensor& dx, int64_t begin) const {
+    const int64_t end = begin + dlogits.size(0);
+    if (w.trainable()) {
+      const GradTarget dw = w.grad_for_overwrite();
+      ops::gemm(s, dw.grad, dlogits, true, x.rows(begin, end), false, 1, dw.beta);
+    }
+    if (dx.defined()) ops::gemm(s, dx.rows(begin, end), dlogits, false, w.data(), false);
+  }
+};
+
+}  // namespace
+
+CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale) {
+  const Tensor in = logits.value();
+  const Tensor losses = like_f32(in, {in.size(0)});
+  Var result = function(
+      {logits},
+      [&](Stream& s) {
+        ops::cross_entropy_forward(s, losses, in, targets);
+        return objective(s, losses, scale);
+      },
+      [in, targets, scale](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient& g = call.output();
+        Tensor dlogits = like(in);
+        ops::cross_entropy_backward(s, dlogits, in, targets, scale * g.constant().value_or(1));
+        if (!g.constant()) scale_by(s, dlogits, g);
+        return {dlogits};
+      });
+  return {result, losses};
+}
+
+CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor& targets, float scale,
+                                  int64_t chunk) {
+  const Tensor in = x.value();
+  const bool whole = chunk <= 0 || chunk >= in.size(0);
+  const Head head{in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk};
+  const Tensor losses = like_f32(in, {in.size(0)});
+  const bool keeps = whole && recorded(x, w);
+  const auto kept = std::make_shared<Tensor>();  // of one chunk: the gradient of its logits
+  Var result = function(
+      {x},
+      [&](Stream& s) {
+        head.for_chunks([&](int64_t begin, int64_t end) {
+          const Tensor logits = head.logits(s, begin, end), wanted = head.targets.flat(begin, end);
+          if (keeps) {
+            ops::cross_entropy_forward_backward(s, losses, logits, logits, wanted, scale);
+            *kept = logits;
+          } else {
+            ops::cross_entropy_forward(s, losses.flat(begin, end), logits, wanted);
+          }
+        });
+        return objective(s, losses, scale);
+      },
+      [head, scale, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient& g = call.output();
+        const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
+        head.for_chunks([&](int64_t begin, int64_t end) {
+          Tensor dlogits = std::exchange(*kept, {});
+          if (!dlogits.defined()) {
+            dlogits = head.logits(s, begin, end);
+            ops::cross_entropy_backward(s, dlogits, dlogits, head.targets.flat(begin, end), scale);
+          }
+          scale_by(s, dlogits, g);
+          head.backward(s, dlogits, dx, begin);
+        });
+        return {dx};
+      },
+      {w});
+  return {result, losses};
+}
+
+}  // namespace sherd::nn

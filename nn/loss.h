@@ -1,0 +1,27 @@
+// Objectives over vocabularies.
+#pragma once
+
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// The objective `scale` * the sum of the rows' losses, f32 [1], and the losses themselves, f32 [rows], in nats.
+struct CrossEntropy {
+  Var objective;
+  Tensor losses;
+};
+
+/// losses[i] = logsumexp(logits[i]) - logits[i][targets[i]]: logits [rows, vocab], targets i32 of as many elements.
+/// A `scale` of 1 / rows makes the objective the mean. Keeps the logits. A target outside the vocabulary fails the
+/// stream with InvalidArgument.
+CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale);
+
+/// cross_entropy(linear(x, head), targets, scale), by `chunk` rows at a time, so that the logits of all rows never
+/// exist: chunk * vocab of them do at once. Backward computes those of each chunk again, which is one product more
+/// (2 * rows * vocab * d of the head's 6). With chunk 0 all rows are one chunk, whose logits become their own
+/// gradient in forward and are kept: nothing is computed twice. Chunks add up to the head's gradient one after
+/// another; so the bits depend on `chunk`.
+CrossEntropy linear_cross_entropy(const Var& x, const Parameter& head, const Tensor& targets, float scale,
+                                  int64_t chunk = 0);
+
+}  // namespace sherd::nn

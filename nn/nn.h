@@ -1,0 +1,13 @@
+// Everything of nn/.
+#pragma once
+
+#include <sherd/nn/activation.h>
+#include <sherd/nn/attention.h>
+#include <sherd/nn/elementwise.h>
+#include <sherd/nn/embedding.h>
+#include <sherd/nn/function.h>
+#include <sherd/nn/gradient_check.h>
+#include <sherd/nn/linear.h>
+#include <sherd/nn/loss.h>
+#include <sherd/nn/module.h>
+#include <sherd/nn/norm.h>

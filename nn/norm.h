@@ -1,0 +1,12 @@
+// Normalisation of rows.
+#pragma once
+
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// y = x / sqrt(mean(x^2) + eps) * w for each row: x [n, d], w [d]. Keeps x and one f32 a row. (Zhang and Sennrich,
+/// Root Mean Square Layer Normalization, 2019.)
+Var rms_norm(const Var& x, const Parameter& w, float eps = 1e-6f);
+
+}  // namespace sherd::nn

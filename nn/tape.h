@@ -1,0 +1,145 @@
+// What forwards leave behind for backward.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <sherd/fsdp/parameter.h>
+#include <sherd/fsdp/unit.h>
+#include <sherd/nn/gradient.h>
+#include <sherd/nn/var.h>
+
+namespace sherd::nn {
+
+/// What a function's backward is called with.
+class BackwardCall {
+ public:
+  BackwardCall(std::span<const Gradient> outputs, std::span<const Var> inputs) : outputs_(outputs), inputs_(inputs) {}
+  /// Of output i: not defined() when the objective does not depend on it. At least one is defined.
+  const Gradient& output(size_t i = 0) const { return outputs_[i]; }
+  /// Whether a gradient of input i is wanted; one that is not may be left out.
+  bool wants(size_t i) const { return inputs_[i].requires_grad(); }
+  size_t inputs() const { return inputs_.size(); }
+
+ private:
+  std::span<const Gradient> outputs_;
+  std::span<const Var> inputs_;
+};
+
+/// Adds to the gradients of parameters (Parameter::grad_for_overwrite()) and returns one gradient for each input,
+/// by the order of inputs; not defined() where none is wanted or there is none. Queues its work on the compute
+/// stream and owns what it needs from forward.
+using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
+
+/// The operations of one or several forwards in the order in which they ran, and one backward through all of
+/// them. Owned by whoever trains, one or more for each rank; never global: values carry the tape that they are on.
+///
+///     nn::Tape tape;
+///     for (each batch) {
+///       nn::Var loss = model(tape.input(tokens), targets);
+///       tape.backward(loss);     // the tape is empty again
+///       optimizer.step(lr);
+///     }
+///
+/// backward() goes through the whole tape, last operation first, and forgets each as it passes. So a tape has one
+/// backward: objectives of one graph are added up, and graphs with backwards of their own (the two players of a
+/// GAN) have tapes of their own. What forward kept is freed on the way.
+///
+/// Wrapped modules (fully_shard) unshard their unit for the part of the backward that belongs to one of their
+/// calls: from the first operation that has a gradient until all operations of the call are behind. The unit's
+/// gradients are reduced behind the last of its calls that this backward comes to; while others are outstanding
+/// they stay open, which holds one gradient buffer of the unit (f32, all of its parameters) until then.
+///
+/// An exception that leaves a forward or a backward leaves the tape empty when it came from backward, and as it
+/// was before the call that failed when it came from a module's forward. Either way the model's step has ended:
+/// clear() and reset_step(model) make both usable again.
+class Tape {
+ public:
+  Tape() = default;
+  /// As clear().
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  /// A value that needs no gradient (a batch, say), with which recording begins: what is computed from it is on
+  /// this tape.
+  Var input(Tensor value);
+  /// A value whose gradient is wanted: see gradient().
+  Var leaf(Tensor value);
+  /// The gradient that the latest backward brought to a leaf; undefined when none came. Valid until the next
+  /// backward() or clear().
+  Tensor gradient(const Var& leaf) const;
+
+  /// The gradients of `objective`, begun with `seed` for each of its elements, are added to all parameters that it
+  /// was computed from. Queues the work and returns.
+  /// @throws InvalidArgument when the objective is on another tape or none, was computed before the latest
+  /// backward() or clear(), or depends on nothing that has a gradient.
+  void backward(const Var& objective, Gradient seed = Gradient::constant(1));
+  /// Forgets everything, and tells the units that no backward comes.
+  void clear() noexcept;
+  /// Operations that wait for backward.
+  int64_t size() const { return static_cast<int64_t>(nodes_.size()); }
+  /// False inside NoGrad.
+  bool recording() const { return paused_ == 0; }
+
+  /// For functions: notes that `outputs` came of `inputs`, all of which are on this tape or on none, and perhaps of
+  /// parameters, and returns them as values. They need a gradient when an input does or `trains_parameters`; else
+  /// nothing is noted and `backward` is dropped.
+  std::vector<Var> record(std::vector<Var> inputs, std::vector<Tensor> outputs, bool trains_parameters,
+                          Backward backward);
+
+  /// For modules: the operations between the two belong to one call of the unit, between its pre_ and
+  /// post_forward(). Calls nest.
+  void begin_call(std::shared_ptr<Unit> unit);
+  void end_call();
+  /// Instead of end_call() when an exception has ended the forward: its operations are forgotten.
+  void cancel_call() noexcept;
+
+ private:
+  friend class NoGrad;
+  struct Value {
+    Shape shape;
+    DType dtype;
+    Device* device;
+    bool leaf;
+    Gradient gradient;
+  };
+  struct Node {
+    enum class Kind { operation, begin_call, end_call } kind;
+    std::vector<Var> inputs;
+    int64_t first_output = 0;  // the values that it made: of an operation its own, of a call all inside
+    int64_t end_output = 0;
+    Backward backward;
+    std::shared_ptr<Unit> unit;
+  };
+  class Pass;
+  Var add_value(Tensor value, bool leaf);
+  void forget();
+
+  std::vector<Node> nodes_;
+  std::vector<Value> values_;
+  std::vector<size_t> open_calls_;  // their begin_call nodes
+  std::vector<std::pair<int64_t, Tensor>> leaves_;  // after a backward
+  int64_t run_ = 1;
+  int paused_ = 0;
+};
+
+/// While it lives, nothing is recorded on the tape, and modules run without keeping anything for backward.
+class NoGrad {
+ public:
+  explicit NoGrad(Tape& tape) : tape_(tape) { ++tape_.paused_; }
+  ~NoGrad() { --tape_.paused_; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  Tape& tape_;
+};
+
+/// x.tape()->backward(x). @throws InvalidArgument for a value without a tape.
+void backward(const Var& objective);
+
+}  // namespace sherd::nn

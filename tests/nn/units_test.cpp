@@ -1,0 +1,352 @@
+// Wrapped modules on a tape: when units are gathered and reduced, and that it changes no bit.
+#include <gmock/gmock.h>
+
+#include <array>
+#include <numeric>
+
+#include "nets.h"
+
+namespace sherd::test {
+namespace {
+
+using nn::Tape;
+using nn::Var;
+using testing::HasSubstr;
+
+using Weights = std::map<std::string, std::vector<float>>;
+constexpr std::array kStrategies = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
+                                    Strategy::optim_grads_params};
+
+struct Trained {
+  Weights weights;
+  CommCounts counts;  // of the last step
+};
+
+using Step = std::function<void(TapeNet&, Tape&, RankContext&, int step)>;
+
+// Three steps of AdamW; what `step` does leaves gradients.
+Trained train(int ranks, const FullyShardOptions& options, const TapeNet::Use& use, const Step& step,
+              const std::function<void(TapeNet&)>& change = {}) {
+  Trained trained;
+  launch(ranks, [&](RankContext& rank) {
+    TapeNet net;
+    if (use) net.use = use;
+    if (change) change(net);
+    const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+    shard(net, rank, options);
+    Optimizer optimizer(net, routing, {});
+    Tape tape;
+    CommCounts before;
+    for (int i = 0; i < 3; ++i) {
+      before = rank.world->counts();
+      step(net, tape, rank, i);
+      clip_grad_norm(net, 1);
+      optimizer.step(0.05);
+    }
+    CommCounts after = rank.world->counts();
+    const Weights weights = whole_weights(net, rank);
+    if (rank.world->rank() != 0) return;
+    for (auto& [name, count] : before) after[name].calls -= count.calls;
+    trained = {weights, after};
+  });
+  return trained;
+}
+
+Var loss_of(const Var& y, uint64_t salt) {
+  Tensor target = Tensor::empty(y.device(), y.shape(), DType::f32, "test");
+  ops::random_normal(y.stream(), target, 0, 5, "target" + std::to_string(salt), 0, 1);
+  return nn::mean_squared_error(y, target);
+}
+
+void plain_step(TapeNet& net, Tape& tape, RankContext& rank, int i) {
+  tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
+}
+
+double largest_difference(const Weights& a, const Weights& b) {
+  double worst = 0;
+  EXPECT_EQ(a.size(), b.size());
+  for (auto& [name, values] : a)
+    for (size_t i = 0; i < values.size(); ++i)
+      worst = std::max(worst, std::abs(static_cast<double>(values[i]) - b.at(name).at(i)));
+  return worst;
+}
+
+// The same model with the backward written by hand.
+struct HandNet : Module {
+  HandNet() {
+    for (int i = 0; i < 3; ++i) {
+      blocks.push_back(std::make_unique<ToyBlock>(kWidth, kHidden));
+      child("blocks." + std::to_string(i), *blocks.back());
+    }
+    head = param("head.weight", {4, kWidth}, normal(0.3f));
+  }
+  std::vector<std::unique_ptr<ToyBlock>> blocks;
+  Parameter head;
+  Tensor x, y;
+
+ protected:
+  Tensor forward(const Tensor& in) override {
+    x = in;
+    for (auto& b : blocks) x = (*b)(x);
+    y = Tensor::empty(x.device(), {x.size(0), 4}, DType::f32, "activations");
+    ops::gemm(x.device().compute(), y, x, false, head.data(), true);
+    return y;
+  }
+  Tensor backward(const Tensor& dy) override {
+    Stream& s = dy.device().compute();
+    weight_backward(s, head, dy, x);
+    Tensor dx = Tensor::empty(x.device(), x.shape(), DType::f32, "activations");
+    ops::gemm(s, dx, dy, false, head.data(), false);
+    for (size_t i = blocks.size(); i-- > 0;) dx = blocks[i]->run_backward(dx);
+    return {};
+  }
+};
+
+TEST(TapeUnits, TrainTheBitsAndIssueTheCollectivesOfTheHandWrittenBackward) {
+  for (const Strategy strategy : kStrategies) {
+    Trained hand;
+    launch(3, [&](RankContext& rank) {
+      HandNet net;
+      const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+      const DeviceMesh mesh(rank.world, {{"shard", 3}});
+      for (auto& b : net.blocks) fully_shard(*b, mesh, {.strategy = strategy});
+      fully_shard(net, mesh, {.strategy = strategy});
+      Optimizer optimizer(net, routing, {});
+      CommCounts before;
+      for (int i = 0; i < 3; ++i) {
+        before = rank.world->counts();
+        Tape tape;  // for the objective alone
+        const Var y = tape.leaf(net(rows(rank, static_cast<uint64_t>(i))));
+        tape.backward(loss_of(y, 0));
+        net.run_backward(tape.gradient(y));
+        clip_grad_norm(net, 1);
+        optimizer.step(0.05);
+      }
+      CommCounts after = rank.world->counts();
+      const Weights weights = whole_weights(net, rank);
+      if (rank.world->rank() != 0) return;
+      for (auto& [name, count] : before) after[name].calls -= count.calls;
+      hand = {weights, after};
+    });
+    const Trained tape = train(3, {.strategy = strategy}, {}, plain_step);
+    EXPECT_EQ(tape.weights, hand.weights) << name_of(strategy);
+    for (auto& [name, count] : hand.counts)
+      EXPECT_EQ(tape.counts.at(name).calls, count.calls) << name << " under " << name_of(strategy);
+  }
+}
+
+// What a step may do with a model, in one backward.
+struct Usage {
+  const char* name;
+  TapeNet::Use use;
+  Step step;
+  std::function<void(TapeNet&)> change = {};
+  bool allow_unused = false;
+};
+
+std::vector<Usage> usages() {
+  const TapeNet::Use chain = TapeNet().use;
+  return {
+      {"plain", chain, plain_step},
+      {"one block called three times",
+       [](TapeNet& net, Var x) {
+         for (int i = 0; i < 3; ++i) x = net.block(1)(net.block(0)(x));
+         return net.block(2)(x);
+       },
+       plain_step},
+      {"siamese: the model twice, then one backward", chain,
+       [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+         const Var a = net(tape.input(rows(rank, 2 * static_cast<uint64_t>(i))));
+         const Var b = net(tape.input(rows(rank, 2 * static_cast<uint64_t>(i) + 1)));
+         tape.backward(loss_of(a + -1 * b, 0) + 0.5f * loss_of(a, 1));
+       }},
+      {"a result that nobody uses",
+       [](TapeNet& net, Var x) {
+         x = net.block(0)(x);
+         net.block(1)(x);
+         return net.block(2)(net.block(1)(x));
+       },
+       plain_step},
+      {"a unit of which no result is used",
+       [](TapeNet& net, Var x) {
+         net.block(1)(x);
+         return net.block(2)(net.block(0)(x));
+       },
+       plain_step, {}, true},
+      {"a unit that is not called", [](TapeNet& net, Var x) { return net.block(2)(net.block(0)(x)); }, plain_step, {},
+       true},
+      {"a frozen tower", chain, plain_step,
+       [](TapeNet& net) {
+         for (Parameter p : net.block(0).own_parameters()) p.freeze();
+       }},
+      {"a frozen block in the middle", chain, plain_step,
+       [](TapeNet& net) {
+         for (Parameter p : net.block(1).own_parameters()) p.freeze();
+       }},
+      {"a block without gradient",
+       [](TapeNet& net, Var x) {
+         {
+           nn::NoGrad scope(*x.tape());
+           x = net.block(0)(x);
+         }
+         return net.block(2)(net.block(1)(x));
+       },
+       plain_step, [](TapeNet& net) {
+         for (Parameter p : net.block(0).own_parameters()) p.freeze();
+       }},
+  };
+}
+
+TEST(TapeUnits, EveryUsageHasTheBitsOfZero0UnderAllStrategies) {
+  for (const Usage& u : usages())
+    for (const int ranks : {1, 3, 4}) {
+      Trained zero0;
+      for (const Strategy strategy : kStrategies) {
+        SCOPED_TRACE(fmt::format("{}, {} ranks, {}", u.name, ranks, name_of(strategy)));
+        const Trained t = train(ranks, {.strategy = strategy, .allow_unused = u.allow_unused}, u.use, u.step, u.change);
+        if (strategy == Strategy::no_shard) zero0 = t;
+        EXPECT_EQ(t.weights, zero0.weights);
+      }
+    }
+}
+
+TEST(TapeUnits, AUnitReducesOnceHoweverOftenItIsCalled) {
+  const auto reductions = [](const TapeNet::Use& use, const Step& step) {
+    const Trained t = train(3, {.strategy = Strategy::optim_grads_params}, use, step);
+    return t.counts.at("reduce_scatter").calls;
+  };
+  for (const Usage& u : usages()) {
+    if (u.change) continue;  // frozen units reduce nothing
+    EXPECT_EQ(u.allow_unused ? 4 : reductions(u.use, u.step), 4) << u.name;  // three blocks and the root
+  }
+}
+
+TEST(TapeUnits, MicrobatchesAddUpUnderEveryStrategyOfAFamily) {
+  const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+    for (int m = 0; m < 3; ++m) {
+      runtime_of(net).set_last_microbatch(m == 2);
+      tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(3 * i + m)))), 0));
+    }
+  };
+  std::map<Strategy, Trained> t;
+  for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
+  EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
+  EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
+  EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
+}
+
+TEST(TapeUnits, AnExceptionAnywhereLeavesTheModelUsable) {
+  for (const Strategy strategy : kStrategies)
+    for (const bool in_backward : {false, true}) {
+      const Step step = [&](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+        net.block(1).fails = !in_backward;
+        try {
+          Var x = tape.leaf(rows(rank, 77));
+          if (in_backward)
+            x = nn::function({x}, [&](Stream&) { return x.value(); },
+                             [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                               throw std::runtime_error("a backward that fails");
+                             });
+          Var y = net(x);
+          if (in_backward) y = loss_of(net(x) + y, 0);
+          tape.backward(y);
+          ADD_FAILURE() << "nothing was thrown";
+        } catch (const std::runtime_error& e) {
+          EXPECT_THAT(e.what(), HasSubstr("that fails"));
+        }
+        net.block(1).fails = false;
+        tape.clear();
+        reset_step(net);
+        EXPECT_EQ(tape.size(), 0);
+        plain_step(net, tape, rank, i);
+      };
+      SCOPED_TRACE(fmt::format("{}, in {}", name_of(strategy), in_backward ? "backward" : "forward"));
+      EXPECT_EQ(train(2, {.strategy = strategy}, {}, step).weights,
+                train(2, {.strategy = strategy}, {}, plain_step).weights);
+    }
+}
+
+TEST(TapeUnits, ABatchWhoseBackwardIsNotWantedIsDroppedByClear) {
+  const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+    loss_of(net(tape.input(rows(rank, 99))), 0);  // too large, say
+    tape.clear();
+    plain_step(net, tape, rank, i);
+  };
+  EXPECT_EQ(train(3, {}, {}, step).weights, train(3, {}, {}, plain_step).weights);
+}
+
+TEST(TapeUnits, TwoModelsWithTapesOfTheirOwnPlayAgainstEachOther) {
+  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+    launch(3, [&](RankContext& rank) {
+      struct Judge : nn::Module<Judge> {
+        Parameter w = param("weight", {1, 4}, normal(0.5f));
+        Var forward(const Var& x) { return nn::linear(x, w); }
+      };
+      TapeNet maker;
+      Judge judge;
+      const Routing make_routes = route(maker, {.optimizer = Algorithm::adamw}),
+                    judge_routes = route(judge, {.optimizer = Algorithm::adamw});
+      shard(maker, rank, {.strategy = strategy});
+      fully_shard(judge, DeviceMesh(rank.world, {{"shard", 3}}), {.strategy = strategy});
+      Optimizer makes(maker, make_routes, {}), judges(judge, judge_routes, {});
+      Tape of_maker, of_judge;
+      for (int i = 0; i < 3; ++i) {
+        const Var made = maker(of_maker.input(rows(rank, static_cast<uint64_t>(i))));
+        of_judge.backward(nn::mean(judge(of_judge.input(made.value()))));
+        judges.step(0.01);
+        of_maker.backward(nn::mean(judge(made)));
+        makes.step(0.01);
+        reset_step(judge);  // the maker's backward went through the judge, too
+      }
+      for (auto& [name, values] : whole_weights(maker, rank))
+        for (const float v : values) ASSERT_TRUE(std::isfinite(v));
+    });
+  }
+}
+
+TEST(TapeUnits, AHandWrittenModuleIsOneOperation) {
+  struct Mixed : nn::Module<Mixed> {
+    ToyBlock hand{kWidth, kHidden};
+    TapeBlock tape;
+    Mixed() {
+      child("hand", hand);
+      child("tape", tape);
+    }
+    Var forward(const Var& x) { return tape(nn::call(hand, tape(x))); }
+  };
+  std::map<Strategy, Weights> weights;
+  for (const Strategy strategy : kStrategies)
+    launch(3, [&](RankContext& rank) {
+      Mixed net;
+      const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+      const DeviceMesh mesh(rank.world, {{"shard", 3}});
+      fully_shard(net.hand, mesh, {.strategy = strategy});
+      fully_shard(net.tape, mesh, {.strategy = strategy});
+      fully_shard(net, mesh, {.strategy = strategy});
+      Optimizer optimizer(net, routing, {});
+      Tape tape;
+      for (int i = 0; i < 3; ++i) {
+        tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
+        optimizer.step(0.05);
+      }
+      const Weights w = whole_weights(net, rank);
+      if (rank.world->rank() == 0) weights[strategy] = w;
+    });
+  for (const Strategy strategy : kStrategies) EXPECT_EQ(weights[strategy], weights[Strategy::no_shard]);
+}
+
+TEST(TapeUnits, EvaluationKeepsNothing) {
+  launch(2, [](RankContext& rank) {
+    TapeNet net;
+    shard(net, rank, {});
+    Tape tape;
+    nn::NoGrad scope(tape);
+    const Var y = net(tape.input(rows(rank, 1)));
+    EXPECT_FALSE(y.requires_grad());
+    EXPECT_EQ(tape.size(), 0);
+    for (auto& u : runtime_of(net).units()) EXPECT_FALSE(u->unsharded() && !u->groups().empty() && u->groups()[0]->needs_slot()) << u->name();
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
