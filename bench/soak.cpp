@@ -65,6 +65,7 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
   Optimizer optimizer(model, routing, {});
   Stream& s = rank.device->compute();
   const Tensor sum = Tensor::empty(*rank.device, {1}, DType::f64, "metrics");
+  nn::Tape tape;
   for (int step = 1; step <= soak.steps; ++step) {
     // The same on all ranks: batches of 1 to 6 sequences, of a quarter to the whole length.
     const auto n = static_cast<uint64_t>(step);
@@ -72,11 +73,10 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
     const int64_t seq = soak.seq / 4 + word(2, n) % static_cast<uint32_t>(soak.seq - soak.seq / 4 + 1);
     const uint64_t seed = n * 64 + static_cast<uint64_t>(rank.world->rank());
     const Tensor inputs = tokens(*rank.device, seed, batch, seq);
-    model.set_targets(inputs);
-    model.set_loss_scale(1.0f / static_cast<float>(batch * seq));
+    const nn::CrossEntropy objective = model(tape.input(inputs), inputs, 1.0f / static_cast<float>(batch * seq));
     ops::fill(s, sum, 0);
-    ops::accumulate_sum(s, sum, model(inputs));
-    model.run_backward({});
+    ops::accumulate_sum(s, sum, objective.losses);
+    tape.backward(objective.objective);
     clip_grad_norm(model, 1.0);
     optimizer.step(1e-3);
     const bool first = rank.world->rank() == 0;

@@ -3,24 +3,13 @@
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/gemm.h>
-#include <sherd/kernels/ops/reduce.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/loss.h>
 
 namespace sherd::nn {
 namespace {
 
 using detail::like;
-
-// f32 [1] = factor * the sum of x.
-Tensor scaled_sum(Stream& s, const Tensor& x, float factor) {
-  const Tensor wide = Tensor::empty(x.device(), {1}, DType::f64, detail::kActivations);
-  ops::fill(s, wide, 0);
-  ops::accumulate_sum(s, wide, x);
-  Tensor narrow = detail::like_f32(x, {1});
-  ops::cast(s, narrow, wide);
-  if (factor != 1) ops::scale(s, narrow, factor);
-  return narrow;
-}
 
 Gradient scaled(Stream& s, const Gradient& g, float factor, const Tensor& shape_of) {
   if (g.constant()) return Gradient::constant(*g.constant() * factor);

@@ -77,6 +77,36 @@ Var linear_gelu(const Var& x, const Parameter& w, const Parameter& bias) {
       both(w, bias));
 }
 
+Var gelu_mlp(const Var& x, const Parameter& up, const Parameter& down, const Var& residual) {
+  const Tensor in = x.value();
+  const Tensor before = like(in, {in.size(0), up.shape()[0]}), hidden = like(before);
+  std::vector<Var> inputs{x};
+  if (residual.defined()) inputs.push_back(residual);
+  return function(
+      inputs,
+      [&](Stream& s) {
+        ops::gemm_gelu(s, hidden, before, in, false, up.data(), true);
+        Tensor y = like(in, {in.size(0), down.shape()[0]});
+        if (residual.defined()) {
+          ops::gemm_add(s, y, hidden, false, down.data(), true, residual.value());
+        } else {
+          ops::gemm(s, y, hidden, false, down.data(), true);
+        }
+        return y;
+      },
+      [in, before, hidden, up, down](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), down.shape()[0]}, in.dtype());
+        weight_backward(s, down, dy, hidden);
+        const Tensor dbefore = like(before);
+        ops::gemm_gelu_backward(s, dbefore, dy, false, down.data(), false, before);
+        weight_backward(s, up, dbefore, in);
+        std::vector<Gradient> gradients{call.wants(0) ? Gradient(input_backward(s, up, dbefore)) : Gradient()};
+        if (call.inputs() == 2) gradients.push_back(call.output());
+        return gradients;
+      },
+      {up, down});
+}
+
 Var add_linear(const Var& residual, const Var& x, const Parameter& w) {
   const Tensor in = x.value();
   return function(

@@ -15,4 +15,8 @@ Var linear_gelu(const Var& x, const Parameter& w, const Parameter& bias = {});
 /// residual + linear(x, w), rounded once where the device has one kernel for it.
 Var add_linear(const Var& residual, const Var& x, const Parameter& w);
 
+/// linear(gelu(linear(x, up)), down), plus `residual` if there is one: the hidden layer's gradient and gelu's
+/// derivative come in one kernel where the device has one. up [hidden, in], down [out, hidden].
+Var gelu_mlp(const Var& x, const Parameter& up, const Parameter& down, const Var& residual = {});
+
 }  // namespace sherd::nn

@@ -16,29 +16,6 @@ namespace {
 using detail::like;
 using detail::like_f32;
 
-Tensor objective(Stream& s, const Tensor& losses, float scale) {
-  const Tensor wide = Tensor::empty(losses.device(), {1}, DType::f64, detail::kActivations);
-  ops::fill(s, wide, 0);
-  ops::accumulate_sum(s, wide, losses);
-  Tensor narrow = like_f32(losses, {1});
-  ops::cast(s, narrow, wide);
-  ops::scale(s, narrow, scale);
-  return narrow;
-}
-
-// dlogits times what backward brought to the objective, which is 1 unless the caller computed with it.
-void scale_by(Stream& s, const Tensor& dlogits, const Gradient& g) {
-  if (g.constant()) {
-    if (*g.constant() != 1) ops::scale(s, dlogits, *g.constant());
-    return;
-  }
-  if (dlogits.dtype() == DType::f32) return ops::scale_by(s, dlogits, g.tensor());
-  const Tensor wide = like_f32(dlogits, dlogits.shape());
-  ops::cast(s, wide, dlogits);
-  ops::scale_by(s, wide, g.tensor());
-  ops::cast(s, dlogits, wide);
-}
-
 bool recorded(const Var& x, const Parameter& w) {
   return x.tape() != nullptr && x.tape()->recording() && (x.requires_grad() || w.trainable());
 }
@@ -72,6 +49,28 @@ struct Head {
 
 }  // namespace
 
+Tensor scaled_sum(Stream& s, const Tensor& x, float factor) {
+  const Tensor wide = Tensor::empty(x.device(), {1}, DType::f64, detail::kActivations);
+  ops::fill(s, wide, 0);
+  ops::accumulate_sum(s, wide, x);
+  Tensor narrow = like_f32(x, {1});
+  ops::cast(s, narrow, wide);
+  if (factor != 1) ops::scale(s, narrow, factor);
+  return narrow;
+}
+
+void scale_by(Stream& s, const Tensor& x, const Gradient& gradient) {
+  if (gradient.constant()) {
+    if (*gradient.constant() != 1) ops::scale(s, x, *gradient.constant());
+    return;
+  }
+  if (x.dtype() == DType::f32) return ops::scale_by(s, x, gradient.tensor());
+  const Tensor wide = like_f32(x, x.shape());
+  ops::cast(s, wide, x);
+  ops::scale_by(s, wide, gradient.tensor());
+  ops::cast(s, x, wide);
+}
+
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale) {
   const Tensor in = logits.value();
   const Tensor losses = like_f32(in, {in.size(0)});
@@ -79,7 +78,7 @@ CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale
       {logits},
       [&](Stream& s) {
         ops::cross_entropy_forward(s, losses, in, targets);
-        return objective(s, losses, scale);
+        return scaled_sum(s, losses, scale);
       },
       [in, targets, scale](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Gradient& g = call.output();
@@ -111,7 +110,7 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
             ops::cross_entropy_forward(s, losses.flat(begin, end), logits, wanted);
           }
         });
-        return objective(s, losses, scale);
+        return scaled_sum(s, losses, scale);
       },
       [head, scale, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Gradient& g = call.output();

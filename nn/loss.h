@@ -11,6 +11,11 @@ struct CrossEntropy {
   Tensor losses;
 };
 
+/// For objectives of one's own: f32 [1] = factor * the sum of x (f32), which is added up in double.
+Tensor scaled_sum(Stream& s, const Tensor& x, float factor);
+/// Multiplies x by the gradient of an objective of one element, unless that is 1.
+void scale_by(Stream& s, const Tensor& x, const Gradient& gradient);
+
 /// losses[i] = logsumexp(logits[i]) - logits[i][targets[i]]: logits [rows, vocab], targets i32 of as many elements.
 /// A `scale` of 1 / rows makes the objective the mean. Keeps the logits. A target outside the vocabulary fails the
 /// stream with InvalidArgument.

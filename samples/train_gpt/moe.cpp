@@ -4,7 +4,6 @@
 
 #include <sherd/kernels/ops/ops.h>
 
-#include "parallel_linear.h"
 
 namespace train_gpt {
 
@@ -222,7 +221,8 @@ Tensor MoeMlp::backward(const Tensor& dy) {
   const float balance = shape_.balance * loss_scale_ * static_cast<float>(shape_.experts) / choices;
   ops::route_top_k_backward(s, dlogits, dgates, v.logits, v.indices,
                             shape_.balance == 0 ? Tensor() : v.counts, balance);
-  weight_backward(s, router_, dlogits, v.x);
+  const auto [drouter, beta] = router_.grad_for_overwrite();
+  ops::gemm(s, drouter, dlogits, true, v.x, false, 1, beta);
   ops::gemm(s, dx, dlogits, false, router_.data(), false, 1, 1);
   return dx;
 }

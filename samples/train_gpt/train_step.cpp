@@ -84,17 +84,16 @@ PendingStep Trainer::issue_step() {
   const Tensor loss_sum = Tensor::empty(device, {1}, DType::f64, "metrics");
   ops::fill(s, loss_sum, 0);
   model_.set_training(true);
-  model_.set_loss_scale(1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum));
+  const float scale = 1.0f / static_cast<float>(micro * config_.seq * config_.grad_accum);
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
     for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i));
     const Batch batch = load(windows);
-    model_.set_targets(batch.targets);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
-    const Tensor losses = model_(batch.inputs);
-    ops::accumulate_sum(s, loss_sum, losses);
-    model_.run_backward({});
+    const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale);
+    ops::accumulate_sum(s, loss_sum, loss.losses);
+    tape_.backward(loss.objective);
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip);
   p.reduced = stamp(s);

@@ -239,8 +239,7 @@ double Trainer::evaluate() {
     for (int64_t i = 0; i < micro; ++i)
       windows.push_back(windows_->train_count() + std::min(begin + at + i, held - 1));
     const Batch batch = load(windows);
-    model_.set_targets(batch.targets);
-    const Tensor losses = model_(batch.inputs);
+    const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
     if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));
     s.synchronize();  // bounds the queued host copies
@@ -267,7 +266,6 @@ std::string Trainer::sample(const std::string& prompt, int64_t count) {
   Stream& s = rank_.device->compute();
   std::string text = prompt;
   model_.set_training(false);
-  model_.set_targets({});
   std::vector<float> probabilities(GptShape::kVocab);
   const Tensor drawn = Tensor::empty(*rank_.device, {1}, DType::i32, "activations");
   for (int64_t i = 0; i < count; ++i) {

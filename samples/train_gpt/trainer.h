@@ -118,6 +118,7 @@ class Trainer {
   std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
   Gpt model_;
+  sherd::nn::Tape tape_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;
   std::optional<sherd::Resumed> resumed_;

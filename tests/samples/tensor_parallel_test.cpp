@@ -48,10 +48,10 @@ Passes run(int tp, DType dtype) {
     model.set_training(false);
     const std::vector<float> logits = ops::to_floats(s, model(tokens(r, 5)));
     model.set_training(true);
-    model.set_targets(tokens(r, 6));
-    model.set_loss_scale(0.125f);
-    const std::vector<float> losses = ops::to_floats(s, model(tokens(r, 5)));
-    model.run_backward({});
+    sherd::nn::Tape tape;
+    const sherd::nn::CrossEntropy loss = model(tape.input(tokens(r, 5)), tokens(r, 6), 0.125f);
+    const std::vector<float> losses = ops::to_floats(s, loss.losses);
+    tape.backward(loss.objective);
     sherd::runtime_of(model).wait_gradients();
 
     const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
