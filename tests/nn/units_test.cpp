@@ -1,4 +1,5 @@
 // Wrapped modules on a tape: when units are gathered and reduced, and that it changes no bit.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
 #include <array>
