@@ -1,6 +1,9 @@
 // Wrapping modules.
 #pragma once
 
+#include <iterator>
+#include <type_traits>
+
 #include <sherd/fsdp/runtime.h>
 
 namespace sherd {
@@ -19,6 +22,20 @@ namespace sherd {
 /// ShapeMismatch when ranks wrapped different models or options; OutOfMemory when a buffer does not fit the
 /// limit. When the root's call throws, all wraps below it are undone and may be tried again.
 void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+
+/// The same for each module of a list, each a unit of its own: modules, or pointers to them (a vector of
+/// std::unique_ptr, say). None of them is the root.
+template <class List>
+  requires requires(List& list) { std::begin(list) != std::end(list); }
+void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions& options = {}) {
+  for (auto& module : modules) {
+    if constexpr (std::is_base_of_v<ModuleBase, std::remove_reference_t<decltype(module)>>) {
+      fully_shard(static_cast<ModuleBase&>(module), mesh, options);
+    } else {
+      fully_shard(static_cast<ModuleBase&>(*module), mesh, options);
+    }
+  }
+}
 
 /// Gives up the step that runs, for instance because an exception ended a forward or backward and the batch
 /// is to be skipped: ShardRuntime::reset_step(), and every module forgets what it kept for backwards

@@ -91,7 +91,7 @@ int main(int argc, char** argv) {
     const Routing routing = route(model);  // by names and shapes; rules override it
     if (rank.world->rank() == 0) std::printf("%s\n", routing.format().c_str());
     const DeviceMesh mesh(rank.world, {{"shard", 4}});
-    for (Block& b : model.blocks) fully_shard(b, mesh, {.strategy = strategy});
+    fully_shard(model.blocks, mesh, {.strategy = strategy});  // each a unit
     fully_shard(model, mesh, {.strategy = strategy});  // the root comes last
     Optimizer optimizer(model, routing, {.weight_decay = 0.01});
     Stream& s = rank.device->compute();

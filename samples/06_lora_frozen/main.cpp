@@ -38,7 +38,7 @@ int main() {
     Net net;
     const Routing routing = route(net, {.optimizer = Algorithm::adamw});
     const DeviceMesh mesh(rank.world, {{"shard", 2}});
-    for (auto& layer : net.layers) fully_shard(*layer, mesh);
+    fully_shard(net.layers, mesh);  // each a unit
     fully_shard(net, mesh);
     Optimizer optimizer(net, routing, {});
     int64_t all = 0, trained = 0;

@@ -54,7 +54,7 @@ struct TapeNet : nn::Module<TapeNet> {
 /// Wraps each block and the root.
 inline void shard(TapeNet& net, RankContext& rank, const FullyShardOptions& options) {
   const DeviceMesh mesh(rank.world, {{"shard", rank.world->size()}});
-  for (auto& b : net.blocks) fully_shard(*b, mesh, options);
+  fully_shard(net.blocks, mesh, options);
   fully_shard(net, mesh, options);
 }
 
