@@ -39,7 +39,8 @@ void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions&
 
 /// Gives up the step that runs, for instance because an exception ended a forward or backward and the batch
 /// is to be skipped: ShardRuntime::reset_step(), and every module forgets what it kept for backwards
-/// (Module::drop_activations()). Collective, after the exception has left the model.
+/// (ModuleBase::drop_activations()). Tapes that hold the step's operations are cleared by their owner
+/// (nn::Tape::clear()). Collective, after the exception has left the model.
 void reset_step(ModuleBase& root);
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).

@@ -71,6 +71,10 @@ class PrefetchOrder {
   /// mode, takes the step along (broken()); an inner forward may be caught and replaced by the module around
   /// it.
   void cancel(int unit);
+  /// An exception has ended the step while no use was open: a backward that came to this unit, say.
+  void break_step(int unit) {
+    if (!broken_) broken_ = Cancelled{unit, true};
+  }
   /// One backward of the unit is due although no forward of this step has used it.
   void owe_backward(int unit) { at(unit).due = 1; }
 

@@ -309,6 +309,12 @@ void ShardRuntime::complete_backward() {
   if (options_.allow_unused)
     require_equal(context_->log.digest(),
                   "the ranks used different units in this step; what is unused must be so on every rank");
+  for (auto& u : units_)
+    if (!u->root() && u->suspended())
+      throw InvalidArgument(
+          fmt::format("{}: the root's backward ends before one of unit '{}', which was called outside of the root's "
+                      "forward; call it inside",
+                      device_.label(), u->name()));
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
     if (u->root() || u->finished()) continue;

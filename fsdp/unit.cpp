@@ -197,21 +197,24 @@ void Unit::end_backward(bool reduce) {
 
 void Unit::reduce_gradients() {
   UnitContext& context = this->context();
-  if (root_) context.complete_backward();
+  if (root_ && context.order.due(number_) <= 1) context.complete_backward();
   finish_gradients(context.last_microbatch && context.order.due(number_) <= 1);
   // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
   // reductions at once, and not unit by unit.
   if (root_ && finished_) context.device.compute().wait(context.reduced);
 }
 
-void Unit::give_up_backward() {
+void Unit::give_up_backward(bool reduce) {
   UnitContext& context = this->context();
-  const bool last = context.order.due(number_) == 1;
-  if (last && gradients_open_ && context.order.open(number_) == 0) {
+  if (reduce && gradients_open_ && context.order.open(number_) == 0) {
     reduce_gradients();
     reshard();
   }
   context.order.give_up_backward(number_);
+}
+
+void Unit::break_step() noexcept {
+  if (context_ != nullptr) context_->order.break_step(number_);
 }
 
 void Unit::cancel_backward() noexcept {

@@ -84,11 +84,18 @@ class Unit {
   /// last microbatch, makes the compute stream wait for all reductions.
   void post_backward() { end_backward(true); }
   /// The same when a further backward of this unit comes in the same pass: its gradients stay open, in a buffer
-  /// that no other unit gets meanwhile, and the last backward reduces all of it at once.
+  /// that no other unit gets meanwhile (who needs one gets a buffer more, which the model then keeps), and the
+  /// last backward reduces all of it at once. The weights stay whole as long as nobody needs their memory.
   void suspend_backward() { end_backward(false); }
   /// The backward of a recorded forward will not come, for nobody asked for a gradient of what it returned.
-  /// Reduces what the unit's other backwards have left open, if this was the last that they waited for.
-  void give_up_backward();
+  /// @param reduce: no further backward of the unit comes in this pass, so that what suspended ones have left
+  /// open is reduced now.
+  void give_up_backward(bool reduce);
+  /// An exception has ended a pass through this unit while none of its uses was open: the step does not go on
+  /// without ShardRuntime::reset_step().
+  void break_step() noexcept;
+  /// Gradients of suspended backwards are open.
+  bool suspended() const { return gradients_open_; }
   /// Ends the innermost use without a result: buffers are given back behind the work queued so far. What the
   /// step has gathered or reduced until then is left to ShardRuntime::reset_step(), without which the step
   /// does not go on; after a forward in evaluation mode there is nothing to reset.

@@ -3,14 +3,15 @@
 namespace sherd::nn {
 namespace detail {
 
-ModuleCall::ModuleCall(const std::shared_ptr<Unit>& unit, Tape* tape)
-    : unit_(unit.get()), tape_(tape != nullptr && tape->recording() ? tape : nullptr) {
+ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit().get()) {
+  if (tape != nullptr && module.is_root() && !module.training()) evaluates_.emplace(*tape);
+  tape_ = tape != nullptr && tape->recording() ? tape : nullptr;
   if (unit_ == nullptr) return;
   if (tape_ == nullptr) {
     unit_->pre_forward(false);
   } else {
     unit_->pre_recorded_forward();
-    tape_->begin_call(unit);
+    tape_->begin_call(module.unit());
   }
 }
 
@@ -23,15 +24,36 @@ void ModuleCall::end() {
 
 ModuleCall::~ModuleCall() {
   if (unit_ == nullptr) return;
-  unit_->cancel_forward();
   if (tape_ != nullptr) tape_->cancel_call();
+  unit_->cancel_forward();  // what was due before the call is so again
 }
 
 }  // namespace detail
 
+namespace {
+
+// A module keeps nothing for a backward that does not come.
+class Evaluation {
+ public:
+  Evaluation(ModuleBase& module, bool on) : module_(on ? &module : nullptr) {
+    if (module_ != nullptr) module_->set_training(false);
+  }
+  ~Evaluation() {
+    if (module_ != nullptr) module_->set_training(true);
+  }
+  Evaluation(const Evaluation&) = delete;
+  Evaluation& operator=(const Evaluation&) = delete;
+
+ private:
+  ModuleBase* module_;
+};
+
+}  // namespace
+
 Var call(sherd::Module& module, const Var& x) {
   Tape* const tape = x.tape();
   const bool recorded = tape != nullptr && tape->recording() && module.training();
+  const Evaluation evaluation(module, !recorded && module.training());
   Tensor y = module(x.value());
   if (!recorded) return tape != nullptr ? tape->input(std::move(y)) : Var(std::move(y));
   return tape->record({x}, {y}, true, [&module, y](const BackwardCall& call) -> std::vector<Gradient> {

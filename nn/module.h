@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -35,13 +36,14 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 /// is one that records. Destroyed without end(), an exception has ended the forward.
 class ModuleCall {
  public:
-  ModuleCall(const std::shared_ptr<Unit>& unit, Tape* tape);
+  ModuleCall(const ModuleBase& module, Tape* tape);
   ~ModuleCall();
   ModuleCall(const ModuleCall&) = delete;
   ModuleCall& operator=(const ModuleCall&) = delete;
   void end();
 
  private:
+  std::optional<NoGrad> evaluates_;
   Unit* unit_;
   Tape* tape_;
 };
@@ -53,15 +55,17 @@ class ModuleCall {
 /// anything, values (Var) among them. Others *call* the module, which unshards its unit around the forward when it
 /// was wrapped by fully_shard(), and notes for backward when to do so again.
 ///
-/// The tape is that of the first argument that is a value on one (or a vector of values). Without any, or inside
-/// NoGrad, or in evaluation mode (set_training(false)) nothing is kept for a backward.
+/// The tape is that of the first argument that is a value on one, or a vector of values; values inside of other
+/// types are not seen. Without any such argument, or inside NoGrad, or in evaluation mode of the root
+/// (set_training(false)) nothing is kept for a backward. Wrapped modules below the root are called inside the
+/// root's forward.
 template <class Self>
 class Module : public ModuleBase {
  public:
   template <class... Args>
   auto operator()(Args&&... args) {
     Tape* const tape = detail::tape_in(args...);
-    detail::ModuleCall call(unit(), tape);
+    detail::ModuleCall call(*this, tape);
     if constexpr (std::is_void_v<decltype(static_cast<Self&>(*this).forward(std::forward<Args>(args)...))>) {
       static_cast<Self&>(*this).forward(std::forward<Args>(args)...);
       call.end();

@@ -60,9 +60,8 @@ void Tape::end_call() {
   const Node end{Node::Kind::end_call, {}, begin.first_output, static_cast<int64_t>(values_.size()), {}, begin.unit};
   open_calls_.pop_back();
   if (end.first_output == end.end_output) {  // nothing inside has a gradient
-    const std::shared_ptr<Unit> unit = end.unit;
     nodes_.pop_back();
-    unit->give_up_backward();
+    end.unit->give_up_backward(false);
     return;
   }
   nodes_.push_back(end);
@@ -72,27 +71,27 @@ void Tape::cancel_call() noexcept {
   const size_t begin = open_calls_.back();
   open_calls_.pop_back();
   // Values keep their numbers: whoever still holds one of these finds no operation behind it.
-  for (size_t i = begin + 1; i < nodes_.size(); ++i)
-    if (nodes_[i].kind == Node::Kind::end_call) try {
-        nodes_[i].unit->give_up_backward();
-      } catch (...) {  // its step has ended; reset_step() forgets what is due
-      }
+  give_up_from(begin + 1);
   nodes_.resize(begin);
+}
+
+void Tape::give_up_from(size_t begin) noexcept {
+  for (size_t i = begin; i < nodes_.size(); ++i)
+    if (nodes_[i].kind == Node::Kind::end_call && nodes_[i].unit) try {
+        nodes_[i].unit->give_up_backward(false);
+      } catch (...) {  // the model is gone
+      }
 }
 
 void Tape::forget() {
   nodes_.clear();
   values_.clear();
-  open_calls_.clear();
   ++run_;
 }
 
 void Tape::clear() noexcept {
-  for (Node& n : nodes_)
-    if (n.kind == Node::Kind::end_call) try {
-        n.unit->give_up_backward();
-      } catch (...) {  // the model is gone, or a stream has failed, which it tells whoever uses it next
-      }
+  if (running_ || !open_calls_.empty()) return;
+  give_up_from(0);
   leaves_.clear();
   forget();
 }
@@ -100,18 +99,20 @@ void Tape::clear() noexcept {
 // One walk from the last operation to the first.
 class Tape::Pass {
  public:
-  explicit Pass(Tape& tape) : tape_(tape) {
+  explicit Pass(Tape& tape) : tape_(tape), no_grad_(tape) {
     for (const Node& n : tape.nodes_)
-      if (n.kind == Node::Kind::end_call) ++outstanding_[n.unit.get()];
+      if (n.kind == Node::Kind::end_call) ++outstanding_[n.unit];
+    tape_.running_ = true;
   }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
-  /// After an exception: the units in use are given back, innermost first.
+  /// After an exception: the units in use are given back, innermost first, and no step of their models goes on.
   ~Pass() {
-    while (!open_.empty()) {
-      if (open_.back() != nullptr) open_.back()->cancel_backward();
-      open_.pop_back();
-    }
+    tape_.running_ = false;
+    if (ended_) return;
+    for (; !open_.empty(); open_.pop_back())
+      if (open_.back().reached) open_.back().unit->cancel_backward();
+    for (auto& [unit, calls] : outstanding_) unit->break_step();
   }
 
   void run() {
@@ -124,9 +125,14 @@ class Tape::Pass {
         case Node::Kind::begin_call: leave(); break;
       }
     }
+    ended_ = true;
   }
 
  private:
+  struct OpenCall {
+    std::shared_ptr<Unit> unit;
+    bool reached;  // the objective depends on it
+  };
   Value& value(int64_t id) { return tape_.values_[static_cast<size_t>(id)]; }
 
   void operation(Node& node) {
@@ -148,45 +154,46 @@ class Tape::Pass {
       const Var& x = node.inputs[i];
       if (!x.requires_grad()) continue;
       Value& v = value(x.id_);
+      check(inputs[i], v, "a function's backward returned");
       v.gradient.add(std::exchange(inputs[i], {}), *v.device, v.shape, v.dtype);
     }
   }
 
   // Backward comes to a call from behind.
   void enter(const Node& end) {
-    Unit& unit = *end.unit;
     const bool reached = std::any_of(tape_.values_.begin() + end.first_output, tape_.values_.begin() + end.end_output,
                                      [](const Value& v) { return v.gradient.defined(); });
-    if (!reached) {
-      --outstanding_[&unit];
-      unit.give_up_backward();
-      open_.push_back(nullptr);
-      return;
-    }
-    unit.pre_backward();
-    open_.push_back(end.unit);
+    if (reached) end.unit->pre_backward();
+    open_.push_back({end.unit, reached});
   }
 
+  // The units inside have been left before.
   void leave() {
-    const std::shared_ptr<Unit> unit = std::move(open_.back());
-    open_.pop_back();
-    if (unit == nullptr) return;
-    try {
-      if (--outstanding_[unit.get()] > 0) {
-        unit->suspend_backward();
-      } else {
-        unit->post_backward();
-      }
-    } catch (...) {
-      unit->cancel_backward();
-      throw;
+    const OpenCall call = open_.back();
+    const bool more = --outstanding_[call.unit] > 0;
+    if (!call.reached) {
+      call.unit->give_up_backward(!more);
+    } else if (more) {
+      call.unit->suspend_backward();
+    } else {
+      call.unit->post_backward();
     }
+    open_.pop_back();
   }
 
   Tape& tape_;
-  std::map<Unit*, int> outstanding_;
-  std::vector<std::shared_ptr<Unit>> open_;  // null: nobody wanted the gradient of that call
+  NoGrad no_grad_;  // what a function's backward computes is no part of the tape
+  std::map<std::shared_ptr<Unit>, int> outstanding_;
+  std::vector<OpenCall> open_;
+  bool ended_ = false;
 };
+
+void Tape::check(const Gradient& gradient, const Value& value, const char* what) {
+  const Tensor& t = gradient.tensor();
+  if (!t.defined() || (t.shape() == value.shape && t.dtype() == value.dtype)) return;
+  throw ShapeMismatch(fmt::format("{} a gradient {} {} for a value {} {}", what, name_of(t.dtype()),
+                                  to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
+}
 
 void Tape::backward(const Var& objective, Gradient seed) {
   if (objective.tape_ != this)
@@ -200,8 +207,10 @@ void Tape::backward(const Var& objective, Gradient seed) {
     throw InvalidArgument(
         "a second backward() over operations that the first has freed; run the forward again, or add the objectives "
         "up and run one backward");
-  if (!open_calls_.empty())
-    throw InvalidArgument("backward() inside a module's forward on the same tape; let the forward return first");
+  if (running_ || !open_calls_.empty())
+    throw InvalidArgument(
+        "backward() inside a module's forward or a function's backward on the same tape; let that return first");
+  check(seed, values_[static_cast<size_t>(objective.id_)], "backward() begins with");
   values_[static_cast<size_t>(objective.id_)].gradient = std::move(seed);
   leaves_.clear();
   try {

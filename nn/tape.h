@@ -53,9 +53,9 @@ using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
 /// gradients are reduced behind the last of its calls that this backward comes to; while others are outstanding
 /// they stay open, which holds one gradient buffer of the unit (f32, all of its parameters) until then.
 ///
-/// An exception that leaves a forward or a backward leaves the tape empty when it came from backward, and as it
-/// was before the call that failed when it came from a module's forward. Either way the model's step has ended:
-/// clear() and reset_step(model) make both usable again.
+/// An exception that leaves backward() leaves the tape empty; one that leaves a wrapped module's forward takes the
+/// operations of that call along. The step of every model on the tape has ended then: clear() and reset_step(model)
+/// make both usable again. A step that is given up for other reasons needs both as well.
 class Tape {
  public:
   Tape() = default;
@@ -69,16 +69,19 @@ class Tape {
   Var input(Tensor value);
   /// A value whose gradient is wanted: see gradient().
   Var leaf(Tensor value);
-  /// The gradient that the latest backward brought to a leaf; undefined when none came. Valid until the next
-  /// backward() or clear().
+  /// The gradient that the latest backward brought to a leaf; undefined when none came. Known until the next
+  /// backward() or clear(). It is read, not written: other leaves may have the same memory.
   Tensor gradient(const Var& leaf) const;
 
   /// The gradients of `objective`, begun with `seed` for each of its elements, are added to all parameters that it
   /// was computed from. Queues the work and returns.
   /// @throws InvalidArgument when the objective is on another tape or none, was computed before the latest
-  /// backward() or clear(), or depends on nothing that has a gradient.
+  /// backward() or clear(), or depends on nothing that has a gradient; ShapeMismatch for a seed, or a gradient that
+  /// a function returns, of another shape or dtype than its value.
   void backward(const Var& objective, Gradient seed = Gradient::constant(1));
-  /// Forgets everything, and tells the units that no backward comes.
+  /// Forgets everything, and tells the units that no backward comes; nothing is reduced. (A module with a
+  /// hand-written backward, see call(), needs reset_step() as well.) Without effect inside a module's forward or a
+  /// function's backward on this tape.
   void clear() noexcept;
   /// Operations that wait for backward.
   int64_t size() const { return static_cast<int64_t>(nodes_.size()); }
@@ -117,6 +120,10 @@ class Tape {
   };
   class Pass;
   Var add_value(Tensor value, bool leaf);
+  /// @throws ShapeMismatch, beginning with `what`, for a gradient that is not like the value.
+  static void check(const Gradient& gradient, const Value& value, const char* what);
+  /// No backward of the calls that end behind this node comes.
+  void give_up_from(size_t begin) noexcept;
   void forget();
 
   std::vector<Node> nodes_;
@@ -125,6 +132,7 @@ class Tape {
   std::vector<std::pair<int64_t, Tensor>> leaves_;  // after a backward
   int64_t run_ = 1;
   int paused_ = 0;
+  bool running_ = false;  // a backward
 };
 
 /// While it lives, nothing is recorded on the tape, and modules run without keeping anything for backward.

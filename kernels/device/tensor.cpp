@@ -8,6 +8,7 @@ struct Tensor::Storage {
   Device* device;
   Allocator* allocator;
   void* data;
+  bool foreign = false;  // memory of a source that may have other users
   ~Storage() {
     if (allocator) allocator->release(data);
   }
@@ -25,9 +26,11 @@ Tensor Tensor::host(Device& device, Shape shape, DType dtype, MemoryClass kind, 
 
 Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
                     MemoryClass kind, std::string_view name) {
-  return make(device, device.allocator(), std::move(shape), dtype, name, [&](int64_t bytes) {
+  Tensor t = make(device, device.allocator(), std::move(shape), dtype, name, [&](int64_t bytes) {
     return device.allocator().allocate_from(std::move(source), bytes, kind, name);
   });
+  t.storage_->foreign = true;
+  return t;
 }
 
 template <class Allocate>
@@ -97,6 +100,10 @@ Tensor Tensor::unowned_view() const {
   Tensor t = *this;
   t.storage_ = std::shared_ptr<Storage>(new Storage{storage_->device, nullptr, nullptr});
   return t;
+}
+
+bool Tensor::sole_owner() const {
+  return storage_.use_count() == 1 && storage_->allocator != nullptr && !storage_->foreign;
 }
 
 void Tensor::check_dtype(DType wanted) const {

@@ -39,8 +39,9 @@ class Tensor {
                      MemoryClass kind, std::string_view name);
 
   bool defined() const { return storage_ != nullptr; }
-  /// Whether no other tensor, views of it among them, shares the memory: then nobody can miss what was there.
-  bool sole_owner() const { return storage_.use_count() == 1; }
+  /// Whether this tensor alone owns the memory, so that nobody can miss what was there: no other tensor or view
+  /// shares it, and it is neither an unowned_view() nor from() a source outside.
+  bool sole_owner() const;
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }
   int64_t size(int64_t d) const { return shape_.at(static_cast<size_t>(d)); }

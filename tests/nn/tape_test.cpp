@@ -104,6 +104,42 @@ TEST_F(TapeTest, AFunctionThatReturnsTheWrongNumberOfGradientsIsNamed) {
   EXPECT_EQ(tape.size(), 0);
 }
 
+TEST_F(TapeTest, GradientsOfAnotherShapeAreRefused) {
+  const Var x = tape.leaf(tensor({1, 2}));
+  const Var y = nn::function({x}, [&](Stream&) { return tensor({1}); },
+                             [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                               return {tensor({1, 2, 3})};
+                             });
+  EXPECT_THROW(tape.backward(y), ShapeMismatch);
+  EXPECT_THROW(tape.backward(nn::sum(tape.leaf(tensor({1}))), tensor({1, 2})), ShapeMismatch);
+}
+
+TEST_F(TapeTest, WhatAFunctionsBackwardComputesIsNotRecordedAndMayNotGoBackwardItself) {
+  const Var x = tape.leaf(tensor({1, 2}));
+  const Var y = nn::function({x}, [&](Stream&) { return tensor({3, 4}); },
+                             [&, x](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                               const Var again = nn::gelu(x) + x;
+                               EXPECT_FALSE(again.requires_grad());
+                               tape.clear();  // without effect
+                               EXPECT_THAT(message_of([&] { tape.backward(x); }), HasSubstr("inside"));
+                               return {nn::Gradient::constant(2)};
+                             });
+  tape.backward(nn::sum(y));
+  EXPECT_THAT(read(tape.gradient(x)), ElementsAre(2, 2));
+}
+
+TEST_F(TapeTest, MemoryThatAFunctionDoesNotOwnIsNotWritten) {
+  const Tensor mine = tensor({7, 7});
+  const Var x = tape.leaf(tensor({1, 2}));
+  const Var y = nn::function({x}, [&](Stream&) { return tensor({1, 1}); },
+                             [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                               return {mine.unowned_view()};
+                             });
+  tape.backward(nn::sum(y + 2 * x));
+  EXPECT_THAT(read(tape.gradient(x)), ElementsAre(9, 9));
+  EXPECT_THAT(read(mine), ElementsAre(7, 7));
+}
+
 TEST_F(TapeTest, MemoryGoesAsBackwardPasses) {
   const Var x = tape.leaf(Tensor::empty(*device, {1 << 18}, DType::f32, "test"));
   ops::fill(device->compute(), x.value(), 1);

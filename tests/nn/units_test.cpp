@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <array>
-#include <numeric>
+#include <cmath>
+#include <optional>
+#include <stdexcept>
 
 #include "nets.h"
 
@@ -276,6 +278,73 @@ TEST(TapeUnits, ABatchWhoseBackwardIsNotWantedIsDroppedByClear) {
   EXPECT_EQ(train(3, {}, {}, step).weights, train(3, {}, {}, plain_step).weights);
 }
 
+TEST(TapeUnits, AnExceptionBetweenTheCallsOfAUnitEndsTheStep) {
+  launch(2, [](RankContext& rank) {
+    TapeNet net;
+    net.use = [](TapeNet& n, const Var& x) { return n.block(2)(n.block(1)(n.block(0)(x))); };
+    const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+    shard(net, rank, {});
+    Optimizer optimizer(net, routing, {});
+    Tape tape;
+    const Var first = net(tape.input(rows(rank, 1)));
+    const Var between = nn::function({first}, [&](Stream&) { return rows(rank, 2); },
+                                     [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                                       throw std::runtime_error("between");
+                                     });
+    EXPECT_THROW(tape.backward(loss_of(net(between), 0)), std::runtime_error);
+    EXPECT_FALSE(rank.world->counts().contains("reduce_scatter")) << "nothing is reduced";
+    EXPECT_THROW(optimizer.step(0.1), InvalidArgument);
+    reset_step(net);
+    plain_step(net, tape, rank, 0);
+    EXPECT_NO_THROW(optimizer.step(0.1));
+  });
+}
+
+TEST(TapeUnits, TwoTapesOnOneModelGoBackwardOneAfterTheOther) {
+  const Step step = [](TapeNet& net, Tape& a, RankContext& rank, int i) {
+    Tape b;
+    const Var x = loss_of(net(a.input(rows(rank, 2 * static_cast<uint64_t>(i)))), 0);
+    const Var y = loss_of(net(b.input(rows(rank, 2 * static_cast<uint64_t>(i) + 1))), 0);
+    a.backward(x);
+    b.backward(y);
+  };
+  std::map<Strategy, Trained> t;
+  for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
+  EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
+  EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
+  EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
+}
+
+TEST(TapeUnits, AUnitCalledOutsideOfTheRootIsNamed) {
+  launch(2, [](RankContext& rank) {
+    TapeNet net;
+    const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+    shard(net, rank, {});
+    Optimizer optimizer(net, routing, {});
+    Tape tape;
+    const Var outside = net.block(0)(tape.input(rows(rank, 1)));
+    try {
+      tape.backward(loss_of(net(outside), 0));
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), HasSubstr("unit 'blocks.0', which was called outside of the root's forward"));
+    }
+    EXPECT_THROW(optimizer.step(0.1), InvalidArgument);
+    reset_step(net);
+    plain_step(net, tape, rank, 0);
+    EXPECT_NO_THROW(optimizer.step(0.1));
+  });
+}
+
+TEST(TapeUnits, ATapeThatWasNotClearedAfterAResetDoesNotKeepTheNextStepFromEnding) {
+  const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+    net(tape.input(rows(rank, 99)));
+    reset_step(net);
+    plain_step(net, tape, rank, i);
+  };
+  EXPECT_EQ(train(3, {}, {}, step).weights, train(3, {}, {}, plain_step).weights);
+}
+
 TEST(TapeUnits, TwoModelsWithTapesOfTheirOwnPlayAgainstEachOther) {
   for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
     launch(3, [&](RankContext& rank) {
@@ -341,11 +410,15 @@ TEST(TapeUnits, EvaluationKeepsNothing) {
     TapeNet net;
     shard(net, rank, {});
     Tape tape;
-    nn::NoGrad scope(tape);
-    const Var y = net(tape.input(rows(rank, 1)));
-    EXPECT_FALSE(y.requires_grad());
-    EXPECT_EQ(tape.size(), 0);
-    for (auto& u : runtime_of(net).units()) EXPECT_FALSE(u->unsharded() && !u->groups().empty() && u->groups()[0]->needs_slot()) << u->name();
+    for (const bool by_scope : {true, false}) {
+      std::optional<nn::NoGrad> scope;
+      if (by_scope) scope.emplace(tape);
+      net.set_training(by_scope);
+      const Var y = net(tape.input(rows(rank, 1)));
+      EXPECT_FALSE(y.requires_grad());
+      EXPECT_EQ(tape.size(), 0);
+      for (auto& u : runtime_of(net).units()) EXPECT_FALSE(u->unsharded() && u->groups()[0]->needs_slot()) << u->name();
+    }
   });
 }
 
