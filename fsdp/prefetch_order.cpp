@@ -27,8 +27,9 @@ PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
   return use;
 }
 
-std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, bool recorded) {
-  const bool recomputes = open_backwards_ > 0;
+std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, ForwardKind kind) {
+  const bool recomputes = open_backwards_ > 0 || kind == ForwardKind::recomputed;
+  const bool recorded = kind == ForwardKind::recorded;
   const int due_before = due(unit);
   if (training && unit == root_ && !recomputes && !recorded)
     for (Unit& u : units_) u.due = 0;
@@ -38,7 +39,7 @@ std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, bool reco
   // is due.
   int& due = at(unit).due;
   const bool one = (unit == root_ && !recorded) || recomputes;
-  if (training) due = one ? std::max(due, 1) : due + 1;
+  if (training && kind != ForwardKind::recomputed) due = one ? std::max(due, 1) : due + 1;
   open_use(unit,
            {.backward = false, .training = training, .recomputes = recomputes, .due_before = due_before});
   return ahead;

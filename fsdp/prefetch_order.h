@@ -7,6 +7,13 @@
 
 namespace sherd {
 
+/// What kind of backward a forward in training mode has.
+enum class ForwardKind {
+  single,      // of the root, only that of the latest forward may come
+  recorded,    // by a tape: every forward has its own, the root's, too, until give_up_backward()
+  recomputed,  // one that is due already, for which this forward runs again
+};
+
 /// A state machine without devices or ranks. It is told when each unit's forward and backward begin and end,
 /// keeps what is open and what is still due, and answers which units to gather while the one that begins
 /// computes.
@@ -53,10 +60,9 @@ class PrefetchOrder {
   int root() const { return root_; }
 
   /// A forward begins; in training mode its backward becomes due. That of the root in training mode also
-  /// gives up the backwards of an earlier forward: only those of the latest may come. Not so when the forward
-  /// is `recorded` by a tape: then every forward has its backward, the root's, too, until give_up_backward().
+  /// gives up the backwards of an earlier forward, if it is `single`.
   /// @return the units to gather now, in this order; they may be whole already.
-  std::vector<int> begin_forward(int unit, bool training, bool recorded = false);
+  std::vector<int> begin_forward(int unit, bool training, ForwardKind kind = ForwardKind::single);
   void end_forward(int unit);
   /// A backward begins. @return as above.
   std::vector<int> begin_backward(int unit);

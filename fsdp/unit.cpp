@@ -107,12 +107,12 @@ void Unit::require_others_ended(const char* verb) const {
                   verb, fmt::join(names, "', '")));
 }
 
-void Unit::begin_forward(bool training, bool recorded) {
+void Unit::begin_forward(bool training, ForwardKind kind) {
   UnitContext& context = this->context();
   if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
   // Its own gather comes before those of the units after it.
   unshard();
-  gather_ahead(context.order.begin_forward(number_, training, recorded));
+  gather_ahead(context.order.begin_forward(number_, training, kind));
   context.log.add(context.order.innermost(number_)->recomputes ? "recompute" : "forward", name_);
 }
 

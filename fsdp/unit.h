@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <sherd/fsdp/group.h>
+#include <sherd/fsdp/prefetch_order.h>
 #include <sherd/fsdp/slots.h>
 
 namespace sherd {
@@ -74,10 +75,12 @@ class Unit {
   /// The pre_ verbs @throw InvalidArgument when an exception has ended the step (ShardRuntime::reset_step());
   /// the post_ verbs when no use of their kind is the innermost, and the root's when another unit's use has
   /// not ended: that unit's gradients would be left out.
-  void pre_forward(bool training) { begin_forward(training, false); }
+  void pre_forward(bool training) { begin_forward(training, ForwardKind::single); }
   /// A forward in training mode that a tape records. Any number may come before their backwards, the root's,
   /// too: it gives up none of an earlier one. Each is followed by one backward or by give_up_backward().
-  void pre_recorded_forward() { begin_forward(true, true); }
+  void pre_recorded_forward() { begin_forward(true, ForwardKind::recorded); }
+  /// The same forward again, right before its backward, which is due already.
+  void pre_recomputed_forward() { begin_forward(true, ForwardKind::recomputed); }
   void post_forward();
   void pre_backward();
   /// Reduces what backward added to the gradients while later work goes on, and reshards. The root's, in the
@@ -118,7 +121,7 @@ class Unit {
 
  private:
   UnitContext& context() const;
-  void begin_forward(bool training, bool recorded);
+  void begin_forward(bool training, ForwardKind kind);
   void end_backward(bool reduce);
   /// Of the last backward of a pass.
   void reduce_gradients();

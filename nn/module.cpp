@@ -5,12 +5,12 @@ namespace detail {
 
 ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit().get()) {
   if (tape != nullptr && module.is_root() && !module.training()) evaluates_.emplace(*tape);
-  tape_ = tape != nullptr && tape->recording() ? tape : nullptr;
+  tape_ = tape != nullptr && tape->training() ? tape : nullptr;
   if (unit_ == nullptr) return;
   if (tape_ == nullptr) {
     unit_->pre_forward(false);
   } else {
-    unit_->pre_recorded_forward();
+    tape_->recomputing() ? unit_->pre_recomputed_forward() : unit_->pre_recorded_forward();
     tape_->begin_call(module.unit());
   }
 }
@@ -52,10 +52,12 @@ class Evaluation {
 
 Var call(sherd::Module& module, const Var& x) {
   Tape* const tape = x.tape();
-  const bool recorded = tape != nullptr && tape->recording() && module.training();
-  const Evaluation evaluation(module, !recorded && module.training());
+  const bool trains = tape != nullptr && tape->training() && module.training();
+  // In the first run of a scope that is recomputed it is noted that the result has a gradient, and no more.
+  const bool kept = trains && tape->recording();
+  const Evaluation evaluation(module, !kept && module.training());
   Tensor y = module(x.value());
-  if (!recorded) return tape != nullptr ? tape->input(std::move(y)) : Var(std::move(y));
+  if (!trains) return tape != nullptr ? tape->input(std::move(y)) : Var(std::move(y));
   return tape->record({x}, {y}, true, [&module, y](const BackwardCall& call) -> std::vector<Gradient> {
     return {module.run_backward(call.output().tensor(y))};
   })[0];

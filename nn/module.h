@@ -8,29 +8,11 @@
 #include <vector>
 
 #include <sherd/fsdp/module.h>
-#include <sherd/nn/tape.h>
+#include <sherd/nn/recompute.h>
 
 namespace sherd::nn {
 
 namespace detail {
-
-// The tape of the first argument that has one: of values, and of vectors of them.
-inline Tape* tape_of(const Var& x) { return x.tape(); }
-inline Tape* tape_of(const std::vector<Var>& all) {
-  for (const Var& x : all)
-    if (x.tape() != nullptr) return x.tape();
-  return nullptr;
-}
-template <class T>
-Tape* tape_of(const T&) {
-  return nullptr;
-}
-inline Tape* tape_in() { return nullptr; }
-template <class First, class... Rest>
-Tape* tape_in(const First& first, const Rest&... rest) {
-  if (Tape* tape = tape_of(first)) return tape;
-  return tape_in(rest...);
-}
 
 /// One call of a module that may be wrapped: its unit is in use from the constructor to end(), on the tape if there
 /// is one that records. Destroyed without end(), an exception has ended the forward.
@@ -66,15 +48,36 @@ class Module : public ModuleBase {
   auto operator()(Args&&... args) {
     Tape* const tape = detail::tape_in(args...);
     detail::ModuleCall call(*this, tape);
-    if constexpr (std::is_void_v<decltype(static_cast<Self&>(*this).forward(std::forward<Args>(args)...))>) {
-      static_cast<Self&>(*this).forward(std::forward<Args>(args)...);
+    const auto forward = [this](auto&&... xs) {
+      return static_cast<Self&>(*this).forward(std::forward<decltype(xs)>(xs)...);
+    };
+    if constexpr (std::is_void_v<decltype(forward(std::forward<Args>(args)...))>) {
+      forward(std::forward<Args>(args)...);
       call.end();
     } else {
-      auto result = static_cast<Self&>(*this).forward(std::forward<Args>(args)...);
+      if constexpr (std::is_invocable_v<decltype(forward)&, std::decay_t<Args>&...> &&
+                    (std::is_copy_constructible_v<std::decay_t<Args>> && ...)) {
+        if (recomputes_) {
+          auto result = nn::recompute(forward, args...);
+          call.end();
+          return result;
+        }
+      } else if (recomputes_) {
+        throw InvalidArgument("set_recompute() of a module whose forward takes arguments that cannot be copied");
+      }
+      auto result = forward(std::forward<Args>(args)...);
       call.end();
       return result;
     }
   }
+
+  /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
+  /// Arguments are copied.
+  void set_recompute(bool on) { recomputes_ = on; }
+  bool recomputes() const { return recomputes_; }
+
+ private:
+  bool recomputes_ = false;
 };
 
 /// A module with a hand-written backward as one operation on x's tape. Its calls and their backwards must come in

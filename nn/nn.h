@@ -11,3 +11,4 @@
 #include <sherd/nn/loss.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/recompute.h>

@@ -85,8 +85,10 @@ class Tape {
   void clear() noexcept;
   /// Operations that wait for backward.
   int64_t size() const { return static_cast<int64_t>(nodes_.size()); }
-  /// False inside NoGrad.
-  bool recording() const { return paused_ == 0; }
+  /// Whether functions are noted: not inside NoGrad, nor in the first run of recompute().
+  bool recording() const { return paused_ == 0 && scope_ == nullptr; }
+  /// False inside NoGrad alone: whether what runs now is part of training.
+  bool training() const { return paused_ == 0; }
 
   /// For functions: notes that `outputs` came of `inputs`, all of which are on this tape or on none, and perhaps of
   /// parameters, and returns them as values. They need a gradient when an input does or `trains_parameters`; else
@@ -100,6 +102,13 @@ class Tape {
   void end_call();
   /// Instead of end_call() when an exception has ended the forward: its operations are forgotten.
   void cancel_call() noexcept;
+  /// Whether what runs now is computed again inside of backward.
+  bool recomputing() const { return recomputing_; }
+
+  /// See nn::recompute(): runs `forward` without keeping what functions inside leave for backward. When backward
+  /// comes to one of the values that were made inside, `again` is run, recorded, and has to do the same.
+  /// Just runs `forward` when this tape does not record.
+  void recompute(const std::function<void()>& forward, std::function<void()> again);
 
  private:
   friend class NoGrad;
@@ -111,19 +120,34 @@ class Tape {
     Gradient gradient;
   };
   struct Node {
-    enum class Kind { operation, begin_call, end_call } kind;
+    enum class Kind { operation, begin_call, end_call, recompute } kind;
     std::vector<Var> inputs;
-    int64_t first_output = 0;  // the values that it made: of an operation its own, of a call all inside
+    int64_t first_output = 0;  // the values that it made: of an operation its own, of a call or scope all inside
     int64_t end_output = 0;
     Backward backward;
     std::shared_ptr<Unit> unit;
+    std::function<void()> again;                // of a scope
+    std::vector<std::shared_ptr<Unit>> hidden;  // the units of calls inside of it, in order
   };
+  // The first run of recompute(): calls inside are counted, their operations are not kept.
+  struct Scope {
+    struct Call {
+      std::shared_ptr<Unit> unit;
+      int64_t first_value;
+      bool ended;
+    };
+    std::vector<Call> calls;  // in the order in which they began
+    Call& innermost();  // of those that have not ended
+  };
+  class Again;
   class Pass;
   Var add_value(Tensor value, bool leaf);
   /// @throws ShapeMismatch, beginning with `what`, for a gradient that is not like the value.
   static void check(const Gradient& gradient, const Value& value, const char* what);
   /// No backward of the calls that end behind this node comes.
   void give_up_from(size_t begin) noexcept;
+  /// Of the call that ends: nothing inside has a gradient.
+  void leave_out(const std::shared_ptr<Unit>& unit);
   void forget();
 
   std::vector<Node> nodes_;
@@ -132,7 +156,9 @@ class Tape {
   std::vector<std::pair<int64_t, Tensor>> leaves_;  // after a backward
   int64_t run_ = 1;
   int paused_ = 0;
-  bool running_ = false;  // a backward
+  Scope* scope_ = nullptr;    // the outermost first run of recompute() that is open
+  bool running_ = false;      // a backward
+  bool recomputing_ = false;  // inside of it, a scope's second run
 };
 
 /// While it lives, nothing is recorded on the tape, and modules run without keeping anything for backward.

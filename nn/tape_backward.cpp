@@ -1,0 +1,203 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <sherd/nn/tape.h>
+
+namespace sherd::nn {
+
+// Recording goes on in the middle of a backward, which has paused it.
+class Tape::Again {
+ public:
+  explicit Again(Tape& tape) : tape_(tape), paused_(std::exchange(tape.paused_, 0)) { tape_.recomputing_ = true; }
+  ~Again() {
+    tape_.paused_ = paused_;
+    tape_.recomputing_ = false;
+  }
+  Again(const Again&) = delete;
+  Again& operator=(const Again&) = delete;
+
+ private:
+  Tape& tape_;
+  int paused_;
+};
+
+// One walk from the last operation to the first.
+class Tape::Pass {
+ public:
+  explicit Pass(Tape& tape) : tape_(tape), no_grad_(tape) {
+    for (const Node& n : tape.nodes_) {
+      if (n.kind == Node::Kind::end_call) ++outstanding_[n.unit];
+      for (auto& unit : n.hidden) ++outstanding_[unit];
+    }
+    tape_.running_ = true;
+  }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+  /// After an exception: the units in use are given back, innermost first, and no step of their models goes on.
+  ~Pass() {
+    tape_.running_ = false;
+    if (ended_) return;
+    for (; !open_.empty(); open_.pop_back())
+      if (open_.back().reached) open_.back().unit->cancel_backward();
+    for (auto& [unit, calls] : outstanding_) unit->break_step();
+  }
+
+  void run() {
+    while (!tape_.nodes_.empty()) {
+      Node node = std::move(tape_.nodes_.back());
+      tape_.nodes_.pop_back();
+      switch (node.kind) {
+        case Node::Kind::operation: operation(node); break;
+        case Node::Kind::end_call: enter(node); break;
+        case Node::Kind::begin_call: leave(); break;
+        case Node::Kind::recompute: recompute(node); break;
+      }
+    }
+    ended_ = true;
+  }
+
+ private:
+  struct OpenCall {
+    std::shared_ptr<Unit> unit;
+    bool reached;  // the objective depends on it
+  };
+  Value& value(int64_t id) { return tape_.values_[static_cast<size_t>(id)]; }
+
+  void operation(Node& node) {
+    std::vector<Gradient> outputs;
+    bool any = false;
+    for (int64_t v = node.first_output; v < node.end_output; ++v) {
+      outputs.push_back(std::exchange(value(v).gradient, {}));
+      any = any || outputs.back().defined();
+    }
+    if (!any) return;
+    std::vector<Gradient> inputs = node.backward(BackwardCall(outputs, node.inputs));
+    // What only this operation held may now be written by the sums below.
+    node.backward = nullptr;
+    outputs.clear();
+    if (inputs.size() != node.inputs.size())
+      throw InvalidArgument(fmt::format("a function's backward returned {} gradients for its {} inputs", inputs.size(),
+                                        node.inputs.size()));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Var& x = node.inputs[i];
+      if (!x.requires_grad()) continue;
+      Value& v = value(x.id_);
+      check(inputs[i], v, "a function's backward returned");
+      v.gradient.add(std::exchange(inputs[i], {}), *v.device, v.shape, v.dtype);
+    }
+  }
+
+  // Whether the objective depends on what was made inside.
+  bool reached(const Node& node) const {
+    return std::any_of(tape_.values_.begin() + node.first_output, tape_.values_.begin() + node.end_output,
+                       [](const Value& v) { return v.gradient.defined(); });
+  }
+
+  // The scope's operations are put where the scope was, at the end of what is left of the tape, and the walk goes on
+  // through them. The same operations make the same values in the same order, so that each of the first run has its
+  // like in the second: the gradients that came to the one belong to the other.
+  void recompute(Node& scope) {
+    if (!reached(scope)) {
+      for (auto& unit : scope.hidden) unit->give_up_backward(--outstanding_[unit] == 0);
+      return;
+    }
+    const auto first = static_cast<int64_t>(tape_.values_.size());
+    const size_t first_node = tape_.nodes_.size();
+    {
+      const Again again(tape_);
+      scope.again();
+    }
+    scope.again = nullptr;
+    std::vector<std::shared_ptr<Unit>> calls;
+    for (size_t i = first_node; i < tape_.nodes_.size(); ++i) {
+      if (tape_.nodes_[i].kind == Node::Kind::begin_call) calls.push_back(tape_.nodes_[i].unit);
+      calls.insert(calls.end(), tape_.nodes_[i].hidden.begin(), tape_.nodes_[i].hidden.end());
+    }
+    bool same = calls == scope.hidden &&
+                static_cast<int64_t>(tape_.values_.size()) - first == scope.end_output - scope.first_output;
+    for (int64_t i = 0; same && i < scope.end_output - scope.first_output; ++i) {
+      Value &once = value(scope.first_output + i), &now = value(first + i);
+      same = once.shape == now.shape && once.dtype == now.dtype;
+      if (same) now.gradient = std::exchange(once.gradient, {});
+    }
+    if (!same)
+      throw InvalidArgument(
+          "recompute(): the second run of a scope did other operations than the first; what runs inside may depend on "
+          "its arguments, on parameters and on what stays as it is until backward, and on nothing else");
+  }
+
+  // Backward comes to a call from behind.
+  void enter(const Node& end) {
+    const bool reached = this->reached(end);
+    if (reached) end.unit->pre_backward();
+    open_.push_back({end.unit, reached});
+  }
+
+  // The units inside have been left before.
+  void leave() {
+    const OpenCall call = open_.back();
+    const bool more = --outstanding_[call.unit] > 0;
+    if (!call.reached) {
+      call.unit->give_up_backward(!more);
+    } else if (more) {
+      call.unit->suspend_backward();
+    } else {
+      call.unit->post_backward();
+    }
+    open_.pop_back();
+  }
+
+  Tape& tape_;
+  NoGrad no_grad_;  // what a function's backward computes is no part of the tape
+  std::map<std::shared_ptr<Unit>, int> outstanding_;
+  std::vector<OpenCall> open_;
+  bool ended_ = false;
+};
+
+void Tape::check(const Gradient& gradient, const Value& value, const char* what) {
+  const Tensor& t = gradient.tensor();
+  if (!t.defined() || (t.shape() == value.shape && t.dtype() == value.dtype)) return;
+  throw ShapeMismatch(fmt::format("{} a gradient {} {} for a value {} {}", what, name_of(t.dtype()),
+                                  to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
+}
+
+void Tape::backward(const Var& objective, Gradient seed) {
+  if (objective.tape_ != this)
+    throw InvalidArgument(objective.tape_ == nullptr
+                              ? "backward() of a value on no tape: begin with Tape::input(), outside of NoGrad"
+                              : "backward() of a value on another tape");
+  if (!objective.requires_grad())
+    throw InvalidArgument(
+        "backward() of a value that depends on no parameter and no leaf, or was computed inside NoGrad");
+  if (objective.run_ != run_ || values_.empty())
+    throw InvalidArgument(
+        "a second backward() over operations that the first has freed; run the forward again, or add the objectives "
+        "up and run one backward");
+  if (running_ || scope_ != nullptr || !open_calls_.empty())
+    throw InvalidArgument(
+        "backward() inside a module's forward or a function's backward on the same tape; let that return first");
+  check(seed, values_[static_cast<size_t>(objective.id_)], "backward() begins with");
+  values_[static_cast<size_t>(objective.id_)].gradient = std::move(seed);
+  leaves_.clear();
+  try {
+    Pass(*this).run();
+    for (size_t i = 0; i < values_.size(); ++i)
+      if (Value& v = values_[i]; v.leaf && v.gradient.defined())
+        leaves_.emplace_back(static_cast<int64_t>(i), v.gradient.tensor(*v.device, v.shape, v.dtype));
+  } catch (...) {
+    clear();
+    throw;
+  }
+  forget();
+}
+
+void backward(const Var& objective) {
+  if (objective.tape() == nullptr)
+    throw InvalidArgument("backward() of a value on no tape: begin with Tape::input(), outside of NoGrad");
+  objective.tape()->backward(objective);
+}
+
+}  // namespace sherd::nn
