@@ -11,6 +11,7 @@
 #include "checkpoint_bench.h"
 #include "device_bench.h"
 #include "muon_bench.h"
+#include "recompute_bench.h"
 #include "soak.h"
 
 namespace {
@@ -112,6 +113,27 @@ int main(int argc, char** argv) {
       ->add_option("--working", device.working, "type between products; fp16 on a GPU, fp32 elsewhere")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
   add_symmetric_products(*newton_schulz_command, device.symmetric_products);
+  sherd_bench::RecomputeBench recompute;
+  CLI::App* recompute_command = app.add_subcommand(
+      "recompute", "a step whose blocks' activations are computed again, beside one that keeps them");
+  recompute_command->add_option("--ranks", recompute.ranks, "threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  recompute_command->add_option("--dim", recompute.dim, "width of the model, a multiple of --heads")
+      ->check(CLI::Range(8, 8192))
+      ->capture_default_str();
+  recompute_command->add_option("--layers", recompute.layers, "its blocks")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  recompute_command->add_option("--heads", recompute.heads, "of its attention")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  recompute_command->add_option("--seq", recompute.seq, "tokens of a rank's one sequence")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  recompute_command->add_option("--rounds", recompute.rounds, "steps of each kind in turn; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   sherd_bench::Soak soak;
   CLI::App* soak_command = app.add_subcommand(
       "soak", "memory and queues over many steps of varying shapes; exit code 1 if they grow");
@@ -153,6 +175,8 @@ int main(int argc, char** argv) {
       sherd_bench::run_muon(muon);
     } else if (*device_command) {
       sherd_bench::run_device(device);
+    } else if (*recompute_command) {
+      return sherd_bench::run_recompute(recompute) ? 0 : 1;
     } else if (*soak_command) {
       return sherd_bench::run_soak(soak) ? 0 : 1;
     } else if (*newton_schulz_command) {

@@ -32,6 +32,7 @@ struct TrainConfig {
   std::string layout = "ragged";
   bool reshard_after_forward = true;
   int64_t prefetch = 1;
+  std::string recompute = "none";
   // Model.
   int64_t dim = 128;
   int64_t layers = 4;

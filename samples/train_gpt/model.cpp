@@ -45,6 +45,7 @@ Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& 
   for (int64_t i = 0; i < shape.layers; ++i) {
     blocks_.push_back(std::make_unique<Block>(shape, tp, ep));
     child("blocks." + std::to_string(i), *blocks_.back());
+    blocks_.back()->set_recompute(shape.recompute);
   }
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);

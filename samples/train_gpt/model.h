@@ -16,6 +16,7 @@ using sherd::nn::Var;
 
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
+  bool recompute = false;  // each block's activations in backward
   MoeShape moe{};
   static constexpr int64_t kVocab = 256;
 };

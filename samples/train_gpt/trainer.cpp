@@ -49,7 +49,12 @@ std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig&
 
 GptShape shape_of(const TrainConfig& c) {
   const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
-  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
+  return {.dim = c.dim,
+          .layers = c.layers,
+          .heads = c.heads,
+          .seq = c.seq,
+          .recompute = c.recompute == "blocks",
+          .moe = moe};
 }
 
 FullyShardOptions shard_options(const TrainConfig& c) {

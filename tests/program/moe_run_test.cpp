@@ -72,7 +72,8 @@ TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
         EXPECT_TRUE(train(flags) == want) << show(flags);
       }
   for (const Flags& flags :
-       {Flags{"--prefetch", "0"}, Flags{"--prefetch", "3"}, Flags{"--reshard-after-forward", "false"}})
+       {Flags{"--prefetch", "0"}, Flags{"--prefetch", "3"}, Flags{"--reshard-after-forward", "false"},
+        Flags{"--recompute", "blocks"}})
     EXPECT_TRUE(train(base + flags) == want) << show(flags);
 }
 

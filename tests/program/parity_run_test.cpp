@@ -31,7 +31,8 @@ std::vector<Flags> arrangements(bool all) {
     for (size_t l = 0; l < layouts.size(); ++l)
       for (size_t r = 0; r < replicas.size(); ++r)
         if (all || r == (s + l) % replicas.size())
-          result.push_back(replicas[r] + Flags{"--layout", layouts[l], "--strategy", kStrategies[s]});
+          result.push_back(replicas[r] + Flags{"--layout", layouts[l], "--strategy", kStrategies[s], "--recompute",
+                                               (s + l) % 2 == 0 ? "none" : "blocks"});
   return result;
 }
 

@@ -52,6 +52,7 @@ TrainConfig other_config() {
   c.layout = "even_rows";
   c.reshard_after_forward = false;
   c.prefetch = 0;
+  c.recompute = "blocks";
   c.dim = 96;
   c.layers = 2;
   c.heads = 6;
@@ -174,7 +175,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
     "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
-    "reshard_after_forward": true, "prefetch": 1,
+    "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
