@@ -284,6 +284,8 @@ void ShardRuntime::weights_replaced() {
 
 void ShardRuntime::set_last_microbatch(bool last) { context_->last_microbatch = last; }
 
+void ShardRuntime::set_hold_gradients(bool hold) { context_->hold_gradients = hold; }
+
 bool ShardRuntime::last_microbatch() const { return context_->last_microbatch; }
 
 const std::vector<std::string>& ShardRuntime::trace() const { return context_->log.lines(); }

@@ -48,6 +48,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// placement. True unless told otherwise (gradient accumulation).
   void set_last_microbatch(bool last);
   bool last_microbatch() const;
+  /// Whether backwards that are not the last of their step leave whole gradients open instead of reducing them
+  /// (GradientSync::last; Accumulate sets both). False unless told otherwise.
+  void set_hold_gradients(bool hold);
 
   /// Gives up the step that runs: gradients of all its microbatches, backwards that are due, the order
   /// recorded by a forward that did not end, whole parameters. After it the model is as after a WeightsChange

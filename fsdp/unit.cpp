@@ -157,6 +157,7 @@ void Unit::pre_backward() {
   const bool outermost = order.open_backwards(number_) == 0;
   gather_ahead(order.begin_backward(number_));
   context.log.add("backward", name_);
+  held_ = false;
   if (!outermost || gradients_open_) return;
   try {
     open_gradients();
@@ -197,6 +198,11 @@ void Unit::end_backward(bool reduce) {
 
 void Unit::reduce_gradients() {
   UnitContext& context = this->context();
+  if (context.hold_gradients && !context.last_microbatch && gradients_) {
+    context.log.add("hold", name_);
+    held_ = true;
+    return;
+  }
   if (root_ && context.order.due(number_) <= 1) context.complete_backward();
   finish_gradients(context.last_microbatch && context.order.due(number_) <= 1);
   // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
@@ -252,6 +258,7 @@ void Unit::finish_gradients(bool last) {
 }
 
 void Unit::close_gradients(const Event& free) {
+  held_ = false;
   for (auto& g : groups_) g->close_grad();
   gradients_.end(free);
   gradients_open_ = false;

@@ -84,7 +84,8 @@ class Unit {
   void post_forward();
   void pre_backward();
   /// Reduces what backward added to the gradients while later work goes on, and reshards. The root's, in the
-  /// last microbatch, makes the compute stream wait for all reductions.
+  /// last microbatch, makes the compute stream wait for all reductions. Where gradients are held until then
+  /// (ShardRuntime::set_hold_gradients()) they stay open instead, as if suspended.
   void post_backward() { end_backward(true); }
   /// The same when a further backward of this unit comes in the same pass: its gradients stay open, in a buffer
   /// that no other unit gets meanwhile (who needs one gets a buffer more, which the model then keeps), and the
@@ -97,8 +98,8 @@ class Unit {
   /// An exception has ended a pass through this unit while none of its uses was open: the step does not go on
   /// without ShardRuntime::reset_step().
   void break_step() noexcept;
-  /// Gradients of suspended backwards are open.
-  bool suspended() const { return gradients_open_; }
+  /// Gradients of suspended backwards are open, and not those of earlier microbatches alone.
+  bool suspended() const { return gradients_open_ && !held_; }
   /// Ends the innermost use without a result: buffers are given back behind the work queued so far. What the
   /// step has gathered or reduced until then is left to ShardRuntime::reset_step(), without which the step
   /// does not go on; after a forward in evaluation mode there is nothing to reset.
@@ -146,6 +147,7 @@ class Unit {
 
   SlotPool::Lease whole_, gradients_;
   bool gradients_open_ = false;
+  bool held_ = false;  // they are: for further microbatches
   bool unsharded_ = false;
   bool stale_ = true;      // master weights are newer than what rests
   bool finished_ = false;  // gradients of this step are final

@@ -51,6 +51,7 @@ struct UnitContext {
   /// Before the root's outermost backward ends: whatever other units still owe the step.
   std::function<void()> complete_backward;
   bool last_microbatch = true;
+  bool hold_gradients = false;  // before the last microbatch nothing is reduced
 
   PrefetchOrder order;
   UseLog log;

@@ -6,6 +6,7 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/accumulate.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>

@@ -46,21 +46,28 @@ std::vector<Scopes> scopes() {
        }},
       {"nested",
        [](TapeNet& net, Var x) {
-         return nn::recompute([&](Var in) { return net.block(2)(again(net.block(1), again(net.block(0), in))); }, x);
+         return nn::recompute(
+             [&](Var in) { return net.block(2)(again(net.block(1), again(net.block(0), in))); }, x);
        },
-       {}, plain_step, false},
+       {},
+       plain_step,
+       false},
       {"blocks inside of a scope that recompute, too",
        [](TapeNet& net, Var x) {
          return nn::recompute([&](Var in) { return net.block(2)(net.block(1)(net.block(0)(in))); }, x);
        },
        all, plain_step, false},
-      {"around the model", chain, {},
+      {"around the model",
+       chain,
+       {},
        [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
          const Var x = tape.input(rows(rank, static_cast<uint64_t>(i)));
          tape.backward(loss_of(nn::recompute([&](const Var& in) { return net(in); }, x), 0));
        },
        false},
-      {"around the model and the loss", chain, {},
+      {"around the model and the loss",
+       chain,
+       {},
        [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
          const Var x = tape.input(rows(rank, static_cast<uint64_t>(i)));
          tape.backward(nn::recompute([&](const Var& in) { return loss_of(net(in), 0); }, x));
@@ -86,7 +93,9 @@ TEST(Recompute, ChangesNoBitAndNoCollectiveOfTheShardGroup) {
 // Of a step under zero3 on three ranks with prefetch 1, so that two slots hold blocks. The root stays whole.
 TEST(Recompute, GathersOnceMoreWhereAScopeIsLargerThanTheSlots) {
   const auto gathers = [](const Scopes& s) {
-    return train(3, {.strategy = Strategy::optim_grads_params}, s.use, s.step, s.change).counts.at("all_gather").calls;
+    return train(3, {.strategy = Strategy::optim_grads_params}, s.use, s.step, s.change)
+        .counts.at("all_gather")
+        .calls;
   };
   const std::vector<Scopes> all = scopes();
   EXPECT_EQ(gathers({"plain", {}}), 7);  // three blocks twice, the root once
@@ -129,7 +138,8 @@ TEST(Recompute, HoldsForEveryUsage) {
     Step step;
     std::function<void(TapeNet&)> change;
   };
-  for (const Case& c : {Case{"siamese", chain, chain, siamese, {}}, Case{"called often", often, often_in_scopes, plain_step, {}},
+  for (const Case& c : {Case{"siamese", chain, chain, siamese, {}},
+                        Case{"called often", often, often_in_scopes, plain_step, {}},
                         Case{"called often, two tapes", often, often_in_scopes, two_tapes, {}},
                         Case{"frozen", often, often_in_scopes, plain_step, freeze_one}})
     for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
@@ -170,7 +180,8 @@ TEST(Recompute, KeepsTheArgumentsAlone) {
         return more;
       }
     };
-    // The input of each block, the model's result, and slots' rounding; without it the six values of each block.
+    // The input of each block, the model's result, and slots' rounding; without it the six values of each
+    // block.
     const int64_t value = Allocator::rounded(kRows * kWidth * 4);
     EXPECT_LE(held(true), 4 * value + Allocator::rounded(kRows * 4 * 4) + value);
     EXPECT_GE(held(false), 3 * 4 * value);
@@ -182,7 +193,8 @@ TEST(Recompute, AScopeWhoseSecondRunIsAnotherIsRefused) {
     Tape tape;
     int runs = 0;
     const Var x = tape.leaf(rows(rank, 1));
-    const Var y = nn::recompute([&](const Var& in) { return ++runs == 1 ? nn::gelu(in) : nn::gelu(nn::gelu(in)); }, x);
+    const Var y =
+        nn::recompute([&](const Var& in) { return ++runs == 1 ? nn::gelu(in) : nn::gelu(nn::gelu(in)); }, x);
     try {
       tape.backward(loss_of(y, 0));
       ADD_FAILURE() << "nothing was thrown";

@@ -17,7 +17,7 @@ namespace sherd::test {
 
 using Weights = std::map<std::string, std::vector<float>>;
 inline constexpr std::array kStrategies = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
-                                    Strategy::optim_grads_params};
+                                           Strategy::optim_grads_params};
 
 struct Trained {
   Weights weights;
@@ -28,7 +28,7 @@ using Step = std::function<void(TapeNet&, nn::Tape&, RankContext&, int step)>;
 
 // Three steps of AdamW; what `step` does leaves gradients.
 inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet::Use& use, const Step& step,
-              const std::function<void(TapeNet&)>& change = {}) {
+                     const std::function<void(TapeNet&)>& change = {}) {
   Trained trained;
   launch(ranks, [&](RankContext& rank) {
     TapeNet net;
