@@ -27,10 +27,8 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
       wrong.push_back(fmt::format("{}: compute dtype {} (use f32 or bf16)", who, name_of(o.compute_dtype)));
     if (o.reduce_dtype != DType::f32 && o.reduce_dtype != DType::bf16)
       wrong.push_back(fmt::format("{}: reduce dtype {} (use f32 or bf16)", who, name_of(o.reduce_dtype)));
-    if (o.compute_dtype != root_options.compute_dtype || o.reduce_dtype != root_options.reduce_dtype)
-      wrong.push_back(fmt::format("{}: compute/reduce dtype {}/{} differs from the root's {}/{}", who,
-                                  name_of(o.compute_dtype), name_of(o.reduce_dtype),
-                                  name_of(root_options.compute_dtype), name_of(root_options.reduce_dtype)));
+    if (o.output_dtype && *o.output_dtype != DType::f32 && *o.output_dtype != DType::bf16)
+      wrong.push_back(fmt::format("{}: output dtype {} (use f32 or bf16)", who, name_of(*o.output_dtype)));
   };
   root.visit([&](const std::string& name, ModuleBase& m) {
     if (const Wrap* w = m.wrap()) check_one(name, *w);

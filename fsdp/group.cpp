@@ -76,8 +76,9 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
   add(fmt::format("the mesh or an option of unit '{}'", unit()), names,
       {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
-       static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(o.compute_dtype),
-       static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.allow_unused), o.seed,
+       static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(plan().dtype),
+       static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
+       o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0, static_cast<uint64_t>(o.allow_unused), o.seed,
        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
        static_cast<uint64_t>(replicated())});
   for (auto& p : spec_.params) {
@@ -144,7 +145,7 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
 }
 
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
-  const Tensor whole = rest_.defined() ? rest_ : staging.gather.flat(0, staging_elements());
+  const Tensor whole = rest_.defined() ? rest_ : staging.gather.of(plan().dtype).flat(0, staging_elements());
   const Tensor part = needs_slot() ? whole : part_of(whole);
   const Tensor cell = cell_of(part);
   const bool copied = std::exchange(copied_, false) && rest_.defined();
@@ -167,7 +168,7 @@ void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& stag
     return;
   }
   full_ = slot;
-  const Tensor whole = staged_ ? staging.gather.flat(0, staging_elements()) : slot;
+  const Tensor whole = staged_ ? staging.gather.of(plan().dtype).flat(0, staging_elements()) : slot;
   redistribute(stream, spec_.comms.gather_inner, weights_, inner_.param, Replicate(), whole, rest_);
   if (staged_) unpack(stream, full_, whole);
 }
@@ -213,8 +214,7 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
 
 Tensor ParamGroup::wire_gradient(Stream& stream, const Staging& staging) const {
   if (!stages_reduce()) return grad_open_;
-  const Tensor& memory = wire_dtype() == DType::f32 ? staging.reduce : staging.reduce_half;
-  const Tensor wire = memory.flat(0, staging_elements());
+  const Tensor wire = staging.reduce.of(wire_dtype()).flat(0, staging_elements());
   pack(stream, wire, grad_open_);
   return wire;
 }

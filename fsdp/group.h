@@ -24,9 +24,12 @@ inline BufferSpec spec_of(const PlannedBuffer& b) { return {b.elements, b.dtype,
 /// Shared scratch for layouts whose communication buffer is not the full buffer, and for reductions in 16
 /// bits. One for each stream that uses it; grows to the largest request before training starts.
 struct Staging {
-  Tensor gather;       // compute dtype
-  Tensor reduce;       // f32
-  Tensor reduce_half;  // the reduce dtype when that is a 16-bit one
+  struct Pair {
+    Tensor full, half;  // f32, bf16
+    Tensor& of(DType dtype) { return dtype == DType::f32 ? full : half; }
+    const Tensor& of(DType dtype) const { return dtype == DType::f32 ? full : half; }
+  };
+  Pair gather, reduce;
 };
 
 /// One flat buffer, cut by a ShardLayout into inner parts (shard dimension) and cells (replicate dimension

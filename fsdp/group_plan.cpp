@@ -124,6 +124,11 @@ int64_t GroupPlan::full_elements() const {
   return staged() ? std::max<int64_t>(1, layout->full_elements()) : layout->buffer_elements();
 }
 
+int64_t GroupPlan::slot_bytes() const {
+  constexpr int64_t kAlign = 128;
+  return (full_elements() * size_of(dtype) + kAlign - 1) / kAlign * kAlign;
+}
+
 int64_t GroupPlan::part_elements() const {
   return buffer_elements() / (axes.inner.state.is_shard() ? axes.shard_ranks : 1);
 }

@@ -121,6 +121,9 @@ struct GroupPlan {
   /// Elements of the buffer in which all parameters are whole. Never 0: parameters without elements are
   /// views, too.
   int64_t full_elements() const;
+  /// What the group takes of its unit's gather slot, whose groups may be of several dtypes: bytes, a multiple of what
+  /// keeps the next group's collectives aligned.
+  int64_t slot_bytes() const;
   /// Elements of the communication buffer.
   int64_t buffer_elements() const { return layout->buffer_elements(); }
   /// This rank's share of the communication buffer among the shard group: [part_begin, part_begin +

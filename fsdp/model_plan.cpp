@@ -21,7 +21,8 @@ std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const Slot
   std::vector<SlotNeed> needs;
   for (UnitPlan& u : units) {
     for (const GroupPlan& g : u.groups)
-      if (const PlannedBuffer* b = g.find(use)) u.*table.elements += b->elements;
+      if (const PlannedBuffer* b = g.find(use))
+        u.*table.elements += use == BufferUse::unsharded ? g.slot_bytes() : b->elements;
     const bool shares = !u.root && (use == BufferUse::open_gradient || u.gathers_twice);
     needs.push_back({u.*table.elements, u.height, shares});
   }
@@ -96,13 +97,13 @@ ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions
                           .groups = std::move(groups[i])});
   const PlannedBuffer gathered{.use = BufferUse::unsharded,
                                .memory = MemoryClass::gathered,
-                               .dtype = o.compute_dtype,
+                               .dtype = DType::u8,
                                .lifetime = Lifetime::unsharded};
   const PlannedBuffer gradient{.use = BufferUse::open_gradient,
                                .memory = MemoryClass::gradient,
                                .dtype = DType::f32,
                                .lifetime = Lifetime::backward};
-  plan.gather_slots = assign_slots(plan.units, {gathered, &UnitPlan::gather_elements, &UnitPlan::gather_slot,
+  plan.gather_slots = assign_slots(plan.units, {gathered, &UnitPlan::gather_bytes, &UnitPlan::gather_slot,
                                                 std::min(o.prefetch, static_cast<int>(units.size())) + 1});
   plan.gradient_slots = assign_slots(plan.units, {gradient, &UnitPlan::gradient_elements,
                                                   &UnitPlan::gradient_slot, o.overlap_reduce ? 2 : 1});

@@ -19,14 +19,15 @@ struct UnitPlan {
   std::vector<GroupPlan> groups;
   /// Its slots in the model's tables (-1: none), and how much of them its groups take, one behind the other.
   int gather_slot = -1, gradient_slot = -1;
-  int64_t gather_elements = 0, gradient_elements = 0;
+  int64_t gather_bytes = 0, gradient_elements = 0;
 };
 
 /// What the runtime allocates for a model, and what that moves. Activations, optimizer states and the
 /// messages of optimizers are not in it; states are as large as cells (GroupPlan::cell_elements()).
 struct ModelPlan {
   std::vector<UnitPlan> units;  // in the order given
-  /// Buffers that units share; `elements` of the largest user.
+  /// Buffers that units share; `elements` of the largest user: bytes (u8) of weights, which are of one dtype or
+  /// several, and f32 of gradients.
   std::vector<PlannedBuffer> gather_slots, gradient_slots;
   /// Shared by all groups: at most one for gathers, one for f32 and one for 16-bit reductions.
   std::vector<PlannedBuffer> staging;
@@ -47,7 +48,6 @@ struct ModelPlan {
 ///  - the root has a gradient slot of its own; all others of one height share two in turn, so that one unit's
 ///    gradients are reduced while the next are computed, or one without FullyShardOptions::overlap_reduce.
 /// @param options the root's, for the fields marked (root).
-/// @pre all parameters have options.compute_dtype, for slots have one dtype.
 ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions& options);
 
 }  // namespace sherd

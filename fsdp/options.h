@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,13 @@ struct FullyShardOptions {
   int prefetch = 1;
   /// (root) Reduce one unit's gradients while the next computes; costs a second gradient buffer.
   bool overlap_reduce = true;
-  /// dtype in which parameters are gathered and used: f32 or bf16. Master weights stay f32. Equal in all
-  /// units.
+  /// dtype in which the unit's parameters are gathered and used: f32 or bf16. Units may differ, and parameters within
+  /// a unit (Parameter::set_compute_dtype()); those of one dtype are gathered together. Master weights stay f32.
   DType compute_dtype = DType::f32;
+  /// Calls of an nn::Module cast values (f32, bf16) among their arguments to compute_dtype.
+  bool cast_inputs = true;
+  /// To which they cast values among their results; as they are without it.
+  std::optional<DType> output_dtype = std::nullopt;
   /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed,
   /// accumulated and kept in f32 in either case; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;

@@ -37,6 +37,14 @@ Parameter& Parameter::set_cut(CutClass cut) {
   return *this;
 }
 
+Parameter& Parameter::set_compute_dtype(DType dtype) {
+  require_unsharded_tree("set_compute_dtype()");
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    throw InvalidArgument(fmt::format("parameter '{}': compute dtype {} (use f32 or bf16)", name(), name_of(dtype)));
+  state().compute_dtype = dtype;
+  return *this;
+}
+
 Parameter& Parameter::set_row_blocks(RowBlocks blocks) {
   require_unsharded_tree("set_row_blocks()");
   const int64_t rows = shape().size() == 3 ? shape()[1] : row_count(shape());

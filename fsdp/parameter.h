@@ -42,6 +42,8 @@ class Parameter {
   const Init& init() const { return state().init; }
   bool trainable() const { return state().trainable; }
   CutClass cut() const { return state().cut; }
+  /// Where it differs from its unit's (FullyShardOptions::compute_dtype).
+  const std::optional<DType>& compute_dtype() const { return state().compute_dtype; }
   /// Logical blocks of its rows (q, k and v of a fused projection); empty = one block, the whole matrix. Of a
   /// stack of matrices [count, rows, cols]: the blocks of each of them.
   const RowBlocks& row_blocks() const { return state().row_blocks; }
@@ -59,6 +61,9 @@ class Parameter {
   /// @throws InvalidArgument after fully_shard() (all set_ functions, too).
   Parameter& freeze();
   Parameter& set_cut(CutClass cut);
+  /// The dtype in which data() is, f32 or bf16, whatever its unit's is: norms are kept in f32 in a bf16 unit so, say.
+  /// The parameters of one dtype in a unit have a buffer, and collectives, of their own.
+  Parameter& set_compute_dtype(DType dtype);
   /// @throws ShapeMismatch when the blocks do not cover every row of the matrix (of a stack: of each matrix)
   /// exactly once.
   Parameter& set_row_blocks(RowBlocks blocks);
@@ -114,6 +119,7 @@ class Parameter {
     Init init;
     bool trainable = true;
     CutClass cut = CutClass::element;
+    std::optional<DType> compute_dtype;
     RowBlocks row_blocks;
     std::optional<TensorShard> tensor_shard;
     int registrations = 0;  // modules that hold it (more than one: tied)

@@ -85,7 +85,9 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
                   .number = number,
                   .root = claim.root,
                   .reshard_after_forward = wrap.options.reshard_after_forward,
-                  .height = claim.height};
+                  .height = claim.height,
+                  .precision = {wrap.options.cast_inputs ? std::optional(wrap.options.compute_dtype) : std::nullopt,
+                                wrap.options.output_dtype}};
   for (const GroupPlan& g : plan.groups) {
     std::vector<Parameter> params;
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
@@ -137,11 +139,11 @@ void ShardRuntime::make_slots() {
   for (const PlannedBuffer& b : plan_.gradient_slots) gradients.elements.push_back(b.elements);
   for (const UnitPlan& u : plan_.units) {
     whole.slot_of.push_back(u.gather_slot);
-    whole_elements.push_back(u.gather_elements);
+    whole_elements.push_back(u.gather_bytes);
     gradients.slot_of.push_back(u.gradient_slot);
     gradient_elements.push_back(u.gradient_elements);
   }
-  context_->whole = SlotPool(device_, options_.compute_dtype, MemoryClass::gathered, "unsharded parameters",
+  context_->whole = SlotPool(device_, DType::u8, MemoryClass::gathered, "unsharded parameters",
                              std::move(whole), std::move(whole_elements));
   context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients",
                                  std::move(gradients), std::move(gradient_elements));
@@ -161,8 +163,8 @@ void ShardRuntime::allocate() {
     for (auto& b : g->buffers()) all.push_back(std::move(b));
   Staging& staging = context_->staging;
   for (const PlannedBuffer& b : plan_.staging) {
-    Tensor& reduce = b.dtype == DType::f32 ? staging.reduce : staging.reduce_half;
-    all.push_back({b.use == BufferUse::gather_staging ? &staging.gather : &reduce, spec_of(b)});
+    Staging::Pair& pair = b.use == BufferUse::gather_staging ? staging.gather : staging.reduce;
+    all.push_back({&pair.of(b.dtype), spec_of(b)});
   }
   std::vector<BufferSpec> specs;
   for (auto& b : all) specs.push_back(b.spec);
@@ -181,7 +183,7 @@ void ShardRuntime::initialise() {
     g->initialise(device_.compute(), options_.seed);
   }
   Staging& staging = context_->staging;
-  for (auto* t : {&staging.gather, &staging.reduce, &staging.reduce_half})
+  for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along
   begin_step();
 }

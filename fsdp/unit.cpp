@@ -17,6 +17,7 @@ Unit::Unit(UnitContext& context, Spec spec)
       root_(spec.root),
       reshard_after_forward_(spec.reshard_after_forward),
       height_(spec.height),
+      precision_(spec.precision),
       groups_(std::move(spec.groups)) {}
 
 UnitContext& Unit::context() const {
@@ -50,9 +51,12 @@ void Unit::unshard() {
   if (!whole_ && context.whole.has(number_)) whole_ = context.whole.acquire(number_, stream);
   int64_t at = 0;
   for (auto& g : groups_) {
-    const int64_t n = g->needs_slot() ? g->full_elements() : 0;
-    g->unshard(stream, n > 0 ? whole_.memory().flat(at, at + n) : Tensor(), context.staging);
-    at += n;
+    Tensor range;
+    if (g->needs_slot()) {
+      range = whole_.memory().flat(at, at + g->full_elements() * size_of(g->plan().dtype)).as(g->plan().dtype);
+      at += g->plan().slot_bytes();
+    }
+    g->unshard(stream, range, context.staging);
   }
   // Compute waits for this in wait(), right before the first use: until then it has other work to do.
   ready_ = stream.record();

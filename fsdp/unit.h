@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,11 @@
 namespace sherd {
 
 struct UnitContext;
+
+/// Of what modules with their forward on a tape take and return (FullyShardOptions).
+struct CallPrecision {
+  std::optional<DType> inputs, outputs;  // cast to; as they are without
+};
 
 /// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind;
 /// under whole_param the trainable CutClass::row ones (Muon's matrices) have one of their own, and only that
@@ -37,6 +43,7 @@ class Unit {
     bool root = false;
     bool reshard_after_forward = true;
     int height = 0;  // levels of units inside
+    CallPrecision precision = {};
     std::vector<std::unique_ptr<ParamGroup>> groups = {};
   };
   /// `context` outlives every use until detach().
@@ -53,6 +60,7 @@ class Unit {
   /// modules call one.
   int height() const { return height_; }
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
+  const CallPrecision& precision() const { return precision_; }
   bool unsharded() const { return unsharded_ && !stale_; }
   /// False once the root is gone: the unit has no groups any more.
   bool attached() const { return context_ != nullptr; }
@@ -143,6 +151,7 @@ class Unit {
   bool root_;
   bool reshard_after_forward_;
   int height_;
+  CallPrecision precision_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
 
   SlotPool::Lease whole_, gradients_;

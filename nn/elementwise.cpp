@@ -62,6 +62,17 @@ Var scale(const Var& x, float factor) {
       });
 }
 
+Var cast(const Var& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  return function(
+      {x}, [&](Stream& s) { return detail::as_dtype(s, x.value(), dtype); },
+      [device = &x.device(), shape = x.shape(), from = x.dtype(), dtype](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        if (call.output().constant()) return {call.output()};
+        return {detail::as_dtype(s, call.output().tensor(*device, shape, dtype), from)};
+      });
+}
+
 Var view(const Var& x, Shape shape) {
   return function(
       {x}, [&](Stream&) { return x.value().view(std::move(shape)); },

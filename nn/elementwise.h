@@ -11,6 +11,8 @@ inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
 /// factor * x.
 Var scale(const Var& x, float factor);
 inline Var operator*(float factor, const Var& x) { return scale(x, factor); }
+/// The elements in another dtype, f32 or bf16, each rounded once; x itself if it has that. So is the gradient.
+Var cast(const Var& x, DType dtype);
 /// The same elements in another shape; no copy.
 Var view(const Var& x, Shape shape);
 /// The sum of all elements, f32 [1]; x f32. Added up in double, in an order that the element count alone decides.

@@ -7,6 +7,7 @@ ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit
   if (tape != nullptr && module.is_root() && !module.training()) evaluates_.emplace(*tape);
   tape_ = tape != nullptr && tape->training() ? tape : nullptr;
   if (unit_ == nullptr) return;
+  precision_ = unit_->precision();
   if (tape_ == nullptr) {
     unit_->pre_forward(false);
   } else {

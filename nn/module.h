@@ -8,11 +8,31 @@
 #include <vector>
 
 #include <sherd/fsdp/module.h>
+#include <sherd/nn/elementwise.h>
 #include <sherd/nn/recompute.h>
 
 namespace sherd::nn {
 
 namespace detail {
+
+/// x in the dtype that a call takes or returns: of values that are f32 or bf16, alone or in a vector.
+inline Var cast_value(const Var& x, DType dtype) {
+  return x.defined() && (x.dtype() == DType::f32 || x.dtype() == DType::bf16) ? cast(x, dtype) : x;
+}
+template <class T>
+decltype(auto) cast_values(const std::optional<DType>& dtype, T&& x) {
+  using Kind = std::decay_t<T>;
+  if constexpr (std::is_same_v<Kind, Var>) {
+    return dtype ? cast_value(x, *dtype) : Var(x);
+  } else if constexpr (std::is_same_v<Kind, std::vector<Var>>) {
+    std::vector<Var> all = std::forward<T>(x);
+    for (Var& v : all)
+      if (dtype) v = cast_value(v, *dtype);
+    return all;
+  } else {
+    return std::forward<T>(x);
+  }
+}
 
 /// One call of a module that may be wrapped: its unit is in use from the constructor to end(), on the tape if there
 /// is one that records. Destroyed without end(), an exception has ended the forward.
@@ -23,8 +43,11 @@ class ModuleCall {
   ModuleCall(const ModuleCall&) = delete;
   ModuleCall& operator=(const ModuleCall&) = delete;
   void end();
+  /// The unit's; casts nothing without one.
+  const CallPrecision& precision() const { return precision_; }
 
  private:
+  CallPrecision precision_;
   std::optional<NoGrad> evaluates_;
   Unit* unit_;
   Tape* tape_;
@@ -40,7 +63,8 @@ class ModuleCall {
 /// The tape is that of the first argument that is a value on one, or a vector of values; values inside of other
 /// types are not seen. Without any such argument, or inside NoGrad, or in evaluation mode of the root
 /// (set_training(false)) nothing is kept for a backward. Wrapped modules below the root are called inside the
-/// root's forward.
+/// root's forward. A wrapped module's calls cast values (and vectors of values) among their arguments and results as
+/// its options say (FullyShardOptions::cast_inputs, output_dtype); other types pass as they are.
 template <class Self>
 class Module : public ModuleBase {
  public:
@@ -48,8 +72,20 @@ class Module : public ModuleBase {
   auto operator()(Args&&... args) {
     Tape* const tape = detail::tape_in(args...);
     detail::ModuleCall call(*this, tape);
-    const auto forward = [this](auto&&... xs) {
-      return static_cast<Self&>(*this).forward(std::forward<decltype(xs)>(xs)...);
+    const auto forward = [this, to = call.precision()](auto&&... xs) {
+      using Result = decltype(static_cast<Self&>(*this).forward(
+          detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...));
+      if constexpr (std::is_void_v<Result>) {
+        static_cast<Self&>(*this).forward(detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...);
+      } else {
+        std::decay_t<Result> result =
+            static_cast<Self&>(*this).forward(detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...);
+        if constexpr (std::is_same_v<std::decay_t<Result>, Var> ||
+                      std::is_same_v<std::decay_t<Result>, std::vector<Var>>)
+          return detail::cast_values(to.outputs, std::move(result));
+        else
+          return result;
+      }
     };
     if constexpr (std::is_void_v<decltype(forward(std::forward<Args>(args)...))>) {
       forward(std::forward<Args>(args)...);

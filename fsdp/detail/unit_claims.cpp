@@ -57,7 +57,7 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
                            .row_blocks = p.row_blocks(),
                            .trainable = p.trainable(),
                            .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
-                           .dtype = wrap.options.compute_dtype});
+                           .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype)});
   return unit;
 }
 

@@ -95,6 +95,19 @@ Tensor Tensor::bytes() const {
   return t;
 }
 
+Tensor Tensor::as(DType dtype) const {
+  if (!defined()) throw InvalidArgument("as() of an undefined tensor");
+  const int64_t size = size_of(dtype);
+  if (nbytes() % size != 0 || reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(size) != 0)
+    throw ShapeMismatch(fmt::format("as({}) of {} bytes at an address that is {} modulo {}", name_of(dtype), nbytes(),
+                                    reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(size), size));
+  Tensor t = *this;
+  t.numel_ = nbytes() / size;
+  t.shape_ = {t.numel_};
+  t.dtype_ = dtype;
+  return t;
+}
+
 Tensor Tensor::unowned_view() const {
   if (!defined()) throw InvalidArgument("unowned_view() of an undefined tensor");
   Tensor t = *this;

@@ -60,6 +60,9 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t end) const;
   /// Same memory as nbytes() elements of u8.
   Tensor bytes() const;
+  /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are no whole number of them, or
+  /// begin where none may.
+  Tensor as(DType dtype) const;
   /// A view that does not own the memory. Use it where stream order already keeps the owner alive, e.g. for a
   /// collective's buffer that is released only after compute() has waited for the collective (see Device).
   Tensor unowned_view() const;

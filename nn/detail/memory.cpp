@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <sherd/kernels/ops/elementwise.h>
+
 namespace sherd::nn::detail {
 
 Tensor like(const Tensor& x, Shape shape) {
@@ -10,6 +12,13 @@ Tensor like(const Tensor& x, Shape shape) {
 
 Tensor like_f32(const Tensor& x, Shape shape) {
   return Tensor::empty(x.device(), std::move(shape), DType::f32, kActivations);
+}
+
+Tensor as_dtype(Stream& s, const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y = Tensor::empty(x.device(), x.shape(), dtype, kActivations);
+  ops::cast(s, y, x);
+  return y;
 }
 
 }  // namespace sherd::nn::detail

@@ -14,4 +14,7 @@ inline Tensor like(const Tensor& x) { return like(x, x.shape()); }
 /// The same in f32.
 Tensor like_f32(const Tensor& x, Shape shape);
 
+/// x itself, if it has that dtype, or a copy of another.
+Tensor as_dtype(Stream& s, const Tensor& x, DType dtype);
+
 }  // namespace sherd::nn::detail
