@@ -61,7 +61,8 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
   Routes r{{}, integers(logits, {rows, k}), integers(logits, {rows * k}), integers(logits, {rows * k}),
            integers(logits, {experts})};
   const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
-  const Tensor everywhere = balancing.weight != 0 && recorded(x) ? like(r.counts) : Tensor();
+  const bool balances = balancing.weight != 0 && recorded(x);
+  const Tensor everywhere = !balances ? Tensor() : ranks > 1 ? like(r.counts) : r.counts;
   const float balance = balancing.weight * balancing.scale * static_cast<float>(experts) /
                         static_cast<float>(std::max<int64_t>(1, ranks * rows * k));
   r.gates = function(
@@ -70,9 +71,11 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
         Tensor gates = like_f32(logits, {rows, k});
         ops::route_top_k(s, r.indices, gates, logits);
         ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
-        if (everywhere.defined()) ops::copy(s, everywhere, r.counts);
-        // On the compute stream alone, as all work with this memory: the collective need not own it.
-        if (everywhere.defined() && ranks > 1) balancing.ranks->all_reduce(s, everywhere.unowned_view());
+        if (balances && ranks > 1) {
+          ops::copy(s, everywhere, r.counts);
+          // On the compute stream alone, as all work with this memory: the collective need not own it.
+          balancing.ranks->all_reduce(s, everywhere.unowned_view());
+        }
         return gates;
       },
       [logits, indices = r.indices, everywhere, balance](Stream& s,
