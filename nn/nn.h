@@ -5,10 +5,13 @@
 #include <sherd/nn/attention.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
+#include <sherd/nn/expert_exchange.h>
 #include <sherd/nn/function.h>
 #include <sherd/nn/gradient_check.h>
+#include <sherd/nn/grouped_linear.h>
 #include <sherd/nn/linear.h>
 #include <sherd/nn/loss.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
 #include <sherd/nn/recompute.h>
+#include <sherd/nn/routing.h>

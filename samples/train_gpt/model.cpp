@@ -30,11 +30,11 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
 }
 
-Var Block::forward(const Var& x, int64_t batch) {
+Var Block::forward(const Var& x, int64_t batch, float loss_scale) {
   const Var qkv = nn::linear(tp_.copied(nn::rms_norm(x, norm1_)), qkv_);
   const Var mid = add_row_parallel(tp_, x, nn::causal_attention(qkv, batch, heads_), proj_);
   const Var in = nn::rms_norm(mid, norm2_);
-  if (moe_) return mid + nn::call(*moe_, in);
+  if (moe_) return mid + (*moe_)(in, loss_scale);
   if (tp_.size() == 1) return nn::gelu_mlp(in, fc_, out_, mid);
   return mid + tp_.summed(nn::gelu_mlp(tp_.copied(in), fc_, out_));
 }
@@ -51,22 +51,20 @@ Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& 
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
 }
 
-Var Gpt::hidden(const Var& tokens) {
+Var Gpt::hidden(const Var& tokens, float loss_scale) {
   Var x = nn::embedding(tokens, tok_, pos_);
-  for (auto& b : blocks_) x = (*b)(x, tokens.size(0));
+  for (auto& b : blocks_) x = (*b)(x, tokens.size(0), loss_scale);
   return nn::rms_norm(x, norm_);
 }
 
 nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, float scale) {
-  for (auto& b : blocks_)
-    if (b->moe()) b->moe()->set_loss_scale(scale);
-  const Var x = hidden(tokens);
+  const Var x = hidden(tokens, scale);
   if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale);
   return vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {
-  const Var logits = nn::linear(hidden(tokens), head_);
+  const Var logits = nn::linear(hidden(tokens, 0), head_);
   return tp_.gather_columns(logits.stream(), logits.value());
 }
 

@@ -27,7 +27,8 @@ struct GptShape {
 class Block : public sherd::nn::Module<Block> {
  public:
   Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
-  Var forward(const Var& x, int64_t batch);
+  /// `loss_scale` is what the balancing loss is multiplied by: d(objective)/d(loss of one row).
+  Var forward(const Var& x, int64_t batch, float loss_scale);
   /// Null in a dense model.
   MoeMlp* moe() { return moe_.get(); }
 
@@ -52,7 +53,7 @@ class Gpt : public sherd::nn::Module<Gpt> {
   Tensor forward(const Tensor& tokens);
 
  private:
-  Var hidden(const Var& tokens);
+  Var hidden(const Var& tokens, float loss_scale);
 
   TensorParallel tp_;
   Parameter tok_, pos_;

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "differences.h"
 #include "nets.h"
 
 namespace sherd::test {
@@ -10,28 +11,6 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
-
-// The objective is a sum with weights that differ, so that every element of the gradient is told apart.
-Var weighted(const Var& y) {
-  Tensor target = Tensor::empty(y.device(), y.shape(), DType::f32, "test");
-  ops::random_normal(y.stream(), target, 0, 3, "target", 0, 1);
-  return nn::mean_squared_error(y, target);
-}
-
-Tensor random(Device& device, Shape shape, uint64_t seed) {
-  Tensor x = Tensor::empty(device, std::move(shape), DType::f32, "test");
-  ops::random_normal(device.compute(), x, 0, seed, "x", 0, 1);
-  return x;
-}
-
-// Objectives near 1 in f32 and steps of 1/64: differences err by about 6e-8 * 64 = 4e-6 of a gradient near 0.1, and by
-// step^2 / 6 = 4e-5 times a third derivative.
-constexpr double kStep = 1.0 / 64, kError = 2e-3;
-
-void expect_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vector<Tensor> inputs) {
-  const nn::GradientError worst = nn::check_gradient(f, std::move(inputs), kStep);
-  EXPECT_LT(worst.error, kError) << worst.describe();
-}
 
 TEST(Functions, WithoutParametersHaveTheirDerivative) {
   auto device = make_cpu_device();

@@ -164,16 +164,13 @@ struct Host {
 };
 
 // The unit of the dense parameters: here the router alone.
-class Net : public Module {
+class Net : public nn::Module<Net> {
  public:
   Net(const MoeShape& shape, const ExpertParallel& parallel) : moe(kDim, 0.02f, 0.02f, shape, parallel) {
     child("moe", moe);
   }
+  nn::Var forward(const nn::Var& x, float loss_scale) { return moe(x, loss_scale); }
   MoeMlp moe;
-
- protected:
-  Tensor forward(const Tensor& x) override { return moe(x); }
-  Tensor backward(const Tensor& dy) override { return moe.run_backward(dy); }
 };
 
 struct Found {
@@ -233,14 +230,16 @@ Found run(const Host& host, DType dtype = DType::f32) {
     }
     change.end();
 
+    nn::Tape tape;
     const CommCounts before = rank.world->counts();
     for (int m = 0; m < c.microbatches; ++m) {
       const size_t call = host.batch(me, m);
       runtime.set_last_microbatch(m + 1 == c.microbatches);
-      net.moe.set_loss_scale(1.0f / static_cast<float>(std::max<int64_t>(1, c.rows_of(me))));
-      const Tensor y = net(upload(s, host.xs[call], dtype));
-      found.ys[call] = ops::to_floats(s, y);
-      found.dxs[call] = ops::to_floats(s, net.run_backward(upload(s, host.dys[call], dtype)));
+      const nn::Var x = tape.leaf(upload(s, host.xs[call], dtype));
+      const nn::Var y = net(x, 1.0f / static_cast<float>(std::max<int64_t>(1, c.rows_of(me))));
+      found.ys[call] = ops::to_floats(s, y.value());
+      tape.backward(y, upload(s, host.dys[call], dtype));
+      found.dxs[call] = ops::to_floats(s, tape.gradient(x));
     }
     const CommCounts after = rank.world->counts();
     runtime.wait_gradients();
@@ -342,9 +341,11 @@ TEST(Moe, EvaluationKeepsNothing) {
     fully_shard(net, DeviceMesh(rank.world, {{"shard", 2}}), {});
     net.set_training(false);
     Stream& s = rank.device->compute();
+    nn::Tape tape;
     int64_t live = 0;
     for (int i = 0; i < 3; ++i) {
-      ops::to_floats(s, net(upload(s, Doubles(8 * kDim, 0.25), DType::f32)));
+      ops::to_floats(s, net(tape.input(upload(s, Doubles(8 * kDim, 0.25), DType::f32)), 1.0f).value());
+      EXPECT_EQ(tape.size(), 0);
       if (i > 0) {
         EXPECT_EQ(rank.device->allocator().live_bytes(), live);
       }

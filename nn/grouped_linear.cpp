@@ -1,0 +1,97 @@
+#include <sherd/nn/grouped_linear.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <sherd/kernels/ops/activation.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+using detail::like;
+using Offsets = std::vector<int64_t>;
+
+// Matrix (or vector) e of a stack.
+Tensor at(const Tensor& stack, int64_t e) {
+  return stack.rows(e, e + 1).view({stack.shape().begin() + 1, stack.shape().end()});
+}
+
+void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Parameter& bias) {
+  const Shape& s = w.shape();
+  if (s.size() != 3 || x.shape().size() != 2 || x.size(1) != s[2] ||
+      (bias.defined() && bias.shape() != Shape{s[0], s[1]}))
+    throw ShapeMismatch(fmt::format(
+        "grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, out, in] and bias [groups, out]",
+        to_string(x.shape()), w.name(), to_string(s),
+        bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : ""));
+  if (static_cast<int64_t>(offsets.size()) != s[0] + 1 || offsets.front() != 0 || offsets.back() != x.size(0) ||
+      !std::is_sorted(offsets.begin(), offsets.end()))
+    throw ShapeMismatch(fmt::format(
+        "grouped_linear: offsets [{}] for {} groups of {} rows; wanted are {} numbers from 0 to {}, none smaller than "
+        "the one before",
+        fmt::join(offsets, ", "), s[0], x.size(0), s[0] + 1, x.size(0)));
+}
+
+// f(e, first row, end) for every group that has rows, `empty`(e) for the others.
+template <class F, class Empty>
+void for_groups(const Offsets& offsets, F f, Empty empty) {
+  for (size_t e = 0; e + 1 < offsets.size(); ++e) {
+    const auto group = static_cast<int64_t>(e);
+    offsets[e] == offsets[e + 1] ? empty(group) : f(group, offsets[e], offsets[e + 1]);
+  }
+}
+
+}  // namespace
+
+Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Parameter& bias) {
+  const Tensor in = x.value();
+  check(in, offsets, w, bias);
+  const Shape out{in.size(0), w.shape()[1]};
+  const auto forward = [&](Stream& s) {
+    Tensor y = like(in, out);
+    for_groups(
+        offsets,
+        [&](int64_t e, int64_t begin, int64_t end) {
+          const Tensor to = y.rows(begin, end), from = in.rows(begin, end), matrix = at(w.data(), e);
+          if (bias.defined()) {
+            ops::gemm_bias(s, to, from, false, matrix, true, at(bias.data(), e));
+          } else {
+            ops::gemm(s, to, from, false, matrix, true);
+          }
+        },
+        [](int64_t) {});
+    return y;
+  };
+  std::vector<Parameter> parameters{w};
+  if (bias.defined()) parameters.push_back(bias);
+  return function(
+      {x}, forward,
+      [in, out, offsets, w, bias](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), out, in.dtype());
+        const Tensor dx = call.wants(0) ? like(in) : Tensor();
+        // Asked for also where no row came: the gradients of this call are zeros then, not missing.
+        const GradTarget dw = w.trainable() ? w.grad_for_overwrite() : GradTarget{};
+        const Tensor dbias = bias.defined() && bias.trainable() ? bias.grad() : Tensor();
+        for_groups(
+            offsets,
+            [&](int64_t e, int64_t begin, int64_t end) {
+              const Tensor d = dy.rows(begin, end);
+              if (dw.grad.defined()) ops::gemm(s, at(dw.grad, e), d, true, in.rows(begin, end), false, 1, dw.beta);
+              if (dbias.defined()) ops::bias_backward(s, at(dbias, e), d);
+              if (dx.defined()) ops::gemm(s, dx.rows(begin, end), d, false, at(w.data(), e), false);
+            },
+            [&](int64_t e) {
+              if (dw.grad.defined() && dw.beta == 0) ops::fill(s, at(dw.grad, e), 0);
+            });
+        return {dx.defined() ? Gradient(dx) : Gradient()};
+      },
+      parameters);
+}
+
+}  // namespace sherd::nn

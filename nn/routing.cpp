@@ -1,0 +1,138 @@
+#include <sherd/nn/routing.h>
+
+#include <algorithm>
+
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/experts.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+namespace {
+
+using detail::like;
+using detail::like_f32;
+
+Tensor integers(const Tensor& beside, Shape shape) {
+  return Tensor::empty(beside.device(), std::move(shape), DType::i32, detail::kActivations);
+}
+
+bool recorded(const Var& x) { return x.tape() != nullptr && x.tape()->recording(); }
+
+}  // namespace
+
+RouterLogits router_logits(const Var& x, const Parameter& w) {
+  const Tensor in = x.value();
+  const Shape shape{in.size(0), w.shape()[0]};
+  const std::vector<Var> out = functions(
+      {x},
+      [&](Stream& s) {
+        Tensor logits = like_f32(in, shape);
+        ops::gemm(s, logits, in, false, w.data(), true);
+        return std::vector<Tensor>{logits, in};
+      },
+      [in, shape, w](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Gradient &of_logits = call.output(0), &of_x = call.output(1);
+        if (!of_logits.defined()) return {of_x};
+        Tensor dlogits = of_logits.tensor(in.device(), shape, DType::f32);
+        if (in.dtype() != DType::f32) {
+          const Tensor narrow = like(in, shape);
+          ops::cast(s, narrow, dlogits);
+          dlogits = narrow;
+        }
+        if (w.trainable()) {
+          const GradTarget dw = w.grad_for_overwrite();
+          ops::gemm(s, dw.grad, dlogits, true, in, false, 1, dw.beta);
+        }
+        if (!call.wants(0)) return {Gradient()};
+        const Tensor dx = like(in);
+        if (of_x.defined()) ops::copy(s, dx, of_x.tensor(in));
+        ops::gemm(s, dx, dlogits, false, w.data(), false, 1, of_x.defined() ? 1 : 0);
+        return {dx};
+      },
+      {w});
+  return {out[0], out[1]};
+}
+
+Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
+  const Tensor logits = x.value();
+  const int64_t rows = logits.size(0), experts = logits.size(1);
+  Routes r{{}, integers(logits, {rows, k}), integers(logits, {rows * k}), integers(logits, {rows * k}),
+           integers(logits, {experts})};
+  const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
+  const bool balances = balancing.weight != 0 && recorded(x);
+  const Tensor everywhere = !balances ? Tensor() : ranks > 1 ? like(r.counts) : r.counts;
+  const float balance = balancing.weight * balancing.scale * static_cast<float>(experts) /
+                        static_cast<float>(std::max<int64_t>(1, ranks * rows * k));
+  r.gates = function(
+      {x},
+      [&](Stream& s) {
+        Tensor gates = like_f32(logits, {rows, k});
+        ops::route_top_k(s, r.indices, gates, logits);
+        ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
+        if (balances && ranks > 1) {
+          ops::copy(s, everywhere, r.counts);
+          // On the compute stream alone, as all work with this memory: the collective need not own it.
+          balancing.ranks->all_reduce(s, everywhere.unowned_view());
+        }
+        return gates;
+      },
+      [logits, indices = r.indices, everywhere, balance](Stream& s,
+                                                         const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
+        const Tensor dlogits = like(logits);
+        ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance);
+        return {dlogits};
+      });
+  return r;
+}
+
+Var dispatch(const Var& x, const Routes& routes) {
+  const Tensor in = x.value();
+  const Shape shape{routes.order.numel(), in.size(1)};
+  return function(
+      {x},
+      [&](Stream& s) {
+        Tensor rows = like(in, shape);
+        ops::expand_rows(s, rows, in, routes.order, {});
+        return rows;
+      },
+      [device = &in.device(), n = in.size(0), shape, dtype = in.dtype(), position = routes.position](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor drows = call.output().tensor(*device, shape, dtype);
+        const Tensor dx = like(drows, {n, shape[1]});
+        ops::combine_rows(s, dx, drows, position, {});
+        return {dx};
+      });
+}
+
+Var combine(const Var& x, const Routes& routes) {
+  const Tensor rows = x.value(), gates = routes.gates.value();
+  const Shape shape{gates.size(0), rows.size(1)};
+  return function(
+      {x, routes.gates},
+      [&](Stream& s) {
+        Tensor y = like(rows, shape);
+        ops::combine_rows(s, y, rows, routes.position, gates);
+        return y;
+      },
+      [rows, gates, shape, order = routes.order, position = routes.position](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(rows.device(), shape, rows.dtype());
+        Gradient drows, dgates;
+        if (call.wants(1)) {
+          const Tensor d = like_f32(rows, gates.shape());
+          ops::combine_gates_backward(s, d, dy, rows, position);
+          dgates = d;
+        }
+        if (call.wants(0)) {
+          const Tensor d = like(rows);
+          ops::expand_rows(s, d, dy, order, gates);
+          drows = d;
+        }
+        return {drows, dgates};
+      });
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,63 @@
+// Mixtures of experts: which rows go to which expert, and what comes back.
+//
+//     const auto [logits, in] = nn::router_logits(x, router);
+//     const nn::Routes routes = nn::route_top_k(logits, 2);
+//     const nn::ExpertExchange exchange(ranks, routes.counts);
+//     Var rows = exchange.to_experts(nn::dispatch(in, routes));
+//     rows = ... grouped_linear(rows, exchange.offsets(), ...) ...
+//     Var y = nn::combine(exchange.from_experts(rows), routes);
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <sherd/comm/communicator.h>
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// What router_logits() returns.
+struct RouterLogits {
+  Var logits;  // f32 [n, experts], whatever the dtype of x
+  /// x itself, for what else is computed from it: backward adds the product's part to the gradient that comes here,
+  /// in the product, and rounds once.
+  Var x;
+};
+
+/// logits = x w^T: x [n, d], w [experts, d] of one dtype. The gradient of the logits is rounded to x's dtype before
+/// the two products that it goes into.
+RouterLogits router_logits(const Var& x, const Parameter& w);
+
+/// The load-balancing loss of the Switch Transformer (Fedus et al., 2021, equations 4 to 6), for its gradient alone:
+/// that of an objective with the further summand
+///     scale * n * weight * experts * sum over e of share[e] * mean[e],
+/// share[e] the share of the choices that fell on expert e, a constant, among those of all `ranks`, each of which has
+/// as many rows; mean[e] the mean of softmax(logits)[e] over the n rows of this rank.
+struct LoadBalancing {
+  float weight = 0;  // 0: none. The same on all ranks: every forward that is recorded sums the choices over them.
+  float scale = 1;   // d(objective)/d(loss of one row), of this rank
+  std::shared_ptr<Communicator> ranks = nullptr;  // null: this one alone
+};
+
+/// Every row's k experts.
+struct Routes {
+  Var gates;       // f32 [n, k]: how much each counts
+  Tensor indices;  // i32 [n, k], best first
+  /// i32 [n * k]: the stable order of the choices (row * k + slot) by their expert, and its inverse.
+  Tensor order, position;
+  Tensor counts;  // i32 [experts]: choices of this rank's rows that fell on each
+};
+
+/// The k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index. Gates are, for
+/// k = 1, the softmax probability of the chosen one, for k = 2 the two probabilities divided by their sum. The gradient
+/// of the balancing loss comes with that of the gates.
+/// @throws InvalidArgument for a k other than 1 and 2, or greater than the number of experts.
+Routes route_top_k(const Var& logits, int64_t k, const LoadBalancing& balancing = {});
+
+/// x's rows [n, d] in the order of their experts, one for each choice: [n * k, d].
+Var dispatch(const Var& x, const Routes& routes);
+/// The way back: y[r] = sum over slots s, in their order, of gates[r, s] * the row of choice (r, s). rows [n * k, d],
+/// the result [n, d] of their dtype. Keeps `rows`.
+Var combine(const Var& rows, const Routes& routes);
+
+}  // namespace sherd::nn

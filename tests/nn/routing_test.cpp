@@ -1,0 +1,183 @@
+// Routers, gates and the balancing loss.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+#include "differences.h"
+#include "nets.h"
+
+namespace sherd::test {
+namespace {
+
+using nn::Tape;
+using nn::Var;
+
+constexpr int64_t kExperts = 4, kDim = 3;
+
+struct Router : nn::Module<Router> {
+  Parameter w = param("weight", {kExperts, kDim}, normal(0.8f));
+  std::function<Var(const nn::RouterLogits&)> f;
+  Var forward(const Var& x) { return f(nn::router_logits(x, w)); }
+};
+
+TEST(Routing, RouterLogitsHaveTheDerivativeByWhatIsUsedOfThem) {
+  launch(1, [](RankContext& rank) {
+    Router model;
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard, .allow_unused = true});
+    runtime_of(model).set_last_microbatch(false);
+    const std::vector<std::function<Var(const nn::RouterLogits&)>> uses = {
+        [](const nn::RouterLogits& r) { return weighted(r.logits); },
+        [](const nn::RouterLogits& r) { return weighted(nn::gelu(r.x)); },
+        [](const nn::RouterLogits& r) { return weighted(r.logits) + weighted(nn::gelu(r.x)); },
+    };
+    for (const auto& use : uses) {
+      model.f = use;
+      expect_gradient([&](Tape&, const auto& v) { return model(v[0]); }, {random(*rank.device, {5, kDim}, 4)});
+    }
+  });
+}
+
+TEST(Routing, LogitsAreF32WhateverTheActivations) {
+  launch(1, [](RankContext& rank) {
+    Stream& s = rank.device->compute();
+    Router model;
+    model.f = [](const nn::RouterLogits& r) {
+      EXPECT_EQ(r.logits.dtype(), DType::f32);
+      return r.logits;
+    };
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.compute_dtype = DType::bf16});
+    const Tensor bf16 = Tensor::empty(*rank.device, {5, kDim}, DType::bf16, "test");
+    ops::cast(s, bf16, random(*rank.device, {5, kDim}, 4));
+    Tape tape;
+    const Var x = tape.leaf(bf16);
+    tape.backward(nn::sum(model(x)));
+    EXPECT_EQ(tape.gradient(x).dtype(), DType::bf16);
+    // The gradient of a sum by x is the same for every row, the sum of the router's rows; by w it is x's sum.
+    const std::vector<float> dx = ops::to_floats(s, tape.gradient(x)), w = ops::to_floats(s, model.w.shard()),
+                             dw = ops::to_floats(s, model.w.grad_shard()), in = ops::to_floats(s, bf16);
+    for (size_t c = 0; c < kDim; ++c) {
+      double by_x = 0, by_w = 0;
+      for (size_t e = 0; e < kExperts; ++e) by_x += w[e * kDim + c];
+      for (size_t r = 0; r < 5; ++r) by_w += in[r * kDim + c];
+      // Four weights and their sum, each rounded to 8 bits; x is as it is.
+      for (size_t r = 0; r < 5; ++r) EXPECT_NEAR(dx[r * kDim + c], by_x, 5 * 0x1p-8 * 2);
+      for (size_t e = 0; e < kExperts; ++e) EXPECT_NEAR(dw[e * kDim + c], by_w, 1e-5);
+    }
+  });
+}
+
+TEST(Routing, GatesDispatchAndCombineHaveTheirDerivative) {
+  auto device = make_cpu_device();
+  for (const int64_t k : {1, 2}) {
+    // Logits far enough apart that no step changes a choice.
+    const Tensor logits = random(*device, {6, kExperts}, 11), x = random(*device, {6, kDim}, 12);
+    std::vector<float> spread = ops::to_floats(device->compute(), logits);
+    for (size_t i = 0; i < spread.size(); ++i)
+      spread[i] = 0.05f * spread[i] + 0.5f * static_cast<float>((3 * i + i / 4) % 4);
+    ops::copy_from_host(device->compute(), logits, spread.data(), logits.nbytes());
+    for (size_t r = 0; r < 6; ++r)
+      for (size_t a = 0; a < 4; ++a)
+        for (size_t b = 0; b < a; ++b)
+          ASSERT_GT(std::abs(spread[r * 4 + a] - spread[r * 4 + b]), 4 * kStep) << "choose another seed";
+    expect_gradient([&](Tape&, const auto& v) { return weighted(nn::route_top_k(v[0], k).gates); }, {logits});
+    expect_gradient(
+        [&](Tape&, const auto& v) {
+          const nn::Routes routes = nn::route_top_k(v[1], k);
+          const Var rows = nn::dispatch(v[0], routes);
+          return weighted(rows) + weighted(nn::combine(nn::gelu(rows), routes));
+        },
+        {x, logits});
+  }
+}
+
+std::vector<int32_t> integers(Stream& s, const Tensor& t) {
+  const Tensor host = Tensor::host(t.device(), t.shape(), t.dtype(), "test");
+  ops::copy(s, host, t);
+  s.synchronize();
+  return {host.data<int32_t>(), host.data<int32_t>() + host.numel()};
+}
+
+TEST(Routing, EveryRowIsDispatchedToItsExpertsInOrder) {
+  auto device = make_cpu_device();
+  Stream& s = device->compute();
+  const Tensor logits = Tensor::empty(*device, {3, kExperts}, DType::f32, "test");
+  const std::vector<float> values{0, 5, 1, 4, /**/ 9, 8, 7, 6, /**/ 2, 2, 2, 2};
+  ops::copy_from_host(s, logits, values.data(), logits.nbytes());
+  const nn::Routes routes = nn::route_top_k(Var(logits), 2);
+  EXPECT_EQ(integers(s, routes.indices), (std::vector<int32_t>{1, 3, 0, 1, 0, 1}));
+  EXPECT_EQ(integers(s, routes.counts), (std::vector<int32_t>{2, 3, 0, 1}));
+  EXPECT_EQ(integers(s, routes.order), (std::vector<int32_t>{2, 4, 0, 3, 5, 1})) << "row * 2 + slot, by expert";
+  EXPECT_EQ(integers(s, routes.position), (std::vector<int32_t>{2, 5, 0, 3, 1, 4})) << "its inverse";
+  const Tensor x = Tensor::empty(*device, {3, 1}, DType::f32, "test");
+  const std::vector<float> rows{10, 20, 30};
+  ops::copy_from_host(s, x, rows.data(), x.nbytes());
+  const Var sent = nn::dispatch(Var(x), routes);
+  EXPECT_EQ(ops::to_floats(s, sent.value()), (std::vector<float>{20, 30, 10, 20, 30, 10}));
+  // Both gates of a row sum to 1.
+  const std::vector<float> back = ops::to_floats(s, nn::combine(sent, routes).value());
+  for (size_t r = 0; r < 3; ++r) EXPECT_NEAR(back[r], rows[r], 1e-5);
+  EXPECT_FALSE(nn::combine(sent, routes).requires_grad());
+}
+
+TEST(Routing, RefusesOtherNumbersOfExperts) {
+  auto device = make_cpu_device();
+  EXPECT_THROW(nn::route_top_k(Var(random(*device, {2, 4}, 1)), 3), InvalidArgument);
+  EXPECT_THROW(nn::route_top_k(Var(random(*device, {2, 1}, 1)), 2), InvalidArgument);
+}
+
+// With k = 2 the gates of a row sum to 1, whatever the logits: the gradient of their sum is that of the balancing loss.
+TEST(Routing, TheBalancingLossCountsTheChoicesOfAllRanks) {
+  constexpr int kRanks = 3;
+  constexpr size_t kRows = 5;
+  constexpr double kWeight = 0.5, kScale = 0.25;
+  std::vector<std::vector<float>> logits(kRanks), gradients(kRanks);
+  for (const bool everywhere : {true, false}) {
+    launch(kRanks, [&](RankContext& rank) {
+      Stream& s = rank.device->compute();
+      const auto me = static_cast<size_t>(rank.world->rank());
+      const Tensor in = random(*rank.device, {kRows, kExperts}, 40 + me);
+      std::shared_ptr<Communicator> ranks;
+      if (everywhere) ranks = rank.world->clone();
+      Tape tape;
+      const auto gates = [&](const Var& x) {
+        return nn::route_top_k(x, 2, {static_cast<float>(kWeight), static_cast<float>(kScale), ranks}).gates;
+      };
+      {
+        const nn::NoGrad scope(tape);
+        gates(tape.input(in));
+        EXPECT_EQ(rank.world->counts()["all_reduce"].calls, 0) << "for a gradient that nobody wants";
+      }
+      const Var x = tape.leaf(in);
+      tape.backward(nn::sum(gates(x)));
+      EXPECT_EQ(rank.world->counts()["all_reduce"].calls, everywhere ? 1 : 0);
+      logits[me] = ops::to_floats(s, in);
+      gradients[me] = ops::to_floats(s, tape.gradient(x));
+    });
+    for (size_t me = 0; me < kRanks; ++me) {
+      std::vector<double> share(kExperts);
+      for (size_t other = 0; other < kRanks; ++other)
+        for (size_t r = 0; r < kRows && (everywhere || other == me); ++r) {
+          const float* row = &logits[other][r * kExperts];
+          for (size_t e = 0; e < kExperts; ++e)  // among the two best
+            if (std::count_if(row, row + kExperts, [&](float v) { return v > row[e]; }) < 2)
+              share[e] += 0.5 / static_cast<double>(kRows * (everywhere ? kRanks : 1));
+        }
+      for (size_t r = 0; r < kRows; ++r) {
+        const float* row = &logits[me][r * kExperts];
+        double total = 0, mean = 0;
+        for (size_t e = 0; e < kExperts; ++e) total += std::exp(static_cast<double>(row[e]));
+        for (size_t e = 0; e < kExperts; ++e) mean += std::exp(static_cast<double>(row[e])) / total * share[e];
+        for (size_t e = 0; e < kExperts; ++e) {
+          const double p = std::exp(static_cast<double>(row[e])) / total;
+          // n / n rows: the mean over rows is weighted by their number.
+          EXPECT_NEAR(gradients[me][r * kExperts + e], kScale * kWeight * kExperts * p * (share[e] - mean), 1e-6);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test
