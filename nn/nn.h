@@ -3,6 +3,7 @@
 
 #include <sherd/nn/activation.h>
 #include <sherd/nn/attention.h>
+#include <sherd/nn/dropout.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/function.h>
@@ -11,3 +12,4 @@
 #include <sherd/nn/loss.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/rows.h>

@@ -9,4 +9,8 @@ namespace sherd::nn {
 /// Root Mean Square Layer Normalization, 2019.)
 Var rms_norm(const Var& x, const Parameter& w, float eps = 1e-6f);
 
+/// y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + bias for each row: x [n, d], w [d], bias [d] or not
+/// defined(). Keeps x and two f32 a row. (Ba, Kiros and Hinton, Layer Normalization, 2016.)
+Var layer_norm(const Var& x, const Parameter& w, const Parameter& bias = {}, float eps = 1e-5f);
+
 }  // namespace sherd::nn

@@ -79,20 +79,20 @@ TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   const int64_t rows = 3, cols = 5;
   std::vector<double> x = doubles(rows * cols, 1), w = doubles(cols, 2), dy = doubles(rows * cols, 3);
   std::vector<double> y(x.size()), dx(x.size());
-  std::vector<float> rstd(3), dw(5, 0);
+  std::vector<double> rstd(3), dw(5, 0);
   RmsNormArgs a{.rows = rows, .cols = cols, .eps = kEps, .x = ref(x), .w = ref(w), .y = ref(y)};
-  a.rstd = rstd.data();
+  a.rstd = ref(rstd);
   a.dy = ref(dy);
   a.dx = ref(dx);
-  a.dw = dw.data();
+  a.dw = ref(dw);
   auto loss = [&] {
     reference_kernels().rms_norm_forward(no_context(), a);
     return dot(y, dy);
   };
   loss();
   reference_kernels().rms_norm_backward(no_context(), a);
-  expect_gradient(x, dx, loss, 3e-6);  // rstd and dw are fp32
-  expect_gradient(w, {dw.begin(), dw.end()}, loss, 3e-6);
+  expect_gradient(x, dx, loss, 1e-7);
+  expect_gradient(w, dw, loss, 1e-7);
 }
 
 }  // namespace
