@@ -8,9 +8,10 @@ namespace sherd::nn {
 
 void RandomState::begin(int64_t step, int64_t first_row) {
   if (first_row < 0)
-    throw InvalidArgument(fmt::format("RandomState::begin(): the first row {} is negative; it counts the rows of the "
-                                      "step's whole batch from 0",
-                                      first_row));
+    throw InvalidArgument(
+        fmt::format("RandomState::begin(): the first row {} is negative; it counts the rows of the "
+                    "step's whole batch from 0",
+                    first_row));
   step_ = step;
   first_row_ = first_row;
   calls_.clear();

@@ -10,22 +10,24 @@
 
 namespace sherd::nn {
 
-/// Where a forward stands in a run: what its random numbers are keyed by. The mask of an element depends on the seed,
-/// the step, the site (a name of the place in the model), how often that site was used before in the forward, and the
-/// element's *global* row and column; so one rank with the whole batch and many ranks with microbatches have the same.
-/// Nothing is stored: backward computes the mask again. For resuming, a seed and a step are the whole state.
+/// Where a forward stands in a run: what its random numbers are keyed by. The mask of an element depends on
+/// the seed, the step, the site (a name of the place in the model), how often that site was used before in
+/// the forward, and the element's *global* row and column; so one rank with the whole batch and many ranks
+/// with microbatches have the same. Nothing is stored: backward computes the mask again. For resuming, a seed
+/// and a step are the whole state.
 ///
 /// Owned by the caller, one for each rank; modules that drop hold a pointer to it.
 ///
 ///     nn::RandomState random(seed);
 ///     for (each step) for (each microbatch) {
 ///       random.begin(step, first_row);   // the global number of the microbatch's first row
-///       nn::Var loss = model(tape.input(tokens), targets);   // in it: nn::dropout(x, 0.1f, random, "blocks.0.mlp")
+///       nn::Var loss = model(tape.input(tokens), targets);   // in it: nn::dropout(x, 0.1f, random,
+///       "blocks.0.mlp")
 ///       ...
 ///     }
 ///
-/// A forward that is run again (to recompute activations) needs the same calls: keep a copy from before its first
-/// run, and assign it before the second.
+/// A forward that is run again (to recompute activations) needs the same calls: keep a copy from before its
+/// first run, and assign it before the second.
 class RandomState {
  public:
   explicit RandomState(uint64_t seed) : seed_(seed) {}
@@ -37,8 +39,8 @@ class RandomState {
   uint64_t seed() const { return seed_; }
   int64_t step() const { return step_; }
   int64_t first_row() const { return first_row_; }
-  /// The key of the next call at `site`, which it counts. Values whose rows are others than those of begin() (one for
-  /// each sequence, say) change the key's first_row.
+  /// The key of the next call at `site`, which it counts. Values whose rows are others than those of begin()
+  /// (one for each sequence, say) change the key's first_row.
   DropoutKey next(std::string_view site);
 
  private:
@@ -47,9 +49,9 @@ class RandomState {
   std::unordered_map<uint64_t, uint32_t> calls_;  // by DropoutKey::key
 };
 
-/// x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at `site`; rows are those
-/// of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p = 0 it is x itself; the call is
-/// counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
+/// x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at `site`; rows
+/// are those of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p = 0 it is x
+/// itself; the call is counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
 /// @throws InvalidArgument for p outside [0, 1).
 Var dropout(const Var& x, float p, RandomState& random, std::string_view site);
 /// The same by a key of the caller's.

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/gemm.h>
 #include <sherd/kernels/ops/loss.h>

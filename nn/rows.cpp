@@ -36,9 +36,9 @@ Var concat_rows(const std::vector<Var>& parts) {
     const Tensor& t = parts[i].value();
     require_rows("concat_rows", t);
     if (t.dtype() != first.dtype() || with_rows(t.shape(), 0) != with_rows(first.shape(), 0))
-      throw ShapeMismatch(fmt::format("concat_rows: part {} is {} {}, part 0 is {} {}; they may differ in rows alone", i,
-                                      name_of(t.dtype()), to_string(t.shape()), name_of(first.dtype()),
-                                      to_string(first.shape())));
+      throw ShapeMismatch(fmt::format(
+          "concat_rows: part {} is {} {}, part 0 is {} {}; they may differ in rows alone", i,
+          name_of(t.dtype()), to_string(t.shape()), name_of(first.dtype()), to_string(first.shape())));
     ends.push_back(count += t.size(0));
   }
   return function(
@@ -62,7 +62,8 @@ Var rows(const Var& x, int64_t begin, int64_t end) {
   const Tensor in = x.value();
   require_rows("rows", in);
   if (begin < 0 || begin > end || end > in.size(0))
-    throw InvalidArgument(fmt::format("rows: [{}, {}) lies outside of x, which is {}", begin, end, to_string(in.shape())));
+    throw InvalidArgument(
+        fmt::format("rows: [{}, {}) lies outside of x, which is {}", begin, end, to_string(in.shape())));
   return function(
       {x}, [&](Stream&) { return in.rows(begin, end); },
       [begin, end, device = &in.device(), shape = in.shape(), dtype = in.dtype()](
@@ -70,7 +71,8 @@ Var rows(const Var& x, int64_t begin, int64_t end) {
         Tensor dx = Tensor::empty(*device, shape, dtype, detail::kActivations);
         ops::fill(s, dx.rows(0, begin), 0);
         ops::fill(s, dx.rows(end, shape[0]), 0);
-        ops::copy(s, dx.rows(begin, end), call.output().tensor(*device, with_rows(shape, end - begin), dtype));
+        ops::copy(s, dx.rows(begin, end),
+                  call.output().tensor(*device, with_rows(shape, end - begin), dtype));
         return {dx};
       });
 }
@@ -78,9 +80,10 @@ Var rows(const Var& x, int64_t begin, int64_t end) {
 std::vector<Var> split_columns(const Var& x, const std::vector<int64_t>& widths) {
   const Tensor in = x.value();
   const int64_t sum = std::accumulate(widths.begin(), widths.end(), int64_t{0});
-  if (in.dim() != 2 || sum != in.size(1) || std::any_of(widths.begin(), widths.end(), [](int64_t w) { return w < 0; }))
-    throw ShapeMismatch(fmt::format("split_columns: widths {} do not cut the columns of x, which is {}", widths,
-                                    to_string(in.shape())));
+  if (in.dim() != 2 || sum != in.size(1) ||
+      std::any_of(widths.begin(), widths.end(), [](int64_t w) { return w < 0; }))
+    throw ShapeMismatch(fmt::format("split_columns: widths {} do not cut the columns of x, which is {}",
+                                    widths, to_string(in.shape())));
   return functions(
       {x},
       [&](Stream& s) {

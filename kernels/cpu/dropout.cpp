@@ -7,8 +7,10 @@ namespace sherd::cpu {
 namespace {
 
 template <class T>
-void drop_row(T* y, const T* x, int64_t cols, uint64_t row, const DropoutKey& key, uint32_t threshold, float factor) {
-  const std::array<uint32_t, 2> words_key{static_cast<uint32_t>(key.key), static_cast<uint32_t>(key.key >> 32)};
+void drop_row(T* y, const T* x, int64_t cols, uint64_t row, const DropoutKey& key, uint32_t threshold,
+              float factor) {
+  const std::array<uint32_t, 2> words_key{static_cast<uint32_t>(key.key),
+                                          static_cast<uint32_t>(key.key >> 32)};
   for (int64_t first = 0; first < cols; first += 4) {
     const auto words = philox4x32({static_cast<uint32_t>(first / 4), static_cast<uint32_t>(row),
                                    static_cast<uint32_t>(row >> 32), key.call},

@@ -9,15 +9,17 @@ namespace {
 
 /// One thread for the four elements that share a block of Philox: `groups` of them in each row.
 template <class T, bool kAligned>
-__global__ void __launch_bounds__(256)
-    drop(T* y, const T* x, int64_t rows, int64_t cols, int64_t groups, DropoutKey key, uint32_t threshold, float factor) {
+__global__ void __launch_bounds__(256) drop(T* y, const T* x, int64_t rows, int64_t cols, int64_t groups,
+                                            DropoutKey key, uint32_t threshold, float factor) {
   for (int64_t g = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; g < rows * groups;
        g += int64_t{gridDim.x} * blockDim.x) {
     const int64_t r = g / groups, group = g % groups, at = r * cols + 4 * group;
     const auto row = static_cast<uint64_t>(key.first_row + r);
-    const Words words = philox(static_cast<uint64_t>(group) | row << 32, key.key, static_cast<uint32_t>(row >> 32),
-                               key.call);
-    const auto dropped = [&](T& v, int k) { put(v, words.v[k] < threshold ? 0.0f : __fmul_rn(to_float(v), factor)); };
+    const Words words =
+        philox(static_cast<uint64_t>(group) | row << 32, key.key, static_cast<uint32_t>(row >> 32), key.call);
+    const auto dropped = [&](T& v, int k) {
+      put(v, words.v[k] < threshold ? 0.0f : __fmul_rn(to_float(v), factor));
+    };
     if constexpr (kAligned) {
       Vec<T, 4> v = load<4>(x, at);
 #pragma unroll

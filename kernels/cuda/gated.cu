@@ -12,7 +12,9 @@ struct GeluErf {
   /// Phi(x): the complement keeps its digits where the sum with erf would lose them.
   static __device__ float distribution(float x) { return 0.5f * erfcf(-0.70710678f * x); }
   static __device__ float value(float x) { return x * distribution(x); }
-  static __device__ float slope(float x) { return fmaf(0.39894228f * x, expf(-0.5f * x * x), distribution(x)); }
+  static __device__ float slope(float x) {
+    return fmaf(0.39894228f * x, expf(-0.5f * x * x), distribution(x));
+  }
 };
 
 struct Silu {
@@ -84,8 +86,10 @@ struct Gated {
 template <class T, int N>
 __global__ void __launch_bounds__(256) swiglu(Gated<T> p, int64_t rows, int64_t cols, int64_t stride) {
   const int64_t groups = cols / N;
-  for (int64_t r = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; r < rows; r += int64_t{gridDim.y} * blockDim.y)
-    for (int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; c < groups; c += int64_t{gridDim.x} * blockDim.x) {
+  for (int64_t r = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; r < rows;
+       r += int64_t{gridDim.y} * blockDim.y)
+    for (int64_t c = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; c < groups;
+         c += int64_t{gridDim.x} * blockDim.x) {
       const int64_t in = r * stride + c * N, out = r * cols + c * N;
       Vec<T, N> g = load<N>(p.gate, in), u = load<N>(p.up, in);
       if (p.dy == nullptr) {
@@ -112,14 +116,14 @@ void run_swiglu(ExecutionContext& context, const char* what, const SwigluArgs& a
     constexpr int kVec = 16 / sizeof(T);
     const Gated<T> p{a.gate.as<T>(), a.up.as<T>(), a.dy.as<T>(), a.y.as<T>(), a.dgate.as<T>(), a.dup.as<T>()};
     // A single row need not end on a boundary, but then it is not worth more than one element at a time.
-    const bool fast = a.stride % kVec == 0 && rows_on_boundaries<kVec>(a.cols, p.gate, p.up, p.dy,
-                                                                       static_cast<const T*>(p.y),
-                                                                       static_cast<const T*>(p.dgate),
-                                                                       static_cast<const T*>(p.dup));
+    const bool fast = a.stride % kVec == 0 &&
+                      rows_on_boundaries<kVec>(a.cols, p.gate, p.up, p.dy, static_cast<const T*>(p.y),
+                                               static_cast<const T*>(p.dgate), static_cast<const T*>(p.dup));
     const int64_t groups = fast ? a.cols / kVec : a.cols;
     const dim3 block = row_block(groups);
     const dim3 blocks(blocks_of(groups, block.x, 132 * 16), blocks_of(a.rows, block.y, 65535));
-    launch(context, what, fast ? swiglu<T, kVec> : swiglu<T, 1>, Grid{blocks, block}, p, a.rows, a.cols, a.stride);
+    launch(context, what, fast ? swiglu<T, kVec> : swiglu<T, 1>, Grid{blocks, block}, p, a.rows, a.cols,
+           a.stride);
   });
 }
 
@@ -145,8 +149,12 @@ void activation_backward(ExecutionContext& context, Activation f, Ref dx, Ref dy
   });
 }
 
-void swiglu_forward(ExecutionContext& context, const SwigluArgs& a) { run_swiglu(context, "swiglu_forward", a); }
+void swiglu_forward(ExecutionContext& context, const SwigluArgs& a) {
+  run_swiglu(context, "swiglu_forward", a);
+}
 
-void swiglu_backward(ExecutionContext& context, const SwigluArgs& a) { run_swiglu(context, "swiglu_backward", a); }
+void swiglu_backward(ExecutionContext& context, const SwigluArgs& a) {
+  run_swiglu(context, "swiglu_backward", a);
+}
 
 }  // namespace sherd::cuda

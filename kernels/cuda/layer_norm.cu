@@ -14,7 +14,8 @@ __device__ float sum_of(const Pack<T>& x) {
   return sum;
 }
 
-/// Of (x - mean)^2 over the first `count` elements: a row's last pack is filled up with zeros, which are none of it.
+/// Of (x - mean)^2 over the first `count` elements: a row's last pack is filled up with zeros, which are none
+/// of it.
 template <class T>
 __device__ float squares_of(const Pack<T>& x, float mean, int count) {
   float sum = 0;
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) layer_norm_rows(Layer
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
   const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, me.row, a.cols), me.thread);
-  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols), bias = row_of<T, kAligned>(a.bias, 0, a.cols),
+  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols),
+                               bias = row_of<T, kAligned>(a.bias, 0, a.cols),
                                y = row_of<T, kAligned>(a.y, me.row, a.cols);
   const bool biased = a.bias.data != nullptr;
   const int packs = y.packs(), cols = static_cast<int>(a.cols);
@@ -41,7 +43,8 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) layer_norm_rows(Layer
       [&](int pack) { sum += sum_of(x.row.load(pack)); });
   const float mean = group_reduce<kThreads>(sum, Add{}) / static_cast<float>(a.cols);
   each_pack<kThreads>(
-      packs, me.thread, [&](int k, int pack) { squares += squares_of(x.held[k], mean, cols - pack * kCount); },
+      packs, me.thread,
+      [&](int k, int pack) { squares += squares_of(x.held[k], mean, cols - pack * kCount); },
       [&](int pack) { squares += squares_of(x.row.load(pack), mean, cols - pack * kCount); });
   squares = group_reduce<kThreads>(squares, Add{});
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.cols) + a.eps);
@@ -61,8 +64,8 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) layer_norm_rows(Layer
 
 /// Adds to the row's sums of g = dy * w and of g * xhat. Behind the row's end dy is 0.
 template <class T>
-__device__ void add_sums(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float mean, float rstd, float& sum,
-                         float& dot) {
+__device__ void add_sums(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float mean, float rstd,
+                         float& sum, float& dot) {
 #pragma unroll
   for (int k = 0; k < Pack<T>::kCount; ++k) {
     const float g = dy[k] * w[k];
@@ -113,7 +116,9 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
     each_pack<kThreads>(
         packs, me.thread,
         [&](int k, int pack) { add_sums(dy.held[k], w.load(pack), x.held[k], of.mean, of.rstd, g, dot); },
-        [&](int pack) { add_sums(dy.row.load(pack), w.load(pack), x.row.load(pack), of.mean, of.rstd, g, dot); });
+        [&](int pack) {
+          add_sums(dy.row.load(pack), w.load(pack), x.row.load(pack), of.mean, of.rstd, g, dot);
+        });
     of.mean_g = group_reduce<kThreads>(g, Add{}) / static_cast<float>(a.cols);
     of.mean_dot = group_reduce<kThreads>(dot, Add{}) / static_cast<float>(a.cols);
     each_pack<kThreads>(
@@ -139,8 +144,8 @@ void layer_norm_forward(ExecutionContext& context, const LayerNormArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
     with_form<T>(a.cols, {a.x.data, a.w.data, a.bias.data, a.y.data}, [&](auto threads, auto aligned) {
-      launch(context, "layer_norm_forward", layer_norm_rows<T, threads(), aligned()>, grid_of_rows<threads()>(a.rows),
-             a);
+      launch(context, "layer_norm_forward", layer_norm_rows<T, threads(), aligned()>,
+             grid_of_rows<threads()>(a.rows), a);
     });
   });
 }
@@ -153,7 +158,8 @@ void layer_norm_backward(ExecutionContext& context, const LayerNormArgs& a) {
       add_row_sums<threads()>(context, "layer_norm_backward", a.dw.as<float>(), a.rows, a.cols,
                               [&](const Grid& grid, float* sums, int64_t parts) {
                                 launch(context, "layer_norm_backward",
-                                       layer_norm_backward_rows<T, threads(), aligned()>, grid, a, sums, parts);
+                                       layer_norm_backward_rows<T, threads(), aligned()>, grid, a, sums,
+                                       parts);
                               });
     });
   });

@@ -12,15 +12,16 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) softmax_rows(SoftmaxA
   if (me.row >= a.rows) return;
   const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.x, me.row, a.cols);
   const Softmax of = softmax_of<kThreads, T, kAligned>(x, me.thread, nullptr, 0);
-  scaled_exp<kThreads, T, kAligned>(row_of<T, kAligned>(a.y, me.row, a.cols), x, me.thread, nullptr, 0, of.max,
-                                    1.0f / of.sum);
+  scaled_exp<kThreads, T, kAligned>(row_of<T, kAligned>(a.y, me.row, a.cols), x, me.thread, nullptr, 0,
+                                    of.max, 1.0f / of.sum);
 }
 
 template <class T, int kThreads, bool kAligned>
 __global__ void __launch_bounds__(kBlockThreads<kThreads>) softmax_backward_rows(SoftmaxArgs a) {
   const RowThread<kThreads> me;
   if (me.row >= a.rows) return;
-  const PackedRow<T, kAligned> y = row_of<T, kAligned>(a.y, me.row, a.cols), dy = row_of<T, kAligned>(a.dy, me.row, a.cols),
+  const PackedRow<T, kAligned> y = row_of<T, kAligned>(a.y, me.row, a.cols),
+                               dy = row_of<T, kAligned>(a.dy, me.row, a.cols),
                                dx = row_of<T, kAligned>(a.dx, me.row, a.cols);
   const int packs = y.packs();
   float dot = 0;
@@ -42,7 +43,8 @@ void softmax_forward(ExecutionContext& context, const SoftmaxArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
     with_logits_form<T>(a.cols, {a.x.data, a.y.data}, [&](auto threads, auto aligned) {
-      launch(context, "softmax_forward", softmax_rows<T, threads(), aligned()>, grid_of_rows<threads()>(a.rows), a);
+      launch(context, "softmax_forward", softmax_rows<T, threads(), aligned()>,
+             grid_of_rows<threads()>(a.rows), a);
     });
   });
 }

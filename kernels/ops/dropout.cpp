@@ -18,7 +18,8 @@ void dropout(Stream& s, const Tensor& y, const Tensor& x, float p, const Dropout
                       .y = ref(y),
                       .p = p,
                       .key = key};
-  require(a.cols < int64_t{1} << 34, fmt::format("dropout: rows of {} elements; below 2^34 can be told apart", a.cols));
+  require(a.cols < int64_t{1} << 34,
+          fmt::format("dropout: rows of {} elements; below 2^34 can be told apart", a.cols));
   queue(s, "dropout", kernels(s).dropout, a);
 }
 

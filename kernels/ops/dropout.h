@@ -10,8 +10,8 @@
 
 namespace sherd {
 
-/// Which elements a dropout keeps: element c of *global* row r of one call is a pure function of this key, p, r and
-/// c, whatever ranks and microbatches the rows are spread over and whatever the dtype or the device.
+/// Which elements a dropout keeps: element c of *global* row r of one call is a pure function of this key, p,
+/// r and c, whatever ranks and microbatches the rows are spread over and whatever the dtype or the device.
 struct DropoutKey {
   uint64_t key = 0;       // of seed, step and site: make()
   uint32_t call = 0;      // how often the site was used before in this forward
@@ -24,8 +24,8 @@ struct DropoutKey {
 };
 
 /// y = x / (1 - p) where the element is kept and 0 elsewhere; x, y [rows, cols]. Word c mod 4 of
-/// philox4x32({c / 4, row, row >> 32, call}, key), row being first_row + r, decides: an element is dropped when it is
-/// below p * 2^32. (Srivastava et al., Dropout, 2014.)
+/// philox4x32({c / 4, row, row >> 32, call}, key), row being first_row + r, decides: an element is dropped
+/// when it is below p * 2^32. (Srivastava et al., Dropout, 2014.)
 struct DropoutArgs {
   int64_t rows = 0, cols = 0;
   Ref x{}, y{};
@@ -37,8 +37,8 @@ struct DropoutArgs {
 
 namespace ops {
 
-/// Both directions: with the same key and p, dx comes of dy as y of x. Rows are those of the first dimension (a
-/// tensor of one dimension is rows of one element); y may be x.
+/// Both directions: with the same key and p, dx comes of dy as y of x. Rows are those of the first dimension
+/// (a tensor of one dimension is rows of one element); y may be x.
 /// @throws InvalidArgument for p outside [0, 1), a negative first_row, or rows of 2^34 elements and more.
 void dropout(Stream& s, const Tensor& y, const Tensor& x, float p, const DropoutKey& key);
 
