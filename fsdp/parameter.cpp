@@ -14,6 +14,12 @@ Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::mak
   state_->init = init;
 }
 
+Parameter::Parameter(std::string name, Shape shape, ParameterViews& views, int index)
+    : Parameter(std::move(name), std::move(shape), Init{}) {
+  state_->views = &views;
+  state_->index = index;
+}
+
 Parameter::State& Parameter::state() const {
   if (!state_) throw InvalidArgument("an undefined Parameter was used; make parameters with Module::param()");
   return *state_;
@@ -95,7 +101,7 @@ ParamGroup& Parameter::group() const {
 }
 
 ParameterViews& Parameter::views() const {
-  require_memory();
+  if (state().views == nullptr) require_memory();
   return *state_->views;
 }
 

@@ -34,6 +34,9 @@ class Parameter {
  public:
   Parameter() = default;
   Parameter(std::string name, Shape shape, Init init);
+  /// Parameter number `index` of `views`, which outlive it, of no module and no group: for functions on memory of the
+  /// caller's own. Only name(), shape(), trainable(), data(), grad() and grad_for_overwrite() mean anything.
+  Parameter(std::string name, Shape shape, ParameterViews& views, int index);
 
   /// Full name in the module tree, e.g. "blocks.0.qkv.weight" (the local name until the root is sharded).
   const std::string& name() const { return state().name; }

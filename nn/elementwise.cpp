@@ -1,5 +1,7 @@
 #include <sherd/nn/elementwise.h>
 
+#include <string>
+
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/gemm.h>
@@ -29,7 +31,7 @@ Var sum_of(const Var& x, float factor) {
         if (call.output().constant()) return {Gradient::constant(*call.output().constant() * factor)};
         Tensor dx = Tensor::empty(*device, shape, dtype, detail::kActivations);
         ops::fill(s, dx, factor);
-        ops::scale_by(s, dx, call.output().tensor(*device, {1}, DType::f32));
+        scale_by(s, dx, call.output());
         return {dx};
       });
 }
@@ -45,6 +47,30 @@ Var add(const Var& a, const Var& b) {
         return y;
       },
       [](Stream&, const BackwardCall& call) -> std::vector<Gradient> { return {call.output(), call.output()}; });
+}
+
+Var multiply(const Var& a, const Var& b) {
+  const Tensor x = a.value(), y = b.value();
+  if (x.shape() != y.shape())
+    throw ShapeMismatch("multiply: the shapes " + to_string(x.shape()) + " and " + to_string(y.shape()) +
+                        " differ; they must be one");
+  return function(
+      {a, b},
+      [&](Stream& s) {
+        Tensor z = like(x);
+        ops::multiply(s, z, x, y);
+        return z;
+      },
+      [x, y](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dz = call.output().tensor(x);
+        const auto times = [&](size_t i, const Tensor& other) -> Gradient {
+          if (!call.wants(i)) return {};
+          Tensor d = like(dz);
+          ops::multiply(s, d, dz, other);
+          return d;
+        };
+        return {times(0, y), times(1, x)};
+      });
 }
 
 Var scale(const Var& x, float factor) {
@@ -88,14 +114,18 @@ Var mean(const Var& x) { return sum_of(x, 1 / static_cast<float>(x.numel())); }
 
 Var mean_squared_error(const Var& x, const Tensor& target) {
   const Tensor in = x.value();
+  if (in.dtype() == DType::bf16 || in.shape() != target.shape())
+    throw ShapeMismatch("mean_squared_error: x is " + std::string(name_of(in.dtype())) + " " + to_string(in.shape()) +
+                        ", the target " + to_string(target.shape()) + "; both must be f32 of one shape");
   const Tensor difference = like(in);
   const float per_element = 1 / static_cast<float>(in.numel());
   return function(
       {x},
       [&](Stream& s) {
-        ops::copy(s, difference, in);
-        ops::scaled_add(s, difference, -1, target);
-        Tensor squares = detail::like_f32(in, {1, 1});
+        ops::copy(s, difference, target);
+        ops::scale(s, difference, -1);
+        ops::add(s, difference, in, difference);
+        Tensor squares = detail::like_wide(in, {1, 1});
         const Tensor row = difference.view({1, in.numel()});
         ops::gemm(s, squares, row, false, row, true, per_element);
         return squares.view({1});
@@ -105,7 +135,7 @@ Var mean_squared_error(const Var& x, const Tensor& target) {
         Tensor dx = like(difference);
         ops::copy(s, dx, difference);
         ops::scale(s, dx, 2 * per_element * g.constant().value_or(1));
-        if (!g.constant()) ops::scale_by(s, dx, g.tensor());
+        if (!g.constant()) scale_by(s, dx, g);
         return {dx};
       });
 }

@@ -8,6 +8,9 @@ namespace sherd::nn {
 /// a + b, of one shape and dtype.
 Var add(const Var& a, const Var& b);
 inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
+/// a * b element by element, of one shape and dtype. Keeps both.
+Var multiply(const Var& a, const Var& b);
+inline Var operator*(const Var& a, const Var& b) { return multiply(a, b); }
 /// factor * x.
 Var scale(const Var& x, float factor);
 inline Var operator*(float factor, const Var& x) { return scale(x, factor); }

@@ -11,7 +11,7 @@ namespace {
 Tensor target(Stream& s, const Parameter& p, const Tensor& beside) {
   if (!p.defined()) return {};
   if (p.trainable()) return p.grad();
-  Tensor unused = detail::like_f32(beside, p.shape());
+  Tensor unused = detail::like_wide(beside, p.shape());
   ops::fill(s, unused, 0);
   return unused;
 }
@@ -34,7 +34,7 @@ Var embedding(const Var& tokens, const Parameter& table, const Parameter& positi
       [in, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dout =
             call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
-        ops::embedding_backward(s, target(s, table, in), target(s, positions, in), dout, in);
+        ops::embedding_backward(s, target(s, table, dout), target(s, positions, dout), dout, in);
         return {Gradient()};
       },
       parameters);

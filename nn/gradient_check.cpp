@@ -10,11 +10,30 @@
 namespace sherd::nn {
 namespace {
 
-std::vector<float> read(const Tensor& t) { return ops::to_floats(t.device().compute(), t); }
-
-void write(const Tensor& t, const std::vector<float>& values) {
-  ops::copy_from_host(t.device().compute(), t, values.data(), t.nbytes());
+template <class T>
+std::vector<double> read_as(const Tensor& t) {
+  std::vector<T> values(static_cast<size_t>(t.numel()));
+  ops::copy_to_host(t.device().compute(), values.data(), t);
+  return {values.begin(), values.end()};
 }
+
+std::vector<double> read(const Tensor& t) {
+  return t.dtype() == DType::f64 ? read_as<double>(t) : read_as<float>(t);
+}
+
+template <class T>
+void write_as(const Tensor& t, const std::vector<double>& values) {
+  std::vector<T> as(values.size());
+  std::transform(values.begin(), values.end(), as.begin(), [](double v) { return static_cast<T>(v); });
+  ops::copy_from_host(t.device().compute(), t, as.data(), t.nbytes());
+}
+
+void write(const Tensor& t, const std::vector<double>& values) {
+  t.dtype() == DType::f64 ? write_as<double>(t, values) : write_as<float>(t, values);
+}
+
+// As the input's dtype holds it: the step that is taken is the difference of what two such values hold.
+double held(const Tensor& t, double value) { return t.dtype() == DType::f64 ? value : static_cast<float>(value); }
 
 }  // namespace
 
@@ -25,36 +44,38 @@ std::string GradientError::describe() const {
 
 GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vector<Tensor> inputs,
                              double step) {
+  for (const Tensor& x : inputs)
+    if (x.dtype() != DType::f32 && x.dtype() != DType::f64)
+      throw InvalidArgument(fmt::format("check_gradient: an input is {}, must be f32 or f64", name_of(x.dtype())));
   Tape tape;
   std::vector<Var> leaves;
   for (const Tensor& x : inputs) leaves.push_back(tape.leaf(x));
   tape.backward(f(tape, leaves));
-  std::vector<std::vector<float>> gradients;
+  std::vector<std::vector<double>> gradients;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor g = tape.gradient(leaves[i]);
-    gradients.push_back(g.defined() ? read(g) : std::vector<float>(static_cast<size_t>(inputs[i].numel()), 0.0f));
+    gradients.push_back(g.defined() ? read(g) : std::vector<double>(static_cast<size_t>(inputs[i].numel()), 0.0));
   }
   const auto value = [&] {
     Tape forward;
     NoGrad scope(forward);
     std::vector<Var> constants;
     for (const Tensor& x : inputs) constants.push_back(forward.input(x));
-    return static_cast<double>(read(f(forward, constants).value()).at(0));
+    return read(f(forward, constants).value()).at(0);
   };
   GradientError worst;
   for (size_t i = 0; i < inputs.size(); ++i) {
-    const std::vector<float> x = read(inputs[i]);
+    const std::vector<double> x = read(inputs[i]);
     std::vector<double> differences(x.size());
     for (size_t k = 0; k < x.size(); ++k) {
-      std::vector<float> moved = x;
-      const auto by = static_cast<float>(step);
-      moved[k] = x[k] + by;
+      const double up = held(inputs[i], x[k] + step), down = held(inputs[i], x[k] - step);
+      std::vector<double> moved = x;
+      moved[k] = up;
       write(inputs[i], moved);
       const double above = value();
-      moved[k] = x[k] - by;
+      moved[k] = down;
       write(inputs[i], moved);
-      const double below = value();
-      differences[k] = (above - below) / (static_cast<double>(x[k] + by) - static_cast<double>(x[k] - by));
+      differences[k] = (above - value()) / (up - down);
     }
     write(inputs[i], x);
     double largest = 0;

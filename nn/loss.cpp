@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/gemm.h>
 #include <sherd/kernels/ops/loss.h>
@@ -15,6 +16,7 @@ namespace {
 
 using detail::like;
 using detail::like_f32;
+using detail::like_wide;
 
 bool recorded(const Var& x, const Parameter& w) {
   return x.tape() != nullptr && x.tape()->recording() && (x.requires_grad() || w.trainable());
@@ -53,7 +55,7 @@ Tensor scaled_sum(Stream& s, const Tensor& x, float factor) {
   const Tensor wide = Tensor::empty(x.device(), {1}, DType::f64, detail::kActivations);
   ops::fill(s, wide, 0);
   ops::accumulate_sum(s, wide, x);
-  Tensor narrow = like_f32(x, {1});
+  Tensor narrow = like_wide(x, {1});
   ops::cast(s, narrow, wide);
   if (factor != 1) ops::scale(s, narrow, factor);
   return narrow;
@@ -65,6 +67,11 @@ void scale_by(Stream& s, const Tensor& x, const Gradient& gradient) {
     return;
   }
   if (x.dtype() == DType::f32) return ops::scale_by(s, x, gradient.tensor());
+  if (x.dtype() == DType::f64) {  // which scale_by() does not take: a product with a matrix of one element
+    const Tensor column = x.view({x.numel(), 1}), scaled = like(column);
+    ops::gemm(s, scaled, column, false, gradient.tensor().view({1, 1}), false);
+    return ops::copy(s, column, scaled);
+  }
   const Tensor wide = like_f32(x, x.shape());
   ops::cast(s, wide, x);
   ops::scale_by(s, wide, gradient.tensor());
@@ -73,7 +80,7 @@ void scale_by(Stream& s, const Tensor& x, const Gradient& gradient) {
 
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale) {
   const Tensor in = logits.value();
-  const Tensor losses = like_f32(in, {in.size(0)});
+  const Tensor losses = like_wide(in, {in.size(0)});
   Var result = function(
       {logits},
       [&](Stream& s) {
@@ -95,7 +102,7 @@ CrossEntropy linear_cross_entropy(const Var& x, const Parameter& w, const Tensor
   const Tensor in = x.value();
   const bool whole = chunk <= 0 || chunk >= in.size(0);
   const Head head{in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk};
-  const Tensor losses = like_f32(in, {in.size(0)});
+  const Tensor losses = like_wide(in, {in.size(0)});
   const bool keeps = whole && recorded(x, w);
   const auto kept = std::make_shared<Tensor>();  // of one chunk: the gradient of its logits
   Var result = function(

@@ -3,6 +3,7 @@
 
 #include <sherd/nn/activation.h>
 #include <sherd/nn/attention.h>
+#include <sherd/nn/dropout.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/expert_exchange.h>
@@ -15,3 +16,4 @@
 #include <sherd/nn/norm.h>
 #include <sherd/nn/recompute.h>
 #include <sherd/nn/routing.h>
+#include <sherd/nn/rows.h>

@@ -56,7 +56,7 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
   if (scope_ != nullptr) return values;  // known to need a gradient, and nothing more
   for (Var& x : inputs) x.value_ = Tensor();  // the function keeps the memory that its backward reads, and no other
   nodes_.push_back({Node::Kind::operation, std::move(inputs), first, static_cast<int64_t>(values_.size()),
-                    std::move(backward), nullptr, nullptr, {}});
+                    std::move(backward), nullptr, nullptr, {}, {}});
   return values;
 }
 
@@ -67,7 +67,7 @@ void Tape::begin_call(std::shared_ptr<Unit> unit) {
   }
   open_calls_.push_back(nodes_.size());
   nodes_.push_back({Node::Kind::begin_call, {}, static_cast<int64_t>(values_.size()), 0, {}, std::move(unit),
-                    nullptr, {}});
+                    nullptr, {}, {}});
 }
 
 Tape::Scope::Call& Tape::Scope::innermost() {
@@ -89,7 +89,7 @@ void Tape::end_call() {
   }
   const Node& begin = nodes_[open_calls_.back()];
   const Node end{Node::Kind::end_call, {}, begin.first_output, static_cast<int64_t>(values_.size()), {}, begin.unit,
-                 nullptr, {}};
+                 nullptr, {}, {}};
   open_calls_.pop_back();
   if (end.first_output == end.end_output) {  // nothing inside has a gradient
     nodes_.pop_back();
@@ -136,11 +136,15 @@ void Tape::recompute(const std::function<void()>& forward, std::function<void()>
   }
   scope_ = nullptr;
   Node node{Node::Kind::recompute, {}, first_value, static_cast<int64_t>(values_.size()), {}, nullptr,
-            std::move(again), {}};
+            std::move(again), {}, std::move(scope.states)};
   if (node.first_output == node.end_output) return;  // nothing inside has a gradient, no call either
   for (auto& call : scope.calls)
     if (call.unit) node.hidden.push_back(std::move(call.unit));
   nodes_.push_back(std::move(node));
+}
+
+void Tape::repeat(const void* state, const std::function<std::function<void()>()>& make_exchange) {
+  if (scope_ != nullptr && !scope_->states.contains(state)) scope_->states.emplace(state, make_exchange());
 }
 
 void Tape::forget() {

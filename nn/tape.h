@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
@@ -109,6 +110,10 @@ class Tape {
   /// comes to one of the values that were made inside, `again` is run, recorded, and has to do the same.
   /// Just runs `forward` when this tape does not record.
   void recompute(const std::function<void()>& forward, std::function<void()> again);
+  /// For functions that advance a state of the caller's (counters of random numbers): before the first that does so
+  /// in a scope that is recomputed. `make_exchange` returns what exchanges the state for what it is now; that is called
+  /// before and behind the scope's second run. Without effect outside of scopes.
+  void repeat(const void* state, const std::function<std::function<void()>()>& make_exchange);
 
  private:
   friend class NoGrad;
@@ -128,6 +133,7 @@ class Tape {
     std::shared_ptr<Unit> unit;
     std::function<void()> again;                // of a scope
     std::vector<std::shared_ptr<Unit>> hidden;  // the units of calls inside of it, in order
+    std::map<const void*, std::function<void()>> states;  // exchanged around the second run
   };
   // The first run of recompute(): calls inside are counted, their operations are not kept.
   struct Scope {
@@ -137,6 +143,7 @@ class Tape {
       bool ended;
     };
     std::vector<Call> calls;  // in the order in which they began
+    std::map<const void*, std::function<void()>> states;
     Call& innermost();  // of those that have not ended
   };
   class Again;

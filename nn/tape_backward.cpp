@@ -11,8 +11,12 @@ namespace sherd::nn {
 // Recording goes on in the middle of a backward, which has paused it.
 class Tape::Again {
  public:
-  explicit Again(Tape& tape) : tape_(tape), paused_(std::exchange(tape.paused_, 0)) { tape_.recomputing_ = true; }
+  Again(Tape& tape, Node& scope) : tape_(tape), scope_(scope), paused_(std::exchange(tape.paused_, 0)) {
+    tape_.recomputing_ = true;
+    for (auto& [state, exchange] : scope_.states) exchange();
+  }
   ~Again() {
+    for (auto& [state, exchange] : scope_.states) exchange();
     tape_.paused_ = paused_;
     tape_.recomputing_ = false;
   }
@@ -21,6 +25,7 @@ class Tape::Again {
 
  private:
   Tape& tape_;
+  Node& scope_;
   int paused_;
 };
 
@@ -107,7 +112,7 @@ class Tape::Pass {
     const auto first = static_cast<int64_t>(tape_.values_.size());
     const size_t first_node = tape_.nodes_.size();
     {
-      const Again again(tape_);
+      const Again again(tape_, scope);
       scope.again();
     }
     scope.again = nullptr;

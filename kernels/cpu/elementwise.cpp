@@ -107,4 +107,16 @@ void add(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
   });
 }
 
+void multiply(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
+  with_activation(out.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* o = out.as<T>();
+    const T *x = a.as<T>(), *y = b.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(o[i], float(x[i]) * float(y[i]));
+    });
+  });
+}
+
 }  // namespace sherd::cpu

@@ -35,8 +35,9 @@ void embedding_backward(ExecutionContext& ctx, const EmbeddingArgs& e) {
     parallel_for(ctx, e.width, 64, [&](int64_t begin, int64_t end) {
       for (int64_t i = 0; i < e.count; ++i) {
         const T* from = e.dout.as<T>() + i * e.width;
-        accumulate(e.dtable + e.tokens[i] * e.width, from, begin, end);
-        if (e.dpositions != nullptr) accumulate(e.dpositions + i % e.seq * e.width, from, begin, end);
+        accumulate(e.dtable.as<float>() + e.tokens[i] * e.width, from, begin, end);
+        if (e.dpositions.data != nullptr)
+          accumulate(e.dpositions.as<float>() + i % e.seq * e.width, from, begin, end);
       }
     });
   });

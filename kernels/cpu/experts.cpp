@@ -187,11 +187,12 @@ void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols
   });
 }
 
-void bias_backward(ExecutionContext& ctx, float* dbias, Ref dy, int64_t rows, int64_t cols) {
+void bias_backward(ExecutionContext& ctx, Ref to, Ref dy, int64_t rows, int64_t cols) {
   with_activation(dy.dtype, [&](auto type) {
     using T = decltype(type);
     constexpr int64_t kBlock = 64;
     const T* in = dy.as<T>();
+    float* dbias = to.as<float>();
     // Threads share columns out, so that the sum over rows is the same for any number of threads.
     parallel_for(ctx, cols, kBlock, [=](int64_t begin, int64_t end) {
       float sum[kBlock];

@@ -59,7 +59,7 @@ void cross_entropy_forward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
-      a.losses[i] = loss_of(of, x, a.targets[i]);
+      a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
     });
   });
 }
@@ -77,7 +77,7 @@ void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArg
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
     for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
-      a.losses[i] = loss_of(of, x, a.targets[i]);
+      a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
       gradient(a.dlogits.as<T>() + i * a.vocab, x, a.vocab, of, a.targets[i], a.scale);
     });
   });

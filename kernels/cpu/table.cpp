@@ -30,15 +30,19 @@ const KernelTable& cpu_kernels() {
     KernelTable t =
         reference_kernels();  // copies, reduce, sort_by_expert, accumulate_sum and random_normal need no more speed
     t.name = "cpu";
+    t.doubles = false;
     t.fill = cpu::fill;
     t.cast = cpu::cast;
     t.scale = cpu::scale;
     t.scaled_add = cpu::scaled_add;
     t.scale_and_add = cpu::scale_and_add;
     t.add = cpu::add;
+    t.multiply = cpu::multiply;
     t.gemm = cpu::gemm;
     t.rms_norm_forward = cpu::rms_norm_forward;
     t.rms_norm_backward = cpu::rms_norm_backward;
+    t.layer_norm_forward = cpu::layer_norm_forward;
+    t.layer_norm_backward = cpu::layer_norm_backward;
     t.attention_forward = cpu::attention_forward;
     t.attention_backward = cpu::attention_backward;
     t.gelu_forward = cpu::gelu_forward;
@@ -55,6 +59,13 @@ const KernelTable& cpu_kernels() {
     t.combine_gates_backward = cpu::combine_gates_backward;
     t.add_bias = cpu::add_bias;
     t.bias_backward = cpu::bias_backward;
+    t.activation_forward = cpu::activation_forward;
+    t.activation_backward = cpu::activation_backward;
+    t.swiglu_forward = cpu::swiglu_forward;
+    t.swiglu_backward = cpu::swiglu_backward;
+    t.softmax_forward = cpu::softmax_forward;
+    t.softmax_backward = cpu::softmax_backward;
+    t.dropout = cpu::dropout;
     t.vocab_parallel_partial = cpu::vocab_parallel_partial;
     t.vocab_parallel_combine = cpu::vocab_parallel_combine;
     t.vocab_parallel_backward = cpu::vocab_parallel_backward;

@@ -139,7 +139,8 @@ void add_bias(ExecutionContext& context, Ref y, Ref bias, int64_t rows, int64_t 
   });
 }
 
-void bias_backward(ExecutionContext& context, float* dbias, Ref dy, int64_t rows, int64_t cols) {
+void bias_backward(ExecutionContext& context, Ref to, Ref dy, int64_t rows, int64_t cols) {
+  float* dbias = to.as<float>();
   if (rows <= 0 || cols <= 0) return;
   with_f32_bf16(dy.dtype, [&]<class T>(T) {
     const int64_t chunk = rows_of_chunk(rows, cols), chunks = (rows + chunk - 1) / chunk;

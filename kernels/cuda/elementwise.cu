@@ -140,6 +140,22 @@ struct Add {
   }
 };
 
+template <class T>
+struct Multiply {
+  static constexpr int kVec = kVecOf<T>;
+  T* out;
+  const T *a, *b;
+
+  template <int N>
+  __device__ void run(int64_t i) const {
+    const Vec<T, N> x = load<N>(a, i), y = load<N>(b, i);
+    Vec<T, N> z;
+#pragma unroll
+    for (int k = 0; k < N; ++k) put(z[k], __fmul_rn(to_float(x[k]), to_float(y[k])));
+    store(out, i, z);
+  }
+};
+
 struct AddWords {
   static constexpr int kVec = 2;
   uint64_t* dst;  // unsigned: wraps
@@ -264,6 +280,14 @@ void add(ExecutionContext& context, Ref out, Ref a, Ref b, int64_t count) {
     T* o = out.as<T>();
     const T *x = a.as<T>(), *y = b.as<T>();
     for_elements(context, "add", Add<T>{o, x, y}, count, o, x, y);
+  });
+}
+
+void multiply(ExecutionContext& context, Ref out, Ref a, Ref b, int64_t count) {
+  with_f32_bf16(out.dtype, [&]<class T>(T) {
+    T* o = out.as<T>();
+    const T *x = a.as<T>(), *y = b.as<T>();
+    for_elements(context, "multiply", Multiply<T>{o, x, y}, count, o, x, y);
   });
 }
 

@@ -194,18 +194,18 @@ void add_to_table(ExecutionContext& context, const EmbeddingArgs& a) {
       sort_pairs(context, pairs, spare, a.count, static_cast<uint32_t>(a.vocab), scratch + sort_at);
   launch(context, what, find_pieces, grid_for(a.count), pieces, found, sorted.keys, a.count, a.vocab);
   const Grid grid = grid_over_rows(a.width / N, a.count);
-  launch(context, what, add_pieces<T, N>, grid, a.dtable, sums, pieces, found, sorted, a.dout.as<T>(),
+  launch(context, what, add_pieces<T, N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted, a.dout.as<T>(),
          a.width);
   if (a.count > kRun)
-    launch(context, what, add_later_pieces<N>, grid, a.dtable, sums, pieces, found, sorted, a.width);
+    launch(context, what, add_later_pieces<N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted, a.width);
 }
 
 template <class T, int N>
 void add_all(ExecutionContext& context, const EmbeddingArgs& a) {
   add_to_table<T, N>(context, a);
-  if (a.dpositions != nullptr)
+  if (a.dpositions.data != nullptr)
     launch(context, "embedding_backward", add_positions<T, N>, grid_over_rows(a.width / N, a.seq),
-           a.dpositions, a.dout.as<T>(), a.count, a.seq, a.width);
+           a.dpositions.as<float>(), a.dout.as<T>(), a.count, a.seq, a.width);
 }
 
 }  // namespace
@@ -230,7 +230,7 @@ void embedding_backward(ExecutionContext& context, const EmbeddingArgs& a) {
   with_f32_bf16(a.dout.dtype, [&]<class T>(T) {
     constexpr int kVec = 16 / sizeof(T);
     const bool fast =
-        rows_on_boundaries<kVec>(a.width, a.dtable, static_cast<const float*>(a.dpositions), a.dout.as<T>());
+        rows_on_boundaries<kVec>(a.width, a.dtable.as<float>(), a.dpositions.as<const float>(), a.dout.as<T>());
     fast ? add_all<T, kVec>(context, a) : add_all<T, 1>(context, a);
   });
 }

@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
   const bool known = target >= 0 && target < a.vocab;  // else check_indices has failed the stream
   const float wanted = known ? to_float(x.data[target]) : NAN;
   const Softmax of = softmax_of<kThreads>(x, me.thread, cache, cached);
-  if (a.losses != nullptr && me.thread == 0) a.losses[me.row] = of.max - wanted + logf(of.sum);
+  if (a.losses.data != nullptr && me.thread == 0)
+    static_cast<float*>(a.losses.data)[me.row] = of.max - wanted + logf(of.sum);
   if (a.dlogits.data == nullptr) return;
   __syncwarp();  // all have read `wanted` before any writes to dlogits, which may be logits
   const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dlogits, me.row, a.vocab);
@@ -60,7 +61,7 @@ void cross_entropy_forward(ExecutionContext& context, const CrossEntropyArgs& a)
 
 void cross_entropy_backward(ExecutionContext& context, const CrossEntropyArgs& a) {
   CrossEntropyArgs gradient = a;
-  gradient.losses = nullptr;
+  gradient.losses = {};
   cross_entropy(context, "cross_entropy_backward", gradient);
 }
 

@@ -1,36 +1,10 @@
 #include <sherd/kernels/ops/norm.h>
 
 #include "cuda.h"
-#include "rows.h"
+#include "held_rows.h"
 
 namespace sherd::cuda {
 namespace {
-
-constexpr int kHeld = 4;  // packs of a row that each of its threads keeps in registers
-
-/// This thread's packs of a row: the first kHeld in registers, further ones read again whenever they are
-/// asked for.
-template <class T, int kThreads, bool kAligned>
-struct HeldRow {
-  PackedRow<T, kAligned> row;
-  int thread;
-  Pack<T> held[kHeld];
-
-  __device__ HeldRow(const PackedRow<T, kAligned>& from, int me) : row(from), thread(me) {
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) held[k] = row.load(thread + k * kThreads);
-  }
-};
-
-/// Calls f(k, pack) for this thread's packs that rows keep in registers, k being which of them, and g(pack)
-/// for the others.
-template <int kThreads, class F, class G>
-__device__ void each_pack(int packs, int thread, F f, G g) {
-#pragma unroll
-  for (int k = 0; k < kHeld; ++k)
-    if (thread + k * kThreads < packs) f(k, thread + k * kThreads);
-  for (int pack = thread + kHeld * kThreads; pack < packs; pack += kThreads) g(pack);
-}
 
 template <class T>
 __device__ float squares_of(const Pack<T>& x) {
@@ -59,7 +33,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) forward_rows(RmsNormA
       [&](int pack) { squares += squares_of(x.row.load(pack)); });
   squares = group_reduce<kThreads>(squares, Add{});
   const float rstd = 1.0f / sqrtf(squares / static_cast<float>(a.cols) + a.eps);
-  if (me.thread == 0) a.rstd[me.row] = rstd;
+  if (me.thread == 0) static_cast<float*>(a.rstd.data)[me.row] = rstd;
   each_pack<kThreads>(
       packs, me.thread, [&](int k, int pack) { y.store(pack, normalised(x.held[k], w.load(pack), rstd)); },
       [&](int pack) { y.store(pack, normalised(x.row.load(pack), w.load(pack), rstd)); });
@@ -104,7 +78,7 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
     const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
     const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
     const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
-    const float rstd = a.rstd[row];
+    const float rstd = static_cast<const float*>(a.rstd.data)[row];
     float dot = 0;
     each_pack<kThreads>(
         packs, me.thread, [&](int k, int pack) { dot += dot_of(dy.held[k], w.load(pack), x.held[k]); },
@@ -130,38 +104,6 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
       packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
 }
 
-constexpr int kSlices = 32;
-
-/// dw[c] += the sum of column c of sums [parts, cols]: slice s adds rows s, s + kSlices, ..., then the slices
-/// add up in order.
-__global__ void __launch_bounds__(kWarp* kSlices)
-    add_columns(float* dw, const float* sums, int64_t parts, int64_t cols) {
-  const int64_t c = int64_t{blockIdx.x} * kWarp + threadIdx.x;
-  float sum = 0;
-#pragma unroll 8
-  for (int64_t p = threadIdx.y; p < parts; p += kSlices)
-    if (c < cols) sum += sums[p * cols + c];
-  __shared__ float of_slice[kSlices * kWarp];
-  of_slice[threadIdx.y * kWarp + threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || c >= cols) return;
-  for (int s = 1; s < kSlices; ++s) sum += of_slice[s * kWarp + threadIdx.x];
-  dw[c] += sum;
-}
-
-/// Calls f(threads of a row, whether rows are aligned): as few threads as hold a row in registers, so that
-/// small reductions suffice.
-template <class T, class F>
-void with_form(int64_t cols, std::initializer_list<const void*> matrices, F&& f) {
-  with_flag(rows_aligned<T>(cols, matrices), [&](auto aligned) {
-    const int64_t packs = packs_of<T>(cols);
-    if (packs <= kHeld * 32) return f(RowThreads<32>{}, aligned);
-    if (packs <= kHeld * 128) return f(RowThreads<128>{}, aligned);
-    if (packs <= kHeld * 256) return f(RowThreads<256>{}, aligned);
-    return f(RowThreads<512>{}, aligned);
-  });
-}
-
 }  // namespace
 
 void rms_norm_forward(ExecutionContext& context, const RmsNormArgs& a) {
@@ -179,14 +121,11 @@ void rms_norm_backward(ExecutionContext& context, const RmsNormArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
     with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
-      // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
-      constexpr int64_t kMost = 65536 / threads();
-      const int64_t parts = a.rows < kMost ? a.rows : kMost;
-      auto* sums = static_cast<float*>(context.scratch(parts * a.cols * 4));
-      launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>,
-             grid_of_rows<threads()>(parts), a, sums, parts);
-      const Grid columns{dim3(static_cast<unsigned>((a.cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
-      launch(context, "rms_norm_backward", add_columns, columns, a.dw, sums, parts, a.cols);
+      add_row_sums<threads()>(context, "rms_norm_backward", a.dw.as<float>(), a.rows, a.cols,
+                              [&](const Grid& grid, float* sums, int64_t parts) {
+                                launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>, grid, a,
+                                       sums, parts);
+                              });
     });
   });
 }

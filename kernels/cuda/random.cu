@@ -1,4 +1,5 @@
 #include "cuda.h"
+#include "philox.h"
 #include "vector.h"
 
 // Philox4x32-10 and Box-Muller as in kernels/reference/random.cpp, in double: the integers are the same, and
@@ -9,24 +10,6 @@ namespace sherd::cuda {
 namespace {
 
 constexpr double kTwoPi = 6.28318530717958647692;
-
-struct Words {
-  uint32_t v[4];
-};
-
-__device__ Words philox(uint64_t counter, uint64_t key) {
-  Words c{{static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0}};
-  uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * c.v[0], b = uint64_t{0xCD9E8D57u} * c.v[2];
-    c = {{static_cast<uint32_t>(b >> 32) ^ c.v[1] ^ k0, static_cast<uint32_t>(b),
-          static_cast<uint32_t>(a >> 32) ^ c.v[3] ^ k1, static_cast<uint32_t>(a)}};
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return c;
-}
 
 /// Blocks [first, first + blocks) of four elements; those in [begin, begin + count) are stored.
 __global__ void __launch_bounds__(256)

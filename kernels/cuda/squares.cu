@@ -371,7 +371,8 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
          static_cast<float>(a.max_norm));
 }
 
-void accumulate_sum(ExecutionContext& context, double* out, const float* x, int64_t count) {
+void accumulate_sum(ExecutionContext& context, double* out, Ref from, int64_t count) {
+  const float* x = from.as<float>();
   if (count <= 0) return;
   const int64_t chunks = std::clamp<int64_t>(count / kLeastChunk, 1, kMostChunks);
   const int64_t chunk = (count + chunks - 1) / chunks;

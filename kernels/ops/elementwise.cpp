@@ -52,12 +52,25 @@ void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const
         dst.numel());
 }
 
-void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
-  Check check("add");
+namespace {
+
+void of_two(Stream& s, const char* op, Kernel<&KernelTable::add>* kernel, const Tensor& out, const Tensor& a,
+            const Tensor& b) {
+  Check check(op);
   check.dtype("out", out, kActivations).done();
   check.dtype("a", a, out.dtype()).dtype("b", b, out.dtype());
   check.count("a", a, out.numel()).count("b", b, out.numel()).done();
-  queue(s, "add", kernels(s).add, ref(out), ref(a), ref(b), out.numel());
+  queue(s, op, kernel, ref(out), ref(a), ref(b), out.numel());
+}
+
+}  // namespace
+
+void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
+  of_two(s, "add", kernels(s).add, out, a, b);
+}
+
+void multiply(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
+  of_two(s, "multiply", kernels(s).multiply, out, a, b);
 }
 
 }  // namespace sherd::ops

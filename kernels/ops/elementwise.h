@@ -24,5 +24,7 @@ void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src);
 void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const Tensor& src);
 /// out = a + b, one dtype (f32 or bf16); out may be a or b.
 void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
+/// out = a * b, likewise.
+void multiply(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
 
 }  // namespace sherd::ops

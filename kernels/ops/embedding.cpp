@@ -39,13 +39,13 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   Check check("embedding_backward");
   check.dims("tokens", tokens, 2).dims("dtable", dtable, 2);
   check.dtype("tokens", tokens, DType::i32)
-      .dtype("dtable", dtable, DType::f32)
+      .dtype("dtable", dtable, wide(dout.dtype()))
       .dtype("dout", dout, kActivations);
   EmbeddingArgs e{
       .count = tokens.numel(), .seq = tokens.size(1), .width = dtable.size(1), .vocab = dtable.size(0)};
   check.shape("dout", dout, {e.count, e.width});
   if (dpositions.defined()) {
-    check.dims("dpositions", dpositions, 2).dtype("dpositions", dpositions, DType::f32);
+    check.dims("dpositions", dpositions, 2).dtype("dpositions", dpositions, wide(dout.dtype()));
     check.that(dpositions.size(0) >= e.seq && dpositions.size(1) == e.width,
                fmt::format("dpositions is {}, must be [at least {}, {}]", to_string(dpositions.shape()),
                            e.seq, e.width));
@@ -53,8 +53,8 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   check.done();
   e.tokens = tokens.data<int32_t>();
   e.dout = ref(dout);
-  e.dtable = dtable.data<float>();
-  e.dpositions = pointer<float>(dpositions);
+  e.dtable = ref(dtable);
+  if (dpositions.defined()) e.dpositions = ref(dpositions);
   queue(s, "embedding_backward", kernels(s).check_indices, "embedding_backward", "token", e.tokens, e.count,
         e.vocab);
   queue(s, "embedding_backward", kernels(s).embedding_backward, e);

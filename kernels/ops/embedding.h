@@ -15,8 +15,7 @@ struct EmbeddingArgs {
   const int32_t* tokens = nullptr;
   Ref table{}, positions{}, out{};
   Ref dout{};
-  float* dtable = nullptr;
-  float* dpositions = nullptr;
+  Ref dtable{}, dpositions{};
 };
 
 namespace ops {

@@ -22,6 +22,7 @@ struct AttentionArgs;
 struct ClipFactorArgs;
 struct CopySegmentsArgs;
 struct CrossEntropyArgs;
+struct DropoutArgs;
 struct EmbeddingArgs;
 struct ExpertRowsArgs;
 struct ExpertSortArgs;
@@ -29,19 +30,25 @@ struct GemmArgs;
 struct GramApplyArgs;
 struct GramIterateArgs;
 struct GramProductArgs;
+struct LayerNormArgs;
 struct MuonMomentumArgs;
 struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
 struct RouteArgs;
+struct SoftmaxArgs;
 struct StridedCopyArgs;
+struct SwigluArgs;
 struct VocabParallelArgs;
 struct ScaleSegment;
 struct SquaresSegment;
+enum class Activation : uint8_t;
 
 struct KernelTable {
   const char* name;
+  /// Whether activations may be f64; what is kept beside them, and gradients of weights, is f64 then, too.
+  bool doubles = false;
 
   // elementwise.h
   void (*fill)(ExecutionContext&, Ref dst, int64_t count, double value);
@@ -52,6 +59,7 @@ struct KernelTable {
   void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src,
                         int64_t count);
   void (*add)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
+  void (*multiply)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
 
   // copy.h
   /// Between any two of host and device memory.
@@ -60,7 +68,7 @@ struct KernelTable {
 
   // reduce.h
   void (*reduce)(ExecutionContext&, const ReduceArgs&);
-  void (*accumulate_sum)(ExecutionContext&, double* out, const float* x, int64_t count);
+  void (*accumulate_sum)(ExecutionContext&, double* out, Ref x, int64_t count);
 
   // gemm.h
   void (*gemm)(ExecutionContext&, const GemmArgs&);
@@ -68,6 +76,8 @@ struct KernelTable {
   // norm.h
   void (*rms_norm_forward)(ExecutionContext&, const RmsNormArgs&);
   void (*rms_norm_backward)(ExecutionContext&, const RmsNormArgs&);
+  void (*layer_norm_forward)(ExecutionContext&, const LayerNormArgs&);
+  void (*layer_norm_backward)(ExecutionContext&, const LayerNormArgs&);
 
   // attention.h
   void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
@@ -77,7 +87,18 @@ struct KernelTable {
   void (*gelu_forward)(ExecutionContext&, Ref y, Ref x, int64_t count);
   void (*gelu_backward)(ExecutionContext&, Ref dx, Ref dy, Ref x, int64_t count);
   void (*add_bias)(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols);
-  void (*bias_backward)(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_t cols);
+  void (*bias_backward)(ExecutionContext&, Ref dbias, Ref dy, int64_t rows, int64_t cols);
+  void (*activation_forward)(ExecutionContext&, Activation, Ref y, Ref x, int64_t count);
+  void (*activation_backward)(ExecutionContext&, Activation, Ref dx, Ref dy, Ref x, int64_t count);
+  void (*swiglu_forward)(ExecutionContext&, const SwigluArgs&);
+  void (*swiglu_backward)(ExecutionContext&, const SwigluArgs&);
+
+  // softmax.h
+  void (*softmax_forward)(ExecutionContext&, const SoftmaxArgs&);
+  void (*softmax_backward)(ExecutionContext&, const SoftmaxArgs&);
+
+  // dropout.h
+  void (*dropout)(ExecutionContext&, const DropoutArgs&);
 
   // embedding.h
   /// Finds an index outside [0, bound). On the CPU it throws InvalidArgument; `op` and `what` are static

@@ -15,12 +15,12 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
   Check check(op);
   check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
   check.count("targets", targets, logits.size(0));
-  if (losses) check.dtype("losses", *losses, DType::f32).count("losses", *losses, logits.size(0));
+  if (losses) check.dtype("losses", *losses, wide(logits.dtype())).count("losses", *losses, logits.size(0));
   if (dlogits) check.dtype("dlogits", *dlogits, logits.dtype()).shape("dlogits", *dlogits, logits.shape());
   check.done();
   CrossEntropyArgs a{.rows = logits.size(0), .vocab = logits.size(1), .logits = ref(logits)};
   a.targets = targets.data<int32_t>();
-  if (losses) a.losses = losses->data<float>();
+  if (losses) a.losses = ref(*losses);
   if (dlogits) a.dlogits = ref(*dlogits);
   a.scale = scale;
   queue(s, op, kernels(s).check_indices, op, "target", a.targets, a.rows, a.vocab);

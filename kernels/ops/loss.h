@@ -15,7 +15,7 @@ struct CrossEntropyArgs {
   int64_t rows = 0, vocab = 0;
   Ref logits{}, dlogits{};
   const int32_t* targets = nullptr;
-  float* losses = nullptr;
+  Ref losses{};
   float scale = 1;
 };
 

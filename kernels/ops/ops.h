@@ -8,7 +8,9 @@
 // fail, but for indices that they find outside their range.
 //
 // Activations are of one dtype, f32 or bf16; arithmetic inside a kernel is always fp32 or better, and
-// gradients of weights are always f32 and accumulated (`+=`).
+// gradients of weights are always f32 and accumulated (`+=`). The reference kernels take activations of f64 as
+// well, for checks of gradients: what is f32 beside others (rstd, losses, gradients of weights) is f64 beside
+// those, but for the lse of attention.
 //
 // The structs named ...Args hold what a kernel is given: plain memory with checked sizes. Only backends and
 // tests of kernels need them (see KernelTable); others call the functions.
@@ -17,6 +19,7 @@
 #include <sherd/kernels/ops/activation.h>
 #include <sherd/kernels/ops/attention.h>
 #include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/dropout.h>
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/embedding.h>
 #include <sherd/kernels/ops/experts.h>
@@ -29,5 +32,6 @@
 #include <sherd/kernels/ops/random_normal.h>
 #include <sherd/kernels/ops/reduce.h>
 #include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/ops/softmax.h>
 #include <sherd/kernels/ops/squares.h>
 #include <sherd/kernels/ops/vocab_parallel.h>

@@ -7,8 +7,9 @@ namespace sherd::ops {
 using namespace door;
 
 void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x) {
-  Check("accumulate_sum").dtype("out", out, DType::f64).dtype("x", x, DType::f32).count("out", out, 1).done();
-  queue(s, "accumulate_sum", kernels(s).accumulate_sum, out.data<double>(), x.data<float>(), x.numel());
+  Check check("accumulate_sum");
+  check.dtype("out", out, DType::f64).count("out", out, 1).dtype("x", x, kWide).done();
+  queue(s, "accumulate_sum", kernels(s).accumulate_sum, out.data<double>(), ref(x), x.numel());
 }
 
 }  // namespace sherd::ops

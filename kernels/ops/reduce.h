@@ -25,7 +25,7 @@ struct ReduceArgs {
 namespace ops {
 
 /// out[0] += sum of x in double, in an order that depends on the element count alone (CPU: increasing); out
-/// f64 [1], x f32.
+/// f64 [1], x f32 (f64 on the reference kernels).
 void accumulate_sum(Stream& s, const Tensor& out, const Tensor& x);
 
 }  // namespace ops

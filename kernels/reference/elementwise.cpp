@@ -26,7 +26,13 @@ void cast(ExecutionContext&, Ref dst, Ref src, int64_t count) {
 
 // Single fp32 operations, rounded one by one: other tables must give the same bits.
 
+// f64 has double operations instead.
+
 void scale(ExecutionContext&, Ref x, int64_t count, float factor) {
+  if (x.dtype == DType::f64) {
+    for (int64_t i = 0; i < count; ++i) x.as<double>()[i] *= factor;
+    return;
+  }
   for (int64_t i = 0; i < count; ++i) put(x, i, static_cast<float>(get(x, i)) * factor);
 }
 
@@ -45,12 +51,21 @@ void scale_and_add(ExecutionContext&, float* dst, float decay, float alpha, cons
 }
 
 void add(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count) {
+  if (out.dtype == DType::f64) {
+    for (int64_t i = 0; i < count; ++i) put(out, i, get(a, i) + get(b, i));
+    return;
+  }
   for (int64_t i = 0; i < count; ++i)
     put(out, i, static_cast<float>(get(a, i)) + static_cast<float>(get(b, i)));
 }
 
-void accumulate_sum(ExecutionContext&, double* out, const float* x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[0] += x[i];
+// The double product of two floats is exact: rounded once, it is the product in f32.
+void multiply(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) put(out, i, get(a, i) * get(b, i));
+}
+
+void accumulate_sum(ExecutionContext&, double* out, Ref x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[0] += get(x, i);
 }
 
 }  // namespace sherd::reference

@@ -29,9 +29,9 @@ void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
 void embedding_backward(ExecutionContext&, const EmbeddingArgs& e) {
   for (int64_t i = 0; i < e.count; ++i) {
     for (int64_t c = 0; c < e.width; ++c) {
-      const float d = static_cast<float>(get(e.dout, i * e.width + c));
-      e.dtable[e.tokens[i] * e.width + c] += d;
-      if (e.dpositions != nullptr) e.dpositions[i % e.seq * e.width + c] += d;
+      const double d = get(e.dout, i * e.width + c);
+      accumulate(e.dtable, e.tokens[i] * e.width + c, d);
+      if (e.dpositions.data != nullptr) accumulate(e.dpositions, i % e.seq * e.width + c, d);
     }
   }
 }

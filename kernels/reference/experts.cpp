@@ -117,11 +117,11 @@ void add_bias(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows * cols; ++i) put(y, i, get(y, i) + get(bias, i % cols));
 }
 
-void bias_backward(ExecutionContext&, float* dbias, Ref dy, int64_t rows, int64_t cols) {
+void bias_backward(ExecutionContext&, Ref dbias, Ref dy, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) {
     double sum = 0;
     for (int64_t r = 0; r < rows; ++r) sum += get(dy, r * cols + c);
-    dbias[c] += static_cast<float>(sum);
+    accumulate(dbias, c, sum);
   }
 }
 

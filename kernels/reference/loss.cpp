@@ -22,7 +22,7 @@ double log_sum_exp(Ref x, int64_t begin, int64_t count) {
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
     const int64_t row = i * a.vocab;
-    a.losses[i] = static_cast<float>(log_sum_exp(a.logits, row, a.vocab) - get(a.logits, row + a.targets[i]));
+    put(a.losses, i, log_sum_exp(a.logits, row, a.vocab) - get(a.logits, row + a.targets[i]));
   }
 }
 

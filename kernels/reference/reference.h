@@ -55,6 +55,14 @@ inline void put(Ref r, int64_t i, double v) {
   throw InvalidArgument("reference kernels: unknown dtype");
 }
 
+/// Element i += v, one addition in its dtype, f32 or f64.
+inline void accumulate(Ref r, int64_t i, double v) {
+  if (r.dtype == DType::f64)
+    r.as<double>()[i] += v;
+  else
+    r.as<float>()[i] += static_cast<float>(v);
+}
+
 Kernel<&KernelTable::fill> fill;
 Kernel<&KernelTable::cast> cast;
 Kernel<&KernelTable::scale> scale;
@@ -62,6 +70,7 @@ Kernel<&KernelTable::scale_by> scale_by;
 Kernel<&KernelTable::scaled_add> scaled_add;
 Kernel<&KernelTable::scale_and_add> scale_and_add;
 Kernel<&KernelTable::add> add;
+Kernel<&KernelTable::multiply> multiply;
 Kernel<&KernelTable::copy> copy;
 Kernel<&KernelTable::strided_copy> strided_copy;
 Kernel<&KernelTable::reduce> reduce;
@@ -69,12 +78,21 @@ Kernel<&KernelTable::accumulate_sum> accumulate_sum;
 Kernel<&KernelTable::gemm> gemm;
 Kernel<&KernelTable::rms_norm_forward> rms_norm_forward;
 Kernel<&KernelTable::rms_norm_backward> rms_norm_backward;
+Kernel<&KernelTable::layer_norm_forward> layer_norm_forward;
+Kernel<&KernelTable::layer_norm_backward> layer_norm_backward;
 Kernel<&KernelTable::attention_forward> attention_forward;
 Kernel<&KernelTable::attention_backward> attention_backward;
 Kernel<&KernelTable::gelu_forward> gelu_forward;
 Kernel<&KernelTable::gelu_backward> gelu_backward;
 Kernel<&KernelTable::add_bias> add_bias;
 Kernel<&KernelTable::bias_backward> bias_backward;
+Kernel<&KernelTable::activation_forward> activation_forward;
+Kernel<&KernelTable::activation_backward> activation_backward;
+Kernel<&KernelTable::swiglu_forward> swiglu_forward;
+Kernel<&KernelTable::swiglu_backward> swiglu_backward;
+Kernel<&KernelTable::softmax_forward> softmax_forward;
+Kernel<&KernelTable::softmax_backward> softmax_backward;
+Kernel<&KernelTable::dropout> dropout;
 Kernel<&KernelTable::check_indices> check_indices;
 Kernel<&KernelTable::embedding_forward> embedding_forward;
 Kernel<&KernelTable::embedding_backward> embedding_backward;

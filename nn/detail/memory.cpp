@@ -21,4 +21,8 @@ Tensor as_dtype(Stream& s, const Tensor& x, DType dtype) {
   return y;
 }
 
+Tensor like_wide(const Tensor& x, Shape shape) {
+  return x.dtype() == DType::f64 ? like(x, std::move(shape)) : like_f32(x, std::move(shape));
+}
+
 }  // namespace sherd::nn::detail

@@ -13,6 +13,8 @@ Tensor like(const Tensor& x, Shape shape);
 inline Tensor like(const Tensor& x) { return like(x, x.shape()); }
 /// The same in f32.
 Tensor like_f32(const Tensor& x, Shape shape);
+/// In the dtype of what is kept beside x, and of gradients of weights: f32, or f64 beside f64.
+Tensor like_wide(const Tensor& x, Shape shape);
 
 /// x itself, if it has that dtype, or a copy of another.
 Tensor as_dtype(Stream& s, const Tensor& x, DType dtype);

@@ -60,12 +60,15 @@ TEST(Elementwise, MatchesReferenceToTheBit) {
       ops::scaled_add(lab.s, x, -1.7f, y);
       ops::scale_and_add(lab.s, x, 0.9f, 0.2f, y);
       ops::add(lab.s, out, x, y);
+      ops::multiply(lab.s, out, out, y);
       return lab.floats(out);
     });
     expect_bits_of_reference([&](Lab& lab) {
       Tensor b = lab.random({n}, 1, DType::bf16), c = lab.random({n}, 2, DType::bf16), x = lab.random({n}, 3);
       ops::scale(lab.s, b, 0.3f);
       ops::add(lab.s, b, b, c);  // out is an input
+      ops::multiply(lab.s, c, b, c);
+      ops::add(lab.s, b, b, c);
       ops::scaled_add(lab.s, x, 0.7f, b);
       return lab.floats(x);
     });

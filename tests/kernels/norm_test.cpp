@@ -79,20 +79,126 @@ TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   const int64_t rows = 3, cols = 5;
   std::vector<double> x = doubles(rows * cols, 1), w = doubles(cols, 2), dy = doubles(rows * cols, 3);
   std::vector<double> y(x.size()), dx(x.size());
-  std::vector<float> rstd(3), dw(5, 0);
+  std::vector<double> rstd(3), dw(5, 0);
   RmsNormArgs a{.rows = rows, .cols = cols, .eps = kEps, .x = ref(x), .w = ref(w), .y = ref(y)};
-  a.rstd = rstd.data();
+  a.rstd = ref(rstd);
   a.dy = ref(dy);
   a.dx = ref(dx);
-  a.dw = dw.data();
+  a.dw = ref(dw);
   auto loss = [&] {
     reference_kernels().rms_norm_forward(no_context(), a);
     return dot(y, dy);
   };
   loss();
   reference_kernels().rms_norm_backward(no_context(), a);
-  expect_gradient(x, dx, loss, 3e-6);  // rstd and dw are fp32
-  expect_gradient(w, {dw.begin(), dw.end()}, loss, 3e-6);
+  expect_gradient(x, dx, loss, 1e-7);
+  expect_gradient(w, dw, loss, 1e-7);
+}
+
+TEST(LayerNorm, KnownRow) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    Tensor x = lab.tensor({1, 2}, {3, 5}), w = lab.tensor({2}, {1, 2}), bias = lab.tensor({2}, {10, 20}),
+           y = lab.empty({1, 2}), mean = lab.empty({1}), rstd = lab.empty({1});
+    ops::layer_norm_forward(lab.s, y, mean, rstd, x, w, bias, 0);
+    expect_close(lab.floats(mean), {4}, 1e-6);
+    expect_close(lab.floats(rstd), {1}, 1e-6);
+    expect_close(lab.floats(y), {9, 22}, 1e-6);
+    ops::layer_norm_forward(lab.s, y, mean, rstd, x, w, Tensor(), 0);
+    expect_close(lab.floats(y), {-1, 2}, 1e-6);
+  }
+}
+
+/// y, mean, rstd, dx and dw one after the other, of rows around `center`.
+Floats layer_norm_both_ways(Lab& lab, int64_t rows, int64_t cols, DType dtype, bool biased, float center = 0,
+                            bool shifted = false) {
+  Floats values = normal(rows * cols, 1);
+  for (float& v : values) v += center;
+  Tensor x = lab.tensor({rows, cols}, values, dtype), w = lab.random({cols}, 2, dtype),
+         dy = lab.random({rows, cols}, 3, dtype), bias = lab.random({cols}, 4, dtype);
+  Tensor y = lab.empty({rows, cols}, dtype), dx = lab.empty({rows, cols}, dtype), mean = lab.empty({rows}),
+         rstd = lab.empty({rows}), dw = lab.full({cols}, 1);  // adds
+  if (shifted)
+    for (Tensor* t : {&x, &w, &dy, &bias, &y, &dx, &mean, &rstd, &dw}) *t = lab.shifted(*t);
+  ops::layer_norm_forward(lab.s, y, mean, rstd, x, w, biased ? bias : Tensor(), kEps);
+  ops::layer_norm_backward(lab.s, dx, dw, dy, x, w, mean, rstd);
+  Floats all;
+  for (const Tensor& t : {y, mean, rstd, dx, dw}) {
+    const Floats f = lab.floats(t);
+    all.insert(all.end(), f.begin(), f.end());
+  }
+  return all;
+}
+
+// dw adds `rows` values near 1 up: partial sums are near sqrt(rows), each addition errs by 2^-24 of one, and as many
+// errors again add up like the square root of their number.
+TEST(LayerNorm, MatchesReference) {
+  for (DType t : {DType::f32, DType::bf16})
+    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{{0, 5},
+                                                                           {1, 1},
+                                                                           {3, 7},
+                                                                           {9, 64},
+                                                                           {33, 65},
+                                                                           {100, 129},
+                                                                           {700, 64},
+                                                                           {5, 1030},
+                                                                           {3, 4100},
+                                                                           {2, 20011}})
+      for (const bool biased : {false, true})
+        expect_same_as_reference(
+            [&, r = rows, c = cols](Lab& lab) { return layer_norm_both_ways(lab, r, c, t, biased); },
+            t == DType::f32 ? std::max(1e-5, static_cast<double>(rows) * 0x1p-24) : 2 * epsilon(t),
+            std::to_string(rows) + "x" + std::to_string(cols));
+}
+
+// A mean of 1000 deviations: its square would take 20 of the 24 bits. The mean itself errs by about 2^-24 of it, and a
+// normalised element by as many deviations.
+TEST(LayerNorm, ALargeMeanCostsNoMoreThanItsRounding) {
+  expect_same_as_reference([](Lab& lab) { return layer_norm_both_ways(lab, 5, 64, DType::f32, true, 1000); },
+                           1000 * 4 * 0x1p-24);
+}
+
+TEST(LayerNorm, UnalignedRowsHaveTheBitsOfAlignedOnes) {
+  for (DType t : {DType::f32, DType::bf16})
+    for (int64_t cols : {64, 1024, 20000}) {
+      Lab lab;
+      EXPECT_EQ(bits(layer_norm_both_ways(lab, 3, cols, t, true)),
+                bits(layer_norm_both_ways(lab, 3, cols, t, true, 0, true)))
+          << cols;
+    }
+}
+
+TEST(LayerNorm, BackwardMayOverwriteItsInput) {
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    Tensor x = lab.random({5, 11}, 1), w = lab.random({11}, 2), dy = lab.random({5, 11}, 3), mean = lab.random({5}, 4),
+           rstd = lab.random({5}, 5);
+    Tensor dx = lab.empty({5, 11}), dw = lab.full({11}, 0), dw2 = lab.full({11}, 0);
+    ops::layer_norm_backward(lab.s, dx, dw, dy, x, w, mean, rstd);
+    ops::layer_norm_backward(lab.s, dy, dw2, dy, x, w, mean, rstd);
+    EXPECT_EQ(lab.floats(dx), lab.floats(dy));
+    EXPECT_EQ(lab.floats(dw), lab.floats(dw2));
+  }
+}
+
+TEST(LayerNorm, ReferenceBackwardIsTheGradient) {
+  const int64_t rows = 3, cols = 5;
+  std::vector<double> x = doubles(rows * cols, 1), w = doubles(cols, 2), dy = doubles(rows * cols, 3);
+  std::vector<double> y(x.size()), dx(x.size()), mean(3), rstd(3), dw(5, 0);
+  LayerNormArgs a{.rows = rows, .cols = cols, .eps = kEps, .x = ref(x), .w = ref(w), .y = ref(y)};
+  a.mean = ref(mean);
+  a.rstd = ref(rstd);
+  a.dy = ref(dy);
+  a.dx = ref(dx);
+  a.dw = ref(dw);
+  auto loss = [&] {
+    reference_kernels().layer_norm_forward(no_context(), a);
+    return dot(y, dy);
+  };
+  loss();
+  reference_kernels().layer_norm_backward(no_context(), a);
+  expect_gradient(x, dx, loss, 1e-6);  // third derivatives near 100, times h^2 / 6
+  expect_gradient(w, dw, loss, 1e-7);
 }
 
 }  // namespace

@@ -94,6 +94,19 @@ TEST(Ops, ShapesAreChecked) {
                ShapeMismatch);
   EXPECT_THROW(ops::gelu_forward(lab.s, t({3}), t({4})), ShapeMismatch);
   EXPECT_THROW(ops::gelu_backward(lab.s, t({4}), t({3}), t({4})), ShapeMismatch);
+  EXPECT_THROW(ops::multiply(lab.s, t({3}), t({3}), t({4})), ShapeMismatch);
+  EXPECT_THROW(ops::multiply(lab.s, t({3}, DType::f64), t({3}, DType::f64), t({3}, DType::f64)), ShapeMismatch);
+  EXPECT_THROW(ops::layer_norm_forward(lab.s, t({2, 3}), t({2}), t({2}), t({2, 3}), t({3}), t({2}), 0), ShapeMismatch);
+  EXPECT_THROW(ops::layer_norm_backward(lab.s, t({2, 3}), t({3}), t({2, 3}), t({2, 3}), t({3}), t({3}), t({2})),
+               ShapeMismatch);
+  EXPECT_THROW(ops::activation_forward(lab.s, Activation::silu, t({3}), t({4})), ShapeMismatch);
+  EXPECT_THROW(ops::activation_backward(lab.s, Activation::silu, t({4}), t({3}), t({4})), ShapeMismatch);
+  EXPECT_THROW(ops::swiglu_forward(lab.s, t({2, 3}), t({2, 3}), t({3, 2})), ShapeMismatch);
+  EXPECT_THROW(ops::swiglu_forward(lab.s, t({2, 2}), t({2, 5})), ShapeMismatch);
+  EXPECT_THROW(ops::swiglu_backward(lab.s, t({2, 6}), t({2, 2}), t({2, 6})), ShapeMismatch);
+  EXPECT_THROW(ops::softmax_forward(lab.s, t({2, 3}), t({3, 2})), ShapeMismatch);
+  EXPECT_THROW(ops::softmax_forward(lab.s, t({}), t({})), ShapeMismatch);
+  EXPECT_THROW(ops::softmax_backward(lab.s, t({2, 3}), t({6}), t({2, 3})), ShapeMismatch);
   EXPECT_THROW(ops::embedding_forward(lab.s, t({4, 3}), t({2, 2}, DType::i32), t({9, 3}), t({1, 3})),
                ShapeMismatch);
   EXPECT_THROW(ops::embedding_backward(lab.s, t({9, 3}), none, t({4, 2}), t({2, 2}, DType::i32)),

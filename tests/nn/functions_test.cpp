@@ -24,6 +24,56 @@ TEST(Functions, WithoutParametersHaveTheirDerivative) {
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::causal_attention(v[0], 2, 2)); }, {x({6, 24})});
 }
 
+// The same check in double precision finds what is wrong by 1e-8 of a gradient.
+TEST(Functions, HaveTheirDerivativeInF64) {
+  auto device = make_cpu_device({.kernels = "reference"});
+  const auto x = [&](Shape shape, uint64_t seed = 1) {
+    const Tensor narrow = random(*device, std::move(shape), seed);
+    Tensor wide = Tensor::empty(*device, narrow.shape(), DType::f64, "test");
+    ops::cast(device->compute(), wide, narrow);
+    return wide;
+  };
+  using F = std::function<Var(Tape&, const std::vector<Var>&)>;
+  const std::vector<F> all = {
+      [](Tape&, const auto& v) { return nn::mean(nn::swiglu(nn::gelu_erf(v[0]), v[1])); },
+      [](Tape&, const auto& v) { return nn::sum(nn::softmax(v[0]) * nn::silu(v[1])); },
+      [](Tape&, const auto& v) {  // what the first sum's backward is given is no constant
+        const Var y = nn::sum(nn::multiply(v[0], v[1]));
+        return nn::sum(y * y + nn::gelu(y));
+      },
+  };
+  for (const F& f : all) {
+    const nn::GradientError worst = nn::check_gradient(f, {x({3, 5}), x({3, 5}, 2)}, 1e-5);
+    EXPECT_LT(worst.error, 1e-8) << worst.describe();
+  }
+  EXPECT_THROW(nn::check_gradient(all[0], {Tensor::empty(*device, {2}, DType::i32, "test")}), InvalidArgument);
+}
+
+// Only the reference kernels take f64.
+TEST(Functions, InF64NeedTheReferenceKernels) {
+  auto device = make_cpu_device();
+  const Var x(Tensor::empty(*device, {2, 4}, DType::f64, "test"));
+  EXPECT_THROW(nn::gelu(x), ShapeMismatch);
+  EXPECT_THROW(nn::softmax(x), ShapeMismatch);
+  EXPECT_THROW(nn::sum(x), ShapeMismatch);
+  EXPECT_THROW(nn::causal_attention(nn::Var(Tensor::empty(*device, {2, 6}, DType::f64, "test")), 1, 1), ShapeMismatch);
+}
+
+TEST(Functions, RefuseWhatDoesNotFit) {
+  auto device = make_cpu_device();
+  const auto t = [&](Shape shape, DType dtype = DType::f32) {
+    return Var(Tensor::empty(*device, std::move(shape), dtype, "test"));
+  };
+  EXPECT_THROW(nn::multiply(t({2, 3}), t({3, 2})), ShapeMismatch);
+  EXPECT_THROW(nn::multiply(t({2, 3}), t({2, 3}, DType::bf16)), ShapeMismatch);
+  EXPECT_THROW(nn::swiglu(t({2, 3}), t({2, 4})), ShapeMismatch);
+  EXPECT_THROW(nn::swiglu(t({2, 3})), ShapeMismatch);
+  EXPECT_THROW(nn::swiglu(t({4})), ShapeMismatch);
+  EXPECT_THROW(nn::softmax(t({})), ShapeMismatch);
+  EXPECT_THROW(nn::mean_squared_error(t({2, 3}), t({3, 2}).value()), ShapeMismatch);
+  EXPECT_THROW(nn::mean_squared_error(t({4}, DType::bf16), t({4}, DType::bf16).value()), ShapeMismatch);
+}
+
 TEST(Functions, CrossEntropyTakesWhatBackwardBrings) {
   auto device = make_cpu_device();
   const Tensor targets = Tensor::empty(*device, {4}, DType::i32, "test");

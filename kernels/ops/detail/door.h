@@ -16,7 +16,14 @@
 namespace sherd::ops::door {
 
 inline constexpr std::initializer_list<DType> kFloats = {DType::f32, DType::bf16, DType::f16, DType::f64};
-inline constexpr std::initializer_list<DType> kActivations = {DType::f32, DType::bf16};
+/// f32 or bf16, and f64 where the device's kernels take it (the reference's).
+struct Activations {};
+inline constexpr Activations kActivations;
+/// f32, and f64 where the device's kernels take it.
+struct Wide {};
+inline constexpr Wide kWide;
+/// The dtype of what is kept beside activations of dtype t, and of gradients of weights: f32, or f64 beside f64.
+constexpr DType wide(DType t) { return t == DType::f64 ? DType::f64 : DType::f32; }
 inline constexpr std::initializer_list<DType> kPayload = {DType::f32, DType::bf16, DType::f16};
 
 /// Collects everything that is wrong with the arguments of one operation; done() throws if anything is.
@@ -32,6 +39,14 @@ class Check {
     return problem(fmt::format("{} is {}, must be {}", name, name_of(t.dtype()), list));
   }
   Check& dtype(const char* name, const Tensor& t, DType wanted) { return dtype(name, t, {wanted}); }
+  Check& dtype(const char* name, const Tensor& t, Activations) {
+    if (t.defined() && t.dtype() == DType::f64 && t.device().kernels().doubles) return *this;
+    return dtype(name, t, {DType::f32, DType::bf16});
+  }
+  Check& dtype(const char* name, const Tensor& t, Wide) {
+    if (t.defined() && t.dtype() == DType::f64 && t.device().kernels().doubles) return *this;
+    return dtype(name, t, DType::f32);
+  }
   Check& shape(const char* name, const Tensor& t, const Shape& wanted) {
     if (t.defined() && t.shape() != wanted)
       problem(fmt::format("{} is {}, must be {}", name, to_string(t.shape()), to_string(wanted)));

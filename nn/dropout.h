@@ -1,0 +1,60 @@
+// Dropout whose masks do not depend on how the rows are spread over ranks and microbatches.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <unordered_map>
+
+#include <sherd/kernels/ops/dropout.h>
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// Where a forward stands in a run: what its random numbers are keyed by. The mask of an element depends on
+/// the seed, the step, the site (a name of the place in the model), how often that site was used before in
+/// the forward, and the element's *global* row and column; so one rank with the whole batch and many ranks
+/// with microbatches have the same. Nothing is stored: backward computes the mask again. For resuming, a seed
+/// and a step are the whole state.
+///
+/// Owned by the caller, one for each rank; modules that drop hold a pointer to it.
+///
+///     nn::RandomState random(seed);
+///     for (each step) for (each microbatch) {
+///       random.begin(step, first_row);   // the global number of the microbatch's first row
+///       nn::Var loss = model(tape.input(tokens), targets);   // in it: nn::dropout(x, 0.1f, random,
+///       "blocks.0.mlp")
+///       ...
+///     }
+///
+/// The second run of a scope that is recomputed has the masks of the first: it counts from where that began. The state
+/// has to live until backward.
+class RandomState {
+ public:
+  explicit RandomState(uint64_t seed) : seed_(seed) {}
+  /// A new forward, whose values' first row has this global number among the rows of the step's batch: for
+  /// [batch * seq, d], the number of the first sequence times seq. No site has been used in it.
+  /// @throws InvalidArgument for a negative row.
+  void begin(int64_t step, int64_t first_row);
+
+  uint64_t seed() const { return seed_; }
+  int64_t step() const { return step_; }
+  int64_t first_row() const { return first_row_; }
+  /// The key of the next call at `site`, which it counts. Values whose rows are others than those of begin()
+  /// (one for each sequence, say) change the key's first_row.
+  DropoutKey next(std::string_view site);
+
+ private:
+  uint64_t seed_;
+  int64_t step_ = 0, first_row_ = 0;
+  std::unordered_map<uint64_t, uint32_t> calls_;  // by DropoutKey::key
+};
+
+/// x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at `site`; rows
+/// are those of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p = 0 it is x
+/// itself; the call is counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
+/// @throws InvalidArgument for p outside [0, 1).
+Var dropout(const Var& x, float p, RandomState& random, std::string_view site);
+/// The same by a key of the caller's.
+Var dropout(const Var& x, float p, const DropoutKey& key);
+
+}  // namespace sherd::nn
