@@ -28,6 +28,7 @@
 #include <sherd/kernels/ops/orthogonalize.h>
 #include <sherd/kernels/ops/random_normal.h>
 #include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/ops/rope.h>
 #include <sherd/kernels/ops/segments.h>
 #include <sherd/kernels/ops/squares.h>
 #include <sherd/kernels/ops/vocab_parallel.h>

@@ -22,6 +22,7 @@ const KernelTable& reference_kernels() {
       .rms_norm_backward = k::rms_norm_backward,
       .attention_forward = k::attention_forward,
       .attention_backward = k::attention_backward,
+      .rope = k::rope,
       .gelu_forward = k::gelu_forward,
       .gelu_backward = k::gelu_backward,
       .add_bias = k::add_bias,
