@@ -11,3 +11,5 @@
 #include <sherd/nn/loss.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/qk_norm.h>
+#include <sherd/nn/rope.h>
