@@ -402,7 +402,8 @@ TEST(Attention, MaxLogitsMatchReference) {
   for (const Case& c : cases())
     expect_same_as_reference(
         [&](Lab& lab) {
-          return both_passes(lab, c, normal(numel_of(c.wide()), 1, c.spread), normal(numel_of(c.narrow()), 2)).max_logits;
+          const Floats qkv = normal(numel_of(c.wide()), 1, c.spread), dout = normal(numel_of(c.narrow()), 2);
+          return both_passes(lab, c, qkv, dout).max_logits;
         },
         2e-6 * std::sqrt(static_cast<double>(c.dim)), name(c));  // a sum of head_dim products in fp32
 }
@@ -411,7 +412,7 @@ TEST(Attention, MaxLogitsAreRaisedAndNeverLowered) {
   for (const char* kernels : {kFast, "reference"})
     for (DType t : {DType::f32, DType::bf16}) {
       Lab lab(kernels);
-      // Two heads of width 1, two items of three rows; q is 1. Keys of head 0: -4, -3, -2 and -1, -8, -16, of head 1: 0.
+      // Two heads of width 1, two items of three rows; q is 1. Keys of head 0: -4, -3, -2 and -1, -8, -16; of 1: 0.
       Floats values;
       for (float key : {-4.0f, -3.0f, -2.0f, -1.0f, -8.0f, -16.0f}) values.insert(values.end(), {1, 1, key, 0, 7, 7});
       const Tensor qkv = lab.tensor({6, 6}, values, t), out = lab.empty({6, 2}, t), lse = lab.empty({2, 2, 3});
