@@ -7,7 +7,8 @@
 // heads / kv_heads alone.
 //
 // Grouped queries: blocks that own query rows read the key head of their query head; blocks that own key rows
-// let all query heads of the group stream by, one after the other, into the same sums.
+// let all query heads of the group stream by, one after the other, into the same sums. That kernel has batch *
+// kv_heads times the tiles as blocks: with very few key heads and short sequences it leaves multiprocessors idle.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -180,9 +180,9 @@ Floats part(const Floats& v, int64_t begin, int64_t count) {
 
 TEST(Attention, SameBitsWhateverElseIsInTheBatch) {
   for (DType t : {DType::f32, DType::bf16})
-    for (int64_t kv_heads : {4, 2, 1}) {
+    for (int64_t kv_heads : {2, 1}) {
       Lab lab;
-      const Case one{1, 150, 4, 24, t, 1, kv_heads}, three{3, 150, 4, 24, t, 1, kv_heads};
+      const Case one{1, 150, 2, 24, t, 1, kv_heads}, three{3, 150, 2, 24, t, 1, kv_heads};
       const int64_t wide = numel_of(one.wide()), narrow = numel_of(one.narrow());
       const Floats qkv = normal(3 * wide, 1), dout = normal(3 * narrow, 2);
       const Results all = both_passes(lab, three, qkv, dout);
@@ -296,7 +296,8 @@ Floats columns_of(const Floats& v, int64_t columns, int64_t begin, int64_t count
 TEST(Attention, GroupedQueriesAreThoseOfRepeatedKeys) {
   for (const char* kernels : {kFast, "reference"})
     for (const Case& c : cases()) {
-      if (c.kv_heads == 0 || (!kCuda && c.seq > 150)) continue;
+      const int64_t products = c.batch * c.heads * c.seq * c.seq * c.dim;
+      if (c.kv_heads == 0 || (products > 5'000'000 && (kEmulated || !kCuda))) continue;
       Lab lab(kernels);
       const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
       const Case repeated{c.batch, c.seq, c.heads, c.dim, c.dtype};
@@ -382,7 +383,7 @@ Plain plain(const Case& c, const Floats& qkv, const Floats& dout) {
 TEST(Attention, AgreesWithWholeMatricesInDouble) {
   for (const char* kernels : {kFast, "reference"})
     for (const Case& c : cases()) {
-      if (c.seq == 0 || c.seq > 150 || c.batch > 3 || c.dim > 128 || c.spread != 1) continue;
+      if (c.seq == 0 || c.seq > (kEmulated ? 70 : 150) || c.batch > 3 || c.dim > 128 || c.spread != 1) continue;
       Lab lab(kernels);
       // What bf16 holds of the samples, so that only the arithmetic differs.
       const Floats qkv = lab.floats(lab.random(c.wide(), 1, c.dtype)),
@@ -402,8 +403,10 @@ TEST(Attention, MaxLogitsMatchReference) {
   for (const Case& c : cases())
     expect_same_as_reference(
         [&](Lab& lab) {
-          const Floats qkv = normal(numel_of(c.wide()), 1, c.spread), dout = normal(numel_of(c.narrow()), 2);
-          return both_passes(lab, c, qkv, dout).max_logits;
+          const Tensor qkv = lab.random(c.wide(), 1, c.dtype, c.spread), most = lab.full({c.heads}, -1e30);
+          const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
+          ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, most);
+          return lab.floats(most);
         },
         2e-6 * std::sqrt(static_cast<double>(c.dim)), name(c));  // a sum of head_dim products in fp32
 }
