@@ -1,5 +1,7 @@
 #include <sherd/nn/attention.h>
 
+#include <fmt/format.h>
+
 #include <sherd/kernels/ops/attention.h>
 #include <sherd/nn/detail/memory.h>
 
@@ -7,21 +9,41 @@ namespace sherd::nn {
 
 using namespace detail;
 
-Var causal_attention(const Var& qkv, int64_t batch, int64_t heads) {
-  if (batch < 1 || qkv.size(0) % batch != 0 || qkv.size(1) % 3 != 0)
-    throw ShapeMismatch("causal_attention: qkv must be [batch * seq, 3 * heads * head_dim]");
+namespace {
+
+/// Of a head. @throws ShapeMismatch, InvalidArgument.
+int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_heads) {
+  if (o.batch < 1 || o.heads < 1 || kv_heads < 1 || o.heads % kv_heads != 0)
+    throw InvalidArgument(fmt::format(
+        "attention: batch {}, heads {} and kv_heads {}; all must be positive and kv_heads must divide heads",
+        o.batch, o.heads, kv_heads));
+  const int64_t columns = o.heads + 2 * kv_heads;  // in heads
+  if (qkv.dim() != 2 || qkv.size(0) % o.batch != 0 || qkv.size(1) % columns != 0 ||
+      (o.head_dim != 0 && qkv.size(1) != columns * o.head_dim))
+    throw ShapeMismatch(
+        fmt::format("attention: qkv is {}, must be [batch * seq, (heads + 2 * kv_heads) * head_dim] = [{} * "
+                    "seq, ({} + 2 * {}) * {}]",
+                    to_string(qkv.shape()), o.batch, o.heads, kv_heads,
+                    o.head_dim == 0 ? "head_dim" : std::to_string(o.head_dim)));
+  return qkv.size(1) / columns;
+}
+
+}  // namespace
+
+Var attention(const Var& qkv, const AttentionOptions& o) {
+  const int64_t batch = o.batch, heads = o.heads, kv_heads = o.kv_heads == 0 ? o.heads : o.kv_heads;
   const Tensor in = qkv.value();
-  const Tensor out = like(in, {in.size(0), in.size(1) / 3});
+  const Tensor out = like(in, {in.size(0), heads * width_of_head(in, o, kv_heads)});
   const Tensor lse = like_f32(in, {batch, heads, in.size(0) / batch});
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, o.max_logits);
         return out;
       },
-      [in, out, lse, batch, heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, out, lse, batch, heads, kv_heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dqkv = like(in);
-        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads);
+        ops::attention_backward(s, dqkv, call.output().tensor(out), out, lse, in, batch, heads, kv_heads);
         return {dqkv};
       });
 }

@@ -14,6 +14,8 @@
 #include <sherd/nn/loss.h>
 #include <sherd/nn/module.h>
 #include <sherd/nn/norm.h>
+#include <sherd/nn/qk_norm.h>
 #include <sherd/nn/recompute.h>
+#include <sherd/nn/rope.h>
 #include <sherd/nn/routing.h>
 #include <sherd/nn/rows.h>

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include <sherd/kernels/ops/attention.h>
 
@@ -11,30 +12,35 @@
 
 // Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
 // so that only the causal part of the scores (up to one block of slack) is computed. q is scaled on the way
-// in.
+// in. Backward goes over groups of query heads: a thread takes all that use one key head, in order, so that
+// their sum in dk and dv is the same for any number of threads.
 
 namespace sherd::cpu {
 namespace {
 
 constexpr int64_t kRows = 64;
 
-/// The dimensions of one call and the places of one (batch, head) in the packed tensors.
+/// The dimensions of one call and the places of one (batch, query head) in the packed tensors.
 struct Layout {
   explicit Layout(const AttentionArgs& a)
       : seq(a.seq),
         heads(a.heads),
+        kv_heads(a.kv_heads),
+        group(a.heads / a.kv_heads),
         dim(a.head_dim),
         scale(1.0f / std::sqrt(static_cast<float>(a.head_dim))) {}
-  int64_t seq, heads, dim;
+  int64_t seq, heads, kv_heads, group, dim;  // group: query heads that use one key head
   float scale;
 
   int64_t matrix() const { return (seq * dim + 31) / 32 * 32; }  // floats of a [seq, dim] matrix
   int64_t block() const { return kRows * seq; }                  // floats of a block of score rows
+  /// q, k, v (part 0, 1, 2) of query head bh, counted over batch and heads.
   int64_t qkv(int64_t bh, int64_t part) const {
-    return (bh / heads * seq * 3 + part) * heads * dim + bh % heads * dim;
+    const int64_t h = bh % heads, column = part == 0 ? h : heads + (part - 1) * kv_heads + h / group;
+    return bh / heads * seq * qkv_stride() + column * dim;
   }
   int64_t out(int64_t bh) const { return bh / heads * seq * heads * dim + bh % heads * dim; }
-  int64_t qkv_stride() const { return 3 * heads * dim; }
+  int64_t qkv_stride() const { return (heads + 2 * kv_heads) * dim; }
   int64_t out_stride() const { return heads * dim; }
 };
 
@@ -74,13 +80,15 @@ std::pair<float, float> exponentials(float* row, int64_t count, int64_t keys) {
   return {max, sum};
 }
 
+/// Returns the largest score of the head.
 template <class T>
-void forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+float forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
   float *q = scratch, *k = q + l.matrix(), *v = k + l.matrix(), *o = v + l.matrix(), *p = o + l.matrix();
   const T* qkv = a.qkv.as<T>();
   load(l, q, qkv + l.qkv(bh, 0), l.qkv_stride(), l.scale);
   load(l, k, qkv + l.qkv(bh, 1), l.qkv_stride());
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
+  float largest = -std::numeric_limits<float>::infinity();
   for (int64_t first = 0; first < l.seq; first += kRows) {
     const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
     dots(l, p, q + first * l.dim, k, n, keys);
@@ -88,6 +96,7 @@ void forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch
     for (int64_t i = 0; i < n; ++i) {
       const auto [max, sum] = exponentials(p + i * keys, first + i + 1, keys);
       sums[i] = sum;
+      largest = std::max(largest, max);
       a.lse[bh * l.seq + first + i] = max + std::log(sum);
     }
     sgemm(false, false, n, l.dim, keys, 1, p, keys, v, l.dim, 0, o + first * l.dim, l.dim);
@@ -95,10 +104,12 @@ void forward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch
       for (int64_t d = 0; d < l.dim; ++d) o[(first + i) * l.dim + d] /= sums[i];
   }
   store(l, a.out.as<T>() + l.out(bh), o, l.out_stride());
+  return largest;
 }
 
+/// Writes dq of query head bh and adds to dk and dv of its key head, which lie behind dq in `scratch`.
 template <class T>
-void backward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
+void backward_head(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratch) {
   const int64_t size = l.matrix();
   float *q = scratch, *k = q + size, *v = k + size, *dout = v + size, *dq = dout + size, *dk = dq + size,
         *dv = dk + size, *p = dv + size, *dp = p + l.block();
@@ -108,8 +119,6 @@ void backward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratc
   load(l, k, qkv + l.qkv(bh, 1), l.qkv_stride());
   load(l, v, qkv + l.qkv(bh, 2), l.qkv_stride());
   load(l, dout, dout_rows, l.out_stride());
-  std::fill_n(dk, size, 0.0f);
-  std::fill_n(dv, size, 0.0f);
   for (int64_t first = 0; first < l.seq; first += kRows) {
     const int64_t keys = std::min(l.seq, first + kRows), n = keys - first;
     dots(l, p, q + first * l.dim, k, n, keys);
@@ -134,39 +143,56 @@ void backward(const Layout& l, const AttentionArgs& a, int64_t bh, float* scratc
     sgemm(true, false, keys, l.dim, n, 1, dp, keys, q + first * l.dim, l.dim, 1, dk, l.dim);
     sgemm(false, false, n, l.dim, keys, 1, dp, keys, k, l.dim, 0, dq + first * l.dim, l.dim);
   }
-  T* dqkv = a.dqkv.as<T>();
-  store(l, dqkv + l.qkv(bh, 0), dq, l.qkv_stride(), l.scale);
-  store(l, dqkv + l.qkv(bh, 1), dk, l.qkv_stride());
-  store(l, dqkv + l.qkv(bh, 2), dv, l.qkv_stride());
+  store(l, a.dqkv.as<T>() + l.qkv(bh, 0), dq, l.qkv_stride(), l.scale);
 }
 
-/// Runs work(bh, scratch) for every (batch, head), each thread with `floats` floats of its own.
+/// The query heads of key head `group`, counted over batch and key heads.
+template <class T>
+void backward(const Layout& l, const AttentionArgs& a, int64_t group, float* scratch) {
+  const int64_t first = group * l.group, size = l.matrix();
+  float *dk = scratch + 5 * size, *dv = dk + size;
+  std::fill_n(dk, 2 * size, 0.0f);
+  for (int64_t bh = first; bh < first + l.group; ++bh) backward_head<T>(l, a, bh, scratch);
+  T* dqkv = a.dqkv.as<T>();
+  store(l, dqkv + l.qkv(first, 1), dk, l.qkv_stride());
+  store(l, dqkv + l.qkv(first, 2), dv, l.qkv_stride());
+}
+
+/// Runs work(i, scratch) for every i below `count`, each thread with `floats` floats of its own.
 template <class F>
-void for_each_head(ExecutionContext& ctx, const AttentionArgs& a, int64_t floats, F&& work) {
-  if (a.seq == 0 || a.head_dim == 0) return;
-  const int64_t count = a.batch * a.heads;
+void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
   const int64_t threads = std::min<int64_t>(ctx.threads, count);
   float* scratch = static_cast<float*>(ctx.scratch(threads * floats * 4));
   parallel_for(ctx, count, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t bh = begin; bh < end; ++bh) work(bh, scratch + omp_get_thread_num() * floats);
+    for (int64_t i = begin; i < end; ++i) work(i, scratch + omp_get_thread_num() * floats);
   });
 }
 
 }  // namespace
 
 void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
+  if (a.seq == 0 || a.head_dim == 0) return;
   const Layout l(a);
+  const int64_t count = a.batch * a.heads;
+  std::vector<float> largest(static_cast<size_t>(a.max_logits != nullptr ? count : 0));
   with_activation(a.qkv.dtype, [&](auto type) {
-    for_each_head(ctx, a, 4 * l.matrix() + l.block(),
-                  [&](int64_t bh, float* scratch) { forward<decltype(type)>(l, a, bh, scratch); });
+    for_each(ctx, count, 4 * l.matrix() + l.block(), [&](int64_t bh, float* scratch) {
+      const float score = forward<decltype(type)>(l, a, bh, scratch);
+      if (!largest.empty()) largest[static_cast<size_t>(bh)] = score;
+    });
   });
+  for (size_t bh = 0; bh < largest.size(); ++bh) {
+    float& most = a.max_logits[static_cast<int64_t>(bh) % a.heads];
+    most = std::max(most, largest[bh]);
+  }
 }
 
 void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
+  if (a.seq == 0 || a.head_dim == 0) return;
   const Layout l(a);
   with_activation(a.qkv.dtype, [&](auto type) {
-    for_each_head(ctx, a, 7 * l.matrix() + 2 * l.block(),
-                  [&](int64_t bh, float* scratch) { backward<decltype(type)>(l, a, bh, scratch); });
+    for_each(ctx, a.batch * a.kv_heads, 7 * l.matrix() + 2 * l.block(),
+             [&](int64_t group, float* scratch) { backward<decltype(type)>(l, a, group, scratch); });
   });
 }
 

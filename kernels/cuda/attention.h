@@ -3,8 +3,12 @@
 //
 // Two families: on tensor cores (bf16, heads up to 128 wide) and in plain fp32 arithmetic (f32, and wider
 // heads). In both a block owns a tile of rows of one (batch, head) and streams tiles of the other side
-// through shared memory; nothing of size seq x seq exists. The order of every sum depends on seq and head_dim
-// alone.
+// through shared memory; nothing of size seq x seq exists. The order of every sum depends on seq, head_dim and
+// heads / kv_heads alone.
+//
+// Grouped queries: blocks that own query rows read the key head of their query head; blocks that own key rows
+// let all query heads of the group stream by, one after the other, into the same sums. That kernel has batch *
+// kv_heads times the tiles as blocks: with very few key heads and short sequences it leaves multiprocessors idle.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -36,29 +40,32 @@ struct Rows {
 
 /// Where the heads of a call lie.
 struct Packing {
-  int heads, seq, width;      // width: head_dim
-  int out_stride, in_stride;  // of a row
-  bool vectors;               // of all tensors of the call
-  float scale;                // of scores
+  int heads, kv_heads, group;  // group: query heads that use one key head
+  int seq, width;              // width: head_dim
+  int out_stride, in_stride;   // of a row
+  bool vectors;                // of all tensors of the call
+  float scale;                 // of scores
 
   template <class T>
   Packing(const AttentionArgs& a, T)
       : heads(static_cast<int>(a.heads)),
+        kv_heads(static_cast<int>(a.kv_heads)),
+        group(heads / kv_heads),
         seq(static_cast<int>(a.seq)),
         width(static_cast<int>(a.head_dim)),
         out_stride(heads * width),
-        in_stride(3 * out_stride),
+        in_stride(out_stride + 2 * kv_heads * width),
         vectors(width % static_cast<int>(16 / sizeof(T)) == 0),
         scale(1 / std::sqrt(static_cast<float>(a.head_dim))) {
     for (const void* data : {a.qkv.data, a.out.data, a.dout.data, a.dqkv.data})
       vectors = vectors && reinterpret_cast<uintptr_t>(data) % 16 == 0;
   }
 
-  /// q, k, v (part 0, 1, 2) of head `bh`, counted over batch and heads.
+  /// q, k, v (part 0, 1, 2) of query head `bh`, counted over batch and heads.
   template <class T>
   __device__ __forceinline__ Rows<T> in(T* qkv, int bh, int part) const {
-    return {qkv + int64_t{bh / heads} * seq * in_stride + bh % heads * width + part * out_stride, in_stride,
-            seq, width, vectors};
+    const int h = bh % heads, column = part == 0 ? h : heads + (part - 1) * kv_heads + h / group;
+    return {qkv + int64_t{bh / heads} * seq * in_stride + column * width, in_stride, seq, width, vectors};
   }
   template <class T>
   __device__ __forceinline__ Rows<T> out(T* out, int bh) const {
@@ -67,8 +74,8 @@ struct Packing {
   }
 };
 
-/// Which tile of which head a block works on. Tiles of a head are neighbours, for its k and v stay in the
-/// cache.
+/// Which tile of which head (query heads or key heads, as the kernel goes) a block works on. Tiles of a head are
+/// neighbours, for its k and v stay in the cache.
 struct Place {
   int tiles, bh, tile;
   __device__ __forceinline__ Place(const Packing& p, int rows)
@@ -77,12 +84,13 @@ struct Place {
         tile(static_cast<int>(blockIdx.x) % tiles) {}
 };
 
-/// One block per tile of `rows` rows of each head. @throws NotSupported.
-inline Grid tiles_of(const char* what, const AttentionArgs& a, int rows, int threads, size_t shared_bytes) {
-  const int64_t blocks = a.batch * a.heads * ((a.seq + rows - 1) / rows);
+/// One block per tile of `rows` rows of each of `heads` heads. @throws NotSupported.
+inline Grid tiles_of(const char* what, const AttentionArgs& a, int64_t heads, int rows, int threads,
+                     size_t shared_bytes) {
+  const int64_t blocks = a.batch * heads * ((a.seq + rows - 1) / rows);
   if (blocks > INT32_MAX)
     throw NotSupported(std::string(what) + ": batch " + std::to_string(a.batch) + " x heads " +
-                       std::to_string(a.heads) + " of seq " + std::to_string(a.seq) +
+                       std::to_string(heads) + " of seq " + std::to_string(a.seq) +
                        " is more than a grid of 2^31 blocks; split the batch");
   return {dim3(static_cast<unsigned>(blocks)), dim3(static_cast<unsigned>(threads)), shared_bytes};
 }
@@ -119,6 +127,18 @@ __device__ __forceinline__ Vec<T, N> load_some(const T* from, int count, bool al
 #pragma unroll
   for (int i = 0; i < N; ++i) some[i] = i < count ? from[i] : T{};
   return some;
+}
+
+/// Raises max_logits[head of bh] to `logit`, a thread's own value. A maximum is the same in any order: of floats that
+/// are not negative the bits are ordered as signed integers, of negative ones the other way round as unsigned ones,
+/// and each kind lies on the right side of the other in both. NaN is passed over.
+__device__ __forceinline__ void raise_max_logit(float* max_logits, const Packing& p, int bh, float logit) {
+  float* const most = max_logits + bh % p.heads;
+  logit += 0.0f;  // -0 becomes 0
+  if (logit >= 0)
+    atomicMax(reinterpret_cast<int*>(most), __float_as_int(logit));
+  else if (logit < 0)
+    atomicMin(reinterpret_cast<unsigned*>(most), __float_as_uint(logit));
 }
 
 /// For calls that tensor cores do not take.

@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   store_rows<M, D>(p.in(dqkv, place.bh, 0), own, dq, q_own);
 }
 
-/// dk and dv of a tile of key rows. Scores are held transposed: a warp's rows are keys, its columns queries.
+/// dk and dv of a tile of key rows, summed over the query heads that use them. Scores are held transposed: a warp's
+/// rows are keys, its columns queries.
 template <int D>
 struct Keys {
   static constexpr int M = D <= 64 ? 2 : 1, kRows = kWarps * 16 * M, kQueries = D <= 64 ? 32 : 64;
@@ -136,86 +137,89 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   using S = Keys<D>;
   constexpr int M = S::M, N = S::kQueries;
   SHERD_DYNAMIC_SHARED(__nv_bfloat16, shared);
-  const Place place(p, S::kRows);  // the first tiles are the longest
+  const Place place(p, S::kRows);  // of a key head; the first tiles are the longest
   const int first = place.tile * S::kRows, end = min(first + S::kRows, p.seq);
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const int own = first + warp * 16 * M;
 
-  stats += place.bh * padded;
-  const auto q_rows = p.in(qkv, place.bh, 0);
-  const auto d_rows = p.out(dout, place.bh);
+  const int head = place.bh * p.group;  // the first query head of the group
   __nv_bfloat16 *const k = shared, *const v = k + S::kOwned, *const streamed = v + S::kOwned;
   RowStats* const streamed_stats = reinterpret_cast<RowStats*>(streamed + 4 * S::kTile);
   __nv_bfloat16 *const k_own = k + warp * 16 * M * kStride<D>, *const v_own = k_own + S::kOwned;
-  auto load = [&](int t) {
-    __nv_bfloat16* q = streamed + t % 2 * 2 * S::kTile;
-    load_tile<N, D>(q, q_rows, t * N);
-    load_tile<N, D>(q + S::kTile, d_rows, t * N);
-    const int pair = static_cast<int>(threadIdx.x) * 2;
-    if (pair < N) copy_async(streamed_stats + t % 2 * N + pair, stats + t * N + pair, true);
-  };
   const int begin = first / N, tiles = (p.seq + N - 1) / N;
-  load_tile<S::kRows, D>(k, p.in(qkv, place.bh, 1), first);
-  load_tile<S::kRows, D>(v, p.in(qkv, place.bh, 2), first);
-  load(begin);
+  load_tile<S::kRows, D>(k, p.in(qkv, head, 1), first);
+  load_tile<S::kRows, D>(v, p.in(qkv, head, 2), first);
 
   Block<M, D> dk = {}, dv = {};
   const float scale_log2 = p.scale * kLog2e;
-  for (int t = begin; t < tiles; ++t) {
-    __nv_bfloat16 *q = streamed + t % 2 * 2 * S::kTile, *d = q + S::kTile;
-    const bool diagonal = t * N < first + S::kRows - 1;  // some key of the block is not seen by all
-    copies_done();
-    const bool poisoned =
-        __syncthreads_or(diagonal && (copied_non_finite<N, D>(q) || copied_non_finite<N, D>(d))) != 0;
-    if (t + 1 < tiles) load(t + 1);
-
-    const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
-    auto sees = [ahead](int row, int j) { return row <= j + ahead; };
-    const bool any = ahead > -N && own < end;
-    Left<M, N> left_p, left_ds;
-    if (any) {
-      Block<M, N> s = {}, ds = {};
-      add_dots<M, N, D>(s, k_own, q);
-      add_dots<M, N, D>(ds, v_own, d);
-      const float4* pairs = reinterpret_cast<const float4*>(streamed_stats + t % 2 * N) + lane % 4;
-#pragma unroll
-      for (int n = 0; n < N / 8; ++n) {
-        const float4 two = pairs[n * 4];
-#pragma unroll
-        for (int m = 0; m < M; ++m)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            s[m][n][i] = fast_exp2(fmaf(s[m][n][i], scale_log2, -(i % 2 ? two.z : two.x)));
-            ds[m][n][i] = s[m][n][i] * (ds[m][n][i] - (i % 2 ? two.w : two.y));
-          }
-      }
-      if (diagonal) {
-        for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
-        for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
-      }
-      left_p = s;
-      left_ds = ds;
-    }
-    if (poisoned) {
-      __syncthreads();  // the scores are done with q and d
+  for (int h = head; h < head + p.group; ++h) {
+    const auto q_rows = p.in(qkv, h, 0);
+    const auto d_rows = p.out(dout, h);
+    auto load = [&](int t) {
+      __nv_bfloat16* q = streamed + t % 2 * 2 * S::kTile;
+      load_tile<N, D>(q, q_rows, t * N);
+      load_tile<N, D>(q + S::kTile, d_rows, t * N);
+      const int pair = static_cast<int>(threadIdx.x) * 2;
+      if (pair < N) copy_async(streamed_stats + t % 2 * N + pair, stats + h * padded + t * N + pair, true);
+    };
+    if (h > head) __syncthreads();  // all are done with the last head's tiles
+    load(begin);
+    for (int t = begin; t < tiles; ++t) {
+      __nv_bfloat16 *q = streamed + t % 2 * 2 * S::kTile, *d = q + S::kTile;
+      const bool diagonal = t * N < first + S::kRows - 1;  // some key of the block is not seen by all
+      copies_done();
+      const bool poisoned =
+          __syncthreads_or(diagonal && (copied_non_finite<N, D>(q) || copied_non_finite<N, D>(d))) != 0;
+      if (t + 1 < tiles) load(t + 1);
+  
+      const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
+      auto sees = [ahead](int row, int j) { return row <= j + ahead; };
+      const bool any = ahead > -N && own < end;
+      Left<M, N> left_p, left_ds;
       if (any) {
-        add_non_finite<M, N, D>(dv, d, sees);
-        add_non_finite<M, N, D>(dk, q, sees);
+        Block<M, N> s = {}, ds = {};
+        add_dots<M, N, D>(s, k_own, q);
+        add_dots<M, N, D>(ds, v_own, d);
+        const float4* pairs = reinterpret_cast<const float4*>(streamed_stats + t % 2 * N) + lane % 4;
+#pragma unroll
+        for (int n = 0; n < N / 8; ++n) {
+          const float4 two = pairs[n * 4];
+#pragma unroll
+          for (int m = 0; m < M; ++m)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              s[m][n][i] = fast_exp2(fmaf(s[m][n][i], scale_log2, -(i % 2 ? two.z : two.x)));
+              ds[m][n][i] = s[m][n][i] * (ds[m][n][i] - (i % 2 ? two.w : two.y));
+            }
+        }
+        if (diagonal) {
+          for_each<M, N>(s, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
+          for_each<M, N>(ds, [&](float& x, int row, int j) { x = sees(row, j) ? x : 0; });
+        }
+        left_p = s;
+        left_ds = ds;
       }
-      __syncthreads();
-      zero_non_finite<N, D>(d);
-      zero_non_finite<N, D>(q);
-      __syncthreads();
-    }
-    if (any) {
-      add_mixture<M, N, D>(dv, left_p, d);
-      add_mixture<M, N, D>(dk, left_ds, q);
+      if (poisoned) {
+        __syncthreads();  // the scores are done with q and d
+        if (any) {
+          add_non_finite<M, N, D>(dv, d, sees);
+          add_non_finite<M, N, D>(dk, q, sees);
+        }
+        __syncthreads();
+        zero_non_finite<N, D>(d);
+        zero_non_finite<N, D>(q);
+        __syncthreads();
+      }
+      if (any) {
+        add_mixture<M, N, D>(dv, left_p, d);
+        add_mixture<M, N, D>(dk, left_ds, q);
+      }
     }
   }
   if (own >= end) return;
   for_each<M, D>(dk, [&](float& x, int, int) { x *= p.scale; });
-  store_rows<M, D>(p.in(dqkv, place.bh, 1), own, dk, k_own);
-  store_rows<M, D>(p.in(dqkv, place.bh, 2), own, dv, v_own);
+  store_rows<M, D>(p.in(dqkv, head, 1), own, dk, k_own);
+  store_rows<M, D>(p.in(dqkv, head, 2), own, dv, v_own);
 }
 
 template <class T>
@@ -225,17 +229,18 @@ void run(ExecutionContext& context, const AttentionArgs& a) {
   const int64_t padded = padded_rows(a.seq);
   auto* stats = static_cast<RowStats*>(
       context.scratch(a.batch * a.heads * padded * static_cast<int64_t>(sizeof(RowStats))));
-  launch(context, what, stats_kernel<T>, tiles_of(what, a, kStatsRows, 8 * kStatsRows, 0), p, padded,
-         a.out.as<const T>(), a.dout.as<const T>(), a.lse, stats);
+  launch(context, what, stats_kernel<T>, tiles_of(what, a, a.heads, kStatsRows, 8 * kStatsRows, 0), p,
+         padded, a.out.as<const T>(), a.dout.as<const T>(), a.lse, stats);
   if (!on_tensor_cores(what, a)) return plain_attention_backward(context, a, stats);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     with_width(a.head_dim, [&](auto width) {
       using K = Keys<width()>;
       using Q = Queries<width()>;
-      launch(context, what, keys_kernel<width()>, tiles_of(what, a, K::kRows, kTileThreads, K::kSharedBytes),
-             p, a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
+      launch(context, what, keys_kernel<width()>,
+             tiles_of(what, a, a.kv_heads, K::kRows, kTileThreads, K::kSharedBytes), p, a.qkv.as<const T>(),
+             a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
       launch(context, what, queries_kernel<width()>,
-             tiles_of(what, a, Q::kRows, kTileThreads, Q::kSharedBytes), p, a.qkv.as<const T>(),
+             tiles_of(what, a, a.heads, Q::kRows, kTileThreads, Q::kSharedBytes), p, a.qkv.as<const T>(),
              a.dout.as<const T>(), stats, padded, a.dqkv.as<T>());
     });
   }

@@ -85,7 +85,7 @@ struct Softmax {
 
 template <int D>
 __global__ void __launch_bounds__(kTileThreads, 2)
-    forward_kernel(Packing p, const __nv_bfloat16* qkv, __nv_bfloat16* out, float* lse) {
+    forward_kernel(Packing p, const __nv_bfloat16* qkv, __nv_bfloat16* out, float* lse, float* max_logits) {
   using F = Forward<D>;
   constexpr int M = F::M, N = F::kKeys;
   SHERD_DYNAMIC_SHARED(__nv_bfloat16, shared);
@@ -150,6 +150,15 @@ __global__ void __launch_bounds__(kTileThreads, 2)
         lse[int64_t{place.bh} * p.seq + row] = softmax.max[m][half] * p.scale + logf(softmax.sum[m][half]);
     }
   }
+  if (max_logits == nullptr) return;
+  float most = -INFINITY;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      if (own + m * 16 + half * 8 + lane / 4 < end) most = fmaxf(most, softmax.max[m][half]);
+  most = warp_reduce(most, Max{});
+  if (lane == 0) raise_max_logit(max_logits, p, place.bh, most * p.scale);
 }
 
 }  // namespace
@@ -160,8 +169,9 @@ void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   if (!on_tensor_cores(what, a)) return plain_attention_forward(context, a);
   with_width(a.head_dim, [&](auto width) {
     using F = Forward<width()>;
-    launch(context, what, forward_kernel<width()>, tiles_of(what, a, F::kRows, kTileThreads, F::kSharedBytes),
-           Packing(a, __nv_bfloat16{}), a.qkv.as<const __nv_bfloat16>(), a.out.as<__nv_bfloat16>(), a.lse);
+    launch(context, what, forward_kernel<width()>,
+           tiles_of(what, a, a.heads, F::kRows, kTileThreads, F::kSharedBytes), Packing(a, __nv_bfloat16{}),
+           a.qkv.as<const __nv_bfloat16>(), a.out.as<__nv_bfloat16>(), a.lse, a.max_logits);
   });
 }
 

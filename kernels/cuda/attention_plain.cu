@@ -148,7 +148,8 @@ struct Backward {
 };
 
 template <class T, int D>
-__global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* qkv, T* out, float* lse) {
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(Packing p, const T* qkv, T* out, float* lse, float* max_logits) {
   constexpr int R = Forward<D>::R, N = Forward<D>::N;
   SHERD_DYNAMIC_SHARED(float, q);
   float *const kv = q + R * kStride<D>, *const weights = kv + N * kStride<D>;
@@ -198,12 +199,18 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(Packing p, const T* q
     __syncthreads();
     add_mixture<R, N, D>(o, weights, kv, diagonal, sees);
   }
+  float most = -INFINITY;  // of the rows of this thread
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) {
     const float total = warp_reduce(sum[i], Add{}, kRowThreads);
     const int row = first + thread_y() + 16 * i;
     o.scale(i, 1 / total);
+    if (row < end) most = fmaxf(most, max[i]);
     if (thread_x() == 0 && row < end) lse[int64_t{place.bh} * p.seq + row] = max[i] * p.scale + logf(total);
+  }
+  if (max_logits != nullptr) {
+    most = warp_reduce(most, Max{});
+    if (threadIdx.x % kWarp == 0) raise_max_logit(max_logits, p, place.bh, most * p.scale);
   }
   store_rows<R, D>(p.out(out, place.bh), first, o);
 }
@@ -251,7 +258,7 @@ __global__ void __launch_bounds__(kThreads)
   store_rows<R, D>(p.in(dqkv, place.bh, 0), first, dq);
 }
 
-/// Scores are held transposed: rows are keys, columns queries.
+/// dk and dv of a tile of a key head. Scores are held transposed: rows are keys, columns queries.
 template <class T, int D>
 __global__ void __launch_bounds__(kThreads)
     keys_kernel(Packing p, const T* qkv, const T* dout, const RowStats* stats, int64_t padded, T* dqkv) {
@@ -259,47 +266,49 @@ __global__ void __launch_bounds__(kThreads)
   SHERD_DYNAMIC_SHARED(float, k);
   float *const v = k + R * kStride<D>, *const q = v + R * kStride<D>, *const d = q + N * kStride<D>;
   float* const weights = d + N * kStride<D>;
-  const Place place(p, R);  // the first tiles are the longest
-  const int first = place.tile * R;
-  const auto q_rows = p.in(qkv, place.bh, 0);
-  const auto d_rows = p.out(dout, place.bh);
+  const Place place(p, R);  // of a key head; the first tiles are the longest
+  const int first = place.tile * R, head = place.bh * p.group;  // head: the first query head of the group
   const float scale_log2 = p.scale * kLog2e;
-  load_tile<R, D>(k, p.in(qkv, place.bh, 1), first);
-  load_tile<R, D>(v, p.in(qkv, place.bh, 2), first);
-  stats += place.bh * padded;
+  load_tile<R, D>(k, p.in(qkv, head, 1), first);
+  load_tile<R, D>(v, p.in(qkv, head, 2), first);
 
   Wide<R, D> dk, dv;
-  for (int begin = first / N * N; begin < p.seq; begin += N) {
-    const bool diagonal = begin < first + R - 1;
-    auto sees = [&](int row, int j) { return first + row <= begin + j; };
-    __syncthreads();
-    load_tile<N, D>(q, q_rows, begin);
-    load_tile<N, D>(d, d_rows, begin);
-    __syncthreads();
-    float s[R / 16][N / 16], ds[R / 16][N / 16];
-    dots<R, N, D>(s, k, q);
-    dots<R, N, D>(ds, v, d);
+  for (int h = head; h < head + p.group; ++h) {
+    const auto q_rows = p.in(qkv, h, 0);
+    const auto d_rows = p.out(dout, h);
+    const RowStats* const head_stats = stats + h * padded;
+    for (int begin = first / N * N; begin < p.seq; begin += N) {
+      const bool diagonal = begin < first + R - 1;
+      auto sees = [&](int row, int j) { return first + row <= begin + j; };
+      __syncthreads();
+      load_tile<N, D>(q, q_rows, begin);
+      load_tile<N, D>(d, d_rows, begin);
+      __syncthreads();
+      float s[R / 16][N / 16], ds[R / 16][N / 16];
+      dots<R, N, D>(s, k, q);
+      dots<R, N, D>(ds, v, d);
 #pragma unroll
-    for (int j = 0; j < N / 16; ++j) {
-      const RowStats stat = stats[begin + thread_x() + 16 * j];
+      for (int j = 0; j < N / 16; ++j) {
+        const RowStats stat = head_stats[begin + thread_x() + 16 * j];
 #pragma unroll
-      for (int i = 0; i < R / 16; ++i) {
-        s[i][j] = exp2f(fmaf(s[i][j], scale_log2, -stat.x));
-        ds[i][j] = s[i][j] * (ds[i][j] - stat.y);
+        for (int i = 0; i < R / 16; ++i) {
+          s[i][j] = exp2f(fmaf(s[i][j], scale_log2, -stat.x));
+          ds[i][j] = s[i][j] * (ds[i][j] - stat.y);
+        }
       }
+      publish<R, N>(weights, s);
+      __syncthreads();
+      add_mixture<R, N, D>(dv, weights, d, diagonal, sees);
+      __syncthreads();
+      publish<R, N>(weights, ds);
+      __syncthreads();
+      add_mixture<R, N, D>(dk, weights, q, diagonal, sees);
     }
-    publish<R, N>(weights, s);
-    __syncthreads();
-    add_mixture<R, N, D>(dv, weights, d, diagonal, sees);
-    __syncthreads();
-    publish<R, N>(weights, ds);
-    __syncthreads();
-    add_mixture<R, N, D>(dk, weights, q, diagonal, sees);
   }
 #pragma unroll
   for (int i = 0; i < R / 16; ++i) dk.scale(i, p.scale);
-  store_rows<R, D>(p.in(dqkv, place.bh, 1), first, dk);
-  store_rows<R, D>(p.in(dqkv, place.bh, 2), first, dv);
+  store_rows<R, D>(p.in(dqkv, head, 1), first, dk);
+  store_rows<R, D>(p.in(dqkv, head, 2), first, dv);
 }
 
 /// Calls call(T{}, constant) with the least of 64, 128, 256 that holds a head.
@@ -319,8 +328,8 @@ void plain_attention_forward(ExecutionContext& context, const AttentionArgs& a) 
     constexpr int D = width();
     const char* what = "attention_forward";
     launch(context, what, forward_kernel<T, D>,
-           tiles_of(what, a, Forward<D>::R, kThreads, Forward<D>::kSharedBytes), Packing(a, type),
-           a.qkv.as<const T>(), a.out.as<T>(), a.lse);
+           tiles_of(what, a, a.heads, Forward<D>::R, kThreads, Forward<D>::kSharedBytes), Packing(a, type),
+           a.qkv.as<const T>(), a.out.as<T>(), a.lse, a.max_logits);
   });
 }
 
@@ -329,10 +338,12 @@ void plain_attention_backward(ExecutionContext& context, const AttentionArgs& a,
     using T = decltype(type);
     constexpr int D = width();
     const char* what = "attention_backward";
-    const Grid grid = tiles_of(what, a, Backward<D>::R, kThreads, Backward<D>::kSharedBytes);
-    for (auto kernel : {keys_kernel<T, D>, queries_kernel<T, D>})
-      launch(context, what, kernel, grid, Packing(a, type), a.qkv.as<const T>(), a.dout.as<const T>(), stats,
-             padded_rows(a.seq), a.dqkv.as<T>());
+    const auto start = [&](auto kernel, int64_t heads) {
+      launch(context, what, kernel, tiles_of(what, a, heads, Backward<D>::R, kThreads, Backward<D>::kSharedBytes),
+             Packing(a, type), a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded_rows(a.seq), a.dqkv.as<T>());
+    };
+    start(keys_kernel<T, D>, a.kv_heads);
+    start(queries_kernel<T, D>, a.heads);
   });
 }
 

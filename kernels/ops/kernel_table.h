@@ -36,6 +36,7 @@ struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
+struct RopeArgs;
 struct RouteArgs;
 struct SoftmaxArgs;
 struct StridedCopyArgs;
@@ -82,6 +83,9 @@ struct KernelTable {
   // attention.h
   void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
   void (*attention_backward)(ExecutionContext&, const AttentionArgs&);
+
+  // rope.h
+  void (*rope)(ExecutionContext&, const RopeArgs&);
 
   // activation.h
   void (*gelu_forward)(ExecutionContext&, Ref y, Ref x, int64_t count);

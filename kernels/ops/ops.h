@@ -31,6 +31,7 @@
 #include <sherd/kernels/ops/orthogonalize.h>
 #include <sherd/kernels/ops/random_normal.h>
 #include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/ops/rope.h>
 #include <sherd/kernels/ops/segments.h>
 #include <sherd/kernels/ops/softmax.h>
 #include <sherd/kernels/ops/squares.h>

@@ -10,14 +10,16 @@
 namespace sherd::reference {
 namespace {
 
-/// Where one (batch, head) lies in the packed tensors.
+/// Where one (batch, query head) lies in the packed tensors, with the key head that it uses.
 struct Head {
   const AttentionArgs& a;
   int64_t b, h;
 
   /// Index into qkv of component d of row t of q (part 0), k (1) or v (2).
   int64_t in(int part, int64_t t, int64_t d) const {
-    return ((b * a.seq + t) * 3 + part) * a.heads * a.head_dim + h * a.head_dim + d;
+    const int64_t key_head = h / (a.heads / a.kv_heads);
+    const int64_t head = part == 0 ? h : a.heads + (part - 1) * a.kv_heads + key_head;
+    return ((b * a.seq + t) * (a.heads + 2 * a.kv_heads) + head) * a.head_dim + d;
   }
   int64_t out(int64_t t, int64_t d) const { return ((b * a.seq + t) * a.heads + h) * a.head_dim + d; }
   int64_t lse(int64_t t) const { return (b * a.heads + h) * a.seq + t; }
@@ -36,6 +38,9 @@ void forward(const Head& head) {
   for (int64_t i = 0; i < a.seq; ++i) {
     const auto row = p.begin() + i + 1;  // end of the causal part
     for (int64_t j = 0; j <= i; ++j) p[static_cast<size_t>(j)] = head.score(i, j);
+    if (a.max_logits != nullptr)
+      for (auto it = p.begin(); it != row; ++it)
+        a.max_logits[head.h] = std::fmax(a.max_logits[head.h], static_cast<float>(*it));
     const double max = *std::max_element(p.begin(), row);
     double sum = 0;
     for (auto it = p.begin(); it != row; ++it) sum += * it = std::exp(*it - max);
@@ -48,10 +53,11 @@ void forward(const Head& head) {
   }
 }
 
-void backward(const Head& head) {
+/// Writes dq of a query head and adds to dk and dv, [seq, head_dim], of its key head.
+void backward(const Head& head, std::vector<double>& dk, std::vector<double>& dv) {
   const AttentionArgs& a = head.a;
   const int64_t D = a.head_dim;
-  std::vector<double> dq(static_cast<size_t>(a.seq * D)), dk(dq.size()), dv(dq.size());
+  std::vector<double> dq(static_cast<size_t>(a.seq * D));
   for (int64_t i = 0; i < a.seq; ++i) {
     double delta = 0;  // sum over j of p * dp
     for (int64_t d = 0; d < D; ++d) delta += get(a.dout, head.out(i, d)) * get(a.out, head.out(i, d));
@@ -70,10 +76,18 @@ void backward(const Head& head) {
       }
     }
   }
+  for (int64_t t = 0; t < a.seq; ++t)
+    for (int64_t d = 0; d < D; ++d) put(a.dqkv, head.in(0, t, d), dq[static_cast<size_t>(t * D + d)]);
+}
+
+/// The query heads [first, last) of batch item b, which use one key head.
+void backward_group(const AttentionArgs& a, int64_t b, int64_t first, int64_t last) {
+  std::vector<double> dk(static_cast<size_t>(a.seq * a.head_dim)), dv(dk.size());
+  for (int64_t h = first; h < last; ++h) backward({a, b, h}, dk, dv);
+  const Head head{a, b, first};
   for (int64_t t = 0; t < a.seq; ++t) {
-    for (int64_t d = 0; d < D; ++d) {
-      const auto i = static_cast<size_t>(t * D + d);
-      put(a.dqkv, head.in(0, t, d), dq[i]);
+    for (int64_t d = 0; d < a.head_dim; ++d) {
+      const auto i = static_cast<size_t>(t * a.head_dim + d);
       put(a.dqkv, head.in(1, t, d), dk[i]);
       put(a.dqkv, head.in(2, t, d), dv[i]);
     }
@@ -89,7 +103,7 @@ void attention_forward(ExecutionContext&, const AttentionArgs& a) {
 
 void attention_backward(ExecutionContext&, const AttentionArgs& a) {
   for (int64_t b = 0; b < a.batch; ++b)
-    for (int64_t h = 0; h < a.heads; ++h) backward({a, b, h});
+    for (int64_t h = 0; h < a.heads; h += a.heads / a.kv_heads) backward_group(a, b, h, h + a.heads / a.kv_heads);
 }
 
 }  // namespace sherd::reference

@@ -26,6 +26,7 @@ const KernelTable& reference_kernels() {
       .layer_norm_backward = k::layer_norm_backward,
       .attention_forward = k::attention_forward,
       .attention_backward = k::attention_backward,
+      .rope = k::rope,
       .gelu_forward = k::gelu_forward,
       .gelu_backward = k::gelu_backward,
       .add_bias = k::add_bias,

@@ -7,12 +7,22 @@ namespace {
 struct Case {
   int64_t batch, seq, heads, dim;
   DType dtype = DType::f32;
-  float spread = 1;  // of qkv
+  float spread = 1;      // of qkv
+  int64_t kv_heads = 0;  // 0: as many as heads
+
+  int64_t key_heads() const { return kv_heads == 0 ? heads : kv_heads; }
+  int64_t columns() const { return (heads + 2 * key_heads()) * dim; }
+  Shape wide() const { return {batch * seq, columns()}; }         // of qkv
+  Shape narrow() const { return {batch * seq, heads * dim}; }     // of out
+  Shape sums() const { return {batch, heads, seq}; }              // of lse
+  /// How the error of dk and dv grows with the query heads that they are summed over: as a random walk.
+  double growth() const { return std::sqrt(static_cast<double>(heads) / static_cast<double>(key_heads())); }
 };
 
 std::string name(const Case& c) {
   return "batch " + std::to_string(c.batch) + " seq " + std::to_string(c.seq) + " heads " +
-         std::to_string(c.heads) + " dim " + std::to_string(c.dim) + " " + name_of(c.dtype);
+         std::to_string(c.heads) + "/" + std::to_string(c.key_heads()) + " dim " + std::to_string(c.dim) + " " +
+         name_of(c.dtype);
 }
 
 std::vector<Case> cases() {
@@ -33,6 +43,18 @@ std::vector<Case> cases() {
                                                                            {1, 33, 1, 256},
                                                                            {kEmulated ? 50 : 70000, 1, 1, 4}})
       all.push_back({b, s, h, d, t});
+    for (auto [b, s, h, kv, d] : std::initializer_list<std::array<int64_t, 5>>{{1, 1, 2, 1, 1},
+                                                                               {2, 7, 6, 2, 5},
+                                                                               {1, 63, 4, 4, 8},
+                                                                               {2, 65, 8, 4, 12},
+                                                                               {1, 150, 4, 1, 48},
+                                                                               {1, 200, 4, 2, 64},
+                                                                               {2, 130, 4, 2, 80},
+                                                                               {1, 161, 3, 1, 128},
+                                                                               {1, 129, 6, 3, 20},
+                                                                               {1, 100, 2, 1, 136},
+                                                                               {1, 33, 4, 2, 256}})
+      all.push_back({b, s, h, d, t, 1, kv});
     if (!kEmulated && kCuda) all.insert(all.end(), {{3, 700, 5, 64, t}, {1, 530, 2, 128, t}});
   }
   all.push_back({1, 0, 2, 4});
@@ -68,10 +90,9 @@ TEST(Attention, ForwardMatchesReference) {
   for (const Case& c : cases()) {
     expect_same_as_reference(
         [&](Lab& lab) {
-          Tensor qkv = lab.random({c.batch * c.seq, 3 * c.heads * c.dim}, 1, c.dtype, c.spread);
-          Tensor out = lab.empty({c.batch * c.seq, c.heads * c.dim}, c.dtype),
-                 lse = lab.empty({c.batch, c.heads, c.seq});
-          ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads);
+          Tensor qkv = lab.random(c.wide(), 1, c.dtype, c.spread);
+          Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
+          ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads);
           Floats result = lab.floats(out), sums = lab.floats(lse);
           result.insert(result.end(), sums.begin(), sums.end());
           return result;
@@ -84,47 +105,51 @@ TEST(Attention, BackwardMatchesReference) {
   for (const Case& c : cases()) {
     // The same forward results for both, so that only backward is compared.
     Lab lab("reference");
-    Tensor out = lab.empty({c.batch * c.seq, c.heads * c.dim}, c.dtype),
-           lse = lab.empty({c.batch, c.heads, c.seq});
-    ops::attention_forward(lab.s, out, lse,
-                           lab.random({c.batch * c.seq, 3 * c.heads * c.dim}, 1, c.dtype, c.spread), c.batch,
-                           c.heads);
+    Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
+    ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype, c.spread), c.batch, c.heads, c.kv_heads);
     const Floats out_values = lab.floats(out), lse_values = lab.floats(lse);
     expect_same_as_reference(
         [&](Lab& x) {
-          Tensor qkv = x.random({c.batch * c.seq, 3 * c.heads * c.dim}, 1, c.dtype, c.spread);
+          Tensor qkv = x.random(c.wide(), 1, c.dtype, c.spread);
           Tensor dqkv = x.empty(qkv.shape(), c.dtype);
           ops::attention_backward(x.s, dqkv, x.random(out.shape(), 2, c.dtype),
                                   x.tensor(out.shape(), out_values, c.dtype),
-                                  x.tensor(lse.shape(), lse_values), qkv, c.batch, c.heads);
+                                  x.tensor(lse.shape(), lse_values), qkv, c.batch, c.heads, c.kv_heads);
           return x.floats(dqkv);
         },
-        c.dtype == DType::f32 ? 2e-5 * c.spread * c.spread : bf16_backward(c.spread), name(c));
+        c.growth() * (c.dtype == DType::f32 ? 2e-5 * c.spread * c.spread : bf16_backward(c.spread)), name(c));
   }
 }
 
 TEST(Attention, ReferenceBackwardIsTheGradient) {
-  const int64_t batch = 2, seq = 4, heads = 2, dim = 3;
-  std::vector<double> qkv = doubles(batch * seq * 3 * heads * dim, 1),
-                      dout = doubles(batch * seq * heads * dim, 2);
-  std::vector<double> out(dout.size()), dqkv(qkv.size());
-  std::vector<float> lse(static_cast<size_t>(batch * heads * seq));
-  AttentionArgs a{
-      .batch = batch, .seq = seq, .heads = heads, .head_dim = dim, .qkv = ref(qkv), .out = ref(out)};
-  a.lse = lse.data();
-  a.dout = ref(dout);
-  a.dqkv = ref(dqkv);
-  auto loss = [&] {
-    reference_kernels().attention_forward(no_context(), a);
-    return dot(out, dout);
-  };
-  loss();
-  reference_kernels().attention_backward(no_context(), a);
-  expect_gradient(qkv, dqkv, loss, 3e-6);  // lse is kept in fp32
+  for (int64_t kv_heads : {1, 2, 4}) {
+    const int64_t batch = 2, seq = 4, heads = 4, dim = 3;
+    std::vector<double> qkv = doubles(batch * seq * (heads + 2 * kv_heads) * dim, 1),
+                        dout = doubles(batch * seq * heads * dim, 2);
+    std::vector<double> out(dout.size()), dqkv(qkv.size());
+    std::vector<float> lse(static_cast<size_t>(batch * heads * seq));
+    AttentionArgs a{.batch = batch,
+                    .seq = seq,
+                    .heads = heads,
+                    .kv_heads = kv_heads,
+                    .head_dim = dim,
+                    .qkv = ref(qkv),
+                    .out = ref(out)};
+    a.lse = lse.data();
+    a.dout = ref(dout);
+    a.dqkv = ref(dqkv);
+    auto loss = [&] {
+      reference_kernels().attention_forward(no_context(), a);
+      return dot(out, dout);
+    };
+    loss();
+    reference_kernels().attention_backward(no_context(), a);
+    expect_gradient(qkv, dqkv, loss, 3e-6);  // lse is kept in fp32
+  }
 }
 
 struct Results {
-  Floats out, lse, dqkv;
+  Floats out, lse, dqkv, max_logits;
 };
 
 /// A forward and a backward pass; all tensors begin `shift` elements into their memory.
@@ -140,13 +165,13 @@ Results both_passes(Lab& lab, const Case& c, const Floats& qkv_values, const Flo
     lab.s.synchronize();
     return t;
   };
-  const Shape wide{c.batch * c.seq, 3 * c.heads * c.dim}, narrow{c.batch * c.seq, c.heads * c.dim};
-  Tensor qkv = filled(wide, qkv_values), dout = filled(narrow, dout_values);
-  Tensor out = empty(narrow, c.dtype), lse = empty({c.batch, c.heads, c.seq}, DType::f32),
-         dqkv = empty(wide, c.dtype);
-  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads);
-  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads);
-  return {lab.floats(out), lab.floats(lse), lab.floats(dqkv)};
+  Tensor qkv = filled(c.wide(), qkv_values), dout = filled(c.narrow(), dout_values);
+  Tensor out = empty(c.narrow(), c.dtype), lse = empty(c.sums(), DType::f32), dqkv = empty(c.wide(), c.dtype);
+  Tensor max_logits = empty({c.heads}, DType::f32);
+  ops::fill(lab.s, max_logits, -1e30);
+  ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, max_logits);
+  ops::attention_backward(lab.s, dqkv, dout, out, lse, qkv, c.batch, c.heads, c.kv_heads);
+  return {lab.floats(out), lab.floats(lse), lab.floats(dqkv), lab.floats(max_logits)};
 }
 
 Floats part(const Floats& v, int64_t begin, int64_t count) {
@@ -154,24 +179,25 @@ Floats part(const Floats& v, int64_t begin, int64_t count) {
 }
 
 TEST(Attention, SameBitsWhateverElseIsInTheBatch) {
-  for (DType t : {DType::f32, DType::bf16}) {
-    Lab lab;
-    const Case one{1, 150, 2, 24, t}, three{3, 150, 2, 24, t};
-    const int64_t n = one.seq * one.heads * one.dim;
-    const Floats qkv = normal(3 * 3 * n, 1), dout = normal(3 * n, 2);
-    const Results all = both_passes(lab, three, qkv, dout);
-    const Results last = both_passes(lab, one, part(qkv, 2 * 3 * n, 3 * n), part(dout, 2 * n, n));
-    EXPECT_EQ(bits(part(all.out, 2 * n, n)), bits(last.out)) << name(one);
-    EXPECT_EQ(bits(part(all.dqkv, 2 * 3 * n, 3 * n)), bits(last.dqkv)) << name(one);
-  }
+  for (DType t : {DType::f32, DType::bf16})
+    for (int64_t kv_heads : {2, 1}) {
+      Lab lab;
+      const Case one{1, 150, 2, 24, t, 1, kv_heads}, three{3, 150, 2, 24, t, 1, kv_heads};
+      const int64_t wide = numel_of(one.wide()), narrow = numel_of(one.narrow());
+      const Floats qkv = normal(3 * wide, 1), dout = normal(3 * narrow, 2);
+      const Results all = both_passes(lab, three, qkv, dout);
+      const Results last = both_passes(lab, one, part(qkv, 2 * wide, wide), part(dout, 2 * narrow, narrow));
+      EXPECT_EQ(bits(part(all.out, 2 * narrow, narrow)), bits(last.out)) << name(one);
+      EXPECT_EQ(bits(part(all.dqkv, 2 * wide, wide)), bits(last.dqkv)) << name(one);
+    }
 }
 
 TEST(Attention, SameBitsWhereverTensorsBegin) {
   for (const Case& c : std::vector<Case>{
-           {2, 140, 2, 8, DType::bf16}, {1, 70, 2, 40, DType::f32}, {1, 40, 1, 136, DType::bf16}}) {
+           {2, 140, 2, 8, DType::bf16}, {1, 70, 2, 40, DType::f32}, {1, 40, 1, 136, DType::bf16},
+           {2, 140, 4, 8, DType::bf16, 1, 2}, {1, 70, 2, 40, DType::f32, 1, 1}}) {
     Lab lab;
-    const int64_t n = c.batch * c.seq * c.heads * c.dim;
-    const Floats qkv = normal(3 * n, 1), dout = normal(n, 2);
+    const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
     const Results aligned = both_passes(lab, c, qkv, dout), shifted = both_passes(lab, c, qkv, dout, 3);
     EXPECT_EQ(bits(aligned.out), bits(shifted.out)) << name(c);
     EXPECT_EQ(bits(aligned.lse), bits(shifted.lse)) << name(c);
@@ -254,6 +280,191 @@ TEST(Attention, IsCausal) {
     for (size_t i = cut * 24; i < values.size(); ++i) values[i] += 5;
     EXPECT_EQ(outputs(), before) << name_of(t);
   }
+}
+
+/// Columns [begin, begin + count) of rows of `columns`.
+Floats columns_of(const Floats& v, int64_t columns, int64_t begin, int64_t count) {
+  Floats some;
+  for (int64_t row = 0; row < static_cast<int64_t>(v.size()) / columns; ++row) {
+    const Floats run = part(v, row * columns + begin, count);
+    some.insert(some.end(), run.begin(), run.end());
+  }
+  return some;
+}
+
+// What a query head computes does not depend on who shares its keys: the same bits as with a key head for each.
+TEST(Attention, GroupedQueriesAreThoseOfRepeatedKeys) {
+  for (const char* kernels : {kFast, "reference"})
+    for (const Case& c : cases()) {
+      const int64_t products = c.batch * c.heads * c.seq * c.seq * c.dim;
+      if (c.kv_heads == 0 || (products > 5'000'000 && (kEmulated || !kCuda))) continue;
+      Lab lab(kernels);
+      const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
+      const Case repeated{c.batch, c.seq, c.heads, c.dim, c.dtype};
+      const int64_t group = c.heads / c.kv_heads, rows = c.batch * c.seq;
+      Floats more;
+      const auto append = [&](int64_t row, int64_t head) {
+        const Floats one = part(qkv, row * c.columns() + head * c.dim, c.dim);
+        more.insert(more.end(), one.begin(), one.end());
+      };
+      for (int64_t row = 0; row < rows; ++row) {
+        for (int64_t h = 0; h < c.heads; ++h) append(row, h);
+        for (int64_t h = 0; h < c.heads; ++h) append(row, c.heads + h / group);
+        for (int64_t h = 0; h < c.heads; ++h) append(row, c.heads + c.kv_heads + h / group);
+      }
+      const Results got = both_passes(lab, c, qkv, dout), want = both_passes(lab, repeated, more, dout);
+      EXPECT_EQ(bits(got.out), bits(want.out)) << name(c);
+      EXPECT_EQ(bits(got.lse), bits(want.lse)) << name(c);
+      EXPECT_EQ(bits(got.max_logits), bits(want.max_logits)) << name(c);
+      const int64_t q = c.heads * c.dim;
+      EXPECT_EQ(bits(columns_of(got.dqkv, c.columns(), 0, q)), bits(columns_of(want.dqkv, 3 * q, 0, q))) << name(c);
+      // The others are rounded once for each query head there: half an epsilon of each of the terms.
+      for (int64_t key = 0; key < 2 * c.kv_heads; ++key) {
+        Floats sum(static_cast<size_t>(rows * c.dim));
+        float largest = 0;
+        for (int64_t g = 0; g < group; ++g) {
+          const Floats one = columns_of(want.dqkv, 3 * q, q + (key * group + g) * c.dim, c.dim);
+          for (size_t i = 0; i < sum.size(); ++i) sum[i] += one[i], largest = std::max(largest, std::abs(one[i]));
+        }
+        const double each = c.dtype == DType::f32 ? 2e-6 : epsilon(c.dtype) / 2;
+        expect_close(columns_of(got.dqkv, c.columns(), q + key * c.dim, c.dim), sum,
+                     each * static_cast<double>(group + 1) * std::max(1.0f, largest), name(c));
+      }
+    }
+}
+
+/// Attention and its gradients by whole matrices in double, written down from the formulas.
+struct Plain {
+  std::vector<double> out, dqkv, max_logits;
+};
+Plain plain(const Case& c, const Floats& qkv, const Floats& dout) {
+  Plain r{std::vector<double>(static_cast<size_t>(numel_of(c.narrow()))),
+          std::vector<double>(static_cast<size_t>(numel_of(c.wide()))),
+          std::vector<double>(static_cast<size_t>(c.heads), -std::numeric_limits<double>::infinity())};
+  const auto n = static_cast<size_t>(c.seq);
+  using Matrix = std::vector<std::vector<double>>;
+  const double scale = 1 / std::sqrt(static_cast<double>(c.dim));
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (int64_t h = 0; h < c.heads; ++h) {
+      const int64_t key = c.heads + h / (c.heads / c.key_heads()), value = key + c.key_heads();
+      const auto at = [&](size_t row, int64_t head, int64_t d) {
+        return static_cast<size_t>((b * c.seq + static_cast<int64_t>(row)) * c.columns() + head * c.dim + d);
+      };
+      const auto out_at = [&](size_t row, int64_t d) {
+        return static_cast<size_t>((b * c.seq + static_cast<int64_t>(row)) * c.heads * c.dim + h * c.dim + d);
+      };
+      Matrix p(n, std::vector<double>(n)), dp = p;
+      for (size_t i = 0; i < n; ++i) {
+        double sum = 0, mean = 0;
+        for (size_t j = 0; j <= i; ++j) {
+          for (int64_t d = 0; d < c.dim; ++d) {
+            p[i][j] += scale * qkv[at(i, h, d)] * qkv[at(j, key, d)];
+            dp[i][j] += double{dout[out_at(i, d)]} * qkv[at(j, value, d)];
+          }
+          double& most = r.max_logits[static_cast<size_t>(h)];
+          most = std::max(most, p[i][j]);
+          sum += p[i][j] = std::exp(p[i][j]);
+        }
+        for (size_t j = 0; j <= i; ++j) mean += (p[i][j] /= sum) * dp[i][j];
+        for (size_t j = 0; j <= i; ++j) {
+          const double ds = p[i][j] * (dp[i][j] - mean) * scale;
+          for (int64_t d = 0; d < c.dim; ++d) {
+            r.out[out_at(i, d)] += p[i][j] * qkv[at(j, value, d)];
+            r.dqkv[at(i, h, d)] += ds * qkv[at(j, key, d)];
+            r.dqkv[at(j, key, d)] += ds * qkv[at(i, h, d)];
+            r.dqkv[at(j, value, d)] += p[i][j] * dout[out_at(i, d)];
+          }
+        }
+      }
+    }
+  return r;
+}
+
+TEST(Attention, AgreesWithWholeMatricesInDouble) {
+  for (const char* kernels : {kFast, "reference"})
+    for (const Case& c : cases()) {
+      if (c.seq == 0 || c.seq > (kEmulated ? 70 : 150) || c.batch > 3 || c.dim > 128 || c.spread != 1) continue;
+      Lab lab(kernels);
+      // What bf16 holds of the samples, so that only the arithmetic differs.
+      const Floats qkv = lab.floats(lab.random(c.wide(), 1, c.dtype)),
+                   dout = lab.floats(lab.random(c.narrow(), 2, c.dtype));
+      const Results got = both_passes(lab, c, qkv, dout);
+      const Plain want = plain(c, qkv, dout);
+      const auto floats = [](const std::vector<double>& v) { return Floats(v.begin(), v.end()); };
+      const bool f32 = c.dtype == DType::f32;
+      expect_close(got.out, floats(want.out), f32 ? 1e-5 : bf16_forward(1), name(c));
+      expect_close(got.max_logits, floats(want.max_logits), 1e-5, name(c));
+      // In bf16 backward depends on how out was rounded, too; it is compared with the reference on the same out.
+      if (f32) expect_close(got.dqkv, floats(want.dqkv), c.growth() * 2e-5, name(c));
+    }
+}
+
+TEST(Attention, MaxLogitsMatchReference) {
+  for (const Case& c : cases())
+    expect_same_as_reference(
+        [&](Lab& lab) {
+          const Tensor qkv = lab.random(c.wide(), 1, c.dtype, c.spread), most = lab.full({c.heads}, -1e30);
+          const Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
+          ops::attention_forward(lab.s, out, lse, qkv, c.batch, c.heads, c.kv_heads, most);
+          return lab.floats(most);
+        },
+        2e-6 * std::sqrt(static_cast<double>(c.dim)), name(c));  // a sum of head_dim products in fp32
+}
+
+TEST(Attention, MaxLogitsAreRaisedAndNeverLowered) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16}) {
+      Lab lab(kernels);
+      // Two heads of width 1, two items of three rows; q is 1. Keys of head 0: -4, -3, -2 and -1, -8, -16; of 1: 0.
+      Floats values;
+      for (float key : {-4.0f, -3.0f, -2.0f, -1.0f, -8.0f, -16.0f}) values.insert(values.end(), {1, 1, key, 0, 7, 7});
+      const Tensor qkv = lab.tensor({6, 6}, values, t), out = lab.empty({6, 2}, t), lse = lab.empty({2, 2, 3});
+      const float infinity = std::numeric_limits<float>::infinity();
+      const auto after = [&](const Floats& before) {
+        const Tensor most = lab.tensor({2}, before);
+        ops::attention_forward(lab.s, out, lse, qkv, 2, 2, 2, most);
+        return lab.floats(most);
+      };
+      EXPECT_EQ(after({-infinity, -infinity}), (Floats{-1, 0})) << name_of(t);
+      EXPECT_EQ(after({-2, -3}), (Floats{-1, 0})) << name_of(t);
+      EXPECT_EQ(after({-0.5f, 1}), (Floats{-0.5f, 1})) << name_of(t);
+      EXPECT_EQ(after({5, infinity}), (Floats{5, infinity})) << name_of(t);
+    }
+}
+
+TEST(Attention, MaxLogitsLeaveOutWhatTheMaskHidesAndNaN) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16}) {
+      Lab lab(kernels);
+      const int64_t seq = 70;
+      // One head of width 1: q falls and k rises, so that the largest products are those that no query sees.
+      Floats values;
+      for (int64_t i = 0; i < seq; ++i)
+        values.insert(values.end(), {i == 0 ? 64.0f : 0.5f, static_cast<float>(i + 1), 0});
+      const auto most_of = [&](const Floats& v) {
+        return both_passes(lab, {1, seq, 1, 1, t}, v, Floats(static_cast<size_t>(seq), 0)).max_logits[0];
+      };
+      EXPECT_EQ(most_of(values), 64) << name_of(t);  // and not 64 * 70
+      values[0] = 0.5f;
+      EXPECT_EQ(most_of(values), 35) << name_of(t);
+      values[3 * 69] = std::nanf("");
+      EXPECT_EQ(most_of(values), 34.5f) << name_of(t);
+    }
+}
+
+TEST(Attention, HeadsAreChecked) {
+  Lab lab;
+  auto t = [&](Shape s, DType d = DType::f32) { return lab.empty(std::move(s), d); };
+  const Tensor out = t({6, 8}), lse = t({2, 4, 3}), qkv = t({6, 16});  // four heads of width 2, two of keys
+  ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({4}));
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 3), InvalidArgument);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 8), InvalidArgument);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, -1), InvalidArgument);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 1), ShapeMismatch);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4), ShapeMismatch);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({2})), ShapeMismatch);
+  EXPECT_THROW(ops::attention_forward(lab.s, out, lse, qkv, 2, 4, 2, t({4}, DType::bf16)), ShapeMismatch);
+  EXPECT_THROW(ops::attention_backward(lab.s, qkv, out, out, lse, qkv, 2, 4, 3), InvalidArgument);
 }
 
 }  // namespace

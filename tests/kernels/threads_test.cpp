@@ -68,15 +68,29 @@ TEST_F(Threads, Norm) {
 
 TEST_F(Threads, Attention) {
   for (DType t : kTypes) {
+    for (int64_t kv_heads : {6, 3, 1}) {
+      expect_same_bits([&](Lab& lab) {
+        const int64_t batch = 3, seq = 75, heads = 6, dim = 20;
+        Tensor qkv = lab.random({batch * seq, (heads + 2 * kv_heads) * dim}, 1, t),
+               out = lab.empty({batch * seq, heads * dim}, t);
+        Tensor lse = lab.empty({batch, heads, seq}), dqkv = lab.empty(qkv.shape(), t), most = lab.full({heads}, -1e9);
+        ops::attention_forward(lab.s, out, lse, qkv, batch, heads, kv_heads, most);
+        ops::attention_backward(lab.s, dqkv, lab.random(out.shape(), 2, t), out, lse, qkv, batch, heads, kv_heads);
+        lab.s.synchronize();  // before the temporary's memory is reused
+        return Outputs{out, lse, dqkv, most};
+      });
+    }
+  }
+}
+
+TEST_F(Threads, Rope) {
+  for (DType t : kTypes) {
     expect_same_bits([t](Lab& lab) {
-      const int64_t batch = 3, seq = 75, heads = 3, dim = 20;
-      Tensor qkv = lab.random({batch * seq, 3 * heads * dim}, 1, t),
-             out = lab.empty({batch * seq, heads * dim}, t);
-      Tensor lse = lab.empty({batch, heads, seq}), dqkv = lab.empty(qkv.shape(), t);
-      ops::attention_forward(lab.s, out, lse, qkv, batch, heads);
-      ops::attention_backward(lab.s, dqkv, lab.random(out.shape(), 2, t), out, lse, qkv, batch, heads);
+      const int64_t batch = 2, seq = 300, heads = 3, dim = 32;
+      Tensor x = lab.random({batch * seq, heads * dim + 7}, 1, t), y = lab.empty(x.shape(), t);
+      ops::rope(lab.s, y, x, lab.tensor({dim / 2}, ops::rope_frequencies(dim)), batch, heads);
       lab.s.synchronize();  // before the temporary's memory is reused
-      return Outputs{out, lse, dqkv};
+      return Outputs{y};
     });
   }
 }

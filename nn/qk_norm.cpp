@@ -1,0 +1,99 @@
+#include <sherd/nn/qk_norm.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/norm.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn {
+
+using namespace detail;
+
+namespace {
+
+/// Some neighbouring heads of every row.
+struct Heads {
+  int64_t rows, columns;  // of the packed tensor
+  int64_t first, count;   // in heads
+  int64_t width;
+
+  /// From the first of them on. (Without rows there is no first.)
+  Tensor in(const Tensor& packed) const {
+    return packed.flat(std::min(first * width, packed.numel()), packed.numel());
+  }
+  /// [rows * count, width].
+  Tensor gathered(Stream& s, const Tensor& packed) const {
+    Tensor part = like(packed, {rows * count, width});
+    ops::strided_copy(s, part, count * width, in(packed), columns, rows, count * width);
+    return part;
+  }
+  void scatter(Stream& s, const Tensor& packed, const Tensor& part) const {
+    ops::strided_copy(s, in(packed), columns, part, count * width, rows, count * width);
+  }
+  void copy(Stream& s, const Tensor& to, const Tensor& from) const {
+    ops::strided_copy(s, in(to), columns, in(from), columns, rows, count * width);
+  }
+};
+
+/// Heads with their weight and what backward needs of them.
+struct Normed {
+  Heads heads;
+  Parameter weight;
+  Tensor rstd;
+
+  void forward(Stream& s, const Tensor& y, const Tensor& x, float eps) const {
+    const Tensor in = heads.gathered(s, x), out = like(in);
+    ops::rms_norm_forward(s, out, rstd, in, weight.data(), eps);
+    heads.scatter(s, y, out);
+  }
+  void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x) const {
+    const Tensor in = heads.gathered(s, x), d = heads.gathered(s, dy), d_in = like(in);
+    Parameter w = weight;
+    Tensor dw = w.trainable() ? w.grad() : like_f32(in, w.shape());
+    if (!w.trainable()) ops::fill(s, dw, 0);  // nobody reads it
+    ops::rms_norm_backward(s, d_in, dw, d, in, w.data(), rstd);
+    heads.scatter(s, dx, d_in);
+  }
+};
+
+}  // namespace
+
+Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps) {
+  const Tensor x = qkv.value();
+  const int64_t width = numel_of(q.shape());
+  const int64_t others = x.dim() == 2 && width > 0 ? x.size(1) / width - heads : 0, kv_heads = others / 2;
+  if (heads < 1 || kv_heads < 1 || x.size(1) != (heads + 2 * kv_heads) * width || k.shape() != q.shape())
+    throw ShapeMismatch(
+        fmt::format("qk_norm: qkv is {}, must be [rows, ({} + 2 * kv_heads) * head_dim]; the weights of q {} "
+                    "and of k {} must be "
+                    "[head_dim]",
+                    to_string(x.shape()), heads, to_string(q.shape()), to_string(k.shape())));
+  const int64_t rows = x.size(0), columns = x.size(1);
+  const Normed of_q{{rows, columns, 0, heads, width}, q, like_f32(x, {rows * heads})};
+  const Normed of_k{{rows, columns, heads, kv_heads, width}, k, like_f32(x, {rows * kv_heads})};
+  const Heads v{rows, columns, heads + kv_heads, kv_heads, width};
+  return function(
+      {qkv},
+      [&](Stream& s) {
+        Tensor y = like(x);
+        of_q.forward(s, y, x, eps);
+        of_k.forward(s, y, x, eps);
+        v.copy(s, y, x);
+        return y;
+      },
+      [x, of_q, of_k, v](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(x);
+        Tensor dx = like(x);
+        of_q.backward(s, dx, dy, x);
+        of_k.backward(s, dx, dy, x);
+        v.copy(s, dx, dy);
+        return {dx};
+      },
+      {q, k});
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,18 @@
+// Normalisation of queries and keys.
+#pragma once
+
+#include <sherd/nn/function.h>
+
+namespace sherd::nn {
+
+/// RMSNorm of each head of q and of k by itself, as Qwen3 does before rope(): qkv [rows, (heads + 2 *
+/// kv_heads) * head_dim] with the heads of q, of k and of v side by side; each head of q becomes x /
+/// sqrt(mean(x^2) + eps) * q, each of k the same with k, and v stays. q and k are [head_dim]; one head's
+/// length follows from them, and kv_heads from qkv's columns. Keeps qkv and one f32 for each row and head;
+/// the columns of q and k are copied together for the norm and back, on the device, in forward and in
+/// backward. (Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, 2023; Henry et al.,
+/// 2020, in another form.)
+/// @throws ShapeMismatch for columns that are not whole heads.
+Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f);
+
+}  // namespace sherd::nn
