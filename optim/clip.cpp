@@ -8,19 +8,21 @@
 #include <sherd/kernels/ops/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/detail/gradient_sums.h>
+#include <sherd/optim/optimizer.h>
 
 namespace sherd {
 
-std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm) {
+namespace {
+
+std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set, double max_norm) {
   if (!(max_norm >= 0))
     throw InvalidArgument(
         fmt::format("clip_grad_norm: max_norm {} must not be negative; 0 only measures", max_norm));
-  ShardRuntime& runtime = runtime_of(root);
-  runtime.require_gradients("clip_grad_norm()");
+  runtime.require_gradients("clip_grad_norm()", set);
   Device& device = runtime.device();
   Stream& stream = device.compute();
 
-  const GradientSums all = sums_by_dimension(runtime);
+  const GradientSums all = sums_by_dimension(runtime, set);
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
@@ -36,9 +38,19 @@ std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max
       stats->non_finite = words[ExactSum::kNonFinite];
     });
   });
-  if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime), factor);
-  runtime.set_skip(skip);
+  if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);
   return stats;
+}
+
+}  // namespace
+
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm) {
+  return clip(runtime_of(root), nullptr, max_norm);
+}
+
+std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, double max_norm) {
+  return clip(optimizer.runtime(), &optimizer.updates(), max_norm);
 }
 
 }  // namespace sherd

@@ -7,6 +7,8 @@
 
 namespace sherd {
 
+class Optimizer;
+
 /// Figures of the gradients *before* clipping; filled in by the compute stream.
 struct GradientStats {
   float norm = 0;     // L2, of the averaged gradients; the sum of squares is exact, rounded once
@@ -15,6 +17,8 @@ struct GradientStats {
 };
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)); max_norm = 0, or infinite, only measures.
+///
+/// Of a root with several optimizers: all gradients that are final and were neither used nor given up.
 ///
 /// Every element of the global model counts once, padding and ignored parameters never (the latter are not
 /// scaled, either): pieces of a tensor- or expert-parallel parameter are summed over their mesh dimension,
@@ -35,5 +39,7 @@ struct GradientStats {
 /// ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final (no last backward since
 /// the last step).
 std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm);
+/// Of the parameters of one optimizer alone: their norm, which decides about that optimizer's step.
+std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, double max_norm);
 
 }  // namespace sherd

@@ -64,7 +64,8 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   }
   for (const ParamGroup* g : runtime.groups())
     for (auto& p : g->params())
-      if (p.trainable() && !seen.contains({g, p.index_in_group()})) missing.push_back(p.name());
+      if (p.trainable() && !routing.partial && !seen.contains({g, p.index_in_group()}))
+        missing.push_back(p.name());
   const auto say = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) wrong.push_back(fmt::format("{}: {}", what, fmt::join(names, ", ")));
   };
@@ -72,7 +73,7 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   say("routes of frozen parameters", frozen);
   say("parameters routed twice", twice);
   say("trainable parameters without a route", missing);
-  if (!wrong.empty()) wrong.push_back("give it what route() of this model returned");
+  if (!wrong.empty()) wrong.push_back("give it what route() of this model returned, or a part() of it");
   return wrong;
 }
 
@@ -94,7 +95,7 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
 // Of all that decides what an update does.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
-  std::string text = fmt::format("{} {}", o.weight_decay, o.skip_non_finite);
+  std::string text = fmt::format("{} {} {}", o.weight_decay, o.skip_non_finite, routing.partial);
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
@@ -113,6 +114,9 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   if (!wrong.empty())
     throw InvalidArgument(
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
+  std::vector<Parameter> params;
+  for (const Route& r : routing.routes) params.push_back(r.param);
+  updates_ = std::make_unique<UpdateSet>(runtime_.update_sets(), params);
   runtime_.require_equal(
       digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
@@ -131,7 +135,8 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
   // it.
   std::set<ParamGroup*> rounded_later;
   for (const Route& r : routing.routes)
-    if (!factory_of(r)->writes_copies) rounded_later.insert(&r.param.group());
+    if (!factory_of(r)->writes_copies || !updates_->holds_all_of(r.param.group()))
+      rounded_later.insert(&r.param.group());
   std::vector<std::vector<UpdateItem>> items(factories.size());
   for (const Route& r : routing.routes) {
     const bool writes_copy = !rounded_later.contains(&r.param.group());
@@ -150,18 +155,25 @@ UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
                                     runtime_.device().label(), name_of(algorithm)));
 }
 
-void Optimizer::step(double lr) {
+ShardRuntime& Optimizer::runtime() const {
   if (alive_.expired())
-    throw InvalidArgument(
-        "Optimizer::step(): the root module is gone; keep it alive as long as its optimizer");
+    throw InvalidArgument("Optimizer: the root module is gone; keep it alive as long as its optimizer");
+  return runtime_;
+}
+
+void Optimizer::zero_grad() { runtime().zero_grad(updates_.get()); }
+
+void Optimizer::step(double lr) {
+  runtime();
   if (!(lr >= 0 && std::isfinite(lr)))
     throw InvalidArgument(
         fmt::format("{}: Optimizer::step(): learning rate {} must be finite and not negative",
                     runtime_.device().label(), lr));
-  runtime_.require_gradients("Optimizer::step()");
+  runtime_.require_all_in_sets("Optimizer::step()");
+  runtime_.require_gradients("Optimizer::step()", updates_.get());
   runtime_.note_alike(std::bit_cast<uint64_t>(lr));
   const Tensor skip = skip_non_finite_ ? skip_of_gradients() : Tensor();
-  WeightsChange change(runtime_);
+  WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
   ++steps_;
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
@@ -171,9 +183,9 @@ void Optimizer::step(double lr) {
 }
 
 Tensor Optimizer::skip_of_gradients() {
-  if (runtime_.skip().defined()) return runtime_.skip();
+  if (updates_->skip().defined()) return updates_->skip();
   Device& device = runtime_.device();
-  const GradientSums all = sums_at_once(runtime_);
+  const GradientSums all = sums_at_once(runtime_, updates_.get());
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor total =

@@ -25,12 +25,20 @@ struct OptimizerOptions {
 };
 
 /// One rank's thread uses it; collective calls in the same order on every rank.
+///
+/// A root may have several, each with a part of the routing (Routing::part()); every trainable parameter belongs to
+/// exactly one of them. Each steps, skips and counts by itself, and has its own gradients: a step leaves those of the
+/// others as they are, so that one backward may be followed by a step of each, and backwards that reach one
+/// optimizer's parameters alone by its step alone. Before a unit's next backward all of its final gradients
+/// have been used by a step or given up by zero_grad(): the generator's pass through the discriminator, say, leaves gradients that
+/// only the latter ends. See UpdateSet.
 class Optimizer {
  public:
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.
   /// @throws InvalidArgument naming all options that cannot be, and all of the routing that is not of this
   /// model: parameters of another one, frozen ones, such that are there twice, trainable ones that are
-  /// missing, and those that go to an optimizer that is not there; ShapeMismatch on every rank when ranks
+  /// missing (unless it is a part), those that go to an optimizer that is not there, and those that another Optimizer
+  /// of the root updates; ShapeMismatch on every rank when ranks
   /// were given different routings or options. Collective.
   Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options);
 
@@ -42,9 +50,17 @@ class Optimizer {
   /// updates that AdamW's bias correction counts stay as they are, in bits; collectives are the same. The
   /// device decides by the sums of clip_grad_norm(), and nothing waits for the host. Without clip_grad_norm()
   /// since the last backward, step() makes these sums itself, with one all-reduce over all ranks.
-  /// @throws InvalidArgument when no last backward has finished since the previous step, or for a learning
+  /// @throws InvalidArgument when no last backward has finished since the previous step that has reached its
+  /// parameters, when some trainable parameters of the root have no optimizer, or for a learning
   /// rate that is negative or not finite, or when the root is gone; nothing has changed then.
   void step(double lr);
+  /// Gives up this optimizer's gradients without a step: sherd::zero_grad(), of its parameters alone. No step is
+  /// counted, by steps() or by skipped().
+  void zero_grad();
+  /// The parameters that it updates.
+  UpdateSet& updates() const { return *updates_; }
+  /// The model's. @throws InvalidArgument when the root is gone.
+  ShardRuntime& runtime() const;
   /// Of them all, those of this optimizer that were skipped. Waits for the compute stream.
   int64_t skipped() const;
   /// Queues a copy of that number to host memory (i64 [1]), to be read once the compute stream has come
@@ -72,6 +88,7 @@ class Optimizer {
 
   ShardRuntime& runtime_;
   std::weak_ptr<ShardRuntime> alive_;  // as long as the root is
+  std::unique_ptr<UpdateSet> updates_;
   std::set<ParamGroup*> copied_;       // the rules write the model's weights of all their parameters
   struct Rule {
     Algorithm algorithm;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <regex>
 
@@ -146,6 +147,37 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
         "took all): '{}'",
         fmt::join(idle, "', '")));
   return routing;
+}
+
+Routing Routing::part(const std::function<bool(const Route&)>& takes) const {
+  Routing some;
+  some.partial = true;
+  std::copy_if(routes.begin(), routes.end(), std::back_inserter(some.routes), takes);
+  if (some.routes.empty())
+    throw InvalidArgument(fmt::format("Routing::part() takes none of the {} routes", routes.size()));
+  for (auto& t : tied)
+    if (std::any_of(some.routes.begin(), some.routes.end(), [&](const Route& r) { return r.name == t.second; }))
+      some.tied.push_back(t);
+  return some;
+}
+
+Routing Routing::part(const std::string& pattern) const {
+  const std::regex regex = compile(pattern);
+  const auto matches = [&](const Route& r) { return std::regex_search(r.name, regex); };
+  if (std::none_of(routes.begin(), routes.end(), matches))
+    throw InvalidArgument(fmt::format("Routing::part('{}') matches the name of none of the {} routes", pattern,
+                                      routes.size()));
+  return part(matches);
+}
+
+Routing Routing::part(const std::vector<Parameter>& params) const {
+  std::vector<std::string> unknown;
+  for (const Parameter& p : params)
+    if (std::none_of(routes.begin(), routes.end(), [&](const Route& r) { return r.param == p; }))
+      unknown.push_back(p.name());
+  if (!unknown.empty())
+    throw InvalidArgument(fmt::format("Routing::part(): no route of: {}", fmt::join(unknown, ", ")));
+  return part([&](const Route& r) { return std::find(params.begin(), params.end(), r.param) != params.end(); });
 }
 
 std::string Routing::summary() const {

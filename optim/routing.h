@@ -1,6 +1,7 @@
 // Which optimizer updates which parameter: data, decided once, printable.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -52,6 +53,18 @@ struct Routing {
   std::string format() const;
   /// One line for files: "muon: NAME NAME ...; adamw: NAME ...", then the program's own optimizers alike.
   std::string summary() const;
+
+  /// Somebody else updates the parameters that have no route here.
+  bool partial = false;
+  /// The routes for which `takes` holds, for an Optimizer beside others of the same root:
+  ///     Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
+  /// @throws InvalidArgument when that is none.
+  Routing part(const std::function<bool(const Route&)>& takes) const;
+  /// Those whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
+  Routing part(const std::string& pattern) const;
+  Routing part(const char* pattern) const { return part(std::string(pattern)); }
+  /// Those of some parameters. @throws InvalidArgument also naming parameters that have no route.
+  Routing part(const std::vector<Parameter>& params) const;
 };
 
 /// Decides by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, where in doubt
