@@ -92,6 +92,22 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
   return wrong;
 }
 
+// Settings that the optimizer of the parameter knows nothing of.
+std::vector<std::string> unheeded_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
+  std::vector<std::string> wrong;
+  for (const Route& r : routing.routes) {
+    for (const std::string& problem : problems_of(r.settings)) wrong.push_back(fmt::format("{}: {}", r.name, problem));
+    for (const UpdateRuleFactory& f : factories) {
+      if (f.algorithm != r.algorithm) continue;
+      if (!f.heeds_lr_factor && r.settings.lr_factor != 1)
+        wrong.push_back(fmt::format("{} has a learning rate factor, which {} does not heed", r.name, title_of(f.algorithm)));
+      if (!f.heeds_betas && r.settings.has_betas())
+        wrong.push_back(fmt::format("{} has its own betas or eps, which {} does not heed", r.name, title_of(f.algorithm)));
+    }
+  }
+  return wrong;
+}
+
 // Of all that decides what an update does.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
@@ -99,7 +115,7 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
-    text += fmt::format("; {} {} {}", r.name, name_of(r.algorithm), r.decays);
+    text += fmt::format("; {} {} {} {}", r.name, name_of(r.algorithm), r.decays, to_string(r.settings));
   return hash64(0, text);
 }
 
@@ -111,6 +127,7 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   std::vector<std::string> wrong = problems_of(options, factories);
   add(wrong, "routing", problems_of(routing, runtime_));
   add(wrong, "routing", unknown_in(routing, factories));
+  add(wrong, "routing", unheeded_in(routing, factories));
   if (!wrong.empty())
     throw InvalidArgument(
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
@@ -142,7 +159,7 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
     const bool writes_copy = !rounded_later.contains(&r.param.group());
     if (writes_copy) copied_.insert(&r.param.group());
     items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
-        {r.param, r.decays ? weight_decay : 0, writes_copy});
+        {r.param, r.settings.weight_decay.value_or(r.decays ? weight_decay : 0), writes_copy, r.settings});
   }
   for (size_t i = 0; i < factories.size(); ++i)
     rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i]))});

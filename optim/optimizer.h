@@ -15,7 +15,8 @@ namespace sherd {
 struct OptimizerOptions {
   AdamWOptions adamw = {};
   MuonOptions muon = {};
-  /// Applied to parameters of two or more dimensions that are no biases; the others do not decay.
+  /// Applied to parameters of two or more dimensions that are no biases; the others do not decay. Rules of the routing
+  /// may say otherwise (UpdateSettings).
   double weight_decay = 0;
   /// A step whose gradients are not finite is skipped, on all ranks alike: see Optimizer::step().
   bool skip_non_finite = true;
@@ -37,7 +38,8 @@ class Optimizer {
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.
   /// @throws InvalidArgument naming all options that cannot be, and all of the routing that is not of this
   /// model: parameters of another one, frozen ones, such that are there twice, trainable ones that are
-  /// missing (unless it is a part), those that go to an optimizer that is not there, and those that another Optimizer
+  /// missing (unless it is a part), those that go to an optimizer that is not there or does not heed their
+  /// settings, and those that another Optimizer
   /// of the root updates; ShapeMismatch on every rank when ranks
   /// were given different routings or options. Collective.
   Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options);

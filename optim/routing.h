@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,20 +10,25 @@
 #include <sherd/fsdp/module.h>
 #include <sherd/optim/algorithm.h>
 #include <sherd/optim/role.h>
+#include <sherd/optim/update_settings.h>
 
 namespace sherd {
 
-/// Sends parameters whose full name matches (std::regex, ECMAScript, searched anywhere) to one optimizer.
+/// What holds for parameters whose full name matches (std::regex, ECMAScript, searched anywhere).
 struct RoutingRule {
   std::string pattern = {};
-  Algorithm algorithm = Algorithm::adamw;
+  /// Their optimizer; unset, it is the one that their role gives them.
+  std::optional<Algorithm> algorithm = {};
+  /// Their own learning rate, weight decay and so on: parameter groups, as data.
+  UpdateSettings settings = {};
 };
 
 struct RoutingOptions {
   /// One for matrices only, such as muon, gets the hidden matrices, and AdamW everything else; any other,
   /// such as adamw, gets everything.
   Algorithm optimizer = Algorithm::muon;
-  /// Overrides, the first match wins. @throws InvalidArgument (from route()) for a pattern that is no regex,
+  /// Overrides; of each parameter the first match alone. @throws InvalidArgument (from route()) for a pattern that is no regex,
+  /// for settings that cannot be (all of them named), for a rule that decides about no parameter,
   /// or that sends something to Muon, or to another one for matrices only, that is neither a matrix nor a
   /// stack of matrices [count, rows, cols].
   std::vector<RoutingRule> rules = {};
@@ -39,6 +45,7 @@ struct Route {
   Role role = Role::hidden;
   /// The rule, or the evidence for the role.
   std::string reason = {};
+  UpdateSettings settings = {};
 };
 
 /// One route for every trainable parameter, in named_parameters() order.

@@ -48,6 +48,7 @@ struct KernelTable {
   void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
   void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
   void (*scale_by)(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
+  void (*clamp)(ExecutionContext&, const std::vector<ScaleSegment>&, float limit);
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
   void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src,
                         int64_t count);
@@ -123,6 +124,8 @@ struct KernelTable {
 
   // squares.h
   void (*accumulate_squares)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*accumulate_magnitudes)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*largest_magnitude)(ExecutionContext&, float* largest, const std::vector<SquaresSegment>&);
   void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
   void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
 

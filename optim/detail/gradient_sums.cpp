@@ -111,7 +111,7 @@ std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups, const 
 
 }  // namespace
 
-GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set) {
+GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, NormKind kind) {
   runtime.wait_gradients();
   Device& device = runtime.device();
   Stream& stream = device.compute();
@@ -150,7 +150,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set) {
           segment_of(p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(),
                      m->elsewhere()));
   }
-  ops::accumulate_squares(stream, segments);
+  kind == NormKind::one ? ops::accumulate_magnitudes(stream, segments) : ops::accumulate_squares(stream, segments);
 
   GradientSums all;
   for (const MeshSums& m : meshes) {
@@ -190,6 +190,21 @@ GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   return {{sums.flat(0, kWords)}, {served}};
 }
 
+Tensor largest_gradient(ShardRuntime& runtime, const UpdateSet* set) {
+  Device& device = runtime.device();
+  const Tensor largest = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, kName);
+  ops::fill(device.compute(), largest, 0);
+  std::vector<SquaresSegment> segments;
+  for (const ParamGroup* g : runtime.groups()) {
+    if (!counts(*g)) continue;
+    for (auto& p : chosen_of(*g, set)) segments.push_back(segment_of(p, nullptr, nullptr));
+  }
+  ops::largest_magnitude(device.compute(), largest, segments);
+  const auto& world = runtime.mesh().world();
+  if (world->size() > 1) world->all_reduce(device.compute(), largest, ReduceOp::max);
+  return largest;
+}
+
 void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   Device& device = runtime.device();
   const auto count = static_cast<int64_t>(served.size());
@@ -208,16 +223,28 @@ void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   });
 }
 
-std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime, const UpdateSet* set) {
+namespace {
+
+std::vector<ScaleSegment> pieces(const ShardRuntime& runtime, const UpdateSet* set, bool with_ignored) {
   std::vector<ScaleSegment> pieces;
   for (const ParamGroup* g : runtime.groups()) {
-    if (!counts(*g)) continue;
+    if (!counts(*g) && !with_ignored) continue;
     for (auto& p : chosen_of(*g, set)) {
       const Tensor grad = p.grad_shard();
       pieces.push_back({grad.data<float>(), grad.numel()});
     }
   }
   return pieces;
+}
+
+}  // namespace
+
+std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime, const UpdateSet* set) {
+  return pieces(runtime, set, false);
+}
+
+std::vector<ScaleSegment> pieces_of(const ShardRuntime& runtime, const UpdateSet* set) {
+  return pieces(runtime, set, true);
 }
 
 }  // namespace sherd
