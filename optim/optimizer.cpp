@@ -178,6 +178,18 @@ ShardRuntime& Optimizer::runtime() const {
   return runtime_;
 }
 
+void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
+  std::vector<std::string> others;
+  for (const Parameter& p : more->changed())
+    if (!updates_->holds(p)) others.push_back(p.name());
+  if (!others.empty())
+    throw InvalidArgument(
+        fmt::format("{}: Optimizer::after_update(): parameters that this optimizer does not update: {}",
+                    runtime().device().label(), fmt::join(others, ", ")));
+  for (const Parameter& p : more->changed()) copied_.erase(&p.group());  // a copy made before is of no use
+  after_.push_back(std::move(more));
+}
+
 void Optimizer::zero_grad() { runtime().zero_grad(updates_.get()); }
 
 void Optimizer::step(double lr) {
@@ -195,6 +207,7 @@ void Optimizer::step(double lr) {
   ++steps_;
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   for (ParamGroup* g : copied_) g->copies_written();
+  for (auto& more : after_) more->apply(stream, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
 }

@@ -25,6 +25,17 @@ struct OptimizerOptions {
   std::vector<UpdateRuleFactory> further = {};
 };
 
+/// What changes weights further, in the same WeightsChange as an update and right behind it (QkClip).
+class AfterUpdate {
+ public:
+  virtual ~AfterUpdate() = default;
+  /// Queues its work on `compute`, as UpdateRule::step() does, after every update of the optimizer; `skip` as there: other
+  /// than 0, weights stay as they are, in bits. It writes Parameter::shard() alone: copies follow.
+  virtual void apply(Stream& compute, const Tensor& skip) = 0;
+  /// The parameters whose weights it changes.
+  virtual std::vector<Parameter> changed() const = 0;
+};
+
 /// One rank's thread uses it; collective calls in the same order on every rank.
 ///
 /// A root may have several, each with a part of the routing (Routing::part()); every trainable parameter belongs to
@@ -56,6 +67,9 @@ class Optimizer {
   /// parameters, when some trainable parameters of the root have no optimizer, or for a learning
   /// rate that is negative or not finite, or when the root is gone; nothing has changed then.
   void step(double lr);
+  /// Has `more` applied behind every update from now on, after those that were given before. The same on every rank.
+  /// @throws InvalidArgument naming parameters that it changes and this optimizer does not update.
+  void after_update(std::shared_ptr<AfterUpdate> more);
   /// Gives up this optimizer's gradients without a step: sherd::zero_grad(), of its parameters alone. No step is
   /// counted, by steps() or by skipped().
   void zero_grad();
@@ -97,6 +111,7 @@ class Optimizer {
     std::unique_ptr<UpdateRule> update;
   };
   std::vector<Rule> rules_;
+  std::vector<std::shared_ptr<AfterUpdate>> after_;
   Tensor skipped_;  // i64, on the device
   bool skip_non_finite_;
   int64_t steps_ = 0;

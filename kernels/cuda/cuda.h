@@ -60,6 +60,8 @@ Kernel<&KernelTable::accumulate_magnitudes> accumulate_magnitudes;
 Kernel<&KernelTable::largest_magnitude> largest_magnitude;
 Kernel<&KernelTable::add_words> add_words;
 Kernel<&KernelTable::clip_factor> clip_factor;
+Kernel<&KernelTable::qk_clip_factors> qk_clip_factors;
+Kernel<&KernelTable::scale_heads> scale_heads;
 Kernel<&KernelTable::random_normal> random_normal;
 
 }  // namespace sherd::cuda

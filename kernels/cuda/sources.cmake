@@ -3,7 +3,7 @@ set(SHERD_CUDA_SOURCES
   activation.cu attention_backward.cu attention_forward.cu attention_plain.cu device.cpp elementwise.cu embedding.cu
   event_clock.cpp expert_sort.cu experts.cu gemm.cpp gram.cu index_guard.cu loss.cu matmul.cpp matrices.cu
   matrix_norms.cu muon.cu newton_schulz.cpp norm.cu optimizer.cu orthogonalize.cu polar.cu products.cpp queue.cpp
-  random.cu reduce.cu route.cu runtime.cpp sort_pairs.cu squares.cu symmetric_tiles.cpp table.cpp vocab_parallel.cu)
+  qk_clip.cu random.cu reduce.cu route.cu runtime.cpp sort_pairs.cu squares.cu symmetric_tiles.cpp table.cpp vocab_parallel.cu)
 # For chips of compute capability 9.0 alone (wgmma), and what stands in for it where nvcc does not compile.
 set(SHERD_HOPPER_SOURCES symmetric_hopper.cu)
 set(SHERD_NO_HOPPER_SOURCES no_symmetric_hopper.cpp)

@@ -55,6 +55,8 @@ const KernelTable& cuda_kernels() {
       .largest_magnitude = cuda::largest_magnitude,
       .add_words = cuda::add_words,
       .clip_factor = cuda::clip_factor,
+      .qk_clip_factors = cuda::qk_clip_factors,
+      .scale_heads = cuda::scale_heads,
       .random_normal = cuda::random_normal,
   };
   return table;

@@ -34,6 +34,8 @@ struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
+struct HeadScaleSegment;
+struct QkClipArgs;
 struct RouteArgs;
 struct StridedCopyArgs;
 struct VocabParallelArgs;
@@ -128,6 +130,10 @@ struct KernelTable {
   void (*largest_magnitude)(ExecutionContext&, float* largest, const std::vector<SquaresSegment>&);
   void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
   void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
+
+  // qk_clip.h
+  void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
+  void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
 
   // random_normal.h
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,

@@ -56,6 +56,8 @@ const KernelTable& reference_kernels() {
       .largest_magnitude = k::largest_magnitude,
       .add_words = k::add_words,
       .clip_factor = k::clip_factor,
+      .qk_clip_factors = k::qk_clip_factors,
+      .scale_heads = k::scale_heads,
       .random_normal = k::random_normal,
   };
   return table;

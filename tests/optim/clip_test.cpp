@@ -144,7 +144,9 @@ TEST_P(Norms, OfGradientsThatAreNotFiniteSkipTheStepOrThrowOnAllRanksAlike) {
         clip_grad_norm(model, 1, {.norm = kind, .error_if_nonfinite = true});
         optimizer.step(0.1);
         EXPECT_EQ(optimizer.skipped(), 1);
-        if (!before.empty()) EXPECT_NE(weights(), before);
+        if (!before.empty()) {
+          EXPECT_NE(weights(), before);
+        }
       });
     }
   }

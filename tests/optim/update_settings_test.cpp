@@ -60,9 +60,10 @@ TEST_P(ParameterGroups, UpdateTheirParametersAsIfTheSettingsWereEverybodys) {
       {.pattern = "^embed", .algorithm = Algorithm::adamw, .settings = {.lr_factor = 0.5, .beta1 = 0.5, .eps = 1e-3}},
       {.pattern = "^hidden", .settings = {.lr_factor = 2, .weight_decay = 0}},
       {.pattern = "^gain", .settings = {.weight_decay = 0.5, .beta2 = 0.75}},
-      {.pattern = "weight$", .settings = {.lr_factor = 0.25}}};  // other and late: the first match wins
+      {.pattern = "^late", .algorithm = Algorithm::adamw, .settings = {.lr_factor = 0.25}},
+      {.pattern = "weight$", .settings = {.lr_factor = 0.25}}};  // other alone: the first match wins
   const Weights got = train(ranks, strategy, compute, rules, base, kLr);
-  const RoutingRule embed{.pattern = "^embed", .algorithm = Algorithm::adamw};
+  const RoutingRule embed{.pattern = "^(embed|late)", .algorithm = Algorithm::adamw};
   const auto plain = [&, ranks = ranks, strategy = strategy, compute = compute](const OptimizerOptions& options, double lr, const std::vector<RoutingRule>& more = {}) {
     std::vector<RoutingRule> all = {embed};
     all.insert(all.end(), more.begin(), more.end());
