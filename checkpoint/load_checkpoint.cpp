@@ -28,14 +28,15 @@ struct Wanted {
   bool count = false;  // one number
 };
 
-std::vector<Wanted> wanted(ModuleBase& root, const Optimizer* optimizer, const LoadOptions& options) {
+std::vector<Wanted> wanted(ModuleBase& root, const std::vector<Optimizer*>& optimizers, const LoadOptions& options) {
   std::vector<Wanted> all;
   const auto stored = [](const Shape& s) { return s.empty() ? Shape{1} : s; };
   if (options.model) {
     for (auto& [name, p] : root.named_parameters())
       all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard()});
   }
-  if (options.optimizer) {
+  for (size_t i = 0; options.optimizer && i < optimizers.size(); ++i) {
+    const Optimizer* optimizer = optimizers[i];
     for (StateTensor& s : optimizer->state())
       all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param,
                      stored(s.param.global_shape()), s.local});
@@ -186,15 +187,21 @@ void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
 
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options) {
+  return load_checkpoint(reader, root, optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer},
+                         options);
+}
+
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
+                           const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world());
   LoadReport report;
   std::vector<Wanted> all;
   ranks.run_collectively([&] {
-    if (options.optimizer && optimizer == nullptr)
+    if (options.optimizer && optimizers.empty())
       throw InvalidArgument("load_checkpoint: an optimizer is needed to load optimizer state into");
-    all = wanted(root, optimizer, options);
+    all = wanted(root, optimizers, options);
     const Comparison comparison(reader, all, options);
     comparison.require_fit();
     check_momentum(reader, all);
@@ -209,7 +216,8 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer
   if (options.model) runtime.weights_replaced();
   report.training = reader.manifest().training;
   report.counts = reader.counts();
-  if (options.optimizer) optimizer->set_steps(report.training.step);
+  for (Optimizer* optimizer : optimizers)
+    if (options.optimizer) optimizer->set_steps(report.training.step);
   return report;
 }
 

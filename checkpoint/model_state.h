@@ -18,6 +18,8 @@ namespace sherd {
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
 /// The tensors refer to the model's and the optimizer's memory, which outlive them.
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
+/// The same of a root with several optimizers: all of their states. Which of them a state belongs to leaves no trace.
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers);
 
 struct LoadOptions {
   bool model = true;
@@ -46,6 +48,10 @@ struct LoadReport {
 /// of routing; CorruptCheckpoint, IoError from the reader.
 /// @param optimizer null when options.optimizer is false.
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
+                           const LoadOptions& options = {});
+/// The same for all optimizers of the root together. Each of them counts the steps of the checkpoint's training state
+/// from here on (Optimizer::steps()).
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
                            const LoadOptions& options = {});
 
 }  // namespace sherd

@@ -32,12 +32,13 @@ int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int6
 
 class Collector {
  public:
-  Collector(ModuleBase& root, const Optimizer* optimizer)
+  Collector(ModuleBase& root, const std::vector<const Optimizer*>& optimizers)
       : params_(root.named_parameters()), tied_(root.tied_names()) {
-    if (!optimizer) return;
-    for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
-    counters_ = optimizer->counters();
-    rank_ = runtime_of(root).mesh().world()->rank();
+    for (const Optimizer* optimizer : optimizers) {
+      for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
+      for (StateCounter& c : optimizer->counters()) counters_.push_back(std::move(c));
+    }
+    if (!optimizers.empty()) rank_ = runtime_of(root).mesh().world()->rank();
   }
 
   std::vector<LocalTensor> collect() {
@@ -114,7 +115,11 @@ class Collector {
 }  // namespace
 
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer) {
-  return Collector(root, optimizer).collect();
+  return Collector(root, optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer}).collect();
+}
+
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
+  return Collector(root, optimizers).collect();
 }
 
 }  // namespace sherd

@@ -55,6 +55,13 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& given
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
                const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
                FileSystem& files) {
+  return resume(path, root, optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer}, options, check,
+                files);
+}
+
+Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
+               const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
+               FileSystem& files) {
   Agreement ranks(*runtime_of(root).mesh().world());
   Resumed resumed;
   std::string list, unusable;
@@ -86,7 +93,7 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* o
       ranks.run_collectively([&] {
         if (check) load.cause = check(reader->manifest().training);
       });
-      resumed.report = load_checkpoint(*reader, root, optimizer, load);
+      resumed.report = load_checkpoint(*reader, root, optimizers, load);
       return resumed;
     } catch (const IoError& e) {
       // A bad sector, or pruned meanwhile by the run that saves there.

@@ -31,5 +31,10 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* o
                const LoadOptions& options = {},
                const std::function<std::string(const TrainingState&)>& check = {},
                FileSystem& files = FileSystem::posix());
+/// The same for all optimizers of a root that has several.
+Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
+               const LoadOptions& options = {},
+               const std::function<std::string(const TrainingState&)>& check = {},
+               FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

@@ -80,6 +80,8 @@ void reset_step(ModuleBase& root) {
   root.visit([](const std::string&, ModuleBase& m) { m.drop_activations(); });
 }
 
+void zero_grad(ModuleBase& root) { runtime_of(root).zero_grad(); }
+
 ShardRuntime& runtime_of(const ModuleBase& root) {
   if (!root.runtime_)
     throw InvalidArgument(

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 #include <utility>
@@ -42,6 +43,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   weights_ = Purpose(fmt::format("the weights of unit '{}'{}", unit(), plan().suffix()));
   gradients_ = Purpose(fmt::format("the gradients of unit '{}'{}", unit(), plan().suffix()));
   touched_.assign(spec_.params.size(), false);
+  released_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
   by_place_.resize(spec_.params.size());
   std::iota(by_place_.begin(), by_place_.end(), 0);
@@ -206,6 +208,7 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
     accumulate(stream, target.is_replicate() ? sum_whole(stream, gradient) : sum_to_part(stream, gradient));
   }
   if (!last) return;
+  final_ = true;
   const Tensor cell = cell_of(grad_part_);
   redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
                outer_.grad.is_shard() ? cell : grad_part_);
@@ -248,13 +251,40 @@ void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
   touched_.assign(touched_.size(), false);
+  released_.assign(released_.size(), false);
+  final_ = false;
 }
 
-std::vector<std::string> ParamGroup::untouched() const {
-  std::vector<std::string> names;
-  for (size_t i = 0; trainable_ && i < touched_.size(); ++i)
-    if (!touched_[i]) names.push_back(spec_.params[i].name());
-  return names;
+void ParamGroup::release_grads(Stream& stream, const std::vector<bool>& which) {
+  if (!trainable_) return;
+  const bool all = std::find(which.begin(), which.end(), false) == which.end();
+  if (!which.empty() && all) return reset_grads();
+  for (size_t p = 0; p < which.size(); ++p) {
+    if (!which[p]) continue;
+    touched_[p] = false;
+    if (final_) {
+      released_[p] = true;
+    } else {
+      zero_grad(stream, static_cast<int>(p));
+    }
+  }
+  if (final_ && !grads_final()) reset_grads();
+}
+
+void ParamGroup::zero_grad(Stream& stream, int p) {
+  fresh_[static_cast<size_t>(p)] = true;  // where whole gradients stay from one microbatch to the next
+  if (part_fresh_) return;
+  const int64_t slice = layout_->slice();
+  for (int64_t r = part_begin_ / slice; r < (part_begin_ + part_) / slice; ++r) {
+    const RankId rank(static_cast<int>(r));
+    const int64_t begin = r * slice + layout_->local_begin(ParamId(p), rank).value - part_begin_;
+    if (const int64_t n = layout_->piece(ParamId(p), rank).size(); n > 0)
+      ops::fill(stream, grad_part_.flat(begin, begin + n), 0);
+  }
+}
+
+bool ParamGroup::grads_final() const {
+  return trainable_ && final_ && std::find(released_.begin(), released_.end(), false) != released_.end();
 }
 
 Tensor ParamGroup::data(int p) const {

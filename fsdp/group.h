@@ -127,8 +127,18 @@ class ParamGroup final : public ParameterViews {
   void close_grad();
   /// The optimizer has used the gradients: the next step starts from zero.
   void reset_grads();
-  /// Names of trainable parameters whose gradient nobody asked for since reset_grads().
-  std::vector<std::string> untouched() const;
+  /// The same of some parameters alone, by number; empty: of none. Gradients that are final stay so for the others;
+  /// those that are still summed up go on from zero, which `stream` may have to write, behind the reductions that
+  /// it has waited for.
+  void release_grads(Stream& stream, const std::vector<bool>& which);
+  /// The coming last reduce() makes no final gradient of parameter p, which nobody has asked for.
+  void leave_out(int p) { released_[static_cast<size_t>(p)] = true; }
+  /// The last reduce() has come, and the gradient of p was not released since.
+  bool grad_final(int p) const { return final_ && !released_[static_cast<size_t>(p)]; }
+  /// Of any parameter.
+  bool grads_final() const;
+  /// Somebody has asked for the gradient of p since it was reset or released.
+  bool touched(int p) const { return touched_[static_cast<size_t>(p)]; }
 
   // ParameterViews.
   Tensor data(int p) const override;
@@ -158,6 +168,7 @@ class ParamGroup final : public ParameterViews {
   void accumulate(Stream& stream, const Tensor& part);
   template <class F>
   void for_pieces(F f) const;
+  void zero_grad(Stream& stream, int p);
 
   Device& device_;
   Spec spec_;
@@ -184,6 +195,8 @@ class ParamGroup final : public ParameterViews {
   bool part_fresh_ = true;   // nothing accumulated in grad_part_ yet
   bool copied_ = false;      // rest_ holds this rank's cell of the latest master weights
   std::vector<bool> touched_;
+  bool final_ = false;          // the last reduce() has come
+  std::vector<bool> released_;  // by parameter, of this step
   std::vector<int> by_place_;  // the parameters in the order in which the full buffer holds them
 };
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/detail/alike.h>
@@ -21,7 +22,8 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
     : device_(root.wrap_->mesh.world()->device()),
       mesh_(root.wrap_->mesh),
       options_(root.wrap_->options),
-      updates_(std::make_unique<UpdateCount>()) {
+      updates_(std::make_unique<UpdateCount>()),
+      sets_(std::make_shared<UpdateSets>(device_.label())) {
   assign_names(root);
   const std::vector<UnitClaim> claims =
       claim_parameters(root, [](const Parameter& p) { return p.state_->registrations; });
@@ -185,10 +187,10 @@ void ShardRuntime::initialise() {
   Staging& staging = context_->staging;
   for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along
-  begin_step();
+  begin_step(nullptr);
 }
 
-void ShardRuntime::require_gradients(const char* who) const {
+void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) const {
   context_->require_whole_step(who);
   if (*ranks_apart_)
     throw CommError(fmt::format(
@@ -197,11 +199,36 @@ void ShardRuntime::require_gradients(const char* who) const {
         "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
-  if (units_.back()->finished()) return;
+  if (set == nullptr ? has_gradients() : set->ready()) return;
   throw InvalidArgument(
       fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
-                  "previous optimizer step",
-                  device_.label(), who));
+                  "previous optimizer step{}",
+                  device_.label(), who,
+                  sets_->count() > 1 ? " or zero_grad() that has reached the parameters of this optimizer" : ""));
+}
+
+bool ShardRuntime::has_gradients() const {
+  return units_.back()->finished() || sets_->any_ready();
+}
+
+bool ShardRuntime::comparison_due() {
+  if (steps_ / 64 == compared_ / 64) return false;
+  compared_ = steps_;
+  return true;
+}
+
+void ShardRuntime::set_skip(const Tensor& skip) {
+  skip_ = skip;
+  sets_->set_skip(skip);
+}
+
+void ShardRuntime::require_all_in_sets(const char* who) const {
+  const std::vector<std::string> alone = sets_->alone(groups());
+  if (alone.empty()) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {}: trainable parameters that no optimizer of this root updates: {}; make the optimizer that does before the "
+      "first step, or freeze() them",
+      device_.label(), who, fmt::join(alone, ", ")));
 }
 
 void ShardRuntime::reset_step() {
@@ -214,19 +241,36 @@ void ShardRuntime::reset_step() {
                 "reset_step() on ranks that have made different numbers of steps; all ranks skip the "
                 "same batch");
   wait_gradients();  // reductions that are queued still write what the next step fills
-  drop_step();
+  drop_step(nullptr);
 }
 
-void ShardRuntime::drop_step() {
+void ShardRuntime::zero_grad(UpdateSet* set) {
+  if (context_->order.open() > 0)
+    throw InvalidArgument(fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
+  context_->require_whole_step("zero_grad()");
+  if (set == nullptr ? has_gradients() : set->ready()) {
+    note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
+  }
+  wait_gradients();  // reductions that are queued still write what the next step fills
+  for (auto& u : units_) u->release_gradients(set);
+  forget_gradients(set);
+}
+
+void ShardRuntime::forget_gradients(UpdateSet* set) {
   skip_ = Tensor();
-  for (auto& u : units_) u->drop_step();
+  sets_->forget(set);
+}
+
+void ShardRuntime::drop_step(UpdateSet* set) {
+  forget_gradients(set);
+  for (auto& u : units_) u->drop_step(set);
   context_->order.reset();
   context_->log.begin_step();
 }
 
 void ShardRuntime::wait_gradients() { device_.compute().wait(context_->reduced); }
 
-void ShardRuntime::begin_change(WeightsChange& change) {
+void ShardRuntime::begin_change(WeightsChange& change, UpdateSet* set) {
   if (changing_ != nullptr)
     throw InvalidArgument(fmt::format(
         "{}: WeightsChange: another change of these weights is open; end() it first", device_.label()));
@@ -236,12 +280,13 @@ void ShardRuntime::begin_change(WeightsChange& change) {
   // Gathers that are queued (those ahead of a forward that never came, say) read what the change writes.
   compute.wait(context_->gather->record());
   compute.wait(std::exchange(held_, {}));
-  for (auto* g : groups()) g->forget_copies();
+  for (auto* g : groups())
+    if (set == nullptr || set->holds_some_of(*g)) g->forget_copies();
   updates_->begin(compute);
   changing_ = &change;
 }
 
-void ShardRuntime::end_change(WeightsChange& change, bool whole) {
+void ShardRuntime::end_change(WeightsChange& change, UpdateSet* set, bool whole) {
   if (changing_ != &change) return;
   changing_ = nullptr;
   if (whole) {
@@ -249,16 +294,20 @@ void ShardRuntime::end_change(WeightsChange& change, bool whole) {
   } else {
     for (auto* g : groups()) g->forget_copies();  // not all may be written
   }
-  begin_step();
+  begin_step(set);
 }
 
-void ShardRuntime::begin_step() {
+void ShardRuntime::begin_step(UpdateSet* set) {
   // Gathers of the new weights wait for this: they read what the compute stream has been asked to write.
   context_->weights_ready = device_.compute().record();
-  if (units_.back()->finished()) device_.issue_in_order(false);
-  drop_step();
+  if (has_gradients()) device_.issue_in_order(false);
+  drop_step(set);
   ++steps_;
-  for (auto& u : units_) u->weights_changed();
+  const auto changed = [set](const std::unique_ptr<ParamGroup>& g) {
+    return set == nullptr || set->holds_some_of(*g);
+  };
+  for (auto& u : units_)
+    if (set == nullptr || std::any_of(u->groups().begin(), u->groups().end(), changed)) u->weights_changed();
 }
 
 void ShardRuntime::recovered() {
@@ -273,7 +322,8 @@ void ShardRuntime::recovered() {
   context_->whole.forget_events();
   context_->gradients.forget_events();
   context_->order.forget();  // not every rank may have ended the forward that recorded it
-  begin_step();
+  begin_step(nullptr);
+  compared_ = ~uint64_t{0};  // the next comparison is due at once
   steps_ = 0;  // the ranks may have come to different points of the host's order
   updates_->require_equal(*check_comm_, *check_, check_buffer_, device_.label());
 }
@@ -299,10 +349,27 @@ void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 void ShardRuntime::complete_backward() {
   if (!context_->last_microbatch) return;
   skip_ = Tensor();  // of other gradients
+  const std::vector<const UpdateSet*> absent = sets_->left_out(groups());
+  const auto takes_part = [&](const UpdateSet* s) { return std::find(absent.begin(), absent.end(), s) == absent.end(); };
   std::vector<std::string> missing;
-  for (auto* g : groups()) {
-    const auto names = g->untouched();
-    missing.insert(missing.end(), names.begin(), names.end());
+  std::set<const Unit*> idle;
+  for (auto& u : units_) {
+    bool has_trainable = false, some_take_part = false;
+    for (auto& g : u->groups()) {
+      if (!g->trainable()) continue;
+      has_trainable = true;
+      for (auto& p : g->params()) {
+        if (!takes_part(sets_->set_of(p))) {
+          g->leave_out(p.index_in_group());
+          continue;
+        }
+        some_take_part = true;
+        if (!g->touched(p.index_in_group())) missing.push_back(p.name());
+      }
+    }
+    if (!has_trainable || some_take_part) continue;
+    idle.insert(u.get());
+    if (u->finished()) u->release_gradients(nullptr);  // it was called, but none of its gradients written
   }
   if (!missing.empty() && !options_.allow_unused)
     throw InvalidArgument(
@@ -321,11 +388,12 @@ void ShardRuntime::complete_backward() {
                       device_.label(), u->name()));
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
-    if (u->root() || u->finished()) continue;
+    if (u->root() || u->finished() || idle.contains(u.get())) continue;
     context_->order.owe_backward(u->index());
     BackwardScope scope(*u);
     scope.end();
   }
+  sets_->set_ready(absent);
 }
 
 }  // namespace sherd

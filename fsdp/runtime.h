@@ -12,6 +12,7 @@
 #include <sherd/fsdp/model_plan.h>
 #include <sherd/fsdp/module.h>
 #include <sherd/fsdp/unit.h>
+#include <sherd/fsdp/update_set.h>
 #include <sherd/fsdp/wrap.h>
 #include <sherd/kernels/ops/random.h>
 
@@ -65,6 +66,16 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// different numbers of steps.
   void reset_step();
 
+  /// Gives up gradients that are final, or still summed up over microbatches, without a step: of `set`, or of all
+  /// parameters. The next backward starts them from zero. Weights and optimizer states, forwards whose backward is
+  /// still to come, whole parameters and counts of steps stay as they are; where there is nothing to give up, nothing
+  /// happens. Costs nothing: no memory is written, but in the midst of a step's microbatches for the parameters of a
+  /// set which shares buffers with others. Not collective, but to be called on all ranks alike, which the next
+  /// comparison of served() checks.
+  /// @throws InvalidArgument inside a forward or backward, and when an exception has ended the step: that
+  /// takes reset_step().
+  void zero_grad(UpdateSet* set = nullptr);
+
   /// @throws ShapeMismatch on every rank, `otherwise` and the ranks that differ, unless all ranks of the mesh pass
   /// the same value. Collective; blocks the host, but waits for no training work.
   void require_equal(uint64_t value, const std::string& otherwise);
@@ -75,21 +86,27 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   uint64_t served() const { return hash64(mesh_.world()->digest() ^ alike_, {}); }
   /// Whether served() ought to be compared in this step although no all-reduce of it spans all ranks: in every
   /// 64th, so that ranks which have parted are found without a collective in each step.
-  bool comparison_due() const { return steps_ % 64 == 0; }
+  bool comparison_due();
   /// Set by the device when an all-reduce has told that the ranks' collectives served different things. Shared
   /// with the work that compares.
   const std::shared_ptr<std::atomic<bool>>& ranks_apart() const { return ranks_apart_; }
 
   /// @throws InvalidArgument naming `who` unless the last microbatch's backward of the root has finished
-  /// since the latest WeightsChange; CommError once ranks_apart().
-  void require_gradients(const char* who) const;
+  /// since the latest WeightsChange, and has reached parameters of `set` (null: whichever it has); CommError once
+  /// ranks_apart().
+  void require_gradients(const char* who, const UpdateSet* set = nullptr) const;
+  /// @throws InvalidArgument naming `who` and all trainable parameters that are in no UpdateSet.
+  void require_all_in_sets(const char* who) const;
+  /// For making an UpdateSet.
+  const std::shared_ptr<UpdateSets>& update_sets() const { return sets_; }
   /// The compute stream waits until all reductions queued so far are done.
   void wait_gradients();
   /// What is known of this step's gradients: i64 [1] on the device, the same on every rank once the compute
   /// stream has come here, 1 when they are not finite somewhere and the step must not be taken, else 0.
   /// Undefined when nobody has looked since the last step (clip_grad_norm() does).
   const Tensor& skip() const { return skip_; }
-  void set_skip(Tensor skip) { skip_ = std::move(skip); }
+  /// For all sets whose gradients are final, too.
+  void set_skip(const Tensor& skip);
   /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next WeightsChange
   /// waits for it.
   void hold_weights(const Event& event) { held_ = event; }
@@ -128,13 +145,16 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// Before the root's last backward ends: every trainable parameter has its gradient, and every unit
   /// reduces.
   void complete_backward();
-  /// Of all units, for a new step.
-  void drop_step();
-  void begin_change(WeightsChange& change);
+  bool has_gradients() const;
+  /// Of all units, for a new step; the gradients of `set` alone, if there is one.
+  void drop_step(UpdateSet* set);
+  void forget_gradients(UpdateSet* set);
+  /// `set` null: of all parameters.
+  void begin_change(WeightsChange& change, UpdateSet* set);
   /// `whole`: nothing cut it off. Does nothing unless `change` is the one that is open.
-  void end_change(WeightsChange& change, bool whole);
+  void end_change(WeightsChange& change, UpdateSet* set, bool whole);
   /// Master weights may be others from here on in the compute stream's order: a new step begins with them.
-  void begin_step();
+  void begin_step(UpdateSet* set);
 
   Device& device_;
   DeviceMesh mesh_;
@@ -147,9 +167,11 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 
+  uint64_t compared_ = 0;                 // steps_ when served() was last found due
   uint64_t steps_ = 0;                    // weights that were changed, and reset_step()
   std::unique_ptr<UpdateCount> updates_;  // for recovered()
   WeightsChange* changing_ = nullptr;     // the one that is open
+  std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may live longer
 
   Tensor skip_;
   uint64_t alike_ = 0;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <sherd/fsdp/detail/unit_context.h>
+#include <sherd/fsdp/update_set.h>
 
 namespace sherd {
 
@@ -155,7 +156,8 @@ void Unit::pre_backward() {
   if (finished_)
     throw InvalidArgument(fmt::format(
         "backward of unit '{}' after the last microbatch's: its gradients are final. Step the optimizer "
-        "first, or announce more microbatches with set_last_microbatch(false)",
+        "first (each of them), give the gradients up by zero_grad(), or announce more microbatches with "
+        "set_last_microbatch(false)",
         name_));
   unshard();
   const bool outermost = order.open_backwards(number_) == 0;
@@ -268,12 +270,23 @@ void Unit::close_gradients(const Event& free) {
   gradients_open_ = false;
 }
 
-void Unit::drop_step() {
+void Unit::drop_step(const UpdateSet* set) {
   reshard();
   // An exception came between the backwards of one pass.
   if (gradients_open_) close_gradients(context().device.compute().record());
-  finished_ = false;
-  for (auto& g : groups_) g->reset_grads();
+  release_gradients(set);
+}
+
+void Unit::release_gradients(const UpdateSet* set) {
+  for (auto& g : groups_) {
+    if (set == nullptr) {
+      g->reset_grads();
+    } else {
+      g->release_grads(context().device.compute(), set->members_of(*g));
+    }
+  }
+  const auto waits = [](const std::unique_ptr<ParamGroup>& g) { return g->grads_final(); };
+  finished_ = finished_ && std::any_of(groups_.begin(), groups_.end(), waits);
 }
 
 void Unit::weights_changed() {

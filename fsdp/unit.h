@@ -13,6 +13,7 @@
 namespace sherd {
 
 struct UnitContext;
+class UpdateSet;
 
 /// Of what modules with their forward on a tape take and return (FullyShardOptions).
 struct CallPrecision {
@@ -64,7 +65,7 @@ class Unit {
   bool unsharded() const { return unsharded_ && !stale_; }
   /// False once the root is gone: the unit has no groups any more.
   bool attached() const { return context_ != nullptr; }
-  /// The last microbatch's backward has ended, so that this step's gradients are final.
+  /// The last microbatch's backward has ended, so that this step's gradients are final, and not all are released.
   bool finished() const { return finished_; }
 
   /// Brings weights that an optimizer step changed to where they rest, on the gather stream (under the
@@ -119,8 +120,10 @@ class Unit {
   /// The unit's gathers will be needed soon: unshard(), unless that has to take the buffer from whoever has
   /// it.
   void prefetch();
-  /// Gives up the step: whole parameters are given back, gradients start from zero.
-  void drop_step();
+  /// Gives up the step: whole parameters are given back, gradients start from zero (of a set: its own alone).
+  void drop_step(const UpdateSet* set);
+  /// The gradients alone.
+  void release_gradients(const UpdateSet* set);
   /// The master weights are newer than whatever was made of them.
   void weights_changed();
   /// Nothing that was queued runs any more, and nobody waits for it.

@@ -6,18 +6,20 @@
 
 namespace sherd {
 
-WeightsChange::WeightsChange(ShardRuntime& runtime) : runtime_(&runtime) { runtime.begin_change(*this); }
+WeightsChange::WeightsChange(ShardRuntime& runtime, UpdateSet* set) : runtime_(&runtime), set_(set) {
+  runtime.begin_change(*this, set);
+}
 
 WeightsChange::~WeightsChange() {
   if (runtime_ == nullptr) return;
   try {
-    runtime_->end_change(*this, false);
+    runtime_->end_change(*this, set_, false);
   } catch (...) {  // a stream that failed tells it again to whoever uses it next
   }
 }
 
 void WeightsChange::end() {
-  if (runtime_ != nullptr) std::exchange(runtime_, nullptr)->end_change(*this, true);
+  if (runtime_ != nullptr) std::exchange(runtime_, nullptr)->end_change(*this, set_, true);
 }
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 namespace sherd {
 
 class ShardRuntime;
+class UpdateSet;
 
 /// Between its begin and end(), work on the compute stream may change master weights (Parameter::shard()),
 /// model copies (Parameter::model_copy()) and optimizer states:
@@ -16,6 +17,9 @@ class ShardRuntime;
 /// for whoever has asked to hold them (ShardRuntime::hold_weights()). From the end on, whatever was made of
 /// the old weights is stale, the gradients are dropped, and the next step begins.
 ///
+/// Of a set, the work changes that set's parameters alone, and only their gradients are dropped: those of other sets
+/// stay final until they are used or given up, and their weights stay as they are.
+///
 /// When an exception comes before end(), the destructor leaves the model usable: gradients are dropped and a
 /// new step begins as above, with the weights as the exception has left them, perhaps changed in part. Such a
 /// change is none that ended: until another one ends, ShardRuntime::recovered() finds it cut off and asks for
@@ -26,7 +30,9 @@ class ShardRuntime;
 class WeightsChange {
  public:
   /// @throws InvalidArgument while another change of these weights is open.
-  explicit WeightsChange(ShardRuntime& runtime);
+  explicit WeightsChange(ShardRuntime& runtime) : WeightsChange(runtime, nullptr) {}
+  /// Of the parameters of `set` alone, which belongs to the same root and outlives this.
+  WeightsChange(ShardRuntime& runtime, UpdateSet& set) : WeightsChange(runtime, &set) {}
   ~WeightsChange();
   WeightsChange(const WeightsChange&) = delete;
   WeightsChange& operator=(const WeightsChange&) = delete;
@@ -34,7 +40,10 @@ class WeightsChange {
   void end();
 
  private:
+  WeightsChange(ShardRuntime& runtime, UpdateSet* set);
+
   ShardRuntime* runtime_;  // null once it has ended
+  UpdateSet* set_;         // null: all parameters
 };
 
 }  // namespace sherd

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include <sherd/kernels/ops/ops.h>
 
@@ -24,6 +25,8 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
           .settings = fmt::format("{} {} {}", o.beta1, o.beta2, o.eps),
           .problems = problems_of(o),
           .writes_copies = true,
+          .heeds_lr_factor = true,
+          .heeds_betas = true,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<AdamW>(device, std::move(items), o);
           }};
@@ -31,41 +34,67 @@ UpdateRuleFactory AdamW::factory(const AdamWOptions& o) {
 
 AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : options_(options) {
   std::vector<std::string> wrong = problems_of(options);
-  for (const Item& item : items)
+  for (const Item& item : items) {
     if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
       wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
                                   item.param.name()));
+    for (const std::string& problem : problems_of(item.settings))
+      wrong.push_back(fmt::format("{}: {}", item.param.name(), problem));
+  }
   if (!wrong.empty()) throw InvalidArgument(fmt::format("AdamW: {}", fmt::join(wrong, "; ")));
   for (auto& item : items) {
     const int64_t n = item.param.shard_range().size();
+    const size_t rates = rates_of(item);
+    ++rates_[rates].end;  // a count for now
     Slot slot{std::move(item),
               Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg"),
-              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq")};
+              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq"),
+              rates, 0};
     ops::fill(device.compute(), slot.exp_avg, 0);
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
   }
+  int64_t begin = 0;
+  for (Rates& r : rates_) {
+    r.begin = std::exchange(begin, begin + r.end);
+    r.end = r.begin;
+  }
+  for (Slot& s : slots_) s.counter = rates_[s.rates].end++;
   const auto count = static_cast<int64_t>(slots_.size());
   steps_ = Tensor::empty(device, {count}, DType::f32, MemoryClass::optimizer, "optimizer step");
   biases_ = Tensor::empty(device, {count, 2}, DType::f32, MemoryClass::optimizer, "optimizer step");
   ops::fill(device.compute(), steps_, 0);
 }
 
+size_t AdamW::rates_of(const Item& item) {
+  const UpdateSettings& s = item.settings;
+  const AdamWOptions own{s.beta1.value_or(options_.beta1), s.beta2.value_or(options_.beta2),
+                         s.eps.value_or(options_.eps)};
+  for (size_t i = 0; i < rates_.size(); ++i)
+    if (rates_[i].lr_factor == s.lr_factor && rates_[i].options == own) return i;
+  rates_.push_back({s.lr_factor, own});
+  return rates_.size() - 1;
+}
+
 void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   if (slots_.empty()) return;
-  std::map<DType, std::vector<AdamWSegment>> passes;  // by the dtype of copies
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& s = slots_[i];
-    const Parameter& p = s.item.param;
-    const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
-    passes[copy.defined() ? copy.dtype() : DType::f32].push_back(
-        {p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
-         p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
-         s.item.weight_decay, static_cast<int64_t>(i)});
+  for (size_t r = 0; r < rates_.size(); ++r) {
+    const Rates& own = rates_[r];
+    std::map<DType, std::vector<AdamWSegment>> passes;  // by the dtype of copies
+    for (const Slot& s : slots_) {
+      if (s.rates != r) continue;
+      const Parameter& p = s.item.param;
+      const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
+      passes[copy.defined() ? copy.dtype() : DType::f32].push_back(
+          {p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
+           p.grad_shard().data<float>(), copy.defined() ? copy.raw() : nullptr, s.exp_avg.numel(),
+           s.item.weight_decay, s.counter - own.begin});
+    }
+    const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
+    const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
+    ops::adamw_count(stream, steps_.flat(own.begin, own.end), biases, rates, skip);
+    for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases, dtype, skip);
   }
-  const ops::AdamWRates rates{lr, options_.beta1, options_.beta2, options_.eps};
-  ops::adamw_count(stream, steps_, biases_, rates, skip);
-  for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases_, dtype, skip);
 }
 
 std::vector<StateTensor> AdamW::state() const {
@@ -79,10 +108,7 @@ std::vector<StateTensor> AdamW::state() const {
 
 std::vector<StateCounter> AdamW::counters() const {
   std::vector<StateCounter> out;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const auto at = static_cast<int64_t>(i);
-    out.push_back({slots_[i].item.param, "step", steps_.flat(at, at + 1)});
-  }
+  for (const Slot& s : slots_) out.push_back({s.item.param, "step", steps_.flat(s.counter, s.counter + 1)});
   return out;
 }
 

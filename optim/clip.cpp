@@ -2,43 +2,104 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include <sherd/kernels/ops/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/detail/gradient_sums.h>
+#include <sherd/optim/optimizer.h>
 
 namespace sherd {
+namespace {
 
-std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm) {
+float norm_of(NormKind kind, std::span<const int64_t> words, float largest) {
+  if (words[ExactSum::kNonFinite] != 0) return std::numeric_limits<float>::quiet_NaN();
+  switch (kind) {
+    case NormKind::one: return static_cast<float>(ExactSum::value(words));
+    case NormKind::infinity: return largest;
+    case NormKind::two: break;
+  }
+  return ExactSum::norm(words);
+}
+
+std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set, double max_norm,
+                                          const ClipOptions& options) {
   if (!(max_norm >= 0))
     throw InvalidArgument(
         fmt::format("clip_grad_norm: max_norm {} must not be negative; 0 only measures", max_norm));
-  ShardRuntime& runtime = runtime_of(root);
-  runtime.require_gradients("clip_grad_norm()");
+  runtime.require_gradients("clip_grad_norm()", set);
   Device& device = runtime.device();
   Stream& stream = device.compute();
 
-  const GradientSums all = sums_by_dimension(runtime);
+  const GradientSums all = sums_by_dimension(runtime, set, options.norm);
+  const Tensor largest = options.norm == NormKind::infinity ? largest_gradient(runtime, set) : Tensor();
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
   const Tensor total =
       Tensor::host(device, {ExactSum::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
-  ops::clip_factor(stream, factor, total, all.sums, max_norm, skip);
+  ops::clip_factor(stream, factor, total, all.sums, max_norm, skip, options.norm, largest);
+  Tensor host_largest;
+  if (largest.defined()) {
+    host_largest = Tensor::host(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
+    ops::copy(stream, host_largest, largest);
+  }
   compare_served(runtime, all.served);
-  stream.submit("gradient norm", [total, stats](ExecutionContext& context) {
-    context.after([total, stats] {
+  stream.submit("gradient norm", [total, host_largest, stats, kind = options.norm](ExecutionContext& context) {
+    context.after([total, host_largest, stats, kind] {
       const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
-      stats->norm = ExactSum::norm(words);
+      stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
       stats->zeros = words[ExactSum::kZeros];
       stats->non_finite = words[ExactSum::kNonFinite];
     });
   });
-  if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime), factor);
-  runtime.set_skip(skip);
+  if (options.error_if_nonfinite) {
+    stream.synchronize();
+    const int64_t elsewhere = total.data<int64_t>()[ExactSum::kElsewhere];
+    if (!std::isfinite(stats->norm) || elsewhere != 0)
+      throw Error(fmt::format(
+          "{}: clip_grad_norm: the gradients are not finite (norm {}, {} elements inf or NaN{}); skip the batch by "
+          "zero_grad(), or let Optimizer::step() skip it without ClipOptions::error_if_nonfinite",
+          device.label(), stats->norm, stats->non_finite,
+          elsewhere > stats->non_finite ? ", others of ignored parameters or on single ranks" : ""));
+  }
+  if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);
   return stats;
+}
+
+void clip_value(ShardRuntime& runtime, const UpdateSet* set, double value) {
+  if (!(value >= 0))
+    throw InvalidArgument(fmt::format("clip_grad_value: value {} must not be negative", value));
+  runtime.require_gradients("clip_grad_value()", set);
+  runtime.wait_gradients();
+  ops::clamp(runtime.device().compute(), pieces_of(runtime, set), value);
+}
+
+}  // namespace
+
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm, const ClipOptions& options) {
+  return clip(runtime_of(root), nullptr, max_norm, options);
+}
+
+std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, double max_norm,
+                                                    const ClipOptions& options) {
+  return clip(optimizer.runtime(), &optimizer.updates(), max_norm, options);
+}
+
+GradientStats read(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats) {
+  if (stats == nullptr) throw InvalidArgument("read(): there are no GradientStats; pass what clip_grad_norm() returned");
+  runtime_of(root).device().compute().synchronize();
+  return *stats;
+}
+
+void clip_grad_value(ModuleBase& root, double value) { clip_value(runtime_of(root), nullptr, value); }
+
+void clip_grad_value(const Optimizer& optimizer, double value) {
+  clip_value(optimizer.runtime(), &optimizer.updates(), value);
 }
 
 }  // namespace sherd

@@ -50,6 +50,8 @@ UpdateRuleFactory Muon::factory(const MuonOptions& o) {
           .settings = settings_of(o),
           .problems = problems_of(o),
           .writes_copies = false,
+          .heeds_lr_factor = true,
+          .heeds_betas = false,
           .make = [o](Device& device, std::vector<UpdateItem> items) {
             return std::make_unique<Muon>(device, std::move(items), o);
           }};
@@ -73,6 +75,9 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
     if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
       wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
                                   item.param.name()));
+  for (auto& item : items)
+    for (const std::string& problem : problems_of(item.settings))
+      wrong.push_back(fmt::format("{}: {}", item.param.name(), problem));
   if (!wrong.empty()) throw InvalidArgument(fmt::format("Muon: {}", fmt::join(wrong, "; ")));
 
   std::vector<TeamKey> keys;
@@ -85,7 +90,7 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
       slots.emplace_back();
     }
     order_.emplace_back(team, slots[team].size());
-    slots[team].push_back({item.param, item.weight_decay, {}});
+    slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor});
   }
   if (!slots.empty()) {
     streams_->in = device.make_stream("muon in", StreamPriority::high);

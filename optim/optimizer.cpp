@@ -64,7 +64,8 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   }
   for (const ParamGroup* g : runtime.groups())
     for (auto& p : g->params())
-      if (p.trainable() && !seen.contains({g, p.index_in_group()})) missing.push_back(p.name());
+      if (p.trainable() && !routing.partial && !seen.contains({g, p.index_in_group()}))
+        missing.push_back(p.name());
   const auto say = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) wrong.push_back(fmt::format("{}: {}", what, fmt::join(names, ", ")));
   };
@@ -72,7 +73,7 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   say("routes of frozen parameters", frozen);
   say("parameters routed twice", twice);
   say("trainable parameters without a route", missing);
-  if (!wrong.empty()) wrong.push_back("give it what route() of this model returned");
+  if (!wrong.empty()) wrong.push_back("give it what route() of this model returned, or a part() of it");
   return wrong;
 }
 
@@ -91,14 +92,30 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
   return wrong;
 }
 
+// Settings that the optimizer of the parameter knows nothing of.
+std::vector<std::string> unheeded_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
+  std::vector<std::string> wrong;
+  for (const Route& r : routing.routes) {
+    for (const std::string& problem : problems_of(r.settings)) wrong.push_back(fmt::format("{}: {}", r.name, problem));
+    for (const UpdateRuleFactory& f : factories) {
+      if (f.algorithm != r.algorithm) continue;
+      if (!f.heeds_lr_factor && r.settings.lr_factor != 1)
+        wrong.push_back(fmt::format("{} has a learning rate factor, which {} does not heed", r.name, title_of(f.algorithm)));
+      if (!f.heeds_betas && r.settings.has_betas())
+        wrong.push_back(fmt::format("{} has its own betas or eps, which {} does not heed", r.name, title_of(f.algorithm)));
+    }
+  }
+  return wrong;
+}
+
 // Of all that decides what an update does.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
-  std::string text = fmt::format("{} {}", o.weight_decay, o.skip_non_finite);
+  std::string text = fmt::format("{} {} {}", o.weight_decay, o.skip_non_finite, routing.partial);
   for (const UpdateRuleFactory& f : factories)
     text += fmt::format(" | {}: {}", name_of(f.algorithm), f.settings);
   for (const Route& r : routing.routes)
-    text += fmt::format("; {} {} {}", r.name, name_of(r.algorithm), r.decays);
+    text += fmt::format("; {} {} {} {}", r.name, name_of(r.algorithm), r.decays, to_string(r.settings));
   return hash64(0, text);
 }
 
@@ -110,9 +127,13 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
   std::vector<std::string> wrong = problems_of(options, factories);
   add(wrong, "routing", problems_of(routing, runtime_));
   add(wrong, "routing", unknown_in(routing, factories));
+  add(wrong, "routing", unheeded_in(routing, factories));
   if (!wrong.empty())
     throw InvalidArgument(
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
+  std::vector<Parameter> params;
+  for (const Route& r : routing.routes) params.push_back(r.param);
+  updates_ = std::make_unique<UpdateSet>(runtime_.update_sets(), params);
   runtime_.require_equal(
       digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
@@ -131,13 +152,14 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
   // it.
   std::set<ParamGroup*> rounded_later;
   for (const Route& r : routing.routes)
-    if (!factory_of(r)->writes_copies) rounded_later.insert(&r.param.group());
+    if (!factory_of(r)->writes_copies || !updates_->holds_all_of(r.param.group()))
+      rounded_later.insert(&r.param.group());
   std::vector<std::vector<UpdateItem>> items(factories.size());
   for (const Route& r : routing.routes) {
     const bool writes_copy = !rounded_later.contains(&r.param.group());
     if (writes_copy) copied_.insert(&r.param.group());
     items[static_cast<size_t>(factory_of(r) - factories.begin())].push_back(
-        {r.param, r.decays ? weight_decay : 0, writes_copy});
+        {r.param, r.settings.weight_decay.value_or(r.decays ? weight_decay : 0), writes_copy, r.settings});
   }
   for (size_t i = 0; i < factories.size(); ++i)
     rules_.push_back({factories[i].algorithm, factories[i].make(runtime_.device(), std::move(items[i]))});
@@ -150,30 +172,50 @@ UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
                                     runtime_.device().label(), name_of(algorithm)));
 }
 
-void Optimizer::step(double lr) {
+ShardRuntime& Optimizer::runtime() const {
   if (alive_.expired())
+    throw InvalidArgument("Optimizer: the root module is gone; keep it alive as long as its optimizer");
+  return runtime_;
+}
+
+void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
+  std::vector<std::string> others;
+  for (const Parameter& p : more->changed())
+    if (!updates_->holds(p)) others.push_back(p.name());
+  if (!others.empty())
     throw InvalidArgument(
-        "Optimizer::step(): the root module is gone; keep it alive as long as its optimizer");
+        fmt::format("{}: Optimizer::after_update(): parameters that this optimizer does not update: {}",
+                    runtime().device().label(), fmt::join(others, ", ")));
+  for (const Parameter& p : more->changed()) copied_.erase(&p.group());  // a copy made before is of no use
+  after_.push_back(std::move(more));
+}
+
+void Optimizer::zero_grad() { runtime().zero_grad(updates_.get()); }
+
+void Optimizer::step(double lr) {
+  runtime();
   if (!(lr >= 0 && std::isfinite(lr)))
     throw InvalidArgument(
         fmt::format("{}: Optimizer::step(): learning rate {} must be finite and not negative",
                     runtime_.device().label(), lr));
-  runtime_.require_gradients("Optimizer::step()");
+  runtime_.require_all_in_sets("Optimizer::step()");
+  runtime_.require_gradients("Optimizer::step()", updates_.get());
   runtime_.note_alike(std::bit_cast<uint64_t>(lr));
   const Tensor skip = skip_non_finite_ ? skip_of_gradients() : Tensor();
-  WeightsChange change(runtime_);
+  WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
   ++steps_;
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   for (ParamGroup* g : copied_) g->copies_written();
+  for (auto& more : after_) more->apply(stream, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
 }
 
 Tensor Optimizer::skip_of_gradients() {
-  if (runtime_.skip().defined()) return runtime_.skip();
+  if (updates_->skip().defined()) return updates_->skip();
   Device& device = runtime_.device();
-  const GradientSums all = sums_at_once(runtime_);
+  const GradientSums all = sums_at_once(runtime_, updates_.get());
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor total =

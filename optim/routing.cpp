@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 #include <map>
 #include <regex>
 
@@ -95,7 +96,13 @@ class Doubts {
 Routing route(ModuleBase& root, const RoutingOptions& options) {
   const std::regex not_hidden = compile(options.not_hidden);
   std::vector<std::regex> patterns;
-  for (auto& rule : options.rules) patterns.push_back(compile(rule.pattern));
+  std::vector<std::string> wrong;
+  for (auto& rule : options.rules) {
+    patterns.push_back(compile(rule.pattern));
+    if (const auto problems = problems_of(rule.settings); !problems.empty())
+      wrong.push_back(fmt::format("'{}': {}", rule.pattern, fmt::join(problems, ", ")));
+  }
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("routing rules: {}", fmt::join(wrong, "; ")));
 
   Routing routing;
   Doubts doubts(options.optimizer);
@@ -106,20 +113,24 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
   for (auto& [name, param] : root.named_parameters()) {
     const RoleGuess& guess = roles[next++];
     if (!param.trainable()) continue;
-    Route r{name, param, Algorithm::adamw, false, guess.role, ""};
+    Route r{name, param, Algorithm::adamw, false, guess.role, "", {}};
     const size_t dims = param.shape().size();
     const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
     size_t hit = 0;
     while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
-    if (hit < patterns.size()) {
+    const RoutingRule* rule = hit < patterns.size() ? &options.rules[hit] : nullptr;
+    if (rule != nullptr) {
       used[hit] = true;
-      r.algorithm = options.rules[hit].algorithm;
-      r.reason = fmt::format("rule '{}'", options.rules[hit].pattern);
+      r.settings = rule->settings;
+    }
+    if (rule != nullptr && rule->algorithm) {
+      r.algorithm = *rule->algorithm;
+      r.reason = fmt::format("rule '{}'", rule->pattern);
       if (r.algorithm.matrices_only() && !matrix)
         throw InvalidArgument(
             fmt::format("routing rule '{}' sends '{}' of shape {} to {}, which updates matrices (and "
                         "stacks of them) only",
-                        options.rules[hit].pattern, name, to_string(param.shape()), title_of(r.algorithm)));
+                        rule->pattern, name, to_string(param.shape()), title_of(r.algorithm)));
     } else if (!options.optimizer.matrices_only()) {
       r.algorithm = options.optimizer;
       r.reason = fmt::format("{} for all", title_of(r.algorithm));
@@ -132,6 +143,8 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
       r.reason = guess.evidence;
       if (guess.ambiguous) doubts.add(r);
     }
+    if (rule != nullptr && !rule->algorithm) r.reason += fmt::format("; rule '{}'", rule->pattern);
+    if (const std::string set = to_string(r.settings); !set.empty()) r.reason += ": " + set;
     r.decays = dims >= 2 && guess.role != Role::bias;
     param.set_cut(r.algorithm.cut());
     routing.routes.push_back(std::move(r));
@@ -146,6 +159,37 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
         "took all): '{}'",
         fmt::join(idle, "', '")));
   return routing;
+}
+
+Routing Routing::part(const std::function<bool(const Route&)>& takes) const {
+  Routing some;
+  some.partial = true;
+  std::copy_if(routes.begin(), routes.end(), std::back_inserter(some.routes), takes);
+  if (some.routes.empty())
+    throw InvalidArgument(fmt::format("Routing::part() takes none of the {} routes", routes.size()));
+  for (auto& t : tied)
+    if (std::any_of(some.routes.begin(), some.routes.end(), [&](const Route& r) { return r.name == t.second; }))
+      some.tied.push_back(t);
+  return some;
+}
+
+Routing Routing::part(const std::string& pattern) const {
+  const std::regex regex = compile(pattern);
+  const auto matches = [&](const Route& r) { return std::regex_search(r.name, regex); };
+  if (std::none_of(routes.begin(), routes.end(), matches))
+    throw InvalidArgument(fmt::format("Routing::part('{}') matches the name of none of the {} routes", pattern,
+                                      routes.size()));
+  return part(matches);
+}
+
+Routing Routing::part(const std::vector<Parameter>& params) const {
+  std::vector<std::string> unknown;
+  for (const Parameter& p : params)
+    if (std::none_of(routes.begin(), routes.end(), [&](const Route& r) { return r.param == p; }))
+      unknown.push_back(p.name());
+  if (!unknown.empty())
+    throw InvalidArgument(fmt::format("Routing::part(): no route of: {}", fmt::join(unknown, ", ")));
+  return part([&](const Route& r) { return std::find(params.begin(), params.end(), r.param) != params.end(); });
 }
 
 std::string Routing::summary() const {

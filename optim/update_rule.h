@@ -9,17 +9,20 @@
 #include <sherd/fsdp/parameter.h>
 #include <sherd/optim/algorithm.h>
 #include <sherd/optim/state.h>
+#include <sherd/optim/update_settings.h>
 
 namespace sherd {
 
 /// A parameter that an update rule was given.
 struct UpdateItem {
   Parameter param;
-  double weight_decay = 0;
+  double weight_decay = 0;  // what holds for it, its settings' or the options'
   /// Whether Parameter::model_copy(), where there is one, is to be written in the same pass as shard(). Asked
   /// only of those whose factory says that they can; the others leave it to the group, which rounds once
   /// more.
   bool writes_copy = false;
+  /// Only what the factory says that the rule heeds differs from the defaults.
+  UpdateSettings settings = {};
 };
 
 /// How some of the parameters change in a step, and what is remembered of them from step to step. Optimizer
@@ -66,6 +69,9 @@ struct UpdateRuleFactory {
   std::vector<std::string> problems = {};
   /// Whether it heeds UpdateItem::writes_copy.
   bool writes_copies = false;
+  /// Whether it heeds UpdateSettings::lr_factor, and beta1, beta2 and eps. Where it does not, Optimizer refuses
+  /// parameters whose settings ask for it.
+  bool heeds_lr_factor = false, heeds_betas = false;
   /// Makes the rule for the parameters that are routed to it, in routing order; perhaps none. Called once on
   /// every rank, after the parameters have their memory; may be collective. The device outlives the rule.
   std::function<std::unique_ptr<UpdateRule>(Device& device, std::vector<UpdateItem> items)> make = {};

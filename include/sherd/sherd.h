@@ -8,8 +8,10 @@
 #include <sherd/dtensor/dtensor.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/fsdp/read_loss.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/nn/nn.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/optim/schedule.h>

@@ -74,5 +74,6 @@ Kernel<&KernelTable::gram_product> gram_product;
 Kernel<&KernelTable::gram_iterate> gram_iterate;
 Kernel<&KernelTable::gram_apply> gram_apply;
 Kernel<&KernelTable::accumulate_squares> accumulate_squares;
+Kernel<&KernelTable::accumulate_magnitudes> accumulate_magnitudes;
 
 }  // namespace sherd::cpu

@@ -18,22 +18,25 @@ constexpr int64_t kFlush = 65536;
 /// Neighbouring elements often share an exponent; several tables keep their additions independent.
 constexpr int64_t kTables = 4;
 
-/// Sums of squared mantissas by biased exponent.
+/// Sums of mantissas, squared or not, by biased exponent.
 using Bins = std::array<uint64_t, 256>;
 
-void add_square(Bins& bins, float x) {
+/// power: 1 or 2
+template <int power>
+void add_power(Bins& bins, float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   const uint32_t exponent = (bits >> 23) & 0xff;
   const uint64_t mantissa = (bits & 0x7fffffu) | (exponent != 0 ? 0x800000u : 0u);
-  bins[exponent] += mantissa * mantissa;
+  bins[exponent] += power == 2 ? mantissa * mantissa : mantissa;
 }
 
 /// |x| is mantissa * 2^(max(exponent, 1) - 150), so its square sits at twice that.
+template <int power>
 void spread(Words& words, const Bins& bins) {
   for (int exponent = 0; exponent < 255; ++exponent) {  // 255: inf and NaN, left out
     const uint64_t sum = bins[static_cast<size_t>(exponent)];
     if (sum == 0) continue;
-    const int position = 2 * std::max(exponent, 1) - 300 + ExactSum::kBias;
+    const int position = power * (std::max(exponent, 1) - 150) + ExactSum::kBias;
     const auto digit = static_cast<size_t>(position / 32);
     const int shift = position % 32;
     const uint64_t low = sum << shift, high = shift == 0 ? 0 : sum >> (64 - shift);
@@ -43,13 +46,14 @@ void spread(Words& words, const Bins& bins) {
   }
 }
 
+template <int power>
 void accumulate(Words& words, const float* x, int64_t count) {
   std::array<Bins, kTables> tables{};
   int64_t i = 0;
   for (; i + kTables <= count; i += kTables)
-    for (int64_t t = 0; t < kTables; ++t) add_square(tables[static_cast<size_t>(t)], x[i + t]);
-  for (; i < count; ++i) add_square(tables[0], x[i]);
-  for (const Bins& bins : tables) spread(words, bins);
+    for (int64_t t = 0; t < kTables; ++t) add_power<power>(tables[static_cast<size_t>(t)], x[i + t]);
+  for (; i < count; ++i) add_power<power>(tables[0], x[i]);
+  for (const Bins& bins : tables) spread<power>(words, bins);
 
   int32_t zeros = 0, non_finite = 0;
 #pragma omp simd reduction(+ : zeros, non_finite)
@@ -62,15 +66,14 @@ void accumulate(Words& words, const float* x, int64_t count) {
   words[ExactSum::kNonFinite] += non_finite;
 }
 
-}  // namespace
-
-void accumulate_squares(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
+template <int power>
+void accumulate(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
   std::mutex mutex;
   for (const SquaresSegment& segment : segments) {
     parallel_for(ctx, segment.count, kFlush, [&](int64_t begin, int64_t end) {
       Words words{};
       for (int64_t i = begin; i < end; i += kFlush)
-        accumulate(words, segment.x + i, std::min(kFlush, end - i));
+        accumulate<power>(words, segment.x + i, std::min(kFlush, end - i));
       ExactSum::normalise(words);
       std::lock_guard lock(mutex);  // integer sums: any order of threads gives the same digits
       if (segment.non_finite) *segment.non_finite += words[ExactSum::kNonFinite];
@@ -78,6 +81,16 @@ void accumulate_squares(ExecutionContext& ctx, const std::vector<SquaresSegment>
     });
     if (segment.sum) ExactSum::normalise({segment.sum, ExactSum::kWords});
   }
+}
+
+}  // namespace
+
+void accumulate_squares(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
+  accumulate<2>(ctx, segments);
+}
+
+void accumulate_magnitudes(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
+  accumulate<1>(ctx, segments);
 }
 
 }  // namespace sherd::cpu

@@ -79,6 +79,7 @@ const KernelTable& cpu_kernels() {
     t.gram_iterate = cpu::gram_iterate;
     t.gram_apply = cpu::gram_apply;
     t.accumulate_squares = cpu::accumulate_squares;
+    t.accumulate_magnitudes = cpu::accumulate_magnitudes;
     return t;
   }();
   return table;

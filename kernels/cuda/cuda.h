@@ -14,6 +14,7 @@ Kernel<&KernelTable::fill> fill;
 Kernel<&KernelTable::cast> cast;
 Kernel<&KernelTable::scale> scale;
 Kernel<&KernelTable::scale_by> scale_by;
+Kernel<&KernelTable::clamp> clamp;
 Kernel<&KernelTable::scaled_add> scaled_add;
 Kernel<&KernelTable::scale_and_add> scale_and_add;
 Kernel<&KernelTable::add> add;
@@ -66,8 +67,12 @@ Kernel<&KernelTable::gram_product> gram_product;
 Kernel<&KernelTable::gram_iterate> gram_iterate;
 Kernel<&KernelTable::gram_apply> gram_apply;
 Kernel<&KernelTable::accumulate_squares> accumulate_squares;
+Kernel<&KernelTable::accumulate_magnitudes> accumulate_magnitudes;
+Kernel<&KernelTable::largest_magnitude> largest_magnitude;
 Kernel<&KernelTable::add_words> add_words;
 Kernel<&KernelTable::clip_factor> clip_factor;
+Kernel<&KernelTable::qk_clip_factors> qk_clip_factors;
+Kernel<&KernelTable::scale_heads> scale_heads;
 Kernel<&KernelTable::random_normal> random_normal;
 
 }  // namespace sherd::cuda

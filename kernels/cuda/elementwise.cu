@@ -79,6 +79,29 @@ struct Factor {
   __device__ bool nothing_to_do() const { return *factor == 1; }
 };
 
+struct Limit {
+  float limit;
+  __device__ bool nothing_to_do() const { return false; }
+};
+
+struct Clamp {
+  static constexpr int kVec = 4;
+  float* x;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, x); }
+
+  template <int N>
+  __device__ void run(int64_t i, const Limit& l) const {
+    Vec<float, N> v = load<N>(x, i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if (v[k] > l.limit) v[k] = l.limit;
+      if (v[k] < -l.limit) v[k] = -l.limit;
+    }
+    store<N>(x, i, v);
+  }
+};
+
 struct ScaleBy {
   static constexpr int kVec = 4;
   float* x;
@@ -261,6 +284,10 @@ void scale(ExecutionContext& context, Ref x, int64_t count, float factor) {
 void scale_by(ExecutionContext& context, const std::vector<ScaleSegment>& segments, const float* factor) {
   for_segments<ScaleBy>(context, "scale_by", segments, Factor{factor},
                         [](const ScaleSegment& s) { return ScaleBy{s.x}; });
+}
+
+void clamp(ExecutionContext& context, const std::vector<ScaleSegment>& segments, float limit) {
+  for_segments<Clamp>(context, "clamp", segments, Limit{limit}, [](const ScaleSegment& s) { return Clamp{s.x}; });
 }
 
 void scaled_add(ExecutionContext& context, float* dst, float alpha, Ref src, int64_t count) {

@@ -231,6 +231,98 @@ __global__ void __launch_bounds__(kThreads) add_squares(const __grid_constant__ 
   hand_over(words, batch.sums[s], batch.non_finite[s]);
 }
 
+/// Of one thread: the sum of magnitudes whose exponents lie in a window of 32, which moves to where elements are.
+/// 2^8 mantissas of 24 bits, shifted by less than 32, fit into 64 bits.
+class MagnitudeSum {
+ public:
+  __device__ explicit MagnitudeSum(Digit* words) : words_(words) {}
+  __device__ void add(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    const int exponent = exponent_of(bits);
+    if (is_zero(bits)) {
+      ++zeros_;
+    } else if (exponent > kLargestExponent) {
+      ++non_finite_;
+    } else {
+      const uint64_t mantissa = (bits & 0x7fffffu) | (exponent != 0 ? 0x800000u : 0u);
+      const int at = max(exponent, 1);
+      if (at < base_ || at >= base_ + kWindow || held_ == 256) {
+        flush();
+        base_ = max(at - kWindow / 2, 1);
+      }
+      sum_ += mantissa << (at - base_);
+      ++held_;
+    }
+  }
+  __device__ void flush() {
+    add_at(words_, base_ - 150 + ExactSum::kBias, sum_);
+    sum_ = 0;
+    held_ = 0;
+  }
+  __device__ void add_counts() {
+    if (zeros_ != 0) atomicAdd(&words_[ExactSum::kZeros], static_cast<Digit>(zeros_));
+    if (non_finite_ != 0) atomicAdd(&words_[ExactSum::kNonFinite], static_cast<Digit>(non_finite_));
+    zeros_ = non_finite_ = 0;
+  }
+
+ private:
+  Digit* words_;
+  int base_ = 1, held_ = 0, zeros_ = 0, non_finite_ = 0;
+  uint64_t sum_ = 0;
+};
+
+/// f(x) for the elements of a tile of segment s that are this thread's.
+template <class F>
+__device__ void for_tile(const SquaresBatch& batch, int s, int64_t tile, const F& f) {
+  const float* x = batch.x[s];
+  const Cover cover = batch.covers[s];
+  if (tile == batch.tiles[s] && static_cast<int64_t>(threadIdx.x) < cover.singles(4))
+    f(x[cover.single(static_cast<int64_t>(threadIdx.x), 4)]);
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t i = (tile - batch.tiles[s]) * kSquaresTile + u * kThreads + threadIdx.x;
+    if (i >= cover.vecs) continue;
+    const Vec<float, 4> v = load<4>(x, cover.head + 4 * i);
+    for (int k = 0; k < 4; ++k) f(v[k]);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) add_magnitudes(const __grid_constant__ SquaresBatch batch) {
+  __shared__ Digit words[ExactSum::kWords];
+  if (threadIdx.x < ExactSum::kWords) words[threadIdx.x] = 0;
+  __syncthreads();
+  MagnitudeSum sum(words);
+  int s = 0;
+  for (int64_t tile = blockIdx.x; tile < batch.tiles[batch.count]; tile += gridDim.x) {
+    const int before = s;
+    while (batch.tiles[s + 1] <= tile) ++s;
+    if (batch.sums[s] != batch.sums[before] || batch.non_finite[s] != batch.non_finite[before]) {
+      sum.flush();
+      sum.add_counts();
+      hand_over(words, batch.sums[before], batch.non_finite[before]);
+    }
+    for_tile(batch, s, tile, [&](float x) { sum.add(x); });
+  }
+  sum.flush();
+  sum.add_counts();
+  hand_over(words, batch.sums[s], batch.non_finite[s]);
+}
+
+/// Floats that are not negative are in the order of their bits.
+__global__ void __launch_bounds__(kThreads)
+    find_largest(const __grid_constant__ SquaresBatch batch, unsigned* largest) {
+  unsigned mine = 0;
+  int s = 0;
+  for (int64_t tile = blockIdx.x; tile < batch.tiles[batch.count]; tile += gridDim.x) {
+    while (batch.tiles[s + 1] <= tile) ++s;
+    for_tile(batch, s, tile, [&](float x) {
+      const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+      if (exponent_of(bits) <= kLargestExponent && bits > mine) mine = bits;
+    });
+  }
+  mine = __reduce_max_sync(kAllLanes, mine);
+  if (threadIdx.x % 32 == 0 && mine != 0) atomicMax(largest, mine);
+}
+
 /// As ExactSum::normalise.
 __device__ void normalise(int64_t* words) {
   int64_t carry = 0;
@@ -285,14 +377,16 @@ __global__ void sum_words(int64_t* sum, Accumulators from, bool add) {
 
 /// One thread.
 __global__ void make_factor(float* factor, int64_t* total, int64_t* skip, const int64_t* sum,
-                            float max_norm) {
+                            float max_norm, NormKind kind, const float* largest) {
   int64_t words[ExactSum::kWords];
   for (int i = 0; i < ExactSum::kWords; ++i) total[i] = words[i] = sum[i];
   *factor = 1;
   bool finite = words[ExactSum::kNonFinite] == 0 && words[ExactSum::kElsewhere] == 0;
   float norm = 0;
   if (finite) {
-    norm = static_cast<float>(__dsqrt_rn(value_of(words)));
+    norm = kind == NormKind::two   ? static_cast<float>(__dsqrt_rn(value_of(words)))
+           : kind == NormKind::one ? static_cast<float>(value_of(words))
+                                   : *largest;
     finite = norm <= FLT_MAX;
   }
   if (skip != nullptr) *skip = finite ? 0 : 1;
@@ -325,23 +419,12 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
+namespace {
+
+/// Calls go(batch) for every launch's worth of segments.
+template <class Go>
+void for_batches(const std::vector<SquaresSegment>& segments, const Go& go) {
   SquaresBatch batch;
-  const auto flush = [&] {
-    const int64_t tiles = batch.tiles[batch.count];
-    if (tiles > 0)
-      launch(context, "accumulate_squares", add_squares,
-             Grid{dim3(blocks_of(tiles, 1, kBlocks)), dim3(kThreads)}, batch);
-    Sums sums{};
-    for (int i = 0; i < batch.count; ++i) {
-      auto* words = reinterpret_cast<int64_t*>(batch.sums[i]);
-      if (words != nullptr &&
-          std::find(sums.words, sums.words + sums.count, words) == sums.words + sums.count)
-        sums.words[sums.count++] = words;
-    }
-    if (sums.count > 0) launch(context, "accumulate_squares", normalise_words, Grid{dim3(1), dim3(64)}, sums);
-    batch.count = 0;
-  };
   for (const SquaresSegment& segment : segments) {
     if (segment.count <= 0) continue;
     const int i = batch.count++;
@@ -351,9 +434,47 @@ void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegm
     batch.non_finite[i] = reinterpret_cast<Digit*>(segment.non_finite);
     batch.tiles[i + 1] =
         batch.tiles[i] + std::max<int64_t>(1, (batch.covers[i].vecs + kSquaresTile - 1) / kSquaresTile);
-    if (batch.count == kSegments) flush();
+    if (batch.count < kSegments) continue;
+    go(batch);
+    batch.count = 0;
   }
-  flush();
+  if (batch.count > 0) go(batch);
+}
+
+Grid grid_of(const SquaresBatch& batch) {
+  return Grid{dim3(blocks_of(batch.tiles[batch.count], 1, kBlocks)), dim3(kThreads)};
+}
+
+/// `add` (add_squares or add_magnitudes), then the sums' carries.
+template <class Kernel>
+void accumulate(ExecutionContext& context, const char* what, Kernel add, const std::vector<SquaresSegment>& segments) {
+  for_batches(segments, [&](const SquaresBatch& batch) {
+    launch(context, what, add, grid_of(batch), batch);
+    Sums sums{};
+    for (int i = 0; i < batch.count; ++i) {
+      auto* words = reinterpret_cast<int64_t*>(batch.sums[i]);
+      if (words != nullptr &&
+          std::find(sums.words, sums.words + sums.count, words) == sums.words + sums.count)
+        sums.words[sums.count++] = words;
+    }
+    if (sums.count > 0) launch(context, what, normalise_words, Grid{dim3(1), dim3(64)}, sums);
+  });
+}
+
+}  // namespace
+
+void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
+  accumulate(context, "accumulate_squares", add_squares, segments);
+}
+
+void accumulate_magnitudes(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
+  accumulate(context, "accumulate_magnitudes", add_magnitudes, segments);
+}
+
+void largest_magnitude(ExecutionContext& context, float* largest, const std::vector<SquaresSegment>& segments) {
+  for_batches(segments, [&](const SquaresBatch& batch) {
+    launch(context, "largest_magnitude", find_largest, grid_of(batch), batch, reinterpret_cast<unsigned*>(largest));
+  });
 }
 
 void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
@@ -368,7 +489,7 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
     first += kAccumulators;
   } while (first < n);
   launch(context, "clip_factor", make_factor, Grid{}, a.factor, a.total, a.skip, sum,
-         static_cast<float>(a.max_norm));
+         static_cast<float>(a.max_norm), a.kind, a.largest);
 }
 
 void accumulate_sum(ExecutionContext& context, double* out, Ref from, int64_t count) {

@@ -9,6 +9,7 @@ const KernelTable& cuda_kernels() {
       .cast = cuda::cast,
       .scale = cuda::scale,
       .scale_by = cuda::scale_by,
+      .clamp = cuda::clamp,
       .scaled_add = cuda::scaled_add,
       .scale_and_add = cuda::scale_and_add,
       .add = cuda::add,
@@ -61,8 +62,12 @@ const KernelTable& cuda_kernels() {
       .gram_iterate = cuda::gram_iterate,
       .gram_apply = cuda::gram_apply,
       .accumulate_squares = cuda::accumulate_squares,
+      .accumulate_magnitudes = cuda::accumulate_magnitudes,
+      .largest_magnitude = cuda::largest_magnitude,
       .add_words = cuda::add_words,
       .clip_factor = cuda::clip_factor,
+      .qk_clip_factors = cuda::qk_clip_factors,
+      .scale_heads = cuda::scale_heads,
       .random_normal = cuda::random_normal,
   };
   return table;

@@ -39,6 +39,16 @@ void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
   scale_by(s, {&segment, 1}, factor);
 }
 
+void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit) {
+  Check check("clamp");
+  check.that(limit >= 0, fmt::format("limit {} must not be negative", limit));
+  check_counts(check, segments);
+  for (size_t i = 0; i < segments.size(); ++i)
+    check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
+  check.done();
+  queue(s, "clamp", kernels(s).clamp, {segments.begin(), segments.end()}, static_cast<float>(limit));
+}
+
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
   Check check("scaled_add");
   check.dtype("dst", dst, DType::f32).dtype("src", src, kActivations).count("src", src, dst.numel()).done();

@@ -18,6 +18,9 @@ void scale(Stream& s, const Tensor& x, float factor);
 /// leaves them untouched. @throws ShapeMismatch naming every segment that lacks a pointer.
 void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& factor);
 void scale_by(Stream& s, const Tensor& x, const Tensor& factor);  // f32
+/// x = min(max(x, -limit), limit) for all segments in one pass; NaN stays. @throws ShapeMismatch naming every
+/// segment that lacks a pointer, and a limit that is negative or NaN.
+void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit);
 /// dst += alpha * src; dst f32, src f32 or bf16.
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src);
 /// dst = decay * dst + alpha * src, all f32.

@@ -1,8 +1,8 @@
-// Exact sums of squares: the same bits whatever the order, the layout or the number of ranks.
+// Exact sums of squares, or of magnitudes: the same bits whatever the order, the layout or the number of ranks.
 //
 // The square of a binary32 is an integer multiple of 2^-298 below 2^256, so a sum of squares is a fixed-point
 // number of 32-bit digits. Each digit is kept in an int64 so that digits of many ranks can be added with a
-// plain integer all-reduce and carried once at the end.
+// plain integer all-reduce and carried once at the end. A magnitude is a multiple of 2^-149 below 2^128.
 #pragma once
 
 #include <cstdint>

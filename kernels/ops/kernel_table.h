@@ -34,6 +34,7 @@ struct LayerNormArgs;
 struct MuonMomentumArgs;
 struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
+struct QkClipArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
 struct RopeArgs;
@@ -42,6 +43,7 @@ struct SoftmaxArgs;
 struct StridedCopyArgs;
 struct SwigluArgs;
 struct VocabParallelArgs;
+struct HeadScaleSegment;
 struct ScaleSegment;
 struct SquaresSegment;
 enum class Activation : uint8_t;
@@ -56,6 +58,7 @@ struct KernelTable {
   void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
   void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
   void (*scale_by)(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
+  void (*clamp)(ExecutionContext&, const std::vector<ScaleSegment>&, float limit);
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
   void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src,
                         int64_t count);
@@ -148,8 +151,14 @@ struct KernelTable {
 
   // squares.h
   void (*accumulate_squares)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*accumulate_magnitudes)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*largest_magnitude)(ExecutionContext&, float* largest, const std::vector<SquaresSegment>&);
   void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
   void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
+
+  // qk_clip.h
+  void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
+  void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
 
   // random_normal.h
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,

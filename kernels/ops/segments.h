@@ -21,7 +21,7 @@ struct AdamWSegment {
   int64_t bias = 0;
 };
 
-/// A piece whose squares are summed.
+/// A piece whose squares, or magnitudes, are summed.
 struct SquaresSegment {
   const float* x = nullptr;
   int64_t count = 0;
@@ -31,7 +31,7 @@ struct SquaresSegment {
   int64_t* non_finite = nullptr;
 };
 
-/// A piece that is multiplied.
+/// A piece that is multiplied, or clamped.
 struct ScaleSegment {
   float* x = nullptr;
   int64_t count = 0;

@@ -42,6 +42,14 @@ void scale_by(ExecutionContext&, const std::vector<ScaleSegment>& segments, cons
     for (int64_t i = 0; i < s.count; ++i) s.x[i] *= factor[0];
 }
 
+void clamp(ExecutionContext&, const std::vector<ScaleSegment>& segments, float limit) {
+  for (const ScaleSegment& s : segments)
+    for (int64_t i = 0; i < s.count; ++i) {
+      if (s.x[i] > limit) s.x[i] = limit;
+      if (s.x[i] < -limit) s.x[i] = -limit;
+    }
+}
+
 void scaled_add(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count) {
   for (int64_t i = 0; i < count; ++i) dst[i] = dst[i] + alpha * static_cast<float>(get(src, i));
 }

@@ -10,7 +10,10 @@
 
 namespace sherd::reference {
 
-void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) {
+namespace {
+
+// Adds x^power of every element, power being 1 or 2.
+void accumulate(const std::vector<SquaresSegment>& segments, int power) {
   for (const SquaresSegment& segment : segments) {
     std::array<int64_t, ExactSum::kWords> unused{};
     int64_t* sum = segment.sum ? segment.sum : unused.data();
@@ -23,14 +26,26 @@ void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& se
       } else {
         int exponent;  // |x| = mantissa * 2^(exponent - 24), mantissa an integer
         const auto mantissa = static_cast<uint64_t>(std::abs(std::frexp(x, &exponent)) * 0x1p24f);
-        const int position = 2 * (exponent - 24) + ExactSum::kBias;
-        const uint64_t square = mantissa * mantissa;
+        const int position = power * (exponent - 24) + ExactSum::kBias;
+        const uint64_t term = power == 2 ? mantissa * mantissa : mantissa;
         for (int bit = 0; bit < 48; ++bit)
-          if (square >> bit & 1) sum[(position + bit) / 32] += int64_t{1} << (position + bit) % 32;
+          if (term >> bit & 1) sum[(position + bit) / 32] += int64_t{1} << (position + bit) % 32;
       }
       ExactSum::normalise({sum, ExactSum::kWords});
     }
   }
+}
+
+}  // namespace
+
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) { accumulate(segments, 2); }
+
+void accumulate_magnitudes(ExecutionContext&, const std::vector<SquaresSegment>& segments) { accumulate(segments, 1); }
+
+void largest_magnitude(ExecutionContext&, float* largest, const std::vector<SquaresSegment>& segments) {
+  for (const SquaresSegment& segment : segments)
+    for (const float x : std::span(segment.x, static_cast<size_t>(segment.count)))
+      if (std::isfinite(x)) *largest = std::max(*largest, std::abs(x));
 }
 
 void add_words(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count) {
@@ -41,7 +56,9 @@ void add_words(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t coun
 void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
   std::fill_n(a.total, ExactSum::kWords, 0);
   for (const int64_t* words : a.accumulators) add_words(context, a.total, words, ExactSum::kWords);
-  const float norm = ExactSum::norm({a.total, ExactSum::kWords});
+  const std::span<const int64_t> words(a.total, ExactSum::kWords);
+  float norm = a.kind == NormKind::one ? static_cast<float>(ExactSum::value(words)) : ExactSum::norm(words);
+  if (a.kind == NormKind::infinity && words[ExactSum::kNonFinite] == 0) norm = *a.largest;
   const bool skip = !std::isfinite(norm) || a.total[ExactSum::kElsewhere] != 0;
   if (a.skip) *a.skip = skip;
   a.factor[0] = 1;

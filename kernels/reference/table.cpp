@@ -11,6 +11,7 @@ const KernelTable& reference_kernels() {
       .cast = k::cast,
       .scale = k::scale,
       .scale_by = k::scale_by,
+      .clamp = k::clamp,
       .scaled_add = k::scaled_add,
       .scale_and_add = k::scale_and_add,
       .add = k::add,
@@ -63,8 +64,12 @@ const KernelTable& reference_kernels() {
       .gram_iterate = k::gram_iterate,
       .gram_apply = k::gram_apply,
       .accumulate_squares = k::accumulate_squares,
+      .accumulate_magnitudes = k::accumulate_magnitudes,
+      .largest_magnitude = k::largest_magnitude,
       .add_words = k::add_words,
       .clip_factor = k::clip_factor,
+      .qk_clip_factors = k::qk_clip_factors,
+      .scale_heads = k::scale_heads,
       .random_normal = k::random_normal,
   };
   return table;

@@ -18,6 +18,14 @@ constexpr const char* kName = "gradient norm";
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
 
+// The parameters of the group that are looked at.
+std::vector<Parameter> chosen_of(const ParamGroup& g, const UpdateSet* set) {
+  std::vector<Parameter> chosen;
+  for (auto& p : g.params())
+    if (g.grad_final(p.index_in_group()) && (set == nullptr || set->holds(p))) chosen.push_back(p);
+  return chosen;
+}
+
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
@@ -81,14 +89,15 @@ struct MeshSums {
 const Communicator* identity(const DeviceMesh& m) { return m.comm(m.dims().front().name).get(); }
 
 // One for each mesh (expert parameters have their own), without memory.
-std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups) {
+std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups, const UpdateSet* set) {
   std::vector<MeshSums> all;
   for (const ParamGroup* g : groups) {
-    if (!counts(*g)) continue;
+    const std::vector<Parameter> chosen = chosen_of(*g, set);
+    if (!counts(*g) || chosen.empty()) continue;
     auto it = std::find_if(all.begin(), all.end(),
                            [&](const MeshSums& m) { return identity(*m.mesh) == identity(g->mesh()); });
     if (it == all.end()) it = all.insert(all.end(), {&g->mesh(), {}, {}});
-    for (auto& p : g->params())
+    for (auto& p : chosen)
       for (auto& d : g->axes().spread_over(p.tensor_shard())) it->dims.push_back(d);
   }
   for (MeshSums& m : all) {
@@ -102,12 +111,12 @@ std::vector<MeshSums> find_meshes(const std::vector<ParamGroup*>& groups) {
 
 }  // namespace
 
-GradientSums sums_by_dimension(ShardRuntime& runtime) {
+GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, NormKind kind) {
   runtime.wait_gradients();
   Device& device = runtime.device();
   Stream& stream = device.compute();
   const std::vector<ParamGroup*> groups = runtime.groups();
-  std::vector<MeshSums> meshes = find_meshes(groups);
+  std::vector<MeshSums> meshes = find_meshes(groups, set);
   int64_t accumulators = 1;  // the last one is for ignored parameters that no mesh's reductions take along
   for (const MeshSums& m : meshes) accumulators += m.count();
   const Tensor memory = zeros(device, accumulators * kStride);
@@ -125,22 +134,23 @@ GradientSums sums_by_dimension(ShardRuntime& runtime) {
   bool any_alone = false;
   std::vector<SquaresSegment> segments;
   for (const ParamGroup* g : groups) {
-    if (!g->trainable()) continue;
+    const std::vector<Parameter> chosen = chosen_of(*g, set);
+    if (chosen.empty()) continue;
     if (!counts(*g)) {
       any_alone = any_alone || spread == meshes.end();
-      for (auto& p : g->params())
+      for (auto& p : chosen)
         segments.push_back(
             segment_of(p, nullptr, spread == meshes.end() ? alone_elsewhere : spread->elsewhere()));
       continue;
     }
     const auto m = std::find_if(meshes.begin(), meshes.end(),
                                 [&](const MeshSums& s) { return identity(*s.mesh) == identity(g->mesh()); });
-    for (auto& p : g->params())
+    for (auto& p : chosen)
       segments.push_back(
           segment_of(p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(),
                      m->elsewhere()));
   }
-  ops::accumulate_squares(stream, segments);
+  kind == NormKind::one ? ops::accumulate_magnitudes(stream, segments) : ops::accumulate_squares(stream, segments);
 
   GradientSums all;
   for (const MeshSums& m : meshes) {
@@ -160,7 +170,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime) {
   return all;
 }
 
-GradientSums sums_at_once(ShardRuntime& runtime) {
+GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   runtime.wait_gradients();
   Device& device = runtime.device();
   const Tensor sums = zeros(device, kStride);
@@ -168,8 +178,7 @@ GradientSums sums_at_once(ShardRuntime& runtime) {
   auto* const words = sums.data<int64_t>();
   std::vector<SquaresSegment> segments;
   for (const ParamGroup* g : runtime.groups()) {
-    if (!g->trainable()) continue;
-    for (auto& p : g->params()) {
+    for (auto& p : chosen_of(*g, set)) {
       // What several ranks hold, the first of them adds.
       const bool first = counts(*g) && g->axes().holders_of(p.tensor_shard()).index == 0;
       segments.push_back(segment_of(p, first ? words : nullptr, words + ExactSum::kElsewhere));
@@ -179,6 +188,21 @@ GradientSums sums_at_once(ShardRuntime& runtime) {
   const auto& world = runtime.mesh().world();
   if (world->size() > 1) world->all_reduce(device.compute(), sums);
   return {{sums.flat(0, kWords)}, {served}};
+}
+
+Tensor largest_gradient(ShardRuntime& runtime, const UpdateSet* set) {
+  Device& device = runtime.device();
+  const Tensor largest = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, kName);
+  ops::fill(device.compute(), largest, 0);
+  std::vector<SquaresSegment> segments;
+  for (const ParamGroup* g : runtime.groups()) {
+    if (!counts(*g)) continue;
+    for (auto& p : chosen_of(*g, set)) segments.push_back(segment_of(p, nullptr, nullptr));
+  }
+  ops::largest_magnitude(device.compute(), largest, segments);
+  const auto& world = runtime.mesh().world();
+  if (world->size() > 1) world->all_reduce(device.compute(), largest, ReduceOp::max);
+  return largest;
 }
 
 void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
@@ -199,16 +223,28 @@ void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   });
 }
 
-std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime) {
+namespace {
+
+std::vector<ScaleSegment> pieces(const ShardRuntime& runtime, const UpdateSet* set, bool with_ignored) {
   std::vector<ScaleSegment> pieces;
   for (const ParamGroup* g : runtime.groups()) {
-    if (!counts(*g)) continue;
-    for (auto& p : g->params()) {
+    if (!counts(*g) && !with_ignored) continue;
+    for (auto& p : chosen_of(*g, set)) {
       const Tensor grad = p.grad_shard();
       pieces.push_back({grad.data<float>(), grad.numel()});
     }
   }
   return pieces;
+}
+
+}  // namespace
+
+std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime, const UpdateSet* set) {
+  return pieces(runtime, set, false);
+}
+
+std::vector<ScaleSegment> pieces_of(const ShardRuntime& runtime, const UpdateSet* set) {
+  return pieces(runtime, set, true);
 }
 
 }  // namespace sherd

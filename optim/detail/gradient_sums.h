@@ -6,6 +6,7 @@
 
 #include <sherd/fsdp/runtime.h>
 #include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/ops/squares.h>
 
 namespace sherd {
 
@@ -19,23 +20,30 @@ struct GradientSums {
 
 /// Both queue on the compute stream, after the pending reductions, and count every element of the global
 /// model once; see clip_grad_norm(). In ExactSum::kElsewhere they leave the number of non-finite elements on
-/// any rank, of any parameter: 0 on every rank or on none. That takes in ignored parameters, and parameters
+/// any rank, of any parameter: 0 on every rank or on none. Of parameters whose gradients are final, those in `set`
+/// alone unless it is null. That takes in ignored parameters, and parameters
 /// whose gradients should be the same along a dimension, but are not, where that dimension spreads gradients of
 /// others of their mesh.
 
 /// One pair of tensors for each mesh. One all-reduce for each mesh dimension that spreads gradients. Where no mesh's
 /// dimensions spread gradients over all of its ranks, one more over all ranks: when there are ignored parameters,
 /// else in every 64th step (ShardRuntime::comparison_due()), for what was served.
-GradientSums sums_by_dimension(ShardRuntime& runtime);
+/// NormKind::one sums magnitudes in the place of squares.
+GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, NormKind kind = NormKind::two);
 
 /// The same in one pair, with a single all-reduce over all ranks (none for one rank).
-GradientSums sums_at_once(ShardRuntime& runtime);
+GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set);
+
+/// The largest magnitude of the same elements, f32 [1], with one all-reduce over all ranks (none for one rank).
+Tensor largest_gradient(ShardRuntime& runtime, const UpdateSet* set);
 
 /// Queues the comparison of what was served: once the device has come there and ranks differed,
 /// ShardRuntime::require_gradients() throws.
 void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served);
 
-/// The parts of all groups that clipping scales.
-std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime);
+/// The parts of those gradients that clipping scales.
+std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime, const UpdateSet* set);
+/// Those and the ones of ignored parameters.
+std::vector<ScaleSegment> pieces_of(const ShardRuntime& runtime, const UpdateSet* set);
 
 }  // namespace sherd

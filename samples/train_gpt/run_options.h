@@ -2,8 +2,8 @@
 #pragma once
 
 #include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/optim/schedule.h>
 #include <sherd/train/saving.h>
-#include <sherd/train/schedule.h>
 #include <sherd/train/trace_output.h>
 
 #include "config.h"

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 
@@ -70,6 +72,56 @@ TEST(OwnOptimizerCheckpoint, GoesOnElsewhereWithTheSameBits) {
     if (r.world->rank() == 0) resumed = all;
   });
   EXPECT_EQ(straight, resumed);
+}
+
+// Which of a root's optimizers a state belongs to leaves no trace: two save, one resumes, and the other way round.
+TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
+  for (const bool two_save : {false, true}) {
+    const TemporaryFolder folder;
+    std::vector<float> straight, resumed;
+    const auto run = [&](RankContext& r, Strategy strategy, bool two, bool saves, std::vector<float>& result) {
+      GivenGradients model;
+      model.add("matrix.weight", {9, 5});
+      model.add("gain.weight", {3});
+      const Routing routing = route(model);
+      FullyShardOptions o;
+      o.strategy = strategy;
+      fully_shard(model, DeviceMesh(r.world, {{"shard", r.world->size()}}), o);
+      std::vector<std::unique_ptr<Optimizer>> owned;
+      for (const char* part : {"matrix", "gain"})
+        if (two) owned.push_back(std::make_unique<Optimizer>(model, routing.part(part), OptimizerOptions{}));
+      if (!two) owned.push_back(std::make_unique<Optimizer>(model, routing, OptimizerOptions{}));
+      std::vector<Optimizer*> optimizers;
+      for (auto& optimizer : owned) optimizers.push_back(optimizer.get());
+      const auto train_to = [&](int end) {
+        for (; model.step < end; ++model.step) {
+          model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+          model.run_backward({});
+          for (Optimizer* optimizer : optimizers) optimizer->step(kLr);
+        }
+      };
+      if (saves) {
+        train_to(3);
+        const std::vector<const Optimizer*> saved(optimizers.begin(), optimizers.end());
+        CheckpointSaver saver(r.world, checkpoint_tensors(model, saved), {.folder = folder / "run"});
+        saver.save({.step = 3});
+      } else {
+        resume(folder / "run", model, optimizers);
+        for (Optimizer* optimizer : optimizers) EXPECT_EQ(optimizer->steps(), 3);
+        model.step = 3;
+      }
+      train_to(6);
+      std::vector<float> all;
+      for (auto& [name, p] : model.named_parameters()) {
+        const auto values = ops::to_floats(r.device->compute(), p.dtensor().full_tensor(r.device->compute()));
+        all.insert(all.end(), values.begin(), values.end());
+      }
+      if (r.world->rank() == 0) result = all;
+    };
+    test::launch(4, [&](RankContext& r) { run(r, Strategy::optim_grads_params, two_save, true, straight); });
+    test::launch(2, [&](RankContext& r) { run(r, Strategy::optim, !two_save, false, resumed); });
+    EXPECT_EQ(straight, resumed);
+  }
 }
 
 TEST(OwnOptimizerCheckpoint, StateThatItLacksIsNamed) {

@@ -5,9 +5,9 @@
 
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
+#include <sherd/optim/schedule.h>
 #include <sherd/sherd.h>
 #include <sherd/train/command_line.h>
-#include <sherd/train/schedule.h>
 
 using namespace sherd;
 

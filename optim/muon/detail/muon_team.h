@@ -23,6 +23,7 @@ class MuonTeam {
     Parameter param;
     double weight_decay = 0;
     Tensor momentum;  // flat f32, this rank's piece
+    double lr_factor = 1;
   };
 
   /// Collective over the team (communicators, comparison of the plans' fingerprints).

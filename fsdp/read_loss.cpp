@@ -1,0 +1,30 @@
+#include <sherd/fsdp/read_loss.h>
+
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+
+double read_loss(const ModuleBase& root, const Tensor& losses) {
+  const ShardRuntime& runtime = runtime_of(root);
+  Device& device = runtime.device();
+  Stream& stream = device.compute();
+  const Tensor sums = Tensor::empty(device, {2}, DType::f64, MemoryClass::scratch, "loss");
+  ops::fill(stream, sums.flat(0, 1), 0);
+  ops::fill(stream, sums.flat(1, 2), static_cast<double>(losses.numel()));
+  if (losses.numel() > 0) ops::accumulate_sum(stream, sums.flat(0, 1), losses);
+  const FullyShardOptions& o = runtime.options();
+  std::vector<std::string> dims;
+  for (auto& d : runtime.mesh().dims())
+    if (d.name == o.shard_dim || d.name == o.replicate_dim) dims.push_back(d.name);
+  const auto ranks = runtime.mesh().flatten(dims);
+  if (ranks->size() > 1) ranks->all_reduce(stream, sums);
+  double host[2] = {0, 0};
+  ops::copy_to_host(stream, host, sums);
+  return host[0] / host[1];
+}
+
+}  // namespace sherd

@@ -1,0 +1,217 @@
+// QK-clip: the rows of heads whose logits are too large shrink, the same on every mesh.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/optim/qk_clip.h>
+
+#include <cmath>
+#include <map>
+#include <set>
+
+#include "support/sgd.h"
+#include "support/toy_model.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kHeads = 4, kKvHeads = 2, kDim = 3, kWidth = 5;
+constexpr double kTau = 10;
+
+/// Two attentions: the projection of one is fused, with a bias; the other's are apart.
+struct Attentions : GivenGradients {
+  Parameter qkv = add("qkv.weight", {(kHeads + 2 * kKvHeads) * kDim, kWidth}),
+            bias = add("qkv.bias", {(kHeads + 2 * kKvHeads) * kDim}), q = add("q.weight", {kHeads * kDim, kWidth}),
+            k = add("k.weight", {kHeads * kDim, kWidth}), other = add("other.weight", {6, 4});
+  std::shared_ptr<LogitMaxima> fused = std::make_shared<LogitMaxima>(
+      AttentionHeads::fused("fused", qkv, bias, kHeads, kKvHeads, kDim));
+  std::shared_ptr<LogitMaxima> apart =
+      std::make_shared<LogitMaxima>(AttentionHeads{.name = "apart",
+                                                   .queries = {{q, 0}},
+                                                   .keys = {{k, 0}},
+                                                   .heads = kHeads,
+                                                   .kv_heads = kHeads,
+                                                   .head_dim = kDim});
+  /// As forwards of two microbatches would leave them: the largest of head h lies on some rank.
+  void raise(Device& device, int rank, int ranks, int number) {
+    for (LogitMaxima* m : {fused.get(), apart.get()}) {
+      std::vector<float> values;
+      for (int h = 0; h < kHeads; ++h) values.push_back(h % ranks == rank ? maximum(h, number) : 0.5f * static_cast<float>(h));
+      const Tensor& to = m->values(device);
+      ops::copy_from_host(device.compute(), to, values.data(), to.nbytes());
+      device.compute().synchronize();
+    }
+  }
+  static float maximum(int head, int number) {
+    return head == 1 ? 3.0f : 17.0f + 9.0f * static_cast<float>(head + number);
+  }
+};
+
+using Weights = std::map<std::string, std::vector<float>>;
+
+Weights train(int ranks, int replicas, const FullyShardOptions& o, bool clips, bool spoil = false) {
+  Weights result;
+  launch(ranks, [&](RankContext& r) {
+    Attentions model;
+    const Routing routing = route(model);
+    const DeviceMesh mesh(r.world, {{"replicate", replicas}, {"shard", ranks / replicas}});
+    fully_shard(model, mesh, o);
+    Optimizer optimizer(model, routing, {.weight_decay = 0.1});
+    if (clips)
+      optimizer.after_update(std::make_shared<QkClip>(
+          model, std::vector<std::shared_ptr<LogitMaxima>>{model.fused, model.apart}, QkClipOptions{.tau = kTau}));
+    for (int step = 0; step < 2; ++step) {
+      model.raise(*r.device, r.world->rank(), ranks, step);
+      model.train(optimizer, 0.125, spoil);
+      if (clips) {
+        EXPECT_EQ(ops::to_floats(r.device->compute(), model.fused->values(*r.device)), std::vector<float>(kHeads, 0));
+      }
+    }
+    Unit& unit = *runtime_of(model).units().back();
+    unit.unshard();
+    unit.wait();
+    for (auto& [name, p] : model.named_parameters()) {
+      const auto w = ops::to_floats(r.device->compute(), p.dtensor().full_tensor(r.device->compute()));
+      const auto used = ops::to_floats(r.device->compute(), p.data());
+      for (size_t i = 0; i < w.size(); ++i)
+        EXPECT_EQ(used[i], o.compute_dtype == DType::bf16 ? float(bf16(w[i])) : w[i]) << name << " " << i;
+      if (r.world->rank() == 0) result[name] = w;
+    }
+    unit.reshard();
+  });
+  return result;
+}
+
+/// One step's clip of whole weights, plainly.
+void clip(Weights& w, int step) {
+  const auto gamma = [&](int h) {
+    const float s = Attentions::maximum(h, step), tau = static_cast<float>(kTau);
+    return s > tau ? tau / s : 1.0f;
+  };
+  const auto scale = [&](const std::string& name, int width, int first_row, int head, float factor) {
+    for (int row = first_row + head * kDim; row < first_row + (head + 1) * kDim; ++row)
+      for (int c = 0; c < width; ++c) w.at(name)[static_cast<size_t>(row * width + c)] *= factor;
+  };
+  for (int h = 0; h < kHeads; ++h) {
+    const int group = kHeads / kKvHeads;
+    float least = 1;
+    for (int other = h / group * group; other < (h / group + 1) * group; ++other) least = std::min(least, gamma(other));
+    const float key = std::sqrt(least), own = std::sqrt(gamma(h));
+    for (const auto& [name, width] : {std::pair("qkv.weight", kWidth), std::pair("qkv.bias", 1)}) {
+      scale(name, width, 0, h, gamma(h) / key);
+      if (h % group == 0) scale(name, width, kHeads * kDim, h / group, key);
+    }
+    scale("q.weight", kWidth, 0, h, gamma(h) / own);
+    scale("k.weight", kWidth, 0, h, own);
+  }
+}
+
+// Gradients do not follow from weights here, so that one plain step is: an update, then the clip.
+TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
+  launch(1, [](RankContext& r) {
+    // With the first step's clip alone: the weights behind one update, clipped by hand.
+    Attentions plain, clipped;
+    for (Attentions* model : {&plain, &clipped}) {
+      const Routing routing = route(*model);
+      fully_shard(*model, DeviceMesh(r.world, {{"shard", 1}}));
+      Optimizer optimizer(*model, routing, {.weight_decay = 0.1});
+      if (model == &clipped)
+        optimizer.after_update(std::make_shared<QkClip>(
+            *model, std::vector<std::shared_ptr<LogitMaxima>>{model->fused, model->apart}, QkClipOptions{.tau = kTau}));
+      model->raise(*r.device, 0, 1, 0);
+      model->train(optimizer, 0.125);
+    }
+    Weights want, got;
+    for (auto& [name, p] : plain.named_parameters()) want[name] = ops::to_floats(r.device->compute(), p.shard());
+    for (auto& [name, p] : clipped.named_parameters()) got[name] = ops::to_floats(r.device->compute(), p.shard());
+    clip(want, 0);
+    EXPECT_EQ(got, want);
+  });
+  std::map<int, Weights> first;  // by whether averages are exact
+  for (const int ranks : {1, 3, 4}) {
+    for (const Strategy strategy :
+         {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+      for (const int replicas : {1, 2}) {
+        for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows}) {
+          if (ranks % replicas != 0) continue;
+          FullyShardOptions o;
+          o.strategy = strategy;
+          o.layout = layout;
+          const Weights got = train(ranks, replicas, o, true);
+          const auto [it, fresh] = first.try_emplace(ranks == 3, got);
+          EXPECT_EQ(got, it->second) << ranks << " " << name_of(strategy) << " " << replicas;
+          if (!fresh) continue;
+          const Weights without = train(ranks, replicas, o, false);
+          EXPECT_NE(got.at("qkv.weight"), without.at("qkv.weight"));
+          EXPECT_EQ(got.at("other.weight"), without.at("other.weight"));
+          const auto values = [](const Weights& w) {  // v's rows are left alone
+            const auto& all = w.at("qkv.weight");
+            return std::vector<float>(all.begin() + (kHeads + kKvHeads) * kDim * kWidth, all.end());
+          };
+          EXPECT_EQ(values(got), values(without));
+        }
+      }
+    }
+  }
+}
+
+TEST(QkClip, ModelsComputeWithTheClippedWeightsRounded) {
+  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+    FullyShardOptions o;
+    o.strategy = strategy;
+    o.compute_dtype = DType::bf16;
+    train(4, 1, o, true);
+  }
+}
+
+TEST(QkClip, SkippedStepsScaleNothing) {
+  FullyShardOptions o;
+  EXPECT_EQ(train(4, 1, o, true, true), train(4, 1, o, false, true));
+}
+
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "nothing was refused";
+}
+
+TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
+  Attentions model;
+  const AttentionHeads bad{.name = "layer",
+                           .queries = {{model.q, 9}},
+                           .keys = {{}},
+                           .heads = 4,
+                           .kv_heads = 3,
+                           .head_dim = 3,
+                           .normalised = true};
+  EXPECT_THAT(refusal([&] { LogitMaxima m(bad); }),
+              AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
+                    HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
+  EXPECT_THAT(refusal([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
+}
+
+TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
+  launch(2, [](RankContext& r) {
+    Attentions model, other;
+    const Routing routing = route(model);
+    model.k.freeze();
+    const Routing unfrozen = route(model);
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    EXPECT_THAT(refusal([&] { QkClip(model, {model.apart, other.fused}, {.tau = -1}); }),
+                AllOf(HasSubstr("tau -1"), HasSubstr("'k.weight' of attention 'apart' is frozen"),
+                      HasSubstr("'qkv.weight' of attention 'fused' is not of this model")));
+    EXPECT_THAT(refusal([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
+    EXPECT_THROW(QkClip(model, {model.fused}, {.tau = 1.0 + r.world->rank()}), ShapeMismatch);
+    Optimizer half(model, unfrozen.part("^other|^q.weight"), {});
+    EXPECT_THAT(refusal([&] { half.after_update(std::make_shared<QkClip>(model, std::vector{model.fused})); }),
+                HasSubstr("does not update: qkv.weight, qkv.bias"));
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test
