@@ -44,11 +44,11 @@ void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions&
 void reset_step(ModuleBase& root);
 
 /// Gives up the gradients of a finished backward without a step (a batch that explodes, say), those that microbatches
-/// have summed up so far included: the next backward starts from zero. ShardRuntime::zero_grad() of all parameters; one
-/// optimizer's alone: Optimizer::zero_grad(). Cheap, and needed nowhere else: Optimizer::step() gives the gradients that
-/// it has used up itself, so that a loop which begins every iteration with zero_grad(), as PyTorch's do, trains the
-/// same. It gives up gradients alone, between passes; once an exception has ended a forward or a backward, that step is
-/// given up by reset_step(), which does more and blocks the host.
+/// have summed up so far included: the next backward starts from zero. ShardRuntime::zero_grad() of all parameters;
+/// one optimizer's alone: Optimizer::zero_grad(). Cheap, and needed nowhere else: Optimizer::step() gives the gradients
+/// that it has used up itself, so that a loop which begins every iteration with zero_grad(), as PyTorch's do, trains
+/// the same. It gives up gradients alone, between passes; once an exception has ended a forward or a backward, that
+/// step is given up by reset_step(), which does more and blocks the host.
 void zero_grad(ModuleBase& root);
 
 /// The runtime of a sharded root. @throws InvalidArgument before fully_shard(root).

@@ -9,8 +9,8 @@
 
 namespace sherd {
 
-AttentionHeads AttentionHeads::fused(std::string name, const Parameter& weight, const Parameter& bias, int heads,
-                                     int kv_heads, int head_dim) {
+AttentionHeads AttentionHeads::fused(std::string name, const Parameter& weight, const Parameter& bias,
+                                     int heads, int kv_heads, int head_dim) {
   AttentionHeads all{.name = std::move(name), .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim};
   for (const Parameter& p : {weight, bias}) {
     if (!p.defined()) continue;
@@ -23,11 +23,14 @@ AttentionHeads AttentionHeads::fused(std::string name, const Parameter& weight, 
 std::vector<std::string> AttentionHeads::problems() const {
   std::vector<std::string> wrong;
   if (normalised)
-    wrong.push_back("queries or keys are normalised, so that scaling their weights does not change the logits");
+    wrong.push_back(
+        "queries or keys are normalised, so that scaling their weights does not change the logits");
   if (heads < 1 || kv_heads < 1 || head_dim < 1 || heads % kv_heads != 0)
-    wrong.push_back(fmt::format("{} query heads, {} key heads of {} elements (the first must be a multiple of the second)",
-                                heads, kv_heads, head_dim));
-  if (queries.empty() || keys.empty()) wrong.push_back("no parameters of its queries or of its keys are given");
+    wrong.push_back(fmt::format(
+        "{} query heads, {} key heads of {} elements (the first must be a multiple of the second)", heads,
+        kv_heads, head_dim));
+  if (queries.empty() || keys.empty())
+    wrong.push_back("no parameters of its queries or of its keys are given");
   const auto check = [&](const std::vector<ProjectedHeads>& list, int count) {
     for (const ProjectedHeads& p : list) {
       if (!p.param.defined()) {
@@ -37,8 +40,8 @@ std::vector<std::string> AttentionHeads::problems() const {
       const Shape& shape = p.param.shape();
       const int64_t end = p.first_row + int64_t{count} * head_dim;
       if (shape.empty() || shape.size() > 2 || p.first_row < 0 || end > shape[0])
-        wrong.push_back(fmt::format("parameter '{}' of shape {} has no rows [{}, {})", p.param.name(), to_string(shape),
-                                    p.first_row, end));
+        wrong.push_back(fmt::format("parameter '{}' of shape {} has no rows [{}, {})", p.param.name(),
+                                    to_string(shape), p.first_row, end));
     }
   };
   check(queries, heads);
@@ -48,7 +51,8 @@ std::vector<std::string> AttentionHeads::problems() const {
 
 LogitMaxima::LogitMaxima(AttentionHeads heads) : heads_(std::move(heads)) {
   if (const auto wrong = heads_.problems(); !wrong.empty())
-    throw InvalidArgument(fmt::format("LogitMaxima of attention '{}': {}", heads_.name, fmt::join(wrong, "; ")));
+    throw InvalidArgument(
+        fmt::format("LogitMaxima of attention '{}': {}", heads_.name, fmt::join(wrong, "; ")));
 }
 
 const Tensor& LogitMaxima::values(Device& device) {

@@ -5,13 +5,13 @@
 
 namespace sherd {
 
-/// The mean of all elements of `losses` (f32 of any shape, on the model's device; a loss per token, or one number) on all
-/// data-parallel ranks, those along the shard and the replicate dimension of the root's mesh; ranks may have different
-/// numbers of elements, or none. Ranks along other dimensions compute on the same data and have the same losses. Sums are
-/// in double. NaN when there are no elements at all.
+/// The mean of all elements of `losses` (f32 of any shape, on the model's device; a loss per token, or one
+/// number) on all data-parallel ranks, those along the shard and the replicate dimension of the root's mesh;
+/// ranks may have different numbers of elements, or none. Ranks along other dimensions compute on the same
+/// data and have the same losses. Sums are in double. NaN when there are no elements at all.
 ///
-/// Waits for the compute stream, with one all-reduce of two numbers (none on one rank): for every step of a fast loop, a
-/// program had rather queue copies and read them later. Collective; the same on every rank.
+/// Waits for the compute stream, with one all-reduce of two numbers (none on one rank): for every step of a
+/// fast loop, a program had rather queue copies and read them later. Collective; the same on every rank.
 /// @throws ShapeMismatch for another dtype; InvalidArgument before fully_shard(root).
 double read_loss(const ModuleBase& root, const Tensor& losses);
 

@@ -226,8 +226,8 @@ void ShardRuntime::require_all_in_sets(const char* who) const {
   const std::vector<std::string> alone = sets_->alone(groups());
   if (alone.empty()) return;
   throw InvalidArgument(fmt::format(
-      "{}: {}: trainable parameters that no optimizer of this root updates: {}; make the optimizer that does before the "
-      "first step, or freeze() them",
+      "{}: {}: trainable parameters that no optimizer of this root updates: {}; make the optimizer that does before "
+      "the first step, or freeze() them",
       device_.label(), who, fmt::join(alone, ", ")));
 }
 
@@ -350,7 +350,9 @@ void ShardRuntime::complete_backward() {
   if (!context_->last_microbatch) return;
   skip_ = Tensor();  // of other gradients
   const std::vector<const UpdateSet*> absent = sets_->left_out(groups());
-  const auto takes_part = [&](const UpdateSet* s) { return std::find(absent.begin(), absent.end(), s) == absent.end(); };
+  const auto takes_part = [&](const UpdateSet* s) {
+    return std::find(absent.begin(), absent.end(), s) == absent.end();
+  };
   std::vector<std::string> missing;
   std::set<const Unit*> idle;
   for (auto& u : units_) {

@@ -36,7 +36,8 @@ bool UpdateSet::holds(const Parameter& p) const {
 
 bool UpdateSet::holds_all_of(const ParamGroup& group) const {
   const auto found = members_.find(&group);
-  return found != members_.end() && std::find(found->second.begin(), found->second.end(), false) == found->second.end();
+  return found != members_.end() &&
+         std::find(found->second.begin(), found->second.end(), false) == found->second.end();
 }
 
 std::vector<bool> UpdateSet::members_of(const ParamGroup& group) const {

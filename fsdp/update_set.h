@@ -13,15 +13,16 @@ namespace sherd {
 
 class UpdateSets;
 
-/// Trainable parameters of one root whose gradients are used and given up together. A root has one such set for each
-/// optimizer: mostly one that holds all its parameters, or the generator's and the discriminator's, say. Gradients
-/// become final together (the root's last backward of a step), and each set is done with its own by itself
-/// (WeightsChange, ShardRuntime::zero_grad()); units and groups may hold parameters of several sets.
+/// Trainable parameters of one root whose gradients are used and given up together. A root has one such set
+/// for each optimizer: mostly one that holds all its parameters, or the generator's and the discriminator's,
+/// say. Gradients become final together (the root's last backward of a step), and each set is done with its
+/// own by itself (WeightsChange, ShardRuntime::zero_grad()); units and groups may hold parameters of several
+/// sets.
 ///
-/// With several sets a step's backwards may leave out all parameters of a set (the discriminator's pass never reaches
-/// the generator): that set then takes no part in the step, its gradients do not travel, and its optimizer cannot
-/// step. A set that is reached in part is an error as ever, unless FullyShardOptions::allow_unused. Which sets
-/// are left out must be so on every rank.
+/// With several sets a step's backwards may leave out all parameters of a set (the discriminator's pass never
+/// reaches the generator): that set then takes no part in the step, its gradients do not travel, and its
+/// optimizer cannot step. A set that is reached in part is an error as ever, unless
+/// FullyShardOptions::allow_unused. Which sets are left out must be so on every rank.
 ///
 /// One rank's thread uses it, in the same order on every rank. It may outlive the root.
 class UpdateSet {
@@ -69,8 +70,8 @@ class UpdateSets {
   /// Trainable parameters of these groups that are in no set.
   std::vector<std::string> alone(const std::vector<ParamGroup*>& groups) const;
 
-  /// Sets whose parameters nobody has touched in this step, while others' were. Null stands for the parameters that
-  /// are in no set.
+  /// Sets whose parameters nobody has touched in this step, while others' were. Null stands for the
+  /// parameters that are in no set.
   std::vector<const UpdateSet*> left_out(const std::vector<ParamGroup*>& groups) const;
   /// The gradients of all but those are final.
   void set_ready(const std::vector<const UpdateSet*>& but);

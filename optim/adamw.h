@@ -26,7 +26,8 @@ class AdamW : public UpdateRule {
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
   /// @throws InvalidArgument naming all options and weight decays that cannot be.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);
-  /// One pass for all parameters that share learning rate and betas (UpdateItem::settings). Every parameter counts its own updates, for its bias correction; with
+  /// One pass for all parameters that share learning rate and betas (UpdateItem::settings). Every parameter counts
+  /// its own updates, for its bias correction; with
   /// `skip` other than 0 nothing is counted.
   void step(Stream& stream, double lr, const Tensor& skip = {}) override;
   /// exp_avg and exp_avg_sq of every parameter.

@@ -91,7 +91,8 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
 }
 
 GradientStats read(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats) {
-  if (stats == nullptr) throw InvalidArgument("read(): there are no GradientStats; pass what clip_grad_norm() returned");
+  if (stats == nullptr)
+    throw InvalidArgument("read(): there are no GradientStats; pass what clip_grad_norm() returned");
   runtime_of(root).device().compute().synchronize();
   return *stats;
 }

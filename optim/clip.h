@@ -30,10 +30,10 @@ struct ClipOptions {
 /// Every element of the global model counts once, padding and ignored parameters never (the latter are not
 /// scaled, either): pieces of a tensor- or expert-parallel parameter are summed over their mesh dimension,
 /// too; what is the same on all ranks of a dimension is not. One all-reduce for each mesh dimension that
-/// spreads gradients (of each mesh, when parameters use several), none otherwise. The sum of squares (of magnitudes for
-/// NormKind::one) is exact (ExactSum), so the same gradients give the same norm, in bits, under every strategy, layout
-/// and number of ranks, data- or tensor-parallel. NormKind::infinity needs one more pass over the gradients and one more
-/// all-reduce, over all ranks. A parameter that is whole on the ranks of a tensor-parallel dimension
+/// spreads gradients (of each mesh, when parameters use several), none otherwise. The sum of squares (of magnitudes
+/// for NormKind::one) is exact (ExactSum), so the same gradients give the same norm, in bits, under every strategy,
+/// layout and number of ranks, data- or tensor-parallel. NormKind::infinity needs one more pass over the gradients and
+/// one more all-reduce, over all ranks. A parameter that is whole on the ranks of a tensor-parallel dimension
 /// must have the same gradient on all of them, in bits. Queued on the compute stream; read the result by
 /// read(), or after that has synchronised. Gradients with inf or NaN give a NaN norm and are not scaled.
 ///
@@ -44,8 +44,8 @@ struct ClipOptions {
 /// ranks (strategy no_shard, replicas).
 /// @throws CommError when an earlier all-reduce has told that ranks used different units, or different learning
 /// rates (ShardRuntime::served(): it travels with the sums here; under strategies whose sums do not span all
-/// ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final (no last backward since
-/// the last step); Error by ClipOptions::error_if_nonfinite, the gradients being as they were.
+/// ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final (no last
+/// backward since the last step); Error by ClipOptions::error_if_nonfinite, the gradients being as they were.
 std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm, const ClipOptions& options = {});
 /// Of the parameters of one optimizer alone: their norm, which decides about that optimizer's step.
 std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, double max_norm,

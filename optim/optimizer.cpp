@@ -100,9 +100,11 @@ std::vector<std::string> unheeded_in(const Routing& routing, const std::vector<U
     for (const UpdateRuleFactory& f : factories) {
       if (f.algorithm != r.algorithm) continue;
       if (!f.heeds_lr_factor && r.settings.lr_factor != 1)
-        wrong.push_back(fmt::format("{} has a learning rate factor, which {} does not heed", r.name, title_of(f.algorithm)));
+        wrong.push_back(fmt::format("{} has a learning rate factor, which {} does not heed", r.name,
+                                    title_of(f.algorithm)));
       if (!f.heeds_betas && r.settings.has_betas())
-        wrong.push_back(fmt::format("{} has its own betas or eps, which {} does not heed", r.name, title_of(f.algorithm)));
+        wrong.push_back(fmt::format("{} has its own betas or eps, which {} does not heed", r.name,
+                                    title_of(f.algorithm)));
     }
   }
   return wrong;

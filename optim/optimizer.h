@@ -29,8 +29,8 @@ struct OptimizerOptions {
 class AfterUpdate {
  public:
   virtual ~AfterUpdate() = default;
-  /// Queues its work on `compute`, as UpdateRule::step() does, after every update of the optimizer; `skip` as there: other
-  /// than 0, weights stay as they are, in bits. It writes Parameter::shard() alone: copies follow.
+  /// Queues its work on `compute`, as UpdateRule::step() does, after every update of the optimizer; `skip` as there:
+  /// other than 0, weights stay as they are, in bits. It writes Parameter::shard() alone: copies follow.
   virtual void apply(Stream& compute, const Tensor& skip) = 0;
   /// The parameters whose weights it changes.
   virtual std::vector<Parameter> changed() const = 0;
@@ -42,8 +42,8 @@ class AfterUpdate {
 /// exactly one of them. Each steps, skips and counts by itself, and has its own gradients: a step leaves those of the
 /// others as they are, so that one backward may be followed by a step of each, and backwards that reach one
 /// optimizer's parameters alone by its step alone. Before a unit's next backward all of its final gradients
-/// have been used by a step or given up by zero_grad(): the generator's pass through the discriminator, say, leaves gradients that
-/// only the latter ends. See UpdateSet.
+/// have been used by a step or given up by zero_grad(): the generator's pass through the discriminator, say, leaves
+/// gradients that only the latter ends. See UpdateSet.
 class Optimizer {
  public:
   /// @param root sharded by fully_shard(); outlives the optimizer. `routing` from route() of the same root.

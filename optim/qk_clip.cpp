@@ -21,7 +21,8 @@ std::vector<ProjectedHeads> projections(const AttentionHeads& a) {
 }
 
 // The elements of each head that this rank holds.
-void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, int head_dim, const Tensor& factors) {
+void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, int head_dim,
+                const Tensor& factors) {
   const Tensor shard = p.param.shard();
   const ParamRange range = p.param.shard_range();
   const int64_t columns = p.param.shape().size() == 2 ? p.param.shape()[1] : 1;
@@ -29,16 +30,19 @@ void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, 
     const int64_t first = (p.first_row + h * head_dim) * columns, last = first + head_dim * columns;
     const int64_t begin = std::max(first, range.begin.value), end = std::min(last, range.end.value);
     if (begin < end)
-      pieces.push_back({shard.data<float>() + (begin - range.begin.value), end - begin, factors.data<float>() + h});
+      pieces.push_back(
+          {shard.data<float>() + (begin - range.begin.value), end - begin, factors.data<float>() + h});
   }
 }
 
 }  // namespace
 
-QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers, const QkClipOptions& options)
+QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers,
+               const QkClipOptions& options)
     : runtime_(runtime_of(root)), tau_(options.tau) {
   std::vector<std::string> wrong;
-  if (!(tau_ > 0 && std::isfinite(tau_))) wrong.push_back(fmt::format("tau {} must be positive and finite", tau_));
+  if (!(tau_ > 0 && std::isfinite(tau_)))
+    wrong.push_back(fmt::format("tau {} must be positive and finite", tau_));
   if (layers.empty()) wrong.push_back("there are no layers");
   const std::vector<ParamGroup*> groups = runtime_.groups();
   int64_t heads = 0;
@@ -49,9 +53,11 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
     text += fmt::format("; {} {} {} {}", a.name, a.heads, a.kv_heads, a.head_dim);
     for (const ProjectedHeads& p : projections(a)) {
       text += fmt::format(" {}+{}", p.param.name(), p.first_row);
-      const bool ours = p.param.sharded() && std::find(groups.begin(), groups.end(), &p.param.group()) != groups.end();
+      const bool ours =
+          p.param.sharded() && std::find(groups.begin(), groups.end(), &p.param.group()) != groups.end();
       if (!ours) {
-        wrong.push_back(fmt::format("parameter '{}' of attention '{}' is not of this model", p.param.name(), a.name));
+        wrong.push_back(
+            fmt::format("parameter '{}' of attention '{}' is not of this model", p.param.name(), a.name));
       } else if (!p.param.trainable()) {
         wrong.push_back(fmt::format("parameter '{}' of attention '{}' is frozen", p.param.name(), a.name));
       }
@@ -59,7 +65,8 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   }
   if (!wrong.empty())
     throw InvalidArgument(fmt::format("{}: QkClip: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
-  runtime_.require_equal(hash64(0, text), "QkClip: the ranks were given different attentions, or another tau");
+  runtime_.require_equal(hash64(0, text),
+                         "QkClip: the ranks were given different attentions, or another tau");
   std::vector<std::string> dims;
   const FullyShardOptions& o = runtime_.options();
   for (auto& d : runtime_.mesh().dims())

@@ -24,10 +24,14 @@ double progress_of(const Schedule& s, int64_t begin, int64_t step) {
 
 const char* name_of(RateDecay d) {
   switch (d) {
-    case RateDecay::cosine: return "cosine";
-    case RateDecay::linear: return "linear";
-    case RateDecay::wsd: return "wsd";
-    case RateDecay::constant: break;
+    case RateDecay::cosine:
+      return "cosine";
+    case RateDecay::linear:
+      return "linear";
+    case RateDecay::wsd:
+      return "wsd";
+    case RateDecay::constant:
+      break;
   }
   return "constant";
 }
@@ -38,14 +42,16 @@ RateDecay parse_rate_decay(std::string_view name) {
     if (name == name_of(d)) return d;
     names.emplace_back(name_of(d));
   }
-  throw InvalidArgument(fmt::format("learning rate decay '{}' is unknown; use {}", name, fmt::join(names, ", ")));
+  throw InvalidArgument(
+      fmt::format("learning rate decay '{}' is unknown; use {}", name, fmt::join(names, ", ")));
 }
 
 std::vector<std::string> problems_of(const Schedule& s) {
   std::vector<std::string> wrong;
   if (!(s.lr >= 0 && std::isfinite(s.lr)))
     wrong.push_back(fmt::format("learning rate {} must be finite and not negative", s.lr));
-  for (const auto& [what, steps] : {std::pair("warmup", s.warmup), {"steps", s.steps}, {"decay_steps", s.decay_steps}})
+  for (const auto& [what, steps] :
+       {std::pair("warmup", s.warmup), {"steps", s.steps}, {"decay_steps", s.decay_steps}})
     if (steps < 0) wrong.push_back(fmt::format("{} {} must not be negative", what, steps));
   if (!(s.least >= 0 && s.least <= 1)) wrong.push_back(fmt::format("least {} must lie in [0, 1]", s.least));
   if (s.decay == RateDecay::wsd && s.decay_steps > s.steps - s.warmup)

@@ -37,8 +37,8 @@ struct Schedule {
 std::vector<std::string> problems_of(const Schedule& schedule);
 
 /// Learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup` steps, then as
-/// RateDecay says: lr, or from lr down to least * lr, which step number `steps` would have. Where no step is left to
-/// fall in (steps <= warmup), it stays lr.
+/// RateDecay says: lr, or from lr down to least * lr, which step number `steps` would have. Where no step is
+/// left to fall in (steps <= warmup), it stays lr.
 double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace sherd

@@ -17,7 +17,8 @@ std::vector<std::string> problems_of(const UpdateSettings& s) {
   check("lr_factor", s.lr_factor);
   check("weight decay", s.weight_decay);
   for (const auto& [name, beta] : {std::pair("beta1", s.beta1), std::pair("beta2", s.beta2)})
-    if (beta && !(*beta >= 0 && *beta < 1)) wrong.push_back(fmt::format("{} {} must lie in [0, 1)", name, *beta));
+    if (beta && !(*beta >= 0 && *beta < 1))
+      wrong.push_back(fmt::format("{} {} must lie in [0, 1)", name, *beta));
   check("eps", s.eps);
   return wrong;
 }

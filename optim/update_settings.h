@@ -7,8 +7,8 @@
 
 namespace sherd {
 
-/// What is not set stays as the optimizer's options say. Given by rules (RoutingRule) at every start; like all options
-/// they are in no checkpoint.
+/// What is not set stays as the optimizer's options say. Given by rules (RoutingRule) at every start; like
+/// all options they are in no checkpoint.
 struct UpdateSettings {
   /// Times the learning rate that Optimizer::step() is given.
   double lr_factor = 1;

@@ -57,8 +57,9 @@ void qk_clip_factors(ExecutionContext& context, const QkClipArgs& a) {
 }
 
 void scale_heads(ExecutionContext& context, const std::vector<HeadScaleSegment>& segments) {
-  for_segments<ScaleHead>(context, "scale_heads", segments, Nothing{},
-                          [](const HeadScaleSegment& s) { return ScaleHead{s.x, s.factor}; });
+  for_segments<ScaleHead>(context, "scale_heads", segments, Nothing{}, [](const HeadScaleSegment& s) {
+    return ScaleHead{s.x, s.factor};
+  });
 }
 
 }  // namespace sherd::cuda

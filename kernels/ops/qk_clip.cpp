@@ -11,7 +11,10 @@ using namespace door;
 void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Tensor& maxima, double tau,
                      const Tensor& skip) {
   Check check("qk_clip_factors");
-  check.dtype("query", query, DType::f32).dtype("key", key, DType::f32).dtype("maxima", maxima, DType::f32).done();
+  check.dtype("query", query, DType::f32)
+      .dtype("key", key, DType::f32)
+      .dtype("maxima", maxima, DType::f32)
+      .done();
   check.count("maxima", maxima, query.numel());
   check.that(key.numel() > 0 && query.numel() % key.numel() == 0,
              fmt::format("{} query heads are no multiple of {} key heads", query.numel(), key.numel()));
@@ -19,8 +22,8 @@ void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Te
   check_skip(check, skip);
   check.done();
   queue(s, "qk_clip_factors", kernels(s).qk_clip_factors,
-        QkClipArgs{maxima.data<float>(), query.numel(), key.numel(), static_cast<float>(tau), query.data<float>(),
-                   key.data<float>(), pointer<int64_t>(skip)});
+        QkClipArgs{maxima.data<float>(), query.numel(), key.numel(), static_cast<float>(tau),
+                   query.data<float>(), key.data<float>(), pointer<int64_t>(skip)});
 }
 
 void scale_heads(Stream& s, std::span<const HeadScaleSegment> segments) {

@@ -1,4 +1,5 @@
-// Weights of attention heads whose logits have grown too large are scaled down. ops.h says what holds for all operations.
+// Weights of attention heads whose logits have grown too large are scaled down. ops.h says what holds for all
+// operations.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@
 namespace sherd {
 
 /// QK-clip (Kimi K2, arXiv 2507.20534). With the largest attention logit S_h of head h:
-///   gamma_h = tau / S_h where S_h is finite and larger than tau, else 1 (and 1 for all when skip[0] is not 0).
+///   gamma_h = tau / S_h where S_h is finite and larger than tau, else 1 (and 1 for all when skip[0] is not
+///   0).
 /// Query heads h of which heads / kv_heads share key head g (h / (heads / kv_heads) = g):
 ///   key[g] = sqrt(the least gamma of its query heads); query[h] = gamma_h / key[g],
 /// so that the logits of head h are scaled by gamma_h.
@@ -30,8 +32,8 @@ struct HeadScaleSegment {
 
 namespace ops {
 
-/// query f32 [heads] and key f32 [kv_heads] from maxima f32 [heads]; heads is a multiple of kv_heads; skip i64 [1], may be
-/// undefined.
+/// query f32 [heads] and key f32 [kv_heads] from maxima f32 [heads]; heads is a multiple of kv_heads; skip
+/// i64 [1], may be undefined.
 void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Tensor& maxima, double tau,
                      const Tensor& skip = {});
 /// x *= factor[0] of each segment; a factor of exactly 1 leaves it untouched.

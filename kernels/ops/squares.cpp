@@ -44,7 +44,8 @@ void largest_magnitude(Stream& s, const Tensor& largest, std::span<const Squares
   Check check("largest_magnitude");
   check.dtype("largest", largest, DType::f32).count("largest", largest, 1);
   check_pieces(check, segments);
-  queue(s, "largest_magnitude", kernels(s).largest_magnitude, largest.data<float>(), {segments.begin(), segments.end()});
+  queue(s, "largest_magnitude", kernels(s).largest_magnitude, largest.data<float>(),
+        {segments.begin(), segments.end()});
 }
 
 void add_words(Stream& s, const Tensor& dst, const Tensor& src) {

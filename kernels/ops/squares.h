@@ -1,4 +1,5 @@
-// Exact sums of squares and of magnitudes, the largest magnitude, and what follows from a norm. ops.h says what holds for all operations.
+// Exact sums of squares and of magnitudes, the largest magnitude, and what follows from a norm. ops.h says what holds
+// for all operations.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,8 @@ enum class NormKind {
 };
 
 /// With norm of the word-wise sum of the accumulators, which total (may be pinned host memory) receives (two:
-/// ExactSum::norm; one: ExactSum::value, rounded to fp32; infinity: `largest`): skip[0] (may be null) = 1 when norm is not finite in f32 or the sum's kElsewhere is not
+/// ExactSum::norm; one: ExactSum::value, rounded to fp32; infinity: `largest`): skip[0] (may be null) = 1 when norm
+/// is not finite in f32 or the sum's kElsewhere is not
 /// 0, else 0; factor[0] = max_norm > 0 and not skip ? min(1, max_norm / (norm + 1e-6)) : 1.
 struct ClipFactorArgs {
   std::vector<const int64_t*> accumulators;

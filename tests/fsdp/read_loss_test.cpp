@@ -31,7 +31,8 @@ TEST(ReadLoss, AveragesOverElementsAndDataParallelRanks) {
       if (tensor_parallel) model.w.set_tensor_shard({"tp", 0, 2, mesh.coordinate("tp")});
       fully_shard(model, mesh);
       // Data-parallel rank i has i + 1 losses of value i, and the last one (of several) none.
-      const int data_ranks = tensor_parallel ? 2 : ranks, data_rank = tensor_parallel ? r.world->rank() / 2 : r.world->rank();
+      const int data_ranks = tensor_parallel ? 2 : ranks,
+                data_rank = tensor_parallel ? r.world->rank() / 2 : r.world->rank();
       double sum = 0, count = 0;
       int64_t mine = 0;
       for (int i = 0; i < data_ranks; ++i) {

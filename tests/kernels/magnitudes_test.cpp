@@ -152,7 +152,8 @@ TEST(ClipFactor, OfOtherNorms) {
                    total = lab.empty({ExactSum::kWords}, DType::i64), skip = lab.full({1}, 7, DType::i64),
                    largest = lab.full({1}, 0), t = lab.tensor({static_cast<int64_t>(x.size())}, x);
       const SquaresSegment segment{t.data<float>(), t.numel(), acc.data<int64_t>()};
-      kind == NormKind::one ? ops::accumulate_magnitudes(lab.s, {&segment, 1}) : ops::accumulate_squares(lab.s, {&segment, 1});
+      kind == NormKind::one ? ops::accumulate_magnitudes(lab.s, {&segment, 1})
+                            : ops::accumulate_squares(lab.s, {&segment, 1});
       ops::largest_magnitude(lab.s, largest, {&segment, 1});
       ops::clip_factor(lab.s, factor, total, {&acc, 1}, max_norm, skip, kind,
                        kind == NormKind::infinity ? largest : Tensor());

@@ -10,7 +10,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-std::pair<Floats, Floats> factors(Lab& lab, const Floats& maxima, int64_t kv_heads, double tau, int64_t skip = 0) {
+std::pair<Floats, Floats> factors(Lab& lab, const Floats& maxima, int64_t kv_heads, double tau,
+                                  int64_t skip = 0) {
   const auto heads = static_cast<int64_t>(maxima.size());
   const Tensor query = lab.empty({heads}), key = lab.empty({kv_heads}),
                skips = lab.full({1}, static_cast<double>(skip), DType::i64);

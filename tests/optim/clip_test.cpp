@@ -56,7 +56,8 @@ std::vector<Setting> settings(int ranks) {
   return all;
 }
 
-void on_ranks(int ranks, const Setting& setting, const std::function<void(RankContext&, Some&, Optimizer&)>& f) {
+void on_ranks(int ranks, const Setting& setting,
+              const std::function<void(RankContext&, Some&, Optimizer&)>& f) {
   launch(ranks, [&](RankContext& r) {
     Some model;
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
@@ -73,10 +74,10 @@ void on_ranks(int ranks, const Setting& setting, const std::function<void(RankCo
 std::vector<float> gradients(Some& model, Stream& s) {
   std::vector<float> all;
   for (auto& [name, p] : model.named_parameters()) {
-    const auto g = ops::to_floats(
-        s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
-                                std::make_shared<ShardLayout>(p.group().layout()), p.index_in_group(), p.grad_shard())
-               .full_tensor(s));
+    const auto g = ops::to_floats(s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
+                                                          std::make_shared<ShardLayout>(p.group().layout()),
+                                                          p.index_in_group(), p.grad_shard())
+                                         .full_tensor(s));
     all.insert(all.end(), g.begin(), g.end());
   }
   return all;

@@ -23,22 +23,23 @@ constexpr double kTau = 10;
 /// Two attentions: the projection of one is fused, with a bias; the other's are apart.
 struct Attentions : GivenGradients {
   Parameter qkv = add("qkv.weight", {(kHeads + 2 * kKvHeads) * kDim, kWidth}),
-            bias = add("qkv.bias", {(kHeads + 2 * kKvHeads) * kDim}), q = add("q.weight", {kHeads * kDim, kWidth}),
-            k = add("k.weight", {kHeads * kDim, kWidth}), other = add("other.weight", {6, 4});
-  std::shared_ptr<LogitMaxima> fused = std::make_shared<LogitMaxima>(
-      AttentionHeads::fused("fused", qkv, bias, kHeads, kKvHeads, kDim));
-  std::shared_ptr<LogitMaxima> apart =
-      std::make_shared<LogitMaxima>(AttentionHeads{.name = "apart",
-                                                   .queries = {{q, 0}},
-                                                   .keys = {{k, 0}},
-                                                   .heads = kHeads,
-                                                   .kv_heads = kHeads,
-                                                   .head_dim = kDim});
+            bias = add("qkv.bias", {(kHeads + 2 * kKvHeads) * kDim}),
+            q = add("q.weight", {kHeads * kDim, kWidth}), k = add("k.weight", {kHeads * kDim, kWidth}),
+            other = add("other.weight", {6, 4});
+  std::shared_ptr<LogitMaxima> fused =
+      std::make_shared<LogitMaxima>(AttentionHeads::fused("fused", qkv, bias, kHeads, kKvHeads, kDim));
+  std::shared_ptr<LogitMaxima> apart = std::make_shared<LogitMaxima>(AttentionHeads{.name = "apart",
+                                                                                    .queries = {{q, 0}},
+                                                                                    .keys = {{k, 0}},
+                                                                                    .heads = kHeads,
+                                                                                    .kv_heads = kHeads,
+                                                                                    .head_dim = kDim});
   /// As forwards of two microbatches would leave them: the largest of head h lies on some rank.
   void raise(Device& device, int rank, int ranks, int number) {
     for (LogitMaxima* m : {fused.get(), apart.get()}) {
       std::vector<float> values;
-      for (int h = 0; h < kHeads; ++h) values.push_back(h % ranks == rank ? maximum(h, number) : 0.5f * static_cast<float>(h));
+      for (int h = 0; h < kHeads; ++h)
+        values.push_back(h % ranks == rank ? maximum(h, number) : 0.5f * static_cast<float>(h));
       const Tensor& to = m->values(device);
       ops::copy_from_host(device.compute(), to, values.data(), to.nbytes());
       device.compute().synchronize();
@@ -60,13 +61,15 @@ Weights train(int ranks, int replicas, const FullyShardOptions& o, bool clips, b
     fully_shard(model, mesh, o);
     Optimizer optimizer(model, routing, {.weight_decay = 0.1});
     if (clips)
-      optimizer.after_update(std::make_shared<QkClip>(
-          model, std::vector<std::shared_ptr<LogitMaxima>>{model.fused, model.apart}, QkClipOptions{.tau = kTau}));
+      optimizer.after_update(
+          std::make_shared<QkClip>(model, std::vector<std::shared_ptr<LogitMaxima>>{model.fused, model.apart},
+                                   QkClipOptions{.tau = kTau}));
     for (int step = 0; step < 2; ++step) {
       model.raise(*r.device, r.world->rank(), ranks, step);
       model.train(optimizer, 0.125, spoil);
       if (clips) {
-        EXPECT_EQ(ops::to_floats(r.device->compute(), model.fused->values(*r.device)), std::vector<float>(kHeads, 0));
+        EXPECT_EQ(ops::to_floats(r.device->compute(), model.fused->values(*r.device)),
+                  std::vector<float>(kHeads, 0));
       }
     }
     Unit& unit = *runtime_of(model).units().back();
@@ -97,7 +100,8 @@ void clip(Weights& w, int step) {
   for (int h = 0; h < kHeads; ++h) {
     const int group = kHeads / kKvHeads;
     float least = 1;
-    for (int other = h / group * group; other < (h / group + 1) * group; ++other) least = std::min(least, gamma(other));
+    for (int other = h / group * group; other < (h / group + 1) * group; ++other)
+      least = std::min(least, gamma(other));
     const float key = std::sqrt(least), own = std::sqrt(gamma(h));
     for (const auto& [name, width] : {std::pair("qkv.weight", kWidth), std::pair("qkv.bias", 1)}) {
       scale(name, width, 0, h, gamma(h) / key);
@@ -119,13 +123,16 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
       Optimizer optimizer(*model, routing, {.weight_decay = 0.1});
       if (model == &clipped)
         optimizer.after_update(std::make_shared<QkClip>(
-            *model, std::vector<std::shared_ptr<LogitMaxima>>{model->fused, model->apart}, QkClipOptions{.tau = kTau}));
+            *model, std::vector<std::shared_ptr<LogitMaxima>>{model->fused, model->apart},
+            QkClipOptions{.tau = kTau}));
       model->raise(*r.device, 0, 1, 0);
       model->train(optimizer, 0.125);
     }
     Weights want, got;
-    for (auto& [name, p] : plain.named_parameters()) want[name] = ops::to_floats(r.device->compute(), p.shard());
-    for (auto& [name, p] : clipped.named_parameters()) got[name] = ops::to_floats(r.device->compute(), p.shard());
+    for (auto& [name, p] : plain.named_parameters())
+      want[name] = ops::to_floats(r.device->compute(), p.shard());
+    for (auto& [name, p] : clipped.named_parameters())
+      got[name] = ops::to_floats(r.device->compute(), p.shard());
     clip(want, 0);
     EXPECT_EQ(got, want);
   });
@@ -189,9 +196,10 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
                            .kv_heads = 3,
                            .head_dim = 3,
                            .normalised = true};
-  EXPECT_THAT(refusal([&] { LogitMaxima m(bad); }),
-              AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
-                    HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
+  EXPECT_THAT(
+      refusal([&] { LogitMaxima m(bad); }),
+      AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
+            HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
   EXPECT_THAT(refusal([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
 }
 
@@ -202,14 +210,17 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
     model.k.freeze();
     const Routing unfrozen = route(model);
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
-    EXPECT_THAT(refusal([&] { QkClip(model, {model.apart, other.fused}, {.tau = -1}); }),
+    EXPECT_THAT(refusal([&] {
+                  QkClip(model, {model.apart, other.fused}, {.tau = -1});
+                }),
                 AllOf(HasSubstr("tau -1"), HasSubstr("'k.weight' of attention 'apart' is frozen"),
                       HasSubstr("'qkv.weight' of attention 'fused' is not of this model")));
     EXPECT_THAT(refusal([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
     EXPECT_THROW(QkClip(model, {model.fused}, {.tau = 1.0 + r.world->rank()}), ShapeMismatch);
     Optimizer half(model, unfrozen.part("^other|^q.weight"), {});
-    EXPECT_THAT(refusal([&] { half.after_update(std::make_shared<QkClip>(model, std::vector{model.fused})); }),
-                HasSubstr("does not update: qkv.weight, qkv.bias"));
+    EXPECT_THAT(
+        refusal([&] { half.after_update(std::make_shared<QkClip>(model, std::vector{model.fused})); }),
+        HasSubstr("does not update: qkv.weight, qkv.bias"));
   });
 }
 

@@ -25,7 +25,8 @@ struct Leaf : Module {
   static std::vector<float> gradient(const std::string& name, int64_t elements, int pass, float scale) {
     std::vector<float> g(static_cast<size_t>(elements));
     for (size_t i = 0; i < g.size(); ++i)
-      g[i] = scale * static_cast<float>(std::sin(0.7 * static_cast<double>(i) + static_cast<double>(name.size()) + pass));
+      g[i] = scale * static_cast<float>(
+                         std::sin(0.7 * static_cast<double>(i) + static_cast<double>(name.size()) + pass));
     return g;
   }
   std::function<bool(const std::string&)> touches = [](const std::string&) { return true; };
@@ -110,8 +111,9 @@ class Plain {
         for (size_t i = 0; i < g.size(); ++i) g[i] += more[i];
       }
       ops::copy_from_host(s_, one.g, g.data(), one.g.nbytes());
-      ops::adamw(s_, one.w, one.m, one.v, one.g,
-                 {.lr = lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0, .step = ++one.steps});
+      ops::adamw(
+          s_, one.w, one.m, one.v, one.g,
+          {.lr = lr, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0, .step = ++one.steps});
       s_.synchronize();
     }
   }
@@ -151,7 +153,8 @@ std::vector<float> weights(Module& model, Stream& s) {
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
 }
 
 std::string refusal(const std::function<void()>& f) {
@@ -287,14 +290,16 @@ TEST_P(SeveralOptimizers, ClipAndSkipByThemselves) {
     Stream& s = both.device.compute();
     std::map<std::string, double> squares;
     for (auto& [name, p] : both.model.named_parameters())
-      for (const float g : Leaf::gradient(p.name(), p.numel(), 0, 1)) squares[name.substr(0, 5)] += double{g} * g;
+      for (const float g : Leaf::gradient(p.name(), p.numel(), 0, 1))
+        squares[name.substr(0, 5)] += double{g} * g;
     both.model.train(both.device, 0);
     const auto judges = clip_grad_norm(*both.judge, 0.5), makers = clip_grad_norm(*both.maker, 0);
     const auto all = clip_grad_norm(both.model, 0);
     s.synchronize();
     EXPECT_NEAR(judges->norm, std::sqrt(squares["judge"]), 1e-5);
     EXPECT_NEAR(makers->norm, std::sqrt(squares["maker"]), 1e-5);
-    EXPECT_NEAR(all->norm, std::sqrt(0.25 + squares["maker"]), 1e-5) << "the judge's have been clipped to 0.5";
+    EXPECT_NEAR(all->norm, std::sqrt(0.25 + squares["maker"]), 1e-5)
+        << "the judge's have been clipped to 0.5";
     zero_grad(both.model);
 
     for (const bool clips : {false, true}) {
@@ -352,7 +357,9 @@ TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
           for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
           fully_shard(model, mesh, o);
           std::vector<std::unique_ptr<Optimizer>> all;
-          const auto is = [](const Algorithm& a) { return [a](const Route& route) { return route.algorithm == a; }; };
+          const auto is = [](const Algorithm& a) {
+            return [a](const Route& route) { return route.algorithm == a; };
+          };
           const auto make = [&](const Routing& some) {
             all.push_back(std::make_unique<Optimizer>(model, some, OptimizerOptions{.weight_decay = 0.1}));
           };
@@ -408,14 +415,17 @@ TEST(SeveralOptimizersMisuse, EveryParameterHasExactlyOne) {
                 HasSubstr("another optimizer of this root updates: maker_gain, judge_gain"));
     EXPECT_THAT(refusal([&] { Optimizer(both.model, both.routes, {}); }), HasSubstr("maker.weight"));
     both.judge.reset();
-    EXPECT_THAT(refusal([&] { both.maker->step(1); }), HasSubstr("no optimizer of this root updates: judge.weight, judge.bias, judge_gain"));
+    EXPECT_THAT(refusal([&] { both.maker->step(1); }),
+                HasSubstr("no optimizer of this root updates: judge.weight, judge.bias, judge_gain"));
     both.judge.emplace(both.model, both.routes.part("^judge"), OptimizerOptions{});
     EXPECT_EQ(refusal([&] { both.maker->step(1), both.judge->step(1); }), "nothing was refused")
         << "one that is made behind the backward finds its gradients";
     EXPECT_THAT(refusal([&] { (void)both.routes.part("nobody"); }), HasSubstr("('nobody') matches"));
-    EXPECT_THAT(refusal([&] { (void)both.routes.part(std::vector<Parameter>{}); }), HasSubstr("none of the 5 routes"));
+    EXPECT_THAT(refusal([&] { (void)both.routes.part(std::vector<Parameter>{}); }),
+                HasSubstr("none of the 5 routes"));
     Leaf other;
-    EXPECT_THAT(refusal([&] { (void)both.routes.part({other.add("foreign", {2})}); }), HasSubstr("no route of: foreign"));
+    EXPECT_THAT(refusal([&] { (void)both.routes.part({other.add("foreign", {2})}); }),
+                HasSubstr("no route of: foreign"));
   });
 }
 
@@ -424,8 +434,10 @@ TEST(SeveralOptimizersMisuse, FinalGradientsAreUsedOrGivenUpBeforeTheNextBackwar
     Both both(r, {});
     both.model.train(both.device, 0);
     both.maker->step(0.1);
-    EXPECT_THAT(refusal([&] { both.maker->step(0.1); }), HasSubstr("reached the parameters of this optimizer"));
-    EXPECT_THAT(refusal([&] { both.model.train(both.device, 1); }), HasSubstr("give the gradients up by zero_grad()"));
+    EXPECT_THAT(refusal([&] { both.maker->step(0.1); }),
+                HasSubstr("reached the parameters of this optimizer"));
+    EXPECT_THAT(refusal([&] { both.model.train(both.device, 1); }),
+                HasSubstr("give the gradients up by zero_grad()"));
     zero_grad(both.model);
     both.model.touches = [](const std::string&) -> bool { throw std::runtime_error("in the backward"); };
     EXPECT_THROW(both.model.train(both.device, 1), std::runtime_error);

@@ -57,14 +57,18 @@ TEST_P(ParameterGroups, UpdateTheirParametersAsIfTheSettingsWereEverybodys) {
   const auto [ranks, strategy, compute] = GetParam();
   const OptimizerOptions base{.weight_decay = 0.25};
   const std::vector<RoutingRule> rules = {
-      {.pattern = "^embed", .algorithm = Algorithm::adamw, .settings = {.lr_factor = 0.5, .beta1 = 0.5, .eps = 1e-3}},
+      {.pattern = "^embed",
+       .algorithm = Algorithm::adamw,
+       .settings = {.lr_factor = 0.5, .beta1 = 0.5, .eps = 1e-3}},
       {.pattern = "^hidden", .settings = {.lr_factor = 2, .weight_decay = 0}},
       {.pattern = "^gain", .settings = {.weight_decay = 0.5, .beta2 = 0.75}},
       {.pattern = "^late", .algorithm = Algorithm::adamw, .settings = {.lr_factor = 0.25}},
       {.pattern = "weight$", .settings = {.lr_factor = 0.25}}};  // other alone: the first match wins
   const Weights got = train(ranks, strategy, compute, rules, base, kLr);
   const RoutingRule embed{.pattern = "^(embed|late)", .algorithm = Algorithm::adamw};
-  const auto plain = [&, ranks = ranks, strategy = strategy, compute = compute](const OptimizerOptions& options, double lr, const std::vector<RoutingRule>& more = {}) {
+  const auto plain = [&, ranks = ranks, strategy = strategy, compute = compute](
+                         const OptimizerOptions& options, double lr,
+                         const std::vector<RoutingRule>& more = {}) {
     std::vector<RoutingRule> all = {embed};
     all.insert(all.end(), more.begin(), more.end());
     return train(ranks, strategy, compute, all, options, lr);
@@ -84,7 +88,8 @@ TEST_P(ParameterGroups, UpdateTheirParametersAsIfTheSettingsWereEverybodys) {
 INSTANTIATE_TEST_SUITE_P(Meshes, ParameterGroups,
                          ::testing::Combine(::testing::Values(1, 3, 4),
                                             ::testing::Values(Strategy::no_shard, Strategy::optim,
-                                                              Strategy::optim_grads, Strategy::optim_grads_params),
+                                                              Strategy::optim_grads,
+                                                              Strategy::optim_grads_params),
                                             ::testing::Values(DType::f32, DType::bf16)));
 
 std::string refusal(const std::function<void()>& f) {
@@ -101,33 +106,36 @@ TEST(ParameterGroupsRouting, ShowInTheTableBesideRoleOrRule) {
   const Routing r = route(
       model, {.rules = {{.pattern = "^embed", .algorithm = Algorithm::adamw, .settings = {.lr_factor = 0.5}},
                         {.pattern = "^hidden", .settings = {.weight_decay = 0, .beta1 = {}}}}});
-  EXPECT_THAT(r.format(), AllOf(HasSubstr("rule '^embed': lr x 0.5"), HasSubstr("rule '^hidden': weight decay 0")));
+  EXPECT_THAT(r.format(),
+              AllOf(HasSubstr("rule '^embed': lr x 0.5"), HasSubstr("rule '^hidden': weight decay 0")));
   EXPECT_EQ(r.routes[1].algorithm, Algorithm::muon) << "a rule without an optimizer leaves it to the role";
   EXPECT_EQ(r.routes[2].settings, UpdateSettings{});
 }
 
 TEST(ParameterGroupsMisuse, BadValuesAreAllNamedAtOnce) {
   Five model;
-  EXPECT_THAT(refusal([&] {
-                route(model, {.rules = {{.pattern = "a", .settings = {.lr_factor = -1, .beta1 = 1}},
-                                        {.pattern = "b", .settings = {.weight_decay = NAN, .beta2 = -0.5, .eps = -2}}}});
-              }),
-              AllOf(HasSubstr("'a': lr_factor -1"), HasSubstr("beta1 1 "), HasSubstr("'b': weight decay nan"),
-                    HasSubstr("beta2 -0.5"), HasSubstr("eps -2")));
-  EXPECT_THAT(refusal([&] { route(model, {.rules = {{.pattern = "nobody", .settings = {.lr_factor = 2}}}}); }),
-              HasSubstr("decide about no parameter"));
+  EXPECT_THAT(
+      refusal([&] {
+        route(model,
+              {.rules = {{.pattern = "a", .settings = {.lr_factor = -1, .beta1 = 1}},
+                         {.pattern = "b", .settings = {.weight_decay = NAN, .beta2 = -0.5, .eps = -2}}}});
+      }),
+      AllOf(HasSubstr("'a': lr_factor -1"), HasSubstr("beta1 1 "), HasSubstr("'b': weight decay nan"),
+            HasSubstr("beta2 -0.5"), HasSubstr("eps -2")));
+  EXPECT_THAT(
+      refusal([&] { route(model, {.rules = {{.pattern = "nobody", .settings = {.lr_factor = 2}}}}); }),
+      HasSubstr("decide about no parameter"));
 }
 
 TEST(ParameterGroupsMisuse, SettingsThatAnOptimizerDoesNotHeedAreRefused) {
   launch(1, [](RankContext& r) {
     Five model;
-    const Routing routing =
-        route(model, {.rules = {{.pattern = "^hidden", .settings = {.beta1 = 0.5}},
-                                {.pattern = "^gain", .algorithm = Sgd::kName, .settings = {.lr_factor = 2}},
-                                {.pattern = "^late", .algorithm = Sgd::kName, .settings = {.weight_decay = 2}}}});
+    const Routing routing = route(
+        model, {.rules = {{.pattern = "^hidden", .settings = {.beta1 = 0.5}},
+                          {.pattern = "^gain", .algorithm = Sgd::kName, .settings = {.lr_factor = 2}},
+                          {.pattern = "^late", .algorithm = Sgd::kName, .settings = {.weight_decay = 2}}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
-    const std::string text =
-        refusal([&] { Optimizer(model, routing, {.further = {Sgd::factory(0.5f)}}); });
+    const std::string text = refusal([&] { Optimizer(model, routing, {.further = {Sgd::factory(0.5f)}}); });
     EXPECT_THAT(text, AllOf(HasSubstr("hidden.weight has its own betas or eps, which Muon does not heed"),
                             HasSubstr("gain.weight has a learning rate factor, which sgd does not heed")));
     EXPECT_THAT(text, ::testing::Not(HasSubstr("late.weight")));
@@ -137,8 +145,9 @@ TEST(ParameterGroupsMisuse, SettingsThatAnOptimizerDoesNotHeedAreRefused) {
 TEST(ParameterGroupsMisuse, RanksWithOtherSettingsAreTold) {
   launch(2, [](RankContext& r) {
     Five model;
-    const Routing routing = route(
-        model, {.rules = {{.pattern = "^gain", .settings = {.lr_factor = r.world->rank() == 0 ? 2.0 : 3.0}}}});
+    const Routing routing =
+        route(model,
+              {.rules = {{.pattern = "^gain", .settings = {.lr_factor = r.world->rank() == 0 ? 2.0 : 3.0}}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
     EXPECT_THROW(Optimizer(model, routing, {}), ShapeMismatch);
   });

@@ -199,7 +199,8 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<P
   for (auto& seg : segments) {
     const size_t i = static_cast<size_t>(seg.matrix);
     const Slot& slot = slots_[slot_of_[i]];
-    const double rate = lr * slot.lr_factor, scale = update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
+    const double rate = lr * slot.lr_factor;
+    const double scale = update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
     updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
                        static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
                        static_cast<float>(-rate * scale)});
