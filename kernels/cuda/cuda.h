@@ -57,6 +57,8 @@ Kernel<&KernelTable::gram_apply> gram_apply;
 Kernel<&KernelTable::accumulate_squares> accumulate_squares;
 Kernel<&KernelTable::add_words> add_words;
 Kernel<&KernelTable::clip_factor> clip_factor;
+Kernel<&KernelTable::random_uniform> random_uniform;
+Kernel<&KernelTable::random_truncated_normal> random_truncated_normal;
 Kernel<&KernelTable::random_normal> random_normal;
 
 }  // namespace sherd::cuda

@@ -52,6 +52,8 @@ const KernelTable& cuda_kernels() {
       .accumulate_squares = cuda::accumulate_squares,
       .add_words = cuda::add_words,
       .clip_factor = cuda::clip_factor,
+      .random_uniform = cuda::random_uniform,
+      .random_truncated_normal = cuda::random_truncated_normal,
       .random_normal = cuda::random_normal,
   };
   return table;

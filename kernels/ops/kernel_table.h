@@ -32,6 +32,7 @@ struct GramProductArgs;
 struct MuonMomentumArgs;
 struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
+struct RandomBoundedArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
 struct RouteArgs;
@@ -125,6 +126,10 @@ struct KernelTable {
   void (*accumulate_squares)(ExecutionContext&, const std::vector<SquaresSegment>&);
   void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
   void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
+
+  // random_bounded.h
+  void (*random_uniform)(ExecutionContext&, const RandomBoundedArgs&);
+  void (*random_truncated_normal)(ExecutionContext&, const RandomBoundedArgs&);
 
   // random_normal.h
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,

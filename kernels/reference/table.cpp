@@ -53,6 +53,8 @@ const KernelTable& reference_kernels() {
       .accumulate_squares = k::accumulate_squares,
       .add_words = k::add_words,
       .clip_factor = k::clip_factor,
+      .random_uniform = k::random_uniform,
+      .random_truncated_normal = k::random_truncated_normal,
       .random_normal = k::random_normal,
   };
   return table;
