@@ -42,23 +42,21 @@ Var Block::forward(const Var& x, int64_t batch) {
 Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep) : tp_(tp) {
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
-  for (int64_t i = 0; i < shape.layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(shape, tp, ep));
-    child("blocks." + std::to_string(i), *blocks_.back());
-  }
+  child("blocks", blocks_);
+  for (int64_t i = 0; i < shape.layers; ++i) blocks_.emplace_back(shape, tp, ep);
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
 }
 
 Var Gpt::hidden(const Var& tokens) {
   Var x = nn::embedding(tokens, tok_, pos_);
-  for (auto& b : blocks_) x = (*b)(x, tokens.size(0));
+  for (Block& b : blocks_) x = b(x, tokens.size(0));
   return nn::rms_norm(x, norm_);
 }
 
 nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, float scale) {
-  for (auto& b : blocks_)
-    if (b->moe()) b->moe()->set_loss_scale(scale);
+  for (Block& b : blocks_)
+    if (b.moe()) b.moe()->set_loss_scale(scale);
   const Var x = hidden(tokens);
   if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale);
   return vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale);
