@@ -227,6 +227,7 @@ TEST(Init, WhatCannotBeIsRefusedWithTheName) {
   EXPECT_THAT(refused({4, 4}, uniform(2, 1)), HasSubstr("between 2 and 1"));
   EXPECT_THAT(refused({4, 4}, uniform(0, NAN)), HasSubstr("between 0 and nan"));
   EXPECT_THAT(refused({4, 4}, truncated_normal(0)), HasSubstr("stddev 0"));
+  EXPECT_THAT(refused({4, 4}, truncated_normal(1, 0, 4, 5)), HasSubstr("[4, 5] with probability"));
   EXPECT_THAT(refused({4, 4}, from_function(nullptr)), HasSubstr("no function"));
   EXPECT_THAT(refused({4, 4}, kaiming_normal(Fan::in, INFINITY)), HasSubstr("gain"));
   EXPECT_EQ(refused({4, 4}, xavier_uniform()), "accepted");
