@@ -41,7 +41,7 @@ inline Init constant(float value) { return {.mean = value}; }
 /// Between `low` and `high`, either of which a value may round to.
 inline Init uniform(float low, float high) { return {.kind = InitKind::uniform, .low = low, .high = high}; }
 /// N(mean, stddev) given that the value lies in [low, high]: values, not multiples of stddev, with the defaults of
-/// PyTorch's trunc_normal_. The bounds must let through one value in a hundred, or fully_shard() throws.
+/// PyTorch's trunc_normal_. The bounds must let through one value in a hundred.
 inline Init truncated_normal(float stddev, float mean = 0, float low = -2, float high = 2) {
   return {.mean = mean, .stddev = stddev, .kind = InitKind::truncated_normal, .low = low, .high = high};
 }
