@@ -42,7 +42,8 @@ std::vector<std::string> problems(const StateDict& dict, const std::vector<Wante
     int64_t elements = 0;
     for (const Box& b : t->boxes) elements += numel_of(b.size);
     if (elements * size_of(t->dtype) != static_cast<int64_t>(t->data.size())) {
-      wrong.push_back(fmt::format("'{}' has boxes of {} elements and {} bytes", w.name, elements, t->data.size()));
+      wrong.push_back(
+          fmt::format("'{}' has boxes of {} elements and {} bytes", w.name, elements, t->data.size()));
     } else if (kind != DictKind::sharded && !t->whole()) {
       wrong.push_back(fmt::format("'{}' is not whole", w.name));
     } else if (kind == DictKind::sharded && t->boxes != w.boxes()) {
@@ -61,7 +62,8 @@ void put(Stream& stream, const Tensor& to, const HostTensor& from, int64_t begin
   const auto widened = [&](auto values) {
     std::vector<float> wide;
     wide.reserve(static_cast<size_t>(count));
-    for (int64_t i = begin; i < begin + count; ++i) wide.push_back(static_cast<float>(values[static_cast<size_t>(i)]));
+    for (int64_t i = begin; i < begin + count; ++i)
+      wide.push_back(static_cast<float>(values[static_cast<size_t>(i)]));
     ops::copy_from_host(stream, to, wide.data(), to.nbytes());
   };
   if (from.dtype == to.dtype()) {
@@ -80,7 +82,8 @@ void fill(Stream& stream, const Wanted& w, const HostTensor& from, DictKind kind
   for (const GlobalRun& run : runs) {
     for (int64_t done = 0; done < run.count; done += kPiece) {
       const int64_t at = run.local - base + done, count = std::min(kPiece, run.count - done);
-      put(stream, w.local.flat(at, at + count), from, kind == DictKind::sharded ? at : run.global.value + done);
+      put(stream, w.local.flat(at, at + count), from,
+          kind == DictKind::sharded ? at : run.global.value + done);
       stream.synchronize();
     }
   }
@@ -90,8 +93,8 @@ void fill(Stream& stream, const Wanted& w, const HostTensor& from, DictKind kind
 void receive(Stream& stream, Communicator& world, const Wanted& w, const HostTensor* from) {
   const int64_t total = numel_of(w.shape);
   if (total == 0) return;
-  const Tensor memory =
-      Tensor::empty(stream.device(), {std::min(kPiece, total)}, w.local.dtype(), MemoryClass::message, "state dict");
+  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, w.local.dtype(),
+                                      MemoryClass::message, "state dict");
   const std::vector<GlobalRun> runs = w.runs();
   const ParamIndex base = runs.empty() ? ParamIndex(0) : runs.front().local;
   for (int64_t begin = 0; begin < total; begin += kPiece) {
@@ -100,7 +103,8 @@ void receive(Stream& stream, Communicator& world, const Wanted& w, const HostTen
     if (from != nullptr) put(stream, piece, *from, begin);
     world.broadcast(stream, piece.bytes(), 0);
     for (const GlobalRun& run : runs) {
-      const int64_t first = std::max(begin, run.global.value), last = std::min(end, run.global.value + run.count);
+      const int64_t first = std::max(begin, run.global.value),
+                    last = std::min(end, run.global.value + run.count);
       if (first >= last) continue;
       const int64_t at = run.local - base + (first - run.global.value);
       ops::copy(stream, w.local.flat(at, at + (last - first)), piece.flat(first - begin, last - begin));
@@ -153,11 +157,12 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
     const Comparison comparison("the state dict", offered, all, options);
     comparison.require_fit();
     if (const auto wrong = problems(dict, all, kind); !wrong.empty())
-      throw InvalidArgument(fmt::format(
-          "the state dict does not fit the run: {}{}", fmt::join(wrong, ", "),
-          kind == DictKind::sharded ? "; a sharded dict goes back to the ranks, strategy and layout that it is of: "
-                                      "load a full one (DictKind::on_first) or a checkpoint elsewhere"
-                                    : ""));
+      throw InvalidArgument(
+          fmt::format("the state dict does not fit the run: {}{}", fmt::join(wrong, ", "),
+                      kind == DictKind::sharded
+                          ? "; a sharded dict goes back to the ranks, strategy and layout that it is of: "
+                            "load a full one (DictKind::on_first) or a checkpoint elsewhere"
+                          : ""));
     comparison.report(report);
   });
   if (kind == DictKind::on_first) {

@@ -11,8 +11,8 @@
 
 namespace sherd {
 
-/// What this rank writes: of every persistent buffer world rank 0's; of every parameter (f32 master weights, frozen ones too) and of every state tensor
-/// each element by exactly one rank. Ranks that hold the same elements (replicas, data-parallel ranks under
+/// What this rank writes: of every parameter (f32 master weights, frozen ones too) and of every state tensor
+/// each element by exactly one rank; of persistent buffers, which may differ from rank to rank, world rank 0's. Ranks that hold the same elements (replicas, data-parallel ranks under
 /// no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
 /// which may differ from rank to rank, world rank 0's are taken. Linear in the local pieces; collective only
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.

@@ -39,8 +39,8 @@ HostTensor copied(Stream& stream, const Wanted& w) {
 void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
   const auto total = static_cast<int64_t>(bytes.size());
   if (world.size() == 1 || total == 0) return;
-  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, DType::u8, MemoryClass::message,
-                                      "state dict");
+  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, DType::u8,
+                                      MemoryClass::message, "state dict");
   for (int64_t at = 0; at < total; at += kPiece) {
     const int64_t count = std::min(kPiece, total - at);
     const Tensor piece = memory.flat(0, count);
@@ -73,8 +73,8 @@ HostTensor gathered(Stream& stream, Communicator& world, const Wanted& w, bool o
 HostTensor HostTensor::of(DType dtype, Shape shape, std::span<const std::byte> values) {
   if (shape.empty()) shape = {1};
   if (numel_of(shape) * size_of(dtype) != static_cast<int64_t>(values.size()))
-    throw ShapeMismatch(fmt::format("a tensor of shape {} and dtype {} cannot have {} bytes", to_string(shape),
-                                    name_of(dtype), values.size()));
+    throw ShapeMismatch(fmt::format("a tensor of shape {} and dtype {} cannot have {} bytes",
+                                    to_string(shape), name_of(dtype), values.size()));
   HostTensor t{.dtype = dtype, .shape = std::move(shape), .data = {values.begin(), values.end()}};
   t.boxes = all_of(t.shape);
   return t;
@@ -96,8 +96,8 @@ StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind
   if (kind != DictKind::sharded) require_same_ranks(runtime, "state_dict");
   StateDict dict;
   for (const Wanted& w : wanted(root, true, optimizer)) {
-    HostTensor t = kind == DictKind::sharded ? copied(stream, w)
-                                             : gathered(stream, world, w, kind == DictKind::on_all);
+    HostTensor t =
+        kind == DictKind::sharded ? copied(stream, w) : gathered(stream, world, w, kind == DictKind::on_all);
     if (kind == DictKind::on_first && world.rank() != 0) continue;
     (w.section == Section::model ? dict.model : dict.optimizer).emplace(w.name, std::move(t));
   }

@@ -63,24 +63,27 @@ enum class DictKind {
   sharded,   // every rank what it holds: its pieces of parameters and state, and all of buffers and counters
 };
 
-/// What the model holds, and the optimizer if it is not null, after all work queued on the compute stream so far.
+/// What the model holds, and the optimizer if it is not null, after all work queued on the compute stream so
+/// far.
 ///
-/// Collective over the root's mesh; the same kind on every rank. Blocks the host. Beside the dict a rank holds one
-/// more tensor on the host (rank 0 of on_first) and one on the device at most. Of ignored parameters and buffers, which may
-/// differ from rank to rank, on_first and on_all take world rank 0's; sharded each rank's own.
-/// @throws ShapeMismatch on every rank when ranks ask for different kinds; NotSupported when a unit's mesh orders
-/// the ranks otherwise than the root's.
+/// Collective over the root's mesh; the same kind on every rank. Blocks the host. Beside the dict a rank
+/// holds one more tensor on the host (rank 0 of on_first) and one on the device at most. Of ignored
+/// parameters and buffers, which may differ from rank to rank, on_first and on_all take world rank 0's;
+/// sharded each rank's own.
+/// @throws ShapeMismatch on every rank when ranks ask for different kinds; NotSupported when a unit's mesh
+/// orders the ranks otherwise than the root's.
 StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind);
 
-/// Fills a model and, unless options.optimizer is false, its optimizer from dicts of that kind: on_first is sent
-/// from rank 0 piece by piece (16 MiB), on_all is cut by each rank from its own, sharded must be from equal layouts,
-/// ranks and strategies (others: use a full dict, or a checkpoint, which reshards). f32 is also read from bf16 and f16.
+/// Fills a model and, unless options.optimizer is false, its optimizer from dicts of that kind: on_first is
+/// sent from rank 0 piece by piece (16 MiB), on_all is cut by each rank from its own, sharded must be from
+/// equal layouts, ranks and strategies (others: use a full dict, or a checkpoint, which reshards). f32 is
+/// also read from bf16 and f16.
 ///
-/// Collective over the root's mesh, the same kind and options on every rank, also when it fails: then every rank
-/// throws the same error, before anything is changed.
+/// Collective over the root's mesh, the same kind and options on every rank, also when it fails: then every
+/// rank throws the same error, before anything is changed.
 /// @returns what options allowed to be missing or unexpected; `training` has the steps alone.
-/// @throws InvalidArgument listing *all* missing, unexpected and mismatching names; ShapeMismatch when ranks pass
-/// different kinds, or dicts (on_all, sharded) of different names.
+/// @throws InvalidArgument listing *all* missing, unexpected and mismatching names; ShapeMismatch when ranks
+/// pass different kinds, or dicts (on_all, sharded) of different names.
 LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDict& dict, DictKind kind,
                            const LoadOptions& options = {});
 

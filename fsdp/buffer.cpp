@@ -12,7 +12,8 @@ Buffer::Buffer(std::string name, Shape shape, DType dtype, Init init, bool persi
     if (d < 0)
       throw InvalidArgument(fmt::format("buffer '{}': shape {} has a negative size", name, to_string(shape)));
   if (const std::string wrong = check_init(init, shape); !wrong.empty())
-    throw InvalidArgument(fmt::format("buffer '{}' of shape {}: first values: {}", name, to_string(shape), wrong));
+    throw InvalidArgument(
+        fmt::format("buffer '{}' of shape {}: first values: {}", name, to_string(shape), wrong));
   state_->name = std::move(name);
   state_->shape = std::move(shape);
   state_->dtype = dtype;
@@ -27,10 +28,11 @@ Buffer::State& Buffer::state() const {
 
 Tensor Buffer::data() const {
   if (!state().data.defined())
-    throw InvalidArgument(fmt::format(
-        "buffer '{}' has no memory; call fully_shard() on the root module, and keep that alive; the module that made "
-        "the buffer must be the root or registered below it by child()",
-        name()));
+    throw InvalidArgument(
+        fmt::format("buffer '{}' has no memory; call fully_shard() on the root module, and keep that alive; "
+                    "the module that made "
+                    "the buffer must be the root or registered below it by child()",
+                    name()));
   return state().data;
 }
 

@@ -16,10 +16,10 @@ void assign_names(ModuleBase& root);
 /// A handle; copies mean the same buffer. Made by ModuleBase::buffer(), described only: memory comes with
 /// fully_shard() of the root, as MemoryClass::buffer, and goes with the root. Used by one rank's thread.
 ///
-/// Every rank has the whole of it, in its own dtype, and nothing keeps the ranks' values alike: they are as long as
-/// all write the same (tables do; statistics of a rank's own batches do not). Persistent buffers are saved, exported
-/// and loaded under their full names beside the parameters; what is saved is world rank 0's, and loading gives that
-/// to all.
+/// Every rank has the whole of it, in its own dtype, and nothing keeps the ranks' values alike: they are as
+/// long as all write the same (tables do; statistics of a rank's own batches do not). Persistent buffers are
+/// saved, exported and loaded under their full names beside the parameters; what is saved is world rank 0's,
+/// and loading gives that to all.
 class Buffer {
  public:
   Buffer() = default;

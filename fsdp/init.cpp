@@ -33,12 +33,16 @@ std::string check_init(const Init& init, const Shape& shape) {
     return fmt::format("values between {} and {}", init.low, init.high);
   if (init.kind == InitKind::truncated_normal && !(finite(init.mean, init.stddev) && init.stddev > 0))
     return fmt::format("a normal distribution of mean {} and stddev {}", init.mean, init.stddev);
-  if (init.kind == InitKind::truncated_normal) {  // as ops::random_truncated_normal, on ranks without elements, too
-    const auto below = [&](float v) { return 0.5 * std::erfc((double{init.mean} - v) / (init.stddev * std::sqrt(2.0))); };
+  if (init.kind ==
+      InitKind::truncated_normal) {  // as ops::random_truncated_normal, on ranks without elements, too
+    const auto below = [&](float v) {
+      return 0.5 * std::erfc((double{init.mean} - v) / (init.stddev * std::sqrt(2.0)));
+    };
     if (const double inside = below(init.high) - below(init.low); inside < 0.01)
-      return fmt::format("a value of mean {} and stddev {} lies in [{}, {}] with probability {:.2g}; use wider bounds, "
-                         "or uniform values",
-                         init.mean, init.stddev, init.low, init.high, inside);
+      return fmt::format(
+          "a value of mean {} and stddev {} lies in [{}, {}] with probability {:.2g}; use wider bounds, "
+          "or uniform values",
+          init.mean, init.stddev, init.low, init.high, inside);
   }
   return "";
 }

@@ -10,8 +10,8 @@
 
 namespace sherd {
 
-/// A growing list of modules that do not move: emplace_back() constructs one and registers it as "0", "1", ... below
-/// the list, which its owner registers like any child:
+/// A growing list of modules that do not move: emplace_back() constructs one and registers it as "0", "1",
+/// ... below the list, which its owner registers like any child:
 ///
 ///     struct Net : nn::Module<Net> {
 ///       ModuleList<Block> blocks;

@@ -13,8 +13,8 @@
 
 namespace sherd {
 
-Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered, const std::vector<Wanted>& all,
-                       const LoadOptions& options, size_t most_names)
+Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
+                       const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names)
     : source_(std::move(source)), options_(options), most_names_(most_names) {
   using Key = std::pair<Section, std::string_view>;
   std::map<Key, const CheckpointTensor*> by_name;
@@ -40,13 +40,13 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
 void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
   const bool f32 = w.local.dtype() == DType::f32;
   if (t.shape != w.shape) {
-    other_.push_back(
-        fmt::format("'{}' has shape {} where the run has {}", w.name, to_string(t.shape), to_string(w.shape)));
+    other_.push_back(fmt::format("'{}' has shape {} where the run has {}", w.name, to_string(t.shape),
+                                 to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype)) {
     other_.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", w.name, name_of(t.dtype)));
   } else if (!f32 && t.dtype != w.local.dtype()) {
-    other_.push_back(
-        fmt::format("'{}' is {} where the run's buffer is {}", w.name, name_of(t.dtype), name_of(w.local.dtype())));
+    other_.push_back(fmt::format("'{}' is {} where the run's buffer is {}", w.name, name_of(t.dtype),
+                                 name_of(w.local.dtype())));
   }
 }
 
@@ -65,7 +65,8 @@ void Comparison::require_fit() const {
   if (problems.empty()) return;
   if (!options_.cause.empty()) problems.insert(problems.begin(), options_.cause);
   std::string text = fmt::format("{} does not fit the run: {}", source_, fmt::join(problems, "; "));
-  if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty())) text += explain_state();
+  if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty()))
+    text += explain_state();
   throw InvalidArgument(text);
 }
 
@@ -100,7 +101,8 @@ std::string Comparison::explain_state() const {
         "can use the other's; this concerns {}",
         names({moved.begin(), moved.end()}));
   if (missing_state_.size() == needed_)
-    return text + "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
+    return text +
+           "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
   return text +
          "; route parameters as the run that saved it did, or allow new state "
          "(LoadOptions::allow_new_state): "

@@ -39,11 +39,13 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, const Tensor
   const ShardLayout& layout = p.group().layout();
   const ParamId id(p.index_in_group());
   std::vector<int64_t> counts;
-  for (int r = 0; r < comm->size(); ++r) counts.push_back(layout.piece(id, RankId(r % layout.world())).size());
+  for (int r = 0; r < comm->size(); ++r)
+    counts.push_back(layout.piece(id, RankId(r % layout.world())).size());
   const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
   const bool first = comm->rank() == 0;
   const Tensor packed =
-      first ? Tensor::empty(stream.device(), {total}, DType::f32, MemoryClass::message, "checkpoint") : Tensor();
+      first ? Tensor::empty(stream.device(), {total}, DType::f32, MemoryClass::message, "checkpoint")
+            : Tensor();
   comm->gather_v(stream, packed, counts, local, 0);
   if (!first) return {};
 
@@ -69,8 +71,9 @@ void require_same_ranks(ShardRuntime& runtime, const char* who) {
       wrong.push_back(fmt::format("'{}' (mesh {})", g->unit(), g->mesh().describe()));
   }
   if (!wrong.empty())
-    throw NotSupported(fmt::format("{}: the meshes of these units do not span the root's ranks in the same order: {}",
-                                   who, fmt::join(wrong, ", ")));
+    throw NotSupported(
+        fmt::format("{}: the meshes of these units do not span the root's ranks in the same order: {}", who,
+                    fmt::join(wrong, ", ")));
 }
 
 }  // namespace sherd

@@ -39,7 +39,8 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const Optimizer* optimi
   }
   if (optimizer == nullptr) return all;
   for (const StateTensor& s : optimizer->state())
-    all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param, stored(s.param.global_shape()), s.local});
+    all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param, stored(s.param.global_shape()),
+                   s.local});
   for (const StateCounter& c : optimizer->counters())
     all.push_back({Section::optim, state_name(c.param.name(), c.key), c.param, {1}, c.value, true});
   return all;

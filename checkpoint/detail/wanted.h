@@ -29,8 +29,8 @@ struct Wanted {
   std::vector<GlobalRun> runs() const;
 };
 
-/// Parameters and persistent buffers, then what the optimizer has (nothing when it is null), in an order that is the
-/// same on every rank.
+/// Parameters and persistent buffers, then what the optimizer has (nothing when it is null), in an order that
+/// is the same on every rank.
 std::vector<Wanted> wanted(ModuleBase& root, bool model, const Optimizer* optimizer);
 
 /// Copies host memory to a tensor in pieces, waiting for each, so that a GPU's pinned staging stays small.

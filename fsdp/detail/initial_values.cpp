@@ -41,9 +41,9 @@ MatrixShape matrix_of(const Shape& whole) {
   return {whole[0], row_size(whole)};
 }
 
-// Where the rows of the declared blocks, which are local, lie in the whole matrix. Of tensor-parallel pieces all
-// together, so that every cut has the same blocks: blocks that are dealt out whole are one each, of others every
-// piece has some rows.
+// Where the rows of the declared blocks, which are local, lie in the whole matrix. Of tensor-parallel pieces
+// all together, so that every cut has the same blocks: blocks that are dealt out whole are one each, of
+// others every piece has some rows.
 std::vector<RowList> whole_blocks(const Parameter& p) {
   std::vector<RowList> lists;
   const RowBlocks& blocks = p.row_blocks();
@@ -67,11 +67,16 @@ std::vector<RowList> whole_blocks(const Parameter& p) {
   return lists;
 }
 
-// Orthogonal values of the matrices of one target, block by block as they are asked for; those of one matrix are kept.
+// Orthogonal values of the matrices of one target, block by block as they are asked for; those of one matrix
+// are kept.
 class Orthogonal {
  public:
   Orthogonal(Stream& stream, const Target& target, uint64_t seed)
-      : stream_(stream), target_(target), seed_(seed), shape_(matrix_of(target.whole)), blocks_(target.blocks) {
+      : stream_(stream),
+        target_(target),
+        seed_(seed),
+        shape_(matrix_of(target.whole)),
+        blocks_(target.blocks) {
     if (blocks_.empty()) {
       blocks_.emplace_back();
       for (int64_t r = 0; r < shape_.rows; ++r) blocks_[0].push_back(r);
@@ -90,7 +95,8 @@ class Orthogonal {
     const auto [block, row] = place_[static_cast<size_t>(in / shape_.columns)];
     auto [found, fresh] = values_.try_emplace(block);
     if (fresh) found->second = compute(blocks_[block]);
-    return found->second[row * static_cast<size_t>(shape_.columns) + static_cast<size_t>(in % shape_.columns)];
+    return found
+        ->second[row * static_cast<size_t>(shape_.columns) + static_cast<size_t>(in % shape_.columns)];
   }
 
  private:
@@ -101,19 +107,24 @@ class Orthogonal {
         Tensor::empty(stream_.device(), {rows, columns}, DType::f32, MemoryClass::scratch, "initial values");
     for (int64_t r = 0; r < rows; ++r)
       ops::random_normal(stream_, drawn.rows(r, r + 1),
-                         matrix_ * shape_.size() + list[static_cast<size_t>(r)] * columns, seed_, target_.name, 0, 1);
+                         matrix_ * shape_.size() + list[static_cast<size_t>(r)] * columns, seed_,
+                         target_.name, 0, 1);
     std::vector<float> values = ops::to_floats(stream_, drawn);
     const bool wide = rows <= columns;
     // Element (i, k) of the vectors that become orthonormal: rows, or the columns of a tall matrix.
     const int64_t vectors = std::min(rows, columns), length = std::max(rows, columns);
-    const auto from = [&](int64_t i, int64_t k) { return static_cast<size_t>(wide ? i * columns + k : k * columns + i); };
+    const auto from = [&](int64_t i, int64_t k) {
+      return static_cast<size_t>(wide ? i * columns + k : k * columns + i);
+    };
     std::vector<double> work(values.size());
     for (int64_t i = 0; i < vectors; ++i)
-      for (int64_t k = 0; k < length; ++k) work[static_cast<size_t>(i * length + k)] = double{values[from(i, k)]};
+      for (int64_t k = 0; k < length; ++k)
+        work[static_cast<size_t>(i * length + k)] = double{values[from(i, k)]};
     make_orthonormal(work, vectors, length);
     for (int64_t i = 0; i < vectors; ++i)
       for (int64_t k = 0; k < length; ++k)
-        values[from(i, k)] = static_cast<float>(target_.init.gain * work[static_cast<size_t>(i * length + k)]);
+        values[from(i, k)] =
+            static_cast<float>(target_.init.gain * work[static_cast<size_t>(i * length + k)]);
     return values;
   }
 
@@ -139,16 +150,17 @@ void fill_runs(Stream& stream, const Target& target, std::span<const GlobalRun> 
     const Tensor part = piece.flat(at, at + run.count);
     switch (init.kind) {
       case InitKind::normal: {
-        const float stddev =
-            init.fan == Fan::none ? init.stddev
-                                  : static_cast<float>(init.gain / std::sqrt(fan_of(target.whole, init.fan)));
+        const float stddev = init.fan == Fan::none
+                                 ? init.stddev
+                                 : static_cast<float>(init.gain / std::sqrt(fan_of(target.whole, init.fan)));
         ops::random_normal(stream, part, first, seed, target.name, init.mean, stddev);
         break;
       }
       case InitKind::uniform: {
-        const float bound = init.fan == Fan::none
-                                ? 0
-                                : static_cast<float>(init.gain * std::sqrt(3 / fan_of(target.whole, init.fan)));
+        const float bound =
+            init.fan == Fan::none
+                ? 0
+                : static_cast<float>(init.gain * std::sqrt(3 / fan_of(target.whole, init.fan)));
         if (init.fan == Fan::none) {
           ops::random_uniform(stream, part, first, seed, target.name, init.low, init.high);
         } else {
@@ -166,7 +178,8 @@ void fill_runs(Stream& stream, const Target& target, std::span<const GlobalRun> 
           const int64_t end = std::min(begin + kChunk, run.count);
           values.clear();
           for (int64_t i = begin; i < end; ++i)
-            values.push_back(init.kind == InitKind::function ? init.function(first + i) : orthogonal->at(first + i));
+            values.push_back(init.kind == InitKind::function ? init.function(first + i)
+                                                             : orthogonal->at(first + i));
           ops::copy_from_host(stream, part.flat(begin, end), values.data(), (end - begin) * 4);
         }
         break;
@@ -207,12 +220,13 @@ void initial_values(Stream& stream, const Parameter& p, const Tensor& piece, uin
   fill_runs(stream, target, p.global_runs(range), range.begin, piece, seed);
 }
 
-void initial_values(Stream& stream, const std::string& name, const Init& init, const Tensor& whole, uint64_t seed) {
+void initial_values(Stream& stream, const std::string& name, const Init& init, const Tensor& whole,
+                    uint64_t seed) {
   if (whole.numel() == 0) return;
   const bool direct = whole.dtype() == DType::f32;
-  const Tensor values =
-      direct ? whole
-             : Tensor::empty(stream.device(), whole.shape(), DType::f32, MemoryClass::scratch, "initial values");
+  const Tensor values = direct ? whole
+                               : Tensor::empty(stream.device(), whole.shape(), DType::f32,
+                                               MemoryClass::scratch, "initial values");
   if (is_constant(init)) {
     ops::fill(stream, values, init.mean);
   } else {

@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(256)
   constexpr uint32_t kAttempts = 2048;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
-    float found = static_cast<float>(mean) < low ? low : static_cast<float>(mean) > high ? high : static_cast<float>(mean);
+    float found = fminf(fmaxf(static_cast<float>(mean), low), high);
     bool done = false;
     for (uint32_t attempt = 0; attempt < kAttempts && !done; ++attempt) {
       const Words bits = philox(static_cast<uint64_t>(begin + i), key, attempt, 1);

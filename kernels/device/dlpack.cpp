@@ -75,7 +75,8 @@ Shape shape_from(const DLTensor& t) {
   Shape shape(t.shape, t.shape + t.ndim);
   int64_t room = std::numeric_limits<int64_t>::max() / 8;
   for (const int64_t d : shape) {
-    if (d < 0 || d > room) throw InvalidArgument(fmt::format("from_dlpack: sizes {} cannot be", to_string(shape)));
+    if (d < 0 || d > room)
+      throw InvalidArgument(fmt::format("from_dlpack: sizes {} cannot be", to_string(shape)));
     if (d > 0) room /= d;
   }
   return shape;
@@ -110,27 +111,32 @@ Tensor from_dlpack(DLManagedTensorVersioned* given, Device& device, bool allow_r
   const DLDevice here = place_of(device);
   if (t.device.device_type != here.device_type || t.device.device_id != here.device_id)
     throw InvalidArgument(fmt::format(
-        "from_dlpack: the tensor is on device (type {}, number {}) where '{}' is (type {}, number {}); copy it there "
+        "from_dlpack: the tensor is on device (type {}, number {}) where '{}' is (type {}, number {}); copy "
+        "it there "
         "first (types: 1 CPU, 2 CUDA)",
         t.device.device_type, t.device.device_id, device.label(), here.device_type, here.device_id));
   const std::optional<DType> dtype = dtype_from(t.dtype);
   if (!dtype)
-    throw InvalidArgument(fmt::format(
-        "from_dlpack: elements of type code {} with {} bits and {} lanes; f32, bf16, f16, f64, i32, i64 and u8 are "
-        "taken (a tensor of bool: give it as uint8)",
-        t.dtype.code, t.dtype.bits, t.dtype.lanes));
+    throw InvalidArgument(
+        fmt::format("from_dlpack: elements of type code {} with {} bits and {} lanes; f32, bf16, f16, f64, "
+                    "i32, i64 and u8 are "
+                    "taken (a tensor of bool: give it as uint8)",
+                    t.dtype.code, t.dtype.bits, t.dtype.lanes));
   const Shape shape = shape_from(t);
   if (!row_major(t, shape))
-    throw InvalidArgument(fmt::format(
-        "from_dlpack: a tensor of shape {} with strides {}; only row-major tensors without gaps are taken: make it "
-        "contiguous first",
-        to_string(shape), to_string(Shape(t.strides, t.strides + t.ndim))));
+    throw InvalidArgument(
+        fmt::format("from_dlpack: a tensor of shape {} with strides {}; only row-major tensors without gaps "
+                    "are taken: make it "
+                    "contiguous first",
+                    to_string(shape), to_string(Shape(t.strides, t.strides + t.ndim))));
   if ((given->flags & kDLPackReadOnly) != 0 && !allow_read_only)
     throw InvalidArgument(
-        "from_dlpack: the memory is read-only, and nothing keeps a Tensor from being written; copy it, or pass "
+        "from_dlpack: the memory is read-only, and nothing keeps a Tensor from being written; copy it, or "
+        "pass "
         "allow_read_only and do not write");
   char* data = static_cast<char*>(t.data) + (t.data != nullptr ? t.byte_offset : 0);
-  if (numel_of(shape) > 0 && (data == nullptr || reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(*dtype)) != 0))
+  if (numel_of(shape) > 0 &&
+      (data == nullptr || reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(*dtype)) != 0))
     throw InvalidArgument(fmt::format("from_dlpack: memory at {} is no place for elements of {}",
                                       static_cast<const void*>(data), name_of(*dtype)));
   const std::shared_ptr<void> owner(given, [](DLManagedTensorVersioned* m) {

@@ -25,7 +25,8 @@ struct Kept : Module {
     weight = param("weight", {7, 3}, normal(1));
     if (more) late = param("late", {2}, constant(9));
     if (!with_buffers) return;
-    table = buffer("table", {3, 5}, DType::f32, from_function([](int64_t i) { return static_cast<float>(i); }));
+    table =
+        buffer("table", {3, 5}, DType::f32, from_function([](int64_t i) { return static_cast<float>(i); }));
     half = buffer("half", {3}, DType::bf16, constant(0.5f));
     count = buffer("count", {}, DType::i64, constant(0));
     bytes = buffer("bytes", {5}, DType::u8, constant(200));
@@ -106,7 +107,8 @@ TEST(BufferCheckpoints, OldCheckpointsSayWhatTheyLackOrAreTakenOnRequest) {
       resume(path, model, nullptr, {.optimizer = false});
       ADD_FAILURE() << "it fits";
     } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), AllOf(HasSubstr("missing in it"), HasSubstr("late"), HasSubstr("table"), HasSubstr("count")));
+      EXPECT_THAT(e.what(), AllOf(HasSubstr("missing in it"), HasSubstr("late"), HasSubstr("table"),
+                                  HasSubstr("count")));
     }
     const LoadReport report =
         resume(path, model, nullptr, {.optimizer = false, .allow_missing = true}).report;
@@ -128,7 +130,9 @@ TEST(BufferCheckpoints, TensorsThatNobodyWantsAreNamedOrLeftOutOnRequest) {
     } catch (const InvalidArgument& e) {
       EXPECT_THAT(e.what(), AllOf(HasSubstr("unknown to the run"), HasSubstr("table")));
     }
-    EXPECT_EQ(resume(path, model, nullptr, {.optimizer = false, .allow_unexpected = true}).report.unexpected.size(), 5u);
+    EXPECT_EQ(
+        resume(path, model, nullptr, {.optimizer = false, .allow_unexpected = true}).report.unexpected.size(),
+        5u);
   });
 }
 

@@ -15,8 +15,8 @@ namespace sherd::test {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -35,9 +35,11 @@ struct Model : Awkward {
 };
 
 struct Rank {
-  Rank(RankContext& r, const FullyShardOptions& options = {}, int replicas = 1) : stream(r.device->compute()) {
+  Rank(RankContext& r, const FullyShardOptions& options = {}, int replicas = 1)
+      : stream(r.device->compute()) {
     const Routing routing = route(model, {.optimizer = Algorithm::muon});
-    model.wrap(DeviceMesh(r.world, {{"replicate", replicas}, {"shard", r.world->size() / replicas}}), options);
+    model.wrap(DeviceMesh(r.world, {{"replicate", replicas}, {"shard", r.world->size() / replicas}}),
+               options);
     optimizer.emplace(model, routing, OptimizerOptions{});
   }
   void fill(uint64_t salt) {
@@ -92,7 +94,8 @@ TEST(StateDicts, AFullOneHasEveryTensorWholeWithItsBits) {
     EXPECT_TRUE(t.whole()) << name;
     if (t.dtype != DType::f32 || name == "table") continue;
     for (size_t i = 0; i < t.values<float>().size(); ++i)
-      ASSERT_EQ(std::bit_cast<uint32_t>(t.values<float>()[i]), bits_of(name, static_cast<int64_t>(i), 11)) << name;
+      ASSERT_EQ(std::bit_cast<uint32_t>(t.values<float>()[i]), bits_of(name, static_cast<int64_t>(i), 11))
+          << name;
   }
   const HostTensor& momentum = dict.optimizer.at("optim.state.wide.weight.momentum_buffer");
   EXPECT_EQ(momentum.shape, (Shape{3, 19}));
@@ -147,7 +150,8 @@ TEST(StateDicts, AFullOneGoesToAnyRanksStrategyAndLayout) {
     for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads_params})
       launch(ranks, [&](RankContext& r) {
         Rank rank(r, {.strategy = strategy, .layout = LayoutPolicy::whole_param});
-        load_state_dict(rank.model, &*rank.optimizer, r.world->rank() == 0 ? full : StateDict{}, DictKind::on_first);
+        load_state_dict(rank.model, &*rank.optimizer, r.world->rank() == 0 ? full : StateDict{},
+                        DictKind::on_first);
         EXPECT_THAT(rank.wrong(31), IsEmpty());
         rank.fill(32);
         load_state_dict(rank.model, &*rank.optimizer, full, DictKind::on_all);
@@ -156,7 +160,8 @@ TEST(StateDicts, AFullOneGoesToAnyRanksStrategyAndLayout) {
 }
 
 TEST(StateDicts, TensorAndExpertParallelPiecesAreOneTensor) {
-  const Spread spreads[] = {{}, {.tp = 2}, {.shard = 3, .tp = 2, .experts = 2}, {.replicas = 2, .tp = 2, .experts = 4}};
+  const Spread spreads[] = {
+      {}, {.tp = 2}, {.shard = 3, .tp = 2, .experts = 2}, {.replicas = 2, .tp = 2, .experts = 4}};
   std::optional<StateDict> want;
   for (const Spread& spread : spreads) {
     StateDict got;
@@ -221,7 +226,8 @@ TEST(StateDicts, MissingAndUnexpectedNamesAreAllNamedOnEveryRankOrAllowed) {
       EXPECT_THAT(report.unexpected, ElementsAre("extra"));
       EXPECT_THAT(report.started_anew, ElementsAre("optim.state.wide.weight.momentum_buffer"));
       for (const float v : ops::to_floats(rank.stream, rank.model.table.data())) EXPECT_EQ(v, 42) << "stays";
-      for (const char* name : {"vector", "wide.weight"}) EXPECT_THAT(report.missing, ::testing::Contains(std::string(name)));
+      for (const char* name : {"vector", "wide.weight"})
+        EXPECT_THAT(report.missing, ::testing::Contains(std::string(name)));
     });
 }
 
@@ -244,7 +250,8 @@ TEST(StateDicts, DamagedOnesAndPiecesOfOtherLayoutsAreRefused) {
     EXPECT_THAT(texts, SizeIs(ranks));
     return texts;
   };
-  EXPECT_THAT(refused(2, DictKind::sharded, [](int, auto&) {}), Each(HasSubstr("other pieces than this rank holds")));
+  EXPECT_THAT(refused(2, DictKind::sharded, [](int, auto&) {}),
+              Each(HasSubstr("other pieces than this rank holds")));
   EXPECT_THAT(refused(2, DictKind::on_all, [](int, StateDict& d) { d.model["vector"].data.pop_back(); }),
               Each(HasSubstr("'vector' has boxes of 7 elements and 27 bytes")));
   EXPECT_THAT(refused(2, DictKind::on_first,

@@ -17,13 +17,15 @@ using ::testing::HasSubstr;
 struct Kept : Module {
   explicit Kept(float stddev = 1, bool persistent = true) {
     weight = param("weight", {3, 2}, normal(1));
-    table = buffer("table", {4, 3}, DType::f32, from_function([](int64_t i) { return 0.5f * static_cast<float>(i); }));
+    table = buffer("table", {4, 3}, DType::f32,
+                   from_function([](int64_t i) { return 0.5f * static_cast<float>(i); }));
     mean = buffer("mean", {5}, DType::bf16, normal(stddev), persistent);
     count = buffer("count", {}, DType::i64, constant(7));
     child("inner", inner);
   }
   struct Inner : Module {
-    Buffer mask = buffer("mask", {2, 2}, DType::u8, constant(255)), none = buffer("none", {0, 3}, DType::f64, constant(1));
+    Buffer mask = buffer("mask", {2, 2}, DType::u8, constant(255)),
+           none = buffer("none", {0, 3}, DType::f64, constant(1));
 
    protected:
     Tensor forward(const Tensor& x) override { return x; }
@@ -53,7 +55,8 @@ TEST(Buffers, EveryRankHasThemWholeWithTheSameFirstValues) {
       Kept model;
       fully_shard(model, DeviceMesh(r.world, {{"shard", ranks}}), {.seed = 3});
       Stream& s = r.device->compute();
-      EXPECT_EQ(read<float>(s, model.table), (std::vector<float>{0, .5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5}));
+      EXPECT_EQ(read<float>(s, model.table),
+                (std::vector<float>{0, .5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5}));
       EXPECT_THAT(read<int64_t>(s, model.count), ElementsAre(7));
       EXPECT_THAT(read<uint8_t>(s, model.inner.mask), ElementsAre(255, 255, 255, 255));
       EXPECT_EQ(model.inner.none.data().shape(), (Shape{0, 3}));

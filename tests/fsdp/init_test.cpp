@@ -109,14 +109,16 @@ TEST(Init, TheSameBitsOnEveryMeshStrategyLayoutAndCut) {
       EXPECT_EQ(values_of({.shard = ranks}, {.strategy = strategy, .seed = 5}), want) << ranks << " ranks";
   for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
     for (const Spread spread :
-         {Spread{.tp = 2, .experts = 2}, Spread{.shard = 2, .tp = 2, .experts = 4}, Spread{.shard = 3, .tp = 4},
-          Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}})
+         {Spread{.tp = 2, .experts = 2}, Spread{.shard = 2, .tp = 2, .experts = 4},
+          Spread{.shard = 3, .tp = 4}, Spread{.replicas = 2, .shard = 1, .tp = 4, .experts = 4}})
       EXPECT_EQ(values_of(spread, {.layout = layout, .seed = 5}), want) << spread.ranks() << " ranks";
   EXPECT_NE(values_of({}, {.seed = 6}), want);
 }
 
-// The largest difference of the product with its own transpose, of the short side, to the identity times `square`.
-double far_from_orthogonal(const float* m, const std::vector<int64_t>& rows, int64_t columns, double square = 1) {
+// The largest difference of the product with its own transpose, of the short side, to the identity times
+// `square`.
+double far_from_orthogonal(const float* m, const std::vector<int64_t>& rows, int64_t columns,
+                           double square = 1) {
   const auto n = static_cast<int64_t>(rows.size());
   const auto at = [&](int64_t i, int64_t k) {  // element k of short vector i
     return n <= columns ? double{m[rows[static_cast<size_t>(i)] * columns + k]}
@@ -186,7 +188,9 @@ TEST(Init, FansAreThoseOfTheWholeParameter) {
     return most;
   };
   // Bounds of PyTorch's uniform ones: gain * sqrt(3 / fan). 35 and more values come near them.
-  const auto below = [](double bound) { return ::testing::AllOf(::testing::Le(bound * 1.000001), ::testing::Ge(0.8 * bound)); };
+  const auto below = [](double bound) {
+    return ::testing::AllOf(::testing::Le(bound * 1.000001), ::testing::Ge(0.8 * bound));
+  };
   EXPECT_THAT(largest("kaiming.uniform"), below(std::sqrt(2.0) * std::sqrt(3.0 / 7)));
   EXPECT_THAT(largest("cut.out"), below(std::sqrt(2.0) * std::sqrt(3.0 / 8)));
   EXPECT_THAT(largest("experts.xavier"), below(std::sqrt(3.0 / 4)));
@@ -195,7 +199,8 @@ TEST(Init, FansAreThoseOfTheWholeParameter) {
 TEST(Init, NormalKindsHaveTheStddevOfTheirFan) {
   launch(1, [](RankContext& r) {
     struct Wide : Module {
-      Parameter in = param("in", {200, 300}, kaiming_normal(Fan::in, 1)), average = param("average", {200, 300}, xavier_normal());
+      Parameter in = param("in", {200, 300}, kaiming_normal(Fan::in, 1)),
+                average = param("average", {200, 300}, xavier_normal());
 
      protected:
       Tensor forward(const Tensor& x) override { return x; }
@@ -222,7 +227,8 @@ TEST(Init, WhatCannotBeIsRefusedWithTheName) {
     }
     return std::string("accepted");
   };
-  EXPECT_THAT(refused({4}, kaiming_normal()), ::testing::AllOf(HasSubstr("'w'"), HasSubstr("[4]"), HasSubstr("matrix")));
+  EXPECT_THAT(refused({4}, kaiming_normal()),
+              ::testing::AllOf(HasSubstr("'w'"), HasSubstr("[4]"), HasSubstr("matrix")));
   EXPECT_THAT(refused({4}, orthogonal()), HasSubstr("matrix"));
   EXPECT_THAT(refused({4, 4}, uniform(2, 1)), HasSubstr("between 2 and 1"));
   EXPECT_THAT(refused({4, 4}, uniform(0, NAN)), HasSubstr("between 0 and nan"));

@@ -91,7 +91,8 @@ TEST(ModuleList, AnEmptyOneIsNoUnit) {
 
 // A registered module is known by its address: the compiler refuses what would move it.
 static_assert(!std::is_copy_constructible_v<Pair> && !std::is_move_constructible_v<Pair>);
-static_assert(!std::is_move_constructible_v<ModuleList<Pair>> && !std::is_move_assignable_v<ModuleList<Pair>>);
+static_assert(!std::is_move_constructible_v<ModuleList<Pair>> &&
+              !std::is_move_assignable_v<ModuleList<Pair>>);
 
 TEST(ModuleList, OtherContainersThatMoveNothingDoAsWell) {
   struct Own : Module {
@@ -138,7 +139,9 @@ TEST(FullyShardAll, AConditionSeesNamesAndModules) {
   launch(1, [](RankContext& r) {
     const DeviceMesh mesh(r.world, {{"shard", 1}});
     Net net(3);
-    const auto odd = [](const std::string& name, ModuleBase&) { return name == "pairs.1" || name == "pairs.2.left"; };
+    const auto odd = [](const std::string& name, ModuleBase&) {
+      return name == "pairs.1" || name == "pairs.2.left";
+    };
     EXPECT_EQ(fully_shard_all(net, odd, mesh), 2);
     fully_shard(net, mesh);
     EXPECT_THAT(units_of(net), ElementsAre("pairs.1", "pairs.2.left", "root"));
@@ -155,7 +158,8 @@ TEST(FullyShardAll, ChoosingNoneOrSomeTwiceIsAnErrorThatWrapsNothing) {
       fully_shard_all<Pair>(net, mesh);
       FAIL();
     } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), AllOf(HasSubstr("'pairs.1' is wrapped already"), ::testing::Not(HasSubstr("pairs.0"))));
+      EXPECT_THAT(e.what(),
+                  AllOf(HasSubstr("'pairs.1' is wrapped already"), ::testing::Not(HasSubstr("pairs.0"))));
     }
     EXPECT_EQ(net.pairs[0].wrap(), nullptr);
     fully_shard(net, mesh);

@@ -33,7 +33,8 @@ int64_t bridge_live_bytes(const Bridge* b) {
 }
 
 /// A tensor [rows, columns] of the value, or null with bridge_error().
-DLManagedTensorVersioned* bridge_lend(Bridge* b, const char* dtype, int64_t rows, int64_t columns, double value) {
+DLManagedTensorVersioned* bridge_lend(Bridge* b, const char* dtype, int64_t rows, int64_t columns,
+                                      double value) {
   try {
     const sherd::Tensor t = sherd::Tensor::empty(*b->device, {rows, columns}, dtype_named(dtype), "lent");
     sherd::ops::fill(b->device->compute(), t, value);
@@ -44,7 +45,8 @@ DLManagedTensorVersioned* bridge_lend(Bridge* b, const char* dtype, int64_t rows
   }
 }
 
-/// Fills a borrowed tensor and lets it go. 0: done; 1: refused with bridge_error(), the tensor is the caller's.
+/// Fills a borrowed tensor and lets it go. 0: done; 1: refused with bridge_error(), the tensor is the
+/// caller's.
 int bridge_fill(Bridge* b, DLManagedTensorVersioned* given, const char* dtype, double value) {
   try {
     const sherd::Tensor t = sherd::from_dlpack(given, *b->device);

@@ -18,19 +18,18 @@ struct Foreign {
   std::vector<float> values = {0, 1, 2, 3, 4, 5};
   std::vector<int64_t> shape = {2, 3}, strides = {3, 1};
   int deleted = 0;
-  DLManagedTensorVersioned managed{.version = {1, 1},
-                                   .manager_ctx = this,
-                                   .deleter = [](DLManagedTensorVersioned* m) {
-                                     ++static_cast<Foreign*>(m->manager_ctx)->deleted;
-                                   },
-                                   .flags = 0,
-                                   .dl_tensor = {.data = values.data(),
-                                                 .device = {kDLCPU, 0},
-                                                 .ndim = 2,
-                                                 .dtype = {kDLFloat, 32, 1},
-                                                 .shape = shape.data(),
-                                                 .strides = strides.data(),
-                                                 .byte_offset = 0}};
+  DLManagedTensorVersioned managed{
+      .version = {1, 1},
+      .manager_ctx = this,
+      .deleter = [](DLManagedTensorVersioned* m) { ++static_cast<Foreign*>(m->manager_ctx)->deleted; },
+      .flags = 0,
+      .dl_tensor = {.data = values.data(),
+                    .device = {kDLCPU, 0},
+                    .ndim = 2,
+                    .dtype = {kDLFloat, 32, 1},
+                    .shape = shape.data(),
+                    .strides = strides.data(),
+                    .byte_offset = 0}};
 };
 
 std::string refusal(Foreign& foreign) {
@@ -108,7 +107,8 @@ TEST(Dlpack, OffsetsMissingStridesAndDimensionsOfOneAreTaken) {
   offset.shape = {1, 4};
   offset.strides = {99, 1};
   offset.managed.dl_tensor.byte_offset = 8;
-  EXPECT_THAT(ops::to_floats(device->compute(), from_dlpack(&offset.managed, *device)), ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(ops::to_floats(device->compute(), from_dlpack(&offset.managed, *device)),
+              ElementsAre(2, 3, 4, 5));
   Foreign compact;
   compact.managed.dl_tensor.strides = nullptr;
   EXPECT_EQ(from_dlpack(&compact.managed, *device).shape(), (Shape{2, 3}));
@@ -123,15 +123,25 @@ TEST(Dlpack, WhatDoesNotFitIsRefusedAndStaysTheCallers) {
     change(foreign);
     return refusal(foreign);
   };
-  EXPECT_THAT(changed([](Foreign& f) { f.strides = {1, 2}; }),
+  EXPECT_THAT(changed([](Foreign& f) {
+                f.strides = {1, 2};
+              }),
               AllOf(HasSubstr("[2, 3]"), HasSubstr("[1, 2]"), HasSubstr("contiguous")));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.version.major = 2; }), HasSubstr("DLPack 2.1"));
-  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.device = {kDLCUDA, 1}; }), HasSubstr("(type 2, number 1)"));
+  EXPECT_THAT(changed([](Foreign& f) {
+                f.managed.dl_tensor.device = {kDLCUDA, 1};
+              }),
+              HasSubstr("(type 2, number 1)"));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.dtype = {kDLBool, 8, 1}; }), HasSubstr("uint8"));
-  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.dtype = {kDLFloat, 32, 4}; }), HasSubstr("4 lanes"));
+  EXPECT_THAT(changed([](Foreign& f) {
+                f.managed.dl_tensor.dtype = {kDLFloat, 32, 4};
+              }),
+              HasSubstr("4 lanes"));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.flags = kDLPackReadOnly; }), HasSubstr("read-only"));
-  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.byte_offset = 2; }), HasSubstr("no place for elements"));
-  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }), HasSubstr("no place for elements"));
+  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.byte_offset = 2; }),
+              HasSubstr("no place for elements"));
+  EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }),
+              HasSubstr("no place for elements"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {-2, 3}; }), HasSubstr("[-2, 3]"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {int64_t{1} << 60, 64}; }), HasSubstr("cannot be"));
   EXPECT_THROW(from_dlpack(nullptr, *make_cpu_device()), InvalidArgument);

@@ -1,11 +1,19 @@
-// The in-memory form of DLPack 1.0, as its specification lays it out: names and values are the specification's
-// (https://dmlc.github.io/dlpack/latest/c_api.html). Private to kernels/: programs include DLPack's own header.
+// The in-memory form of DLPack 1.0, as its specification lays it out: names and values are the
+// specification's (https://dmlc.github.io/dlpack/latest/c_api.html). Private to kernels/: programs include
+// DLPack's own header.
 #pragma once
 
 #include <cstdint>
 
 enum DLDeviceType : int32_t { kDLCPU = 1, kDLCUDA = 2, kDLCUDAHost = 3, kDLCUDAManaged = 13 };
-enum DLDataTypeCode : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4, kDLComplex = 5, kDLBool = 6 };
+enum DLDataTypeCode : uint8_t {
+  kDLInt = 0,
+  kDLUInt = 1,
+  kDLFloat = 2,
+  kDLBfloat = 4,
+  kDLComplex = 5,
+  kDLBool = 6
+};
 
 struct DLPackVersion {
   uint32_t major, minor;
