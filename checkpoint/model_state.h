@@ -12,7 +12,7 @@
 namespace sherd {
 
 /// What this rank writes: of every parameter (f32 master weights, frozen ones too) and of every state tensor
-/// each element by exactly one rank. Ranks that hold the same elements (replicas, data-parallel ranks under
+/// each element by exactly one rank; of persistent buffers, which may differ from rank to rank, world rank 0's. Ranks that hold the same elements (replicas, data-parallel ranks under
 /// no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
 /// which may differ from rank to rank, world rank 0's are taken. Linear in the local pieces; collective only
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
@@ -27,6 +27,10 @@ struct LoadOptions {
   /// Optimizer state that the checkpoint lacks starts from zero, and state that nobody wants is left out,
   /// instead of an error: for routing that changed.
   bool allow_new_state = false;
+  /// The same of the model, for models that changed: parameters and buffers that the checkpoint lacks keep the values
+  /// that they have (initial ones, say), and tensors that nobody wants are left out.
+  bool allow_missing = false;
+  bool allow_unexpected = false;
   /// What the caller knows of the reason when the checkpoint does not fit: comes first in the message.
   std::string cause = {};
 };
@@ -36,10 +40,14 @@ struct LoadReport {
   ReadCounts counts;  // of this rank
   /// With allow_new_state: parameters whose state started anew, and state tensors that were left out.
   std::vector<std::string> started_anew, left_out;
+  /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of the
+  /// checkpoint's model that were left out.
+  std::vector<std::string> missing, unexpected;
 };
 
 /// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses, each rank
-/// reading only what it holds. Wider dtypes than the stored one are converted (bf16 and f16 to f32, exactly).
+/// reading only what it holds, and all of every persistent buffer. Wider dtypes than the stored one are converted
+/// (bf16 and f16 to f32, exactly).
 ///
 /// Collective over the root's mesh, also when it fails: then every rank throws the same error, and model and
 /// optimizer hold a mixture that another load may replace. The names and shapes are checked before any data

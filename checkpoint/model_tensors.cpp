@@ -33,12 +33,14 @@ int64_t element_at(const Parameter& p, int64_t piece_begin, int64_t weight, int6
 class Collector {
  public:
   Collector(ModuleBase& root, const std::vector<const Optimizer*>& optimizers)
-      : params_(root.named_parameters()), tied_(root.tied_names()) {
+      : params_(root.named_parameters()),
+        tied_(root.tied_names()),
+        buffers_(root.named_buffers()),
+        rank_(runtime_of(root).mesh().world()->rank()) {
     for (const Optimizer* optimizer : optimizers) {
       for (StateTensor& s : optimizer->state()) states_[s.param.name()].push_back(s);
       for (StateCounter& c : optimizer->counters()) counters_.push_back(std::move(c));
     }
-    if (!optimizers.empty()) rank_ = runtime_of(root).mesh().world()->rank();
   }
 
   std::vector<LocalTensor> collect() {
@@ -52,7 +54,11 @@ class Collector {
       for (const StateTensor& s : states_[name])
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
     }
-    for (const StateCounter& c : counters_) optim.push_back(counter(c));
+    for (auto& [name, b] : buffers_)
+      if (b.persistent())
+        model.push_back(on_one_rank(name, Section::model, b.shape().empty() ? Shape{1} : b.shape(), b.data()));
+    for (const StateCounter& c : counters_)
+      optim.push_back(on_one_rank(state_name(c.param.name(), c.key), Section::optim, {1}, c.value));
     std::move(optim.begin(), optim.end(), std::back_inserter(model));
     return model;
   }
@@ -92,23 +98,25 @@ class Collector {
             .data = piece.flat(mine.begin.value - begin, mine.end.value - begin)};
   }
 
-  // All on one rank: they are small, and everybody reads all of them.
-  LocalTensor counter(const StateCounter& c) const {
-    LocalTensor t{.name = state_name(c.param.name(), c.key),
-                  .section = Section::optim,
-                  .dtype = DType::f32,
-                  .shape = {1},
+  // Counters, which everybody reads as a whole, and buffers, which may differ from rank to rank: the first one's.
+  LocalTensor on_one_rank(std::string name, Section section, Shape shape, const Tensor& data) const {
+    const bool here = rank_ == 0 && data.numel() > 0;
+    LocalTensor t{.name = std::move(name),
+                  .section = section,
+                  .dtype = data.dtype(),
+                  .shape = shape,
                   .boxes = {},
-                  .data = c.value.flat(0, rank_ == 0 ? 1 : 0)};
-    if (rank_ == 0) t.boxes.push_back({{0}, {1}});
+                  .data = data.flat(0, here ? data.numel() : 0)};
+    if (here) t.boxes.push_back({Shape(shape.size(), 0), std::move(shape)});
     return t;
   }
 
   std::vector<std::pair<std::string, Parameter>> params_;
   std::vector<std::pair<std::string, std::string>> tied_;
+  std::vector<std::pair<std::string, Buffer>> buffers_;
+  int rank_;
   std::unordered_map<std::string, std::vector<StateTensor>> states_;
   std::vector<StateCounter> counters_;
-  int rank_ = 0;
   std::map<Key, int64_t> totals_, done_;
 };
 

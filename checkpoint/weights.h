@@ -7,6 +7,7 @@
 #include <string>
 
 #include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/model_state.h>
 #include <sherd/fsdp/fully_shard.h>
 
 namespace sherd {
@@ -20,7 +21,8 @@ struct ExportOptions {
   std::map<std::string, std::string> metadata = {};
 };
 
-/// Writes every parameter of a sharded root (full names, metadata format "pt"). Tensor- and expert-parallel
+/// Writes every parameter of a sharded root (full names, metadata format "pt"), and of persistent buffers world rank
+/// 0's, in their own dtype. Tensor- and expert-parallel
 /// parameters are written whole: the files do not show how a model was spread.
 ///
 /// The path becomes one file, which replaces one that is there. A path that ends in a slash, or names an
@@ -41,8 +43,8 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// Fills the weights of a sharded root (dtypes f32, bf16, f16) from anything that CheckpointReader opens: a
 /// safetensors file, a Hugging Face folder, a folder that PyTorch's DCP saved, a checkpoint or its `model`
 /// folder. Of a checkpoint only the model is looked at. Each rank reads only the elements it holds, one
-/// parameter after the other. load_checkpoint() without an optimizer: collective and as strict, with the same
-/// errors.
-void import_weights(ModuleBase& root, const std::filesystem::path& path);
+/// parameter after the other, and all of persistent buffers. load_checkpoint() without an optimizer: collective and as
+/// strict (LoadOptions::allow_missing, allow_unexpected), with the same errors and report.
+LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options = {});
 
 }  // namespace sherd

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <optional>
 #include <type_traits>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
+#include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
 #include <sherd/kernels/ops/ops.h>
 
@@ -63,65 +62,14 @@ Append append_as(DType dtype) {
   }
 }
 
-// As Parameter::global_runs() of tensor-parallel piece `index`, which may be another rank's.
-std::vector<GlobalRun> runs_on(const Parameter& p, int index, ParamRange range) {
-  if (!p.tensor_shard()) return p.global_runs(range);
-  TensorShard shard = *p.tensor_shard();
-  shard.index = index;
-  return global_runs(p.shape(), p.row_blocks(), shard, range);
-}
-
-// The whole of a parameter that the ranks of `comm` (see first_copy) hold together. Collective; only its
-// first rank gets it, the others get nothing.
-std::vector<float> gather_whole(Stream& stream, const Parameter& p, Communicator& comm) {
-  const ShardLayout& layout = p.group().layout();
-  const int index = p.index_in_group();
-  std::vector<int64_t> counts;
-  for (int r = 0; r < comm.size(); ++r) counts.push_back(layout.piece(ParamId(index), RankId(r % layout.world())).size());
-  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-  const bool first = comm.rank() == 0;
-  const Tensor packed =
-      first ? Tensor::empty(stream.device(), {total}, DType::f32, MemoryClass::message, "checkpoint")
-            : Tensor();
-  comm.gather_v(stream, packed, counts, p.shard(), 0);
-  if (!first) return {};
-
-  const std::vector<float> host = ops::to_floats(stream, packed);
-  std::vector<float> whole(host.size());
-  const float* from = host.data();
-  for (int r = 0; r < comm.size(); ++r) {
-    const ParamRange range = layout.piece(ParamId(index), RankId(r % layout.world()));
-    for (const GlobalRun& run : runs_on(p, r / layout.world(), range)) {
-      std::copy_n(from, run.count, whole.begin() + run.global.value);
-      from += run.count;
-    }
-  }
-  return whole;
-}
-
-// The ranks that hold one copy of a parameter together, or null where none of them is world rank 0. The order
-// is that of the layout's cells, for one piece of a tensor-parallel parameter after the other. Collective.
-std::shared_ptr<Communicator> first_copy(const Parameter& p) {
-  const ParamGroup& g = p.group();
-  std::vector<std::string> dims = g.sharded_over();
-  if (p.tensor_shard() && p.tensor_shard()->parts > 1) dims.insert(dims.begin(), p.tensor_shard()->mesh_dim);
-  auto comm = g.mesh().flatten(dims);
-  return g.axes().holders_of(p.tensor_shard()).index == 0 ? comm : nullptr;
-}
-
-// Rank 0 of the root's mesh writes, so that it must be rank 0 of every other mesh, too.
-void check_meshes(ShardRuntime& runtime) {
-  const Communicator& world = *runtime.mesh().world();
-  std::vector<std::string> wrong;
-  for (ParamGroup* g : runtime.groups()) {
-    const Communicator& own = *g->mesh().world();
-    if (own.rank() != world.rank() || own.size() != world.size())
-      wrong.push_back(fmt::format("'{}' (mesh {})", g->unit(), g->mesh().describe()));
-  }
-  if (!wrong.empty())
-    throw NotSupported(fmt::format(
-        "export_weights: the meshes of these units do not span the root's ranks in the same order: {}",
-        fmt::join(wrong, ", ")));
+// Persistent ones, wide elements first, so that all in a file are aligned.
+std::vector<Buffer> buffers_to_write(const ModuleBase& root) {
+  std::vector<Buffer> buffers;
+  for (auto& [name, b] : root.named_buffers())
+    if (b.persistent()) buffers.push_back(b);
+  std::stable_sort(buffers.begin(), buffers.end(),
+                   [](const Buffer& a, const Buffer& b) { return size_of(a.dtype()) > size_of(b.dtype()); });
+  return buffers;
 }
 
 }  // namespace
@@ -129,23 +77,35 @@ void check_meshes(ShardRuntime& runtime) {
 void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options) {
   const Append write = append_as(options.dtype);
   ShardRuntime& runtime = runtime_of(root);
-  check_meshes(runtime);
+  require_same_ranks(runtime, "export_weights");
   Stream& stream = runtime.device().compute();
   const auto params = root.named_parameters();
+  const std::vector<Buffer> buffers = buffers_to_write(root);
+  const auto narrow = std::find_if(buffers.begin(), buffers.end(),
+                                 [&](const Buffer& b) { return size_of(b.dtype()) <= size_of(options.dtype); });
   std::optional<WeightsWriter> writer;
   if (runtime.mesh().world()->rank() == 0) {
     std::vector<SafetensorsSpec> specs;
+    const auto add = [&](const Buffer& b) { specs.push_back({b.name(), b.dtype(), b.shape()}); };
+    std::for_each(buffers.begin(), narrow, add);
     for (auto& [name, p] : params) specs.push_back({name, options.dtype, p.global_shape()});
+    std::for_each(narrow, buffers.end(), add);
     auto metadata = options.metadata;
     metadata["format"] = "pt";
     writer.emplace(path, specs, std::move(metadata), options.max_shard_bytes);
   }
+  const auto write_buffer = [&](const Buffer& b) {
+    if (!writer) return;
+    std::vector<char> values(static_cast<size_t>(b.data().nbytes()));
+    ops::copy_to_host(stream, values.data(), b.data());
+    writer->append(values.data(), b.data().nbytes());
+  };
+  std::for_each(buffers.begin(), narrow, write_buffer);
   for (auto& [name, p] : params) {
-    const auto comm = first_copy(p);
-    if (!comm) continue;
-    const std::vector<float> whole = gather_whole(stream, p, *comm);
+    const std::vector<float> whole = gather_whole(stream, p, p.shard());
     if (writer) write(*writer, name, p.global_shape(), whole);
   }
+  std::for_each(narrow, buffers.end(), write_buffer);
   stream.synchronize();
   if (writer) writer->finish();
 }

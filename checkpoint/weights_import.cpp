@@ -6,11 +6,12 @@
 
 namespace sherd {
 
-void import_weights(ModuleBase& root, const std::filesystem::path& path) {
+LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options) {
   Agreement ranks(*runtime_of(root).mesh().world());
   std::optional<CheckpointReader> reader;
   ranks.run_collectively([&] { reader.emplace(CheckpointReader::open(path)); });
-  load_checkpoint(*reader, root, nullptr, {.optimizer = false});
+  options.optimizer = false;
+  return load_checkpoint(*reader, root, nullptr, options);
 }
 
 }  // namespace sherd

@@ -75,6 +75,28 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
   }
 }
 
+int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string&, ModuleBase&)>& which,
+                    const DeviceMesh& mesh, const FullyShardOptions& options) {
+  std::vector<ModuleBase*> chosen;
+  std::vector<std::string> wrapped;
+  root.visit([&](const std::string& name, ModuleBase& m) {
+    if (&m == &root || !which(name, m)) return;
+    chosen.push_back(&m);
+    const bool left_behind = m.unit() && !m.unit()->attached();  // of a root that is gone
+    if (m.wrap() != nullptr && !left_behind) wrapped.push_back("'" + name + "'");
+  });
+  if (chosen.empty())
+    throw InvalidArgument(
+        "fully_shard_all: no module below this one was chosen; register modules by child() in their parent's "
+        "constructor, and look at the type or the condition");
+  if (!wrapped.empty())
+    throw InvalidArgument(fmt::format("fully_shard_all: {} {} wrapped already; leave them out of the condition",
+                                      fmt::join(wrapped, ", "), wrapped.size() == 1 ? "is" : "are"));
+  // Modules are visited before those inside them.
+  for (size_t i = chosen.size(); i-- > 0;) fully_shard(*chosen[i], mesh, options);
+  return static_cast<int>(chosen.size());
+}
+
 void reset_step(ModuleBase& root) {
   runtime_of(root).reset_step();
   root.visit([](const std::string&, ModuleBase& m) { m.drop_activations(); });

@@ -1,7 +1,9 @@
 // Wrapping modules.
 #pragma once
 
+#include <functional>
 #include <iterator>
+#include <string>
 #include <type_traits>
 
 #include <sherd/fsdp/runtime.h>
@@ -35,6 +37,20 @@ void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions&
       fully_shard(static_cast<ModuleBase&>(*module), mesh, options);
     }
   }
+}
+
+/// Wraps every module below `root` that `which` says yes to, each a unit of its own with the same mesh and options,
+/// innermost first; `which` is given its full name and itself. The root is left to a call of its own, the last.
+/// @returns how many it wrapped.
+/// @throws InvalidArgument when it is none, or naming all of them that are wrapped already; nothing is wrapped then.
+int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string& name, ModuleBase& module)>& which,
+                    const DeviceMesh& mesh, const FullyShardOptions& options = {});
+
+/// The same of every module of type M (or derived from it): fully_shard_all<Block>(model, mesh, options).
+template <class M>
+int fully_shard_all(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOptions& options = {}) {
+  return fully_shard_all(
+      root, [](const std::string&, ModuleBase& module) { return dynamic_cast<M*>(&module) != nullptr; }, mesh, options);
 }
 
 /// Gives up the step that runs, for instance because an exception ended a forward or backward and the batch

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include <sherd/fsdp/detail/initial_values.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
@@ -84,8 +85,7 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
        static_cast<uint64_t>(replicated())});
   for (auto& p : spec_.params) {
-    add(fmt::format("the initial values of parameter '{}'", p.name()), 0,
-        {std::bit_cast<uint32_t>(p.init().mean), std::bit_cast<uint32_t>(p.init().stddev)});
+    add(fmt::format("the initial values of parameter '{}'", p.name()), digest_of(p.init()), {});
     uint64_t rows = p.row_blocks().size();
     for (auto& b : p.row_blocks())
       for (const int64_t v : {b.begin, b.size, b.stride, b.count, int64_t{b.dealt}})
@@ -130,20 +130,8 @@ void ParamGroup::allocate() {
 
 void ParamGroup::initialise(Stream& stream, uint64_t seed) {
   ops::fill(stream, master_, 0);
-  for (size_t i = 0; i < spec_.params.size(); ++i) {
-    const Parameter& p = spec_.params[i];
-    const Tensor piece = shard(static_cast<int>(i));
-    if (p.init().stddev == 0) {
-      ops::fill(stream, piece, p.init().mean);
-    } else {
-      const ParamRange range = p.shard_range();
-      for (const GlobalRun& run : p.global_runs(range)) {
-        const int64_t at = run.local - range.begin;
-        ops::random_normal(stream, piece.flat(at, at + run.count), run.global.value, seed, p.name(),
-                           p.init().mean, p.init().stddev);
-      }
-    }
-  }
+  for (size_t i = 0; i < spec_.params.size(); ++i)
+    initial_values(stream, spec_.params[i], shard(static_cast<int>(i)), seed);
 }
 
 void ParamGroup::publish(Stream& stream, const Staging& staging) {

@@ -50,6 +50,14 @@ std::vector<std::pair<std::string, std::string>> ModuleBase::tied_names() const 
   return tied;
 }
 
+std::vector<std::pair<std::string, Buffer>> ModuleBase::named_buffers() const {
+  std::vector<std::pair<std::string, Buffer>> all;
+  const_cast<ModuleBase*>(this)->visit([&](const std::string& prefix, ModuleBase& m) {
+    for (auto& [name, b] : m.buffers_) all.emplace_back(join(prefix, name), b);
+  });
+  return all;
+}
+
 std::vector<Parameter> ModuleBase::own_parameters() const {
   std::vector<Parameter> own;
   for (auto& [name, p] : parameters_) own.push_back(p);
@@ -61,7 +69,7 @@ void ModuleBase::set_training(bool on) {
 }
 
 Parameter ModuleBase::param(std::string name, Shape shape, Init init) {
-  return tie(name, Parameter(name, std::move(shape), init));
+  return tie(name, Parameter(name, std::move(shape), std::move(init)));
 }
 
 Parameter ModuleBase::tie(std::string name, const Parameter& other) {
@@ -72,6 +80,13 @@ Parameter ModuleBase::tie(std::string name, const Parameter& other) {
   ++other.state().registrations;
   parameters_.emplace_back(std::move(name), other);
   return other;
+}
+
+Buffer ModuleBase::buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent) {
+  check_name("buffer", name);
+  for (auto& [existing, b] : buffers_)
+    if (existing == name) throw InvalidArgument(fmt::format("two buffers of one module are named '{}'", name));
+  return buffers_.emplace_back(name, Buffer(name, std::move(shape), dtype, std::move(init), persistent)).second;
 }
 
 void ModuleBase::child(std::string name, ModuleBase& module) {
@@ -88,12 +103,20 @@ void ModuleBase::child(std::string name, ModuleBase& module) {
 
 void assign_names(ModuleBase& root) {
   std::unordered_set<std::string> names;
-  for (auto& [name, p] : root.named_parameters()) {
-    if (!names.insert(name).second) throw InvalidArgument(fmt::format("two parameters are named '{}'", name));
+  const auto claim = [&](const char* what, const std::string& name) {
+    if (!names.insert(name).second)
+      throw InvalidArgument(fmt::format("two parameters or buffers are named '{}'", name));
     if (name == "__metadata__")
       throw InvalidArgument(
-          "a parameter is named '__metadata__', which safetensors files keep for themselves");
+          fmt::format("a {} is named '__metadata__', which safetensors files keep for themselves", what));
+  };
+  for (auto& [name, p] : root.named_parameters()) {
+    claim("parameter", name);
     p.state_->name = name;
+  }
+  for (auto& [name, b] : root.named_buffers()) {
+    claim("buffer", name);
+    b.state_->name = name;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/fsdp/buffer.h>
 #include <sherd/fsdp/parameter.h>
 
 namespace sherd {
@@ -19,9 +20,11 @@ struct Wrap;
 /// The tree of a model. Two kinds of modules derive from it: Module, with a backward written by hand, and
 /// nn::Module, whose forwards a tape records; one tree may hold both.
 ///
-/// Registered children and parameters are kept by address resp. handle: modules do not move once a parent has
-/// registered them. A module that is destroyed leaves its parent's list; parts that outlive a sharded root
-/// have no weights any more, and calls of wrapped ones throw. One rank's thread uses a module.
+/// Registered children and parameters are kept by address resp. handle, so that modules can be neither copied nor
+/// moved: a std::vector of modules can be made with its final size only, and cannot grow (the compiler refuses);
+/// ModuleList (module_list.h), std::deque and vectors of std::unique_ptr can. A module that is destroyed leaves its
+/// parent's list; parts that outlive a sharded root have no weights any more, and calls of wrapped ones throw. One
+/// rank's thread uses a module.
 class ModuleBase {
  public:
   ModuleBase() = default;
@@ -35,6 +38,8 @@ class ModuleBase {
   /// {other name, first name} of every place of a tied parameter but its first, in the order of
   /// named_parameters().
   std::vector<std::pair<std::string, std::string>> tied_names() const;
+  /// Every buffer below this module, depth first, persistent or not.
+  std::vector<std::pair<std::string, Buffer>> named_buffers() const;
   /// Calls f(name, module) for this module (name "") and everything below it.
   void visit(const std::function<void(const std::string&, ModuleBase&)>& f, const std::string& prefix = "");
 
@@ -59,6 +64,10 @@ class ModuleBase {
   Parameter param(std::string name, Shape shape, Init init);
   /// Registers a parameter that another module made: one tensor, one gradient, two places.
   Parameter tie(std::string name, const Parameter& other);
+  /// Describes a buffer, which every rank has whole: see Buffer. Of dtypes other than f32 it starts from f32 values
+  /// converted (integers: towards zero); what those cannot hold is written to data() by the program.
+  /// @param persistent whether it is saved and loaded; if not, each start begins with `init`.
+  Buffer buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent = true);
   /// Registers a child; `module` must outlive this module's use.
   void child(std::string name, ModuleBase& module);
 
@@ -69,6 +78,7 @@ class ModuleBase {
   friend void reset_step(ModuleBase& root);
   friend void assign_names(ModuleBase& root);
   std::vector<std::pair<std::string, Parameter>> parameters_;
+  std::vector<std::pair<std::string, Buffer>> buffers_;
   std::vector<std::pair<std::string, ModuleBase*>> children_;
   ModuleBase* parent_ = nullptr;
   bool training_ = true;
@@ -77,7 +87,7 @@ class ModuleBase {
   std::shared_ptr<ShardRuntime> runtime_;  // root only
 };
 
-/// Gives every parameter its full name; later registrations of a tied parameter keep the first one.
+/// Gives every parameter and buffer its full name; later registrations of a tied parameter keep the first one.
 void assign_names(ModuleBase& root);
 
 }  // namespace sherd

@@ -9,9 +9,11 @@ Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::mak
     if (d < 0)
       throw InvalidArgument(
           fmt::format("parameter '{}': shape {} has a negative size", name, to_string(shape)));
+  if (const std::string wrong = check_init(init, shape); !wrong.empty())
+    throw InvalidArgument(fmt::format("parameter '{}' of shape {}: first values: {}", name, to_string(shape), wrong));
   state_->name = std::move(name);
   state_->shape = std::move(shape);
-  state_->init = init;
+  state_->init = std::move(init);
 }
 
 Parameter::Parameter(std::string name, Shape shape, ParameterViews& views, int index)

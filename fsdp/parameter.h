@@ -8,6 +8,7 @@
 #include <vector>
 
 #include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/init.h>
 #include <sherd/fsdp/parameter_views.h>
 #include <sherd/fsdp/row_blocks.h>
 #include <sherd/fsdp/tensor_shard.h>
@@ -18,21 +19,12 @@ class ModuleBase;
 class ParamGroup;
 void assign_names(ModuleBase& root);
 
-/// How a parameter gets its first values. Element i of the whole parameter (all tensor-parallel pieces
-/// together) depends only on the seed, the parameter's full name and i, so every mesh starts from the same
-/// model.
-struct Init {
-  float mean = 0;
-  float stddev = 0;  // 0: the constant `mean`
-};
-inline Init normal(float stddev) { return {0, stddev}; }
-inline Init constant(float value) { return {value, 0}; }
-
 /// A handle; copies mean the same parameter. Made by Module::param(), described only: memory comes with
 /// fully_shard() of the root. Used by one rank's thread.
 class Parameter {
  public:
   Parameter() = default;
+  /// As ModuleBase::param(), of no module.
   Parameter(std::string name, Shape shape, Init init);
   /// Parameter number `index` of `views`, which outlive it, of no module and no group: for functions on memory of the
   /// caller's own. Only name(), shape(), trainable(), data(), grad() and grad_for_overwrite() mean anything.

@@ -62,6 +62,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
         make_unit(claims[static_cast<size_t>(i)], plan_.units[static_cast<size_t>(i)], i);
   units_.back() = make_unit(claims.back(), plan_.units.back(), last);
   for (auto& u : units_) context_->units.push_back(u.get());
+  for (auto& [name, b] : root.named_buffers()) kept_.push_back(b);
   check_meshes(mesh_, groups());
   check_fingerprints();
   make_slots();
@@ -78,6 +79,7 @@ ShardRuntime::~ShardRuntime() {
   context_->gather.reset();
   context_->reduce.reset();
   buffers_.reset();
+  for (Buffer& b : kept_) b.state().data = Tensor();
   for (auto& u : units_) u->detach();
 }
 
@@ -123,7 +125,7 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
 }
 
 void ShardRuntime::check_fingerprints() {
-  check_alike(*check_comm_, *check_, groups(),
+  check_alike(*check_comm_, *check_, groups(), kept_,
               fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options; "
                           "build the same model with the same options on every rank",
                           device_.label(), mesh_.describe()));
@@ -184,6 +186,7 @@ void ShardRuntime::initialise() {
     g->allocate();
     g->initialise(device_.compute(), options_.seed);
   }
+  for (Buffer& b : kept_) b.allocate(device_.compute(), options_.seed);
   Staging& staging = context_->staging;
   for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
     if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along

@@ -108,8 +108,11 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// For all sets whose gradients are final, too.
   void set_skip(const Tensor& skip);
   /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next WeightsChange
-  /// waits for it.
-  void hold_weights(const Event& event) { held_ = event; }
+  /// waits for it, and all later work on the compute stream where the model has buffers, which a forward may write.
+  void hold_weights(const Event& event) {
+    held_ = event;
+    if (!kept_.empty()) device_.compute().wait(event);
+  }
 
   /// All weights have been written anew on all ranks, from a checkpoint, say: ranks that had parted have come
   /// together. On every rank at the same point, with nothing of the model queued.
@@ -124,6 +127,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
 
   /// What became of the memory of the units' buffers, for people (BufferSet::describe()).
   std::string describe_buffers() const { return buffers_->describe(); }
+
+  /// The model's buffers, by full name.
+  const std::vector<Buffer>& buffers_of_model() const { return kept_; }
 
   /// Events since the last clear, in host issue order: "unshard X", "forward X", "backward X", "post X".
   const std::vector<std::string>& trace() const;
@@ -164,6 +170,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
+  std::vector<Buffer> kept_;  // that are not trained
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 

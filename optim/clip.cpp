@@ -90,9 +90,9 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
   return clip(optimizer.runtime(), &optimizer.updates(), max_norm, options);
 }
 
-GradientStats read(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats) {
+GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats) {
   if (stats == nullptr)
-    throw InvalidArgument("read(): there are no GradientStats; pass what clip_grad_norm() returned");
+    throw InvalidArgument("read_stats(): there are no GradientStats; pass what clip_grad_norm() returned");
   runtime_of(root).device().compute().synchronize();
   return *stats;
 }

@@ -35,7 +35,7 @@ struct ClipOptions {
 /// layout and number of ranks, data- or tensor-parallel. NormKind::infinity needs one more pass over the gradients and
 /// one more all-reduce, over all ranks. A parameter that is whole on the ranks of a tensor-parallel dimension
 /// must have the same gradient on all of them, in bits. Queued on the compute stream; read the result by
-/// read(), or after that has synchronised. Gradients with inf or NaN give a NaN norm and are not scaled.
+/// read_stats(), or after that has synchronised. Gradients with inf or NaN give a NaN norm and are not scaled.
 ///
 /// The same sums tell whether the step may be taken (ShardRuntime::skip(), read by Optimizer::step()): the
 /// norm is a finite f32, and no element is inf or NaN on any rank, those of ignored parameters and those that
@@ -52,7 +52,7 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
                                                     const ClipOptions& options = {});
 
 /// The figures, once the compute stream has come to them: waits for that. The same on every rank.
-GradientStats read(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats);
+GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats);
 
 /// Clamps every gradient element to [-value, value]; NaN stays. Of the same gradients as clip_grad_norm(), ignored
 /// parameters' included. Queued on the compute stream, without communication. It does not decide whether the step is

@@ -5,14 +5,16 @@
 #include <vector>
 
 #include <sherd/comm/communicator.h>
+#include <sherd/fsdp/buffer.h>
 #include <sherd/fsdp/group.h>
 
 namespace sherd {
 
 /// @throws ShapeMismatch on every rank, "<otherwise>: rank 1 (...) differs from the others (...) in the initial
-/// values of parameter 'head.weight'", unless the groups are alike in all their traits. Collective; queues on
+/// values of parameter 'head.weight'", unless the groups are alike in all their traits, and
+/// the buffers in what describes them. Collective; queues on
 /// `stream` and blocks the host.
 void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGroup*>& groups,
-                 const std::string& otherwise);
+                 const std::vector<Buffer>& buffers, const std::string& otherwise);
 
 }  // namespace sherd

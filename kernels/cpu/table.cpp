@@ -28,7 +28,7 @@ const KernelTable& cpu_kernels() {
   static const KernelTable table = [] {
     check_processor();
     KernelTable t =
-        reference_kernels();  // copies, reduce, sort_by_expert, accumulate_sum and random_normal need no more speed
+        reference_kernels();  // copies, reduce, sort_by_expert, accumulate_sum and random values need no more speed
     t.name = "cpu";
     t.doubles = false;
     t.fill = cpu::fill;

@@ -73,6 +73,8 @@ Kernel<&KernelTable::add_words> add_words;
 Kernel<&KernelTable::clip_factor> clip_factor;
 Kernel<&KernelTable::qk_clip_factors> qk_clip_factors;
 Kernel<&KernelTable::scale_heads> scale_heads;
+Kernel<&KernelTable::random_uniform> random_uniform;
+Kernel<&KernelTable::random_truncated_normal> random_truncated_normal;
 Kernel<&KernelTable::random_normal> random_normal;
 
 }  // namespace sherd::cuda

@@ -161,6 +161,7 @@ class CudaDevice final : public Device {
   }
 
   DeviceKind kind() const override { return DeviceKind::cuda; }
+  int ordinal() const override { return chip_.ordinal; }
   bool reaches(const Device& other) const override {
     if (other.kind() != DeviceKind::cuda) return false;
     const int theirs = static_cast<const CudaDevice&>(other).chip_.ordinal;

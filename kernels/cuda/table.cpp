@@ -68,6 +68,8 @@ const KernelTable& cuda_kernels() {
       .clip_factor = cuda::clip_factor,
       .qk_clip_factors = cuda::qk_clip_factors,
       .scale_heads = cuda::scale_heads,
+      .random_uniform = cuda::random_uniform,
+      .random_truncated_normal = cuda::random_truncated_normal,
       .random_normal = cuda::random_normal,
   };
   return table;

@@ -62,6 +62,8 @@ class Device {
   Device& operator=(const Device&) = delete;
 
   virtual DeviceKind kind() const { return DeviceKind::cpu; }
+  /// Which of the process's devices of that kind it is (DeviceOptions::ordinal); 0 on a CPU.
+  virtual int ordinal() const { return 0; }
   /// Whether kernels of this device can read the other's memory.
   virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
   virtual Allocator& allocator() = 0;

@@ -13,6 +13,7 @@ enum class MemoryClass {
   gradient,    ///< sums of gradients, of this rank's part and of whole units
   gathered,    ///< whole parameters of a unit, while it computes
   optimizer,   ///< state that the optimizer keeps between steps
+  buffer,      ///< values of the model that are kept and not trained
   activation,  ///< what forward keeps for backward, and whatever else a model's own code allocates
   message,     ///< what collectives send and receive and nothing else keeps
   scratch      ///< temporaries of one piece of work, staging memory
@@ -21,7 +22,8 @@ enum class MemoryClass {
 /// All of them, in the order of the enumeration.
 inline constexpr std::array kMemoryClasses = {
     MemoryClass::parameter, MemoryClass::master,     MemoryClass::gradient, MemoryClass::gathered,
-    MemoryClass::optimizer, MemoryClass::activation, MemoryClass::message,  MemoryClass::scratch};
+    MemoryClass::optimizer, MemoryClass::buffer,     MemoryClass::activation, MemoryClass::message,
+    MemoryClass::scratch};
 
 /// "parameter", "master", ...
 inline std::string_view name_of(MemoryClass c) {
@@ -36,6 +38,8 @@ inline std::string_view name_of(MemoryClass c) {
       return "gathered";
     case MemoryClass::optimizer:
       return "optimizer";
+    case MemoryClass::buffer:
+      return "buffer";
     case MemoryClass::activation:
       return "activation";
     case MemoryClass::message:

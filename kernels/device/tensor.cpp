@@ -9,6 +9,7 @@ struct Tensor::Storage {
   Allocator* allocator;
   void* data;
   bool foreign = false;  // memory of a source that may have other users
+  std::shared_ptr<void> owner = nullptr;  // of memory that is of_others()
   ~Storage() {
     if (allocator) allocator->release(data);
   }
@@ -30,6 +31,19 @@ Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape 
     return device.allocator().allocate_from(std::move(source), bytes, kind, name);
   });
   t.storage_->foreign = true;
+  return t;
+}
+
+Tensor Tensor::of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype) {
+  for (int64_t d : shape)
+    if (d < 0)
+      throw InvalidArgument(fmt::format("tensor of others' memory of shape {}: a size is negative", to_string(shape)));
+  Tensor t;
+  t.numel_ = numel_of(shape);
+  t.shape_ = std::move(shape);
+  t.dtype_ = dtype;
+  t.data_ = static_cast<char*>(data);
+  t.storage_ = std::shared_ptr<Storage>(new Storage{&device, nullptr, nullptr, true, std::move(owner)});
   return t;
 }
 

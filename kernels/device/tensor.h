@@ -38,9 +38,14 @@ class Tensor {
   static Tensor from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
                      MemoryClass kind, std::string_view name);
 
+  /// Memory that another library owns, as a tensor of `device`, which can reach it: no allocation of sherd's, so
+  /// that no allocator counts it. `owner` is let go with the last tensor that shares the memory, by the host: work
+  /// that is queued then must be done with it, as with any memory that other streams use (see Device).
+  static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype);
+
   bool defined() const { return storage_ != nullptr; }
   /// Whether this tensor alone owns the memory, so that nobody can miss what was there: no other tensor or view
-  /// shares it, and it is neither an unowned_view() nor from() a source outside.
+  /// shares it, and it is neither an unowned_view() nor from() a source outside nor of_others().
   bool sole_owner() const;
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }

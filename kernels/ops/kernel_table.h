@@ -35,6 +35,7 @@ struct MuonMomentumArgs;
 struct MuonUpdateArgs;
 struct OrthogonalizeArgs;
 struct QkClipArgs;
+struct RandomBoundedArgs;
 struct ReduceArgs;
 struct RmsNormArgs;
 struct RopeArgs;
@@ -159,6 +160,10 @@ struct KernelTable {
   // qk_clip.h
   void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
   void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
+
+  // random_bounded.h
+  void (*random_uniform)(ExecutionContext&, const RandomBoundedArgs&);
+  void (*random_truncated_normal)(ExecutionContext&, const RandomBoundedArgs&);
 
   // random_normal.h
   void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,

@@ -29,6 +29,7 @@
 #include <sherd/kernels/ops/norm.h>
 #include <sherd/kernels/ops/optimizer.h>
 #include <sherd/kernels/ops/orthogonalize.h>
+#include <sherd/kernels/ops/random_bounded.h>
 #include <sherd/kernels/ops/random_normal.h>
 #include <sherd/kernels/ops/reduce.h>
 #include <sherd/kernels/ops/rope.h>

@@ -70,6 +70,8 @@ const KernelTable& reference_kernels() {
       .clip_factor = k::clip_factor,
       .qk_clip_factors = k::qk_clip_factors,
       .scale_heads = k::scale_heads,
+      .random_uniform = k::random_uniform,
+      .random_truncated_normal = k::random_truncated_normal,
       .random_normal = k::random_normal,
   };
   return table;

@@ -42,18 +42,15 @@ Var Block::forward(const Var& x, int64_t batch, float loss_scale) {
 Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep) : tp_(tp) {
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
-  for (int64_t i = 0; i < shape.layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(shape, tp, ep));
-    child("blocks." + std::to_string(i), *blocks_.back());
-    blocks_.back()->set_recompute(shape.recompute);
-  }
+  child("blocks", blocks_);
+  for (int64_t i = 0; i < shape.layers; ++i) blocks_.emplace_back(shape, tp, ep).set_recompute(shape.recompute);
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
 }
 
 Var Gpt::hidden(const Var& tokens, float loss_scale) {
   Var x = nn::embedding(tokens, tok_, pos_);
-  for (auto& b : blocks_) x = (*b)(x, tokens.size(0), loss_scale);
+  for (Block& b : blocks_) x = b(x, tokens.size(0), loss_scale);
   return nn::rms_norm(x, norm_);
 }
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
+#include <sherd/fsdp/module_list.h>
 #include <sherd/nn/nn.h>
 
 #include "moe.h"
@@ -44,7 +44,7 @@ class Block : public sherd::nn::Module<Block> {
 class Gpt : public sherd::nn::Module<Gpt> {
  public:
   explicit Gpt(const GptShape& shape, const TensorParallel& tp = {}, const ExpertParallel& ep = {});
-  Block& block(size_t i) { return *blocks_[i]; }
+  Block& block(size_t i) { return blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
 
   /// tokens and targets i32 [batch, seq]: the losses f32 [batch*seq] in nats, and `scale` times their sum.
@@ -57,7 +57,7 @@ class Gpt : public sherd::nn::Module<Gpt> {
 
   TensorParallel tp_;
   Parameter tok_, pos_;
-  std::vector<std::unique_ptr<Block>> blocks_;
+  sherd::ModuleList<Block> blocks_;
   Parameter norm_, head_;
 };
 

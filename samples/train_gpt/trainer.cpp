@@ -108,11 +108,10 @@ Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<c
       skips_(config.max_skipped_steps) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
-  for (size_t i = 0; i < model_.blocks(); ++i) {
+  for (size_t i = 0; i < model_.blocks(); ++i)
     if (MoeMlp* moe = model_.block(i).moe())
       fully_shard(moe->experts(), *expert_mesh_, expert_options(options, config));
-    fully_shard(model_.block(i), mesh_, options);
-  }
+  fully_shard_all<Block>(model_, mesh_, options);
   fully_shard(model_, mesh_, options);
   if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
   if (config.steps > 0 || config.explain_plan || !config.save.empty()) {  // else no optimizer state

@@ -3,8 +3,6 @@
 #include <cstdio>
 #include <vector>
 
-#include <sherd/checkpoint/resume.h>
-#include <sherd/checkpoint/saver.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/sherd.h>
 #include <sherd/train/command_line.h>
@@ -14,7 +12,8 @@ using namespace sherd;
 // Fits y = W x to a fixed rotation; loss = mean squared error.
 struct Regression : Module {
   static constexpr int64_t kRows = 32, kWidth = 6;
-  Parameter w = param("w.weight", {kWidth, kWidth}, normal(0.1f));
+  Parameter w = param("w.weight", {kWidth, kWidth}, xavier_uniform(0.3f));
+  Buffer steps = buffer("steps", {}, DType::f32, constant(0));
   Tensor x, error;
 
  protected:
@@ -48,7 +47,8 @@ struct Chosen {
   MuonOptions muon{.momentum = 0.9f};
   OptimizerOptions optimizer{.adamw = {.beta2 = 0.95}, .muon = {.scale = MuonScale::original}};
   SaverOptions saver{.async = true};
-  LoadOptions load{.optimizer = false};
+  LoadOptions load{.optimizer = false, .allow_missing = true};
+  Init init{.mean = 1, .kind = InitKind::uniform};
   TrainingState training{.step = 1};
   ExportOptions weights{.dtype = DType::bf16};
 };
@@ -79,6 +79,13 @@ int main(int argc, char** argv) {
       for (float v : e) loss += v * v / Regression::kRows;
       if (rank.world->rank() == 0) (step == 0 ? first : last) = loss;
     }
+    ops::fill(s, model.steps.data(), static_cast<double>(steps));
+    // Saving, in memory and on other libraries' behalf.
+    const StateDict dict = state_dict(model, &optimizer, DictKind::on_all);
+    if (dict.model.at("steps").values<float>()[0] != static_cast<float>(steps)) throw Error("a buffer is lost");
+    load_state_dict(model, &optimizer, dict, DictKind::on_all);
+    from_dlpack(to_dlpack(s, model.steps.data()), *rank.device);
+    checkpoint_tensors(model, &optimizer);
     s.synchronize();
   });
   std::printf("consumer: loss %.4f -> %.6f\n", first, last);

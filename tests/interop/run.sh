@@ -5,6 +5,9 @@ python=${SHERD_PYTHON:-python3}
 needs='from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.tensor import distribute_tensor'
+case $1 in
+  */dlpack_interop.py) needs='import torch' ;;
+esac
 if ! reason=$("$python" -c "$needs" 2>&1); then
   echo "skipped: $python cannot import what this needs of PyTorch and safetensors: $(echo "$reason" | tail -n 1)"
   echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch and safetensors"

@@ -101,13 +101,13 @@ TEST_P(Norms, AreTheSameBitsUnderEveryStrategyLayoutAndNumberOfRanks) {
           want = kind == NormKind::infinity ? std::max(want, a) : want + (kind == NormKind::one ? a : a * a);
         }
         if (kind == NormKind::two) want = std::sqrt(want);
-        const GradientStats stats = read(model, clip_grad_norm(model, want / 4, {.norm = kind}));
+        const GradientStats stats = read_stats(model, clip_grad_norm(model, want / 4, {.norm = kind}));
         EXPECT_FLOAT_EQ(stats.norm, static_cast<float>(want));
         EXPECT_EQ(stats.non_finite, 0);
         const std::vector<float> clipped = gradients(model, s);
         const float factor = static_cast<float>(want / 4) / (stats.norm + 1e-6f);
         for (size_t i = 0; i < g.size(); ++i) EXPECT_EQ(clipped[i], g[i] * factor) << i;
-        const GradientStats after = read(model, clip_grad_norm(model, 0, {.norm = kind}));
+        const GradientStats after = read_stats(model, clip_grad_norm(model, 0, {.norm = kind}));
         EXPECT_NEAR(after.norm, want / 4, 1e-6 * want);
         if (r.world->rank() != 0) return;
         seen[ranks != 3].insert(stats.norm);
@@ -128,7 +128,7 @@ TEST_P(Norms, OfGradientsThatAreNotFiniteSkipTheStepOrThrowOnAllRanksAlike) {
         const std::vector<float> before = weights();
         const bool here = r.world->rank() == r.world->size() - 1;
         model.run(*r.device, here);
-        EXPECT_TRUE(std::isnan(read(model, clip_grad_norm(model, 1, {.norm = kind})).norm));
+        EXPECT_TRUE(std::isnan(read_stats(model, clip_grad_norm(model, 1, {.norm = kind})).norm));
         optimizer.step(0.1);
         EXPECT_EQ(optimizer.skipped(), 1);
         EXPECT_EQ(weights(), before);

@@ -1,0 +1,112 @@
+#include <sherd/checkpoint/detail/comparison.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/widen.h>
+
+namespace sherd {
+
+Comparison::Comparison(std::string source, std::span<const CheckpointTensor> offered,
+                       const std::vector<Wanted>& all, const LoadOptions& options, size_t most_names)
+    : source_(std::move(source)), options_(options), most_names_(most_names) {
+  using Key = std::pair<Section, std::string_view>;
+  std::map<Key, const CheckpointTensor*> by_name;
+  for (const CheckpointTensor& t : offered) by_name.emplace(Key(t.section, t.name), &t);
+  std::set<Key> known;
+  for (const Wanted& w : all) {
+    known.emplace(w.section, w.name);
+    if (w.section == Section::optim) ++needed_;
+    if (const auto found = by_name.find({w.section, w.name}); found != by_name.end()) {
+      compare(w, *found->second);
+      continue;
+    }
+    (w.section == Section::model ? missing_ : missing_state_).push_back(w.name);
+    if (w.section == Section::optim) needs_.insert(w.param.name());
+  }
+  for (const CheckpointTensor& t : offered) {
+    const bool asked = t.section == Section::model ? options.model : options.optimizer;
+    if (asked && !known.contains({t.section, t.name}))
+      (t.section == Section::model ? unexpected_ : unexpected_state_).push_back(t.name);
+  }
+}
+
+void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
+  const bool f32 = w.local.dtype() == DType::f32;
+  if (t.shape != w.shape) {
+    other_.push_back(fmt::format("'{}' has shape {} where the run has {}", w.name, to_string(t.shape),
+                                 to_string(w.shape)));
+  } else if (f32 && !widens_to_f32(t.dtype)) {
+    other_.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", w.name, name_of(t.dtype)));
+  } else if (!f32 && t.dtype != w.local.dtype()) {
+    other_.push_back(fmt::format("'{}' is {} where the run's buffer is {}", w.name, name_of(t.dtype),
+                                 name_of(w.local.dtype())));
+  }
+}
+
+void Comparison::require_fit() const {
+  std::vector<std::string> problems;
+  const auto say = [&](const char* what, const std::vector<std::string>& list) {
+    if (!list.empty()) problems.push_back(fmt::format("{}: {}", what, names(list)));
+  };
+  if (!options_.allow_missing) say("missing in it", missing_);
+  if (!options_.allow_unexpected) say("unknown to the run", unexpected_);
+  say("different", other_);
+  if (!options_.allow_new_state) {
+    say("optimizer state missing in it", missing_state_);
+    say("optimizer state unknown to the run", unexpected_state_);
+  }
+  if (problems.empty()) return;
+  if (!options_.cause.empty()) problems.insert(problems.begin(), options_.cause);
+  std::string text = fmt::format("{} does not fit the run: {}", source_, fmt::join(problems, "; "));
+  if (!options_.allow_new_state && !(missing_state_.empty() && unexpected_state_.empty()))
+    text += explain_state();
+  throw InvalidArgument(text);
+}
+
+void Comparison::report(LoadReport& report) const {
+  report.started_anew = missing_state_;
+  report.left_out = unexpected_state_;
+  report.missing = missing_;
+  report.unexpected = unexpected_;
+}
+
+// Whoever has to act on it knows from some names what the others are.
+std::string Comparison::names(const std::vector<std::string>& list) const {
+  const size_t shown = most_names_ == 0 || list.size() <= most_names_ + 1 ? list.size() : most_names_;
+  const std::string text =
+      fmt::format("{}", fmt::join(list.begin(), list.begin() + static_cast<int64_t>(shown), ", "));
+  return shown == list.size() ? text : fmt::format("{} and {} more", text, list.size() - shown);
+}
+
+// Names the parameters that another optimizer updates now than when the state was saved.
+std::string Comparison::explain_state() const {
+  std::set<std::string> moved;
+  for (const std::string& name : unexpected_state_) {
+    const std::string_view rest = std::string_view(name).substr(std::min(name.size(), kStatePrefix.size()));
+    const std::string param(rest.substr(0, rest.rfind('.')));
+    if (needs_.contains(param)) moved.insert(param);
+  }
+  std::string text;
+  if (!moved.empty())
+    text += fmt::format(
+        "; routing has changed: AdamW keeps exp_avg, exp_avg_sq and step, Muon keeps momentum_buffer, and "
+        "neither "
+        "can use the other's; this concerns {}",
+        names({moved.begin(), moved.end()}));
+  if (missing_state_.size() == needed_)
+    return text +
+           "; it holds no state for this optimizer: load the model only (LoadOptions::optimizer = false)";
+  return text +
+         "; route parameters as the run that saved it did, or allow new state "
+         "(LoadOptions::allow_new_state): "
+         "what is missing starts from zero, the rest is left out";
+}
+
+}  // namespace sherd

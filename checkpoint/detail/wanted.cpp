@@ -1,0 +1,64 @@
+#include <sherd/checkpoint/detail/wanted.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+constexpr int64_t kUploadBytes = int64_t{16} << 20;
+
+Shape stored(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
+
+}  // namespace
+
+std::vector<Box> Wanted::boxes() const {
+  if (!whole()) return param.global_boxes(param.shard_range());
+  if (local.numel() == 0) return {};
+  return {{Shape(shape.size(), 0), shape}};
+}
+
+std::vector<GlobalRun> Wanted::runs() const {
+  if (!whole()) return param.global_runs(param.shard_range());
+  if (local.numel() == 0) return {};
+  return {{ParamIndex(0), ParamIndex(0), local.numel()}};
+}
+
+std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const Optimizer*>& optimizers) {
+  std::vector<Wanted> all;
+  if (model) {
+    for (auto& [name, p] : root.named_parameters())
+      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard()});
+    for (auto& [name, b] : root.named_buffers())
+      if (b.persistent()) all.push_back({Section::model, name, {}, stored(b.shape()), b.data()});
+  }
+  for (const Optimizer* optimizer : optimizers) {
+    for (const StateTensor& s : optimizer->state())
+      all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param, stored(s.param.global_shape()),
+                     s.local});
+    for (const StateCounter& c : optimizer->counters())
+      all.push_back({Section::optim, state_name(c.param.name(), c.key), c.param, {1}, c.value, true});
+  }
+  return all;
+}
+
+void upload(Stream& stream, const Tensor& to, const void* from) {
+  const Tensor bytes = to.bytes();
+  for (int64_t at = 0; at < bytes.numel(); at += kUploadBytes) {
+    const int64_t end = std::min(at + kUploadBytes, bytes.numel());
+    ops::copy_from_host(stream, bytes.flat(at, end), static_cast<const char*>(from) + at, end - at);
+    stream.synchronize();
+  }
+}
+
+std::string check_count(float stored) {
+  if (stored >= 0 && stored < 0x1p62f && std::floor(stored) == stored) return "";
+  return fmt::format("is {}, no number of steps", stored);
+}
+
+}  // namespace sherd

@@ -1,0 +1,110 @@
+#include <sherd/checkpoint/state_dict.h>
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/detail/gather_whole.h>
+#include <sherd/checkpoint/detail/wanted.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+// Bytes sent at a time.
+constexpr int64_t kPiece = int64_t{16} << 20;
+
+std::vector<Box> all_of(const Shape& shape) {
+  if (numel_of(shape) == 0) return {};
+  return {{Shape(shape.size(), 0), shape}};
+}
+
+HostTensor described(const Wanted& w, std::vector<Box> boxes) {
+  int64_t elements = 0;
+  for (const Box& b : boxes) elements += numel_of(b.size);
+  HostTensor t{.dtype = w.local.dtype(), .shape = w.shape, .boxes = std::move(boxes)};
+  t.data.resize(static_cast<size_t>(elements * size_of(t.dtype)));
+  return t;
+}
+
+HostTensor copied(Stream& stream, const Wanted& w) {
+  HostTensor t = described(w, w.boxes());
+  if (!t.data.empty()) ops::copy_to_host(stream, t.data.data(), w.local);
+  return t;
+}
+
+// Everybody gets rank 0's bytes.
+void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
+  const auto total = static_cast<int64_t>(bytes.size());
+  if (world.size() == 1 || total == 0) return;
+  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, DType::u8,
+                                      MemoryClass::message, "state dict");
+  for (int64_t at = 0; at < total; at += kPiece) {
+    const int64_t count = std::min(kPiece, total - at);
+    const Tensor piece = memory.flat(0, count);
+    if (world.rank() == 0) ops::copy_from_host(stream, piece, bytes.data() + at, count);
+    world.broadcast(stream, piece, 0);
+    if (world.rank() == 0) {
+      stream.synchronize();
+    } else {
+      ops::copy_to_host(stream, bytes.data() + at, piece);
+    }
+  }
+}
+
+HostTensor gathered(Stream& stream, Communicator& world, const Wanted& w, bool on_all) {
+  const bool first = world.rank() == 0;
+  HostTensor t;
+  if (w.whole()) {
+    if (first || on_all) t = copied(stream, w);
+  } else {
+    std::vector<float> values = gather_whole(stream, w.param, w.local);
+    if (first || on_all) t = described(w, all_of(w.shape));
+    if (first && !values.empty()) std::memcpy(t.data.data(), values.data(), t.data.size());
+  }
+  if (on_all) send(stream, world, t.data);
+  return t;
+}
+
+}  // namespace
+
+HostTensor HostTensor::of(DType dtype, Shape shape, std::span<const std::byte> values) {
+  if (shape.empty()) shape = {1};
+  if (numel_of(shape) * size_of(dtype) != static_cast<int64_t>(values.size()))
+    throw ShapeMismatch(fmt::format("a tensor of shape {} and dtype {} cannot have {} bytes",
+                                    to_string(shape), name_of(dtype), values.size()));
+  HostTensor t{.dtype = dtype, .shape = std::move(shape), .data = {values.begin(), values.end()}};
+  t.boxes = all_of(t.shape);
+  return t;
+}
+
+bool HostTensor::whole() const { return elements() == numel_of(shape) && boxes == all_of(shape); }
+
+void HostTensor::require(DType wanted) const {
+  if (wanted != dtype)
+    throw ShapeMismatch(fmt::format("a host tensor of {} was read as {}", name_of(dtype), name_of(wanted)));
+}
+
+StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind) {
+  ShardRuntime& runtime = runtime_of(root);
+  Communicator& world = *runtime.mesh().world();
+  Stream& stream = runtime.device().compute();
+  Agreement(world).require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
+                                 "state_dict: the kind of dict, or whether there is an optimizer, differs");
+  if (kind != DictKind::sharded) require_same_ranks(runtime, "state_dict");
+  StateDict dict;
+  const std::vector<const Optimizer*> none;
+  for (const Wanted& w : wanted(root, true, optimizer == nullptr ? none : std::vector{optimizer})) {
+    HostTensor t =
+        kind == DictKind::sharded ? copied(stream, w) : gathered(stream, world, w, kind == DictKind::on_all);
+    if (kind == DictKind::on_first && world.rank() != 0) continue;
+    (w.section == Section::model ? dict.model : dict.optimizer).emplace(w.name, std::move(t));
+  }
+  stream.synchronize();
+  if (optimizer != nullptr) dict.steps = optimizer->steps();
+  return dict;
+}
+
+}  // namespace sherd

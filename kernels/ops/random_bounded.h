@@ -1,0 +1,40 @@
+// Values with bounds: uniform, and normal between two limits. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include <sherd/kernels/device/tensor.h>
+
+namespace sherd {
+
+/// Elements [begin, begin + count) of the sequence of `key`. A value between the bounds may round to either.
+struct RandomBoundedArgs {
+  float* dst = nullptr;
+  int64_t begin = 0, count = 0;
+  uint64_t key = 0;
+  float low = 0, high = 0;
+  /// Of the normal distribution that is cut off at the bounds; not used by uniform values.
+  float mean = 0, stddev = 0;
+};
+
+namespace ops {
+
+/// dst f32 receives elements [begin, begin + numel) of the infinite sequence of values uniform in [low, high]
+/// that hash64(seed, name) is the key of: low + (high - low) * (w + 1/2) / 2^32, fused and in double, with
+/// the word w of Philox4x32-10 (random.h), so that an element's value does not depend on who asks. The same
+/// bits on every device.
+/// @throws InvalidArgument unless low <= high, both finite.
+void random_uniform(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                    float low, float high);
+
+/// The same of N(mean, stddev) given that the value lies in [low, high]: the first of an element's own
+/// sequence of normal candidates (Box-Muller of Philox, the attempt in the counter's third word) that does.
+/// Another device may round a value otherwise by one unit in the last place, in about one of 10^8.
+/// @throws InvalidArgument unless all are finite, stddev > 0, and at least one candidate in a hundred can be
+/// expected within the bounds.
+void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed,
+                             std::string_view name, float mean, float stddev, float low, float high);
+
+}  // namespace ops
+}  // namespace sherd
