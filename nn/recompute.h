@@ -5,10 +5,33 @@
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
-#include <sherd/nn/detail/tape_of.h>
+#include <sherd/nn/tape.h>
 
 namespace sherd::nn {
+
+namespace detail {
+
+// The tape of the first argument that has one: of values, and of vectors of them.
+inline Tape* tape_of(const Var& x) { return x.tape(); }
+inline Tape* tape_of(const std::vector<Var>& all) {
+  for (const Var& x : all)
+    if (x.tape() != nullptr) return x.tape();
+  return nullptr;
+}
+template <class T>
+Tape* tape_of(const T&) {
+  return nullptr;
+}
+inline Tape* tape_in() { return nullptr; }
+template <class First, class... Rest>
+Tape* tape_in(const First& first, const Rest&... rest) {
+  if (Tape* tape = tape_of(first)) return tape;
+  return tape_in(rest...);
+}
+
+}  // namespace detail
 
 /// f(args...), of which the tape keeps nothing but the arguments: what functions inside leave for backward is dropped
 /// at once, and backward runs f again before it goes through it. The result is that of f, with any number of values

@@ -1,10 +1,13 @@
 // Masks that do not depend on ranks and microbatches, and are the same in backward.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/ops/random_normal.h>
 #include <sherd/nn/nn.h>
 
 namespace sherd::test {
@@ -147,6 +150,45 @@ TEST(Dropout, RefusesWhatIsNoProbabilityOrRow) {
   DropoutKey key = random.next("a");
   key.first_row = -1;
   EXPECT_THROW(nn::dropout(x, 0.5f, key), InvalidArgument);
+}
+
+// A scope that is recomputed draws its masks again, wherever else the state was used meanwhile.
+TEST(Dropout, RecomputedScopesHaveTheirMasks) {
+  auto device = make_cpu_device();
+  Tensor x = Tensor::empty(*device, {6, 8}, DType::f32, "test");
+  ops::random_normal(device->compute(), x, 0, 4, "x", 0, 1);
+  const auto gradient = [&](int scopes) {
+    nn::RandomState random(3);
+    random.begin(1, 0);
+    nn::Tape tape;
+    const nn::Var leaf = tape.leaf(x);
+    const auto part = [&](const nn::Var& in) {
+      return nn::dropout(nn::gelu(nn::dropout(in, 0.3f, random, "a")), 0.5f, random, "b");
+    };
+    nn::Var y = leaf;
+    for (int i = 0; i < 3; ++i) y = scopes >= 1 ? nn::recompute(part, y) : part(y);
+    if (scopes == 2) {  // all of it again in one scope
+      tape.clear();
+      random.begin(1, 0);
+      const nn::Var again = tape.leaf(x);
+      y = nn::recompute(
+          [&](nn::Var in) {
+            for (int i = 0; i < 3; ++i) in = nn::recompute(part, in);
+            return in;
+          },
+          again);
+      tape.backward(nn::sum(y));
+      return ops::to_floats(device->compute(), tape.gradient(again));
+    }
+    tape.backward(nn::sum(y));
+    EXPECT_EQ(random.next("a").call, 3u) << "as if nothing had been computed again";
+    return ops::to_floats(device->compute(), tape.gradient(leaf));
+  };
+  const std::vector<float> plain = gradient(0);
+  EXPECT_GT(std::count(plain.begin(), plain.end(), 0.0f), 0);
+  EXPECT_LT(std::count(plain.begin(), plain.end(), 0.0f), static_cast<int64_t>(plain.size()));
+  EXPECT_EQ(gradient(1), plain);
+  EXPECT_EQ(gradient(2), plain);
 }
 
 }  // namespace
