@@ -18,4 +18,5 @@
 #include <sherd/nn/nn.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+#include <sherd/optim/qk_clip.h>
 #include <sherd/optim/schedule.h>
