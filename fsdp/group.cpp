@@ -238,6 +238,7 @@ void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
+  fresh_.assign(fresh_.size(), true);  // also in a buffer that is open still (ShardRuntime::set_hold_gradients())
   touched_.assign(touched_.size(), false);
   released_.assign(released_.size(), false);
   final_ = false;

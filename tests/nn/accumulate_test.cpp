@@ -87,6 +87,20 @@ TEST(Accumulate, AStepThatIsGivenUpWithHeldGradientsLeavesNoneBehind) {
     EXPECT_EQ(train(3, {.strategy = s}, {}, step).weights, train(3, {.strategy = s}, {}, plain_step).weights);
 }
 
+TEST(Accumulate, ZeroGradGivesUpWhatIsHeld) {
+  const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+    {
+      const Accumulate scope(net, GradientSync::last);
+      plain_step(net, tape, rank, 99);
+      zero_grad(net);
+    }
+    plain_step(net, tape, rank, i);
+  };
+  for (const Strategy s : kStrategies)
+    EXPECT_EQ(train(3, {.strategy = s}, {}, step).weights, train(3, {.strategy = s}, {}, plain_step).weights)
+        << name_of(s);
+}
+
 TEST(Accumulate, MisuseIsNamed) {
   launch(1, [](RankContext& rank) {
     TapeNet net;
