@@ -3,7 +3,8 @@ PyTorch in f64 and one process.
 
     python tests/golden/make_usages.py
 
-Ranks are emulated: a step's gradient is the mean of what the ranks' objectives have. README.md says what the file holds.
+Ranks are emulated: a step's gradient is the mean of what the ranks' objectives have. README.md says what the file
+holds.
 """
 
 import json
@@ -103,14 +104,14 @@ class Rounded(torch.autograd.Function):
 
 
 def bf16_block(p, prefix, x):
-    """What each kernel writes is rounded, values and their gradients; gradients of weights are f32, and so is the norm's
-    weight."""
+    """What each kernel writes is rounded, values and their gradients; gradients of weights are f32, and so is the
+    norm's weight."""
     r = lambda t: Rounded.apply(t, True, True)
     w = lambda name: Rounded.apply(p[prefix + name], True, False)
     x = r(x)
     n = r(rms_norm(Rounded.apply(x, False, True), p[prefix + "norm.weight"]))
     h = r(n @ w("up.weight").T)
-    return r(x + r(F.gelu(h, approximate="tanh")) @ w("down.weight").T)
+    return r(x + r(r(F.gelu(h, approximate="tanh")) @ w("down.weight").T))
 
 
 def run_bf16(p, x):
@@ -296,7 +297,8 @@ if __name__ == "__main__":
             results[str(ranks)] = {"losses": losses, "weights": {n: digest(w) for n, w in p.items()}}
         start = make_gan() if name.startswith("gan") else make_net(**{k: k == {"unused_outputs": "fork"}.get(name, name)
                                                                        for k in ("tied", "lora", "fork")})
-        print(f"{name:24} f32 differs by {rounding:.1e}, learned {distance({n: w.double() for n, w in start.items()}, p):.2f}")
+        learned = distance({n: w.double() for n, w in start.items()}, p)
+        print(f"{name:24} f32 differs by {rounding:.1e}, learned {learned:.2f}")
         lines.append(f'"{name}": {{"rounding": {rounding:.1e}, "ranks": {json.dumps(short(results))}}}')
     text = '{"torch": "%s",\n"usages": {\n%s\n}}\n' % (torch.__version__, ",\n".join(lines))
     json.loads(text)

@@ -58,13 +58,15 @@ struct Block : nn::Module<Block> {
   Var forward(const Var& x) {
     const Var n = nn::rms_norm(x, norm);
     if (fails_in == Fails::forward) throw std::runtime_error("a block that fails");
-    const Var h = a.defined() ? nn::gelu(nn::add_linear(nn::linear(n, up), nn::linear(n, a), b)) : nn::linear_gelu(n, up);
+    const Var h = a.defined() ? nn::gelu(nn::add_linear(nn::linear(n, up), nn::linear(n, a), b))
+                              : nn::linear_gelu(n, up);
     const Var y = nn::add_linear(x, h, down);
     if (fails_in != Fails::backward) return y;
-    return nn::function({y}, [&](Stream&) { return y.value(); },
-                        [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                          throw std::runtime_error("a block that fails");
-                        });
+    return nn::function(
+        {y}, [&](Stream&) { return y.value(); },
+        [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+          throw std::runtime_error("a block that fails");
+        });
   }
   Parameter norm, up, down, a, b;
   enum class Fails { nowhere, forward, backward } fails_in = Fails::nowhere;
@@ -76,7 +78,9 @@ struct Block : nn::Module<Block> {
 /// Three outputs, which callers may use or not.
 struct Fork : nn::Module<Fork> {
   Parameter w = param("weight", {3 * kWidth, kWidth}, values(91));
-  std::vector<Var> forward(const Var& x) { return nn::split_columns(nn::linear(x, w), {kWidth, kWidth, kWidth}); }
+  std::vector<Var> forward(const Var& x) {
+    return nn::split_columns(nn::linear(x, w), {kWidth, kWidth, kWidth});
+  }
 };
 
 /// Three blocks and a head, used as `use` says.
@@ -123,8 +127,8 @@ struct Gan : nn::Module<Gan> {
     child("maker", maker);
     child("judge", judge);
   }
-  /// What the judge says of what the maker makes of x; with `real`, of that, too, and then no gradient comes to the
-  /// maker.
+  /// What the judge says of what the maker makes of x; with `real`, of that, too, and then no gradient comes
+  /// to the maker.
   std::vector<Var> forward(const Var& x, const Var& real) {
     const Var made = nn::linear(maker(x), maker_out);
     if (!real.defined()) return {judged(made)};
