@@ -91,17 +91,18 @@ struct Moments {
   float mean, rstd;
 };
 
-/// The mean first: differences from it keep the digits that the square of a large mean would take.
+/// The mean first: differences from it keep the digits that the square of a large mean would take. Sums in double, for
+/// a large mean takes digits of a sum in float, too, and how many depends on the order that the compiler chose.
 template <class T>
 Moments layer_norm_row(T* y, const T* x, const T* w, const T* bias, int64_t cols, float eps) {
-  const auto n = static_cast<float>(cols);
-  float sum = 0, squares = 0;
+  const auto n = static_cast<double>(cols);
+  double sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < cols; ++c) sum += float(x[c]);
-  const float mean = sum / n;
+  const auto mean = static_cast<float>(sum / n);
 #pragma omp simd reduction(+ : squares)
   for (int64_t c = 0; c < cols; ++c) squares += (float(x[c]) - mean) * (float(x[c]) - mean);
-  const float rstd = 1.0f / std::sqrt(squares / n + eps);
+  const auto rstd = static_cast<float>(1 / std::sqrt(squares / n + eps));
   if (bias == nullptr) {
 #pragma omp simd
     for (int64_t c = 0; c < cols; ++c) store(y[c], (float(x[c]) - mean) * rstd * float(w[c]));
@@ -115,15 +116,15 @@ Moments layer_norm_row(T* y, const T* x, const T* w, const T* bias, int64_t cols
 template <class T>
 void layer_norm_backward_row(T* dx, const T* dy, const T* x, const T* w, const Moments& m, int64_t cols) {
   const float mean = m.mean, rstd = m.rstd;
-  float sum = 0, dot = 0;
+  double sum = 0, dot = 0;
 #pragma omp simd reduction(+ : sum, dot)
   for (int64_t c = 0; c < cols; ++c) {
     const float g = float(dy[c]) * float(w[c]);
     sum += g;
     dot += g * ((float(x[c]) - mean) * rstd);
   }
-  const auto n = static_cast<float>(cols);
-  const float mean_g = sum / n, mean_dot = dot / n;
+  const auto n = static_cast<double>(cols);
+  const auto mean_g = static_cast<float>(sum / n), mean_dot = static_cast<float>(dot / n);
 #pragma omp simd
   for (int64_t c = 0; c < cols; ++c)
     store(dx[c], rstd * (float(dy[c]) * float(w[c]) - mean_g - (float(x[c]) - mean) * rstd * mean_dot));

@@ -14,19 +14,20 @@ void forward_row(T* y, const T* x, int64_t cols) {
   float max = -std::numeric_limits<float>::infinity();
 #pragma omp simd reduction(max : max)
   for (int64_t c = 0; c < cols; ++c) max = float(x[c]) > max ? float(x[c]) : max;
-  float sum = 0;
+  double sum = 0;  // of rows as long as a vocabulary
 #pragma omp simd reduction(+ : sum)
   for (int64_t c = 0; c < cols; ++c) sum += exp_fast(float(x[c]) - max);
-  const float factor = 1.0f / sum;
+  const auto factor = static_cast<float>(1 / sum);
 #pragma omp simd
   for (int64_t c = 0; c < cols; ++c) store(y[c], exp_fast(float(x[c]) - max) * factor);
 }
 
 template <class T>
 void backward_row(T* dx, const T* dy, const T* y, int64_t cols) {
-  float dot = 0;
-#pragma omp simd reduction(+ : dot)
-  for (int64_t c = 0; c < cols; ++c) dot += float(y[c]) * float(dy[c]);
+  double products = 0;
+#pragma omp simd reduction(+ : products)
+  for (int64_t c = 0; c < cols; ++c) products += float(y[c]) * float(dy[c]);
+  const auto dot = static_cast<float>(products);
 #pragma omp simd
   for (int64_t c = 0; c < cols; ++c) store(dx[c], float(y[c]) * (float(dy[c]) - dot));
 }

@@ -151,9 +151,9 @@ TEST(QkNorm, LeavesValuesAndTakesNoRows) {
   });
 }
 
-json golden() {
-  std::ifstream file(std::string(GOLDEN_FOLDER) + "/attention.json");
-  return json::parse(file);
+const json& golden() {
+  static const json file = json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + "/attention.json"));
+  return file;
 }
 
 /// values() of make_attention.py.
