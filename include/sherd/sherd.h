@@ -17,5 +17,6 @@
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/nn/nn.h>
 #include <sherd/optim/clip.h>
+#include <sherd/optim/normuon.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
