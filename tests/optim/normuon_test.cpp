@@ -81,6 +81,7 @@ struct NorMuonRun {
   FullyShardOptions shard = {};
   NorMuonOptions options = {};
   const std::vector<Described>* model = &awkward();
+  CutClass cut = CutClass::row;  // element: pieces begin and end within rows
   /// State and weights to begin with, and the number of steps that were taken before.
   const Whole* from = nullptr;
   int first_step = 0;
@@ -98,6 +99,7 @@ Whole train(const NorMuonRun& run) {
     Matrices model(*run.model);
     const Routing routing = route(
         model, {.optimizer = Algorithm::adamw, .rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});
+    for (auto& p : model.own_parameters()) Parameter(p).set_cut(run.cut);
     const int shard = run.ranks / run.replicas;
     const DeviceMesh mesh = run.replicas == 1
                                 ? DeviceMesh(r.world, {{"shard", shard}})
@@ -261,11 +263,12 @@ TEST_P(NorMuonRanks, FollowsTheFormula) {
     // Five steps multiply the f32 rounding errors of the normalised matrix (8 * 2^-24 of a norm of one, for
     // sums over up to 20 elements) by up to 3.4445^5 = 485 where singular values are small: 2.3e-4 of O,
     // whose norm is one or more. Dividing by the rows' sizes and by the norm doubles that relative error at
-    // most twice; an update has elements of 0.2 * lr, at most sqrt(m n) times that. The moment is the square
-    // of what is divided by.
+    // most twice; an update has elements of 0.2 * lr, at most sqrt(m n) times that. The moment
+    // is a square, of which three steps take 1 - 0.95^3 < 0.15.
     const double error = 4 * 485 * 8 * std::pow(2.0, -24);
     EXPECT_LE(largest_difference(after.at(d.name), weight), run.steps * 0.2 * kLr * error * 4) << d.name;
-    EXPECT_LE(largest_difference(after.at(d.name + " second_momentum_buffer"), moment), error) << d.name;
+    EXPECT_LE(largest_difference(after.at(d.name + " second_momentum_buffer"), moment), 0.15 * error)
+        << d.name;
   }
 }
 
@@ -289,10 +292,30 @@ TEST(NorMuon, StrategiesLayoutsAndModesAgreeInBits) {
           run.options.muon.mode = mode;
           run.options.muon.transient_bytes = mode == MuonMode::owner ? 1 : 0;  // 1: every matrix alone
           expect_equal_bits(train(run), replicated);
+          run.cut = CutClass::element;
+          expect_equal_bits(train(run), replicated);
         }
       }
     }
   }
+}
+
+TEST(NorMuon, TheLayoutsAboveCutRowsAndLeaveRanksWithout) {
+  int cut = 0, empty = 0;
+  std::mutex mutex;
+  launch(8, [&](RankContext& r) {
+    Matrices model(awkward());
+    for (auto& p : model.own_parameters()) Parameter(p).set_cut(CutClass::element);
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 8}}));
+    const std::lock_guard lock(mutex);
+    for (auto& p : model.own_parameters()) {
+      const ParamRange range = p.shard_range();
+      empty += range.empty();
+      cut += !range.empty() && range.begin.value % p.shape().back() != 0;
+    }
+  });
+  EXPECT_GT(cut, 0);
+  EXPECT_GT(empty, 0);
 }
 
 TEST(NorMuon, ReplicasThatShareOwnersAddEveryRowOnce) {
@@ -303,6 +326,7 @@ TEST(NorMuon, ReplicasThatShareOwnersAddEveryRowOnce) {
         NorMuonRun run{.ranks = 8, .replicas = replicas};
         run.shard.outer = outer;
         run.options.muon.costs = costs;
+        run.cut = CutClass::element;
         expect_equal_bits(train(run), one);
       }
     }
