@@ -57,7 +57,7 @@ UpdateRuleFactory Muon::factory(const MuonOptions& o) {
           }};
 }
 
-Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
+Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRefinement* refinement)
     : device_(device), options_(std::move(options)), streams_(std::make_unique<MuonStreams>()) {
   std::vector<std::string> wrong;
   for (auto& item : items) {
@@ -90,14 +90,14 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options)
       slots.emplace_back();
     }
     order_.emplace_back(team, slots[team].size());
-    slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor});
+    slots[team].push_back({item.param, item.weight_decay, {}, item.settings.lr_factor, order_.size() - 1});
   }
   if (!slots.empty()) {
     streams_->in = device.make_stream("muon in", StreamPriority::high);
     streams_->out = device.make_stream("muon out", StreamPriority::high);
   }
   for (auto& list : slots) {
-    teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_));
+    teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_, refinement));
     plans_.push_back(teams_.back()->plan());
   }
 }

@@ -9,6 +9,7 @@
 
 #include <sherd/fsdp/group.h>
 #include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/refinement.h>
 #include <sherd/optim/update_rule.h>
 
 namespace sherd {
@@ -37,7 +38,9 @@ class Muon : public UpdateRule {
   /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
   /// naming all options and weight decays that cannot be, or when a forced mode is not possible; ShapeMismatch on
   /// every rank when ranks planned differently.
-  Muon(Device& device, std::vector<Item> items, MuonOptions options);
+  /// @param refinement what an optimizer on top of Muon does with the orthogonalized matrices, in the place of
+  /// Muon's scale; null: Muon itself. Outlives it; the same on every rank.
+  Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRefinement* refinement = nullptr);
   /// Lets the side streams finish. Destroyed by an exception that unwinds the rank, it aborts the group
   /// first.
   ~Muon() override;

@@ -17,6 +17,7 @@
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/nn/nn.h>
 #include <sherd/optim/clip.h>
+#include <sherd/optim/normuon.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/qk_clip.h>
 #include <sherd/optim/schedule.h>

@@ -40,6 +40,9 @@ struct ReduceArgs;
 struct RmsNormArgs;
 struct RopeArgs;
 struct RouteArgs;
+struct RowRecordsArgs;
+struct RowScalesArgs;
+struct ScaleRowsArgs;
 struct SoftmaxArgs;
 struct StridedCopyArgs;
 struct SwigluArgs;
@@ -160,6 +163,11 @@ struct KernelTable {
   // qk_clip.h
   void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
   void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
+
+  // normuon.h
+  void (*row_records)(ExecutionContext&, const RowRecordsArgs&);
+  void (*row_scales)(ExecutionContext&, const RowScalesArgs&);
+  void (*scale_rows)(ExecutionContext&, const ScaleRowsArgs&);
 
   // random_bounded.h
   void (*random_uniform)(ExecutionContext&, const RandomBoundedArgs&);

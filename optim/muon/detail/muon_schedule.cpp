@@ -225,7 +225,7 @@ class Compiler {
     // One buffer holds the batches one after another, matrices as they are orthogonalized.
     for (int i : list) {
       for_held(i, cell_of(me_), {0, matrix(i).numel()}, [&](int64_t local, int64_t in, int64_t n) {
-        chunk.momentum.push_back({i, local, n, places.among_all(i) + in});
+        chunk.momentum.push_back({i, local, n, places.among_all(i) + in, in});
       });
     }
     chunk.updates = chunk.momentum;
@@ -243,8 +243,8 @@ class Compiler {
         for_held(i, cell_of(r), {0, matrix(i).numel()}, [&](int64_t local, int64_t in, int64_t n) {
           chunk.batches[places.batch(i)].unpack.push_back({places.in_batch(i) + in, at, n});
           if (r == me_) {
-            chunk.momentum.push_back({i, local, n, at});
-            chunk.updates.push_back({i, local, n, places.among_all(i) + in});
+            chunk.momentum.push_back({i, local, n, at, in});
+            chunk.updates.push_back({i, local, n, places.among_all(i) + in, in});
           }
           at += n;
         });
@@ -269,11 +269,11 @@ class Compiler {
       const int64_t before[] = {send_in, recv_in, send_out, recv_out};
       // What the peer owns: this rank sends its piece (or leaves that to a copy), and gets the result back.
       for_owned_by(peer, [&](int i, Slice s) {
-        for_held(i, my_cell, s, [&](int64_t local, int64_t, int64_t n) {
+        for_held(i, my_cell, s, [&](int64_t local, int64_t in, int64_t n) {
           const bool sends = is_source(me_, peer);
-          chunk.momentum.push_back({i, local, n, sends ? send_in : -1});
+          chunk.momentum.push_back({i, local, n, sends ? send_in : -1, in});
           if (sends) send_in += n;
-          chunk.updates.push_back({i, local, n, recv_out});
+          chunk.updates.push_back({i, local, n, recv_out, in});
           recv_out += n;
         });
       });

@@ -9,10 +9,10 @@
 namespace sherd {
 
 /// `count` elements of a parameter piece on this rank, from element `local` of the piece; `at` is their place
-/// in a message or a matrix buffer (-1: none).
+/// in a message or a matrix buffer (-1: none). `first` is their place in the matrix.
 struct PieceSegment {
   int matrix = 0;
-  int64_t local = 0, count = 0, at = 0;
+  int64_t local = 0, count = 0, at = 0, first = 0;
 };
 
 /// Matrices of one shape that this rank orthogonalizes in one call.

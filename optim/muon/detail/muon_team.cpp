@@ -33,8 +33,13 @@ std::vector<std::string> joined(const std::vector<std::string>& a, const std::ve
 
 }  // namespace
 
-MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams)
-    : device_(device), slots_(std::move(slots)), options_(options), streams_(streams) {
+MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams,
+                   MuonRefinement* refinement)
+    : device_(device),
+      slots_(std::move(slots)),
+      options_(options),
+      streams_(streams),
+      refinement_(refinement) {
   for (size_t s = 0; s < slots_.size(); ++s) {
     Slot& slot = slots_[s];
     const Parameter& p = slot.param;
@@ -96,6 +101,10 @@ void MuonTeam::make_communicators() {
     in_comm_->serve(Purpose("momentum to the owners of " + team));
     out_comm_->serve(Purpose("results from the owners of " + team));
     gram_comm_->serve(Purpose("products of " + team));
+    if (refinement_ && plan_.cells > 1) {
+      cells_comm_ = group.mesh().flatten(axes.state_split)->clone();
+      cells_comm_->serve(Purpose("refinement of the results of " + team));
+    }
   }
   for (auto& slot : slots_) {
     const auto& tensor = slot.param.tensor_shard();
@@ -192,23 +201,46 @@ void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonCh
                        static_cast<float>(l2), skip_);
 }
 
-void MuonTeam::update(Stream& compute, const Tensor& packed, const std::vector<PieceSegment>& segments,
-                      double lr) {
+Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut) {
+  if (!refinement_) return packed;
+  Tensor values = packed;
+  if (packed.dtype() != DType::f32) {
+    values = make({packed.numel()}, DType::f32, "muon matrices");
+    ops::cast(compute, values, packed);
+  }
+  std::vector<MuonPiece> pieces;
+  pieces.reserve(chunk.updates.size());
+  for (auto& seg : chunk.updates)
+    pieces.push_back({slots_[slot_of_[static_cast<size_t>(seg.matrix)]].item, seg.matrix, seg.first, seg.local,
+                      seg.at, seg.count});
+  const auto sum = [&](const Tensor& t) {
+    if (cut && cells_comm_) cells_comm_->all_reduce(compute, t.unowned_view());
+    if (tensor_comm_) tensor_comm_->all_reduce(compute, t.unowned_view());
+  };
+  const int tensor_rank = tensor_comm_ ? tensor_comm_->rank() : 0;
+  refinement_->refine(compute, {values, matrices_, chunk.matrices, pieces, tensor_rank, sum}, skip_);
+  return values;
+}
+
+void MuonTeam::update(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut, double lr) {
+  const Tensor values = refined(compute, packed, chunk, cut);
   std::vector<UpdateSegment> updates;
-  updates.reserve(segments.size());
-  for (auto& seg : segments) {
+  updates.reserve(chunk.updates.size());
+  for (auto& seg : chunk.updates) {
     const size_t i = static_cast<size_t>(seg.matrix);
     const Slot& slot = slots_[slot_of_[i]];
     const double rate = lr * slot.lr_factor;
-    const double scale = update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
+    const double scale =
+        refinement_ ? 1 : update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
     updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
                        static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
                        static_cast<float>(-rate * scale)});
   }
-  ops::muon_update(compute, updates, packed, skip_);
+  ops::muon_update(compute, updates, values, skip_);
 }
 
-void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr) {
+void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, bool cut,
+                              double lr) {
   const int64_t total = packed.numel();
   const Tensor results = make({total}, DType::f32, "muon matrices");
   int64_t at = 0;
@@ -234,13 +266,13 @@ void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Ten
     rounded = message(total, options_.payload);
     ops::cast(compute, rounded, results);
   }
-  update(compute, rounded, chunk.updates, lr);
+  update(compute, rounded, chunk, cut, lr);
 }
 
 void MuonTeam::run_local(Stream& compute, const MuonChunk& chunk, double lr) {
   const Tensor packed = message(chunk.in.send_total, incoming(options_.payload));
   pack_momentum(compute, packed, chunk);
-  finish_batches(compute, chunk, packed, lr);
+  finish_batches(compute, chunk, packed, false, lr);
 }
 
 void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) {
@@ -250,7 +282,7 @@ void MuonTeam::run_gathered(Stream& compute, const MuonChunk& chunk, double lr) 
   pack_momentum(compute, packed, chunk);
   gram_comm_->all_gather_v(compute, packed.unowned_view(), counts,
                            packed.flat(mine, mine + counts[static_cast<size_t>(rank_)]).unowned_view());
-  finish_batches(compute, chunk, packed, lr);
+  finish_batches(compute, chunk, packed, true, lr);
 }
 
 MuonTeam::InFlight MuonTeam::send_in(Stream& compute, const MuonChunk& chunk) {
@@ -289,7 +321,7 @@ MuonTeam::InFlight MuonTeam::send_out(Stream& compute, const MuonChunk& chunk, c
 
 void MuonTeam::finish(Stream& compute, const MuonChunk& chunk, InFlight out, double lr) {
   compute.wait(out.arrived);
-  update(compute, out.recv, chunk.updates, lr);
+  update(compute, out.recv, chunk, true, lr);
 }
 
 Tensor MuonTeam::copy_statuses(Stream& compute) {

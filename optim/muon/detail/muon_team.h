@@ -9,6 +9,7 @@
 #include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/muon/detail/muon_schedule.h>
+#include <sherd/optim/muon/refinement.h>
 
 namespace sherd {
 
@@ -24,13 +25,16 @@ class MuonTeam {
     double weight_decay = 0;
     Tensor momentum;  // flat f32, this rank's piece
     double lr_factor = 1;
+    size_t item = 0;  // of those Muon was given
   };
 
   /// Collective over the team (communicators, comparison of the plans' fingerprints).
   /// @param slots parameters of groups with equal mesh and axes.
   /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned
   /// differently.
-  MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams);
+  /// @param refinement null, or outlives the team.
+  MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams,
+           MuonRefinement* refinement);
 
   /// Queues the update on `compute`; see Muon::step.
   void step(Stream& compute, double lr, const Tensor& skip);
@@ -66,7 +70,7 @@ class MuonTeam {
   void settle_transient_bytes();
   void check_fingerprints();
   /// Orthogonalizes the batches of a chunk whose matrices came as one message, and updates.
-  void finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, double lr);
+  void finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, bool cut, double lr);
   void run_local(Stream& compute, const MuonChunk& chunk, double lr);
   void run_gathered(Stream& compute, const MuonChunk& chunk, double lr);
   InFlight send_in(Stream& compute, const MuonChunk& chunk);
@@ -74,7 +78,10 @@ class MuonTeam {
   void finish(Stream& compute, const MuonChunk& chunk, InFlight out, double lr);
 
   void pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk);
-  void update(Stream& compute, const Tensor& packed, const std::vector<PieceSegment>& segments, double lr);
+  /// Updates the weights with the results of a chunk. `cut`: several cells may keep parts of its matrices.
+  void update(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut, double lr);
+  /// The results as the refinement leaves them.
+  Tensor refined(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut);
   void orthogonalize(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch);
   void duplicated(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch,
                   const Tensor& status);
@@ -100,6 +107,7 @@ class MuonTeam {
   std::vector<Slot> slots_;
   MuonOptions options_;
   MuonStreams& streams_;
+  MuonRefinement* refinement_;
   std::vector<LogicalMatrix> matrices_;
   std::vector<size_t> slot_of_;  // of each matrix
   MuonPlan plan_;
@@ -108,6 +116,7 @@ class MuonTeam {
   int rank_ = 0;
   std::shared_ptr<Communicator> comm_, in_comm_, out_comm_, gram_comm_;  // over the team
   std::shared_ptr<Communicator> tensor_comm_;                            // over the tensor-parallel ranks
+  std::shared_ptr<Communicator> cells_comm_;  // over one rank of each cell, for the refinement
   Tensor status_;                   // i32, one for each matrix that this rank orthogonalizes
   std::vector<int64_t> status_at_;  // of each matrix, -1 where there is none
 };

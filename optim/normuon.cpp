@@ -1,0 +1,110 @@
+#include <sherd/optim/normuon.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <utility>
+
+#include <sherd/kernels/ops/normuon.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+/// RMS of an update's elements at a learning rate of 1, as AdamW's is found to be
+/// (MuonScale::match_rms_adamw).
+constexpr double kRms = 0.2;
+
+NorMuonOptions checked(NorMuonOptions options) {
+  const std::vector<std::string> wrong = problems_of(options);
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("NorMuon: {}", fmt::join(wrong, "; ")));
+  return options;
+}
+
+std::vector<StateTensor> make_moments(Device& device, const std::vector<UpdateItem>& items) {
+  std::vector<StateTensor> moments;
+  for (auto& item : items) {
+    moments.push_back({item.param, "second_momentum_buffer",
+                       Tensor::empty(device, {item.param.shard_range().size()}, DType::f32,
+                                     MemoryClass::optimizer, "optimizer second_momentum_buffer")});
+    ops::fill(device.compute(), moments.back().local, 0);
+  }
+  return moments;
+}
+
+}  // namespace
+
+std::vector<std::string> problems_of(const NorMuonOptions& o) {
+  std::vector<std::string> wrong = problems_of(o.muon);
+  if (o.muon.scale != MuonScale::match_rms_adamw)
+    wrong.push_back(fmt::format("scale {} must be match_rms_adamw, the RMS that NorMuon's updates have",
+                                name_of(o.muon.scale)));
+  if (!(o.beta2 >= 0 && o.beta2 < 1)) wrong.push_back(fmt::format("beta2 {} must lie in [0, 1)", o.beta2));
+  if (!(o.eps > 0 && std::isfinite(o.eps)))
+    wrong.push_back(fmt::format("eps {} must be finite and greater than 0", o.eps));
+  return wrong;
+}
+
+UpdateRuleFactory NorMuon::factory(const NorMuonOptions& o) {
+  UpdateRuleFactory f = Muon::factory(o.muon);
+  f.algorithm = kName;
+  f.settings += fmt::format("; beta2 {} eps {}", o.beta2, o.eps);
+  f.problems = problems_of(o);
+  f.make = [o](Device& device, std::vector<UpdateItem> items) {
+    return std::make_unique<NorMuon>(device, std::move(items), o);
+  };
+  return f;
+}
+
+NorMuon::NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions options)
+    : device_(device),
+      options_(checked(std::move(options))),
+      moments_(make_moments(device, items)),
+      muon_(device, std::move(items), options_.muon, this) {}
+
+std::vector<StateTensor> NorMuon::state() const {
+  std::vector<StateTensor> all = muon_.state();
+  all.insert(all.end(), moments_.begin(), moments_.end());
+  return all;
+}
+
+void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& skip) {
+  std::vector<RowMatrix> matrices;
+  std::vector<int64_t> row_of(results.matrices.size(), 0);
+  int64_t rows = 0;
+  for (const int i : results.present) {
+    const LogicalMatrix& m = results.matrices[static_cast<size_t>(i)];
+    const int64_t m_rows = m.whole_rows(), m_cols = m.whole_cols();
+    const double target = kRms * options_.muon.scale_factor *
+                          std::sqrt(static_cast<double>(m_rows) * static_cast<double>(m_cols));
+    row_of[static_cast<size_t>(i)] = rows;
+    matrices.push_back({rows, m_rows, m_cols, target});
+    rows += m_rows;
+  }
+  std::vector<RowSegment> segments;
+  for (const MuonPiece& p : results.pieces) {
+    const LogicalMatrix& m = results.matrices[static_cast<size_t>(p.matrix)];
+    const int64_t rows_before = m.tensor_dim == 0 ? results.tensor_rank * m.rows : 0;
+    segments.push_back({.x = results.values.data<float>() + p.at,
+                        .moment = moments_[p.item].local.data<float>() + p.local,
+                        .count = p.count,
+                        .first = rows_before * m.cols + p.first,
+                        .cols = m.cols,
+                        .row = row_of[static_cast<size_t>(p.matrix)],
+                        .begins_rows = m.tensor_dim != 1 || results.tensor_rank == 0});
+  }
+  const auto make = [&](Shape shape, DType dtype, MemoryClass memory) {
+    return Tensor::empty(device_, std::move(shape), dtype, memory, "normuon rows");
+  };
+  const Tensor records = make({rows, RowRecord::kWords}, DType::i64, MemoryClass::message);
+  const Tensor scales = make({rows}, DType::f32, MemoryClass::scratch),
+               moments = make({rows}, DType::f32, MemoryClass::scratch);
+  ops::fill(compute, records, 0);
+  ops::row_records(compute, records, segments);
+  results.sum(records);
+  ops::row_scales(compute, scales, moments, records, matrices, options_.beta2, options_.eps);
+  ops::scale_rows(compute, segments, scales, moments, skip);
+}
+
+}  // namespace sherd
