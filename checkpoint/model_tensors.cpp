@@ -55,8 +55,10 @@ class Collector {
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
     }
     for (auto& [name, b] : buffers_)
-      if (b.persistent())
+      if (b.persistent()) {
         model.push_back(on_one_rank(name, Section::model, b.shape().empty() ? Shape{1} : b.shape(), b.data()));
+        model.back().counts_not_finite = false;
+      }
     for (const StateCounter& c : counters_)
       optim.push_back(on_one_rank(state_name(c.param.name(), c.key), Section::optim, {1}, c.value));
     std::move(optim.begin(), optim.end(), std::back_inserter(model));
@@ -123,10 +125,15 @@ class Collector {
 }  // namespace
 
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer) {
-  return Collector(root, optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer}).collect();
+  return checkpoint_tensors(root, optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer});
 }
 
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
+  const auto& sets = runtime_of(root).update_sets();
+  if (!optimizers.empty() && sets->count() != static_cast<int>(optimizers.size()))
+    throw InvalidArgument(fmt::format(
+        "checkpoint_tensors: {} of the {} optimizers of this root; give all of them, or none to save the model alone",
+        optimizers.size(), sets->count()));
   return Collector(root, optimizers).collect();
 }
 

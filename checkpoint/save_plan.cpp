@@ -87,7 +87,7 @@ std::vector<Draft> deal(std::span<const LocalTensor> tensors) {
           own.push_back({section, {}, 0});
         }
         Draft& draft = own[open[k++]];
-        draft.entries.push_back({i, box, first, count, t.dtype, {}});
+        draft.entries.push_back({i, box, first, count, t.dtype, {}, t.counts_not_finite});
         draft.header_bytes += 2 * static_cast<int64_t>(t.name.size()) + 400;  // at most about
         first += count;
       }

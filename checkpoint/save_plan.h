@@ -27,6 +27,9 @@ struct LocalTensor {
   std::function<float()> value = {};
   /// The elements are not in memory: who writes the planned files brings them. Not for CheckpointSaver.
   bool streamed = false;
+  /// Values that are not finite are counted: a checkpoint that has any is not resumed. Not of buffers, which may
+  /// hold infinities (a mask, say).
+  bool counts_not_finite = true;
   /// Further names of the same tensor in the model.
   std::vector<std::string> tied = {};
 };
@@ -39,6 +42,7 @@ struct PlannedEntry {
   DType dtype = DType::f32;
   /// Known when it is written.
   NotFinite not_finite = {};
+  bool counts_not_finite = true;
 };
 
 /// One safetensors file of a checkpoint before its data is written.

@@ -48,7 +48,8 @@ class LogitMaxima {
   /// raised to the largest logit of its head where that is larger. Zero at first: smaller ones are of no
   /// interest. Always the same memory, which the first call allocates.
   const Tensor& values(Device& device);
-  /// On the compute stream: zero again.
+  /// On the compute stream: zero again. To be called when a batch is given up (zero_grad(), reset_step()), whose logits
+  /// would count in the next step.
   void reset();
 
  private:

@@ -374,7 +374,7 @@ void ShardRuntime::complete_backward() {
     }
     if (!has_trainable || some_take_part) continue;
     idle.insert(u.get());
-    if (u->finished()) u->release_gradients(nullptr);  // it was called, but none of its gradients written
+    u->release_gradients(nullptr);  // whether it was called or not: none of its gradients are left out any more
   }
   if (!missing.empty() && !options_.allow_unused)
     throw InvalidArgument(
@@ -382,7 +382,7 @@ void ShardRuntime::complete_backward() {
                     "backward, freeze() them, or set FullyShardOptions::allow_unused",
                     device_.label(), missing.size(), fmt::join(missing, ", ")));
   // Usage that differs from rank to rank would pair one unit's collectives with another's.
-  if (options_.allow_unused)
+  if (options_.allow_unused || sets_->count() > 1)
     require_equal(context_->log.digest(),
                   "the ranks used different units in this step; what is unused must be so on every rank");
   for (auto& u : units_)

@@ -272,8 +272,9 @@ void Unit::close_gradients(const Event& free) {
 
 void Unit::drop_step(const UpdateSet* set) {
   reshard();
-  // An exception came between the backwards of one pass.
-  if (gradients_open_) close_gradients(context().device.compute().record());
+  // An exception came between the backwards of one pass. What is held for further microbatches stays, where one set of
+  // several is done with its own.
+  if (gradients_open_ && !(held_ && set != nullptr)) close_gradients(context().device.compute().record());
   release_gradients(set);
 }
 

@@ -22,7 +22,8 @@ class UpdateSets;
 /// With several sets a step's backwards may leave out all parameters of a set (the discriminator's pass never
 /// reaches the generator): that set then takes no part in the step, its gradients do not travel, and its
 /// optimizer cannot step. A set that is reached in part is an error as ever, unless
-/// FullyShardOptions::allow_unused. Which sets are left out must be so on every rank.
+/// FullyShardOptions::allow_unused. Which sets are left out must be so on every rank; with
+/// several sets every step compares which units the ranks used, for which the host waits.
 ///
 /// One rank's thread uses it, in the same order on every rank. It may outlive the root.
 class UpdateSet {

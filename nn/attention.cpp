@@ -35,10 +35,11 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   const Tensor in = qkv.value();
   const Tensor out = like(in, {in.size(0), heads * width_of_head(in, o, kv_heads)});
   const Tensor lse = like_f32(in, {batch, heads, in.size(0) / batch});
+  const Tensor raised = qkv.tape() != nullptr && !qkv.tape()->training() ? Tensor() : o.max_logits;
   return function(
       {qkv},
       [&](Stream& s) {
-        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, o.max_logits);
+        ops::attention_forward(s, out, lse, in, batch, heads, kv_heads, raised);
         return out;
       },
       [in, out, lse, batch, heads, kv_heads](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {

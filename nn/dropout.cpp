@@ -44,11 +44,11 @@ Var dropout(const Var& x, float p, const DropoutKey& key) {
 }
 
 Var dropout(const Var& x, float p, RandomState& random, std::string_view site) {
+  if (x.tape() == nullptr) return dropout(x, p, DropoutKey{});  // evaluation; no scope would count it again
   // A scope that is recomputed counts the same calls again.
-  if (x.tape() != nullptr)
-    x.tape()->repeat(&random, [&random] {
-      return [then = std::make_shared<RandomState>(random), &random] { std::swap(*then, random); };
-    });
+  x.tape()->repeat(&random, [&random] {
+    return [then = std::make_shared<RandomState>(random), &random] { std::swap(*then, random); };
+  });
   return dropout(x, p, random.next(site));
 }
 

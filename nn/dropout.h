@@ -51,7 +51,7 @@ class RandomState {
 
 /// x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at `site`; rows
 /// are those of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p = 0 it is x
-/// itself; the call is counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
+/// itself; on a tape the call is counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
 /// @throws InvalidArgument for p outside [0, 1).
 Var dropout(const Var& x, float p, RandomState& random, std::string_view site);
 /// The same by a key of the caller's.

@@ -87,19 +87,28 @@ class Module : public ModuleBase {
           return result;
       }
     };
+    constexpr bool kCopies = std::is_invocable_v<decltype(forward)&, const std::decay_t<Args>&...> &&
+                             (std::is_copy_constructible_v<std::decay_t<Args>> && ...);
+    if (recomputes_ && !kCopies)
+      throw InvalidArgument(
+          "set_recompute() of a module whose forward takes arguments that it may change, or that cannot be copied; let "
+          "the module hold a pointer to them");
     if constexpr (std::is_void_v<decltype(forward(std::forward<Args>(args)...))>) {
+      if constexpr (kCopies) {
+        if (recomputes_) {
+          nn::recompute(forward, args...);
+          return call.end();
+        }
+      }
       forward(std::forward<Args>(args)...);
       call.end();
     } else {
-      if constexpr (std::is_invocable_v<decltype(forward)&, std::decay_t<Args>&...> &&
-                    (std::is_copy_constructible_v<std::decay_t<Args>> && ...)) {
+      if constexpr (kCopies) {
         if (recomputes_) {
           auto result = nn::recompute(forward, args...);
           call.end();
           return result;
         }
-      } else if (recomputes_) {
-        throw InvalidArgument("set_recompute() of a module whose forward takes arguments that cannot be copied");
       }
       auto result = forward(std::forward<Args>(args)...);
       call.end();
@@ -108,7 +117,8 @@ class Module : public ModuleBase {
   }
 
   /// Every call's activations are dropped and computed again in backward: nn::recompute() inside of the unit's call.
-  /// Arguments are copied.
+  /// Arguments are copied, and forward takes them by value or as constants. @throws InvalidArgument (the call) when it
+  /// does not.
   void set_recompute(bool on) { recomputes_ = on; }
   bool recomputes() const { return recomputes_; }
 
@@ -116,7 +126,9 @@ class Module : public ModuleBase {
   bool recomputes_ = false;
 };
 
-/// A module with a hand-written backward as one operation on x's tape. Its calls and their backwards must come in
+/// A module with a hand-written backward as one operation on x's tape. In a scope that is recomputed its first run is in
+/// evaluation mode, which keeps nothing: training() must decide on nothing else there, and a wrapped one is called once
+/// a step. Its calls and their backwards must come in
 /// reverse order, as the module keeps them: every call's result has to be used.
 Var call(sherd::Module& module, const Var& x);
 

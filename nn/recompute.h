@@ -40,7 +40,7 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 ///
 ///     x = nn::recompute([&](const Var& x) { return block(x); }, x);
 ///
-/// f and the arguments are copied and live until backward; what f refers to has to live and stay as it is until then,
+/// f and the arguments are copied and live until backward; f takes these copies by value or as constants. What f refers to has to live and stay as it is until then,
 /// for f runs twice: it may depend on its arguments, on parameters and on nothing that changes in between. It does the
 /// same operations both times. @throws InvalidArgument (from backward()) when it has not.
 ///
@@ -54,15 +54,16 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 /// Memory: from forward to backward the arguments' values and what leaves f; in backward, beside that, what one
 /// scope's functions keep. Scopes may be nested; the inner ones count in the second run of the outer.
 template <class F, class... Args>
-auto recompute(F f, Args... args) -> std::invoke_result_t<F&, Args&...> {
-  using Result = std::invoke_result_t<F&, Args&...>;
+auto recompute(F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
+  using Result = std::invoke_result_t<F&, const Args&...>;
   Tape* const tape = detail::tape_in(args...);
-  if (tape == nullptr || !tape->recording()) return f(args...);
+  if (tape == nullptr || !tape->recording()) return f(std::as_const(args)...);
   if constexpr (std::is_void_v<Result>) {
-    tape->recompute([&] { f(args...); }, [f, args...]() mutable { f(args...); });
+    tape->recompute([&] { f(std::as_const(args)...); }, [f, args...]() mutable { f(std::as_const(args)...); });
   } else {
     std::optional<Result> result;
-    tape->recompute([&] { result.emplace(f(args...)); }, [f, args...]() mutable { f(args...); });
+    tape->recompute([&] { result.emplace(f(std::as_const(args)...)); },
+                    [f, args...]() mutable { f(std::as_const(args)...); });
     return std::move(*result);
   }
 }

@@ -26,7 +26,11 @@ Var Tape::add_value(Tensor value, bool leaf) {
 
 Var Tape::input(Tensor value) { return Var(std::move(value), this, -1, run_); }
 
-Var Tape::leaf(Tensor value) { return add_value(std::move(value), true); }
+Var Tape::leaf(Tensor value) {
+  if (scope_ != nullptr || recomputing_)
+    throw InvalidArgument("a leaf inside of a scope that is recomputed would be another in its second run; make it outside");
+  return add_value(std::move(value), true);
+}
 
 Tensor Tape::gradient(const Var& leaf) const {
   for (auto& [id, gradient] : leaves_)
@@ -110,7 +114,7 @@ void Tape::cancel_call() noexcept {
   const size_t begin = open_calls_.back();
   open_calls_.pop_back();
   // Values keep their numbers: whoever still holds one of these finds no operation behind it.
-  give_up_from(begin + 1);
+  if (!recomputing_) give_up_from(begin + 1);
   nodes_.resize(begin);
 }
 

@@ -68,7 +68,7 @@ class Tape {
   /// A value that needs no gradient (a batch, say), with which recording begins: what is computed from it is on
   /// this tape.
   Var input(Tensor value);
-  /// A value whose gradient is wanted: see gradient().
+  /// A value whose gradient is wanted: see gradient(). @throws InvalidArgument inside of a recomputed scope.
   Var leaf(Tensor value);
   /// The gradient that the latest backward brought to a leaf; undefined when none came. Known until the next
   /// backward() or clear(). It is read, not written: other leaves may have the same memory.

@@ -106,7 +106,9 @@ class Tape::Pass {
   // like in the second: the gradients that came to the one belong to the other.
   void recompute(Node& scope) {
     if (!reached(scope)) {
-      for (auto& unit : scope.hidden) unit->give_up_backward(--outstanding_[unit] == 0);
+      // Units inside of others before those, as where the calls are walked through.
+      for (auto unit = scope.hidden.rbegin(); unit != scope.hidden.rend(); ++unit)
+        (*unit)->give_up_backward(--outstanding_[*unit] == 0);
       return;
     }
     const auto first = static_cast<int64_t>(tape_.values_.size());

@@ -12,7 +12,7 @@ ShardWriter::ShardWriter(FileSystem& files, const std::filesystem::path& root, c
     : file_(files.create_new(root / plan.record.path)), data_bytes_(plan.record.data_bytes()) {
   if (!file_)
     throw IoError(fmt::format("cannot create '{}': it is there already", (root / plan.record.path).string()));
-  for (const PlannedEntry& e : plan.entries) entries_.push_back({e.dtype, e.count});
+  for (const PlannedEntry& e : plan.entries) entries_.push_back({e.dtype, e.count, e.counts_not_finite});
   not_finite_.resize(entries_.size());
   file_->write(plan.header.data(), static_cast<int64_t>(plan.header.size()));
 }
@@ -25,7 +25,7 @@ void ShardWriter::take_block(const char* from, int64_t bytes) {
   while (bytes > 0) {
     const Entry& e = entries_[entry_];
     const int64_t n = std::min(bytes / size_of(e.dtype), e.count - in_entry_);
-    count_not_finite(e.dtype, from, n, in_entry_, not_finite_[entry_]);
+    if (e.counts_not_finite) count_not_finite(e.dtype, from, n, in_entry_, not_finite_[entry_]);
     from += n * size_of(e.dtype);
     bytes -= n * size_of(e.dtype);
     in_entry_ += n;

@@ -35,6 +35,7 @@ class ShardWriter {
   struct Entry {
     DType dtype;
     int64_t count;
+    bool counts_not_finite;
   };
   std::vector<Entry> entries_;
   std::vector<NotFinite> not_finite_;

@@ -31,7 +31,7 @@ struct MuonResults {
   /// here.
   std::span<const int> present;
   std::span<const MuonPiece> pieces;
-  /// This rank's place along LogicalMatrix::tensor_dim.
+  /// This rank's place along LogicalMatrix::tensor_dim; all matrices present have one, or none has.
   int tensor_rank = 0;
   /// Queues the sum of an i64 tensor on the compute stream, in place, over the ranks that together have every
   /// element of the matrices present exactly once. One small collective; none where this rank has all of

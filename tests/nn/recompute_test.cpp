@@ -265,6 +265,38 @@ TEST(Recompute, AHandWrittenModuleRunsAgainAsWell) {
   EXPECT_EQ(weights[true], weights[false]);
 }
 
+TEST(Recompute, AScopeAroundTheModelThatNobodyUsesIsGivenUp) {
+  for (const Strategy strategy : kStrategies) {
+    const auto step = [](bool scope) {
+      return [scope](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+        const auto f = [&](const Var& in) { return net(in); };
+        const Var x = tape.input(rows(rank, 50)), first = scope ? nn::recompute(f, x) : net(x);
+        const Var y = net(tape.input(rows(rank, static_cast<uint64_t>(i))));
+        tape.backward(loss_of(y + 0.5f * first.detach(), 0));
+      };
+    };
+    EXPECT_EQ(train(3, {.strategy = strategy}, {}, step(true)).weights,
+              train(3, {.strategy = strategy}, {}, step(false)).weights)
+        << name_of(strategy);
+  }
+}
+
+TEST(Recompute, ArgumentsThatForwardMayChangeAreRefused) {
+  struct Drops : nn::Module<Drops> {
+    Var forward(const Var& x, nn::RandomState& random) { return nn::dropout(x, 0.5f, random, "drops"); }
+  } drops;
+  launch(1, [&](RankContext& rank) {
+    Tape tape;
+    nn::RandomState random(1);
+    random.begin(1, 0);
+    const Var x = tape.leaf(rows(rank, 1));
+    EXPECT_TRUE(drops(x, random).requires_grad());
+    drops.set_recompute(true);
+    EXPECT_THROW(drops(x, random), InvalidArgument);
+    EXPECT_THROW(nn::recompute([&](const Var& in) { return tape.leaf(in.value()); }, x), InvalidArgument);
+  });
+}
+
 TEST(Recompute, WithoutATapeOrInsideNoGradItIsTheFunction) {
   launch(1, [](RankContext& rank) {
     int runs = 0;

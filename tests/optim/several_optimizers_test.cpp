@@ -237,6 +237,8 @@ TEST_P(SeveralOptimizers, TakeTurnsAndEachPassMayLeaveTheOtherOut) {
       plain.update("judge", {4 * step, 4 * step + 1}, kJudgeRate);
       both.model.uses_maker = true;  // the maker's, through the judge
       both.model.train(both.device, 4 * step + 2);
+      // What an earlier pass has left out is measured, clipped and looked at again.
+      EXPECT_GT(read_stats(both.model, clip_grad_norm(*both.maker, 0)).norm, 0);
       both.maker->step(kMakerRate);
       plain.update("maker", {4 * step + 2}, kMakerRate);
       both.judge->zero_grad();

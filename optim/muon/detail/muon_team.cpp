@@ -208,17 +208,26 @@ Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk&
     values = make({packed.numel()}, DType::f32, "muon matrices");
     ops::cast(compute, values, packed);
   }
-  std::vector<MuonPiece> pieces;
-  pieces.reserve(chunk.updates.size());
-  for (auto& seg : chunk.updates)
-    pieces.push_back({slots_[slot_of_[static_cast<size_t>(seg.matrix)]].item, seg.matrix, seg.first, seg.local,
-                      seg.at, seg.count});
-  const auto sum = [&](const Tensor& t) {
-    if (cut && cells_comm_) cells_comm_->all_reduce(compute, t.unowned_view());
-    if (tensor_comm_) tensor_comm_->all_reduce(compute, t.unowned_view());
-  };
-  const int tensor_rank = tensor_comm_ ? tensor_comm_->rank() : 0;
-  refinement_->refine(compute, {values, matrices_, chunk.matrices, pieces, tensor_rank, sum}, skip_);
+  // Matrices that tensor parallelism cuts, whose sums are over its ranks as well; then those that every rank has its own
+  // of (heads that are dealt out whole).
+  for (const bool shared : {true, false}) {
+    const auto is_shared = [&](int m) { return matrices_[static_cast<size_t>(m)].tensor_dim >= 0; };
+    std::vector<int> present;
+    for (const int m : chunk.matrices)
+      if (is_shared(m) == shared) present.push_back(m);
+    if (present.empty()) continue;
+    std::vector<MuonPiece> pieces;
+    for (auto& seg : chunk.updates)
+      if (is_shared(seg.matrix) == shared)
+        pieces.push_back({slots_[slot_of_[static_cast<size_t>(seg.matrix)]].item, seg.matrix, seg.first, seg.local,
+                          seg.at, seg.count});
+    const auto sum = [&](const Tensor& t) {
+      if (cut && cells_comm_) cells_comm_->all_reduce(compute, t.unowned_view());
+      if (shared && tensor_comm_) tensor_comm_->all_reduce(compute, t.unowned_view());
+    };
+    const int tensor_rank = shared && tensor_comm_ ? tensor_comm_->rank() : 0;
+    refinement_->refine(compute, {values, matrices_, present, pieces, tensor_rank, sum}, skip_);
+  }
   return values;
 }
 
