@@ -87,8 +87,10 @@ class Module : public ModuleBase {
           return result;
       }
     };
-    constexpr bool kCopies = std::is_invocable_v<decltype(forward)&, const std::decay_t<Args>&...> &&
-                             (std::is_copy_constructible_v<std::decay_t<Args>> && ...);
+    constexpr bool kCopies =
+        (std::is_copy_constructible_v<std::decay_t<Args>> && ...) && requires(Self& self, const std::decay_t<Args>&... xs) {
+          self.forward(detail::cast_values(std::optional<DType>(), xs)...);
+        };
     if (recomputes_ && !kCopies)
       throw InvalidArgument(
           "set_recompute() of a module whose forward takes arguments that it may change, or that cannot be copied; let "
