@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <array>
+#include <numeric>
 #include <string>
 #include <utility>
 
 #include <sherd/comm/local/detail/local_communicator.h>
+#include <sherd/comm/mpi/detail/mpi_world.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
 
@@ -24,18 +26,26 @@ NcclOptions nccl_options(const LaunchOptions& options) {
 }
 
 const std::array kBackends{
-    Backend{BackendKind::local, "local", false,
+    Backend{BackendKind::local, "local", false, false,
             [](Devices devices, const LaunchOptions& o) -> Worlds {
               return make_local_world(devices, o.timeout);
             },
             nullptr},
-    Backend{BackendKind::nccl, "nccl", true,
+    Backend{BackendKind::nccl, "nccl", true, false,
             [](Devices devices, const LaunchOptions& o) -> Worlds {
               return make_nccl_world(devices, nccl_options(o));
             },
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               const LaunchEnvironment& e = job.environment;
               return make_nccl_world(std::move(device), job.store, e.rank, e.size, nccl_options(o));
+            }},
+    Backend{BackendKind::mpi, "mpi", true, true, nullptr,
+            [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
+              MpiOptions mpi = o.mpi;
+              mpi.timeout = o.timeout;
+              std::vector<int> processes(static_cast<size_t>(job.environment.size));
+              std::iota(processes.begin(), processes.end(), 0);
+              return make_mpi_world({&device, 1}, processes, job.store, mpi).at(0);
             }},
 };
 

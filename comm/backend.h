@@ -18,8 +18,11 @@ struct Backend {
   const char* name;
   /// Ranks cannot share a GPU.
   bool one_gpu_a_rank;
+  /// Its ranks are always processes that find each other by MPI, whatever job.bootstrap says.
+  bool joins_by_mpi;
   /// The world communicators of as many threads of this process as there are devices, by rank. They share
   /// ownership of the devices. @throws InvalidArgument for options that cannot be; NotCompiled.
+  /// Null where each rank is a process.
   std::vector<std::shared_ptr<Communicator>> (*worlds_of_threads)(
       std::span<const std::shared_ptr<Device>> devices, const LaunchOptions& options);
   /// The world communicator of this process, which is one rank of the job. Every process of the job calls.

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <sherd/comm/bootstrap/job.h>
+#include <sherd/comm/mpi/mpi_options.h>
 #include <sherd/comm/nccl/nccl_options.h>
 #include <sherd/kernels/device/device.h>
 
@@ -23,7 +24,9 @@ enum class BackendKind {
   /// Ranks are threads of this process.
   local,
   /// One GPU a rank; threads of this process, or, in a job of several processes, this process is one rank.
-  nccl
+  nccl,
+  /// Each rank is a process that MPI's launcher started, and computes on CPUs.
+  mpi
 };
 
 /// What each rank computes on.
@@ -32,7 +35,8 @@ struct RankDeviceOptions {
   /// number on its host.
   DeviceKind kind = DeviceKind::cpu;
   CpuKernels kernels = CpuKernels::cpu;
-  /// Kernel threads per rank; 0 = cores of this process / ranks, at least 1.
+  /// Kernel threads per rank; 0 = cores of this process / ranks, with BackendKind::mpi this process's share of its
+  /// host's cores; at least 1.
   int threads = 0;
   /// Largest number of bytes held per rank; 0 = no limit.
   int64_t memory_limit = 0;
@@ -50,6 +54,7 @@ struct LaunchOptions {
   JobOptions job = {};
   BackendKind backend = BackendKind::local;
   NcclOptions nccl = {};
+  MpiOptions mpi = {};
   /// A collective that waits longer than this for a peer fails with a CommError naming who is missing.
   std::chrono::milliseconds timeout{300'000};
 };

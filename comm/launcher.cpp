@@ -110,6 +110,13 @@ std::string backends_that(Which which) {
 
 /// Whether this process is one of several that make up the job.
 bool in_a_job(const LaunchOptions& options, const Backend& backend) {
+  if (backend.joins_by_mpi) {
+    if (options.job.bootstrap != Bootstrap::none) return true;
+    throw InvalidArgument(fmt::format(
+        "job.bootstrap = none with backend = {}: its ranks are the processes of a job; leave it out, or "
+        "give {}, whose ranks can be threads",
+        backend.name, backends_that([](const Backend& b) { return b.worlds_of_threads != nullptr; })));
+  }
   const bool part = is_part_of_a_job(options.job);
   if (backend.join) return part;
   if (!part) return false;
@@ -135,19 +142,31 @@ void require_gpus(int ranks, const LaunchOptions& options, const Backend& backen
         backends_that([](const Backend& b) { return !b.one_gpu_a_rank; }), gpus, gpus > 1 ? "s" : ""));
 }
 
-void launch_process(int ranks, const LaunchOptions& options, const Backend& backend, int threads,
+/// Kernel threads of a rank that is a process, where nobody says how many.
+int threads_of(const LaunchEnvironment& environment, int ranks) {
+  return environment.cores > 0 ? environment.cores : std::max(1, available_cores() / ranks);
+}
+
+void launch_process(int ranks, const LaunchOptions& options, const Backend& backend,
                     const std::function<void(RankContext&)>& body) {
   // The store comes first: a rank that cannot go on then tells the others, which would wait for it.
-  const Job job = join_job(options.job, options.timeout);
+  const Job job = join_job(backend.joins_by_mpi ? JobOptions{Bootstrap::mpi} : options.job, options.timeout);
   const int rank = job.environment.rank, size = job.environment.size;
   RankContext context;
   try {
+    if (size != ranks && backend.joins_by_mpi)
+      throw InvalidArgument(
+          fmt::format("ranks = {} with backend = {}: the job has {} process{}; start it with `mpirun -n {}`, "
+                      "or give ranks = {}",
+                      ranks, backend.name, size, size > 1 ? "es" : "", ranks, size));
     if (size != ranks)
       throw InvalidArgument(
           fmt::format("ranks = {}: the job has {} process{}; give ranks = {}, or job.bootstrap = none for "
                       "ranks that are threads "
                       "of this process",
                       ranks, size, size > 1 ? "es" : "", size));
+    const int threads =
+        options.device.threads > 0 ? options.device.threads : threads_of(job.environment, ranks);
     context.device = make_device(options.device, rank, job.environment.local_rank, threads);
     context.world = backend.join(job, context.device, options);
   } catch (const std::exception& e) {
@@ -170,11 +189,11 @@ void launch(int ranks, const LaunchOptions& options, const std::function<void(Ra
   if (asked < 0)
     throw InvalidArgument(
         fmt::format("device.threads = {}: use 0 for an equal share of the cores, or more", asked));
-  const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
   const Backend& backend = backend_of(options.backend);
 
-  if (in_a_job(options, backend)) return launch_process(ranks, options, backend, threads, body);
+  if (in_a_job(options, backend)) return launch_process(ranks, options, backend, body);
   require_gpus(ranks, options, backend);
+  const int threads = asked > 0 ? asked : std::max(1, available_cores() / ranks);
   std::vector<std::shared_ptr<Device>> devices;
   for (int r = 0; r < ranks; ++r) devices.push_back(make_device(options.device, r, r, threads));
   const auto worlds = backend.worlds_of_threads(devices, options);

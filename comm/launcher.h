@@ -30,7 +30,7 @@ struct RankContext {
 /// Communicator::recover().
 ///
 /// @throws InvalidArgument: ranks < 1; ranks is not the job's number of processes; more threads with NCCL
-/// than GPUs; BackendKind::local in an environment of several processes, each of which would run all ranks by
+/// than GPUs; job.bootstrap = none with BackendKind::mpi; BackendKind::local in an environment of several processes, each of which would run all ranks by
 /// itself, unless job.bootstrap is Bootstrap::none.
 void launch(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void launch(int ranks, const std::function<void(RankContext&)>& body) { launch(ranks, {}, body); }

@@ -23,6 +23,8 @@ struct LaunchEnvironment {
   bool one_host = false;
   /// The launcher's name of the job, so that ranks of another one are refused; empty: any.
   std::string job;
+  /// Cores of the host that are this process's share, where that is known (mpi_bootstrap()); else 0.
+  int cores = 0;
 };
 
 /// Who this process is, and the store that it shares with the others.

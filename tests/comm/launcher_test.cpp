@@ -161,13 +161,13 @@ TEST(LaunchOptionNames, AreWhatTheirEnumeratorsAreCalled) {
 }
 
 TEST(LaunchOptionNames, AreRefusedWithTheOptionAndAllLegalOnes) {
-  EXPECT_EQ(refused_name(parse_backend, "smoke"), "backend = smoke is unknown; use 'local' or 'nccl'");
+  EXPECT_EQ(refused_name(parse_backend, "smoke"), "backend = smoke is unknown; use 'local' or 'nccl' or 'mpi'");
   EXPECT_EQ(refused_name(parse_bootstrap, "slurm"),
             "job.bootstrap = slurm is unknown; use 'env', 'mpi' or 'none'");
   EXPECT_EQ(refused_name(parse_device_kind, "tpu"), "device.kind = tpu is unknown; use 'cpu' or 'cuda'");
   EXPECT_EQ(refused_name(parse_cpu_kernels, ""), "device.kernels =  is unknown; use 'cpu' or 'reference'");
   EXPECT_EQ(refusal<InvalidArgument>(1, {.backend = static_cast<BackendKind>(7)}),
-            "backend = 7 is unknown; use 'local' or 'nccl'");
+            "backend = 7 is unknown; use 'local' or 'nccl' or 'mpi'");
 }
 
 TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
@@ -184,6 +184,11 @@ TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
     const Environment environment(Environment::Variables{{"WORLD_SIZE", alone}, {"RANK", "0"}});
     launch(2, [](RankContext& c) { EXPECT_EQ(c.world->size(), 2); });
   }
+}
+
+TEST(LaunchInAJob, ProcessesOfMpiAreNoThreads) {
+  EXPECT_THAT(refusal<InvalidArgument>(2, {.job = {.bootstrap = Bootstrap::none}, .backend = BackendKind::mpi}),
+              AllOf(HasSubstr("job.bootstrap = none with backend = mpi"), HasSubstr("backend = local")));
 }
 
 TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {

@@ -37,26 +37,32 @@ TEST(PurposeOfCalls, HoldsForAScopeAndIsNotInherited) {
 
 TEST(DigestOfCalls, TellsOrderPurposeVerbAndSizeButNotWhatServesNothing) {
   const auto digests = [](const std::function<void(Communicator&, Communicator&, Stream&)>& odd) {
-    std::vector<uint64_t> got(2);
+    std::mutex mutex;
+    std::vector<std::string> here;
     run_ranks(2, [&](RankContext& c) {
       const auto clone = c.world->clone();
       Stream& s = c.device->compute();
       // Each on its own: what is compared here differs between two runs, not between the ranks of one.
       odd(*c.world, *clone, s);
       s.synchronize();
-      got[static_cast<size_t>(c.world->rank())] = c.world->digest();
+      {
+        std::lock_guard lock(mutex);
+        here.push_back(std::to_string(c.world->digest()));
+      }
       EXPECT_EQ(clone->digest(), c.world->digest());
       c.world->reset_digest();
       EXPECT_EQ(clone->digest(), 0u);
     });
-    EXPECT_EQ(got[0], got[1]);
-    return got[0];
+    const auto got = from_all_processes(here);
+    EXPECT_THAT(got, SizeIs(2));
+    EXPECT_EQ(got.front(), got.back());
+    return got.front();
   };
   const auto call = [](Communicator& comm, Stream& s, const char* purpose, int64_t n) {
     const Serving serving(comm, Purpose(purpose));
     comm.all_reduce(s, make_tensor(comm.device(), DType::f32, poison(n)));
   };
-  const std::vector<uint64_t> all{
+  const std::vector<std::string> all{
       digests([&](auto& a, auto& b, auto& s) { call(a, s, "x", 4), call(b, s, "y", 4); }),
       digests([&](auto& a, auto& b, auto& s) { call(a, s, "y", 4), call(b, s, "x", 4); }),
       digests([&](auto& a, auto& b, auto& s) { call(a, s, "x", 4), call(b, s, "y", 5); }),
@@ -125,8 +131,9 @@ TEST(RequireEqual, NamesTheRanksThatDifferOnEveryRank) {
     }
     require_equal(*c.world, s, 9, "it goes on");
   });
-  EXPECT_THAT(texts, SizeIs(3));
-  EXPECT_THAT(texts, Each(testing::StrEq("the plans differ: rank 4 (0000000000000008) differs from the others "
+  const auto all = from_all_processes(texts);
+  EXPECT_THAT(all, SizeIs(3));
+  EXPECT_THAT(all, Each(testing::StrEq("the plans differ: rank 4 (0000000000000008) differs from the others "
                                          "(0000000000000007)")));
 }
 

@@ -1,17 +1,28 @@
 // How the suites that every backend passes start their ranks: with the local backend in test_comm, over the
-// imitated NCCL in test_comm_nccl.
+// imitated NCCL in test_comm_nccl, as threads of the processes that mpirun starts in test_comm_mpi.
 #pragma once
 
 #include <functional>
+#include <string>
+#include <vector>
 
 #include <sherd/comm/launcher.h>
 
 namespace sherd::test {
 
-/// As launch().
+/// As launch(), but that of several processes each throws what its own ranks failed with.
 void run_ranks(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body);
 inline void run_ranks(int ranks, const std::function<void(RankContext&)>& body) {
   run_ranks(ranks, {}, body);
 }
+
+/// How many processes share the ranks of a run; each runs the same tests. Only in one can ranks see each other's
+/// memory.
+int processes();
+/// How many of a run's ranks are in this process, and whether one of them is.
+int ranks_here(int ranks);
+bool is_here(int rank, int ranks);
+/// Of all processes, one after the other; every process calls.
+std::vector<std::string> from_all_processes(const std::vector<std::string>& texts);
 
 }  // namespace sherd::test

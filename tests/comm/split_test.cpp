@@ -52,7 +52,7 @@ TEST(Split, RunsBesideCollectivesQueuedOnTheParent) {
 }
 
 TEST(Split, NegativeColorIsRefused) {
-  EXPECT_THROW(run_ranks(2, [](RankContext& c) { c.world->split(-1, 0); }), InvalidArgument);
+  run_ranks(2, [](RankContext& c) { EXPECT_THROW(c.world->split(-1, 0), InvalidArgument); });
 }
 
 TEST(Overlap, TwoCommunicatorsOnTwoStreamsNeverBlockEachOther) {

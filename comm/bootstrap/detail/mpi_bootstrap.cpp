@@ -2,31 +2,28 @@
 
 #include <fmt/format.h>
 #include <mpi.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <exception>
 #include <string>
+#include <vector>
 
+#include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {
 
-void check(int result, const char* what) {
-  if (result == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(result, text, &length);
-  throw CommError(fmt::format("MPI bootstrap: {}: {}", what, text));
-}
-
 /// Errors as results, not as the end of the process; undone at the end, for the world may be another's, too.
 class ErrorsReturn {
  public:
   ErrorsReturn() {
-    check(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before_), "MPI_Comm_get_errhandler");
-    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check_mpi(MPI_Comm_get_errhandler(MPI_COMM_WORLD, &before_), "MPI_Comm_get_errhandler");
+    check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   }
   ~ErrorsReturn() {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, before_);
@@ -38,15 +35,23 @@ class ErrorsReturn {
   MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
 };
 
-void initialize() {
-  int done = 0, provided = 0;
-  check(MPI_Initialized(&done), "MPI_Initialized");
-  if (done) return;
-  check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
-  std::atexit([] {
-    int finalized = 0;
-    if (MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Finalize();
-  });
+/// Cores that are this process's share. Each core is shared alike by the processes that may run on it, which
+/// launchers often bind to some cores each.
+int share_of_cores(MPI_Comm neighbours, int count) {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  if (sched_getaffinity(0, sizeof mine, &mine) != 0) CPU_ZERO(&mine);
+  std::vector<cpu_set_t> all(static_cast<size_t>(count));
+  check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, neighbours),
+        "MPI_Allgather");
+  double share = 0;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &mine)) continue;
+    share += 1.0 / static_cast<double>(
+                       std::ranges::count_if(all, [&](const auto& set) { return CPU_ISSET(core, &set); }));
+  }
+  // Thirds and the like may add up to a little less than a whole.
+  return std::max(1, static_cast<int>(share + 1e-6));
 }
 
 /// Where rank 0 listens; a port of 0 says that it could not.
@@ -58,20 +63,21 @@ struct Address {
 }  // namespace
 
 Job mpi_bootstrap(std::chrono::milliseconds timeout) {
-  initialize();
+  initialize_mpi();
   const ErrorsReturn errors_return;
   Job job;
   LaunchEnvironment& e = job.environment;
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &e.rank), "MPI_Comm_rank");
-  check(MPI_Comm_size(MPI_COMM_WORLD, &e.size), "MPI_Comm_size");
+  check_mpi(MPI_Comm_rank(MPI_COMM_WORLD, &e.rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &e.size), "MPI_Comm_size");
   MPI_Comm neighbours = MPI_COMM_NULL;
-  check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, e.rank, MPI_INFO_NULL, &neighbours),
+  check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, e.rank, MPI_INFO_NULL, &neighbours),
         "MPI_Comm_split_type");
-  check(MPI_Comm_rank(neighbours, &e.local_rank), "MPI_Comm_rank");
+  check_mpi(MPI_Comm_rank(neighbours, &e.local_rank), "MPI_Comm_rank");
   int on_host = 0;
-  check(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
+  check_mpi(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
   e.one_host = on_host == e.size;
-  check(MPI_Comm_free(&neighbours), "MPI_Comm_free");
+  e.cores = share_of_cores(neighbours, on_host);
+  check_mpi(MPI_Comm_free(&neighbours), "MPI_Comm_free");
   if (e.size == 1) {
     job.store = make_memory_store();
     return job;
@@ -82,7 +88,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout) {
   if (e.rank == 0) {
     std::array<char, MPI_MAX_PROCESSOR_NAME> name{};
     int length = 0;
-    check(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
+    check_mpi(MPI_Get_processor_name(name.data(), &length), "MPI_Get_processor_name");
     const char* const given = std::getenv("SHERD_STORE_HOST");
     const std::string host = given && *given ? given : e.one_host ? "127.0.0.1" : name.data();
     host.copy(address.host.data(), address.host.size() - 1);
@@ -95,14 +101,28 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout) {
       failure = error.what();  // the others wait for the broadcast
     }
   }
-  check(MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+  check_mpi(MPI_Bcast(&address, sizeof address, MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
   if (address.port == 0)
     throw CommError(
         failure.empty() ? "MPI bootstrap: rank 0 could not open its store; its message says why" : failure,
         0);
   e.store_host = address.host.data();
   e.store_port = address.port;
-  if (e.rank != 0) job.store = connect_store(e, timeout);
+  // All connect or none goes on: else rank 0, and its store, could be gone before the last has come.
+  std::exception_ptr unreachable;
+  try {
+    if (e.rank != 0) job.store = connect_store(e, timeout);
+  } catch (const CommError&) {
+    unreachable = std::current_exception();
+  }
+  int connected = unreachable ? 0 : 1, all_connected = 0;
+  check_mpi(MPI_Allreduce(&connected, &all_connected, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD), "MPI_Allreduce");
+  if (unreachable) std::rethrow_exception(unreachable);
+  if (all_connected == 0)
+    throw CommError(
+        fmt::format("MPI bootstrap: another process could not reach the store of rank 0 at {}:{}; its "
+                    "message says why (SHERD_STORE_HOST names rank 0's host as the others reach it)",
+                    e.store_host, e.store_port));
   return job;
 }
 

@@ -5,11 +5,11 @@
 
 namespace sherd {
 
-/// Rank, size and local rank from MPI_COMM_WORLD, and a store on a free port of rank 0's host, whose address
+/// Rank, size, local rank and share of the host's cores from MPI_COMM_WORLD, and a store on a free port of rank 0's host, whose address
 /// MPI tells the others; no environment variables are needed. The address is 127.0.0.1 where all are on one
 /// host, else rank 0's host name; SHERD_STORE_HOST names another where that does not lead there. Initialises
-/// MPI when nobody has (MPI_THREAD_FUNNELED, finalised when the process exits); call it on one thread. NCCL's
-/// ids, aborts and all else then go through the store: no collective runs over MPI. Every process calls.
+/// MPI when nobody has (initialize_mpi()); call it on one thread, while no world over MPI is there unless MPI lets
+/// several threads call it. NCCL's ids, aborts and all else then go through the store. Every process calls.
 /// @throws CommError; NotCompiled without MPI.
 Job mpi_bootstrap(std::chrono::milliseconds timeout);
 

@@ -1,0 +1,351 @@
+#include <sherd/comm/mpi/detail/engine.h>
+
+#include <fmt/format.h>
+#include <mpi.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd::mpi {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLetterTag = 0;
+
+// Between two looks at MPI while something is under way. A look costs about a microsecond: the longest pause
+// takes half a percent of a core, and adds to the latency of a call that has waited for long anyway.
+constexpr std::chrono::microseconds kShortestPause{10}, kLongestPause{200};
+
+/// What is under way, beside its request.
+struct Open {
+  std::shared_ptr<std::string> letter;  // that is sent
+  std::shared_ptr<Batch> batch;         // or what a transfer belongs to
+  bool receives = false;
+};
+
+/// A letter that comes, or data that nobody wants.
+struct Incoming {
+  std::string bytes;
+  MPI_Request request = MPI_REQUEST_NULL;
+  bool is_letter = true;
+};
+
+struct Order {
+  std::vector<Transfer> transfers;
+  std::shared_ptr<Batch> batch;         // of the transfers
+  std::shared_ptr<std::string> letter;  // or a letter to `process`
+  int process = 0;
+  bool abandon = false;  // the batch
+};
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const MpiOptions& options, Handlers handlers)
+      : options_(options), handlers_(std::move(handlers)), thread_([this] { run(); }) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return ready_; });
+    if (!failure_) return;
+    lock.unlock();
+    thread_.join();
+    std::rethrow_exception(failure_);
+  }
+
+  ~Impl() {
+    if (thread_.joinable()) close(false, std::chrono::milliseconds(0));
+  }
+
+  void order(Order order) {
+    {
+      std::lock_guard lock(mutex_);
+      orders_.push_back(std::move(order));
+    }
+    changed_.notify_all();
+  }
+
+  void attend(int change) {
+    {
+      std::lock_guard lock(mutex_);
+      attention_ += change;
+    }
+    if (change > 0) changed_.notify_all();
+  }
+
+  void drain() { draining_.store(true); }
+
+  bool close(bool together, std::chrono::milliseconds patience) {
+    {
+      std::lock_guard lock(mutex_);
+      closing_ = true;
+      give_up_ = Clock::now() + patience;
+      together_ = together;
+    }
+    changed_.notify_all();
+    thread_.join();
+    return ended_well_;
+  }
+
+  int process = 0, processes = 1, tag_limit = 0;
+
+ private:
+  void run() {
+    prctl(PR_SET_NAME, "sherd mpi");
+    // The kernel adds up to 50 microseconds to every sleep of a thread that does not ask for less.
+    prctl(PR_SET_TIMERSLACK, 1000);
+    try {
+      begin();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    {
+      std::lock_guard lock(mutex_);
+      ready_ = true;
+    }
+    changed_.notify_all();
+    if (!failure_) work();
+  }
+
+  void begin() {
+    const MpiPlace place = mpi_place();
+    process = place.rank;
+    processes = place.size;
+    // A communicator of our own: nobody else's messages are in it, nor those of a world before.
+    MPI_Request request = MPI_REQUEST_NULL;
+    check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
+    const auto deadline = Clock::now() + options_.timeout;
+    for (int done = 0;;) {
+      check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup");
+      if (done) break;
+      if (Clock::now() > deadline)
+        throw CommError(
+            fmt::format("MPI: not every process came to make the world's communicator within {} ms",
+                        options_.timeout.count()));
+      std::this_thread::sleep_for(kShortestPause);
+    }
+    check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    int* limit = nullptr;
+    int found = 0;
+    check_mpi(MPI_Comm_get_attr(comm_, MPI_TAG_UB, &limit, &found), "MPI_Comm_get_attr");
+    tag_limit = found ? *limit : 32767;
+  }
+
+  void work() {
+    auto pause = kShortestPause;
+    for (;;) {
+      std::deque<Order> orders;
+      {
+        std::unique_lock lock(mutex_);
+        const auto told = [&] { return !orders_.empty() || (closing_ && open_.empty()); };
+        if (open_.empty() && incoming_.empty() && attention_ == 0 && !draining_.load()) {
+          changed_.wait_for(lock, options_.poll, [&] { return told() || closing_ || attention_ > 0; });
+        } else if (!moved_) {
+          changed_.wait_for(lock, pause, told);
+          pause = std::min(2 * pause, kLongestPause);
+        }
+        orders.swap(orders_);
+        const bool nothing = orders.empty() && open_.empty() && incoming_.empty();
+        if (closing_ && (nothing || Clock::now() > give_up_)) {
+          ended_well_ = nothing;
+          break;
+        }
+      }
+      moved_ = !orders.empty();
+      for (Order& o : orders) attempt([&] { carry_out(o); });
+      attempt([&] { take_letters(); });
+      attempt([&] { test(); });
+      if (moved_) pause = kShortestPause;
+    }
+    end();
+  }
+
+  /// What MPI refuses fails the launch; the thread goes on, for others wait for what still works.
+  template <class F>
+  void attempt(F work) {
+    try {
+      work();
+    } catch (const std::exception& e) {
+      handlers_.failed(e.what());
+    }
+  }
+
+  void carry_out(Order& o) {
+    if (o.abandon) return cancel(o.batch);
+    MPI_Request request = MPI_REQUEST_NULL;
+    if (o.letter) {
+      check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process, kLetterTag,
+                      comm_, &request),
+            "MPI_Isend");
+      return add(request, {.letter = o.letter});
+    }
+    for (const Transfer& t : o.transfers) {
+      for (int64_t at = 0; at < t.bytes; at += options_.max_message) {
+        const int count = static_cast<int>(std::min(options_.max_message, t.bytes - at));
+        o.batch->open_.fetch_add(1);
+        if (t.sends)
+          check_mpi(MPI_Isend(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Isend");
+        else
+          check_mpi(MPI_Irecv(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Irecv");
+        add(request, {.batch = o.batch, .receives = !t.sends});
+      }
+    }
+    finish_one_of(o.batch);  // that stood for the order itself
+  }
+
+  void add(MPI_Request request, Open what) {
+    open_.push_back(request);
+    what_.push_back(std::move(what));
+  }
+
+  static void finish_one_of(const std::shared_ptr<Batch>& batch) {
+    if (batch->open_.load() == 1) batch->keep_.reset();
+    const std::function<void()> on_done = batch->on_done_;
+    if (batch->open_.fetch_sub(1, std::memory_order_acq_rel) == 1 && on_done) on_done();
+  }
+
+  void cancel(const std::shared_ptr<Batch>& batch) {
+    // A receive that is cancelled ends; a send cannot be cancelled in practice, and ends when its receiver
+    // drains.
+    for (size_t i = 0; i < open_.size(); ++i)
+      if (what_[i].batch == batch && what_[i].receives) check_mpi(MPI_Cancel(&open_[i]), "MPI_Cancel");
+  }
+
+  void take_letters() {
+    for (;;) {
+      int found = 0;
+      MPI_Message message = MPI_MESSAGE_NULL;
+      MPI_Status status;
+      check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kLetterTag, comm_, &found, &message,
+                        &status),
+            "MPI_Improbe");
+      if (!found) break;
+      int count = 0;
+      check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
+      Incoming& in = incoming_.emplace_back();
+      in.bytes.resize(static_cast<size_t>(count));
+      in.is_letter = status.MPI_TAG == kLetterTag;
+      check_mpi(MPI_Imrecv(in.bytes.data(), count, MPI_BYTE, &message, &in.request), "MPI_Imrecv");
+    }
+    while (!incoming_.empty()) {  // in the order in which they were found
+      int done = 0;
+      check_mpi(MPI_Test(&incoming_.front().request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+      if (!done) break;
+      const Incoming in = std::move(incoming_.front());
+      incoming_.pop_front();
+      moved_ = true;
+      if (in.is_letter) handlers_.letter(in.bytes);
+    }
+  }
+
+  void test() {
+    if (open_.empty()) return;
+    const int n = static_cast<int>(open_.size());
+    indices_.resize(open_.size());
+    statuses_.resize(open_.size());
+    int count = 0;
+    const int result = MPI_Testsome(n, open_.data(), &count, indices_.data(), statuses_.data());
+    if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
+    if (count == MPI_UNDEFINED || count == 0) return;
+    moved_ = true;
+    std::string failure;
+    for (int i = 0; i < count; ++i) {
+      const auto at = static_cast<size_t>(indices_[static_cast<size_t>(i)]);
+      if (const int error = statuses_[static_cast<size_t>(i)].MPI_ERROR;
+          result == MPI_ERR_IN_STATUS && error != MPI_SUCCESS && failure.empty()) {
+        char text[MPI_MAX_ERROR_STRING] = "";
+        int length = 0;
+        MPI_Error_string(error, text, &length);
+        failure = fmt::format("MPI: a message failed: {}", text);
+      }
+      if (what_[at].batch) finish_one_of(what_[at].batch);
+      what_[at] = {};
+    }
+    // What has ended has a null request.
+    size_t kept = 0;
+    for (size_t i = 0; i < open_.size(); ++i) {
+      if (open_[i] == MPI_REQUEST_NULL) continue;
+      open_[kept] = open_[i];
+      what_[kept++] = std::move(what_[i]);
+    }
+    open_.resize(kept);
+    what_.resize(kept);
+    if (!failure.empty()) throw CommError(failure);
+  }
+
+  void end() {
+    if (!ended_well_) {
+      // MPI may still read or write this memory, so it is never freed.
+      static_cast<void>(new std::vector<Open>(std::move(what_)));
+      static_cast<void>(new std::deque<Incoming>(std::move(incoming_)));
+      return;
+    }
+    if (together_) MPI_Comm_free(&comm_);
+  }
+
+  const MpiOptions options_;
+  const Handlers handlers_;
+
+  std::mutex mutex_;  // these under it
+  std::condition_variable changed_;
+  std::deque<Order> orders_;
+  int attention_ = 0;
+  bool ready_ = false, closing_ = false, together_ = false;
+  Clock::time_point give_up_{};
+  std::atomic<bool> draining_{false};
+
+  // The thread's own.
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  std::vector<MPI_Request> open_;
+  std::vector<Open> what_;
+  std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+  std::deque<Incoming> incoming_;
+  bool moved_ = false;  // in the last look
+  bool ended_well_ = false;
+  std::exception_ptr failure_;
+
+  std::thread thread_;  // last: it uses all of these
+};
+
+Engine::Engine(const MpiOptions& options, Handlers handlers)
+    : impl_(std::make_unique<Impl>(options, std::move(handlers))) {}
+Engine::~Engine() = default;
+
+int Engine::process() const { return impl_->process; }
+int Engine::processes() const { return impl_->processes; }
+int Engine::tag_limit() const { return impl_->tag_limit; }
+
+void Engine::write(int process, std::string letter) {
+  impl_->order({.letter = std::make_shared<std::string>(std::move(letter)), .process = process});
+}
+
+std::shared_ptr<Batch> Engine::start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,
+                                     std::function<void()> on_done) {
+  const auto batch = std::make_shared<Batch>();
+  batch->open_ = 1;
+  batch->keep_ = std::move(keep);
+  batch->on_done_ = std::move(on_done);
+  impl_->order({.transfers = transfers, .batch = batch});
+  return batch;
+}
+
+void Engine::abandon(const std::shared_ptr<Batch>& batch) { impl_->order({.batch = batch, .abandon = true}); }
+
+void Engine::drain() { impl_->drain(); }
+bool Engine::close(bool together, std::chrono::milliseconds patience) {
+  return impl_->close(together, patience);
+}
+void Engine::attend(int change) { impl_->attend(change); }
+
+}  // namespace sherd::mpi

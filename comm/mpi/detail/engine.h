@@ -1,0 +1,103 @@
+// The one thread of a process that calls MPI for a world. Private to comm/mpi.
+//
+// One thread, because MPI then needs no more than MPI_THREAD_SERIALIZED, its progress never depends on what
+// other threads do, and no lock is held inside it while others wait; nothing it calls blocks.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/mpi/mpi_options.h>
+
+namespace sherd::mpi {
+
+/// Bytes that go to a process or come from one. Those of one (sender, receiver, tag) match in order.
+struct Transfer {
+  bool sends = false;
+  char* data = nullptr;
+  int64_t bytes = 0;
+  int process = 0;
+  int tag = 0;
+};
+
+/// Transfers that are waited for together. Thread-safe.
+class Batch {
+ public:
+  /// All have ended: the memory is the caller's again.
+  bool done() const { return open_.load(std::memory_order_acquire) == 0; }
+
+ private:
+  friend class Engine;
+  std::atomic<int64_t> open_{0};
+  std::function<void()> on_done_;
+  std::shared_ptr<const void> keep_;
+};
+
+/// Thread-safe.
+class Engine {
+ public:
+  /// Tags of transfers lie in [kFirstTag, tag_limit()).
+  static constexpr int kFirstTag = 1;
+
+  /// Called on the engine's thread.
+  struct Handlers {
+    /// A letter has come; those of one process in the order in which they were sent.
+    std::function<void(std::string letter)> letter;
+    /// An error of MPI.
+    std::function<void(const std::string& cause)> failed;
+  };
+
+  /// Every process of the job makes one, at the same time.
+  /// @throws CommError, also when MPI is not initialised or lets only one thread call it, or when the others
+  /// do not come within the timeout.
+  Engine(const MpiOptions& options, Handlers handlers);
+  /// Without close(): as if the launch had failed.
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  int process() const;
+  int processes() const;
+  int tag_limit() const;
+
+  /// A short message, which the handler of its receiver gets; this process may write to itself.
+  void write(int process, std::string letter);
+  /// Starts transfers. `keep` lives until all have ended, whatever happens to the caller. `on_done` is called
+  /// when they have, on the engine's thread.
+  std::shared_ptr<Batch> start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,
+                               std::function<void()> on_done);
+  /// Nobody waits for the batch any more: what it was to receive may stay away.
+  void abandon(const std::shared_ptr<Batch>& batch);
+
+  /// Somebody waits for letters: the thread looks for them all the time, not only now and then.
+  class Attention {
+   public:
+    explicit Attention(Engine& engine) : engine_(engine) { engine_.attend(1); }
+    ~Attention() { engine_.attend(-1); }
+    Attention(const Attention&) = delete;
+    Attention& operator=(const Attention&) = delete;
+
+   private:
+    Engine& engine_;
+  };
+
+  /// The launch has failed: data that still comes is taken and thrown away, so that its senders, too, get
+  /// their memory back.
+  void drain();
+  /// Ends the thread when all that was started has ended, or after `patience`. Whatever MPI still uses then
+  /// is never freed. `together`: every process is known to close, so that MPI's communicator can be freed.
+  /// Returns whether all had ended.
+  bool close(bool together, std::chrono::milliseconds patience);
+
+ private:
+  void attend(int change);
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace sherd::mpi

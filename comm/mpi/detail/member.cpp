@@ -1,0 +1,272 @@
+#include <sherd/comm/mpi/detail/member.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <sherd/kernels/ops/random.h>
+
+namespace sherd::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long data of a call that all ranks have come to may still take after a failure: its peers move theirs,
+// too, unless they are the failure.
+constexpr std::chrono::seconds kAfterFailure{2};
+
+// A rank that withdraws has failed, and says why through the store.
+constexpr std::chrono::seconds kCauseTime{10};
+
+/// The receiver's number of the call that a letter is about.
+CallNumber number_of(const Letter& l) {
+  switch (l.lane) {
+    case Lane::send:
+      return {Lane::receive, l.from, l.sequence};
+    case Lane::receive:
+      return {Lane::send, l.from, l.sequence};
+    case Lane::collective:
+    case Lane::split:
+      break;
+  }
+  return {l.lane, -1, l.sequence};
+}
+
+}  // namespace
+
+Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device, std::string name,
+               std::vector<int> world_ranks, int rank, milliseconds timeout)
+    : session_(std::move(session)),
+      device_(std::move(device)),
+      name_(std::move(name)),
+      id_(hash64(0, name_)),
+      world_ranks_(std::move(world_ranks)),
+      rank_(rank),
+      point_(session_->domain().make_wait_point(timeout)) {
+  session_->enter(id_, rank_, *this);
+}
+
+Member::~Member() { session_->forget(id_, rank_); }
+
+std::string Member::place(const std::string& what) const {
+  return fmt::format("{} on rank {}", what, world_rank());
+}
+
+void Member::deliver(Letter letter) {
+  const CallNumber number = number_of(letter);
+  std::lock_guard lock(point_->mutex);
+  if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that was given up here
+  Arrivals& arrivals = arrivals_[number];
+  if (letter.kind == Letter::Kind::withdraw)
+    arrivals.withdrawn.push_back(letter.from);
+  else
+    arrivals.letters[letter.from] = std::move(letter);
+  point_->changed.notify_all();
+}
+
+std::vector<int> Member::missing(const Meeting& meeting, bool left) {
+  const auto& letters = arrivals_[meeting.number_].letters;
+  std::vector<int> ranks;
+  for (const int p : meeting.peers_) {
+    const int world = world_ranks_[static_cast<size_t>(p)];
+    if (!letters.contains(p) && (!left || session_->domain().has_left(world))) ranks.push_back(world);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+void Member::withdraw(const Meeting& meeting) {
+  Letter letter{.kind = Letter::Kind::withdraw,
+                .group = id_,
+                .from = rank_,
+                .lane = meeting.number_.lane,
+                .sequence = meeting.number_.sequence};
+  for (const int p : meeting.peers_) {
+    letter.to = p;
+    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(letter));
+  }
+}
+
+void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn) {
+  comm::AbortDomain& domain = session_->domain();
+  point_->changed.wait_until(lock, std::chrono::steady_clock::now() + kCauseTime,
+                             [&] { return domain.aborted(); });
+  const int world = world_ranks_[static_cast<size_t>(withdrawn)];
+  if (!domain.aborted())
+    domain.fail(lock, world, where,
+                fmt::format("{}: rank {} has given it up and did not say why", where, world));
+  lock.unlock();
+  domain.raise(where);
+}
+
+std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, Letter mine,
+                                              std::string where) {
+  comm::AbortDomain& domain = session_->domain();
+  if (domain.aborted()) domain.raise(where);
+  auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
+  meeting->tags_ = session_->take_tags(size());
+  mine.kind = Letter::Kind::call;
+  mine.group = id_;
+  mine.from = rank_;
+  mine.lane = number.lane;
+  mine.sequence = number.sequence;
+  for (const int p : meeting->peers_) {
+    mine.to = p;
+    mine.tag = meeting->tags_ + p;
+    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(mine));
+  }
+
+  const Engine::Attention attention(session_->engine());
+  std::unique_lock lock(point_->mutex);
+  Arrivals& arrivals = arrivals_[number];
+  const auto all = [&] { return arrivals.letters.size() == meeting->peers_.size(); };
+  std::vector<int> gone;
+  switch (domain.wait(*point_, lock, [&] {
+    if (all() || !arrivals.withdrawn.empty()) return true;
+    gone = missing(*meeting, true);
+    return !gone.empty();
+  })) {
+    case comm::Wait::ready:
+      if (!arrivals.withdrawn.empty()) {
+        withdraw(*meeting);
+        raise_cause(lock, where, arrivals.withdrawn.front());
+      }
+      if (all()) break;
+      withdraw(*meeting);
+      domain.fail(lock, gone.front(), where, comm::AbortDomain::left_message(where, gone));
+    case comm::Wait::aborted:
+      withdraw(*meeting);
+      lock.unlock();
+      domain.raise(where);
+    case comm::Wait::timed_out: {
+      const std::vector<int> late = missing(*meeting, false);
+      withdraw(*meeting);
+      domain.fail(lock, late.front(), where, comm::AbortDomain::timeout_message(*point_, where, late));
+    }
+  }
+  meeting->letters_ = std::move(arrivals.letters);
+  arrivals.letters.clear();
+  return meeting;
+}
+
+std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
+  std::vector<int> peers;
+  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+  comm::Call plain = call;
+  plain.send = plain.recv = {};
+  const std::string where = place(describe(call));
+  auto meeting =
+      meet({Lane::collective, -1, call.sequence}, std::move(peers), {.call = std::move(plain)}, where);
+  std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
+  for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
+  if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
+    session_->domain().fail(-1, where, reason);
+  return meeting;
+}
+
+std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool sends, int peer) {
+  comm::Call plain = call;
+  plain.send = plain.recv = {};
+  const std::string where = fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from",
+                                        world_ranks_[static_cast<size_t>(peer)]);
+  auto meeting = meet({sends ? Lane::send : Lane::receive, peer, call.sequence}, {peer},
+                      {.call = std::move(plain)}, where);
+  if (const std::string reason = comm::message_disagreement(where, call, meeting->letters_.at(peer).call);
+      !reason.empty())
+    session_->domain().fail(-1, where, reason);
+  return meeting;
+}
+
+std::shared_ptr<char> Member::scratch(int64_t bytes) {
+  if (bytes <= scratch_bytes_) return scratch_;
+  scratch_.reset();
+  scratch_bytes_ = 0;
+  // Fresh: this is taken by work that runs, while what the host has given back may still be in use by work
+  // before it.
+  void* const memory = device_->allocator().allocate(bytes, MemoryClass::message, "mpi slices", true);
+  scratch_ = {static_cast<char*>(memory),
+              [device = device_](char* p) { device->allocator().release(p, true); }};
+  scratch_bytes_ = bytes;
+  return scratch_;
+}
+
+std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout) {
+  const int64_t sequence = ++splits_;
+  std::vector<int> peers;
+  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+  const auto meeting = meet({Lane::split, -1, sequence}, std::move(peers), {.color = color, .key = key},
+                            place(fmt::format("split(color {}, key {})", color, key)));
+  std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
+  for (const auto& [rank, letter] : meeting->letters_)
+    if (letter.color == color) members.emplace_back(letter.key, rank);
+  std::sort(members.begin(), members.end());
+  std::vector<int> world_ranks;
+  int new_rank = 0;
+  for (const auto& [its_key, rank] : members) {
+    if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
+    world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
+  }
+  return std::make_shared<Member>(session_, device_, fmt::format("{}/{}.{}", name_, sequence, color),
+                                  std::move(world_ranks), new_rank,
+                                  timeout.count() > 0 ? timeout : point_->timeout);
+}
+
+Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where)
+    : member_(member), number_(number), peers_(std::move(peers)), where_(std::move(where)) {}
+
+Member::Meeting::~Meeting() {
+  for (const auto& batch : started_)
+    if (!batch->done()) member_.session_->engine().abandon(batch);
+  std::lock_guard lock(member_.point_->mutex);
+  member_.arrivals_.erase(number_);
+  member_.over_[{number_.lane, number_.peer}] = number_.sequence;
+}
+
+std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
+                                              const std::vector<Piece>& recvs,
+                                              std::shared_ptr<const void> keep) {
+  std::vector<Transfer> transfers;
+  for (const int p : peers_) {
+    const auto at = static_cast<size_t>(p);
+    const int process = member_.session_->process_of(member_.world_ranks_[at]);
+    if (recvs[at].bytes > 0)
+      transfers.push_back({false, recvs[at].data, recvs[at].bytes, process, tags_ + p});
+    if (sends[at].bytes > 0)
+      transfers.push_back({true, sends[at].data, sends[at].bytes, process, letters_.at(p).tag});
+  }
+  if (transfers.empty()) return nullptr;
+  started_.push_back(member_.session_->engine().start(transfers, std::move(keep), [point = member_.point_] {
+    { std::lock_guard lock(point->mutex); }
+    point->changed.notify_all();
+  }));
+  return started_.back();
+}
+
+void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
+  if (!batch) return;
+  comm::AbortDomain& domain = member_.session_->domain();
+  comm::WaitPoint& point = *member_.point_;
+  std::unique_lock lock(point.mutex);
+  const std::vector<int>& withdrawn = member_.arrivals_[number_].withdrawn;
+  // All have come: they move their data even when the launch fails meanwhile, so that no rank is left with
+  // half of it, unless one withdraws that had heard of the failure before it heard of the last that came.
+  const auto over = [&] { return batch->done() || !withdrawn.empty(); };
+  const auto deadline = std::chrono::steady_clock::now() + point.timeout;
+  point.changed.wait_until(lock, deadline, [&] { return over() || domain.aborted(); });
+  if (!over() && domain.aborted())
+    point.changed.wait_until(lock, std::min(deadline, std::chrono::steady_clock::now() + kAfterFailure),
+                             over);
+  if (batch->done()) return;
+  member_.withdraw(*this);
+  if (!withdrawn.empty()) member_.raise_cause(lock, where_, withdrawn.front());
+  if (!domain.aborted())
+    domain.fail(
+        lock, -1, where_,
+        fmt::format("{}: all its ranks have called it, but its data did not move within {} ms: a process "
+                    "has stopped or the network does not carry it; raise the timeout if it is slow",
+                    where_, point.timeout.count()));
+  lock.unlock();
+  domain.raise(where_);
+}
+
+}  // namespace sherd::mpi

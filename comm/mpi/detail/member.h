@@ -1,0 +1,112 @@
+// One rank's part of one communicator: where it meets the others, and how their data moves. Private to
+// comm/mpi.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/comm/mpi/detail/session.h>
+#include <sherd/kernels/device/device.h>
+
+namespace sherd::mpi {
+
+/// A stretch of memory.
+struct Piece {
+  char* data = nullptr;
+  int64_t bytes = 0;
+};
+
+/// Ranks are numbered in the group; messages name world ranks. Lives as long as its communicator or work that
+/// is queued on it.
+class Member final : public Recipient {
+ public:
+  /// `name` is the same on all ranks of the group, and no other group's of the world.
+  Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device, std::string name,
+         std::vector<int> world_ranks, int rank, std::chrono::milliseconds timeout);
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  Session& session() const { return *session_; }
+  Device& device() const { return *device_; }
+  const std::shared_ptr<Device>& shared_device() const { return device_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(world_ranks_.size()); }
+  int world_rank() const { return world_ranks_[static_cast<size_t>(rank_)]; }
+
+  /// A call that its ranks have all come to; to be used by the thread that met for it, and to go before the
+  /// member. No rank leaves it before it is over unless it has lost the connection or withdraws.
+  class Meeting {
+   public:
+    Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where);
+    ~Meeting();
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+
+    /// sends[r] goes to rank r, recvs[r] comes from there; empty pieces do not travel, nor do a rank's own.
+    /// Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
+    std::shared_ptr<Batch> start(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
+                                 std::shared_ptr<const void> keep);
+    /// @throws CommError as Communicator says; the transfer is abandoned then.
+    void finish(const std::shared_ptr<Batch>& batch);
+    void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
+                  std::shared_ptr<const void> keep) {
+      finish(start(sends, recvs, std::move(keep)));
+    }
+
+   private:
+    friend class Member;
+    Member& member_;
+    const CallNumber number_;
+    const std::vector<int> peers_;  // without this rank
+    const std::string where_;
+    int tags_ = 0;                   // the peers' data come with tags_ + rank
+    std::map<int, Letter> letters_;  // of the peers
+    std::vector<std::shared_ptr<Batch>> started_;
+  };
+
+  /// Waits until all ranks have come to the collective.
+  /// @throws CommError on disagreement or timeout or when a rank comes no more, PeerFailure after an abort.
+  std::unique_ptr<Meeting> meet(const comm::Call& call);
+  /// The same for a send to, or a receive from, `peer`.
+  std::unique_ptr<Meeting> meet_peer(const comm::Call& call, bool sends, int peer);
+  /// Grow-only memory for the call that its thread works on; who keeps the handle keeps the memory.
+  std::shared_ptr<char> scratch(int64_t bytes);
+  /// The new group's member for this rank. `timeout` 0: as this one's.
+  std::shared_ptr<Member> split(int color, int key, std::chrono::milliseconds timeout);
+
+ private:
+  struct Arrivals {
+    std::map<int, Letter> letters;
+    std::vector<int> withdrawn;
+  };
+  void deliver(Letter letter) override;
+  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where);
+  void withdraw(const Meeting& meeting);
+  /// The peers of a meeting that have not come, as world ranks; those alone that have left, if `left`.
+  std::vector<int> missing(const Meeting& meeting, bool left);
+  [[noreturn]] void raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn);
+  std::string place(const std::string& what) const;
+
+  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<Device> device_;
+  const std::string name_;
+  const uint64_t id_;
+  const std::vector<int> world_ranks_;
+  const int rank_;
+  const std::shared_ptr<comm::WaitPoint> point_;
+  int64_t splits_ = 0;
+  std::shared_ptr<char> scratch_;
+  int64_t scratch_bytes_ = 0;
+
+  // Under point_'s mutex.
+  std::map<CallNumber, Arrivals> arrivals_;
+  std::map<std::pair<Lane, int>, int64_t> over_;  // the last number of each lane that is over
+};
+
+}  // namespace sherd::mpi

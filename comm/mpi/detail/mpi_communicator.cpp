@@ -1,0 +1,170 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <limits>
+#include <numeric>
+
+#include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/mpi/detail/collectives.h>
+#include <sherd/comm/mpi/detail/mpi_world.h>
+
+namespace sherd {
+namespace {
+
+using comm::Call;
+using comm::Verb;
+using mpi::Member;
+using mpi::Session;
+using std::chrono::milliseconds;
+
+/// One queued call.
+class Queued {
+ public:
+  Queued(std::shared_ptr<Session> session, int world_rank)
+      : session_(std::move(session)), world_rank_(world_rank) {
+    session_->queued(world_rank_);
+  }
+  ~Queued() {
+    if (ran_) session_->ran(world_rank_);
+  }
+  Queued(const Queued&) = delete;
+  Queued& operator=(const Queued&) = delete;
+  /// It runs, or was never queued.
+  void run() { ran_ = true; }
+
+ private:
+  const std::shared_ptr<Session> session_;
+  const int world_rank_;
+  bool ran_ = false;
+};
+
+class MpiCommunicator final : public comm::CheckedCommunicator {
+ public:
+  MpiCommunicator(std::shared_ptr<Session> session, std::shared_ptr<Member> member,
+                  std::shared_ptr<comm::CommCounters> counters)
+      : comm::CheckedCommunicator(member->rank(), member->size(), member->world_rank(),
+                                  member->shared_device(), std::move(counters)),
+        session_(std::move(session)),
+        member_(std::move(member)) {}
+
+  void abort(const std::string& cause) noexcept override {
+    try {
+      session_->domain().abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
+    } catch (const std::exception&) {
+      session_->domain().abort(world_rank(), cause);  // no memory for the longer text
+    }
+  }
+
+  void leave() noexcept override {
+    try {
+      session_->leave(world_rank());
+    } catch (const std::exception&) {  // no memory: the others wait for their timeout
+    }
+  }
+
+  std::vector<std::string> recover(milliseconds) override {
+    throw NotSupported(
+        fmt::format("recover() on rank {}: backend = mpi cannot go on after a failure; end the job and "
+                    "resume from the last "
+                    "checkpoint (backend = local can recover)",
+                    world_rank()));
+  }
+
+ private:
+  void queue(Stream& stream, Verb verb, Call call, int peer) override {
+    const char* const op = call.op;
+    const auto queued = std::make_shared<Queued>(session_, world_rank());
+    try {
+      stream.submit(op, [member = member_, queued, verb, call = std::move(call), peer](ExecutionContext& c) {
+        queued->run();
+        mpi::run(*member, verb, call, peer, c);
+      });
+    } catch (...) {
+      queued->run();  // nothing was queued
+      throw;
+    }
+  }
+
+  std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
+                                       std::shared_ptr<comm::CommCounters> counters) override {
+    return std::make_shared<MpiCommunicator>(session_, member_->split(color, key, timeout),
+                                             std::move(counters));
+  }
+
+  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<Member> member_;
+};
+
+void check(const MpiOptions& o, std::span<const std::shared_ptr<Device>> devices) {
+  std::vector<std::string> wrong;
+  if (o.timeout.count() <= 0) wrong.push_back(fmt::format("timeout = {} ms: at least 1", o.timeout.count()));
+  if (o.poll.count() <= 0) wrong.push_back(fmt::format("mpi.poll = {} ms: at least 1", o.poll.count()));
+  if (o.max_message < 1 || o.max_message > std::numeric_limits<int>::max())
+    wrong.push_back(
+        fmt::format("mpi.max_message = {}: 1 to {} bytes", o.max_message, std::numeric_limits<int>::max()));
+  if (o.reduction_piece < 1)
+    wrong.push_back(fmt::format("mpi.reduction_piece = {}: at least 1 byte", o.reduction_piece));
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("MPI world: {}", fmt::join(wrong, "; ")));
+  for (const auto& device : devices)
+    if (device->kind() != DeviceKind::cpu)
+      throw NotSupported(
+          fmt::format("{} is no CPU: backend = mpi moves the host's memory; use backend = nccl or "
+                      "backend = local for GPUs",
+                      device->label()));
+}
+
+/// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
+void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
+  const std::string prefix = options.name + "/here";
+  const std::string settings = fmt::format("{} {}", options.max_message, options.reduction_piece);
+  store.set(fmt::format("{}/{}", prefix, place.rank), settings);
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  for (Backoff backoff;; backoff.sleep()) {
+    if (const auto all = store.all(prefix, place.size)) {
+      for (size_t p = 0; p < all->size(); ++p)
+        if ((*all)[p] != settings)
+          throw InvalidArgument(fmt::format(
+              "mpi.max_message and mpi.reduction_piece are {} on process {} but {} on process {}; give "
+              "all processes the same",
+              settings, place.rank, (*all)[p], p));
+      return;
+    }
+    if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
+    if (std::chrono::steady_clock::now() > deadline)
+      throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
+                                  place.rank, place.size, options.timeout.count(),
+                                  fmt::join(store.absent(prefix, place.size), ", ")));
+  }
+}
+
+}  // namespace
+
+std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::shared_ptr<Device>> devices,
+                                                          std::span<const int> process_of,
+                                                          std::shared_ptr<Store> store,
+                                                          const MpiOptions& given) {
+  MpiOptions options = given;
+  options.timeout = comm::bounded(options.timeout);
+  check(options, devices);
+  const MpiPlace place = mpi_place();
+  std::vector<int> mine;
+  for (size_t r = 0; r < process_of.size(); ++r)
+    if (process_of[r] == place.rank) mine.push_back(static_cast<int>(r));
+  if (mine.size() != devices.size())
+    throw InvalidArgument(fmt::format("MPI world: process {} has {} devices for {} ranks; give one each",
+                                      place.rank, devices.size(), mine.size()));
+  gather(*store, place, options);
+  std::vector<int> world_ranks(process_of.size());
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  const auto session = std::make_shared<Session>(process_of, std::move(store), options);
+  std::vector<std::shared_ptr<Communicator>> worlds;
+  for (size_t i = 0; i < mine.size(); ++i)
+    worlds.push_back(std::make_shared<MpiCommunicator>(
+        session,
+        std::make_shared<Member>(session, devices[i], options.name, world_ranks, mine[i], options.timeout),
+        std::make_shared<comm::CommCounters>()));
+  return worlds;
+}
+
+}  // namespace sherd

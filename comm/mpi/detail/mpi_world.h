@@ -1,0 +1,41 @@
+// Communicator over MPI: ranks are processes, on one host or many, that compute on CPUs.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include <sherd/comm/bootstrap/store.h>
+#include <sherd/comm/core/communicator.h>
+#include <sherd/comm/mpi/mpi_options.h>
+
+namespace sherd {
+
+/// One world communicator for each of `devices`, the ranks of this process, ascending. `process_of[r]` is the
+/// process (its rank in MPI_COMM_WORLD) that has world rank r. Every process calls, those without a rank,
+/// too; host-blocking. MPI is initialised (mpi_bootstrap()) and lets any thread call it
+/// (MPI_THREAD_SERIALIZED; with several worlds at a time, or MPI calls of the program's own meanwhile,
+/// MPI_THREAD_MULTIPLE).
+///
+/// All that Communicator promises holds, bits included. Before data moves, the ranks of a group tell each
+/// other their calls by messages of some hundred bytes, so that different calls fail with both named and late
+/// ranks are named. Sent and received by each of n ranks, beside those, where `size` is the bytes of the
+/// whole: all_gather and reduce_scatter (n-1)/n * size, which no algorithm can go below; all_reduce twice
+/// that; broadcast: at most size received and 2 * size sent; the others what their counts say.
+///
+/// A process has one thread that makes all calls of MPI for the world, none of which blocks. It sleeps
+/// between looks while something is under way, and until it is told when nothing is.
+///
+/// Differences to what Communicator says:
+/// - That another rank has failed is seen within about one poll, not at once.
+/// - recover() throws NotSupported on every rank.
+/// - A failure ends all ranks with the first cause, but MPI's launcher may kill those that are left when a
+///   process dies (docs/clusters.md).
+/// @throws CommError naming the ranks that did not come within the timeout, or with what MPI says;
+/// InvalidArgument; NotSupported for a device that is no CPU; NotCompiled without MPI.
+std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::shared_ptr<Device>> devices,
+                                                          std::span<const int> process_of,
+                                                          std::shared_ptr<Store> store,
+                                                          const MpiOptions& options = {});
+
+}  // namespace sherd

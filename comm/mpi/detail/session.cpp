@@ -1,0 +1,174 @@
+#include <sherd/comm/mpi/detail/session.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include <sherd/comm/bootstrap/detail/mpi_process.h>
+
+namespace sherd::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A store that does not answer the watch for so long is lost, whatever the timeout of calls.
+constexpr std::chrono::seconds kAnswerTime{10};
+
+// How long a process that has nothing more to do waits for the others: MPI_Finalize waits for them anyway,
+// but a process that is gone or has failed never comes.
+constexpr std::chrono::seconds kFarewell{10}, kFarewellAfterFailure{2};
+
+}  // namespace
+
+Session::Session(std::span<const int> process_of, std::shared_ptr<Store> store, const MpiOptions& options)
+    : options_(options),
+      process_of_(process_of.begin(), process_of.end()),
+      store_(std::move(store)),
+      point_(domain_.make_wait_point(options.poll)) {
+  engine_ = std::make_unique<Engine>(
+      options_, Engine::Handlers{.letter = [this](const std::string& bytes) { read(bytes); },
+                                 .failed = [this](const std::string& cause) { domain_.abort(-1, cause); }});
+  watch_ = std::thread([this] { watch(); });
+}
+
+Session::~Session() {
+  say_goodbye();
+  {
+    std::lock_guard lock(point_->mutex);
+    stop_ = true;
+  }
+  point_->changed.notify_all();
+  watch_.join();
+}
+
+void Session::say_goodbye() {
+  if (domain_.aborted()) engine_->drain();
+  write_to_all({.kind = Letter::Kind::goodbye, .from = engine_->process()});
+  const auto begin = std::chrono::steady_clock::now();
+  const Engine::Attention attention(*engine_);
+  bool together = false;
+  {
+    std::unique_lock lock(point_->mutex);
+    const auto all = [&] { return goodbyes_.size() == static_cast<size_t>(engine_->processes()); };
+    for (;;) {
+      const bool failed = domain_.aborted();
+      if (failed) engine_->drain();
+      const auto until = begin + (failed ? milliseconds(kFarewellAfterFailure) : milliseconds(kFarewell));
+      point_->changed.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + options_.poll),
+                                 all);
+      together = all();
+      if (together || std::chrono::steady_clock::now() >= until) break;
+    }
+  }
+  const bool ended =
+      engine_->close(together, together ? milliseconds(kFarewellAfterFailure) : milliseconds(0));
+  if (!together || !ended) mpi_ends_without_finalize();
+}
+
+int Session::take_tags(int count) {
+  std::lock_guard lock(tags_mutex_);
+  if (next_tag_ > engine_->tag_limit() - count) next_tag_ = Engine::kFirstTag;
+  const int first = next_tag_;
+  next_tag_ += count;
+  return first;
+}
+
+void Session::enter(uint64_t group, int rank, Recipient& recipient) {
+  std::lock_guard lock(recipients_mutex_);
+  recipients_[{group, rank}] = &recipient;
+  const auto early = early_.find({group, rank});
+  if (early == early_.end()) return;
+  for (Letter& letter : early->second) recipient.deliver(std::move(letter));
+  early_.erase(early);
+}
+
+void Session::forget(uint64_t group, int rank) {
+  std::lock_guard lock(recipients_mutex_);
+  recipients_.erase({group, rank});
+}
+
+void Session::read(const std::string& bytes) {
+  Letter letter = decode(bytes);
+  switch (letter.kind) {
+    case Letter::Kind::left:
+      // Letters of one process come in order: what is not here by now will not come.
+      return domain_.leave(letter.from);
+    case Letter::Kind::goodbye: {
+      std::lock_guard lock(point_->mutex);
+      goodbyes_.insert(letter.from);
+      point_->changed.notify_all();
+      return;
+    }
+    case Letter::Kind::call:
+    case Letter::Kind::withdraw:
+      break;
+  }
+  std::lock_guard lock(recipients_mutex_);
+  const std::pair to{letter.group, letter.to};
+  if (const auto found = recipients_.find(to); found != recipients_.end())
+    found->second->deliver(std::move(letter));
+  else if (!domain_.aborted())
+    early_[to].push_back(std::move(letter));  // of a group that is not divided yet here
+}
+
+void Session::write_to_all(const Letter& letter) {
+  const std::string bytes = encode(letter);
+  for (int p = 0; p < engine_->processes(); ++p) engine_->write(p, bytes);
+}
+
+void Session::queued(int world_rank) {
+  std::lock_guard lock(presence_mutex_);
+  ++presence_[world_rank].queued;
+}
+
+void Session::ran(int world_rank) {
+  std::lock_guard lock(presence_mutex_);
+  Presence& presence = presence_[world_rank];
+  --presence.queued;
+  tell_if_gone(world_rank, presence);
+}
+
+void Session::leave(int world_rank) {
+  std::lock_guard lock(presence_mutex_);
+  Presence& presence = presence_[world_rank];
+  presence.leaving = true;
+  tell_if_gone(world_rank, presence);
+}
+
+void Session::tell_if_gone(int world_rank, Presence& presence) {
+  // After a failure the others wait for its cause: that this rank ends as well is no news.
+  if (!presence.leaving || presence.told || presence.queued > 0 || domain_.aborted()) return;
+  presence.told = true;
+  write_to_all({.kind = Letter::Kind::left, .from = world_rank});
+}
+
+void Session::watch() {
+  std::unique_lock lock(point_->mutex);
+  while (!stop_) {
+    if (announced_)
+      point_->changed.wait(lock, [&] { return stop_; });
+    else
+      domain_.wait(*point_, lock, [&] { return stop_; });
+    lock.unlock();
+    if (!announced_) look_at_store();
+    lock.lock();
+  }
+}
+
+void Session::look_at_store() {
+  try {
+    if (!domain_.aborted())
+      if (const auto notice = announced(*store_, kAnswerTime)) domain_.abort(notice->rank, notice->cause);
+    if (!domain_.aborted()) return;
+    announced_ = true;
+    const auto [rank, cause] = domain_.first_failure();
+    announce(*store_, {rank, cause});
+  } catch (const CommError& e) {
+    domain_.abort(e.failed_rank(), e.what());
+  } catch (const std::exception& e) {
+    domain_.abort(-1, e.what());
+  }
+}
+
+}  // namespace sherd::mpi

@@ -1,0 +1,101 @@
+// One process's part of a world: the thread that calls MPI, who has left, and the watch over failures.
+// Private to comm/mpi.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <sherd/comm/bootstrap/store.h>
+#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/mpi/detail/engine.h>
+#include <sherd/comm/mpi/detail/letter.h>
+#include <sherd/comm/mpi/mpi_options.h>
+
+namespace sherd::mpi {
+
+/// Where letters to one rank of one group go.
+class Recipient {
+ public:
+  /// On the engine's thread.
+  virtual void deliver(Letter letter) = 0;
+
+ protected:
+  ~Recipient() = default;
+};
+
+/// Thread-safe. Lives as long as a communicator or queued work of its world does.
+class Session {
+ public:
+  /// `process_of` by world rank. @throws as make_mpi_world().
+  Session(std::span<const int> process_of, std::shared_ptr<Store> store, const MpiOptions& options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  const MpiOptions& options() const { return options_; }
+  comm::AbortDomain& domain() { return domain_; }
+  Engine& engine() { return *engine_; }
+  int process_of(int world_rank) const { return process_of_[static_cast<size_t>(world_rank)]; }
+
+  /// The first of `count` tags that nothing of this process that is under way uses. They come round again
+  /// after as many calls as MPI has tags.
+  int take_tags(int count);
+
+  /// From now on `recipient` gets the letters to this rank of the group, also those that came before.
+  void enter(uint64_t group, int rank, Recipient& recipient);
+  void forget(uint64_t group, int rank);
+
+  /// A call is queued, and later is issued or was never queued. One that is dropped, by a stream that failed,
+  /// is never done: its rank counts as one that may still come, for it is about to say why.
+  void queued(int world_rank);
+  void ran(int world_rank);
+  /// The rank calls nothing any more; the others are told once nothing of it is queued.
+  void leave(int world_rank);
+
+ private:
+  struct Presence {
+    int64_t queued = 0;
+    bool leaving = false, told = false;
+  };
+  void read(const std::string& bytes);
+  void write_to_all(const Letter& letter);
+  void tell_if_gone(int world_rank, Presence& presence);
+  void watch();
+  void look_at_store();
+  void say_goodbye();
+
+  const MpiOptions options_;
+  const std::vector<int> process_of_;
+  const std::shared_ptr<Store> store_;
+  comm::AbortDomain domain_;
+  const std::shared_ptr<comm::WaitPoint> point_;  // of the watch and of goodbyes
+
+  std::mutex tags_mutex_;
+  int next_tag_ = Engine::kFirstTag;
+
+  std::mutex recipients_mutex_;  // before a recipient's
+  std::map<std::pair<uint64_t, int>, Recipient*> recipients_;
+  std::map<std::pair<uint64_t, int>, std::vector<Letter>> early_;
+
+  std::mutex presence_mutex_;
+  std::map<int, Presence> presence_;
+
+  std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex
+  bool stop_ = false;
+  bool announced_ = false;  // the watch's own
+
+  std::unique_ptr<Engine> engine_;
+  std::thread watch_;
+};
+
+}  // namespace sherd::mpi

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Training as processes that mpirun starts has the bits of training with as many threads (--comm local): losses, norms
+# and weights; checkpoints go from one to the other; a failure is named by every rank, and nothing hangs.
+#   mpi_run_test.sh TRAIN_GPT [MPIRUN]
+# 77 (skipped, and says so) where there is no mpirun.
+set -uo pipefail
+train_gpt=$1
+mpirun=${2:-$(command -v mpirun)}
+if [[ -z $mpirun || ! -x $mpirun ]]; then
+  echo "SKIPPED: there is no mpirun; install openmpi-bin to test --comm mpi" >&2
+  exit 77
+fi
+# Open MPI as root, and on fewer cores than processes; other launchers do not ask.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
+
+seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
+  >"$scratch/text"
+model=(--data "$scratch/text" --dim 36 --layers 3 --heads 4 --seq 24 --batch 12 --seed 5 --threads 1 --quiet
+  --optimizer muon --strategy zero3)
+
+# train NAME local|mpi RANKS FLAGS...: leaves NAME.losses and NAME.weights.
+train() {
+  local name=$1 comm=$2 ranks=$3
+  shift 3
+  local command=("$train_gpt" "${model[@]}" --comm "$comm" --metrics "$scratch/$name.metrics"
+    --export-weights "$scratch/$name.weights" "$@")
+  if [[ $comm == mpi ]]; then
+    command=("$mpirun" -n "$ranks" "${command[@]}")
+  else
+    command+=(--ranks "$ranks")
+  fi
+  timeout -k 5 120 "${command[@]}" >"$scratch/$name.out" 2>&1 </dev/null ||
+    { fail "$name: exit code $?: $(tail -5 "$scratch/$name.out")"; return; }
+  [[ -s $scratch/$name.out ]] && fail "$name: --quiet prints errors only: $(head -3 "$scratch/$name.out")"
+  grep -oE '"(step|loss|grad_norm|num_zeros)":[^,}]*' "$scratch/$name.metrics" >"$scratch/$name.losses"
+}
+
+# alike WHAT ONE OTHER: both ended well, with the same bits.
+alike() {
+  if [[ ! -s $scratch/$2.losses ]]; then fail "$1: $2 has no losses"; return; fi
+  cmp "$scratch/$2.losses" "$scratch/$3.losses" >&2 || fail "$1: losses differ"
+  cmp "$scratch/$2.weights" "$scratch/$3.weights" >&2 || fail "$1: weights differ"
+  echo "$1: the same bits"
+}
+
+# refused EXIT_CODE TEXT COMMAND...
+refused() {
+  local code=$1 text=$2 out got=0
+  shift 2
+  out=$(timeout -k 5 60 "$@" 2>&1 </dev/null) || got=$?
+  [[ $got == "$code" ]] || fail "$*: exit code $got instead of $code"
+  grep -qF -- "$text" <<<"$out" || fail "$*: does not say '$text' but: $out"
+}
+
+for ranks in 2 4; do
+  train threads local $ranks --steps 8
+  train processes mpi $ranks --steps 8
+  alike "zero3 + Muon on $ranks" threads processes
+done
+train threads local 4 --steps 6 --tp 2
+train processes mpi 4 --steps 6 --tp 2
+alike "tensor parallel on 4" threads processes
+train threads local 4 --steps 6 --experts 4 --expert-parallel 2
+train processes mpi 4 --steps 6 --experts 4 --expert-parallel 2
+alike "experts on 4" threads processes
+train threads local 4 --steps 6 --replicas 2 --precision bf16
+train processes mpi 4 --steps 6 --replicas 2 --precision bf16
+alike "replicas in bf16 on 4" threads processes
+
+train whole local 2 --steps 8
+for from in local mpi; do
+  to=$([[ $from == local ]] && echo mpi || echo local)
+  train first $from 2 --steps 4 --save "$scratch/$from.saved"
+  cp "$scratch/first.metrics" "$scratch/rest.metrics"
+  train rest $to 2 --steps 8 --resume "$scratch/$from.saved"
+  alike "saved under $from, resumed under $to" whole rest
+done
+
+refused 1 'mpirun -n 2' "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1
+refused 0 '' "$train_gpt" "${model[@]}" --comm mpi --steps 1
+refused 1 'the job has 2 processes' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --ranks 3 --steps 1
+
+# A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
+if "$mpirun" --version | grep -q 'Open MPI) 4'; then
+  timeout -k 5 60 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 \
+    >"$scratch/killed.out" 2>&1 </dev/null &
+  job=$!
+  victim=
+  for ((i = 0; i < 100 && ${#victim} == 0; ++i)); do
+    sleep 0.2
+    for process in $(pgrep -P "$(pgrep -P $job)"); do
+      tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx OMPI_COMM_WORLD_RANK=1 && victim=$process
+    done
+  done
+  sleep 5
+  kill -KILL "$victim"
+  begin=$SECONDS
+  wait $job
+  ((SECONDS - begin < 30)) || fail "a killed process: the others took $((SECONDS - begin)) s to end"
+  said=$(grep -c "on rank [02]: .*rank 1's process ended" "$scratch/killed.out")
+  [[ $said == 2 ]] || fail "a killed process: $said of 2 others name it: $(tail -5 "$scratch/killed.out")"
+  echo "a killed process: named by the others after $((SECONDS - begin)) s"
+fi
+
+if ((failures > 0)); then
+  echo "$failures failures" >&2
+  exit 1
+fi
+echo "all well"
