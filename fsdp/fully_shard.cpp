@@ -21,6 +21,8 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
       wrong.push_back(fmt::format("{}: shard and replicate dimension are both '{}'", who, o.shard_dim));
     if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
       wrong.push_back(fmt::format("{}: padding budget {} is not in [0, 1]", who, o.padding_budget));
+    if (o.bucket_elements < 0)
+      wrong.push_back(fmt::format("{}: bucket_elements {} are negative; 0 is one bucket", who, o.bucket_elements));
     if (o.gradient_ranks < 0)
       wrong.push_back(fmt::format("{}: gradient ranks {} are negative", who, o.gradient_ranks));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
@@ -40,7 +42,7 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
   for (auto& [name, p] : params)
     if (p.sharded())
       wrong.push_back(fmt::format("parameter '{}' belongs to unit '{}' of another sharded model", name,
-                                  p.group().unit()));
+                                  p.group().unit_of(p.index_in_group())));
   for (auto& name : root_options.ignored) {
     const bool known = std::any_of(params.begin(), params.end(), [&](auto& p) { return p.first == name; });
     if (!known) wrong.push_back(fmt::format("ignored parameter '{}' does not exist", name));

@@ -41,8 +41,10 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
       cell_begin_(plan().cell_begin()),
       cell_size_(plan().cell_elements()) {
   // A unit has up to three groups, which may be of one size.
-  weights_ = Purpose(fmt::format("the weights of unit '{}'{}", unit(), plan().suffix()));
-  gradients_ = Purpose(fmt::format("the gradients of unit '{}'{}", unit(), plan().suffix()));
+  const std::string whose =
+      spec_.owners.empty() ? fmt::format("unit '{}'{}", unit(), plan().suffix()) : unit();
+  weights_ = Purpose("the weights of " + whose);
+  gradients_ = Purpose("the gradients of " + whose);
   touched_.assign(spec_.params.size(), false);
   released_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
@@ -66,24 +68,15 @@ ParamGroup::~ParamGroup() {
 }
 
 std::vector<ParamGroup::Trait> ParamGroup::traits() const {
-  const FullyShardOptions& o = spec_.options;
   std::vector<Trait> all;
   const auto add = [&](std::string what, uint64_t digest, std::initializer_list<uint64_t> values) {
     for (const uint64_t v : values) digest = mix(digest, v);
     all.push_back({std::move(what), digest});
   };
-  add(fmt::format("the layout of unit '{}'", unit()), layout_->fingerprint(), {});
-  uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
-  names = hash64(names, o.tensor_dim);
-  for (auto& name : o.ignored) names = hash64(names, name);
-  add(fmt::format("the mesh or an option of unit '{}'", unit()), names,
-      {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
-       static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
-       static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(plan().dtype),
-       static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
-       o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0, static_cast<uint64_t>(o.allow_unused), o.seed,
-       static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
-       static_cast<uint64_t>(replicated())});
+  const std::string whose = spec_.owners.empty() ? fmt::format("unit '{}'", unit()) : unit();
+  add("the layout of " + whose, layout_->fingerprint(), {});
+  for (const FullyShardOptions& o : spec_.options)
+    add("the mesh or an option of " + whose, digest_of_options(o), {});
   for (auto& p : spec_.params) {
     add(fmt::format("the initial values of parameter '{}'", p.name()), digest_of(p.init()), {});
     uint64_t rows = p.row_blocks().size();
@@ -94,9 +87,26 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
     if (!p.tensor_shard()) continue;
     const TensorShard& t = *p.tensor_shard();  // not its index: that is what differs
     add(fmt::format("the way parameter '{}' is cut from a larger one", p.name()),
-        hash64(static_cast<uint64_t>(t.parts), t.mesh_dim), {static_cast<uint64_t>(t.dim)});
+        hash64(static_cast<uint64_t>(t.parts), t.mesh_dim),
+        {static_cast<uint64_t>(t.dim), static_cast<uint64_t>(t.size)});
   }
   return all;
+}
+
+uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
+  uint64_t names = hash64(hash64(hash64(0, spec_.mesh.describe()), o.shard_dim), o.replicate_dim);
+  names = hash64(names, o.tensor_dim);
+  for (auto& name : o.ignored) names = hash64(names, name);
+  for (const uint64_t v :
+       {static_cast<uint64_t>(o.strategy), static_cast<uint64_t>(o.outer),
+        static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
+        static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(plan().dtype),
+        static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
+        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0, static_cast<uint64_t>(o.allow_unused), o.seed,
+        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
+        static_cast<uint64_t>(replicated())})
+    names = mix(names, v);
+  return names;
 }
 
 uint64_t ParamGroup::fingerprint() const {
@@ -281,7 +291,7 @@ Tensor ParamGroup::data(int p) const {
     throw InvalidArgument(
         fmt::format("parameter '{}' is sharded; its data() is valid while unit '{}' is unsharded "
                     "(inside the wrapped module's forward and backward, or after unshard())",
-                    spec_.params[static_cast<size_t>(p)].name(), unit()));
+                    spec_.params[static_cast<size_t>(p)].name(), unit_of(p)));
   const FullRange r = layout_->full_range(ParamId(p));
   return full_.flat(r.begin.value, r.end.value).view(spec_.params[static_cast<size_t>(p)].shape());
 }
@@ -298,7 +308,7 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
     throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
   if (!grad_open_.defined())
     throw InvalidArgument(
-        fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), unit()));
+        fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), unit_of(p)));
   touched_[static_cast<size_t>(p)] = true;
   const bool fresh = fresh_[static_cast<size_t>(p)];
   fresh_[static_cast<size_t>(p)] = false;
@@ -308,7 +318,7 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
 
 Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
   const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;
-  return cell.flat(begin, begin + layout_->piece(ParamId(p), RankId(cell_)).size());
+  return cell.flat(begin, begin + shard_range(p).size());
 }
 
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
@@ -325,10 +335,16 @@ Tensor ParamGroup::grad_shard(int p) const {
   return cell_view(grad_part_.flat(cell_begin_, cell_begin_ + cell_size_), p);
 }
 
-ParamRange ParamGroup::shard_range(int p) const { return layout_->piece(ParamId(p), RankId(cell_)); }
+ParamRange ParamGroup::shard_range(int p) const {
+  const Parameter& param = spec_.params[static_cast<size_t>(p)];
+  const ParamRange piece = layout_->piece(ParamId(p), RankId(cell_));
+  return param.tensor_shard() ? clipped(piece, held_elements(param.shape(), *param.tensor_shard())) : piece;
+}
 
 DTensor ParamGroup::dtensor(int p) const {
-  return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, shard(p));
+  const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // padding of the parameter included
+  const Tensor piece = master_.flat(begin, begin + layout_->piece(ParamId(p), RankId(cell_)).size());
+  return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 
 template <class F>

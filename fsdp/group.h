@@ -42,7 +42,10 @@ class ParamGroup final : public ParameterViews {
     std::vector<Parameter> params;  // of the layout, in its order
     DeviceMesh mesh;
     GroupComms comms;  // groups of one for ignored parameters
-    FullyShardOptions options;
+    /// Of its unit; of a bucket, those of all its units, which say the same of what matters to the group.
+    std::vector<FullyShardOptions> options;
+    /// By parameter, the names of their units; empty where that is the plan's.
+    std::vector<std::string> owners;
   };
   ParamGroup(Device& device, Spec spec);
   /// Parameters that outlive the group have no memory again.
@@ -67,8 +70,13 @@ class ParamGroup final : public ParameterViews {
   /// Digest of them all.
   uint64_t fingerprint() const;
   const DeviceMesh& mesh() const { return spec_.mesh; }
+  /// Its unit's name, or that of the bucket.
   const std::string& unit() const { return spec_.plan.unit; }
-  const FullyShardOptions& options() const { return spec_.options; }
+  /// The unit that parameter p belongs to.
+  const std::string& unit_of(int p) const {
+    return spec_.owners.empty() ? unit() : spec_.owners[static_cast<size_t>(p)];
+  }
+  const FullyShardOptions& options() const { return spec_.options.front(); }
   bool trainable() const { return trainable_; }
   /// Ignored parameters: whole on every rank, gradients never reduced.
   bool replicated() const { return spec_.plan.ignored; }
@@ -151,6 +159,7 @@ class ParamGroup final : public ParameterViews {
   DTensor dtensor(int p) const override;
 
  private:
+  uint64_t digest_of_options(const FullyShardOptions& options) const;
   Placement reduce_target(bool last) const { return last ? inner_.grad : inner_.grad_micro; }
   Tensor cell_view(const Tensor& cell, int p) const;
   /// This rank's cell of the part, and its part of the communication buffer.

@@ -40,6 +40,8 @@ std::shared_ptr<const ShardLayout> make_layout(const PlanUnit& unit, const Group
   return layout;
 }
 
+}  // namespace
+
 std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
   std::vector<PlannedBuffer> all;
   const auto add = [&](BufferUse use, MemoryClass memory, DType dtype, int64_t elements, Lifetime lifetime) {
@@ -72,6 +74,8 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
         Lifetime::collective);
   return all;
 }
+
+namespace {
 
 // By what redistribute_flat() calls for these placements; `full` elements over `ranks`, one slice for each.
 StepTraffic moved(Placement from, Placement to, int ranks, int64_t full, DType dtype) {
@@ -168,6 +172,14 @@ StepTraffic GroupPlan::traffic(int microbatches, int gathers) const {
   return t += moved(out.grad_micro, out.grad, axes.replicate_ranks, part_elements(), DType::f32);
 }
 
+bool in_bucket(const PlanUnit& unit, const PlanParam& p) {
+  if (p.ignored || kind_of(p, unit.options.layout) != GroupKind::whole) return false;
+  // On one rank as on many, of whom the table says what rests where.
+  const PlacementRow many = inner_row(unit.options.strategy, 2);
+  return many.param.is_replicate() &&
+         (many.state.is_shard() || ShardAxes::of(unit.mesh, unit.options).outer.state.is_shard());
+}
+
 std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
   std::vector<GroupPlan> groups;
   for (const bool ignored : {false, true}) {
@@ -175,7 +187,7 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
       const size_t first = groups.size();
       for (size_t i = 0; i < unit.params.size(); ++i) {
         const PlanParam& p = unit.params[i];
-        if (p.ignored != ignored || kind_of(p, unit.options.layout) != kind) continue;
+        if (p.ignored != ignored || kind_of(p, unit.options.layout) != kind || in_bucket(unit, p)) continue;
         auto g = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
                               [&](const GroupPlan& other) { return other.dtype == p.dtype; });
         if (g == groups.end()) {

@@ -27,6 +27,7 @@ struct PlanParam {
   bool trainable = true;
   bool ignored = false;      // FullyShardOptions::ignored
   DType dtype = DType::f32;  // in which it is gathered and computed with
+  bool tied = false;         // several modules hold it
 };
 
 /// The parameters that one fully_shard() call claims, with its mesh and options.
@@ -48,7 +49,7 @@ struct PlanUnit {
 
 /// Why parameters of one unit are in different groups.
 enum class GroupKind {
-  whole,   // LayoutPolicy::whole_param: CutClass::row ones, of which none is cut
+  whole,   // LayoutPolicy::whole_param: CutClass::row ones, of which none is cut (in_bucket(): of several units)
   cut,     // all other trainable ones
   frozen,  // no gradient
 };
@@ -100,7 +101,7 @@ struct StepTraffic {
 
 /// One flat buffer, its layout, and what else it needs.
 struct GroupPlan {
-  std::string unit;
+  std::string unit;  // its name; of a bucket (bucket_plan.h) the bucket's
   GroupKind kind = GroupKind::cut;
   bool ignored = false;
   DType dtype = DType::f32;       // of the weights at rest and gathered
@@ -145,12 +146,20 @@ struct GroupPlan {
   StepTraffic traffic(int microbatches, int gathers) const;
 };
 
+/// The buffers of a group whose other members are known.
+std::vector<PlannedBuffer> buffers_of(const GroupPlan& group);
+
+/// Whether a parameter of the unit lies in a bucket, which may hold those of other units as well, and not in a group of
+/// the unit: LayoutPolicy::whole_param never cuts it, and the strategy has weights rest whole, but splits the state.
+bool in_bucket(const PlanUnit& unit, const PlanParam& param);
+
 /// Under LayoutPolicy::whole_param a unit has few matrices, so that the ranks' costs are carried on from unit
 /// to unit and ties go to the rank with less. By PlanUnit::ranks_id and the layout's world.
 using CarriedCost = std::map<std::pair<int, int>, std::vector<double>>;
 
 /// The groups of one unit: first those of the parameters that take part, then those of the ignored ones; in
-/// each, by kind, and by dtype in order of first use. A kind without parameters makes no group.
+/// each, by kind, and by dtype in order of first use. A kind without parameters makes no group; what is
+/// in_bucket() is in none.
 /// @throws InvalidArgument as ShardLayout::make() does.
 std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried);
 

@@ -41,18 +41,40 @@ std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const Slot
   return slots;
 }
 
+// Slots of buckets, behind those of units.
+void assign_bucket_slots(ModelPlan& plan, const std::vector<PlanUnit>& units, const PlannedBuffer& slot, bool overlap) {
+  std::vector<SlotSpan> users;
+  for (const BucketPlan& b : plan.buckets) {
+    const PlannedBuffer* open = b.group.find(slot.use);
+    const BackwardSpan span = backward_span(b, units);
+    users.push_back({open != nullptr ? open->elements : 0, span.begin, span.end + (overlap ? 1 : 0)});
+  }
+  const SlotPlan assigned = plan_slots_in_time(users);
+  const auto first = static_cast<int>(plan.gradient_slots.size());
+  for (size_t i = 0; i < plan.buckets.size(); ++i) {
+    if (assigned.slot_of[i] < 0) continue;
+    plan.buckets[i].gradient_slot = first + assigned.slot_of[i];
+    for (PlannedBuffer& b : plan.buckets[i].group.buffers)
+      if (b.use == slot.use) b.slot = plan.buckets[i].gradient_slot;
+  }
+  for (const int64_t elements : assigned.elements) {
+    plan.gradient_slots.push_back(slot);
+    plan.gradient_slots.back().elements = elements;
+    plan.gradient_slots.back().slot = static_cast<int>(plan.gradient_slots.size()) - 1;
+  }
+}
+
 // One buffer for each use and dtype, as large as the largest request.
-std::vector<PlannedBuffer> share_staging(const std::vector<UnitPlan>& units) {
+std::vector<PlannedBuffer> share_staging(const std::vector<const GroupPlan*>& groups) {
   std::vector<PlannedBuffer> shared;
-  for (auto& u : units)
-    for (auto& g : u.groups)
-      for (auto& b : g.buffers) {
-        if (b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) continue;
-        auto it = std::find_if(shared.begin(), shared.end(),
-                               [&](const PlannedBuffer& s) { return s.use == b.use && s.dtype == b.dtype; });
-        if (it == shared.end()) it = shared.insert(shared.end(), b);
-        it->elements = std::max(it->elements, b.elements);
-      }
+  for (const GroupPlan* g : groups)
+    for (auto& b : g->buffers) {
+      if (b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) continue;
+      auto it = std::find_if(shared.begin(), shared.end(),
+                             [&](const PlannedBuffer& s) { return s.use == b.use && s.dtype == b.dtype; });
+      if (it == shared.end()) it = shared.insert(shared.end(), b);
+      it->elements = std::max(it->elements, b.elements);
+    }
   std::sort(shared.begin(), shared.end(), [](const PlannedBuffer& a, const PlannedBuffer& b) {
     return std::pair(a.use, a.dtype) < std::pair(b.use, b.dtype);
   });
@@ -61,15 +83,21 @@ std::vector<PlannedBuffer> share_staging(const std::vector<UnitPlan>& units) {
 
 }  // namespace
 
+std::vector<const GroupPlan*> ModelPlan::groups() const {
+  std::vector<const GroupPlan*> all;
+  for (auto& u : units)
+    for (auto& g : u.groups) all.push_back(&g);
+  for (auto& b : buckets) all.push_back(&b.group);
+  return all;
+}
+
 std::vector<PlannedBuffer> ModelPlan::allocations() const {
   std::vector<PlannedBuffer> all = gather_slots;
   all.insert(all.end(), gradient_slots.begin(), gradient_slots.end());
   all.insert(all.end(), staging.begin(), staging.end());
-  for (auto& u : units)
-    for (auto& g : u.groups)
-      for (auto& b : g.buffers)
-        if (b.slot < 0 && b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging)
-          all.push_back(b);
+  for (const GroupPlan* g : groups())
+    for (auto& b : g->buffers)
+      if (b.slot < 0 && b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) all.push_back(b);
   return all;
 }
 
@@ -83,6 +111,7 @@ StepTraffic ModelPlan::traffic(int microbatches) const {
   StepTraffic t;
   for (auto& u : units)
     for (auto& g : u.groups) t += g.traffic(microbatches, u.gathers_twice ? 2 : 1);
+  for (auto& b : buckets) t += b.group.traffic(microbatches, 1);
   return t;
 }
 
@@ -95,6 +124,7 @@ ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions
                           .height = units[i].height,
                           .gathers_twice = !units[i].root && units[i].options.reshard_after_forward,
                           .groups = std::move(groups[i])});
+  plan.buckets = plan_buckets(units);
   const PlannedBuffer gathered{.use = BufferUse::unsharded,
                                .memory = MemoryClass::gathered,
                                .dtype = DType::u8,
@@ -107,7 +137,8 @@ ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions
                                                 std::min(o.prefetch, static_cast<int>(units.size())) + 1});
   plan.gradient_slots = assign_slots(plan.units, {gradient, &UnitPlan::gradient_elements,
                                                   &UnitPlan::gradient_slot, o.overlap_reduce ? 2 : 1});
-  plan.staging = share_staging(plan.units);
+  assign_bucket_slots(plan, units, gradient, o.overlap_reduce);
+  plan.staging = share_staging(plan.groups());
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// The plan of a whole model: its units' groups, the slots that units share, staging, and the sums.
+// The plan of a whole model: its units' groups and buckets, the slots that units share, staging, and the sums.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/fsdp/bucket_plan.h>
 #include <sherd/fsdp/group_plan.h>
 
 namespace sherd {
@@ -26,12 +27,15 @@ struct UnitPlan {
 /// messages of optimizers are not in it; states are as large as cells (GroupPlan::cell_elements()).
 struct ModelPlan {
   std::vector<UnitPlan> units;  // in the order given
+  std::vector<BucketPlan> buckets;
   /// Buffers that units share; `elements` of the largest user: bytes (u8) of weights, which are of one dtype or
   /// several, and f32 of gradients.
   std::vector<PlannedBuffer> gather_slots, gradient_slots;
   /// Shared by all groups: at most one for gathers, one for f32 and one for 16-bit reductions.
   std::vector<PlannedBuffer> staging;
 
+  /// The groups of all units, then those of the buckets.
+  std::vector<const GroupPlan*> groups() const;
   /// Everything that has memory of its own: the groups' buffers that are not ranges of a slot or of staging,
   /// the slots, and staging.
   std::vector<PlannedBuffer> allocations() const;
@@ -46,7 +50,9 @@ struct ModelPlan {
 ///    one height share prefetch + 1 in turn (not more than there are units), so that a unit always gathers to
 ///    the same address;
 ///  - the root has a gradient slot of its own; all others of one height share two in turn, so that one unit's
-///    gradients are reduced while the next are computed, or one without FullyShardOptions::overlap_reduce.
+///    gradients are reduced while the next are computed, or one without FullyShardOptions::overlap_reduce;
+///  - buckets whose gradients are whole at different times of a backward (backward_span()) share a slot; with
+///    overlap_reduce not with one that may still be reduced while the first unit's gradients are computed.
 /// @param options the root's, for the fields marked (root).
 ModelPlan plan_model(const std::vector<PlanUnit>& units, const FullyShardOptions& options);
 

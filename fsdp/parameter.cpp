@@ -59,6 +59,9 @@ Parameter& Parameter::set_row_blocks(RowBlocks blocks) {
   if (const std::string wrong = check_blocks(blocks, rows); !wrong.empty())
     throw ShapeMismatch(
         fmt::format("parameter '{}' of shape {}: its row blocks {}", name(), to_string(shape()), wrong));
+  if (!blocks.empty() && tensor_shard() && tensor_shard()->size != 0)
+    throw InvalidArgument(
+        fmt::format("parameter '{}': row blocks of a parameter that is cut unevenly", name()));
   state().row_blocks = std::move(blocks);
   return *this;
 }
@@ -70,6 +73,13 @@ Parameter& Parameter::set_tensor_shard(TensorShard shard) {
     throw InvalidArgument(
         fmt::format("parameter '{}' of shape {}: piece {} of {} along dimension {} does not exist", name(),
                     to_string(shape()), shard.index, shard.parts, shard.dim));
+  const int64_t rows = shape()[static_cast<size_t>(shard.dim)];
+  if (shard.size != 0 && (shard.dim != 0 || !row_blocks().empty() || shard.size < 0 ||
+                          rows != (shard.size + shard.parts - 1) / shard.parts))
+    throw InvalidArgument(fmt::format(
+        "parameter '{}' of shape {}: {} pieces of a size of {} along dimension {}; uneven pieces are those of "
+        "dimension 0 of a parameter without row blocks, each of {} rows, the quotient rounded up",
+        name(), to_string(shape()), shard.parts, shard.size, shard.dim, (shard.size + shard.parts - 1) / shard.parts));
   state().tensor_shard = std::move(shard);
   return *this;
 }

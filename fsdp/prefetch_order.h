@@ -58,6 +58,8 @@ class PrefetchOrder {
   PrefetchOrder(int units, int prefetch);
 
   int root() const { return root_; }
+  /// Units by the begin of their forward, of the root's latest forward that ended.
+  const std::vector<int>& recorded() const { return order_; }
 
   /// A forward begins; in training mode its backward becomes due. That of the root in training mode also
   /// gives up the backwards of an earlier forward, if it is `single`.

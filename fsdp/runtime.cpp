@@ -9,6 +9,7 @@
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/detail/alike.h>
+#include <sherd/fsdp/detail/bucket.h>
 #include <sherd/fsdp/detail/mesh_rules.h>
 #include <sherd/fsdp/detail/unit_claims.h>
 #include <sherd/fsdp/detail/unit_context.h>
@@ -53,6 +54,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
         plan_unit_of(claim, static_cast<int>(described.size()), static_cast<int>(id), options_));
   }
   plan_ = plan_model(described, options_);
+  make_buckets(claims);
   // Backward order, the root last. Making a unit makes the communicators of its mesh, on all ranks in this
   // order.
   units_.resize(claims.size());
@@ -81,6 +83,7 @@ ShardRuntime::~ShardRuntime() {
   buffers_.reset();
   for (Buffer& b : kept_) b.state().data = Tensor();
   for (auto& u : units_) u->detach();
+  buckets_.clear();
 }
 
 std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan, int number) {
@@ -97,10 +100,36 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
     unit.groups.push_back(std::make_unique<ParamGroup>(
         device_,
-        ParamGroup::Spec{g, std::move(params), wrap.mesh, comms_of(wrap.mesh, g.axes), wrap.options}));
+        ParamGroup::Spec{g, std::move(params), wrap.mesh, comms_of(wrap.mesh, g.axes), {wrap.options}, {}}));
+  }
+  unit.params = claim.params;
+  for (size_t k = 0; k < buckets_.size(); ++k) {
+    const std::vector<int> members = plan_.buckets[k].members();
+    if (std::find(members.begin(), members.end(), number) != members.end()) unit.buckets.push_back(buckets_[k].get());
   }
   claim.module->unit_ = std::make_shared<Unit>(*context_, std::move(unit));
   return claim.module->unit_;
+}
+
+void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
+  for (const BucketPlan& plan : plan_.buckets) {
+    std::vector<Parameter> params;
+    std::vector<std::string> owners;
+    for (size_t k = 0; k < plan.units.size(); ++k) {
+      const UnitClaim& claim = claims[static_cast<size_t>(plan.units[k])];
+      params.push_back(claim.params[static_cast<size_t>(plan.group.params[k])]);
+      owners.push_back(claim.name);
+    }
+    std::vector<FullyShardOptions> options;
+    for (const int u : plan.members()) options.push_back(claims[static_cast<size_t>(u)].module->wrap_->options);
+    const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
+    auto group = std::make_unique<ParamGroup>(
+        device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group.axes),
+                                  std::move(options), std::move(owners)});
+    buckets_.push_back(std::make_unique<Bucket>(
+        *context_, Bucket::Spec{static_cast<int>(buckets_.size()), plan.members(), std::move(group)}));
+    context_->buckets.push_back(buckets_.back().get());
+  }
 }
 
 GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes) {
@@ -121,6 +150,7 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
   std::vector<ParamGroup*> all;
   for (auto& u : units_)
     for (auto& g : u->groups()) all.push_back(g.get());
+  for (auto& b : buckets_) all.push_back(&b->group());
   return all;
 }
 
@@ -146,6 +176,11 @@ void ShardRuntime::make_slots() {
     whole_elements.push_back(u.gather_bytes);
     gradients.slot_of.push_back(u.gradient_slot);
     gradient_elements.push_back(u.gradient_elements);
+  }
+  for (const BucketPlan& b : plan_.buckets) {
+    const PlannedBuffer* open = b.group.find(BufferUse::open_gradient);
+    gradients.slot_of.push_back(b.gradient_slot);
+    gradient_elements.push_back(open != nullptr ? open->elements : 0);
   }
   context_->whole = SlotPool(device_, DType::u8, MemoryClass::gathered, "unsharded parameters",
                              std::move(whole), std::move(whole_elements));
@@ -255,6 +290,7 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
     note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
   }
   wait_gradients();  // reductions that are queued still write what the next step fills
+  for (auto& b : buckets_) b->release_gradients(set);
   for (auto& u : units_) u->release_gradients(set);
   forget_gradients(set);
 }
@@ -266,6 +302,7 @@ void ShardRuntime::forget_gradients(UpdateSet* set) {
 
 void ShardRuntime::drop_step(UpdateSet* set) {
   forget_gradients(set);
+  for (auto& b : buckets_) b->drop_step(set);
   for (auto& u : units_) u->drop_step(set);
   context_->order.reset();
   context_->log.begin_step();
@@ -306,11 +343,14 @@ void ShardRuntime::begin_step(UpdateSet* set) {
   if (has_gradients()) device_.issue_in_order(false);
   drop_step(set);
   ++steps_;
-  const auto changed = [set](const std::unique_ptr<ParamGroup>& g) {
-    return set == nullptr || set->holds_some_of(*g);
-  };
-  for (auto& u : units_)
-    if (set == nullptr || std::any_of(u->groups().begin(), u->groups().end(), changed)) u->weights_changed();
+  const auto changed = [set](const ParamGroup& g) { return set == nullptr || set->holds_some_of(g); };
+  for (auto& b : buckets_)
+    if (changed(b->group())) b->weights_changed();
+  for (auto& u : units_) {
+    const auto& params = u->params();
+    if (set == nullptr || std::any_of(params.begin(), params.end(), [&](auto& p) { return changed(p.group()); }))
+      u->weights_changed();
+  }
 }
 
 void ShardRuntime::recovered() {
@@ -322,6 +362,7 @@ void ShardRuntime::recovered() {
   alike_ = 0;
   held_ = context_->reduced = {};
   for (auto& u : units_) u->recovered();
+  for (auto& b : buckets_) b->recovered();
   context_->whole.forget_events();
   context_->gradients.forget_events();
   context_->order.forget();  // not every rank may have ended the forward that recorded it
@@ -360,21 +401,24 @@ void ShardRuntime::complete_backward() {
   std::set<const Unit*> idle;
   for (auto& u : units_) {
     bool has_trainable = false, some_take_part = false;
-    for (auto& g : u->groups()) {
-      if (!g->trainable()) continue;
+    for (auto& p : u->params()) {
+      if (!p.trainable()) continue;
       has_trainable = true;
-      for (auto& p : g->params()) {
-        if (!takes_part(sets_->set_of(p))) {
-          g->leave_out(p.index_in_group());
-          continue;
-        }
-        some_take_part = true;
-        if (!g->touched(p.index_in_group())) missing.push_back(p.name());
+      ParamGroup& g = p.group();
+      if (!takes_part(sets_->set_of(p))) {
+        g.leave_out(p.index_in_group());
+        continue;
       }
+      some_take_part = true;
+      if (!g.touched(p.index_in_group())) missing.push_back(p.name());
     }
     if (!has_trainable || some_take_part) continue;
     idle.insert(u.get());
     u->release_gradients(nullptr);  // whether it was called or not: none of its gradients are left out any more
+  }
+  for (auto& b : buckets_) {
+    const std::vector<Parameter>& all = b->group().params();
+    b->set_left_out(std::none_of(all.begin(), all.end(), [&](auto& p) { return takes_part(sets_->set_of(p)); }));
   }
   if (!missing.empty() && !options_.allow_unused)
     throw InvalidArgument(

@@ -18,6 +18,7 @@
 
 namespace sherd {
 
+class Bucket;
 struct UnitClaim;
 struct UnitContext;
 class UpdateCount;
@@ -42,7 +43,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   const std::vector<std::shared_ptr<Unit>>& units() const { return units_; }
   /// What was planned for them before anything was allocated.
   const ModelPlan& plan() const { return plan_; }
-  /// Every ParamGroup of every unit, in that order.
+  /// Every ParamGroup of every unit, in that order, then those of buckets that span units (ModelPlan::buckets).
   std::vector<ParamGroup*> groups() const;
 
   /// Whether the coming backward is the last of the step: only then are gradients brought to their final
@@ -142,6 +143,8 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// The unit of a claim, its groups built as planned. Collective: makes the communicators of its mesh.
   /// @param number its position in units()
   std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan, int number);
+  /// The buckets, as planned. Collective likewise.
+  void make_buckets(const std::vector<UnitClaim>& claims);
   GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
   void make_slots();
   /// Memory for slots, staging and the buffers of groups.
@@ -170,6 +173,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
+  std::vector<std::unique_ptr<Bucket>> buckets_;
   std::vector<Buffer> kept_;  // that are not trained
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace sherd {
@@ -22,6 +23,29 @@ SlotPlan plan_slots(const std::vector<SlotNeed>& units, int turns) {
       size = std::max(size, unit.elements);
     }
     plan.slot_of.push_back(at);
+  }
+  return plan;
+}
+
+SlotPlan plan_slots_in_time(const std::vector<SlotSpan>& users) {
+  std::vector<size_t> order(users.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return users[a].begin < users[b].begin; });
+  SlotPlan plan;
+  plan.slot_of.assign(users.size(), -1);
+  std::vector<int> busy_until;  // by slot
+  for (const size_t u : order) {
+    const SlotSpan& user = users[u];
+    if (user.elements == 0) continue;
+    const auto free = std::find_if(busy_until.begin(), busy_until.end(), [&](int end) { return end < user.begin; });
+    const auto slot = static_cast<size_t>(free - busy_until.begin());
+    if (free == busy_until.end()) {
+      busy_until.push_back(0);
+      plan.elements.push_back(0);
+    }
+    busy_until[slot] = user.end;
+    plan.elements[slot] = std::max(plan.elements[slot], user.elements);
+    plan.slot_of[u] = static_cast<int>(slot);
   }
   return plan;
 }

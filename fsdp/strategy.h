@@ -17,7 +17,9 @@ namespace sherd {
 ///  - no_shard and optim, any number of replicas: each rank sums its own, then the ranks are summed;
 ///  - optim_grads and optim_grads_params with one number of replicas: each is summed over the shard group
 ///    when its backward ends, then those sums, then replicas. A shard group of one rank has nothing to
-///    scatter and belongs to the first family.
+///    scatter and belongs to the first family. A matrix in a bucket that spans units (LayoutPolicy::whole_param)
+///    is summed when the backwards of all its units have ended: the same, but for a unit that a hand-written
+///    backward runs several times in one microbatch, which agrees to rounding.
 /// A 16-bit FullyShardOptions::reduce_dtype rounds in the shard group: bits then agree with equal replicas
 /// only.
 enum class Strategy { no_shard, optim, optim_grads, optim_grads_params };

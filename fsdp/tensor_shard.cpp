@@ -70,8 +70,20 @@ void append_boxes(std::vector<Box>& boxes, const Box& local, const Cut& cut, siz
 
 Shape global_shape(const Shape& local, const TensorShard& shard) {
   Shape s = local;
-  s[static_cast<size_t>(shard.dim)] *= shard.parts;
+  int64_t& size = s[static_cast<size_t>(shard.dim)];
+  size = shard.size > 0 ? shard.size : size * shard.parts;
   return s;
+}
+
+int64_t held_elements(const Shape& local, const TensorShard& shard) {
+  const int64_t all = numel_of(local);
+  if (shard.size == 0 || all == 0) return all;
+  const int64_t rows = local[0], before = shard.index * rows;
+  return all / rows * std::clamp<int64_t>(shard.size - before, 0, rows);
+}
+
+ParamRange clipped(ParamRange range, int64_t end) {
+  return {ParamIndex(std::min(range.begin.value, end)), ParamIndex(std::min(range.end.value, end))};
 }
 
 std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, const TensorShard& shard,

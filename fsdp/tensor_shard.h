@@ -26,11 +26,18 @@ namespace sherd {
 ///
 /// so that global_boxes() of all of index 1 are three boxes of 2 rows, at rows 2, 6 and 10. Were the same 6
 /// rows three heads (head_blocks(3, 2)), index 1 would have global rows 6 to 11, one box.
+///
+/// A dimension 0 that `parts` does not divide (a vocabulary) is cut in pieces of ceil(size / parts) rows, of which the
+/// last ones have fewer or none: every module declares as many rows, and those behind the global parameter's last
+/// are padding. They are zero and stay so, and no shard of the parameter holds them, so that no file, optimizer or
+/// norm sees any. Whoever computes with the parameter gives them gradients of zero.
 struct TensorShard {
   std::string mesh_dim = "tp";
   int dim = 0;
   int parts = 1;
   int index = 0;
+  /// Of the global parameter along `dim` where there may be padding; 0: parts times the local one.
+  int64_t size = 0;
   bool operator==(const TensorShard&) const = default;
 };
 
@@ -42,9 +49,13 @@ struct GlobalRun {
 
 /// Shape of the whole parameter, given the local shape.
 Shape global_shape(const Shape& local, const TensorShard& shard);
+/// Elements of the local parameter, from the first on, that are not padding.
+int64_t held_elements(const Shape& local, const TensorShard& shard);
+/// The part of a local interval that lies before element `end`; empty at `end` where there is none.
+ParamRange clipped(ParamRange range, int64_t end);
 /// Where the elements of a local interval lie in the global parameter, in local order, runs merged as far as
 /// they are contiguous in both. `blocks` as declared on the local shape.
-/// @pre 0 <= range.begin <= range.end <= elements of `local`; 0 <= shard.dim < local.size()
+/// @pre 0 <= range.begin <= range.end <= held_elements(); 0 <= shard.dim < local.size()
 std::vector<GlobalRun> global_runs(const Shape& local, const RowBlocks& blocks, const TensorShard& shard,
                                    ParamRange range);
 /// The same as boxes of the global tensor: box after box, each in row-major order, are the elements in local

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <sherd/fsdp/detail/bucket.h>
 #include <sherd/fsdp/detail/unit_context.h>
 #include <sherd/fsdp/update_set.h>
 
@@ -19,7 +20,9 @@ Unit::Unit(UnitContext& context, Spec spec)
       reshard_after_forward_(spec.reshard_after_forward),
       height_(spec.height),
       precision_(spec.precision),
-      groups_(std::move(spec.groups)) {}
+      groups_(std::move(spec.groups)),
+      params_(std::move(spec.params)),
+      buckets_(std::move(spec.buckets)) {}
 
 UnitContext& Unit::context() const {
   if (context_ == nullptr)
@@ -39,6 +42,7 @@ void Unit::sync() {
   for (auto& g : groups_) g->publish(stream, context.staging);
   ready_ = stream.record();
   stale_ = false;
+  for (Bucket* b : buckets_) b->sync();
 }
 
 void Unit::unshard() {
@@ -59,12 +63,17 @@ void Unit::unshard() {
     }
     g->unshard(stream, range, context.staging);
   }
+  for (Bucket* b : buckets_) b->unshard();
   // Compute waits for this in wait(), right before the first use: until then it has other work to do.
   ready_ = stream.record();
   unsharded_ = true;
 }
 
-void Unit::wait() { context().device.compute().wait(ready_); }
+void Unit::wait() {
+  Stream& compute = context().device.compute();
+  compute.wait(ready_);
+  for (Bucket* b : buckets_) compute.wait(b->ready());
+}
 
 void Unit::prefetch() {
   if (unsharded() || context().whole.held(number_)) return;
@@ -86,11 +95,17 @@ void Unit::gather_ahead(const std::vector<int>& units) {
   UnitContext& context = this->context();
   try {
     for (const int u : units) context.units[static_cast<size_t>(u)]->prefetch();
+    if (root_ && !units.empty() && !context.buckets.empty()) sync_ahead();
     wait();
   } catch (...) {
     context.order.take_back(number_);
     throw;
   }
+}
+
+void Unit::sync_ahead() {
+  UnitContext& context = this->context();
+  for (const int u : context.order.recorded()) context.units[static_cast<size_t>(u)]->sync();
 }
 
 void Unit::require_use(bool backward, const char* verb) const {
@@ -187,6 +202,7 @@ void Unit::open_gradients() {
     at += n;
   }
   gradients_open_ = true;
+  for (Bucket* b : buckets_) b->open();
 }
 
 void Unit::end_backward(bool reduce) {
@@ -204,16 +220,20 @@ void Unit::end_backward(bool reduce) {
 
 void Unit::reduce_gradients() {
   UnitContext& context = this->context();
+  const bool last = context.last_microbatch && context.order.due(number_) <= 1;
   if (context.hold_gradients && !context.last_microbatch && gradients_) {
     context.log.add("hold", name_);
     held_ = true;
-    return;
+  } else {
+    if (root_ && context.order.due(number_) <= 1) context.complete_backward();
+    finish_gradients(last);
   }
-  if (root_ && context.order.due(number_) <= 1) context.complete_backward();
-  finish_gradients(context.last_microbatch && context.order.due(number_) <= 1);
+  for (Bucket* b : buckets_) b->unit_ended(number_);
+  if (!root_) return;
+  for (Bucket* b : context.buckets) b->pass_ended(last);
   // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
   // reductions at once, and not unit by unit.
-  if (root_ && finished_) context.device.compute().wait(context.reduced);
+  if (finished_) context.device.compute().wait(context.reduced);
 }
 
 void Unit::give_up_backward(bool reduce) {
@@ -287,7 +307,9 @@ void Unit::release_gradients(const UpdateSet* set) {
     }
   }
   const auto waits = [](const std::unique_ptr<ParamGroup>& g) { return g->grads_final(); };
-  finished_ = finished_ && std::any_of(groups_.begin(), groups_.end(), waits);
+  const auto waits_in = [](const Bucket* b) { return b->group().grads_final(); };
+  finished_ = finished_ && (std::any_of(groups_.begin(), groups_.end(), waits) ||
+                            std::any_of(buckets_.begin(), buckets_.end(), waits_in));
 }
 
 void Unit::weights_changed() {
@@ -309,6 +331,8 @@ void Unit::detach() {
   whole_.end({});
   gradients_.end({});
   groups_.clear();
+  buckets_.clear();
+  params_.clear();
 }
 
 }  // namespace sherd

@@ -12,6 +12,7 @@
 
 namespace sherd {
 
+class Bucket;
 struct UnitContext;
 class UpdateSet;
 
@@ -22,7 +23,9 @@ struct CallPrecision {
 
 /// The parameters that one fully_shard() call claimed, in one ParamGroup for each (trainable, ignored) kind;
 /// under whole_param the trainable CutClass::row ones (Muon's matrices) have one of their own, and only that
-/// is not ragged.
+/// is not ragged. Where weights rest whole, those lie in buckets that several units share instead (BucketPlan): such a
+/// parameter is used as any other of its unit, its unit waits for its buckets alone, but its gradient is summed over
+/// ranks when the backwards of all units of the bucket have ended.
 ///
 /// The verbs are public: sherd's Module is one client of them. A client calls, on one thread and in the same
 /// order on every rank: pre_forward, forward work, post_forward; pre_backward, backward work, post_backward;
@@ -46,6 +49,8 @@ class Unit {
     int height = 0;  // levels of units inside
     CallPrecision precision = {};
     std::vector<std::unique_ptr<ParamGroup>> groups = {};
+    std::vector<Parameter> params = {};   // all that the call claimed
+    std::vector<Bucket*> buckets = {};    // that hold some of them, and outlive every use until detach()
   };
   /// `context` outlives every use until detach().
   Unit(UnitContext& context, Spec spec);
@@ -60,7 +65,10 @@ class Unit {
   /// Levels of units inside this one: units of one height are never in use together, unless several wrapped
   /// modules call one.
   int height() const { return height_; }
+  /// Of this unit alone; the others that hold parameters of it are the runtime's (ShardRuntime::groups()).
   const std::vector<std::unique_ptr<ParamGroup>>& groups() const { return groups_; }
+  /// All that were claimed, also those in buckets.
+  const std::vector<Parameter>& params() const { return params_; }
   const CallPrecision& precision() const { return precision_; }
   bool unsharded() const { return unsharded_ && !stale_; }
   /// False once the root is gone: the unit has no groups any more.
@@ -140,6 +148,9 @@ class Unit {
   /// Gathers what is predicted, while the use that has begun waits for its own weights. When that fails the
   /// use has not begun.
   void gather_ahead(const std::vector<int>& units);
+  /// Queues the gathers of new weights that rest whole, of all units in the order of their forwards: they need no
+  /// buffer that another unit has, and a bucket is too large to be gathered beside the one unit before it.
+  void sync_ahead();
   void require_use(bool backward, const char* verb) const;
   /// Of the root's outermost use: nothing of the model is still in use when it ends.
   void require_others_ended(const char* verb) const;
@@ -156,6 +167,8 @@ class Unit {
   int height_;
   CallPrecision precision_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
+  std::vector<Parameter> params_;
+  std::vector<Bucket*> buckets_;
 
   SlotPool::Lease whole_, gradients_;
   bool gradients_open_ = false;

@@ -72,6 +72,11 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRef
 
   wrong = problems_of(options_);
   for (auto& item : items)
+    if (item.param.tensor_shard() && item.param.tensor_shard()->size != 0)
+      wrong.push_back(fmt::format(
+          "{} has {} rows in {} uneven pieces, which Muon does not bring together; route it to AdamW",
+          item.param.name(), item.param.tensor_shard()->size, item.param.tensor_shard()->parts));
+  for (auto& item : items)
     if (!(item.weight_decay >= 0 && std::isfinite(item.weight_decay)))
       wrong.push_back(fmt::format("weight decay {} of {} must be finite and not negative", item.weight_decay,
                                   item.param.name()));

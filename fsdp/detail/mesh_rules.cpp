@@ -36,7 +36,7 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
           fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
                       "of unit '{}' as well: gradients of different pieces would be summed",
                       p.name(), t.index, t.parts, t.mesh_dim,
-                      t.mesh_dim == o.shard_dim ? "shard" : "replicate", g.unit()));
+                      t.mesh_dim == o.shard_dim ? "shard" : "replicate", g.unit_of(p.index_in_group())));
       continue;
     }
     if (mesh.has(t.mesh_dim) && mesh.size(t.mesh_dim) == t.parts && mesh.coordinate(t.mesh_dim) == t.index)
@@ -65,15 +65,19 @@ void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere,
   for (const MeshDim& d : g.mesh().dims()) {
     if (d.size == 1 || d.name == o.shard_dim || d.name == o.replicate_dim) continue;
     const bool tensor = d.name == o.tensor_dim;
-    std::vector<std::string> whole;
-    for (auto& p : g.params())
+    std::vector<std::string> whole, units;
+    for (auto& p : g.params()) {
+      const std::string& unit = g.unit_of(p.index_in_group());
+      if ((tensor || !cut_over(p, d.name)) && (units.empty() || units.back() != unit)) units.push_back(unit);
       if (!cut_over(p, d.name)) whole.push_back(p.name());
+    }
     if (tensor ? cut_anywhere.contains(d.name) : whole.empty()) continue;
     Stray& stray = strays
                        .try_emplace({d.name, o.shard_dim, o.replicate_dim, o.tensor_dim},
                                     Stray{d.size, o.shard_dim, o.replicate_dim, tensor})
                        .first->second;
-    if (stray.units.empty() || stray.units.back() != g.unit()) stray.units.push_back(g.unit());
+    for (auto& unit : units)
+      if (std::find(stray.units.begin(), stray.units.end(), unit) == stray.units.end()) stray.units.push_back(unit);
     stray.params.insert(stray.params.end(), whole.begin(), whole.end());
   }
 }

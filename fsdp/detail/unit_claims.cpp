@@ -12,9 +12,9 @@ std::vector<UnitClaim> claim_parameters(ModuleBase& root,
                                         const std::function<int(const Parameter&)>& registrations) {
   std::vector<UnitClaim> claims;
   root.visit([&](const std::string& name, ModuleBase& m) {
-    if (m.wrap() && &m != &root) claims.push_back({&m, name, false, 0, {}});
+    if (m.wrap() && &m != &root) claims.push_back({&m, name, false, 0, {}, {}});
   });
-  claims.push_back({&root, "root", true, 0, {}});
+  claims.push_back({&root, "root", true, 0, {}, {}});
 
   std::unordered_set<std::string> claimed;  // names are unique
   std::unordered_map<const ModuleBase*, int> heights;
@@ -28,7 +28,10 @@ std::vector<UnitClaim> claim_parameters(ModuleBase& root,
     });
     if (!unit.root)
       std::erase_if(unit.params, [&](const Parameter& p) { return inside[p.name()] < registrations(p); });
-    for (auto& p : unit.params) claimed.insert(p.name());
+    for (auto& p : unit.params) {
+      claimed.insert(p.name());
+      unit.tied.push_back(registrations(p) > 1);
+    }
     heights[unit.module] = unit.height;
   };
   // Modules are visited before those inside them: from the last to the first, inner ones claim first.
@@ -50,14 +53,17 @@ PlanUnit plan_unit_of(const UnitClaim& claim, int position, int ranks_id,
                 .ranks_id = ranks_id};
   for (auto& d : wrap.mesh.dims()) unit.mesh.push_back({d.name, d.size, wrap.mesh.coordinate(d.name)});
   const auto& ignored = root_options.ignored;
-  for (auto& p : claim.params)
+  for (size_t i = 0; i < claim.params.size(); ++i) {
+    const Parameter& p = claim.params[i];
     unit.params.push_back({.name = p.name(),
                            .shape = p.shape(),
                            .cut = p.cut(),
                            .row_blocks = p.row_blocks(),
                            .trainable = p.trainable(),
                            .ignored = std::find(ignored.begin(), ignored.end(), p.name()) != ignored.end(),
-                           .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype)});
+                           .dtype = p.compute_dtype().value_or(wrap.options.compute_dtype),
+                           .tied = claim.tied[i]});
+  }
   return unit;
 }
 

@@ -17,6 +17,7 @@ struct UnitClaim {
   bool root = false;
   int height = 0;  // levels of wrapped modules inside
   std::vector<Parameter> params;
+  std::vector<bool> tied;  // by parameter: several modules hold it
 };
 
 /// Of every wrapped module, in order of registration, the root last. An inner module claims before those

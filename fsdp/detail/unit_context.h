@@ -12,6 +12,7 @@
 
 namespace sherd {
 
+class Bucket;
 class Unit;
 
 /// What units do, in the order in which the host issues it.
@@ -48,6 +49,7 @@ struct UnitContext {
   const std::vector<std::string> names;
   const bool overlap_reduce;
   std::vector<Unit*> units;
+  std::vector<Bucket*> buckets;
   /// Before the root's outermost backward ends: whatever other units still owe the step.
   std::function<void()> complete_backward;
   bool last_microbatch = true;

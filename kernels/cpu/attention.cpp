@@ -6,6 +6,7 @@
 #include <sherd/kernels/ops/attention.h>
 
 #include "cpu.h"
+#include "exponentials.h"
 #include "parallel.h"
 #include "sgemm.h"
 #include "vector_math.h"
@@ -63,21 +64,6 @@ void store(const Layout& l, T* dst, const float* src, int64_t stride, float fact
 /// scores[n, keys] = a[n, dim] b[keys, dim]^T
 void dots(const Layout& l, float* scores, const float* a, const float* b, int64_t n, int64_t keys) {
   sgemm(false, true, n, keys, l.dim, 1, a, l.dim, b, l.dim, 0, scores, keys);
-}
-
-/// Turns a row of scores into exp(score - max) with zeros from `count` on; returns {max, sum}.
-std::pair<float, float> exponentials(float* row, int64_t count, int64_t keys) {
-  float max = -std::numeric_limits<float>::infinity();
-#pragma omp simd reduction(max : max)
-  for (int64_t j = 0; j < count; ++j) max = row[j] > max ? row[j] : max;
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t j = 0; j < count; ++j) {
-    row[j] = exp_fast(row[j] - max);
-    sum += row[j];
-  }
-  std::fill(row + count, row + keys, 0.0f);
-  return {max, sum};
 }
 
 /// Returns the largest score of the head.

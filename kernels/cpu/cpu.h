@@ -40,6 +40,7 @@ Kernel<&KernelTable::layer_norm_forward> layer_norm_forward;
 Kernel<&KernelTable::layer_norm_backward> layer_norm_backward;
 Kernel<&KernelTable::attention_forward> attention_forward;
 Kernel<&KernelTable::attention_backward> attention_backward;
+Kernel<&KernelTable::cached_attention> cached_attention;
 Kernel<&KernelTable::rope> rope;
 Kernel<&KernelTable::gelu_forward> gelu_forward;
 Kernel<&KernelTable::gelu_backward> gelu_backward;

@@ -19,10 +19,12 @@ struct Row {
   }
 };
 
-int64_t largest(const Row& row, int64_t experts, int64_t but) {
-  int64_t best = but == 0 ? 1 : 0;
+int64_t largest(const Row& row, int64_t experts, const int32_t* chosen, int64_t count) {
+  const auto taken = [&](int64_t e) { return std::find(chosen, chosen + count, e) != chosen + count; };
+  int64_t best = 0;
+  while (taken(best)) ++best;
   for (int64_t e = best + 1; e < experts; ++e)
-    if (e != but && row[e] > row[best]) best = e;
+    if (row[e] > row[best] && !taken(e)) best = e;
   return best;
 }
 
@@ -38,6 +40,18 @@ Shift shift_of(const Row& row, int64_t experts) {
 }
 
 float first_of_two(float first, float second) { return 1.0f / (1.0f + std::exp(second - first)); }
+
+// From the chosen logits alone, the best of which comes first.
+void normalised_gates(float* gates, const Row& row, const int32_t* chosen, int64_t k) {
+  if (k == 2) {
+    gates[0] = first_of_two(row[chosen[0]], row[chosen[1]]);
+    gates[1] = 1.0f - gates[0];
+    return;
+  }
+  float total = gates[0] = 1;
+  for (int64_t i = 1; i < k; ++i) total += gates[i] = std::exp(row[chosen[i]] - row[chosen[0]]);
+  for (int64_t i = 0; i < k; ++i) gates[i] /= total;
+}
 
 template <class T>
 void expand(ExecutionContext& ctx, const ExpertRowsArgs& a) {
@@ -104,47 +118,51 @@ void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
     float* gates = a.gates.as<float>();
     for (int64_t r = begin; r < end; ++r) {
       const Row row{a.logits, r * a.experts};
-      const int64_t first = largest(row, a.experts, -1);
-      a.indices[r * a.k] = static_cast<int32_t>(first);
-      if (a.k == 1) {
-        const Shift shift = shift_of(row, a.experts);
-        gates[r] = std::exp(row[first] - shift.top) * shift.scale;
+      int32_t* chosen = a.indices + r * a.k;
+      for (int64_t i = 0; i < a.k; ++i) chosen[i] = static_cast<int32_t>(largest(row, a.experts, chosen, i));
+      if (a.normalised) {
+        normalised_gates(gates + r * a.k, row, chosen, a.k);
         continue;
       }
-      const int64_t second = largest(row, a.experts, first);
-      a.indices[r * 2 + 1] = static_cast<int32_t>(second);
-      gates[r * 2] = first_of_two(row[first], row[second]);
-      gates[r * 2 + 1] = 1.0f - gates[r * 2];
+      const Shift shift = shift_of(row, a.experts);
+      for (int64_t i = 0; i < a.k; ++i) gates[r * a.k + i] = std::exp(row[chosen[i]] - shift.top) * shift.scale;
     }
   });
 }
 
 void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
   parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
-    const float* dgates = a.dgates.as<float>();
     for (int64_t r = begin; r < end; ++r) {
+      const float* dgates = a.dgates.as<float>() + r * a.k;
       const Row row{a.logits, r * a.experts};
       const int32_t* chosen = a.indices + r * a.k;
-      float slope[2] = {0, 0};  // of the chosen ones, k = 2
-      if (a.k == 2) {
-        const float first = first_of_two(row[chosen[0]], row[chosen[1]]);
-        slope[0] = first * (1.0f - first) * (dgates[2 * r] - dgates[2 * r + 1]);
-        slope[1] = -slope[0];
+      float slope[ops::kMostExpertsOfARow];  // of the chosen ones, normalised
+      if (a.normalised) {
+        normalised_gates(slope, row, chosen, a.k);
+        if (a.k == 2) {
+          slope[0] = slope[0] * (1.0f - slope[0]) * (dgates[0] - dgates[1]);
+          slope[1] = -slope[0];
+        } else {
+          float mean_slope = 0;
+          for (int64_t i = 0; i < a.k; ++i) mean_slope += slope[i] * dgates[i];
+          for (int64_t i = 0; i < a.k; ++i) slope[i] *= dgates[i] - mean_slope;
+        }
       }
-      const bool through_softmax = a.k == 1 || a.counts != nullptr;
+      const auto slot_of = [&](int64_t e) { return std::find(chosen, chosen + a.k, e) - chosen; };
+      const bool through_softmax = !a.normalised || a.counts != nullptr;
       const Shift shift = through_softmax ? shift_of(row, a.experts) : Shift{0, 0};
       const auto p = [&](int64_t e) { return std::exp(row[e] - shift.top) * shift.scale; };
       const auto dp = [&](int64_t e) {
+        const int64_t slot = a.normalised ? a.k : slot_of(e);
         return (a.counts == nullptr ? 0.0f : a.balance * static_cast<float>(a.counts[e])) +
-               (a.k == 1 && e == chosen[0] ? dgates[r] : 0.0f);
+               (slot < a.k ? dgates[slot] : 0.0f);
       };
       float mean = 0;
       if (through_softmax)
         for (int64_t e = 0; e < a.experts; ++e) mean += p(e) * dp(e);
       for (int64_t e = 0; e < a.experts; ++e) {
         float d = through_softmax ? p(e) * (dp(e) - mean) : 0.0f;
-        if (a.k == 2 && e == chosen[0]) d += slope[0];
-        if (a.k == 2 && e == chosen[1]) d += slope[1];
+        if (const int64_t slot = a.normalised ? slot_of(e) : a.k; slot < a.k) d += slope[slot];
         const int64_t i = r * a.experts + e;
         a.dlogits.dtype == DType::f32 ? store(a.dlogits.as<float>()[i], d)
                                       : store(a.dlogits.as<bf16>()[i], d);

@@ -45,6 +45,7 @@ const KernelTable& cpu_kernels() {
     t.layer_norm_backward = cpu::layer_norm_backward;
     t.attention_forward = cpu::attention_forward;
     t.attention_backward = cpu::attention_backward;
+    t.cached_attention = cpu::cached_attention;
     t.rope = cpu::rope;
     t.gelu_forward = cpu::gelu_forward;
     t.gelu_backward = cpu::gelu_backward;

@@ -21,9 +21,10 @@ struct Piece {
   uint32_t first, begin, end;
 };
 
-__device__ bool is_token(int32_t token, int64_t vocab) { return token >= 0 && token < vocab; }
+__device__ bool is_row(int64_t row, int64_t vocab) { return row >= 0 && row < vocab; }
 
-/// Groups of N columns by block.x, rows by block.y. A token that is none counts as a row of zeros.
+/// Groups of N columns by block.x, rows by block.y. A token without a row here
+/// counts as a row of zeros.
 template <class T, int N>
 __global__ void __launch_bounds__(256)
     gather_rows(T* out, const int32_t* tokens, const T* table, const T* positions, EmbeddingArgs a) {
@@ -31,9 +32,9 @@ __global__ void __launch_bounds__(256)
   if (c >= a.width) return;
   for (int64_t i = int64_t{blockIdx.y} * blockDim.y + threadIdx.y; i < a.count;
        i += int64_t{gridDim.y} * blockDim.y) {
-    const int32_t token = tokens[i];
+    const int64_t row = tokens[i] - a.begin;
     Vec<T, N> v = {};
-    if (is_token(token, a.vocab)) v = load<N>(table, token * a.width + c);
+    if (is_row(row, a.vocab)) v = load<N>(table, row * a.width + c);
     if (positions != nullptr) {
       const Vec<T, N> p = load<N>(positions, i % a.seq * a.width + c);
 #pragma unroll
@@ -43,13 +44,15 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-/// What is no token sorts behind all of them.
+/// Keys are rows of the table. A token without one sorts behind all of them.
 __global__ void __launch_bounds__(256)
-    make_pairs(Pairs pairs, uint32_t* pieces_found, const int32_t* tokens, int64_t count, int64_t vocab) {
+    make_pairs(Pairs pairs, uint32_t* pieces_found, const int32_t* tokens, int64_t count, int64_t vocab,
+               int64_t first_token) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (thread == 0) *pieces_found = 0;
   for (int64_t i = thread; i < count; i += int64_t{gridDim.x} * blockDim.x) {
-    pairs.keys[i] = static_cast<uint32_t>(is_token(tokens[i], vocab) ? tokens[i] : vocab);
+    const int64_t row = tokens[i] - first_token;
+    pairs.keys[i] = static_cast<uint32_t>(is_row(row, vocab) ? row : vocab);
     pairs.places[i] = static_cast<uint32_t>(i);
   }
 }
@@ -189,7 +192,8 @@ void add_to_table(ExecutionContext& context, const EmbeddingArgs& a) {
   auto* sums = reinterpret_cast<float*>(scratch + sums_at);
   uint32_t* found = words(found_at);
   const char* what = "embedding_backward";
-  launch(context, what, make_pairs, grid_for(a.count), pairs, found, a.tokens, a.count, a.vocab);
+  launch(context, what, make_pairs, grid_for(a.count), pairs, found, a.tokens, a.count, a.vocab,
+         a.begin);
   const Pairs sorted =
       sort_pairs(context, pairs, spare, a.count, static_cast<uint32_t>(a.vocab), scratch + sort_at);
   launch(context, what, find_pieces, grid_for(a.count), pieces, found, sorted.keys, a.count, a.vocab);

@@ -25,6 +25,7 @@ const KernelTable& cuda_kernels() {
       .layer_norm_backward = cuda::layer_norm_backward,
       .attention_forward = cuda::attention_forward,
       .attention_backward = cuda::attention_backward,
+      .cached_attention = cuda::cached_attention,
       .rope = cuda::rope,
       .gelu_forward = cuda::gelu_forward,
       .gelu_backward = cuda::gelu_backward,

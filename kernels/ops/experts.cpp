@@ -14,9 +14,9 @@ RouteArgs route_args(Check& check, const char* op, const Tensor& indices, const 
   check.dims("logits", logits, 2).dims("indices", indices, 2).dtype("logits", logits, kActivations);
   check.dtype("indices", indices, DType::i32).done();
   RouteArgs a{.rows = logits.size(0), .experts = logits.size(1), .k = indices.size(1), .logits = ref(logits)};
-  require((a.k == 1 || a.k == 2) && a.k <= a.experts,
-          fmt::format("{}: {} experts for each row out of {}; choose 1 or 2 of at least as many", op, a.k,
-                      a.experts));
+  require(a.k >= 1 && a.k <= a.experts && a.k <= kMostExpertsOfARow,
+          fmt::format("{}: {} experts for each row out of {}; choose between 1 and {} of at least as many", op, a.k,
+                      a.experts, kMostExpertsOfARow));
   check.shape("indices", indices, {a.rows, a.k});
   a.indices = indices.data<int32_t>();
   return a;
@@ -53,18 +53,22 @@ void set_gates(Check& check, ExpertRowsArgs& a, const Tensor& gates) {
 
 }  // namespace
 
-void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits) {
+void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
+                 std::optional<bool> normalised) {
   Check check("route_top_k");
   RouteArgs a = route_args(check, "route_top_k", indices, logits);
+  a.normalised = normalised.value_or(a.k > 1);
   check.dtype("gates", gates, DType::f32).shape("gates", gates, indices.shape()).done();
   a.gates = ref(gates);
   queue(s, "route_top_k", kernels(s).route_top_k, a);
 }
 
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
-                          const Tensor& indices, const Tensor& counts, float balance) {
+                          const Tensor& indices, const Tensor& counts, float balance,
+                          std::optional<bool> normalised) {
   Check check("route_top_k_backward");
   RouteArgs a = route_args(check, "route_top_k_backward", indices, logits);
+  a.normalised = normalised.value_or(a.k > 1);
   check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
   check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
   if (counts.defined()) check.dtype("counts", counts, DType::i32).count("counts", counts, a.experts);

@@ -3,20 +3,23 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/ops/ref.h>
 
 namespace sherd {
 
-/// Chooses k experts (1 or 2) for every row by its logits [rows, experts]: the largest, ties and NaN to the
-/// lower index. indices [rows, k], best first. gates [rows, k]: for k = 1 the softmax probability of the
-/// chosen one, for k = 2 the two probabilities divided by their sum. Backward: dlogits = the gradient through
+/// Chooses k experts for every row by its logits [rows, experts]: the largest, ties and NaN to the
+/// lower index. indices [rows, k], best first. gates [rows, k]: the softmax probabilities of the chosen ones, or
+/// `normalised`, those divided by their sum, which is the softmax of the chosen logits alone and is computed so.
+/// Backward: dlogits = the gradient through
 /// the gates, plus that of balance * sum over rows and experts of counts[e] * softmax(logits)[e] when counts
 /// is not null (counts are constants). logits and dlogits may differ in dtype; gates and dgates are f32 (f64
 /// in the reference's own tests).
 struct RouteArgs {
   int64_t rows = 0, experts = 0, k = 0;
+  bool normalised = false;
   Ref logits{}, gates{};
   int32_t* indices = nullptr;
   Ref dgates{}, dlogits{};
@@ -50,12 +53,17 @@ struct ExpertRowsArgs {
 
 namespace ops {
 
+/// The most experts that a row may choose.
+inline constexpr int64_t kMostExpertsOfARow = 64;
 /// logits [rows, experts]; indices i32 [rows, k], gates f32 [rows, k].
-/// @throws InvalidArgument for a k other than 1 and 2, or k > experts.
-void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits);
+/// @param normalised whether gates are divided by their sum; without a word those of several experts are.
+/// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
+void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
+                 std::optional<bool> normalised = {});
 /// dgates f32 [rows, k]; counts i32 [experts] or undefined (no balancing term).
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
-                          const Tensor& indices, const Tensor& counts, float balance);
+                          const Tensor& indices, const Tensor& counts, float balance,
+                          std::optional<bool> normalised = {});
 /// All i32; counts [experts], the others of one element count. An index outside [0, experts) fails the stream
 /// with InvalidArgument.
 void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,

@@ -35,6 +35,17 @@ namespace ops {
 /// What GemmArgs says, for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
 void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
           float alpha = 1, float beta = 0);
+/// Columns [begin, begin + count) of a dense matrix: an operand or a result that lies between others.
+struct Columns {
+  Columns(const Tensor& all) : matrix(all), begin(0), count(all.dim() == 2 ? all.size(1) : 0) {}
+  Columns(const Tensor& all, int64_t from, int64_t columns) : matrix(all), begin(from), count(columns) {}
+  Tensor matrix;
+  int64_t begin, count;
+};
+/// gemm() of columns of larger matrices; those beside C's stay as they are. @throws InvalidArgument for columns that
+/// lie outside.
+void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
+                  float beta = 0);
 /// What gemm and add_bias would do, in one kernel where the device has one, as all below. bias [n]; all
 /// tensors of one dtype.
 void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,

@@ -19,6 +19,7 @@ namespace sherd {
 struct AdamWArgs;
 struct AdamWCountArgs;
 struct AttentionArgs;
+struct CachedAttentionArgs;
 struct ClipFactorArgs;
 struct CopySegmentsArgs;
 struct CrossEntropyArgs;
@@ -90,6 +91,9 @@ struct KernelTable {
   // attention.h
   void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
   void (*attention_backward)(ExecutionContext&, const AttentionArgs&);
+
+  // cached_attention.h
+  void (*cached_attention)(ExecutionContext&, const CachedAttentionArgs&);
 
   // rope.h
   void (*rope)(ExecutionContext&, const RopeArgs&);

@@ -18,8 +18,10 @@ void check_indices(ExecutionContext&, const char* op, const char* what, const in
 
 void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
   for (int64_t i = 0; i < e.count; ++i) {
+    const int64_t row = e.tokens[i] - e.begin;
+    const bool here = row >= 0 && row < e.vocab;
     for (int64_t c = 0; c < e.width; ++c) {
-      double v = get(e.table, e.tokens[i] * e.width + c);
+      double v = here ? get(e.table, row * e.width + c) : 0;
       if (e.positions.data != nullptr) v += get(e.positions, i % e.seq * e.width + c);
       put(e.out, i * e.width + c, v);
     }
@@ -28,9 +30,11 @@ void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
 
 void embedding_backward(ExecutionContext&, const EmbeddingArgs& e) {
   for (int64_t i = 0; i < e.count; ++i) {
+    const int64_t row = e.tokens[i] - e.begin;
+    const bool here = row >= 0 && row < e.vocab;
     for (int64_t c = 0; c < e.width; ++c) {
       const double d = get(e.dout, i * e.width + c);
-      accumulate(e.dtable, e.tokens[i] * e.width + c, d);
+      if (here) accumulate(e.dtable, row * e.width + c, d);
       if (e.dpositions.data != nullptr) accumulate(e.dpositions, i % e.seq * e.width + c, d);
     }
   }

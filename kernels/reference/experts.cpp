@@ -19,16 +19,25 @@ std::vector<double> softmax(const RouteArgs& a, int64_t row) {
   return p;
 }
 
-// The largest of a row's logits, `but` left out.
-int32_t largest(const RouteArgs& a, int64_t row, int64_t but) {
-  int64_t best = but == 0 ? 1 : 0;
+// The largest of a row's logits, the `count` that are chosen left out.
+int32_t largest(const RouteArgs& a, int64_t row, const int32_t* chosen, int64_t count) {
+  const auto taken = [&](int64_t e) { return std::find(chosen, chosen + count, e) != chosen + count; };
+  int64_t best = 0;
+  while (taken(best)) ++best;
   for (int64_t e = best + 1; e < a.experts; ++e)
-    if (e != but && get(a.logits, row * a.experts + e) > get(a.logits, row * a.experts + best)) best = e;
+    if (!taken(e) && get(a.logits, row * a.experts + e) > get(a.logits, row * a.experts + best)) best = e;
   return static_cast<int32_t>(best);
 }
 
-// gates of k = 2 from the two logits alone: exact also where both probabilities vanish.
-double first_of_two(double first, double second) { return 1 / (1 + std::exp(second - first)); }
+// Normalised gates from the chosen logits alone: exact also where all probabilities vanish.
+std::vector<double> normalised_gates(const RouteArgs& a, int64_t row) {
+  const auto logit = [&](int64_t i) { return get(a.logits, row * a.experts + a.indices[row * a.k + i]); };
+  std::vector<double> gates(static_cast<size_t>(a.k), 1.0);
+  double total = 1;
+  for (int64_t i = 1; i < a.k; ++i) total += gates[static_cast<size_t>(i)] = std::exp(logit(i) - logit(0));
+  for (double& g : gates) g /= total;
+  return gates;
+}
 
 double gate(const ExpertRowsArgs& a, int64_t place) {
   return a.gates.data == nullptr ? 1 : get(a.gates, place);
@@ -39,16 +48,9 @@ double gate(const ExpertRowsArgs& a, int64_t place) {
 void route_top_k(ExecutionContext&, const RouteArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
     int32_t* chosen = a.indices + r * a.k;
-    chosen[0] = largest(a, r, -1);
-    if (a.k == 1) {
-      put(a.gates, r, softmax(a, r)[static_cast<size_t>(chosen[0])]);
-      continue;
-    }
-    chosen[1] = largest(a, r, chosen[0]);
-    const double first =
-        first_of_two(get(a.logits, r * a.experts + chosen[0]), get(a.logits, r * a.experts + chosen[1]));
-    put(a.gates, 2 * r, first);
-    put(a.gates, 2 * r + 1, 1 - first);
+    for (int64_t i = 0; i < a.k; ++i) chosen[i] = largest(a, r, chosen, i);
+    const std::vector<double> p = a.normalised ? normalised_gates(a, r) : softmax(a, r);
+    for (int64_t i = 0; i < a.k; ++i) put(a.gates, r * a.k + i, p[static_cast<size_t>(a.normalised ? i : chosen[i])]);
   }
 }
 
@@ -58,17 +60,18 @@ void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
     const int32_t* chosen = a.indices + r * a.k;
     std::vector<double> dp(p.size(), 0.0);
     for (size_t e = 0; e < p.size() && a.counts != nullptr; ++e) dp[e] = double(a.balance) * a.counts[e];
-    if (a.k == 1) dp[static_cast<size_t>(chosen[0])] += get(a.dgates, r);
+    for (int64_t i = 0; i < a.k && !a.normalised; ++i) dp[static_cast<size_t>(chosen[i])] += get(a.dgates, r * a.k + i);
     double mean = 0;
     for (size_t e = 0; e < p.size(); ++e) mean += p[e] * dp[e];
     std::vector<double> d(p.size());
     for (size_t e = 0; e < p.size(); ++e) d[e] = p[e] * (dp[e] - mean);
-    if (a.k == 2) {
-      const double first =
-          first_of_two(get(a.logits, r * a.experts + chosen[0]), get(a.logits, r * a.experts + chosen[1]));
-      const double slope = first * (1 - first) * (get(a.dgates, 2 * r) - get(a.dgates, 2 * r + 1));
-      d[static_cast<size_t>(chosen[0])] += slope;
-      d[static_cast<size_t>(chosen[1])] -= slope;
+    if (a.normalised) {
+      const std::vector<double> gates = normalised_gates(a, r);
+      double mean_slope = 0;
+      for (int64_t i = 0; i < a.k; ++i) mean_slope += gates[static_cast<size_t>(i)] * get(a.dgates, r * a.k + i);
+      for (int64_t i = 0; i < a.k; ++i)
+        d[static_cast<size_t>(chosen[i])] +=
+            gates[static_cast<size_t>(i)] * (get(a.dgates, r * a.k + i) - mean_slope);
     }
     for (int64_t e = 0; e < a.experts; ++e) put(a.dlogits, r * a.experts + e, d[static_cast<size_t>(e)]);
   }

@@ -27,6 +27,7 @@ const KernelTable& reference_kernels() {
       .layer_norm_backward = k::layer_norm_backward,
       .attention_forward = k::attention_forward,
       .attention_backward = k::attention_backward,
+      .cached_attention = k::cached_attention,
       .rope = k::rope,
       .gelu_forward = k::gelu_forward,
       .gelu_backward = k::gelu_backward,

@@ -42,10 +42,11 @@ std::string message_of(const std::function<void()>& f) {
 
 // Steps of `batches` microbatches. With `bad`, each is preceded by steps that are given up: one for every
 // point at which the last microbatch's forward or backward may end.
-Weights train(Strategy strategy, bool bad, int batches, bool overlap) {
+Weights train(const FullyShardOptions& options, bool bad, int batches) {
   Weights all;
+  const bool whole = options.layout == LayoutPolicy::whole_param;  // of Muon's matrices
   launch(2, [&](RankContext& r) {
-    ChainRig rig(r, {.strategy = strategy, .overlap_reduce = overlap});
+    ChainRig rig(r, options, 3, 1, whole ? Algorithm::muon : Algorithm::adamw);
     int points = 0;
     for (int step = 0; step < 3; ++step) {
       for (int at = 0; bad && at < points; ++at) {
@@ -72,12 +73,24 @@ Weights train(Strategy strategy, bool bad, int batches, bool overlap) {
 TEST(Exception, AnywhereInAPassTheBatchIsSkippedAndNothingOfItRemains) {
   for (Strategy s : kEveryStrategy)
     for (const bool overlap : {true, false})
-      EXPECT_EQ(train(s, true, 1, overlap), train(s, false, 1, overlap)) << name_of(s);
+      EXPECT_EQ(train({.strategy = s, .overlap_reduce = overlap}, true, 1),
+                train({.strategy = s, .overlap_reduce = overlap}, false, 1))
+          << name_of(s);
 }
 
 TEST(Exception, InAMicrobatchItTakesTheWholeStepAlong) {
   for (Strategy s : kEveryStrategy)
-    EXPECT_EQ(train(s, true, 2, true), train(s, false, 2, true)) << name_of(s);
+    EXPECT_EQ(train({.strategy = s}, true, 2), train({.strategy = s}, false, 2)) << name_of(s);
+}
+
+TEST(Exception, NothingRemainsInBucketsThatSpanUnitsEither) {
+  for (const Strategy s : {Strategy::optim, Strategy::optim_grads}) {
+    for (const int64_t size : {0, 1}) {
+      const FullyShardOptions o = {.strategy = s, .layout = LayoutPolicy::whole_param, .bucket_elements = size};
+      for (const int batches : {1, 2})
+        EXPECT_EQ(train(o, true, batches), train(o, false, batches)) << name_of(s) << ", buckets of " << size;
+    }
+  }
 }
 
 TEST(Exception, AStepThatWasBrokenOffGoesNowhereUntilItIsReset) {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include <sherd/comm/launcher.h>
 
 #include "support/planned_model.h"
@@ -178,6 +180,51 @@ std::vector<TableModel> models() {
     }
     all.push_back(std::move(m));
   }
+  // Buckets that span units.
+  for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads}) {
+    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{1500}}) {
+      const FullyShardOptions o = {
+          .strategy = strategy, .layout = LayoutPolicy::whole_param, .bucket_elements = size};
+      const std::string what = fmt::format(", {} in buckets of {}", name_of(strategy), size);
+      all.push_back({"blocks" + what, block_units(5), with({kEmbed}, blocks(5, 12)), four, o});
+      FullyShardOptions other = o;
+      other.outer = Outer::optim;
+      other.compute_dtype = other.reduce_dtype = DType::bf16;
+      other.overlap_reduce = false;
+      all.push_back({"replicas" + what, block_units(3), with({kEmbed}, blocks(3, 12)), hsdp, other});
+      other = o;
+      other.packing = Packing::size_match;
+      auto params = with({kEmbed, {.name = "mix", .shape = {12, 12}, .matrix = true}}, blocks(3, 12));
+      params[5].tied_in = "blocks.1";  // "down" of the first block, left to the root
+      params[7].frozen = params[8].ignored = true;
+      all.push_back({"tied, frozen, ignored, of the root" + what, block_units(3), params, three, other});
+      all.push_back({"one rank" + what, block_units(2), params, {{"shard", 1}}, o});
+      TableModel nested{"experts inside of blocks" + what,
+                        {{"a"}, {"a.experts", true}, {"b"}, {"b.experts", true}},
+                        {kEmbed},
+                        four,
+                        o,
+                        {{"expert_shard", 2}, {"expert", 2}}};
+      for (const std::string u : {"a", "b"}) {
+        nested.params.push_back({.name = u + ".q", .shape = {12, 12}, .matrix = true});
+        nested.params.push_back({.name = u + ".o", .shape = {12, 18}, .matrix = true});
+        nested.params.push_back({.name = u + ".experts.fc",
+                                 .shape = {4, 24, 12},
+                                 .matrix = true,
+                                 .tensor_dim = 0,
+                                 .tensor_mesh_dim = "expert"});
+      }
+      all.push_back(std::move(nested));
+    }
+  }
+  all.push_back({"replicas split the state of whole weights",
+                 block_units(3),
+                 with({kEmbed}, blocks(3, 12)),
+                 hsdp,
+                 {.strategy = Strategy::no_shard,
+                  .outer = Outer::optim,
+                  .layout = LayoutPolicy::whole_param,
+                  .bucket_elements = 1}});
   all.push_back({"one rank",
                  block_units(2),
                  with({kEmbed}, blocks(2, 12)),
@@ -293,6 +340,20 @@ TEST(GroupPlan, AgreesWithTheRuntimeForEveryModel) {
           expect_like(plan.units[u].groups[g], names, *groups[g]);
         }
       }
+      const std::vector<ParamGroup*> groups = runtime.groups();
+      ASSERT_EQ(groups.size(), plan.groups().size());
+      for (size_t k = 0; k < plan.buckets.size(); ++k) {
+        const BucketPlan& b = plan.buckets[k];
+        const ParamGroup& group = *groups[groups.size() - plan.buckets.size() + k];
+        std::vector<std::string> names;
+        for (size_t i = 0; i < b.units.size(); ++i) {
+          const PlanUnit& unit = described[rank][static_cast<size_t>(b.units[i])];
+          names.push_back(unit.params[static_cast<size_t>(b.group.params[i])].name);
+          EXPECT_EQ(group.unit_of(static_cast<int>(i)), unit.name);
+        }
+        expect_like(b.group, names, group);
+      }
+      EXPECT_EQ(bytes_by_class(plan), bytes_by_class(*r.device)) << "behind two backwards";
       EXPECT_EQ(bytes_by_name(plan), allocated);
       EXPECT_EQ(bytes_by_class(plan), by_class);
       EXPECT_EQ(plan.bytes(), runtime.plan().bytes());

@@ -31,6 +31,17 @@ TEST(SlotPlan, AUnitThatNeedsNoSlotTakesItsTurnAllTheSame) {
   EXPECT_THAT(plan.elements, ElementsAre(20, 30));
 }
 
+TEST(SlotPlan, UsersOfKnownTimesShareWhatIsFreeAtTheirBegin) {
+  const SlotPlan example = plan_slots_in_time({{5, 0, 1}, {7, 1, 2}, {9, 2, 3}});
+  EXPECT_EQ(example.slot_of, (std::vector<int>{0, 1, 0}));
+  EXPECT_EQ(example.elements, (std::vector<int64_t>{9, 7}));
+  // Given in another order than that of time; one needs nothing, one has it all the time.
+  const SlotPlan plan = plan_slots_in_time({{4, 3, 3}, {0, 0, 9}, {1, 0, 9}, {6, 0, 1}, {2, 2, 2}});
+  EXPECT_EQ(plan.slot_of, (std::vector<int>{1, -1, 0, 1, 1}));
+  EXPECT_EQ(plan.elements, (std::vector<int64_t>{1, 6}));
+  EXPECT_TRUE(plan_slots_in_time({}).elements.empty());
+}
+
 TEST(SlotPlan, MoreTurnsThanUnitsAreNoMoreSlots) {
   EXPECT_THAT(plan_slots({{10}, {20}}, 8).elements, ElementsAre(10, 20));
 }

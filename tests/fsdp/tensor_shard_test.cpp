@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -233,7 +234,7 @@ TEST(TensorShardCheck, ADimensionThatShardsOrReducesCannotCutAsWell) {
 
 // Gradients of `value` everywhere.
 struct Constant : Module {
-  Constant(Shape shape, float v) : weight(param("weight", std::move(shape), constant(0))), value(v) {}
+  Constant(Shape shape, float v) : weight(param("weight", std::move(shape), normal(1))), value(v) {}
   Parameter weight;
   float value;
 
@@ -275,6 +276,71 @@ TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
         EXPECT_EQ(g, own / 4) << "over the ranks with the same experts";
     }
   });
+}
+
+// 7 rows over 4 ranks are 2, 2, 2 and 1, 5 rows 2, 2, 1 and none.
+TEST(UnevenTensorShard, HoldsWhatIsNotPadding) {
+  const std::pair<int64_t, std::vector<int64_t>> cuts[] = {
+      {7, {2, 2, 2, 1}}, {5, {2, 2, 1, 0}}, {8, {2, 2, 2, 2}}};
+  for (const auto& [size, last] : cuts)
+    for (int index = 0; index < 4; ++index) {
+      const TensorShard shard{"tp", 0, 4, index, size};
+      EXPECT_EQ(global_shape({2, 3}, shard), (Shape{size, 3}));
+      const int64_t held = held_elements({2, 3}, shard);
+      EXPECT_EQ(held, 3 * last[static_cast<size_t>(index)]) << size << " " << index;
+      const std::vector<GlobalRun> runs = global_runs({2, 3}, {}, shard, {ParamIndex(0), ParamIndex(held)});
+      ASSERT_EQ(runs.size(), held > 0 ? 1u : 0u);
+      for (const GlobalRun& run : runs) EXPECT_EQ(run.global.value, 6 * index);
+    }
+}
+
+TEST(UnevenTensorShard, PiecesThatAreNotTheQuotientRoundedUpAreRefused) {
+  Parameter p("p", {3, 2}, constant(1)), blocks("blocks", {2, 2}, constant(1));
+  EXPECT_THROW(p.set_tensor_shard({"tp", 0, 4, 0, 7}), InvalidArgument);   // 2 rows each
+  EXPECT_THROW(p.set_tensor_shard({"tp", 0, 2, 0, -5}), InvalidArgument);
+  EXPECT_THROW(p.set_tensor_shard({"tp", 1, 2, 0, 3}), InvalidArgument);   // columns
+  blocks.set_row_blocks({1, 1});
+  EXPECT_THROW(blocks.set_tensor_shard({"tp", 0, 2, 0, 3}), InvalidArgument);
+  p.set_tensor_shard({"tp", 0, 2, 1, 5});
+  EXPECT_THROW(p.set_row_blocks({1, 2}), InvalidArgument);
+}
+
+// 5 rows over 4 tensor-parallel ranks, 2 of them sharding each piece: what is there of the parameter is what one rank
+// has, and whatever lies in the padding's gradient is no part of a norm.
+TEST(UnevenTensorShard, StartsAndIsClippedAsWhole) {
+  std::map<int64_t, float> started;
+  float norm = 0;
+  std::mutex mutex;
+  const auto run = [&](int tp, int shards) {
+    launch(tp * shards, [&](RankContext& r) {
+      const DeviceMesh mesh(r.world, {{"shard", shards}, {"tp", tp}});
+      Constant model({(5 + tp - 1) / tp, 3}, 2);
+      model.weight.set_tensor_shard({"tp", 0, tp, mesh.coordinate("tp"), tp == 1 ? 0 : 5});
+      fully_shard(model, mesh, {.seed = 3});
+      Stream& s = r.device->compute();
+      const std::vector<float> mine = ops::to_floats(s, model.weight.shard());
+      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      model.run_backward({});
+      const GradientStats stats = read_stats(model, clip_grad_norm(model, 0));
+      EXPECT_EQ(model.weight.grad_shard().numel(), model.weight.shard().numel());
+      const std::lock_guard lock(mutex);
+      if (norm == 0) norm = stats.norm;
+      EXPECT_EQ(stats.norm, norm) << tp << " " << shards;
+      size_t at = 0;
+      for (const GlobalRun& part : model.weight.global_runs(model.weight.shard_range()))
+        for (int64_t i = 0; i < part.count; ++i) {
+          const float value = mine[at++];
+          EXPECT_EQ(started.emplace(part.global.value + i, value).first->second, value);
+        }
+      EXPECT_EQ(at, mine.size());
+    });
+    EXPECT_EQ(started.size(), 15u);
+  };
+  run(1, 1);
+  run(4, 1);
+  run(2, 2);
+  run(4, 2);
+  EXPECT_FLOAT_EQ(norm, 2 * std::sqrt(15.0f));
 }
 
 }  // namespace

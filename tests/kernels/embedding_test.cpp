@@ -41,6 +41,34 @@ TEST(Embedding, KnownRows) {
   }
 }
 
+TEST(Embedding, PartsOfATableAddUpToAll) {
+  for (const char* kernels : {kFast, "reference"})
+    for (DType t : {DType::f32, DType::bf16})
+      for (const bool with_positions : {false, true}) {
+        Lab lab(kernels);
+        const Case c{2, 7, 9, 11, t, with_positions};
+        const Tensor tokens_in = lab.ints({2, 7}, tokens(c)), table = lab.random({12, 9}, 1, t),
+                     dout = lab.random({14, 9}, 2, t);
+        const Tensor positions = with_positions ? lab.random({7, 9}, 3, t) : Tensor();
+        const Tensor whole = lab.empty({14, 9}, t), dwhole = lab.full({12, 9}, 0);
+        ops::embedding_forward(lab.s, whole, tokens_in, table, positions);
+        ops::embedding_backward(lab.s, dwhole, {}, dout, tokens_in);
+        Floats sum(14 * 9, 0.0f), gradient;
+        for (int64_t begin : {0, 4, 8}) {  // the last row is behind the vocabulary
+          const Tensor part = lab.empty({14, 9}, t), dpart = lab.full({4, 9}, 0);
+          ops::embedding_forward(lab.s, part, tokens_in, table.rows(begin, begin + 4),
+                                 begin == 0 ? positions : Tensor(), {begin, 11});
+          const Floats values = lab.floats(part);
+          for (size_t i = 0; i < sum.size(); ++i)
+            sum[i] = t == DType::f32 ? sum[i] + values[i] : static_cast<float>(bf16(sum[i] + values[i]));
+          ops::embedding_backward(lab.s, dpart, {}, dout, tokens_in, {begin, 11});
+          for (const float g : lab.floats(dpart)) gradient.push_back(g);
+        }
+        EXPECT_EQ(sum, lab.floats(whole)) << kernels;
+        EXPECT_EQ(gradient, lab.floats(dwhole)) << kernels;
+      }
+}
+
 TEST(Embedding, MatchesReferenceToTheBit) {
   for (const Case& c : cases()) {
     expect_bits_of_reference([&](Lab& lab) {

@@ -23,10 +23,11 @@ struct Routed {
   Floats gates;
 };
 
-Routed route(Lab& lab, const Floats& logits, int64_t experts, int64_t k, DType t = DType::f32) {
+Routed route(Lab& lab, const Floats& logits, int64_t experts, int64_t k, DType t = DType::f32,
+             std::optional<bool> normalised = {}) {
   const int64_t rows = static_cast<int64_t>(logits.size()) / experts;
   const Tensor indices = lab.empty({rows, k}, DType::i32), gates = lab.empty({rows, k});
-  ops::route_top_k(lab.s, indices, gates, lab.tensor({rows, experts}, logits, t));
+  ops::route_top_k(lab.s, indices, gates, lab.tensor({rows, experts}, logits, t), normalised);
   return {ints_of(lab, indices), lab.floats(gates)};
 }
 
@@ -57,6 +58,20 @@ TEST(RouteTopK, TiesGoToTheLowerIndexAndNanIsNoExpertsGain) {
   }
 }
 
+TEST(RouteTopK, SeveralExpertsHandSized) {
+  const float ln2 = std::log(2.0f), ln3 = std::log(3.0f);
+  for (const char* kernels : {kFast, "reference"}) {
+    Lab lab(kernels);
+    const Floats logits = {0, ln2, ln3, 0, 0};  // probabilities 1, 2, 3, 1, 1 eighths
+    EXPECT_EQ(route(lab, logits, 5, 4).indices, (Ints{2, 1, 0, 3}));
+    expect_close(route(lab, logits, 5, 4).gates, {3.0f / 7, 2.0f / 7, 1.0f / 7, 1.0f / 7}, 1e-6, kernels);
+    expect_close(route(lab, logits, 5, 4, DType::f32, false).gates, {0.375f, 0.25f, 0.125f, 0.125f}, 1e-6, kernels);
+    expect_close(route(lab, logits, 5, 2, DType::f32, false).gates, {0.375f, 0.25f}, 1e-6, kernels);
+    EXPECT_EQ(route(lab, logits, 5, 1, DType::f32, true).gates, Floats{1});
+    expect_close(route(lab, logits, 5, 5).gates, route(lab, logits, 5, 5, DType::f32, false).gates, 1e-6, kernels);
+  }
+}
+
 TEST(RouteTopK, NanIsTakenWhereTheReferenceTakesIt) {
   const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   Floats logits;
@@ -67,19 +82,23 @@ TEST(RouteTopK, NanIsTakenWhereTheReferenceTakesIt) {
         logits.insert(logits.end(), 68, others);
       }
   Lab fast, slow("reference");
-  for (int64_t k : {1, 2})
+  for (int64_t k : {1, 2, 5})
     EXPECT_EQ(route(fast, logits, 70, k).indices, route(slow, logits, 70, k).indices) << k;
 }
 
 TEST(RouteTopK, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (int64_t k : {1, 2})
+    for (int64_t k : {1, 2, 4, 64})
       for (int64_t experts : {2, 3, 8, 64, 200}) {
+        if (k > experts) continue;
         Lab fast, slow("reference");
         const Floats logits = normal(37 * experts, 5, 2);
         const Routed a = route(fast, logits, experts, k, t), b = route(slow, logits, experts, k, t);
         EXPECT_EQ(a.indices, b.indices);
         expect_close(a.gates, b.gates, 1e-6);
+        const bool other = k == 1;  // than what is usual
+        expect_close(route(fast, logits, experts, k, t, other).gates, route(slow, logits, experts, k, t, other).gates,
+                     1e-6);
       }
   Lab lab;
   EXPECT_EQ(route(lab, normal(37, 5), 1, 1).gates, Floats(37, 1.0f));
@@ -88,16 +107,17 @@ TEST(RouteTopK, MatchesReference) {
 
 TEST(RouteTopK, BackwardMatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (int64_t k : {1, 2})
+    for (int64_t k : {1, 2, 4, 6, -1, -2, -4})  // negative: gates that are not usual for as many
       for (const bool balanced : {false, true})
         expect_same_as_reference(
-            [&](Lab& lab) {
+            [&, k = std::abs(k), normalised = (k > 1) || k == -1](Lab& lab) {
               const Tensor logits = lab.random({50, 6}, 1, t), dgates = lab.random({50, k}, 2);
               const Tensor indices = lab.empty({50, k}, DType::i32), gates = lab.empty({50, k});
               const Tensor dlogits = lab.empty({50, 6}, t);
-              ops::route_top_k(lab.s, indices, gates, logits);
+              ops::route_top_k(lab.s, indices, gates, logits, normalised);
               ops::route_top_k_backward(lab.s, dlogits, dgates, logits, indices,
-                                        balanced ? lab.ints({6}, {3, 0, 7, 30, 5, 5}) : Tensor(), 0.3f);
+                                        balanced ? lab.ints({6}, {3, 0, 7, 30, 5, 5}) : Tensor(), 0.3f,
+                                        normalised);
               return lab.floats(dlogits);
             },
             t == DType::f32 ? 5e-6 : 2 * epsilon(t));
@@ -106,14 +126,15 @@ TEST(RouteTopK, BackwardMatchesReference) {
 TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
   constexpr int64_t kRows = 5, kExperts = 4;
   const Ints counts = {1, 0, 3, 2};
-  for (int64_t k : {1, 2}) {
-    std::vector<double> logits = doubles(kRows * kExperts, 3), gates(kRows * 2),
-                        dgates = doubles(kRows * 2, 4);
+  for (const auto& [k, normalised] : {std::pair{1, false}, {1, true}, {2, true}, {2, false}, {3, true}, {3, false}}) {
+    std::vector<double> logits = doubles(kRows * kExperts, 3), gates(kRows * 3),
+                        dgates = doubles(kRows * 3, 4);
     std::vector<double> dlogits(logits.size());
-    Ints indices(kRows * 2);
+    Ints indices(kRows * 3);
     dgates.resize(static_cast<size_t>(kRows * k));
     gates.resize(dgates.size());
     RouteArgs a{.rows = kRows, .experts = kExperts, .k = k, .logits = ref(logits), .gates = ref(gates)};
+    a.normalised = normalised;
     a.indices = indices.data();
     a.dgates = ref(dgates);
     a.dlogits = ref(dlogits);
@@ -308,8 +329,10 @@ TEST(Bias, AddsAndSumsColumns) {
 
 TEST(ExpertOps, WrongArgumentsAreRefused) {
   Lab lab;
-  const Tensor logits = lab.empty({4, 3}), three = lab.empty({4, 3}, DType::i32), gates = lab.empty({4, 3});
-  EXPECT_THROW(ops::route_top_k(lab.s, three, gates, logits), InvalidArgument);
+  const Tensor logits = lab.empty({4, 3}), four = lab.empty({4, 4}, DType::i32), gates = lab.empty({4, 4});
+  EXPECT_THROW(ops::route_top_k(lab.s, four, gates, logits), InvalidArgument);
+  EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({4, 65}, DType::i32), lab.empty({4, 65}), lab.empty({4, 100})),
+               InvalidArgument);
   EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({4, 2}, DType::i32), lab.empty({4, 2}), lab.empty({4, 1})),
                InvalidArgument);
   EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({5, 2}, DType::i32), lab.empty({5, 2}), logits),

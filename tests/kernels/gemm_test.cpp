@@ -121,6 +121,30 @@ TEST(Gemm, LeadingDimensionsSelectABlock) {
   }
 }
 
+TEST(Gemm, ColumnsAreBlocksOfLargerMatrices) {
+  for (const char* kernels : {kFast, "reference"}) {
+    for (DType t : {DType::f32, DType::bf16}) {
+      Lab lab(kernels);
+      const Tensor a = lab.random({4, 10}, 1, t), b = lab.random({6, 9}, 2, t), c = lab.full({4, 8}, 7, t);
+      const Tensor dense_a = lab.empty({4, 6}, t), dense_b = lab.empty({6, 3}, t), want = lab.empty({4, 3}, t);
+      ops::gemm_columns(lab.s, {c, 2, 3}, {a, 1, 6}, false, {b, 5, 3}, false);
+      ops::strided_copy(lab.s, dense_a, 6, a.flat(1, 40), 10, 4, 6);
+      ops::strided_copy(lab.s, dense_b, 3, b.flat(5, 54), 9, 6, 3);
+      ops::gemm(lab.s, want, dense_a, false, dense_b, false);
+      const Floats got = lab.floats(c), expected = lab.floats(want);
+      for (size_t i = 0; i < 4; ++i)
+        for (size_t j = 0; j < 8; ++j)
+          EXPECT_EQ(got[i * 8 + j], j >= 2 && j < 5 ? expected[i * 3 + j - 2] : 7) << i << " " << j;
+      const Tensor gram = lab.full({6, 3}, 1), dense_gram = lab.full({6, 3}, 1);
+      ops::gemm_columns(lab.s, gram, {a, 1, 6}, true, {c, 2, 3}, false, 1);
+      ops::gemm(lab.s, dense_gram, dense_a, true, want, false, 1, 1);
+      EXPECT_EQ(lab.floats(gram), lab.floats(dense_gram));
+      EXPECT_THROW(ops::gemm_columns(lab.s, {c, 6, 3}, {a, 1, 6}, false, {b, 5, 3}, false), InvalidArgument);
+      EXPECT_THROW(ops::gemm_columns(lab.s, {c, 2, 3}, {a, 1, 5}, false, {b, 5, 3}, false), ShapeMismatch);
+    }
+  }
+}
+
 TEST(Gemm, RepeatsToTheBit) {
   Lab lab(kFast, 2);
   const Case c{129, 77, 65};

@@ -170,6 +170,9 @@ std::string refusal(const std::function<void()>& f) {
 struct Both {
   Both(RankContext& r, FullyShardOptions o, int replicas = 1) : device(*r.device) {
     routes = route(model, {.optimizer = Algorithm::adamw});
+    // Under whole_param matrices of both, and of the root, lie in one bucket where buckets span units.
+    for (auto& [name, p] : model.named_parameters())
+      if (o.layout == LayoutPolicy::whole_param && p.shape().size() == 2) p.set_cut(CutClass::row);
     const int shard = r.world->size() / replicas;
     const DeviceMesh mesh = replicas == 1 ? DeviceMesh(r.world, {{"shard", shard}})
                                           : DeviceMesh(r.world, {{"replicate", replicas}, {"shard", shard}});
@@ -344,7 +347,8 @@ INSTANTIATE_TEST_SUITE_P(Meshes, SeveralOptimizers, ::testing::ValuesIn(cases())
 
 // Muon's and AdamW's halves, each an optimizer: the same bits as both in one.
 TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
-  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+  for (const Strategy strategy :
+       {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       std::array<std::vector<std::vector<float>>, 2> got;
       for (const bool split : {false, true}) {
@@ -354,6 +358,7 @@ TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
           const Routing routes = route(model);
           FullyShardOptions o;
           o.strategy = strategy;
+          if (strategy == Strategy::optim_grads) o.layout = LayoutPolicy::whole_param;  // a bucket spans both blocks
           o.compute_dtype = compute;
           const DeviceMesh mesh(r.world, {{"shard", 3}});
           for (auto& b : model.blocks_) fully_shard(*b, mesh, o);

@@ -1,0 +1,126 @@
+#include <sherd/fsdp/bucket_plan.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <sherd/dtensor/layer_wise.h>
+#include <sherd/fsdp/layout_param.h>
+
+namespace sherd {
+namespace {
+
+// Whether matrices of two units may be in one bucket.
+bool alike(const PlanUnit& a, const PlanUnit& b) {
+  const auto same_axis = [](const MeshAxis& x, const MeshAxis& y) {
+    return x.name == y.name && x.size == y.size && x.coordinate == y.coordinate;
+  };
+  const FullyShardOptions &x = a.options, &y = b.options;
+  return a.ranks_id == b.ranks_id && a.align == b.align &&
+         std::equal(a.mesh.begin(), a.mesh.end(), b.mesh.begin(), b.mesh.end(), same_axis) &&
+         x.strategy == y.strategy && x.outer == y.outer && x.gradient_ranks == y.gradient_ranks &&
+         x.shard_dim == y.shard_dim && x.replicate_dim == y.replicate_dim && x.tensor_dim == y.tensor_dim &&
+         x.reduce_dtype == y.reduce_dtype && x.packing == y.packing && x.bucket_elements == y.bucket_elements;
+}
+
+// What one LayerWiseLayout is made of, in model order.
+struct Matrices {
+  const PlanUnit* unit;  // the first
+  DType dtype;
+  std::vector<std::pair<int, int>> members;  // unit, parameter
+};
+
+std::vector<Matrices> matrices_of(const std::vector<PlanUnit>& units) {
+  std::vector<Matrices> all;
+  for (const bool root : {true, false}) {
+    for (size_t u = 0; u < units.size(); ++u) {
+      const PlanUnit& unit = units[u];
+      if (unit.root != root) continue;
+      for (size_t i = 0; i < unit.params.size(); ++i) {
+        if (!in_bucket(unit, unit.params[i])) continue;
+        const DType dtype = unit.params[i].dtype;
+        auto it = std::find_if(all.begin(), all.end(),
+                               [&](const Matrices& m) { return m.dtype == dtype && alike(*m.unit, unit); });
+        if (it == all.end()) it = all.insert(all.end(), {&unit, dtype, {}});
+        it->members.emplace_back(static_cast<int>(u), static_cast<int>(i));
+      }
+    }
+  }
+  return all;
+}
+
+// The last unit inside of unit u, or u itself. Modules are registered before those inside of them, so that
+// the units inside follow; one that follows them and has fewer levels inside is taken for one of them, which
+// costs a slot at most.
+int last_inside(const std::vector<PlanUnit>& units, int u) {
+  const int others = static_cast<int>(units.size()) - 1;
+  if (units[static_cast<size_t>(u)].root) return others - 1;
+  int last = u;
+  while (last + 1 < others &&
+         units[static_cast<size_t>(last) + 1].height < units[static_cast<size_t>(u)].height)
+    ++last;
+  return last;
+}
+
+}  // namespace
+
+std::vector<int> BucketPlan::members() const {
+  std::vector<int> all;
+  for (size_t i = units.size(); i-- > 0;)
+    if (std::find(all.begin(), all.end(), units[i]) == all.end()) all.push_back(units[i]);
+  return all;
+}
+
+std::vector<BucketPlan> plan_buckets(const std::vector<PlanUnit>& units) {
+  std::vector<BucketPlan> buckets;
+  int buffers = 0;
+  for (const Matrices& m : matrices_of(units)) {
+    const FullyShardOptions& o = m.unit->options;
+    const ShardAxes axes = ShardAxes::of(m.unit->mesh, o);
+    std::vector<LayerWiseParam> described;
+    for (const auto& [u, i] : m.members) {
+      const PlanParam& p = units[static_cast<size_t>(u)].params[static_cast<size_t>(i)];
+      described.push_back({layout_param(p.name, p.shape, p.cut, p.row_blocks), p.tied});
+    }
+    auto layout = LayerWiseLayout::make(
+        described, axes.world(),
+        {.packing = o.packing, .bucket_elements = o.bucket_elements, .align = m.unit->align});
+    for (LayerWiseBucket& b : layout.buckets) {
+      BucketPlan bucket;
+      GroupPlan& g = bucket.group;
+      for (size_t k = 0; k < b.layout.params().size(); ++k) {
+        const auto& [u, i] = m.members[static_cast<size_t>(b.first_param) + k];
+        bucket.units.push_back(u);
+        g.params.push_back(i);
+      }
+      const std::string& last = units[static_cast<size_t>(bucket.units.back())].name;
+      const std::string& first = units[static_cast<size_t>(bucket.units.front())].name;
+      g.unit = fmt::format("bucket {} ({}{})", buckets.size(), last, first == last ? "" : " to " + first);
+      g.kind = GroupKind::whole;
+      g.dtype = m.dtype;
+      if (axes.shard_ranks > 1) g.wire_dtype = o.reduce_dtype;
+      g.axes = axes;
+      g.layout = std::make_shared<ShardLayout>(std::move(b.layout));
+      g.buffers = buffers_of(g);
+      bucket.buffer = buffers;
+      bucket.begin = b.begin;
+      buckets.push_back(std::move(bucket));
+    }
+    ++buffers;
+  }
+  return buckets;
+}
+
+BackwardSpan backward_span(const BucketPlan& bucket, const std::vector<PlanUnit>& units) {
+  const int others = static_cast<int>(units.size()) - 1;  // but the root
+  BackwardSpan span{.begin = others, .end = 0};
+  for (const int u : bucket.members()) {
+    const bool root = units[static_cast<size_t>(u)].root;
+    span.begin = std::min(span.begin, others - 1 - last_inside(units, u));
+    span.end = std::max(span.end, root ? others : others - 1 - u);
+  }
+  return span;
+}
+
+}  // namespace sherd

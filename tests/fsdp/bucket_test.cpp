@@ -1,0 +1,461 @@
+// Buckets of matrices that span units, at work: the bits of ragged, when they are reduced and gathered, what
+// that costs, and that nothing that may happen to a step leaves a trace in them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include <sherd/fsdp/accumulate.h>
+
+#include "support/rig.h"
+
+namespace sherd::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr Strategy kBucketed[] = {Strategy::optim, Strategy::optim_grads};
+
+FullyShardOptions whole(Strategy strategy, int64_t bucket_elements) {
+  return {.strategy = strategy, .layout = LayoutPolicy::whole_param, .bucket_elements = bucket_elements};
+}
+
+void expect_same_bits(const ToyResult& got, const ToyResult& want, const std::string& what) {
+  EXPECT_EQ(got.losses, want.losses) << what;
+  EXPECT_EQ(got.norms, want.norms) << what;
+  EXPECT_EQ(got.weights, want.weights) << what;
+}
+
+// Muon on three blocks of two matrices of 377 elements.
+ToyRun muon_run(int ranks) {
+  ToyRun run;
+  run.ranks = ranks;
+  run.rows = 12 * ranks;
+  run.optimizer = Algorithm::muon;
+  return run;
+}
+
+TEST(Bucket, OfAnySizeGivesTheBitsOfRagged) {
+  for (const int ranks : {1, 2, 3, 4, 5, 6}) {
+    ToyRun run = muon_run(ranks);
+    run.options = {.strategy = Strategy::optim_grads};
+    const ToyResult want = run_toy(run);
+    for (const Strategy s : kBucketed) {
+      for (const int64_t size : {0, 1, 800}) {
+        run.options = whole(s, size);
+        expect_same_bits(run_toy(run), want,
+                         fmt::format("{} ranks, {}, buckets of {}", ranks, name_of(s), size));
+      }
+    }
+  }
+}
+
+TEST(Bucket, OfFewerMatricesThanRanksDoes) {
+  ToyRun run = muon_run(5);
+  run.blocks = 1;
+  run.options = {.strategy = Strategy::optim_grads};
+  const ToyResult want = run_toy(run);
+  for (const Packing packing : {Packing::lpt, Packing::size_match, Packing::ping_pong}) {
+    run.options = whole(Strategy::optim_grads, 1);
+    run.options.packing = packing;
+    expect_same_bits(run_toy(run), want, name_of(packing));
+  }
+}
+
+TEST(Bucket, OverReplicasGivesTheBitsOfRagged) {
+  ToyRun run = muon_run(4);
+  run.options = {.strategy = Strategy::optim_grads};
+  const ToyResult want = run_toy(run);
+  for (const int replicas : {2, 4}) {
+    for (const Outer outer : {Outer::no_shard, Outer::optim}) {
+      for (const Strategy s : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads}) {
+        for (const int64_t size : {0, 1}) {
+          run.replicas = replicas;
+          run.options = whole(s, size);
+          run.options.outer = outer;
+          expect_same_bits(run_toy(run), want,
+                           fmt::format("{} replicas, outer {}, {}", replicas, name_of(outer), name_of(s)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Bucket, MicrobatchesGiveTheBitsOfTheFamily) {
+  ToyRun run = muon_run(4);
+  run.accumulate = 3;
+  for (const Strategy s : kBucketed) {
+    run.options = {.strategy = s};
+    const ToyResult want = run_toy(run);
+    for (const int64_t size : {0, 1, 800}) {
+      for (const bool overlap : {true, false}) {
+        run.options = whole(s, size);
+        run.options.overlap_reduce = overlap;
+        run.options.prefetch = overlap ? 1 : 0;
+        expect_same_bits(run_toy(run), want, fmt::format("{}, buckets of {}", name_of(s), size));
+      }
+    }
+  }
+}
+
+TEST(Bucket, In16BitsGivesTheBitsOfRagged) {
+  ToyRun run = muon_run(4);
+  for (const Strategy s : kBucketed) {
+    FullyShardOptions o{.strategy = s};
+    o.compute_dtype = o.reduce_dtype = DType::bf16;
+    run.options = o;
+    const ToyResult want = run_toy(run);
+    o.layout = LayoutPolicy::whole_param;
+    for (const int64_t size : {0, 1}) {
+      o.bucket_elements = size;
+      run.options = o;
+      expect_same_bits(run_toy(run), want, fmt::format("{}, buckets of {}", name_of(s), size));
+    }
+  }
+}
+
+/// As Rig, but the blocks' matrices are Muon's.
+struct MuonModel {
+  MuonModel(RankContext& r, const FullyShardOptions& o,
+            const std::function<void(ToyModel&)>& before = nullptr)
+      : rank(r), model(16, 32, kBlocks) {
+    if (before) before(model);
+    const Routing routes = route(model);
+    const DeviceMesh mesh(r.world, {{"shard", r.world->size()}});
+    for (auto& b : model.blocks_) fully_shard(*b, mesh, o);
+    fully_shard(model, mesh, o);
+    optimizer.emplace(model, routes, OptimizerOptions{});
+    tokens = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
+    model.targets = Tensor::empty(*r.device, {1, 6}, DType::i32, "test");
+    ops::fill(r.device->compute(), tokens, 3 + r.world->rank());
+    ops::fill(r.device->compute(), model.targets, 4);
+  }
+  void pass() {
+    model(tokens);
+    model.run_backward({});
+  }
+  void step() {
+    pass();
+    clip_grad_norm(model, 1.0);
+    optimizer->step(0.01);
+  }
+  void sync() {
+    runtime().wait_gradients();
+    for (auto& u : runtime().units()) u->wait();
+    rank.device->compute().synchronize();
+  }
+  CommCounts counted(const std::function<void()>& f) {
+    sync();
+    const CommCounts before = rank.world->counts();
+    f();
+    sync();
+    return minus(rank.world->counts(), before);
+  }
+  std::vector<std::vector<float>> weights() {
+    Stream& s = rank.device->compute();
+    std::vector<std::vector<float>> all;
+    for (auto& [name, p] : model.named_parameters())
+      all.push_back(ops::to_floats(s, p.dtensor().full_tensor(s)));
+    return all;
+  }
+  ShardRuntime& runtime() { return runtime_of(model); }
+
+  RankContext& rank;
+  ToyModel model;
+  std::optional<Optimizer> optimizer;
+  Tensor tokens;
+};
+
+TEST(Bucket, IsReducedAndGatheredWhileOthersCompute) {
+  launch(2, [](RankContext& r) {
+    MuonModel rig(r, whole(Strategy::optim_grads, 1));
+    rig.step();
+    rig.runtime().enable_trace(true);
+    rig.model(rig.tokens);
+    EXPECT_THAT(rig.runtime().trace(),
+                ElementsAre("unshard root", "unshard blocks.0", "gather bucket 2 (blocks.0)",
+                            "gather bucket 1 (blocks.1)", "gather bucket 0 (blocks.2)", "forward root",
+                            "unshard blocks.1", "forward blocks.0", "unshard blocks.2", "forward blocks.1",
+                            "forward blocks.2"));
+    rig.runtime().clear_trace();
+    rig.model.run_backward({});
+    EXPECT_THAT(
+        rig.runtime().trace(),
+        ElementsAre("backward root", "backward blocks.2", "post blocks.2", "reduce bucket 0 (blocks.2)",
+                    "backward blocks.1", "post blocks.1", "reduce bucket 1 (blocks.1)", "backward blocks.0",
+                    "post blocks.0", "reduce bucket 2 (blocks.0)", "post root"));
+    rig.sync();
+  });
+}
+
+TEST(Bucket, ThatSpansUnitsWaitsForTheLastOfThem) {
+  launch(4, [](RankContext& r) {
+    MuonModel rig(r, whole(Strategy::optim_grads, 1));
+    rig.runtime().enable_trace(true);
+    rig.pass();
+    const std::vector<std::string>& trace = rig.runtime().trace();
+    const auto at = [&](const std::string& what) {
+      return std::find(trace.begin(), trace.end(), what) - trace.begin();
+    };
+    // Four matrices make a bucket of four ranks.
+    EXPECT_GT(at("reduce bucket 0 (blocks.2 to blocks.1)"), at("post blocks.1"));
+    EXPECT_LT(at("reduce bucket 0 (blocks.2 to blocks.1)"), at("backward blocks.0"));
+    EXPECT_GT(at("reduce bucket 1 (blocks.0)"), at("post blocks.0"));
+    EXPECT_LT(at("reduce bucket 1 (blocks.0)"), at("post root"));
+    zero_grad(rig.model);
+    rig.sync();
+  });
+}
+
+TEST(Bucket, CostsACollectiveEachBesideThoseOfTheUnits) {
+  for (const Strategy s : kBucketed) {
+    launch(4, [s](RankContext& r) {
+      for (const auto& [size, buckets] : {std::pair<int64_t, int>{0, 1}, {1, 2}}) {
+        MuonModel rig(r, whole(s, size));
+        EXPECT_EQ(rig.runtime().plan().buckets.size(), static_cast<size_t>(buckets));
+        rig.step();
+        auto step = rig.counted([&] { rig.pass(); });
+        EXPECT_EQ(step["all_gather"].calls, kBlocks + 1 + buckets);
+        EXPECT_EQ(step["reduce_scatter"].calls, kBlocks + 1 + buckets);
+        const StepTraffic traffic = rig.runtime().plan().traffic();
+        EXPECT_EQ(step["all_gather"].bytes, traffic.all_gather);
+        EXPECT_EQ(step["reduce_scatter"].bytes, traffic.reduce_scatter);
+        EXPECT_EQ(step["all_reduce"].calls, 0);
+        zero_grad(rig.model);
+        // Muon's matrices are whole where they are updated: nothing travels in its step.
+        rig.pass();
+        auto update = rig.counted([&] { rig.optimizer->step(0.01); });
+        EXPECT_EQ(update["all_to_all_v"].bytes, 0);
+      }
+    });
+  }
+}
+
+TEST(Bucket, OfUnitsThatAPassLeavesOutIsReducedAtTheRootsEnd) {
+  for (const Strategy s : kBucketed) {
+    for (const int64_t size : {0, 1}) {
+      launch(3, [&](RankContext& r) {
+        std::optional<std::vector<std::vector<float>>> want;
+        for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::whole_param}) {
+          FullyShardOptions o = whole(s, size);
+          o.layout = layout;
+          o.allow_unused = true;
+          MuonModel rig(r, o);
+          const auto unused = rig.model.blocks_[1];
+          for (int step = 0; step < 4; ++step) {
+            if (step % 2 == 1) rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);
+            rig.step();
+            if (step % 2 == 1) rig.model.blocks_.insert(rig.model.blocks_.begin() + 1, unused);
+          }
+          if (want) {
+            EXPECT_EQ(rig.weights(), *want) << name_of(s) << " " << size;
+          }
+          want = rig.weights();
+        }
+      });
+    }
+  }
+}
+
+TEST(Bucket, NamesTheParametersThatNoBackwardTouched) {
+  launch(2, [](RankContext& r) {
+    MuonModel rig(r, whole(Strategy::optim_grads, 0));
+    rig.step();
+    const auto kept = rig.model.blocks_[1];
+    rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);
+    rig.model(rig.tokens);
+    try {
+      rig.model.run_backward({});
+      ADD_FAILURE();
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), HasSubstr("blocks.1.up.weight"));
+      EXPECT_THAT(e.what(), HasSubstr("blocks.1.down.weight"));
+    }
+    rig.model.blocks_.insert(rig.model.blocks_.begin() + 1, kept);
+    reset_step(rig.model);
+    rig.step();
+    rig.sync();
+  });
+}
+
+TEST(Bucket, HeldGradientsAreThoseOfTheFamilyThatSumsFirst) {
+  for (const int64_t size : {0, 1}) {
+    launch(3, [&](RankContext& r) {
+      std::optional<std::vector<std::vector<float>>> want;
+      for (const Strategy s : kBucketed) {
+        MuonModel rig(r, whole(s, size));
+        for (int step = 0; step < 3; ++step) {
+          {
+            Accumulate accumulate(rig.model, GradientSync::last);
+            const auto moved = rig.counted([&] {
+              rig.pass();
+              rig.pass();
+            });
+            const auto it = moved.find("reduce_scatter");
+            if (it != moved.end()) {
+              EXPECT_EQ(it->second.calls, 0);
+            }
+          }
+          rig.step();
+        }
+        if (want) {
+          EXPECT_EQ(rig.weights(), *want) << "buckets of " << size;
+        }
+        want = rig.weights();
+      }
+    });
+  }
+}
+
+TEST(Bucket, GradientsThatAreGivenUpLeaveNoTrace) {
+  for (const Strategy s : kBucketed) {
+    for (const int64_t size : {0, 1}) {
+      launch(3, [&](RankContext& r) {
+        MuonModel rig(r, whole(s, size)), plain(r, whole(s, size));
+        for (int step = 0; step < 3; ++step) {
+          rig.pass();
+          zero_grad(rig.model);
+          rig.runtime().set_last_microbatch(false);
+          rig.pass();
+          reset_step(rig.model);
+          rig.runtime().set_last_microbatch(true);
+          {
+            Accumulate accumulate(rig.model, GradientSync::last);
+            rig.pass();
+            zero_grad(rig.model);
+          }
+          rig.step();
+          plain.step();
+        }
+        EXPECT_EQ(rig.weights(), plain.weights()) << name_of(s) << " " << size;
+      });
+    }
+  }
+}
+
+TEST(Bucket, OfOneUnitsForwardWaitsForItsOwnAlone) {
+  launch(2, [](RankContext& r) {
+    MuonModel rig(r, whole(Strategy::optim, 1));
+    rig.step();
+    rig.runtime().enable_trace(true);
+    auto unit = rig.model.blocks_[0]->unit();
+    unit->unshard();
+    unit->wait();
+    EXPECT_THAT(rig.runtime().trace(), ElementsAre("unshard blocks.0", "gather bucket 2 (blocks.0)"));
+    EXPECT_TRUE(rig.model.blocks_[0]->up_.data().defined());
+    EXPECT_THROW(rig.model.blocks_[1]->up_.data(), InvalidArgument);
+    unit->reshard();
+    rig.sync();
+  });
+}
+
+TEST(Bucket, ErrorsNameTheUnitOfTheParameter) {
+  launch(2, [](RankContext& r) {
+    MuonModel rig(r, whole(Strategy::optim_grads, 0));
+    try {
+      rig.model.blocks_[1]->up_.grad();
+      ADD_FAILURE();
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(),
+                  HasSubstr("grad() of 'blocks.1.up.weight' outside the backward of unit 'blocks.1'"));
+    }
+    rig.sync();
+    ToyModel wrong(16, 32, 1);
+    route(wrong);
+    try {
+      fully_shard(wrong, DeviceMesh(r.world, {{"shard", 2}}), whole(Strategy::optim_grads, -1));
+      ADD_FAILURE();
+    } catch (const InvalidArgument& e) {
+      EXPECT_THAT(e.what(), HasSubstr("bucket_elements -1"));
+    }
+  });
+}
+
+// A matrix in two places, which makes it the root's.
+struct TwoPlaces : Module {
+  struct Square : Module {
+    explicit Square(const Square* other = nullptr) {
+      w = other == nullptr ? param("weight", {12, 12}, normal(0.2f)) : tie("weight", other->w);
+      own = param("own", {12, 12}, normal(0.2f));
+    }
+    Parameter w, own;
+    Tensor x, h;
+
+   protected:
+    static Tensor times(const Tensor& a, const Parameter& p, bool transpose) {
+      Tensor y = Tensor::empty(a.device(), a.shape(), DType::f32, "test");
+      ops::gemm(a.device().compute(), y, a, false, p.data(), transpose);
+      return y;
+    }
+    Tensor forward(const Tensor& in) override {
+      x = in;
+      h = times(x, w, true);
+      return times(h, own, true);
+    }
+    Tensor backward(const Tensor& dy) override {
+      Stream& s = dy.device().compute();
+      weight_backward(s, own, dy, h);
+      const Tensor dh = times(dy, own, false);
+      weight_backward(s, w, dh, x);
+      return times(dh, w, false);
+    }
+  };
+  TwoPlaces() : b(&a) {
+    child("a", a);
+    child("b", b);
+  }
+  Square a, b;
+
+ protected:
+  Tensor forward(const Tensor& x) override { return b(a(x)); }
+  Tensor backward(const Tensor& dy) override { return a.run_backward(b.run_backward(dy)); }
+};
+
+TEST(Bucket, OfATiedMatrixIsReducedOnceBothPlacesAreThrough) {
+  for (const Strategy s : kBucketed) {
+    launch(3, [&](RankContext& r) {
+      std::optional<std::vector<std::vector<float>>> want;
+      for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::whole_param}) {
+        FullyShardOptions o = whole(s, 0);
+        o.layout = layout;
+        TwoPlaces model;
+        const Routing routes = route(model, {.rules = {{.pattern = "weight", .algorithm = Algorithm::muon}}});
+        const DeviceMesh mesh(r.world, {{"shard", 3}});
+        fully_shard(model.a, mesh, o);
+        fully_shard(model.b, mesh, o);
+        fully_shard(model, mesh, o);
+        if (layout == LayoutPolicy::whole_param) {
+          ASSERT_EQ(runtime_of(model).plan().buckets.size(), 2u);
+          EXPECT_EQ(runtime_of(model).plan().buckets[1].group.unit, "bucket 1 (root)");
+        }
+        Optimizer optimizer(model, routes, {});
+        Stream& stream = r.device->compute();
+        const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
+        for (int step = 0; step < 3; ++step) {
+          ops::random_normal(stream, x, (3 * step + r.world->rank()) * x.numel(), 1, "in", 0, 1);
+          for (const bool last : {false, true}) {
+            runtime_of(model).set_last_microbatch(last);
+            model(x);
+            model.run_backward(x);
+          }
+          clip_grad_norm(model, 0.5);
+          optimizer.step(0.02);
+        }
+        std::vector<std::vector<float>> got;
+        for (auto& [name, p] : model.named_parameters())
+          got.push_back(ops::to_floats(stream, p.dtensor().full_tensor(stream)));
+        if (want) {
+          EXPECT_EQ(got, *want) << name_of(s);
+        }
+        want = got;
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace sherd::test
