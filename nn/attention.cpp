@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/ops/attention.h>
+#include <sherd/kernels/ops/cached_attention.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {
@@ -28,12 +29,40 @@ int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_h
   return qkv.size(1) / columns;
 }
 
+/// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
+Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
+  if (o.batch != 1)
+    throw InvalidArgument(fmt::format("attention: a cache keeps one sequence, not {}; run them one by one", o.batch));
+  if (qkv.tape() != nullptr && qkv.tape()->training())
+    throw InvalidArgument("attention: a cache is for generation, through which no gradient goes; run it inside NoGrad");
+  const Tensor in = qkv.value();
+  KvCache::Layer& kept = *o.cache;
+  if (kept.kv_heads() != kv_heads || kept.head_dim() != width)
+    throw ShapeMismatch(fmt::format("attention: {} key heads of {} components, but the cache keeps {} of {}", kv_heads,
+                                    width, kept.kv_heads(), kept.head_dim()));
+  const int64_t before = kept.length();
+  const Tensor out = like(in, {in.size(0), o.heads * width});
+  return function(
+      {qkv},
+      [&](Stream& s) {
+        kept.append(s, in, o.heads);
+        if (before == 0)
+          ops::attention_forward(s, out, like_f32(in, {1, o.heads, in.size(0)}), in, 1, o.heads, kv_heads);
+        else
+          ops::cached_attention(s, out, in, kept.keys(), kept.values(), before, o.heads, kv_heads);
+        return out;
+      },
+      nullptr);
+}
+
 }  // namespace
 
 Var attention(const Var& qkv, const AttentionOptions& o) {
   const int64_t batch = o.batch, heads = o.heads, kv_heads = o.kv_heads == 0 ? o.heads : o.kv_heads;
   const Tensor in = qkv.value();
-  const Tensor out = like(in, {in.size(0), heads * width_of_head(in, o, kv_heads)});
+  const int64_t width = width_of_head(in, o, kv_heads);
+  if (o.cache != nullptr) return cached(qkv, o, kv_heads, width);
+  const Tensor out = like(in, {in.size(0), heads * width});
   const Tensor lse = like_f32(in, {batch, heads, in.size(0) / batch});
   const Tensor raised = qkv.tape() != nullptr && !qkv.tape()->training() ? Tensor() : o.max_logits;
   return function(

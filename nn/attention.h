@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/nn/function.h>
+#include <sherd/nn/kv_cache.h>
 
 namespace sherd::nn {
 
@@ -15,6 +16,9 @@ struct AttentionOptions {
   /// (microbatches, or one that is computed again for backward) go on raising; the caller sets it to
   /// -infinity when a step begins.
   Tensor max_logits{};
+  /// For generation: the rows of qkv are the next positions of one sequence behind those that are kept here, and are
+  /// kept from now on. Not inside of training: no gradient, nothing raises max_logits. Null: sequences as they are.
+  KvCache::Layer* cache = nullptr;
 };
 
 /// Causal self-attention within each sequence: qkv [batch * seq, (heads + 2 * kv_heads) * head_dim] with the
@@ -22,7 +26,10 @@ struct AttentionOptions {
 /// and value head h / (heads / kv_heads), and scores are scaled by 1/sqrt(head_dim). Keeps qkv, the result
 /// and one f32 for each row and head. (Vaswani et al., 2017; computed by blocks as Dao et al.,
 /// FlashAttention, 2022; grouped queries: Ainslie et al., GQA, 2023.)
-/// @throws ShapeMismatch / InvalidArgument for a qkv that does not fit.
+///
+/// With a cache, the same of the last rows of that sequence to rounding, and to the bit when nothing was kept before.
+/// @throws ShapeMismatch / InvalidArgument for a qkv that does not fit, also into what is left of the cache; for a
+/// cache on a tape outside of NoGrad, or with more than one sequence.
 Var attention(const Var& qkv, const AttentionOptions& options);
 
 /// The same with as many key heads as query heads: qkv [batch * seq, 3 * heads * head_dim].

@@ -1,5 +1,7 @@
 #include <sherd/nn/linear.h>
 
+#include <fmt/format.h>
+
 #include <sherd/kernels/ops/activation.h>
 #include <sherd/kernels/ops/gemm.h>
 #include <sherd/nn/detail/memory.h>
@@ -122,6 +124,44 @@ Var add_linear(const Var& residual, const Var& x, const Parameter& w) {
         return {call.output(), call.wants(1) ? Gradient(input_backward(s, w, dy)) : Gradient()};
       },
       {w});
+}
+
+Var swiglu_linear(const Var& gate_up, const Parameter& down, const Var& residual) {
+  const Tensor in = gate_up.value();
+  if (in.dim() != 2 || in.size(1) != 2 * down.shape()[1])
+    throw ShapeMismatch(fmt::format("swiglu_linear: gate and up side by side are {}, must be [rows, {}] for weights {}",
+                                    to_string(in.shape()), 2 * down.shape()[1], to_string(down.shape())));
+  const auto gated = [in](Stream& s) {
+    Tensor hidden = like(in, {in.size(0), in.size(1) / 2});
+    ops::swiglu_forward(s, hidden, in);
+    return hidden;
+  };
+  std::vector<Var> inputs{gate_up};
+  if (residual.defined()) inputs.push_back(residual);
+  return function(
+      inputs,
+      [&](Stream& s) {
+        Tensor y = like(in, {in.size(0), down.shape()[0]});
+        if (residual.defined()) {
+          ops::gemm_add(s, y, gated(s), false, down.data(), true, residual.value());
+        } else {
+          ops::gemm(s, y, gated(s), false, down.data(), true);
+        }
+        return y;
+      },
+      [in, gated, down](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), down.shape()[0]}, in.dtype());
+        weight_backward(s, down, dy, gated(s));
+        std::vector<Gradient> gradients(call.inputs());
+        if (call.wants(0)) {
+          const Tensor dx = like(in);
+          ops::swiglu_backward(s, dx, input_backward(s, down, dy), in);
+          gradients[0] = dx;
+        }
+        if (call.inputs() == 2) gradients[1] = call.output();
+        return gradients;
+      },
+      {down});
 }
 
 }  // namespace sherd::nn

@@ -19,4 +19,8 @@ Var add_linear(const Var& residual, const Var& x, const Parameter& w);
 /// derivative come in one kernel where the device has one. up [hidden, in], down [out, hidden].
 Var gelu_mlp(const Var& x, const Parameter& up, const Parameter& down, const Var& residual = {});
 
+/// linear(swiglu(gate_up), down), plus `residual` if there is one, with the bits of these: gate_up [n, 2 * hidden], down
+/// [out, hidden]. Keeps gate_up alone; the gated values, half its size, are computed again in backward.
+Var swiglu_linear(const Var& gate_up, const Parameter& down, const Var& residual = {});
+
 }  // namespace sherd::nn

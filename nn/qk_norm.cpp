@@ -8,6 +8,7 @@
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/norm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/detail/summed_gradient.h>
 
 namespace sherd::nn {
 
@@ -50,19 +51,21 @@ struct Normed {
     ops::rms_norm_forward(s, out, rstd, in, weight.data(), eps);
     heads.scatter(s, y, out);
   }
-  void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x) const {
+  void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x, const TensorParallel& tp) const {
     const Tensor in = heads.gathered(s, x), d = heads.gathered(s, dy), d_in = like(in);
-    Parameter w = weight;
-    Tensor dw = w.trainable() ? w.grad() : like_f32(in, w.shape());
-    if (!w.trainable()) ops::fill(s, dw, 0);  // nobody reads it
-    ops::rms_norm_backward(s, d_in, dw, d, in, w.data(), rstd);
+    const auto into = [&](const GradTarget& dw) {
+      if (dw.beta == 0) ops::fill(s, dw.grad, 0);
+      ops::rms_norm_backward(s, d_in, dw.grad, d, in, weight.data(), rstd);
+    };
+    weight.trainable() ? add_summed(s, tp, weight, into) : into({like_f32(in, weight.shape()), 0});
     heads.scatter(s, dx, d_in);
   }
 };
 
 }  // namespace
 
-Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps) {
+Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps,
+            const TensorParallel& tp) {
   const Tensor x = qkv.value();
   const int64_t width = numel_of(q.shape());
   const int64_t others = x.dim() == 2 && width > 0 ? x.size(1) / width - heads : 0, kv_heads = others / 2;
@@ -85,11 +88,11 @@ Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t head
         v.copy(s, y, x);
         return y;
       },
-      [x, of_q, of_k, v](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [x, of_q, of_k, v, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dy = call.output().tensor(x);
         Tensor dx = like(x);
-        of_q.backward(s, dx, dy, x);
-        of_k.backward(s, dx, dy, x);
+        of_q.backward(s, dx, dy, x, tp);
+        of_k.backward(s, dx, dy, x, tp);
         v.copy(s, dx, dy);
         return {dx};
       },

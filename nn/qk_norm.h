@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/nn/function.h>
+#include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
 
@@ -12,7 +13,10 @@ namespace sherd::nn {
 /// the columns of q and k are copied together for the norm and back, on the device, in forward and in
 /// backward. (Dehghani et al., Scaling Vision Transformers to 22 Billion Parameters, 2023; Henry et al.,
 /// 2020, in another form.)
+/// @param tp ranks of which each has other heads, while q and k are whole on all of them: their gradients are summed
+/// over them.
 /// @throws ShapeMismatch for columns that are not whole heads.
-Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f);
+Var qk_norm(const Var& qkv, const Parameter& q, const Parameter& k, int64_t heads, float eps = 1e-6f,
+            const TensorParallel& tp = {});
 
 }  // namespace sherd::nn

@@ -7,6 +7,7 @@
 #include <sherd/kernels/ops/experts.h>
 #include <sherd/kernels/ops/gemm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/detail/summed_gradient.h>
 
 namespace sherd::nn {
 namespace {
@@ -22,7 +23,7 @@ bool recorded(const Var& x) { return x.tape() != nullptr && x.tape()->recording(
 
 }  // namespace
 
-RouterLogits router_logits(const Var& x, const Parameter& w) {
+RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp) {
   const Tensor in = x.value();
   const Shape shape{in.size(0), w.shape()[0]};
   const std::vector<Var> out = functions(
@@ -32,19 +33,20 @@ RouterLogits router_logits(const Var& x, const Parameter& w) {
         ops::gemm(s, logits, in, false, w.data(), true);
         return std::vector<Tensor>{logits, in};
       },
-      [in, shape, w](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [in, shape, w, tp](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Gradient &of_logits = call.output(0), &of_x = call.output(1);
-        if (!of_logits.defined()) return {of_x};
-        Tensor dlogits = of_logits.tensor(in.device(), shape, DType::f32);
+        if (!of_logits.defined() && tp.size() == 1) return {of_x};
+        // Whatever became of this rank's rows, the others wait for its part of the sum.
+        const Gradient from_logits = of_logits.defined() ? of_logits : Gradient::constant(0);
+        Tensor dlogits = from_logits.tensor(in.device(), shape, DType::f32);
         if (in.dtype() != DType::f32) {
           const Tensor narrow = like(in, shape);
           ops::cast(s, narrow, dlogits);
           dlogits = narrow;
         }
-        if (w.trainable()) {
-          const GradTarget dw = w.grad_for_overwrite();
+        detail::add_summed(s, tp, w, [&](const GradTarget& dw) {
           ops::gemm(s, dw.grad, dlogits, true, in, false, 1, dw.beta);
-        }
+        });
         if (!call.wants(0)) return {Gradient()};
         const Tensor dx = like(in);
         if (of_x.defined()) ops::copy(s, dx, of_x.tensor(in));
@@ -55,7 +57,7 @@ RouterLogits router_logits(const Var& x, const Parameter& w) {
   return {out[0], out[1]};
 }
 
-Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
+Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std::optional<bool> normalised) {
   const Tensor logits = x.value();
   const int64_t rows = logits.size(0), experts = logits.size(1);
   Routes r{{}, integers(logits, {rows, k}), integers(logits, {rows * k}), integers(logits, {rows * k}),
@@ -63,13 +65,14 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
   const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
   const bool balances = balancing.weight != 0 && recorded(x);
   const Tensor everywhere = !balances ? Tensor() : ranks > 1 ? like(r.counts) : r.counts;
+  const int64_t rows_everywhere = balancing.rows > 0 ? balancing.rows : ranks * rows;
   const float balance = balancing.weight * balancing.scale * static_cast<float>(experts) /
-                        static_cast<float>(std::max<int64_t>(1, ranks * rows * k));
+                        static_cast<float>(std::max<int64_t>(1, rows_everywhere * k));
   r.gates = function(
       {x},
       [&](Stream& s) {
         Tensor gates = like_f32(logits, {rows, k});
-        ops::route_top_k(s, r.indices, gates, logits);
+        ops::route_top_k(s, r.indices, gates, logits, normalised);
         ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
         if (balances && ranks > 1) {
           ops::copy(s, everywhere, r.counts);
@@ -78,11 +81,11 @@ Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing) {
         }
         return gates;
       },
-      [logits, indices = r.indices, everywhere, balance](Stream& s,
+      [logits, indices = r.indices, everywhere, balance, normalised](Stream& s,
                                                          const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
         const Tensor dlogits = like(logits);
-        ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance);
+        ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance, normalised);
         return {dlogits};
       });
   return r;

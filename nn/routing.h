@@ -10,9 +10,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include <sherd/comm/communicator.h>
 #include <sherd/nn/function.h>
+#include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn {
 
@@ -26,17 +28,21 @@ struct RouterLogits {
 
 /// logits = x w^T: x [n, d], w [experts, d] of one dtype. The gradient of the logits is rounded to x's dtype before
 /// the two products that it goes into.
-RouterLogits router_logits(const Var& x, const Parameter& w);
+/// @param tp ranks each of which has other rows of the same batch, while w is whole on all of them: its gradient is
+/// summed over them.
+RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp = {});
 
 /// The load-balancing loss of the Switch Transformer (Fedus et al., 2021, equations 4 to 6), for its gradient alone:
 /// that of an objective with the further summand
 ///     scale * n * weight * experts * sum over e of share[e] * mean[e],
 /// share[e] the share of the choices that fell on expert e, a constant, among those of all `ranks`, each of which has
-/// as many rows; mean[e] the mean of softmax(logits)[e] over the n rows of this rank.
+/// as many rows unless `rows` says how many they have together; mean[e] the mean of softmax(logits)[e] over the n rows
+/// of this rank.
 struct LoadBalancing {
   float weight = 0;  // 0: none. The same on all ranks: every forward that is recorded sums the choices over them.
   float scale = 1;   // d(objective)/d(loss of one row), of this rank
   std::shared_ptr<Communicator> ranks = nullptr;  // null: this one alone
+  int64_t rows = 0;  // of all of them together, where they differ; 0: as many on each
 };
 
 /// Every row's k experts.
@@ -48,11 +54,13 @@ struct Routes {
   Tensor counts;  // i32 [experts]: choices of this rank's rows that fell on each
 };
 
-/// The k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index. Gates are, for
-/// k = 1, the softmax probability of the chosen one, for k = 2 the two probabilities divided by their sum. The gradient
+/// The k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index. Gates are the
+/// softmax probabilities of the chosen ones, `normalised` those divided by their sum. The gradient
 /// of the balancing loss comes with that of the gates.
-/// @throws InvalidArgument for a k other than 1 and 2, or greater than the number of experts.
-Routes route_top_k(const Var& logits, int64_t k, const LoadBalancing& balancing = {});
+/// @param normalised without a word, gates of k = 1 are not (they would all be 1), those of more are
+/// @throws InvalidArgument for a k that is not in [1, min(experts, ops::kMostExpertsOfARow)].
+Routes route_top_k(const Var& logits, int64_t k, const LoadBalancing& balancing = {},
+                   std::optional<bool> normalised = {});
 
 /// x's rows [n, d] in the order of their experts, one for each choice: [n * k, d].
 Var dispatch(const Var& x, const Routes& routes);

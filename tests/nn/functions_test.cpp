@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "differences.h"
+#include "loose_parameters.h"
 #include "nets.h"
 
 namespace sherd::test {
@@ -22,6 +23,35 @@ TEST(Functions, WithoutParametersHaveTheirDerivative) {
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::sum(nn::gelu(v[0]))); }, {x({9})});
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::view(nn::gelu(v[0]), {5, 3})); }, {x({3, 5})});
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::causal_attention(v[0], 2, 2)); }, {x({6, 24})});
+}
+
+// What swiglu_linear() does not keep, it computes again: value and gradients are those of the two functions, bit by bit.
+TEST(Functions, SwigluLinearIsSwigluAndLinear) {
+  auto device = make_cpu_device();
+  Stream& s = device->compute();
+  const Tensor x = random(*device, {5, 12}, 1), weights = random(*device, {4, 6}, 2), before = random(*device, {5, 4}, 3);
+  for (const bool residual : {false, true}) {
+    const auto run = [&](bool together) {
+      LooseParameters loose;
+      const Parameter down = loose.add(weights);
+      Tape tape;
+      const Var in = tape.leaf(x), base = tape.leaf(before);
+      Var y;
+      if (together) {
+        y = nn::swiglu_linear(in, down, residual ? base : Var());
+      } else {
+        y = residual ? nn::add_linear(base, nn::swiglu(in), down) : nn::linear(nn::swiglu(in), down);
+      }
+      tape.backward(weighted(y));
+      std::vector<std::vector<float>> all{ops::to_floats(s, y.value()), ops::to_floats(s, tape.gradient(in)),
+                                          ops::to_floats(s, loose.grad(0))};
+      if (residual) all.push_back(ops::to_floats(s, tape.gradient(base)));
+      return all;
+    };
+    EXPECT_EQ(run(true), run(false)) << residual;
+  }
+  LooseParameters loose;
+  EXPECT_THROW(nn::swiglu_linear(Var(x), loose.add(random(*device, {4, 5}, 4))), ShapeMismatch);
 }
 
 // The same check in double precision finds what is wrong by 1e-8 of a gradient.

@@ -74,8 +74,7 @@ inline std::map<std::string, std::vector<float>> whole_weights(ModuleBase& model
   for (auto& unit : runtime.units()) {
     unit->unshard();
     unit->wait();
-    for (auto& g : unit->groups())
-      for (auto& p : g->params()) all[p.name()] = ops::to_floats(s, p.data());
+    for (auto& p : unit->params()) all[p.name()] = ops::to_floats(s, p.data());
     unit->reshard();
   }
   return all;

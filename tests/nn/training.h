@@ -35,6 +35,8 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
     if (use) net.use = use;
     if (change) change(net);
     const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+    for (auto& [name, p] : net.named_parameters())
+      if (options.layout == LayoutPolicy::whole_param && p.shape().size() == 2) p.set_cut(CutClass::row);
     shard(net, rank, options);
     Optimizer optimizer(net, routing, {});
     nn::Tape tape;
@@ -52,6 +54,17 @@ inline Trained train(int ranks, const FullyShardOptions& options, const TapeNet:
     trained = {weights, after};
   });
   return trained;
+}
+
+/// The arrangements of a strategy whose matrices lie in buckets that span units: in one, and in small ones.
+inline std::vector<FullyShardOptions> bucketed(Strategy strategy, bool allow_unused = false) {
+  std::vector<FullyShardOptions> all;
+  for (const int64_t size : {0, 1})
+    all.push_back({.strategy = strategy,
+                   .layout = LayoutPolicy::whole_param,
+                   .bucket_elements = size,
+                   .allow_unused = allow_unused});
+  return all;
 }
 
 inline nn::Var loss_of(const nn::Var& y, uint64_t salt) {

@@ -152,6 +152,11 @@ TEST(TapeUnits, EveryUsageHasTheBitsOfZero0UnderAllStrategies) {
         if (strategy == Strategy::no_shard) zero0 = t;
         EXPECT_EQ(t.weights, zero0.weights);
       }
+      for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
+        for (const FullyShardOptions& o : bucketed(strategy, u.allow_unused)) {
+          SCOPED_TRACE(fmt::format("{}, {} ranks, {}, buckets of {}", u.name, ranks, name_of(strategy), o.bucket_elements));
+          EXPECT_EQ(train(ranks, o, u.use, u.step, u.change).weights, zero0.weights);
+        }
     }
 }
 
@@ -175,6 +180,9 @@ TEST(TapeUnits, MicrobatchesAddUpUnderEveryStrategyOfAFamily) {
   };
   std::map<Strategy, Trained> t;
   for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
+  for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
+    for (const FullyShardOptions& o : bucketed(strategy))
+      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights) << name_of(strategy) << ", " << o.bucket_elements;
   EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
   EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
   EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
@@ -264,6 +272,9 @@ TEST(TapeUnits, TwoTapesOnOneModelGoBackwardOneAfterTheOther) {
   };
   std::map<Strategy, Trained> t;
   for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
+  for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
+    for (const FullyShardOptions& o : bucketed(strategy))
+      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights) << name_of(strategy) << ", " << o.bucket_elements;
   EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
   EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
   EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);

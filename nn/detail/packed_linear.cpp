@@ -1,0 +1,123 @@
+#include <sherd/nn/detail/packed_linear.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/ops/activation.h>
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/detail/memory.h>
+
+namespace sherd::nn::detail {
+namespace {
+
+struct Packed {
+  std::vector<Parameter> weights, biases;
+  bool transposed;  // [out, in]
+
+  int64_t out(size_t i) const { return weights[i].shape()[transposed ? 0 : 1]; }
+  int64_t width() const {
+    int64_t sum = 0;
+    for (size_t i = 0; i < weights.size(); ++i) sum += out(i);
+    return sum;
+  }
+  // f(i, first column) for each weight.
+  template <class F>
+  void for_each(F f) const {
+    int64_t at = 0;
+    for (size_t i = 0; i < weights.size(); at += out(i++)) f(i, at);
+  }
+
+  void check(const Tensor& x) const {
+    if (weights.empty() || (!biases.empty() && biases.size() != weights.size()))
+      throw InvalidArgument(
+          fmt::format("packed_linear: {} weights and {} biases", weights.size(), biases.size()));
+    for (size_t i = 0; i < weights.size(); ++i) {
+      const Shape& w = weights[i].shape();
+      if (x.dim() != 2 || w.size() != 2 || w[transposed ? 1 : 0] != x.size(1) ||
+          (!biases.empty() && biases[i].shape() != Shape{out(i)}))
+        throw ShapeMismatch(fmt::format("packed_linear: x is {}, '{}' is {}{}", to_string(x.shape()),
+                                        weights[i].name(), to_string(w),
+                                        biases.empty() ? "" : ", its bias " + to_string(biases[i].shape())));
+    }
+  }
+
+  Tensor forward(Stream& s, const Tensor& x) const {
+    const Tensor y = like(x, {x.size(0), width()});
+    for_each([&](size_t i, int64_t at) {
+      ops::gemm_columns(s, {y, at, out(i)}, x, false, weights[i].data(), transposed);
+    });
+    if (biases.empty()) return y;
+    const Tensor bias = like(x, {width()});
+    for_each([&](size_t i, int64_t at) { ops::copy(s, bias.flat(at, at + out(i)), biases[i].data()); });
+    ops::add_bias(s, y, bias);
+    return y;
+  }
+
+  void weight_backward(Stream& s, const Tensor& dy, const Tensor& x) const {
+    for_each([&](size_t i, int64_t at) {
+      if (!weights[i].trainable()) return;
+      const GradTarget dw = weights[i].grad_for_overwrite();
+      const ops::Columns d{dy, at, out(i)};
+      transposed ? ops::gemm_columns(s, dw.grad, d, true, x, false, dw.beta)
+                 : ops::gemm_columns(s, dw.grad, x, true, d, false, dw.beta);
+    });
+    bool trains = false;
+    for (const Parameter& b : biases) trains = trains || b.trainable();
+    if (!trains) return;
+    const Tensor sums = like_wide(dy, {dy.size(1)});
+    ops::fill(s, sums, 0);
+    ops::bias_backward(s, sums, dy);
+    for_each([&](size_t i, int64_t at) {
+      if (biases[i].trainable()) ops::scaled_add(s, biases[i].grad(), 1, sums.flat(at, at + out(i)));
+    });
+  }
+
+  Tensor input_backward(Stream& s, const Tensor& dy, const Tensor& x) const {
+    const Tensor dx = like(x);
+    for_each([&](size_t i, int64_t at) {
+      ops::gemm_columns(s, dx, {dy, at, out(i)}, false, weights[i].data(), !transposed, i == 0 ? 0 : 1);
+    });
+    return dx;
+  }
+};
+
+}  // namespace
+
+Var packed_linear(const Var& x, const std::vector<Parameter>& weights, const std::vector<Parameter>& biases,
+                  WeightLayout layout) {
+  const Tensor in = x.value();
+  const Packed packed{weights, biases, layout == WeightLayout::out_in};
+  packed.check(in);
+  std::vector<Parameter> all = weights;
+  all.insert(all.end(), biases.begin(), biases.end());
+  return function(
+      {x}, [&](Stream& s) { return packed.forward(s, in); },
+      [packed, in](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dy = call.output().tensor(in.device(), {in.size(0), packed.width()}, in.dtype());
+        packed.weight_backward(s, dy, in);
+        if (!call.wants(0)) return {Gradient()};
+        return {packed.input_backward(s, dy, in)};
+      },
+      all);
+}
+
+Var add_bias(const Var& x, const Parameter& bias) {
+  const Tensor in = x.value();
+  return function(
+      {x},
+      [&](Stream& s) {
+        const Tensor y = like(in);
+        ops::copy(s, y, in);
+        ops::add_bias(s, y, bias.data());
+        return y;
+      },
+      [device = &in.device(), shape = in.shape(), dtype = in.dtype(), bias](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        if (bias.trainable()) ops::bias_backward(s, bias.grad(), call.output().tensor(*device, shape, dtype));
+        return {call.output()};
+      },
+      {bias});
+}
+
+}  // namespace sherd::nn::detail

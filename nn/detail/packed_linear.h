@@ -1,0 +1,24 @@
+// Products of one input with several weights, side by side.
+#pragma once
+
+#include <vector>
+
+#include <sherd/nn/function.h>
+
+namespace sherd::nn::detail {
+
+/// How a weight lies: [out, in] as linear() takes it, or [in, out] as GPT-2's Conv1D.
+enum class WeightLayout { out_in, in_out };
+
+/// [x w_0^T + bias_0, x w_1^T + bias_1, ...] by columns: x [n, in], the result [n, sum of outs]; biases as
+/// many as weights, or none. What attention() takes as qkv and swiglu() as gate_up, of weights that are
+/// parameters by themselves: each product writes its columns, and backward reads them there. Backward is that
+/// of linear().
+/// @throws InvalidArgument, ShapeMismatch for weights and biases that do not fit.
+Var packed_linear(const Var& x, const std::vector<Parameter>& weights,
+                  const std::vector<Parameter>& biases = {}, WeightLayout layout = WeightLayout::out_in);
+
+/// x + bias, added to each row: x [n, d], bias [d].
+Var add_bias(const Var& x, const Parameter& bias);
+
+}  // namespace sherd::nn::detail

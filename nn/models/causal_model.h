@@ -1,0 +1,56 @@
+// A decoder-only language model of one of the families that people train, as a module.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <sherd/nn/expert_parallel.h>
+#include <sherd/nn/kv_cache.h>
+#include <sherd/nn/loss.h>
+#include <sherd/nn/models/description.h>
+#include <sherd/nn/module.h>
+#include <sherd/nn/tensor_parallel.h>
+
+namespace sherd::nn {
+
+/// What a training program needs of a language model; derived classes are the families'. Parameters have the
+/// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for stacks of
+/// experts, which are one parameter each.
+///
+/// Wrapped from the inside out: experts on their own mesh, then each block, then the model.
+class CausalModel : public Module<CausalModel> {
+ public:
+  /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum.
+  /// Logits of all rows never exist at once where chunks of them do.
+  virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) = 0;
+  /// The logits f32 [batch * seq, vocab] on every rank, for no backward.
+  virtual Tensor forward(const Tensor& tokens) = 0;
+
+  /// Generation: the logits f32 [1, vocab] behind the last of tokens i32 [1, rows], which follow the positions that the
+  /// cache has, and are kept there. For no backward. @throws NotSupported by models without caches.
+  virtual Tensor forward(const Tensor& tokens, KvCache* cache);
+  /// An empty cache for so many positions of this model on this rank. @throws as forward().
+  virtual KvCache make_cache(Device& device, int64_t capacity, DType dtype) const;
+
+  virtual size_t blocks() const = 0;
+  virtual ModuleBase& block(size_t i) = 0;
+  /// The module of a block's experts on this rank; null in a dense block.
+  virtual ModuleBase* experts(size_t i) = 0;
+  /// Each block's activations are dropped and computed again in backward.
+  virtual void set_recompute(bool on) = 0;
+};
+
+struct CausalModelOptions {
+  TensorParallel tp{};
+  ExpertParallel ep{};
+  /// Rows whose logits exist at once; see linear_cross_entropy().
+  int64_t logits_chunk = 1024;
+};
+
+/// Builds the model; parameters are only described. @throws InvalidArgument for a description whose numbers
+/// do not fit each other, or the ranks, naming all of them.
+std::unique_ptr<CausalModel> causal_model(const ModelDescription& description,
+                                          const CausalModelOptions& options = {});
+
+}  // namespace sherd::nn

@@ -1,0 +1,61 @@
+// What a decoder-only language model is made of, whatever family it is of: plain data, known before anything
+// is built.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <sherd/kernels/ops/rope.h>
+
+namespace sherd::nn {
+
+/// The families that causal_model() builds, by the names that Hugging Face's config.json gives them in
+/// `model_type`.
+enum class ModelFamily { gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral };
+std::string_view to_string(ModelFamily family);
+
+/// Rotary embedding; see rope(). Unused by gpt2, whose positions are learned.
+struct RopeDescription {
+  double theta = 10000;
+  std::optional<Llama3Scaling> scaling{};  // rope_type "llama3"
+};
+
+/// Experts in the place of every block's MLP; see route_top_k().
+struct MixtureDescription {
+  int64_t experts = 0;  // 0: dense blocks
+  int64_t top_k = 0;    // of each token
+  int64_t hidden = 0;   // columns between gate/up and down of one expert
+  /// Gates are divided by their sum (norm_topk_prob; mixtral always).
+  bool normalise = true;
+  /// Weight of the balancing loss (router_aux_loss_coef); see LoadBalancing.
+  double balance = 0;
+  bool operator==(const MixtureDescription&) const = default;
+};
+
+/// Sizes as in config.json, in brackets its keys.
+struct ModelDescription {
+  ModelFamily family = ModelFamily::llama;
+  int64_t vocab = 0;     // [vocab_size]
+  int64_t dim = 0;       // [hidden_size, n_embd]
+  int64_t layers = 0;    // [num_hidden_layers, n_layer]
+  int64_t heads = 0;     // [num_attention_heads, n_head]
+  int64_t kv_heads = 0;  // [num_key_value_heads], divides heads
+  int64_t head_dim = 0;  // [head_dim], or dim / heads
+  int64_t hidden = 0;    // [intermediate_size, n_inner], of the dense MLP
+  int64_t positions =
+      0;  // [max_position_embeddings, n_positions]: the longest sequence; gpt2's learned positions
+  float norm_eps = 1e-6f;  // [rms_norm_eps, layer_norm_epsilon]
+  bool tied = false;       // [tie_word_embeddings]: the head is the embedding's table
+  bool qkv_bias = false;   // qwen2, gpt2; [attention_bias]
+  bool out_bias = false;   // of the projection behind attention: gpt2; [attention_bias] of llama
+  bool mlp_bias = false;   // gpt2; [mlp_bias] of llama
+  bool qk_norm = false;    // qwen3, qwen3_moe: each head of q and k is normalised before rope
+  /// Standard deviation of the first values of matrices [initializer_range].
+  float init_std = 0.02f;
+  RopeDescription rope{};
+  MixtureDescription mixture{};
+};
+
+}  // namespace sherd::nn

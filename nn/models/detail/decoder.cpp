@@ -1,0 +1,98 @@
+#include <sherd/nn/models/detail/decoder.h>
+
+#include <fmt/format.h>
+
+#include <sherd/nn/elementwise.h>
+#include <sherd/nn/embedding.h>
+#include <sherd/nn/rows.h>
+#include <sherd/nn/models/detail/family_names.h>
+
+namespace sherd::nn::detail {
+
+DecoderLayer::DecoderLayer(const Context& context, const ExpertParallel& ep,
+                           const std::shared_ptr<RopeTable>& rope)
+    : context_(context), attention_(context, rope) {
+  const FamilyNames& names = names_of(context.model.family);
+  norm1_ = norm(names.norm1);
+  child(names.attention, attention_);
+  norm2_ = norm(names.norm2);
+  if (context.model.mixture.experts > 0) {
+    mixture_ = std::make_unique<Mixture>(context, ep);
+    child(names.mlp, *mixture_);
+  } else {
+    mlp_ = std::make_unique<Mlp>(context);
+    child(names.mlp, *mlp_);
+  }
+}
+
+Norm DecoderLayer::norm(const char* name) {
+  const ModelDescription& m = context_.model;
+  Norm n{param(std::string(name) + ".weight", {m.dim}, constant(1)), {}, m.norm_eps};
+  if (is_gpt2(m)) n.bias = param(std::string(name) + ".bias", {m.dim}, constant(0));
+  return n;
+}
+
+Var DecoderLayer::forward(const Var& x, int64_t batch, float loss_scale, KvCache::Layer* cache) {
+  const Var mid = attention_(x, norm1_(x), batch, cache);
+  return mixture_ ? (*mixture_)(mid, norm2_(mid), loss_scale) : (*mlp_)(mid, norm2_(mid));
+}
+
+Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
+    : context_{m, o.tp, layout_of(m)}, logits_chunk_(o.logits_chunk), vocabulary_{o.tp, m.vocab} {
+  const FamilyNames& names = names_of(m.family);
+  const auto weight = [](const char* name) { return std::string(name) + ".weight"; };
+  const Shape rows{vocabulary_.rows(), m.dim};
+  table_ = vocabulary_.cut(param(weight(names.table), rows, context_.values()));
+  if (names.positions != nullptr)
+    positions_ = param(weight(names.positions), {m.positions, m.dim}, context_.values());
+  child(names.layers, layers_);
+  const auto rope = std::make_shared<RopeTable>(m);
+  for (int64_t i = 0; i < m.layers; ++i) layers_.emplace_back(context_, o.ep, rope);
+  norm_ = {param(weight(names.norm), {m.dim}, constant(1)), {}, m.norm_eps};
+  if (is_gpt2(m)) norm_.bias = param(std::string(names.norm) + ".bias", {m.dim}, constant(0));
+  head_ = m.tied ? tie(weight(names.head), table_)
+                 : vocabulary_.cut(param(weight(names.head), rows, context_.values()));
+}
+
+void Decoder::set_recompute(bool on) {
+  for (DecoderLayer& layer : layers_) layer.set_recompute(on);
+}
+
+// Rows of a sequence whose first has position `first`.
+Var Decoder::embedded(const Var& tokens, int64_t first) const {
+  if (first == 0 || !positions_.defined()) return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_);
+  return vocab_parallel_embedding(vocabulary_, tokens, table_) +
+         Var(positions_.data().rows(first, first + tokens.size(1)));
+}
+
+Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
+  const int64_t first = cache != nullptr ? cache->length() : 0;
+  if (tokens.value().dim() != 2 || first + tokens.size(1) > context_.model.positions)
+    throw ShapeMismatch(fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
+                                    "most {} positions",
+                                    sherd::to_string(tokens.shape()), first, context_.model.positions));
+  Var x = embedded(tokens, first);
+  for (size_t i = 0; i < layers_.size(); ++i)
+    x = layers_[i](x, tokens.size(0), loss_scale, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+  return norm_(x);
+}
+
+CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float scale) {
+  return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale), head_, targets, scale,
+                                             logits_chunk_);
+}
+
+Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
+  const Var x = hidden(tokens, 0, cache);
+  return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);
+}
+
+KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const {
+  return KvCache(device, context_.model.layers, capacity, layers_[0].cached_heads(), context_.model.head_dim, dtype);
+}
+
+Tensor Decoder::forward(const Tensor& tokens) {
+  return vocab_parallel_logits(vocabulary_, hidden(tokens, 0), head_);
+}
+
+}  // namespace sherd::nn::detail

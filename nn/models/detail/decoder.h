@@ -1,0 +1,63 @@
+// The one model behind causal_model(): what the families differ in are the parts that it is made of.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <sherd/fsdp/module_list.h>
+#include <sherd/nn/models/causal_model.h>
+#include <sherd/nn/models/detail/mixture.h>
+#include <sherd/nn/models/detail/mlp.h>
+#include <sherd/nn/models/detail/self_attention.h>
+#include <sherd/nn/vocab_parallel.h>
+
+namespace sherd::nn::detail {
+
+/// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts. Input and output
+/// [batch * seq, dim].
+class DecoderLayer : public Module<DecoderLayer> {
+ public:
+  DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope);
+  /// @param cache of this layer, for generation; null: sequences from their beginning.
+  Var forward(const Var& x, int64_t batch, float loss_scale, KvCache::Layer* cache = nullptr);
+  /// That attention sees on this rank.
+  int64_t cached_heads() const { return attention_.cached_heads(); }
+  /// Null in a dense layer.
+  Experts* experts() { return mixture_ ? &mixture_->experts() : nullptr; }
+
+ private:
+  Norm norm(const char* name);
+
+  Context context_;
+  Norm norm1_, norm2_;
+  SelfAttention attention_;
+  std::unique_ptr<Mlp> mlp_;
+  std::unique_ptr<Mixture> mixture_;
+};
+
+class Decoder : public CausalModel {
+ public:
+  Decoder(const ModelDescription& description, const CausalModelOptions& options);
+  CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) override;
+  Tensor forward(const Tensor& tokens) override;
+  Tensor forward(const Tensor& tokens, KvCache* cache) override;
+  KvCache make_cache(Device& device, int64_t capacity, DType dtype) const override;
+  size_t blocks() const override { return layers_.size(); }
+  ModuleBase& block(size_t i) override { return layers_[i]; }
+  ModuleBase* experts(size_t i) override { return layers_[i].experts(); }
+  void set_recompute(bool on) override;
+
+ private:
+  Var hidden(const Var& tokens, float loss_scale, KvCache* cache = nullptr);
+  Var embedded(const Var& tokens, int64_t first) const;
+
+  Context context_;
+  int64_t logits_chunk_;
+  VocabularyCut vocabulary_;
+  Parameter table_, positions_;
+  ModuleList<DecoderLayer> layers_;
+  Norm norm_;
+  Parameter head_;
+};
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,42 @@
+#include <sherd/nn/models/detail/family_names.h>
+
+namespace sherd::nn::detail {
+
+const FamilyNames& names_of(ModelFamily family) {
+  // Of gpt2, whose files have q, k and v in one tensor c_attn, those three names are this library's.
+  static constexpr FamilyNames kGpt2{.table = "transformer.wte",
+                                     .positions = "transformer.wpe",
+                                     .layers = "transformer.h",
+                                     .norm1 = "ln_1",
+                                     .attention = "attn",
+                                     .norm2 = "ln_2",
+                                     .mlp = "mlp",
+                                     .q = "q_attn",
+                                     .k = "k_attn",
+                                     .v = "v_attn",
+                                     .out = "c_proj",
+                                     .up = "c_fc",
+                                     .down = "c_proj",
+                                     .gate = nullptr,
+                                     .norm = "transformer.ln_f",
+                                     .head = "lm_head"};
+  static constexpr FamilyNames kLlama{.table = "model.embed_tokens",
+                                      .positions = nullptr,
+                                      .layers = "model.layers",
+                                      .norm1 = "input_layernorm",
+                                      .attention = "self_attn",
+                                      .norm2 = "post_attention_layernorm",
+                                      .mlp = "mlp",
+                                      .q = "q_proj",
+                                      .k = "k_proj",
+                                      .v = "v_proj",
+                                      .out = "o_proj",
+                                      .up = "up_proj",
+                                      .down = "down_proj",
+                                      .gate = "gate_proj",
+                                      .norm = "model.norm",
+                                      .head = "lm_head"};
+  return family == ModelFamily::gpt2 ? kGpt2 : kLlama;
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,30 @@
+// What the parts of a family's models are called, and which parts these are.
+#pragma once
+
+#include <sherd/nn/detail/packed_linear.h>
+#include <sherd/nn/models/description.h>
+
+namespace sherd::nn::detail {
+
+/// Names of modules and of parameters without ".weight" and ".bias", in the model or in the module that is
+/// named before them.
+struct FamilyNames {
+  const char *table, *positions;  // null: rotary
+  const char* layers;
+  const char *norm1, *attention, *norm2, *mlp;  // of a layer
+  const char *q, *k, *v, *out;                  // of the attention
+  const char *up, *down;                        // of the MLP; gated ones have `gate` as well
+  const char* gate;
+  const char *norm, *head;
+};
+
+const FamilyNames& names_of(ModelFamily family);
+
+/// LayerNorm with biases, learned positions, weights [in, out], and gelu without a gate; the others have
+/// RMSNorm, rotary positions, weights [out, in] and a gate.
+inline bool is_gpt2(const ModelDescription& d) { return d.family == ModelFamily::gpt2; }
+inline WeightLayout layout_of(const ModelDescription& d) {
+  return is_gpt2(d) ? WeightLayout::in_out : WeightLayout::out_in;
+}
+
+}  // namespace sherd::nn::detail

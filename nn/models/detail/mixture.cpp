@@ -1,0 +1,46 @@
+#include <sherd/nn/models/detail/mixture.h>
+
+#include <sherd/nn/activation.h>
+#include <sherd/nn/expert_exchange.h>
+#include <sherd/nn/grouped_linear.h>
+#include <sherd/nn/routing.h>
+
+namespace sherd::nn::detail {
+
+Experts::Experts(const Context& context, const ExpertParallel& parallel) {
+  const int64_t n = parallel.share(context.model.mixture.experts), dim = context.model.dim,
+                hidden = context.model.mixture.hidden;
+  const auto piece = [&](const char* name, Shape local) {
+    return param(name, std::move(local), context.values())
+        .set_tensor_shard({"expert", 0, parallel.parts, parallel.index});
+  };
+  gate_ = piece("gate_proj.weight", {n, hidden, dim});
+  up_ = piece("up_proj.weight", {n, hidden, dim});
+  down_ = piece("down_proj.weight", {n, dim, hidden});
+}
+
+Var Experts::forward(const Var& x, const std::vector<int64_t>& offsets) {
+  const Var hidden = swiglu(grouped_linear(x, offsets, gate_), grouped_linear(x, offsets, up_));
+  return grouped_linear(hidden, offsets, down_);
+}
+
+Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
+    : context_(context), parallel_(parallel), experts_(context, parallel) {
+  router_ = param("gate.weight", {context.model.mixture.experts, context.model.dim}, context.values());
+  child("experts", experts_);
+}
+
+Var Mixture::forward(const Var& residual, const Var& x, float loss_scale) {
+  const MixtureDescription& m = context_.model.mixture;
+  const TensorParallel& tp = context_.tp;
+  // Every tensor-parallel group has as many rows.
+  const int64_t groups = (parallel_.all ? parallel_.all->size() : tp.size()) / tp.size();
+  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, parallel_.all, groups * x.size(0)};
+  const auto [logits, in] = router_logits(tp.split_rows(x), router_, tp);
+  const Routes routes = route_top_k(logits, m.top_k, balancing, m.normalise);
+  const ExpertExchange exchange(parallel_.comm, routes.counts);
+  const Var rows = experts_(exchange.to_experts(dispatch(in, routes)), exchange.offsets());
+  return residual + tp.gather_rows(combine(exchange.from_experts(rows), routes), x.size(0));
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,44 @@
+// Experts in the place of a layer's MLP.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <sherd/nn/expert_parallel.h>
+#include <sherd/nn/models/detail/parts.h>
+#include <sherd/nn/module.h>
+
+namespace sherd::nn::detail {
+
+/// The experts of one rank, a unit of its own on the expert mesh: down_e(silu(gate_e(x)) * up_e(x)), each
+/// expert on its rows. Experts without rows, and calls without any, take part in the unit's collectives like
+/// the others.
+class Experts : public Module<Experts> {
+ public:
+  Experts(const Context& context, const ExpertParallel& parallel);
+  /// Local expert e takes rows [offsets[e], offsets[e + 1]) of x.
+  Var forward(const Var& x, const std::vector<int64_t>& offsets);
+
+ private:
+  Parameter gate_, up_, down_;
+};
+
+/// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward
+/// makes the host wait for the compute stream once, for the numbers of rows that the experts get. The ranks
+/// of a tensor-parallel group, which hold the same rows, route and send a part of them each, and gather the
+/// results.
+class Mixture : public Module<Mixture> {
+ public:
+  Mixture(const Context& context, const ExpertParallel& parallel);
+  Experts& experts() { return experts_; }
+  /// `loss_scale` is d(objective)/d(loss of one row), applied to the balancing loss.
+  Var forward(const Var& residual, const Var& x, float loss_scale);
+
+ private:
+  Context context_;
+  ExpertParallel parallel_;
+  Parameter router_;
+  Experts experts_;
+};
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,40 @@
+#include <sherd/nn/models/detail/mlp.h>
+
+#include <string>
+
+#include <sherd/nn/activation.h>
+#include <sherd/nn/elementwise.h>
+#include <sherd/nn/linear.h>
+#include <sherd/nn/models/detail/family_names.h>
+
+namespace sherd::nn::detail {
+
+Mlp::Mlp(const Context& context) : context_(context) {
+  const ModelDescription& m = context.model;
+  const FamilyNames& names = names_of(m.family);
+  const TensorParallel& tp = context.tp;
+  const int64_t hidden = tp.share(m.hidden);
+  for (const char* name : {names.gate, names.up}) {
+    if (name == nullptr) continue;
+    in_.push_back(
+        tp.cut(param(std::string(name) + ".weight", context.weight(m.dim, hidden), context.values()),
+               context.out_dim()));
+    if (m.mlp_bias)
+      in_biases_.push_back(tp.cut(param(std::string(name) + ".bias", {hidden}, constant(0)), 0));
+  }
+  down_ = tp.cut(
+      param(std::string(names.down) + ".weight", context.weight(hidden, m.dim), context.residual_values()),
+      context.in_dim());
+  if (m.mlp_bias) down_bias_ = param(std::string(names.down) + ".bias", {m.dim}, constant(0));
+}
+
+Var Mlp::forward(const Var& residual, const Var& x) {
+  const Var in = packed_linear(context_.tp.copied(x), in_, in_biases_, context_.layout);
+  const bool gated = in_.size() == 2;
+  if (!gated || down_bias_.defined())
+    return add_row_parallel(context_, residual, gated ? swiglu(in) : gelu(in), down_, down_bias_);
+  if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);
+  return residual + context_.tp.summed(swiglu_linear(in, down_));
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,22 @@
+// The dense MLP of a decoder's layer.
+#pragma once
+
+#include <sherd/nn/models/detail/parts.h>
+#include <sherd/nn/module.h>
+
+namespace sherd::nn::detail {
+
+/// residual + down(silu(gate(x)) * up(x)), or of gpt2 residual + down(gelu(up(x))), with the tanh form.
+/// Tensor-parallel: a rank has hidden / tp of the columns between.
+class Mlp : public Module<Mlp> {
+ public:
+  explicit Mlp(const Context& context);
+  Var forward(const Var& residual, const Var& x);
+
+ private:
+  Context context_;
+  std::vector<Parameter> in_, in_biases_;  // gate and up, or up alone
+  Parameter down_, down_bias_;
+};
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,38 @@
+#include <sherd/nn/models/detail/parts.h>
+
+#include <cmath>
+
+#include <sherd/nn/elementwise.h>
+#include <sherd/nn/models/detail/family_names.h>
+#include <sherd/nn/norm.h>
+
+namespace sherd::nn::detail {
+
+Var Norm::operator()(const Var& x) const {
+  return bias.defined() ? layer_norm(x, weight, bias, eps) : rms_norm(x, weight, eps);
+}
+
+Shape Context::weight(int64_t in, int64_t out) const {
+  return layout == WeightLayout::out_in ? Shape{out, in} : Shape{in, out};
+}
+
+Init Context::values() const { return normal(model.init_std); }
+
+// (Radford et al., Language Models are Unsupervised Multitask Learners, 2019: by the square root of the
+// number of residual layers. The other families do not.)
+Init Context::residual_values() const {
+  return is_gpt2(model) ? normal(model.init_std / std::sqrt(2.0f * static_cast<float>(model.layers)))
+                        : values();
+}
+
+Var add_row_parallel(const Context& context, const Var& residual, const Var& x, const Parameter& w,
+                     const Parameter& bias) {
+  if (context.layout == WeightLayout::out_in && !bias.defined())
+    return nn::add_row_parallel(context.tp, residual, x, w);
+  const bool alone = context.tp.size() == 1 && bias.defined();
+  const Var y = packed_linear(x, {w}, alone ? std::vector{bias} : std::vector<Parameter>{}, context.layout);
+  const Var sum = context.tp.summed(y);
+  return residual + (bias.defined() && !alone ? add_bias(sum, bias) : sum);
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,37 @@
+// Pieces that the modules of a decoder share: normalisations, and products that end in the residual stream.
+#pragma once
+
+#include <sherd/nn/detail/packed_linear.h>
+#include <sherd/nn/models/description.h>
+#include <sherd/nn/tensor_parallel.h>
+
+namespace sherd::nn::detail {
+
+/// LayerNorm where there is a bias, else RMSNorm.
+struct Norm {
+  Parameter weight, bias;
+  float eps = 0;
+  Var operator()(const Var& x) const;
+};
+
+/// What a module of a decoder knows: sizes, and the ranks that share it.
+struct Context {
+  ModelDescription model{};
+  TensorParallel tp{};
+  WeightLayout layout = WeightLayout::out_in;
+
+  /// The shape of a weight of so many inputs and outputs, and the dimensions that they are.
+  Shape weight(int64_t in, int64_t out) const;
+  int in_dim() const { return layout == WeightLayout::out_in ? 1 : 0; }
+  int out_dim() const { return 1 - in_dim(); }
+  /// First values of matrices, and of those that add to the residual stream.
+  Init values() const;
+  Init residual_values() const;
+};
+
+/// residual + the sum over the ranks of x w^T + bias: x holds some inputs on each rank, w is cut along them,
+/// and the bias, if there is one, is whole.
+Var add_row_parallel(const Context& context, const Var& residual, const Var& x, const Parameter& w,
+                     const Parameter& bias);
+
+}  // namespace sherd::nn::detail

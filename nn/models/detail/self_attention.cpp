@@ -1,0 +1,83 @@
+#include <sherd/nn/models/detail/self_attention.h>
+
+#include <string>
+#include <utility>
+
+#include <sherd/nn/attention.h>
+#include <sherd/nn/models/detail/family_names.h>
+#include <sherd/nn/models/detail/key_heads.h>
+#include <sherd/nn/qk_norm.h>
+#include <sherd/nn/rope.h>
+
+namespace sherd::nn::detail {
+
+RopeTable::RopeTable(const ModelDescription& m) {
+  if (is_gpt2(m)) return;
+  frequencies_ = m.rope.scaling ? ops::rope_frequencies(m.head_dim, m.rope.theta, *m.rope.scaling)
+                                : ops::rope_frequencies(m.head_dim, m.rope.theta);
+}
+
+Tensor RopeTable::on(Device& device) {
+  if (!table_.defined() || &table_.device() != &device) table_ = rope_table(device, frequencies_);
+  return table_;
+}
+
+SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope)
+    : context_(context), rope_(std::move(rope)), heads_(context.tp.share(context.model.heads)) {
+  const ModelDescription& m = context.model;
+  const FamilyNames& names = names_of(m.family);
+  const TensorParallel& tp = context.tp;
+  const bool whole = m.kv_heads % tp.size() != 0;
+  if (whole) shared_ = key_heads(tp.rank() * heads_, heads_, m.heads, m.kv_heads);
+  kv_heads_ = whole ? static_cast<int64_t>(shared_.size()) : tp.share(m.kv_heads);
+  const auto add = [&](const char* name, int64_t local_heads, bool cut) {
+    const int64_t out = local_heads * m.head_dim;
+    const auto piece = [&](Parameter p, int dim) { return cut ? tp.cut(std::move(p), dim) : p; };
+    weights_.push_back(
+        piece(param(std::string(name) + ".weight", context.weight(m.dim, out), context.values()),
+              context.out_dim()));
+    if (m.qkv_bias) biases_.push_back(piece(param(std::string(name) + ".bias", {out}, constant(0)), 0));
+  };
+  const int64_t local_kv = whole ? m.kv_heads : kv_heads_;
+  add(names.q, heads_, true);
+  add(names.k, local_kv, !whole);
+  add(names.v, local_kv, !whole);
+  out_ = tp.cut(param(std::string(names.out) + ".weight", context.weight(heads_ * m.head_dim, m.dim),
+                      context.residual_values()),
+                context.in_dim());
+  if (m.out_bias) out_bias_ = param(std::string(names.out) + ".bias", {m.dim}, constant(0));
+  if (!m.qk_norm) return;
+  q_norm_ = param("q_norm.weight", {m.head_dim}, constant(1));
+  k_norm_ = param("k_norm.weight", {m.head_dim}, constant(1));
+}
+
+Var SelfAttention::qkv(const Var& x) const {
+  const TensorParallel& tp = context_.tp;
+  if (shared_.empty()) return packed_linear(tp.copied(x), weights_, biases_, context_.layout);
+  const auto of = [&](const Var& in, size_t begin, size_t end) {
+    const auto part = [&](const std::vector<Parameter>& all) {
+      const auto at = [&](size_t i) { return all.begin() + static_cast<std::ptrdiff_t>(i); };
+      return all.empty() ? all : std::vector<Parameter>(at(begin), at(end));
+    };
+    return packed_linear(in, part(weights_), part(biases_), context_.layout);
+  };
+  // Whole on every rank, from what is whole: the gradients of k and v are summed over the ranks' queries, and
+  // those of their weights and of x are the same on all ranks.
+  return with_key_heads(of(tp.copied(x), 0, 1), tp.copied(of(x, 1, 3)), shared_, context_.model.head_dim);
+}
+
+Var SelfAttention::forward(const Var& residual, const Var& x, int64_t batch, KvCache::Layer* cache) {
+  const ModelDescription& m = context_.model;
+  Var packed = qkv(x);
+  if (m.qk_norm) packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
+  if (rope_->rotary())
+    packed = nn::rope(packed, rope_->on(packed.device()), {.batch = batch,
+                       .heads = heads_ + kv_heads_,
+                       .first_position = cache != nullptr ? cache->length() : 0});
+  const Var seen = attention(
+      packed,
+      {.batch = batch, .heads = heads_, .kv_heads = kv_heads_, .head_dim = m.head_dim, .max_logits = {}, .cache = cache});
+  return add_row_parallel(context_, residual, seen, out_, out_bias_);
+}
+
+}  // namespace sherd::nn::detail

@@ -1,0 +1,50 @@
+// The attention of a decoder's layer.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <sherd/nn/kv_cache.h>
+#include <sherd/nn/models/detail/parts.h>
+#include <sherd/nn/module.h>
+
+namespace sherd::nn::detail {
+
+/// Frequencies of rope() on the device, made when they are first asked for and then shared by all layers of a
+/// model.
+class RopeTable {
+ public:
+  /// Of positions that are learned: none.
+  explicit RopeTable(const ModelDescription& model);
+  bool rotary() const { return !frequencies_.empty(); }
+  Tensor on(Device& device);
+
+ private:
+  std::vector<float> frequencies_;
+  Tensor table_;
+};
+
+/// residual + out(attention(q, k, v of x)), with grouped queries, biases, norms of heads and rope as the
+/// description says. Tensor-parallel: a rank has heads / tp query heads and kv_heads / tp key heads. Key
+/// heads that tp does not divide are computed whole on every rank, which takes those that its queries need.
+class SelfAttention : public Module<SelfAttention> {
+ public:
+  SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
+  Var forward(const Var& residual, const Var& x, int64_t batch, KvCache::Layer* cache = nullptr);
+  /// That this rank's queries see.
+  int64_t cached_heads() const { return kv_heads_; }
+
+ private:
+  Var qkv(const Var& x) const;
+
+  Context context_;
+  std::shared_ptr<RopeTable> rope_;
+  int64_t heads_;                            // of this rank
+  std::vector<int64_t> shared_;              // key heads that it takes of all; empty: it has its own
+  int64_t kv_heads_;                         // of what attention() gets
+  std::vector<Parameter> weights_, biases_;  // q, k, v
+  Parameter out_, out_bias_, q_norm_, k_norm_;
+};
+
+}  // namespace sherd::nn::detail

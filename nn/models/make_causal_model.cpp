@@ -1,0 +1,103 @@
+#include <sherd/nn/models/causal_model.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <string>
+
+#include <sherd/kernels/ops/experts.h>
+#include <sherd/nn/models/detail/decoder.h>
+#include <sherd/nn/models/detail/family_names.h>
+
+namespace sherd::nn {
+namespace {
+
+class Problems {
+ public:
+  void unless(bool holds, std::string what) {
+    if (!holds) all_.push_back(std::move(what));
+  }
+  const std::vector<std::string>& all() const { return all_; }
+
+ private:
+  std::vector<std::string> all_;
+};
+
+bool divides(int64_t part, int64_t whole) { return part > 0 && whole % part == 0; }
+
+void check_sizes(const ModelDescription& m, Problems& p) {
+  const bool dense = m.mixture.experts == 0;
+  for (const auto& [name, value] : {std::pair{"vocab", m.vocab},
+                                    {"dim", m.dim},
+                                    {"layers", m.layers},
+                                    {"heads", m.heads},
+                                    {"kv_heads", m.kv_heads},
+                                    {"head_dim", m.head_dim},
+                                    {"positions", m.positions},
+                                    {"hidden", dense ? m.hidden : 1}})
+    p.unless(value > 0, fmt::format("{} {} must be positive", name, value));
+  p.unless(m.vocab <= INT32_MAX, fmt::format("vocab {} does not fit tokens of 32 bits", m.vocab));
+  p.unless(m.heads <= 0 || m.kv_heads <= 0 || divides(m.kv_heads, m.heads),
+           fmt::format("kv_heads {} must divide heads {}", m.kv_heads, m.heads));
+  p.unless(m.norm_eps > 0, fmt::format("norm_eps {} must be positive", m.norm_eps));
+  p.unless(m.init_std >= 0, fmt::format("init_std {} must not be negative", m.init_std));
+}
+
+void check_family(const ModelDescription& m, Problems& p) {
+  const std::string_view family = to_string(m.family);
+  const bool experts = m.family == ModelFamily::qwen3_moe || m.family == ModelFamily::mixtral;
+  p.unless((m.mixture.experts > 0) == experts,
+           fmt::format("{} experts, but {} is a family {} them", m.mixture.experts, family,
+                       experts ? "with" : "without"));
+  if (detail::is_gpt2(m)) {
+    p.unless(m.qkv_bias && m.out_bias && m.mlp_bias && !m.qk_norm,
+             "gpt2 has biases everywhere and no qk_norm");
+    p.unless(m.kv_heads == m.heads,
+             fmt::format("gpt2 has as many kv_heads ({}) as heads ({})", m.kv_heads, m.heads));
+  } else {
+    p.unless(m.head_dim % 2 == 0, fmt::format("head_dim {} must be even for rotary positions", m.head_dim));
+    p.unless(m.rope.theta > 0, fmt::format("rope theta {} must be positive", m.rope.theta));
+  }
+  if (m.mixture.experts <= 0) return;
+  p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
+  p.unless(m.mixture.hidden > 0, fmt::format("the experts' hidden {} must be positive", m.mixture.hidden));
+  p.unless(m.mixture.top_k >= 1 && m.mixture.top_k <= std::min(m.mixture.experts, ops::kMostExpertsOfARow),
+           fmt::format("top_k {} must be between 1 and the {} experts, and at most {}", m.mixture.top_k,
+                       m.mixture.experts, ops::kMostExpertsOfARow));
+}
+
+void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
+  const int tp = o.tp.size();
+  p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
+  if (m.mixture.experts == 0)
+    p.unless(m.hidden % tp == 0,
+             fmt::format("{} tensor-parallel ranks do not divide hidden {}", tp, m.hidden));
+  p.unless(m.mixture.experts == 0 || divides(o.ep.parts, m.mixture.experts),
+           fmt::format("{} parts do not divide {} experts", o.ep.parts, m.mixture.experts));
+  p.unless(o.ep.parts == 1 || o.ep.comm, "experts in several parts need a communicator");
+  p.unless(o.logits_chunk >= 0, fmt::format("logits_chunk {} must not be negative", o.logits_chunk));
+}
+
+}  // namespace
+
+Tensor CausalModel::forward(const Tensor&, KvCache*) {
+  throw NotSupported("this model keeps no keys and values: run the whole text for each token");
+}
+
+KvCache CausalModel::make_cache(Device&, int64_t, DType) const {
+  throw NotSupported("this model keeps no keys and values: run the whole text for each token");
+}
+
+std::unique_ptr<CausalModel> causal_model(const ModelDescription& description,
+                                          const CausalModelOptions& options) {
+  Problems problems;
+  check_sizes(description, problems);
+  check_family(description, problems);
+  check_ranks(description, options, problems);
+  if (!problems.all().empty())
+    throw InvalidArgument(
+        fmt::format("causal_model: {}: {}", to_string(description.family), fmt::join(problems.all(), "; ")));
+  return std::make_unique<detail::Decoder>(description, options);
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,151 @@
+#include <sherd/nn/models/presets.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd::nn {
+namespace {
+
+struct Preset {
+  const char* name;
+  ModelDescription model;
+};
+
+// (Radford et al., 2019.)
+ModelDescription gpt2(int64_t dim, int64_t layers, int64_t heads) {
+  return {.family = ModelFamily::gpt2,
+          .vocab = 50257,
+          .dim = dim,
+          .layers = layers,
+          .heads = heads,
+          .kv_heads = heads,
+          .head_dim = dim / heads,
+          .hidden = 4 * dim,
+          .positions = 1024,
+          .norm_eps = 1e-5f,
+          .tied = true,
+          .qkv_bias = true,
+          .out_bias = true,
+          .mlp_bias = true};
+}
+
+// Llama 3 (2024); 3.2 with its scaling of angles by 32, and tied.
+ModelDescription llama3(int64_t dim, int64_t layers, int64_t heads, int64_t head_dim, int64_t hidden) {
+  return {.family = ModelFamily::llama,
+          .vocab = 128256,
+          .dim = dim,
+          .layers = layers,
+          .heads = heads,
+          .kv_heads = 8,
+          .head_dim = head_dim,
+          .hidden = hidden,
+          .positions = 8192,
+          .norm_eps = 1e-5f,
+          .rope = {.theta = 500000}};
+}
+ModelDescription llama3_2(int64_t dim, int64_t layers, int64_t heads, int64_t head_dim) {
+  ModelDescription m = llama3(dim, layers, heads, head_dim, 8192);
+  m.positions = 131072;
+  m.tied = true;
+  m.rope.scaling = {
+      .factor = 32, .low_freq_factor = 1, .high_freq_factor = 4, .original_max_position_embeddings = 8192};
+  return m;
+}
+
+ModelDescription mistral_7b() {
+  return {.family = ModelFamily::mistral,
+          .vocab = 32000,
+          .dim = 4096,
+          .layers = 32,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .hidden = 14336,
+          .positions = 32768,
+          .norm_eps = 1e-5f,
+          .rope = {.theta = 10000}};
+}
+
+ModelDescription qwen2_half_b() {
+  return {.family = ModelFamily::qwen2,
+          .vocab = 151936,
+          .dim = 896,
+          .layers = 24,
+          .heads = 14,
+          .kv_heads = 2,
+          .head_dim = 64,
+          .hidden = 4864,
+          .positions = 32768,
+          .norm_eps = 1e-6f,
+          .tied = true,
+          .qkv_bias = true,
+          .rope = {.theta = 1000000}};
+}
+
+ModelDescription qwen3(int64_t dim, int64_t layers, int64_t heads, int64_t hidden, bool tied) {
+  return {.family = ModelFamily::qwen3,
+          .vocab = 151936,
+          .dim = dim,
+          .layers = layers,
+          .heads = heads,
+          .kv_heads = 8,
+          .head_dim = 128,
+          .hidden = hidden,
+          .positions = 40960,
+          .norm_eps = 1e-6f,
+          .tied = tied,
+          .qk_norm = true,
+          .rope = {.theta = 1000000}};
+}
+
+ModelDescription qwen3_30b_a3b() {
+  ModelDescription m = qwen3(2048, 48, 32, 6144, false);
+  m.family = ModelFamily::qwen3_moe;
+  m.kv_heads = 4;
+  m.mixture = {.experts = 128, .top_k = 8, .hidden = 768, .normalise = true, .balance = 0.001};
+  return m;
+}
+
+ModelDescription mixtral_8x7b() {
+  ModelDescription m = mistral_7b();
+  m.family = ModelFamily::mixtral;
+  m.rope.theta = 1000000;
+  m.mixture = {.experts = 8, .top_k = 2, .hidden = 14336, .normalise = true, .balance = 0.02};
+  return m;
+}
+
+std::vector<Preset> presets() {
+  return {{"gpt2-124m", gpt2(768, 12, 12)},
+          {"gpt2-350m", gpt2(1024, 24, 16)},
+          {"gpt2-774m", gpt2(1280, 36, 20)},
+          {"gpt2-1.5b", gpt2(1600, 48, 25)},
+          {"llama3.2-1b", llama3_2(2048, 16, 32, 64)},
+          {"llama3.2-3b", llama3_2(3072, 28, 24, 128)},
+          {"llama3-8b", llama3(4096, 32, 32, 128, 14336)},
+          {"mistral-7b", mistral_7b()},
+          {"qwen2-0.5b", qwen2_half_b()},
+          {"qwen3-0.6b", qwen3(1024, 28, 16, 3072, true)},
+          {"qwen3-1.7b", qwen3(2048, 28, 16, 6144, true)},
+          {"qwen3-8b", qwen3(4096, 36, 32, 12288, false)},
+          {"qwen3-30b-a3b", qwen3_30b_a3b()},
+          {"mixtral-8x7b", mixtral_8x7b()}};
+}
+
+}  // namespace
+
+std::vector<std::string> preset_names() {
+  std::vector<std::string> names;
+  for (const Preset& p : presets()) names.emplace_back(p.name);
+  return names;
+}
+
+ModelDescription preset(std::string_view name) {
+  for (const Preset& p : presets())
+    if (p.name == name) return p.model;
+  throw InvalidArgument(
+      fmt::format("there is no preset '{}'; known are {}", name, fmt::join(preset_names(), ", ")));
+}
+
+}  // namespace sherd::nn

@@ -1,0 +1,154 @@
+#include <sherd/nn/vocab_parallel.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/ops/embedding.h>
+#include <sherd/kernels/ops/gemm.h>
+#include <sherd/kernels/ops/vocab_parallel.h>
+#include <sherd/nn/detail/memory.h>
+#include <sherd/nn/embedding.h>
+#include <sherd/nn/linear.h>
+
+namespace sherd::nn {
+
+using namespace detail;
+
+namespace {
+
+// Where the gradient goes: of a frozen table to memory that nobody reads.
+Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside) {
+  if (!p.defined()) return {};
+  if (p.trainable()) return p.grad();
+  const Tensor unused = like_wide(beside, p.shape());
+  ops::fill(s, unused, 0);
+  return unused;
+}
+
+// This rank's columns of the logits of some rows.
+struct Head {
+  VocabularyCut cut;
+  Tensor x, targets;
+  Parameter w;
+  int64_t chunk;
+  float scale;
+
+  int64_t rows() const { return x.size(0); }
+  ops::VocabPart part() const { return {cut.begin(), cut.vocab}; }
+  Tensor logits(Stream& s, int64_t begin, int64_t end) const {
+    const Tensor y = like(x, {end - begin, cut.tokens()});
+    ops::gemm(s, y, x.rows(begin, end), false, w.data().rows(0, cut.tokens()), true);
+    return y;
+  }
+  template <class F>
+  void for_chunks(F f) const {
+    for (int64_t at = 0; at < rows(); at += chunk) f(at, std::min(at + chunk, rows()));
+  }
+  void forward(Stream& s, const Tensor& logits, const Tensor& losses, const Tensor& lse, int64_t begin,
+               int64_t end) const {
+    const Tensor stats = like_f32(logits, {end - begin, 3});
+    ops::vocab_parallel_partial(s, stats, logits, targets.flat(begin, end), part());
+    ops::vocab_parallel_combine(s, losses.flat(begin, end), lse.flat(begin, end), cut.tp.gather(s, stats));
+  }
+  // dlogits in the logits' place, then what they add to dw, and dx of these rows.
+  void backward(Stream& s, const Tensor& logits, const Tensor& lse, const Gradient& objective,
+                const Tensor& dx, int64_t begin, int64_t end) const {
+    ops::vocab_parallel_backward(s, logits, logits, lse.flat(begin, end), targets.flat(begin, end), part(),
+                                 scale);
+    scale_by(s, logits, objective);
+    if (w.trainable()) {
+      const GradTarget dw = w.grad_for_overwrite();
+      ops::gemm(s, dw.grad.rows(0, cut.tokens()), logits, true, x.rows(begin, end), false, 1, dw.beta);
+      if (dw.beta == 0 && cut.tokens() < cut.rows()) ops::fill(s, dw.grad.rows(cut.tokens(), cut.rows()), 0);
+    }
+    if (dx.defined()) ops::gemm(s, dx.rows(begin, end), logits, false, w.data().rows(0, cut.tokens()), false);
+  }
+};
+
+}  // namespace
+
+int64_t VocabularyCut::tokens() const { return std::min(vocab - begin(), rows()); }
+
+Parameter VocabularyCut::cut(Parameter p) const {
+  if (tp.size() > 1)
+    p.set_tensor_shard(
+        {.dim = 0, .parts = tp.size(), .index = tp.rank(), .size = vocab % tp.size() == 0 ? 0 : vocab});
+  return p;
+}
+
+// The first rank adds the positions, to zeros where the token is another's: the sum is rounded once, as
+// whole.
+Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
+                             const Parameter& positions) {
+  if (cut.tp.size() == 1) return embedding(tokens, table, positions);
+  const Tensor in = tokens.value();
+  const ops::VocabPart part{cut.begin(), cut.vocab};
+  const bool adds = positions.defined() && cut.tp.rank() == 0;
+  std::vector<Parameter> parameters{table};
+  if (positions.defined()) parameters.push_back(positions);
+  return function(
+      {tokens},
+      [&](Stream& s) {
+        const Tensor rows = table.data();
+        const Tensor out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), kActivations);
+        ops::embedding_forward(s, out, in, rows, adds ? positions.data() : Tensor(), part);
+        cut.tp.comm->all_reduce(s, out.unowned_view());
+        return out;
+      },
+      [in, part, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dout =
+            call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
+        ops::embedding_backward(s, gradient_of(s, table, dout), gradient_of(s, positions, dout), dout, in,
+                                part);
+        return {Gradient()};
+      },
+      parameters);
+}
+
+CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const Var& x, const Parameter& w,
+                                                 const Tensor& targets, float scale, int64_t chunk) {
+  if (cut.tp.size() == 1) return linear_cross_entropy(x, w, targets, scale, chunk);
+  const Var copied = cut.tp.copied(x);
+  const Tensor in = x.value();
+  const bool whole = chunk <= 0 || chunk >= in.size(0);
+  const Head head{cut, in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk, scale};
+  const Tensor losses = like_f32(in, {in.size(0)}), lse = like_f32(in, {in.size(0)});
+  const bool keeps = whole && x.tape() != nullptr && x.tape()->recording();
+  const auto kept = std::make_shared<Tensor>();  // the logits of one chunk
+  Var result = function(
+      {copied},
+      [&](Stream& s) {
+        head.for_chunks([&](int64_t begin, int64_t end) {
+          const Tensor logits = head.logits(s, begin, end);
+          head.forward(s, logits, losses, lse, begin, end);
+          if (keeps) *kept = logits;
+        });
+        return scaled_sum(s, losses, scale);
+      },
+      [head, lse, kept](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        const Tensor dx = call.wants(0) ? like(head.x) : Tensor();
+        head.for_chunks([&](int64_t begin, int64_t end) {
+          Tensor logits = std::exchange(*kept, {});
+          if (!logits.defined()) logits = head.logits(s, begin, end);
+          head.backward(s, logits, lse, call.output(), dx, begin, end);
+        });
+        return {dx.defined() ? Gradient(dx) : Gradient()};
+      },
+      {w});
+  return {result, losses};
+}
+
+Tensor vocab_parallel_logits(const VocabularyCut& cut, const Var& x, const Parameter& w) {
+  const Var logits = linear(x, w);
+  Stream& s = logits.stream();
+  const Tensor all = cut.tp.gather_columns(s, logits.value());
+  if (all.size(1) == cut.vocab) return all;
+  const Tensor trimmed = like(all, {all.size(0), cut.vocab});
+  if (all.numel() > 0) ops::strided_copy(s, trimmed, cut.vocab, all, all.size(1), all.size(0), cut.vocab);
+  return trimmed;
+}
+
+}  // namespace sherd::nn

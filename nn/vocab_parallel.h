@@ -1,0 +1,43 @@
+// Tables and heads whose vocabulary is cut over a tensor-parallel group.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/nn/function.h>
+#include <sherd/nn/loss.h>
+#include <sherd/nn/tensor_parallel.h>
+
+namespace sherd::nn {
+
+/// Piece r of a vocabulary on rank r: ceil(vocab / ranks) rows each, the last ones with padding behind the
+/// vocabulary (TensorShard::size).
+struct VocabularyCut {
+  TensorParallel tp{};
+  int64_t vocab = 0;
+
+  /// Rows that every rank declares.
+  int64_t rows() const { return (vocab + tp.size() - 1) / tp.size(); }
+  /// The first token of this rank (vocab, where it has none), and how many of its rows are tokens.
+  int64_t begin() const { return tp.rank() * rows() < vocab ? tp.rank() * rows() : vocab; }
+  int64_t tokens() const;
+  /// Declares p [rows(), d] to be this rank's piece of [vocab, d].
+  Parameter cut(Parameter p) const;
+};
+
+/// embedding() of a table that is cut, the same bits on every rank as whole: each gives its tokens' rows, and
+/// the sum over the ranks adds zeros to them. `positions` are whole on every rank. Backward has no sum.
+Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
+                             const Parameter& positions = {});
+
+/// linear_cross_entropy() of a head [rows(), d] that is cut; x is the same on every rank, and so are losses
+/// and objective. No more than `chunk` rows' logits of this rank's columns exist at once (0: those of all
+/// rows, computed once and kept). The gradient of x is summed over the ranks. In a group of one it is
+/// linear_cross_entropy() itself.
+CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const Var& x,
+                                                 const Parameter& head, const Tensor& targets, float scale,
+                                                 int64_t chunk = 0);
+
+/// The logits [n, vocab] of such a head on every rank, for no backward.
+Tensor vocab_parallel_logits(const VocabularyCut& cut, const Var& x, const Parameter& head);
+
+}  // namespace sherd::nn

@@ -1,0 +1,125 @@
+// A folder of tests/golden/models: a small model as transformers saved it, and what PyTorch makes of it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/sherd.h>
+
+namespace sherd::test {
+
+inline constexpr const char* kFamilies[] = {"gpt2",  "llama",     "mistral", "qwen2",
+                                            "qwen3", "qwen3_moe", "mixtral"};
+
+/// What the tests need of config.json; programs read it with refusals.
+inline nn::ModelDescription description_of(const nlohmann::json& c) {
+  using nn::ModelFamily;
+  nn::ModelDescription m;
+  const std::string type = c.at("model_type");
+  for (const ModelFamily f : {ModelFamily::gpt2, ModelFamily::llama, ModelFamily::mistral, ModelFamily::qwen2,
+                              ModelFamily::qwen3, ModelFamily::qwen3_moe, ModelFamily::mixtral})
+    if (to_string(f) == type) m.family = f;
+  m.vocab = c.at("vocab_size");
+  if (m.family == ModelFamily::gpt2) {
+    m.dim = c.at("n_embd"), m.layers = c.at("n_layer"), m.heads = m.kv_heads = c.at("n_head");
+    m.head_dim = m.dim / m.heads, m.hidden = c.at("n_inner"), m.positions = c.at("n_positions");
+    m.norm_eps = c.at("layer_norm_epsilon");
+    m.tied = m.qkv_bias = m.out_bias = m.mlp_bias = true;
+    return m;
+  }
+  m.dim = c.at("hidden_size"), m.layers = c.at("num_hidden_layers"), m.heads = c.at("num_attention_heads");
+  m.kv_heads = c.at("num_key_value_heads"), m.hidden = c.at("intermediate_size");
+  m.head_dim = c.contains("head_dim") ? c.at("head_dim").get<int64_t>() : m.dim / m.heads;
+  m.positions = c.at("max_position_embeddings"), m.norm_eps = c.at("rms_norm_eps");
+  m.tied = c.at("tie_word_embeddings");
+  m.qkv_bias = m.family == ModelFamily::qwen2 || c.value("attention_bias", false);
+  m.out_bias = c.value("attention_bias", false), m.mlp_bias = c.value("mlp_bias", false);
+  m.qk_norm = m.family == ModelFamily::qwen3 || m.family == ModelFamily::qwen3_moe;
+  const auto& rope = c.at("rope_parameters");
+  m.rope.theta = rope.at("rope_theta");
+  if (rope.at("rope_type") == "llama3")
+    m.rope.scaling = {rope.at("factor"), rope.at("low_freq_factor"), rope.at("high_freq_factor"),
+                      rope.at("original_max_position_embeddings")};
+  if (!c.contains("num_local_experts")) return m;
+  m.mixture.experts = c.at("num_local_experts"), m.mixture.top_k = c.at("num_experts_per_tok");
+  m.mixture.hidden = c.value("moe_intermediate_size", m.hidden);
+  m.mixture.normalise = m.family == ModelFamily::mixtral || c.at("norm_topk_prob").get<bool>();
+  return m;
+}
+
+struct GoldenFolder {
+  explicit GoldenFolder(const std::string& family)
+      : path(std::filesystem::path(GOLDEN_FOLDER) / "models" / family),
+        expected(json("expected.json")),
+        description(description_of(json("config.json"))) {}
+
+  nlohmann::json json(const char* file) const { return nlohmann::json::parse(std::ifstream(path / file)); }
+  /// Of expected.safetensors.
+  std::vector<float> values(const char* name) const {
+    CheckpointReader reader = CheckpointReader::open(path / "expected.safetensors");
+    const CheckpointTensor* t = reader.find(Section::model, name);
+    std::vector<float> all(static_cast<size_t>(numel_of(t->shape)));
+    const Box box{Shape(t->shape.size(), 0), t->shape};
+    reader.read(*t, {&box, 1}, all.data());
+    return all;
+  }
+  /// i32 [rows, columns] of a list of lists, some of its rows and columns.
+  static Tensor tokens(Device& device, const nlohmann::json& lists, size_t first_row, size_t rows,
+                       size_t first_column, size_t columns) {
+    std::vector<int32_t> all;
+    for (size_t r = first_row; r < first_row + rows; ++r)
+      for (size_t c = first_column; c < first_column + columns; ++c) all.push_back(lists.at(r).at(c));
+    const Tensor t = Tensor::empty(device, {static_cast<int64_t>(rows), static_cast<int64_t>(columns)},
+                                   DType::i32, "data");
+    ops::copy_from_host(device.compute(), t, all.data(), t.nbytes());
+    return t;
+  }
+
+  /// Fills a sharded model from model.safetensors, each parameter read whole by every rank.
+  void load(nn::CausalModel& model, const nn::ModelDescription& m) const {
+    CheckpointReader reader = CheckpointReader::open(path / "model.safetensors");
+    const StoredNames stored = stored_names(m);
+    ShardRuntime& runtime = runtime_of(model);
+    Stream& s = runtime.device().compute();
+    WeightsChange change(runtime);
+    for (auto& [name, p] : model.named_parameters()) {
+      const Shape shape = p.global_shape();
+      std::vector<float> whole(static_cast<size_t>(numel_of(shape)));
+      const Box all{Shape(shape.size(), 0), shape};
+      const auto found = stored.find(name);
+      const std::vector<StoredPiece> pieces =
+          found == stored.end() ? std::vector<StoredPiece>{{name, shape, all, all}} : found->second;
+      for (const StoredPiece& piece : pieces) {
+        const CheckpointTensor* t = reader.find(Section::model, piece.tensor);
+        ASSERT_NE(t, nullptr) << piece.tensor;
+        ASSERT_EQ(t->shape, piece.shape) << piece.tensor;
+        std::vector<float> values(static_cast<size_t>(numel_of(piece.in_tensor.size)));
+        reader.read(*t, {&piece.in_tensor, 1}, values.data());
+        // Pieces are whole along all dimensions of the parameter but the first: neighbours in memory.
+        const int64_t row = numel_of(shape) / shape[0];
+        ASSERT_EQ(static_cast<int64_t>(values.size()), piece.in_parameter.size[0] * row) << piece.tensor;
+        std::copy(values.begin(), values.end(), whole.begin() + piece.in_parameter.offset[0] * row);
+      }
+      std::vector<float> mine;
+      for (const GlobalRun& run : p.global_runs(p.shard_range()))
+        mine.insert(mine.end(), whole.begin() + run.global.value,
+                    whole.begin() + run.global.value + run.count);
+      ASSERT_EQ(static_cast<int64_t>(mine.size()), p.shard().numel()) << name;
+      if (!mine.empty()) ops::copy_from_host(s, p.shard(), mine.data(), p.shard().nbytes());
+    }
+    s.synchronize();
+    change.end();
+  }
+
+  std::filesystem::path path;
+  nlohmann::json expected;
+  nn::ModelDescription description;
+};
+
+}  // namespace sherd::test

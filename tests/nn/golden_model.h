@@ -1,0 +1,58 @@
+// A golden folder's model on any arrangement of ranks.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "golden_folder.h"
+#include "support/toy_model.h"
+
+namespace sherd::test {
+
+struct Arrangement {
+  const char* name;
+  int ranks = 1, tp = 1, ep = 1;
+  Strategy strategy = Strategy::optim_grads_params;
+  DType compute = DType::f32;
+  bool recompute = false;
+  int64_t logits_chunk = 7;  // divides nothing here
+  int data_ranks() const { return ranks / tp; }
+};
+
+/// One rank's. Experts lie over `ep` ranks, the innermost ones, those of a tensor-parallel group among them.
+struct ArrangedModel {
+  ArrangedModel(RankContext& rank, const nn::ModelDescription& m, const Arrangement& a, uint64_t seed = 0)
+      : mesh(rank.world, a.tp == 1 ? std::vector<MeshDim>{{"shard", a.ranks}}
+                                   : std::vector<MeshDim>{{"shard", a.data_ranks()}, {"tp", a.tp}}) {
+    nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh), .logits_chunk = a.logits_chunk};
+    if (m.mixture.experts > 0) {
+      expert_mesh.emplace(rank.world,
+                          std::vector<MeshDim>{{"expert_shard", a.ranks / a.ep}, {"expert", a.ep}});
+      o.ep = nn::ExpertParallel::of(*expert_mesh);
+    }
+    model = causal_model(m, o);
+    model->set_recompute(a.recompute);
+    data_rank = mesh.coordinate("shard");
+    options.strategy = a.strategy;
+    options.compute_dtype = a.compute;
+    options.seed = seed;
+  }
+  void shard() {
+    FullyShardOptions of_experts = options;
+    of_experts.shard_dim = "expert_shard";
+    of_experts.gradient_ranks = mesh.size("shard");
+    for (size_t i = 0; i < model->blocks(); ++i)
+      if (ModuleBase* experts = model->experts(i)) fully_shard(*experts, *expert_mesh, of_experts);
+    for (size_t i = 0; i < model->blocks(); ++i) fully_shard(model->block(i), mesh, options);
+    fully_shard(*model, mesh, options);
+  }
+
+  DeviceMesh mesh;
+  std::optional<DeviceMesh> expert_mesh;
+  std::unique_ptr<nn::CausalModel> model;
+  FullyShardOptions options;
+  int data_rank = 0;
+};
+
+}  // namespace sherd::test

@@ -1,0 +1,272 @@
+// The same model on other ranks, strategies and dtypes; vocabularies and key heads that the ranks do not
+// divide.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
+
+#include "golden_model.h"
+
+namespace sherd::test {
+namespace {
+
+namespace fs = std::filesystem;
+using nn::ModelDescription;
+
+struct Outcome {
+  std::vector<float> losses, norms;
+  std::vector<int64_t> zeros;
+  std::map<std::string, std::vector<float>> weights;  // whole
+  std::vector<float> logits;
+};
+
+using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
+
+constexpr int64_t kBatch = 4, kSeq = 9;
+
+Tensor tokens(Device& device, const ModelDescription& m, int64_t first, int64_t rows, int64_t salt) {
+  std::vector<int32_t> all;
+  for (int64_t i = first * kSeq; i < (first + rows) * kSeq; ++i)
+    all.push_back(static_cast<int32_t>((i * i * 7 + 31 * salt + i) % m.vocab));
+  const Tensor t = Tensor::empty(device, {rows, kSeq}, DType::i32, "data");
+  ops::copy_from_host(device.compute(), t, all.data(), t.nbytes());
+  return t;
+}
+
+// Three steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters.
+Outcome train(const ModelDescription& m, const Arrangement& a, const Look& look = {}) {
+  Outcome all;
+  std::mutex mutex;
+  launch(a.ranks, [&](RankContext& rank) {
+    ArrangedModel arranged(rank, m, a, 5);
+    nn::CausalModel& model = *arranged.model;
+    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone, an
+    // element of which is exactly 0 now and then, and would be counted.
+    for (auto& [name, p] : model.named_parameters())
+      if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    arranged.shard();
+    Optimizer optimizer(model, routing, {.weight_decay = 0.1});
+    nn::Tape tape;
+    std::vector<float> losses, norms;
+    std::vector<int64_t> zeros;
+    const int64_t rows = kBatch / a.data_ranks(), first = arranged.data_rank * rows;
+    for (int64_t step = 0; step < 3; ++step) {
+      const nn::CrossEntropy loss =
+          model(tape.input(tokens(*rank.device, m, first, rows, step)),
+                tokens(*rank.device, m, first, rows, step + 1), 1.0f / static_cast<float>(rows * kSeq));
+      losses.push_back(static_cast<float>(read_loss(model, loss.losses)));
+      tape.backward(loss.objective);
+      const GradientStats stats = read_stats(model, clip_grad_norm(model, 0.5));
+      norms.push_back(stats.norm);
+      zeros.push_back(stats.zeros);
+      optimizer.step(0.01);
+    }
+    model.set_training(false);
+    const std::vector<float> logits =
+        ops::to_floats(rank.device->compute(), model(tokens(*rank.device, m, 0, 2, 9)));
+    if (look) look(rank, arranged, rank.world->rank());
+    const std::lock_guard lock(mutex);
+    for (auto& [name, p] : model.named_parameters()) {
+      auto& whole = all.weights[name];
+      whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
+      const std::vector<float> mine = ops::to_floats(rank.device->compute(), p.shard());
+      size_t at = 0;
+      for (const GlobalRun& run : p.global_runs(p.shard_range()))
+        for (int64_t i = 0; i < run.count; ++i) whole[static_cast<size_t>(run.global.value + i)] = mine[at++];
+    }
+    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros, all.logits = logits;
+    EXPECT_EQ(losses, all.losses) << "ranks differ";
+    EXPECT_EQ(norms, all.norms) << "ranks differ";
+    EXPECT_EQ(logits, all.logits) << "ranks differ";
+  });
+  return all;
+}
+
+void expect_same_bits(const Outcome& got, const Outcome& want, const char* what) {
+  EXPECT_EQ(got.losses, want.losses) << what;
+  EXPECT_EQ(got.norms, want.norms) << what;
+  EXPECT_EQ(got.logits, want.logits) << what;
+  EXPECT_EQ(got.weights, want.weights) << what;
+}
+
+double distance(const std::vector<float>& got, const std::vector<float>& want) {
+  EXPECT_EQ(got.size(), want.size());
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
+    const double d = std::abs(double{got[i]} - double{want[i]});
+    most = std::isfinite(d) ? std::max(most, d) : INFINITY;
+    largest = std::max(largest, std::abs(double{want[i]}));
+  }
+  return most / largest;
+}
+
+// AdamW passes on rounding; see models_test.cpp.
+void expect_near(const Outcome& got, const Outcome& want, const char* what) {
+  EXPECT_LT(distance(got.losses, want.losses), 1e-5) << what;
+  EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
+  EXPECT_EQ(got.zeros, want.zeros) << what;
+  EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
+}
+
+ModelDescription described(const char* family) { return GoldenFolder(family).description; }
+
+TEST(Arrangements, StrategiesAndRecomputationHaveTheSameBits) {
+  for (const char* family : {"llama", "qwen3_moe"}) {
+    const ModelDescription m = described(family);
+    for (const int tp : {1, 2}) {
+      Arrangement a{.name = family, .ranks = 4, .tp = tp, .ep = m.mixture.experts > 0 ? 2 : 1};
+      a.strategy = Strategy::no_shard;
+      const Outcome want = train(m, a);
+      for (const Strategy s : {Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
+        a.strategy = s;
+        expect_same_bits(train(m, a), want, name_of(s));
+      }
+      a.recompute = true;
+      expect_same_bits(train(m, a), want, "recomputed");
+    }
+  }
+}
+
+// 4 query heads on 2 key heads, 6 on 3 and 4 on 1, for 1 to 6 ranks of tp; vocabularies of which the last
+// rank has less, and nothing.
+TEST(Arrangements, WhatTensorParallelRanksDoNotDivideIsWholeOutside) {
+  struct Case {
+    const char* family;
+    int tp;
+    int64_t vocab;
+  };
+  for (const Case& c : {Case{"llama", 4, 199},
+                        {"llama", 4, 5},
+                        {"qwen2", 2, 199},
+                        {"qwen2", 6, 7},
+                        {"qwen2", 3, 200},
+                        {"mistral", 4, 198},
+                        {"gpt2", 4, 199},
+                        {"qwen3", 4, 5}}) {
+    ModelDescription m = described(c.family);
+    m.vocab = c.vocab;
+    m.hidden = 48;
+    m.init_std = 0.2f;
+    const std::string what =
+        std::string(c.family) + ", tp " + std::to_string(c.tp) + ", vocab " + std::to_string(c.vocab);
+    expect_near(train(m, {.name = "", .ranks = c.tp, .tp = c.tp}), train(m, {.name = ""}), what.c_str());
+  }
+}
+
+TEST(Arrangements, ExpertsAndTensorParallelRanksGiveWhatOneRankGives) {
+  ModelDescription m = described("qwen3_moe");
+  m.init_std = 0.2f;
+  m.mixture.balance = 0.05;
+  // The balancing loss counts the choices of all ranks: with data-parallel ranks the mean over rows is each
+  // one's own, which is the same gradient where all have as many.
+  const Outcome want = train(m, {.name = "one"});
+  for (const Arrangement& a : {Arrangement{.name = "tp 2", .ranks = 2, .tp = 2},
+                               {.name = "ep 2", .ranks = 2, .ep = 2},
+                               {.name = "tp 2 ep 2", .ranks = 2, .tp = 2, .ep = 2},
+                               {.name = "tp 4 ep 2", .ranks = 4, .tp = 4, .ep = 2},
+                               {.name = "tp 2 ep 4", .ranks = 4, .tp = 2, .ep = 4}})
+    expect_near(train(m, a), want, a.name);
+}
+
+TEST(Arrangements, GatesThatAreNotNormalisedTrainAlike) {
+  ModelDescription m = described("qwen3_moe");
+  m.init_std = 0.2f;
+  const Outcome normalised = train(m, {.name = "one"});
+  m.mixture.normalise = false;
+  const Outcome want = train(m, {.name = "one"});
+  EXPECT_GT(distance(want.logits, normalised.logits), 1e-3);
+  expect_near(train(m, {.name = "tp 2 ep 2", .ranks = 4, .tp = 2, .ep = 2}), want, "not normalised");
+}
+
+TEST(Arrangements, UnitsOfBf16StayNearF32) {
+  for (const char* family : kFamilies) {
+    const ModelDescription m = described(family);
+    const Outcome want = train(m, {.name = "f32"});
+    for (const int tp : {1, 2}) {
+      const Outcome got = train(m, {.name = "bf16", .ranks = 2, .tp = tp, .compute = DType::bf16});
+      // Two layers of some ten roundings to 2^-9, and what three steps make of them.
+      EXPECT_LT(distance(got.losses, want.losses), 0.01) << family << tp;
+      for (const float l : got.logits) ASSERT_TRUE(std::isfinite(l)) << family;
+    }
+  }
+}
+
+TEST(Arrangements, TheLossNeedsNoLogitsOfAllRows) {
+  const ModelDescription m = described("llama");
+  for (const int tp : {1, 2}) {
+    const Outcome whole = train(m, {.name = "whole", .ranks = tp, .tp = tp, .logits_chunk = 0});
+    for (const int64_t chunk : {1, 7, 36, 1000})
+      expect_near(train(m, {.name = "chunked", .ranks = tp, .tp = tp, .logits_chunk = chunk}), whole,
+                  "chunked");
+  }
+}
+
+std::string content(const fs::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Files know nothing of padding: written by uneven ranks, read by others, and the other way round.
+TEST(Arrangements, FilesOfPaddedVocabulariesHaveTheVocabularyAlone) {
+  const fs::path folder = fs::temp_directory_path() / ("sherd_models_" + std::to_string(::getpid()));
+  fs::create_directories(folder);
+  ModelDescription m = described("qwen3_moe");
+  m.vocab = 21;
+  const Arrangement uneven{.name = "tp 4", .ranks = 4, .tp = 4, .ep = 2}, one{.name = "one"};
+  const Outcome trained = train(m, uneven, [&](RankContext&, ArrangedModel& a, int) {
+    export_weights(*a.model, folder / "uneven.safetensors");
+    for (auto& [name, p] : a.model->named_parameters())
+      if (name == "lm_head.weight") {
+        EXPECT_EQ(p.global_shape(), (Shape{21, 24}));
+        EXPECT_EQ(p.shape(), (Shape{6, 24}));
+      }
+  });
+  for (const Arrangement& other : {one, Arrangement{.name = "tp 2 x dp 2", .ranks = 4, .tp = 2, .ep = 2},
+                                   Arrangement{.name = "zero3", .ranks = 3}})
+    launch(other.ranks, [&](RankContext& rank) {
+      ArrangedModel arranged(rank, m, other);
+      arranged.shard();
+      import_weights(*arranged.model, folder / "uneven.safetensors");
+      export_weights(*arranged.model, folder / (std::string(other.name) + ".safetensors"));
+    });
+  launch(uneven.ranks, [&](RankContext& rank) {
+    ArrangedModel arranged(rank, m, uneven);
+    arranged.shard();
+    import_weights(*arranged.model, folder / "one.safetensors");
+    export_weights(*arranged.model, folder / "again.safetensors");
+    EXPECT_EQ(ops::to_floats(rank.device->compute(), (*arranged.model)(tokens(*rank.device, m, 0, 2, 9))),
+              trained.logits);
+  });
+  const std::string want = content(folder / "uneven.safetensors");
+  EXPECT_GT(want.size(), 1000u);
+  for (const char* other : {"one", "tp 2 x dp 2", "zero3", "again"})
+    EXPECT_TRUE(content(folder / (std::string(other) + ".safetensors")) == want) << other;
+  fs::remove_all(folder);
+}
+
+TEST(Arrangements, SequencesLongerThanThePositionsAreRefused) {
+  launch(1, [&](RankContext& rank) {
+    ModelDescription m = described("gpt2");
+    m.positions = 8;
+    ArrangedModel arranged(rank, m, {.name = "one"});
+    arranged.shard();
+    try {
+      (*arranged.model)(tokens(*rank.device, m, 0, 1, 0));
+      FAIL();
+    } catch (const ShapeMismatch& e) {
+      EXPECT_THAT(e.what(), testing::HasSubstr("at most 8 positions"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,91 @@
+// Descriptions: what is refused, presets, and names in files.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "golden_folder.h"
+
+#include <sherd/nn/models/presets.h>
+
+namespace sherd::test {
+namespace {
+
+using nn::ModelDescription;
+using nn::ModelFamily;
+using testing::HasSubstr;
+
+std::string refusal(const ModelDescription& m, const nn::CausalModelOptions& o = {}) {
+  try {
+    causal_model(m, o);
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "";
+}
+
+ModelDescription changed(const char* family, const std::function<void(ModelDescription&)>& change) {
+  ModelDescription m = GoldenFolder(family).description;
+  change(m);
+  return m;
+}
+
+TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
+  const std::string all = refusal(changed("llama", [](auto& m) {
+    m.vocab = 0, m.kv_heads = 3, m.head_dim = 7, m.norm_eps = 0, m.mixture.experts = 4, m.rope.theta = -1;
+  }));
+  for (const char* part :
+       {"llama: ", "vocab 0 must be positive", "kv_heads 3 must divide heads 4", "head_dim 7 must be even",
+        "norm_eps 0", "4 experts, but llama is a family without them", "rope theta -1"})
+    EXPECT_THAT(all, HasSubstr(part));
+  EXPECT_THAT(refusal(changed("gpt2", [](auto& m) { m.mlp_bias = false; })),
+              HasSubstr("gpt2 has biases everywhere"));
+  EXPECT_THAT(refusal(changed("gpt2", [](auto& m) { m.kv_heads = 2; })), HasSubstr("as many kv_heads (2)"));
+  EXPECT_THAT(refusal(changed("qwen3_moe", [](auto& m) { m.mixture.top_k = 9; })), HasSubstr("top_k 9"));
+  EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.experts = 0; })),
+              HasSubstr("mixtral is a family with them"));
+  EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.experts = m.mixture.top_k = 80; })),
+              HasSubstr("at most 64"));
+  EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.ep = {.parts = 4}}),
+              HasSubstr("4 parts do not divide 6"));
+  EXPECT_THAT(refusal(changed("llama", [](auto&) {}), {.logits_chunk = -1}), HasSubstr("logits_chunk -1"));
+}
+
+TEST(Presets, AreModelsOfThePublishedSizes) {
+  // Parameters as published, the tied head counted once.
+  const std::map<std::string, int64_t> sizes = {
+      {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},     {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},      {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
+      {"llama3-8b", 8030261248},      {"mistral-7b", 7241732096},   {"qwen2-0.5b", 494032768},
+      {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},   {"qwen3-8b", 8190735360},
+      {"qwen3-30b-a3b", 30532122624}, {"mixtral-8x7b", 46702792704}};
+  EXPECT_EQ(nn::preset_names().size(), sizes.size());
+  for (const std::string& name : nn::preset_names()) {
+    int64_t parameters = 0;
+    const auto model = causal_model(nn::preset(name));
+    for (auto& [n, p] : model->named_parameters()) parameters += p.numel();
+    EXPECT_EQ(parameters, sizes.at(name)) << name;
+  }
+  try {
+    nn::preset("llama-9b");
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_THAT(e.what(), HasSubstr("'llama-9b'"));
+    EXPECT_THAT(e.what(), HasSubstr("gpt2-124m, gpt2-350m"));
+  }
+}
+
+TEST(StoredNames, OfFusedExpertsAreHalvesOfOneTensor) {
+  const ModelDescription m = GoldenFolder("mixtral").description;
+  const StoredNames names = stored_names(m, true);
+  const StoredPiece& up = names.at("model.layers.1.mlp.experts.up_proj.weight").at(0);
+  EXPECT_EQ(up.tensor, "model.layers.1.mlp.experts.gate_up_proj");
+  EXPECT_EQ(up.shape, (Shape{6, 40, 24}));
+  EXPECT_EQ(up.in_tensor, (Box{{0, 20, 0}, {6, 20, 24}}));
+  const StoredPiece& down = names.at("model.layers.1.mlp.experts.down_proj.weight").at(0);
+  EXPECT_EQ(down.tensor, "model.layers.1.mlp.experts.down_proj");
+  EXPECT_EQ(down.shape, (Shape{6, 24, 20}));
+  EXPECT_EQ(down.in_tensor, down.in_parameter);
+  EXPECT_FALSE(names.contains("model.layers.1.mlp.gate.weight"));
+}
+
+}  // namespace
+}  // namespace sherd::test
