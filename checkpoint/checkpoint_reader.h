@@ -24,6 +24,10 @@ struct ReadCounts {
   int64_t blocks_verified = 0;
 };
 
+/// Which tensors of files of other programs are plain bytes to the reader, by their names; an empty function means
+/// none.
+using Opaque = std::function<bool(std::string_view name)>;
+
 /// Opened from
 ///   - a committed checkpoint's folder (it has manifest.binpb): every block is verified before use;
 ///   - a folder of safetensors files: the `model` or `optim` folder of a checkpoint, a folder that PyTorch's
@@ -39,6 +43,10 @@ class CheckpointReader {
   /// Reads the manifest or the headers, no tensor data.
   /// @throws IoError when the path is missing or nothing of the above, CorruptCheckpoint when it is damaged.
   static CheckpointReader open(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+  /// The same with the tensors that `opaque` names as u8 tensors of their bytes: they may be of types that sherd has
+  /// none of. Not of a committed checkpoint.
+  static CheckpointReader open(const std::filesystem::path& path, const Opaque& opaque,
+                               FileSystem& files = FileSystem::posix());
   CheckpointReader(CheckpointReader&&) noexcept;
   ~CheckpointReader();
 
@@ -67,7 +75,8 @@ class CheckpointReader {
 
 /// A manifest without checksums, made from headers: `path` is one safetensors file or a folder of them (see
 /// CheckpointReader). File paths are relative to the folder. @throws as CheckpointReader::open().
-Manifest scan_safetensors(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+Manifest scan_safetensors(const std::filesystem::path& path, FileSystem& files = FileSystem::posix(),
+                          const Opaque& opaque = {});
 
 /// One thing that is wrong with a checkpoint.
 struct Damage {

@@ -5,6 +5,7 @@
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/widen.h>
 #include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/optimizer_steps.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 
@@ -82,7 +83,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
   report.training = reader.manifest().training;
   report.counts = reader.counts();
   for (Optimizer* optimizer : optimizers)
-    if (options.optimizer) optimizer->set_steps(report.training.step);
+    if (options.optimizer) optimizer->set_steps(recorded_optimizer_steps(report.training, root, *optimizer));
   return report;
 }
 

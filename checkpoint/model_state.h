@@ -44,6 +44,9 @@ struct LoadReport {
   /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of the
   /// checkpoint's model that were left out.
   std::vector<std::string> missing, unexpected;
+  /// Tensors of files of other programs that were not read because they repeat or belong to none (StoredForms: buffers
+  /// that are made anew, a tied head).
+  std::vector<std::string> ignored;
 };
 
 /// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses, each rank
@@ -58,8 +61,8 @@ struct LoadReport {
 /// @param optimizer null when options.optimizer is false.
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options = {});
-/// The same for all optimizers of the root together. Each of them counts the steps of the checkpoint's training state
-/// from here on (Optimizer::steps()).
+/// The same for all optimizers of the root together. Each of them goes on counting (Optimizer::steps()) from what
+/// record_optimizer_steps() wrote down of it, or from the step of the checkpoint's training state.
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
                            const LoadOptions& options = {});
 

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <string>
 
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/stored_folder.h>
+#include <sherd/checkpoint/stored_forms.h>
 #include <sherd/fsdp/fully_shard.h>
 
 namespace sherd {
@@ -15,10 +18,20 @@ namespace sherd {
 struct ExportOptions {
   /// f32 (the master weights themselves), bf16 or f16 (rounded to nearest, ties to even).
   DType dtype = DType::f32;
-  /// Of a folder's files: no more tensor data than this in one, unless a single tensor has more.
+  /// Of a folder's files: no more tensor data than this in one, unless a single tensor has more. (huggingface_hub's
+  /// limit; that of transformers' save_pretrained() is 50 GB since version 5, and was 5 GB.)
   int64_t max_shard_bytes = 5'000'000'000;
   /// Goes into every file's header beside "format".
   std::map<std::string, std::string> metadata = {};
+
+  // The rest is for export_weights() with StoredForms alone.
+
+  /// The folder that came in: written are the same tensors with its dtypes, in the same files in the same order under
+  /// the same headers, and what else it holds as it is (StoredFolder::others()); dtype, max_shard_bytes and metadata
+  /// above are not used. Looked at on world rank 0, may be null elsewhere.
+  std::shared_ptr<const StoredFolder> like = nullptr;
+  /// Further files of the folder, contents by name ("config.json"); they take the place of `like`'s. Of rank 0.
+  std::map<std::string, std::string> files = {};
 };
 
 /// Writes every parameter of a sharded root (full names, metadata format "pt"), and of persistent buffers world rank
@@ -37,6 +50,19 @@ struct ExportOptions {
 /// all, NotSupported when a unit's mesh orders the ranks otherwise than the root's.
 void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options = {});
 
+/// The same as a folder of the form in which other programs store the model; `path` is a folder with and without a
+/// slash at the end, new or empty.
+///
+/// Without options.like: the first form, as transformers' save_pretrained() writes it: split in the model's order,
+/// sorted within a file (wide dtypes first, then by name), an index where there are several files, no tensor that is
+/// only a copy. With it: the form, dtypes and files of that folder, byte for byte where the weights are those that
+/// import_weights() read from it; tensors that import ignored are copied, tied ones repeated.
+///
+/// Collective; one stored tensor at a time is whole, on world rank 0 only, which writes. Errors as above; on all ranks,
+/// before anything is written, InvalidArgument listing all that the model and options.like disagree on.
+void export_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
+                    const ExportOptions& options = {}, FileSystem& files = FileSystem::posix());
+
 /// Whether export_weights() could write to `path` now, as far as can be told before. @throws IoError.
 void check_export_path(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
@@ -46,5 +72,16 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// parameter after the other, and all of persistent buffers. load_checkpoint() without an optimizer: collective and as
 /// strict (LoadOptions::allow_missing, allow_unexpected), with the same errors and report.
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options = {});
+
+/// The same from files that hold the model in a form of other programs. Each rank reads the elements it holds and no
+/// others, in runs of them: LoadReport::counts has the bytes of tensor data, which are no more than its weights have
+/// (checkpoints round out to blocks). Of headers and index every rank reads all.
+///
+/// A parameter of which any stored tensor is missing keeps its values, with options.allow_missing; report and messages
+/// name stored tensors. LoadReport::ignored has those that were not looked at, for a program to say so once.
+/// @throws InvalidArgument also when a form does not cover the model's parameters, and for a copy (StoredForms::copies)
+/// that is none, which rank 0 finds by a sample of at most a 256th of it.
+LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
+                          LoadOptions options = {}, FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

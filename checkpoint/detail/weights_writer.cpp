@@ -1,11 +1,13 @@
 #include <sherd/checkpoint/detail/weights_writer.h>
 
 #include <algorithm>
+#include <limits>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/files/detail/temporaries.h>
+#include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/device/error.h>
 
@@ -13,8 +15,6 @@ namespace sherd {
 namespace {
 
 using Kind = FileSystem::Kind;
-
-constexpr const char* kIndex = "model.safetensors.index.json";
 
 // "out/" names the folder "out".
 std::filesystem::path without_slash(const std::filesystem::path& path) {
@@ -47,30 +47,71 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files) {
     refuse("it exists and is not a folder; name a new folder, or a file without the slash at the end");
 }
 
+WeightsPlan split_weights(const std::vector<SafetensorsSpec>& tensors,
+                          const std::map<std::string, std::string>& metadata, int64_t max_shard_bytes) {
+  WeightsPlan plan;
+  const auto begin_file = [&] { plan.weights.push_back({.metadata = metadata}); };
+  begin_file();
+  for (const SafetensorsSpec& tensor : tensors) {
+    const int64_t bytes = bytes_of(tensor);
+    if (!plan.weights.back().tensors.empty() && plan.weights.back().bytes > max_shard_bytes - bytes) begin_file();
+    plan.weights.back().tensors.push_back(tensor);
+    plan.weights.back().bytes += bytes;
+  }
+  const size_t count = plan.weights.size();
+  for (size_t i = 0; i < count; ++i)
+    plan.weights[i].name =
+        count == 1 ? kWeightsFile : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, count);
+  return plan;
+}
+
+void add_index(WeightsPlan& plan, std::optional<int64_t> parameters) {
+  if (plan.weights.size() == 1) return;
+  int64_t total = 0;
+  nlohmann::ordered_json metadata = nlohmann::ordered_json::object(), where = metadata;
+  std::vector<std::pair<std::string, std::string>> places;
+  for (const WeightsFile& file : plan.weights) {
+    total += file.bytes;
+    for (const SafetensorsSpec& tensor : file.tensors) places.emplace_back(tensor.name, file.name);
+  }
+  if (parameters) std::sort(places.begin(), places.end());
+  for (auto& [tensor, file] : places) where[tensor] = file;
+  if (parameters) metadata["total_parameters"] = *parameters;
+  metadata["total_size"] = total;
+  const nlohmann::ordered_json index = {{"metadata", metadata}, {"weight_map", where}};
+  plan.others[kWeightsIndex] = index.dump(2) + "\n";
+}
+
 WeightsWriter::WeightsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                              std::map<std::string, std::string> metadata, int64_t max_shard_bytes,
                              FileSystem& files)
-    : path_(without_slash(path)), metadata_(std::move(metadata)), files_(files), shards_(1) {
+    : path_(without_slash(path)), files_(files) {
   check_export_path(path, files_);
-  const bool one_file = is_weights_file(path, files_);
-  for (const SafetensorsSpec& tensor : tensors) {
-    const int64_t bytes = bytes_of(tensor);
-    if (!one_file && !shards_.back().tensors.empty() && shards_.back().bytes > max_shard_bytes - bytes)
-      shards_.emplace_back();
-    shards_.back().tensors.push_back(tensor);
-    shards_.back().bytes += bytes;
+  if (is_weights_file(path, files_)) {
+    plan_ = split_weights(tensors, metadata, std::numeric_limits<int64_t>::max());
+    open_file();
+  } else {
+    plan_ = split_weights(tensors, metadata, max_shard_bytes);
+    add_index(plan_);
+    begin_folder();
   }
-  if (!one_file) {
-    name_shards();
-    sweep_beside(files_, path_);
-    TemporaryFolder made = create_folder_beside(files_, path_);
-    temporary_ = std::move(made.path);
-    lock_ = std::move(made.lock);
-  }
+}
+
+WeightsWriter::WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files)
+    : path_(without_slash(path)), files_(files), plan_(std::move(plan)) {
+  check_export_path(path_ / "", files_);
+  begin_folder();
+}
+
+void WeightsWriter::begin_folder() {
+  sweep_beside(files_, path_);
+  TemporaryFolder made = create_folder_beside(files_, path_);
+  temporary_ = std::move(made.path);
+  lock_ = std::move(made.lock);
   try {
-    open_shard();
+    open_file();
   } catch (...) {
-    if (is_folder()) files_.remove_all(temporary_);
+    files_.remove_all(temporary_);
     throw;
   }
 }
@@ -87,12 +128,12 @@ WeightsWriter::~WeightsWriter() {
 void WeightsWriter::append(const void* data, int64_t bytes) {
   const char* from = static_cast<const char*>(data);
   while (bytes > 0) {
-    if (room_ == 0 && next_ < shards_.size()) {
-      finish_shard();
-      open_shard();
+    if (room_ == 0 && next_ < plan_.weights.size()) {
+      finish_file();
+      open_file();
       continue;
     }
-    // Past the last shard's end: its writer says so.
+    // Past the last file's end: its writer says so.
     const int64_t some = room_ == 0 ? bytes : std::min(bytes, room_);
     open_->append(from, some);
     from += some;
@@ -102,53 +143,46 @@ void WeightsWriter::append(const void* data, int64_t bytes) {
 }
 
 void WeightsWriter::finish() {
-  finish_shard();
-  while (next_ < shards_.size()) {  // nothing but empty tensors is left
-    open_shard();
-    finish_shard();
+  finish_file();
+  while (next_ < plan_.weights.size()) {  // nothing but empty tensors is left
+    open_file();
+    finish_file();
   }
   if (!is_folder()) return;
-  if (shards_.size() > 1) write_index();
+  write_others();
   files_.sync_folder(temporary_);
   rename_durably(files_, temporary_, path_);
   temporary_.clear();
 }
 
-std::filesystem::path WeightsWriter::path_of(const Shard& shard) const {
-  return is_folder() ? temporary_ / shard.file : path_;
+std::filesystem::path WeightsWriter::path_of(const WeightsFile& file) const {
+  return is_folder() ? temporary_ / file.name : path_;
 }
 
-void WeightsWriter::name_shards() {
-  for (size_t i = 0; i < shards_.size(); ++i)
-    shards_[i].file = shards_.size() == 1
-                          ? "model.safetensors"
-                          : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards_.size());
+void WeightsWriter::open_file() {
+  const WeightsFile& file = plan_.weights[next_++];
+  if (file.header.empty())
+    open_.emplace(path_of(file), file.tensors, file.metadata, files_);
+  else
+    open_.emplace(path_of(file), file.header, file.bytes, files_);
+  room_ = file.bytes;
 }
 
-void WeightsWriter::open_shard() {
-  const Shard& shard = shards_[next_++];
-  open_.emplace(path_of(shard), shard.tensors, metadata_, files_);
-  room_ = shard.bytes;
-}
-
-void WeightsWriter::finish_shard() {
+void WeightsWriter::finish_file() {
   open_->finish();
   open_.reset();
 }
 
-void WeightsWriter::write_index() {
-  int64_t total = 0;
-  nlohmann::ordered_json where = nlohmann::ordered_json::object();
-  for (const Shard& shard : shards_) {
-    total += shard.bytes;
-    for (const SafetensorsSpec& tensor : shard.tensors) where[tensor.name] = shard.file;
+void WeightsWriter::write_others() {
+  for (const auto& [name, contents] : plan_.others) {
+    const auto file = files_.create_new(temporary_ / name);
+    if (file == nullptr)
+      throw InvalidArgument(
+          fmt::format("'{}': '{}' cannot be written beside weights of that name", path_.string(), name));
+    file->write(contents.data(), static_cast<int64_t>(contents.size()));
+    file->sync();
+    file->close();
   }
-  const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}}, {"weight_map", where}};
-  const std::string text = index.dump(2) + "\n";
-  const auto file = files_.create_new(temporary_ / kIndex);
-  file->write(text.data(), static_cast<int64_t>(text.size()));
-  file->sync();
-  file->close();
 }
 
 }  // namespace sherd

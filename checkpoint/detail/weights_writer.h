@@ -17,16 +17,44 @@ namespace sherd {
 /// names a folder that is there.
 bool is_weights_file(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
+/// A file of weights to be written.
+struct WeightsFile {
+  std::string name = {};
+  /// Of its data, in this order.
+  std::vector<SafetensorsSpec> tensors = {};
+  std::map<std::string, std::string> metadata = {};
+  int64_t bytes = 0;
+  /// Where not empty: written instead of one made of `tensors` and `metadata`, which are not used.
+  std::string header = {};
+};
+
+/// What a folder will have.
+struct WeightsPlan {
+  std::vector<WeightsFile> weights = {};  // at least one
+  /// Contents of its other files by name, the index among them.
+  std::map<std::string, std::string> others = {};
+};
+
+/// Tensors in their order in files named as Hugging Face's; the next one begins where a tensor would pass
+/// `max_shard_bytes` (as huggingface_hub splits). Without an index.
+WeightsPlan split_weights(const std::vector<SafetensorsSpec>& tensors,
+                          const std::map<std::string, std::string>& metadata, int64_t max_shard_bytes);
+
+/// Adds the index where there are several files. With the number of the model's parameters: as transformers writes it
+/// since version 5, in order of names.
+void add_index(WeightsPlan& plan, std::optional<int64_t> parameters = std::nullopt);
+
 /// As SafetensorsWriter, for a file or a folder of files: front to back, no tensor data held, all or nothing.
-/// A folder's files are filled in the order of `tensors`; the next one begins where a tensor would pass
-/// `max_shard_bytes` (as huggingface_hub splits). Not usable after
-/// finish() or an exception.
+/// Not usable after finish() or an exception.
 class WeightsWriter {
  public:
+  /// A folder's files are filled in the order of `tensors`, split and indexed as above; a file takes all of them.
   /// @throws as check_export_path() and SafetensorsWriter.
   WeightsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                 std::map<std::string, std::string> metadata, int64_t max_shard_bytes,
                 FileSystem& files = FileSystem::posix());
+  /// A folder, whether there is a slash at the path's end or not.
+  WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files = FileSystem::posix());
   ~WeightsWriter();
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
@@ -37,27 +65,21 @@ class WeightsWriter {
   void finish();
 
  private:
-  struct Shard {
-    std::string file;
-    std::vector<SafetensorsSpec> tensors;
-    int64_t bytes = 0;
-  };
   bool is_folder() const { return !temporary_.empty(); }
-  std::filesystem::path path_of(const Shard& shard) const;
-  void name_shards();
-  void open_shard();
-  void finish_shard();
-  void write_index();
+  std::filesystem::path path_of(const WeightsFile& file) const;
+  void begin_folder();
+  void open_file();
+  void finish_file();
+  void write_others();
 
   std::filesystem::path path_;
-  std::map<std::string, std::string> metadata_;
   FileSystem& files_;
-  std::vector<Shard> shards_;  // at least one
+  WeightsPlan plan_;
   std::filesystem::path temporary_;
   std::unique_ptr<FileLock> lock_;  // on it
-  size_t next_ = 0;                 // shard to be opened next
+  size_t next_ = 0;                 // file to be opened next
   std::optional<SafetensorsWriter> open_;
-  int64_t room_ = 0;  // bytes that the open shard still lacks
+  int64_t room_ = 0;  // bytes that the open file still lacks
 };
 
 }  // namespace sherd

@@ -57,6 +57,11 @@ class SafetensorsReader {
   /// `to`.
   /// @throws InvalidArgument outside the tensor, NotSupported for a type without a DType, IoError.
   void read(const SafetensorsEntry& entry, int64_t first, int64_t count, void* to) const;
+  /// Copies `bytes` bytes from byte `first` of an entry of this file on, whatever its type.
+  /// @throws InvalidArgument outside the tensor, IoError.
+  void read_bytes(const SafetensorsEntry& entry, int64_t first, int64_t bytes, void* to) const;
+  /// The file's bytes before its data, as they are. @throws IoError.
+  std::string header() const;
 
  private:
   void parse(std::string_view header, int64_t data_bytes);
@@ -90,6 +95,9 @@ class SafetensorsWriter {
   SafetensorsWriter(const std::filesystem::path& path, std::vector<SafetensorsSpec> tensors,
                     const std::map<std::string, std::string>& metadata = {},
                     FileSystem& files = FileSystem::posix());
+  /// The same with a header that is there already, such as another file's, before `data_bytes` of data.
+  SafetensorsWriter(const std::filesystem::path& path, const std::string& header, int64_t data_bytes,
+                    FileSystem& files = FileSystem::posix());
   ~SafetensorsWriter();
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
@@ -98,10 +106,12 @@ class SafetensorsWriter {
   /// @throws InvalidArgument past the last tensor's end; IoError, after which the file is given up.
   void append(const void* data, int64_t bytes);
   /// Puts the complete file in its place, on the medium.
-  /// @throws InvalidArgument when bytes are missing (names the first incomplete tensor), IoError.
+  /// @throws InvalidArgument when bytes are missing (names the first incomplete tensor where it is known),
+  /// IoError.
   void finish();
 
  private:
+  void open(const std::string& header);
   void discard() noexcept;
 
   std::filesystem::path path_;

@@ -153,4 +153,19 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64
   file_->read_at(data_start_ + entry.begin + first * width, to, count * width);
 }
 
+void SafetensorsReader::read_bytes(const SafetensorsEntry& entry, int64_t first, int64_t bytes, void* to) const {
+  const int64_t size = entry.end - entry.begin;
+  if (first < 0 || bytes < 0 || first > size || bytes > size - first) {
+    throw InvalidArgument(fmt::format("'{}': {} bytes from {} on are outside {}, which has {}", path().string(), bytes,
+                                      first, shown(entry.name), size));
+  }
+  file_->read_at(data_start_ + entry.begin + first, to, bytes);
+}
+
+std::string SafetensorsReader::header() const {
+  std::string bytes(static_cast<size_t>(data_start_), '\0');
+  file_->read_at(0, bytes.data(), data_start_);
+  return bytes;
+}
+
 }  // namespace sherd

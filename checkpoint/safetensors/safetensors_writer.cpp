@@ -46,7 +46,16 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
     : path_(path), tensors_(std::move(tensors)), files_(files) {
   check(path_, tensors_);
   for (const SafetensorsSpec& tensor : tensors_) data_bytes_ += bytes_of(tensor);
-  const std::string header = make_header(tensors_, metadata);
+  open(make_header(tensors_, metadata));
+}
+
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::string& header, int64_t data_bytes,
+                                     FileSystem& files)
+    : path_(path), files_(files), data_bytes_(data_bytes) {
+  open(header);
+}
+
+void SafetensorsWriter::open(const std::string& header) {
   check_target(files_, path_);
   sweep_beside(files_, path_);
   TemporaryFile made = create_file_beside(files_, path_);
@@ -100,6 +109,10 @@ void SafetensorsWriter::finish() {
           fmt::format("'{}': only {} of {} bytes were appended; the first incomplete tensor is '{}'",
                       path_.string(), written_, data_bytes_, tensor.name));
     }
+  }
+  if (written_ < data_bytes_) {
+    throw InvalidArgument(
+        fmt::format("'{}': only {} of {} bytes were appended", path_.string(), written_, data_bytes_));
   }
   file_->sync();
   file_->close();

@@ -7,18 +7,15 @@
 
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/safetensors/detail/json_text.h>
-#include <sherd/checkpoint/files/detail/plain_path.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
+#include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr const char* kIndex = "model.safetensors.index.json";
-constexpr int64_t kMaxIndexBytes = 100'000'000;
 
 /// "a, b, c and 40 more"
 std::string some_of(const std::vector<std::string>& all) {
@@ -42,7 +39,8 @@ struct Found {
 
 class Scan {
  public:
-  Scan(fs::path root, FileSystem& files) : root_(std::move(root)), files_(files) {}
+  Scan(fs::path root, FileSystem& files, const Opaque& opaque)
+      : root_(std::move(root)), files_(files), opaque_(opaque) {}
 
   void add(const std::string& name) {
     const SafetensorsReader file(root_ / name, files_);
@@ -53,7 +51,10 @@ class Scan {
       names_[name].insert(entry.name);
       const auto offset = offsets.find(entry.name);
       try {
-        add(entry, header, offset == offsets.end() ? nullptr : &offset->second);
+        if (opaque_ && opaque_(entry.name))
+          add(as_bytes(entry), header, nullptr);
+        else
+          add(entry, header, offset == offsets.end() ? nullptr : &offset->second);
       } catch (const CorruptCheckpoint& e) {
         throw CorruptCheckpoint(
             fmt::format("'{}': tensor {}: {}", file.path().string(), shown(entry.name), e.what()));
@@ -127,6 +128,13 @@ class Scan {
           {{offset, size}, static_cast<int>(manifest_.files.size()), header + entry.begin});
   }
 
+  static SafetensorsEntry as_bytes(SafetensorsEntry entry) {
+    entry.dtype = DType::u8;
+    entry.shape = {entry.end - entry.begin};
+    entry.global_shape.reset();
+    return entry;
+  }
+
   static void grow(Shape& shape, const Shape& offset, const Shape& size) {
     for (size_t d = 0; d < shape.size(); ++d) {
       int64_t end;
@@ -138,29 +146,15 @@ class Scan {
 
   fs::path root_;
   FileSystem& files_;
+  const Opaque& opaque_;
   Manifest manifest_;
   std::map<std::string, Found> found_;
   std::map<std::string, std::set<std::string>> names_;
   std::vector<std::string> unsupported_;
 };
 
-/// File by tensor name.
-std::map<std::string, std::string> read_index(const fs::path& path, FileSystem& files) {
-  const nlohmann::json index = parse_json(read_whole(files, path, kMaxIndexBytes), "the index");
-  const auto weights = index.is_object() ? index.find("weight_map") : index.end();
-  if (weights == index.end() || !weights->is_object())
-    throw CorruptCheckpoint("there is no object \"weight_map\"");
-  std::map<std::string, std::string> map;
-  for (const auto& [name, file] : weights->items()) {
-    if (!file.is_string() || !is_plain_path(file.get_ref<const std::string&>()))
-      throw CorruptCheckpoint(fmt::format("{} is not in a file of this folder", shown(name)));
-    map[name] = file.get<std::string>();
-  }
-  return map;
-}
-
-Manifest scan_indexed(const fs::path& folder, FileSystem& files) {
-  std::map<std::string, std::string> index = read_index(folder / kIndex, files);
+Manifest scan_indexed(const fs::path& folder, FileSystem& files, const Opaque& opaque) {
+  const std::map<std::string, std::string> index = read_weights_index(folder / kWeightsIndex, files);
   std::set<std::string> names;
   std::vector<std::string> problems;
   for (const auto& [tensor, file] : index) {
@@ -168,7 +162,7 @@ Manifest scan_indexed(const fs::path& folder, FileSystem& files) {
       problems.push_back(fmt::format("file {} is missing", shown(file)));
   }
   if (!problems.empty()) throw CorruptCheckpoint(some_of(problems));
-  Scan scan(folder, files);
+  Scan scan(folder, files, opaque);
   for (const std::string& name : names) scan.add(name);
   for (const auto& [tensor, file] : index) {
     if (!scan.names().at(file).contains(tensor))
@@ -187,10 +181,10 @@ Manifest scan_indexed(const fs::path& folder, FileSystem& files) {
 
 }  // namespace
 
-Manifest scan_safetensors(const fs::path& path, FileSystem& files) {
+Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque& opaque) {
   const FileSystem::Kind kind = files.kind(path);
   if (kind == FileSystem::Kind::file) {
-    Scan scan(path.parent_path(), files);
+    Scan scan(path.parent_path(), files, opaque);
     scan.add(path.filename().string());
     return std::move(scan).finish();
   }
@@ -199,14 +193,14 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files) {
                               kind == FileSystem::Kind::none ? "there is nothing of that name"
                                                              : "it is neither a folder nor a file"));
   }
-  if (files.kind(path / kIndex) == FileSystem::Kind::file) {
+  if (files.kind(path / kWeightsIndex) == FileSystem::Kind::file) {
     try {
-      return scan_indexed(path, files);
+      return scan_indexed(path, files, opaque);
     } catch (const CorruptCheckpoint& e) {
-      throw CorruptCheckpoint(fmt::format("'{}': {}", (path / kIndex).string(), e.what()));
+      throw CorruptCheckpoint(fmt::format("'{}': {}", (path / kWeightsIndex).string(), e.what()));
     }
   }
-  Scan scan(path, files);
+  Scan scan(path, files, opaque);
   bool any = false;
   for (const std::string& name : files.list(path)) {
     if (!name.ends_with(".safetensors")) continue;

@@ -53,6 +53,7 @@ struct Subject {
     options.strategy = a.strategy;
     options.layout = a.layout;
     options.outer = a.outer;
+    options.bucket_elements = a.ranks % 2 == 0 ? 1 : 0;  // whole_param: many buckets that span units, or one
     options.compute_dtype = a.compute;
     std::vector<MeshDim> dims{{"shard", a.ranks / a.replicas}};
     if (a.replicas > 1) dims.insert(dims.begin(), MeshDim{"replicate", a.replicas});

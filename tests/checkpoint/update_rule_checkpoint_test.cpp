@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include <sherd/checkpoint/optimizer_steps.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 
@@ -122,6 +123,46 @@ TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
     test::launch(2, [&](RankContext& r) { run(r, Strategy::optim, !two_save, false, resumed); });
     EXPECT_EQ(straight, resumed);
   }
+}
+
+// The second one steps every other time.
+TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
+  const TemporaryFolder folder;
+  test::launch(2, [&](RankContext& r) {
+    const auto build = [&](GivenGradients& model) {
+      model.add("matrix.weight", {9, 5});
+      model.add("gain.weight", {3});
+      const Routing routing = route(model);
+      fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+      return routing;
+    };
+    GivenGradients model;
+    const Routing routing = build(model);
+    Optimizer matrix(model, routing.part("matrix"), {}), gain(model, routing.part("gain"), {});
+    const std::vector<const Optimizer*> both = {&matrix, &gain};
+    for (model.step = 0; model.step < 4; ++model.step) {
+      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      model.run_backward({});
+      matrix.step(kLr);
+      model.step % 2 == 0 ? gain.step(kLr) : gain.zero_grad();
+    }
+    EXPECT_EQ(gain.steps(), 2);
+    TrainingState state{.step = 4};
+    record_optimizer_steps(state, model, both);
+    CheckpointSaver saver(r.world, checkpoint_tensors(model, both), {.folder = folder / "run"});
+    saver.save(state);
+
+    GivenGradients other;
+    const Routing again = build(other);
+    Optimizer first(other, again.part("matrix"), {}), second(other, again.part("gain"), {});
+    resume(folder / "run", other, {&first, &second});
+    EXPECT_EQ(first.steps(), 4);
+    EXPECT_EQ(second.steps(), 2);
+    state.info["optimizer.steps"] = "no JSON";
+    EXPECT_EQ(recorded_optimizer_steps(state, other, second), 4);
+    state.info["optimizer.steps"] = R"({"another": 1, "gain.weight": "two"})";
+    EXPECT_EQ(recorded_optimizer_steps(state, other, second), 4);
+  });
 }
 
 TEST(OwnOptimizerCheckpoint, StateThatItLacksIsNamed) {

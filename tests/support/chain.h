@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/toy_model.h"
@@ -98,11 +99,12 @@ class Chain : public Module {
   Tensor rstd_;
 };
 
-/// A wrapped chain with AdamW and batches that depend on their number.
+/// A wrapped chain with its optimizer and batches that depend on their number.
 struct ChainRig {
-  ChainRig(RankContext& r, const FullyShardOptions& options, int links = 3, int replicas = 1)
+  ChainRig(RankContext& r, const FullyShardOptions& options, int links = 3, int replicas = 1,
+           Algorithm algorithm = Algorithm::adamw)
       : rank(r), model(links) {
-    const Routing routes = route(model, {.optimizer = Algorithm::adamw});
+    const Routing routes = route(model, {.optimizer = std::move(algorithm)});
     const int shard = r.world->size() / replicas;
     const DeviceMesh mesh(r.world, {{"replicate", replicas}, {"shard", shard}});
     for (size_t i = 0; i < model.links(); ++i) fully_shard(model.link(i), mesh, options);

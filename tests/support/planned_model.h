@@ -104,7 +104,8 @@ inline std::vector<PlanUnit> describe(const TableModel& m, int rank) {
                                .row_blocks = p.blocks,
                                .trainable = !p.frozen,
                                .ignored = p.ignored,
-                               .dtype = m.options.compute_dtype});
+                               .dtype = m.options.compute_dtype,
+                               .tied = !p.tied_in.empty()});
     units.push_back(std::move(unit));
   }
   const auto set_height = [&](size_t i) {

@@ -1,0 +1,106 @@
+#include <sherd/checkpoint/detail/out_tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sherd/checkpoint/detail/box_runs.h>
+#include <sherd/checkpoint/detail/gather_whole.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+// Of element `i` in row-major order.
+Shape place_in(const Shape& shape, int64_t i) {
+  Shape at(shape.size());
+  for (size_t d = shape.size(); d-- > 0; i /= shape[d]) at[d] = i % shape[d];
+  return at;
+}
+
+// Elements that are converted at a time.
+constexpr size_t kChunk = size_t{1} << 16;
+
+// Appends values as they are, or rounded to T.
+template <class T>
+void append(WeightsWriter& writer, const std::string& name, const Shape& shape,
+            const std::vector<float>& values) {
+  if constexpr (std::is_same_v<T, float>) {
+    writer.append(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
+    return;
+  }
+  std::vector<T> narrow;
+  for (size_t begin = 0; begin < values.size(); begin += kChunk) {
+    const size_t end = std::min(values.size(), begin + kChunk);
+    narrow.clear();
+    for (size_t i = begin; i < end; ++i) {
+      narrow.emplace_back(values[i]);
+      if (std::isfinite(values[i]) && !std::isfinite(static_cast<float>(narrow.back())))
+        throw InvalidArgument(fmt::format(
+            "export_weights: '{}' holds {} at {}, which {} cannot hold; export as f32", name, values[i],
+            to_string(place_in(shape, static_cast<int64_t>(i))), name_of(dtype_of<T>())));
+    }
+    writer.append(narrow.data(), static_cast<int64_t>(narrow.size() * sizeof(T)));
+  }
+}
+
+using Append = void (*)(WeightsWriter&, const std::string&, const Shape&, const std::vector<float>&);
+Append append_as(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return append<float>;
+    case DType::bf16:
+      return append<bf16>;
+    case DType::f16:
+      return append<f16>;
+    default:
+      throw InvalidArgument(
+          fmt::format("export_weights: weights are written as f32, bf16 or f16, not as {}", name_of(dtype)));
+  }
+}
+
+// All of a buffer as it is.
+void write_bytes(Stream& stream, const Tensor& buffer, WeightsWriter& writer) {
+  std::vector<char> values(static_cast<size_t>(buffer.nbytes()));
+  ops::copy_to_host(stream, values.data(), buffer);
+  writer.append(values.data(), buffer.nbytes());
+}
+
+}  // namespace
+
+void require_weights_dtype(DType dtype) { append_as(dtype); }
+
+void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTensor& tensor,
+                  WeightsWriter* writer) {
+  if (const Wanted& first = all[tensor.parts.front().wanted]; first.local.dtype() != DType::f32) {
+    if (writer) write_bytes(stream, first.local, *writer);
+    return;
+  }
+  const Shape shape = tensor.shape.empty() ? Shape{1} : tensor.shape;
+  const Box whole{Shape(shape.size(), 0), shape};
+  std::vector<float> values;
+  for (const StoredPart& part : tensor.parts) {
+    const Wanted& w = all[part.wanted];
+    std::vector<float> box;
+    if (w.param.defined())
+      box = gather_box(stream, w.param, w.local, part.in_parameter);
+    else if (writer)
+      box = ops::to_floats(stream, w.local);
+    if (writer == nullptr) continue;
+    if (tensor.parts.size() == 1) {
+      values = std::move(box);
+    } else if (!box.empty()) {
+      values.resize(static_cast<size_t>(numel_of(shape)));
+      each_run(part.in_tensor, part.in_tensor, whole, [&](int64_t from, int64_t to, int64_t count) {
+        std::copy_n(box.begin() + from, count, values.begin() + to);
+      });
+    }
+  }
+  if (writer) append_as(tensor.dtype)(*writer, tensor.name, tensor.shape, values);
+}
+
+}  // namespace sherd

@@ -1,0 +1,52 @@
+// The tensors of files that a model's parameters lie in. Private to checkpoint/.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/checkpoint/detail/wanted.h>
+#include <sherd/checkpoint/stored_forms.h>
+
+namespace sherd {
+
+/// A box of a parameter or buffer that is a box of a stored tensor; see StoredPiece.
+struct StoredPart {
+  size_t wanted = 0;  // its number
+  Box in_parameter, in_tensor;
+};
+
+struct StoredTensor {
+  Shape shape;
+  std::vector<StoredPart> parts;
+};
+
+/// One form, with the names that files have.
+struct StoredForm {
+  std::map<std::string, StoredTensor> tensors;
+  /// StoredForms::copies.
+  std::map<std::string, std::string> copies;
+};
+
+/// All that files may have, in the order in which they are tried. `wanted` is the model: every form covers
+/// each parameter once, and holds what no form names under its own name.
+/// @throws InvalidArgument naming every parameter and tensor that a form is wrong about.
+std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const StoredForms& forms);
+
+/// Whether a tensor is not looked at: it ends as one of the ignored and is in no form.
+bool is_ignored(std::string_view name, const StoredForms& forms, const std::vector<StoredForm>& candidates);
+
+/// The form of which `offered` has the most tensors. A tensor that is missing there is called by the
+/// name of a copy that is not.
+StoredForm choose(const std::vector<StoredForm>& candidates, const std::set<std::string>& offered);
+
+/// The form's tensors, each as a thing to be filled that is of the dtype of what it is part of: what
+/// Comparison compares with what files have.
+std::vector<Wanted> as_wanted(const StoredForm& form, const std::vector<Wanted>& wanted);
+
+/// `box`, which lies in part.in_parameter, as a box of the stored tensor.
+Box in_tensor(const StoredPart& part, const Box& box);
+
+}  // namespace sherd

@@ -1,0 +1,40 @@
+#include <sherd/checkpoint/optimizer_steps.h>
+
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include <sherd/fsdp/update_set.h>
+
+namespace sherd {
+namespace {
+
+constexpr const char* kKey = "optimizer.steps";
+
+std::string first_parameter(ModuleBase& root, const Optimizer& optimizer) {
+  for (auto& [name, p] : root.named_parameters())
+    if (optimizer.updates().holds(p)) return name;
+  return "";
+}
+
+}  // namespace
+
+void record_optimizer_steps(TrainingState& training, ModuleBase& root,
+                            const std::vector<const Optimizer*>& optimizers) {
+  auto steps = nlohmann::ordered_json::object();
+  for (const Optimizer* const optimizer : optimizers)
+    steps[first_parameter(root, *optimizer)] = optimizer->steps();
+  training.info[kKey] = steps.dump();
+}
+
+int64_t recorded_optimizer_steps(const TrainingState& training, ModuleBase& root,
+                                 const Optimizer& optimizer) {
+  const auto found = training.info.find(kKey);
+  if (found == training.info.end()) return training.step;
+  const auto steps = nlohmann::json::parse(found->second, nullptr, false);
+  const std::string name = first_parameter(root, optimizer);
+  const bool known = steps.is_object() && steps.contains(name) && steps[name].is_number_integer();
+  return known ? steps[name].get<int64_t>() : training.step;
+}
+
+}  // namespace sherd

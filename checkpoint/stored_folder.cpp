@@ -1,0 +1,50 @@
+#include <sherd/checkpoint/stored_folder.h>
+
+#include <algorithm>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <sherd/checkpoint/safetensors/detail/weights_index.h>
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+using Kind = FileSystem::Kind;
+
+constexpr int64_t kMaxOtherBytes = int64_t{64} << 20;
+
+// Weights of this format and others, and what lists their files.
+constexpr std::string_view kWeightsEndings[] = {".safetensors", ".bin", ".pt",   ".pth",  ".ckpt",      ".h5",
+                                                ".msgpack",     ".ot",  ".onnx", ".gguf", ".index.json"};
+
+bool is_other(const std::string& name) {
+  return !name.starts_with('.') &&
+         (name == kWeightsIndex || std::none_of(std::begin(kWeightsEndings), std::end(kWeightsEndings),
+                                                [&](std::string_view end) { return name.ends_with(end); }));
+}
+
+}  // namespace
+
+std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, FileSystem& files) {
+  if (files.kind(path) != Kind::folder)
+    throw IoError(fmt::format("cannot read '{}': it is no folder", path.string()));
+  std::shared_ptr<StoredFolder> folder(new StoredFolder);
+  folder->path_ = path;
+  for (const std::string& name : weights_files(path, files))
+    folder->weights_.emplace_back(path / name, files);
+  for (const std::string& name : files.list(path)) {
+    if (!is_other(name) || files.kind(path / name) == Kind::folder) continue;
+    const auto file = files.open(path / name);
+    const int64_t size = file->size();
+    if (size > kMaxOtherBytes) continue;
+    std::string contents(static_cast<size_t>(size), '\0');
+    file->read_at(0, contents.data(), size);
+    folder->others_.emplace(name, std::move(contents));
+  }
+  return folder;
+}
+
+}  // namespace sherd

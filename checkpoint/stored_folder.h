@@ -1,0 +1,42 @@
+// A folder of weights that another program wrote, kept to write another one like it.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
+
+namespace sherd {
+
+/// The headers of its weights, and its small files. Everything is read at once but the weights, whose files
+/// stay open: what becomes of the folder afterwards does not matter. Immutable; safe from several threads at
+/// once.
+class StoredFolder {
+ public:
+  /// Links are followed (the hub's cache consists of them); what an index names lies in the folder itself.
+  /// @throws IoError when it is no folder, or a file of it cannot be read, CorruptCheckpoint for damaged
+  /// weights.
+  static std::shared_ptr<const StoredFolder> open(const std::filesystem::path& path,
+                                                  FileSystem& files = FileSystem::posix());
+
+  const std::filesystem::path& path() const { return path_; }
+  /// The weights: the files of the index, or model.safetensors, or every safetensors file; by name.
+  const std::vector<SafetensorsReader>& weights() const { return weights_; }
+  /// Contents of the other files of the folder by name: configuration, tokenizer, index, licence and so on.
+  /// Not hidden ones, none of more than 64 MiB, no folders, and no weights in other formats nor their
+  /// indices, which would be those from before the training.
+  const std::map<std::string, std::string>& others() const { return others_; }
+
+ private:
+  StoredFolder() = default;
+
+  std::filesystem::path path_;
+  std::vector<SafetensorsReader> weights_;
+  std::map<std::string, std::string> others_;
+};
+
+}  // namespace sherd

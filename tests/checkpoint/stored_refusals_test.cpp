@@ -1,0 +1,205 @@
+// Weights in other programs' files: what is refused, and that nothing is written over or half.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+
+#include <unistd.h>
+
+#include "support/fault_file_system.h"
+#include "support/stored_model.h"
+
+namespace sherd::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// ---- what does not fit
+
+TEST(StoredRefusals, EverythingThatDoesNotFitIsInOneError) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(8);
+  auto tensors = file_tensors(n, false, "F32", random);
+  std::erase_if(tensors, [](const FileTensor& t) { return t.name.ends_with("experts.2.up_proj.weight"); });
+  for (FileTensor& t : tensors) {
+    if (t.name.ends_with("c_attn.bias")) t.shape = {3, n.dim};
+    if (t.name.ends_with("ln_1.weight")) t.dtype = "I32";
+  }
+  tensors.push_back({"stranger", "F32", {1}, "1234"});
+  write_folder(folder, "in", tensors, 2);
+  for (const Spread& spread : kStoredSpreads) {
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { through(spread, n, folder / "in", {}); }),
+        AllOf(HasSubstr(folder / "in"),
+              HasSubstr("missing in it: transformer.h.0.mlp.experts.2.up_proj.weight"),
+              HasSubstr("unknown to the run: stranger"), HasSubstr("'transformer.h.0.ln_1.weight' is i32"),
+              HasSubstr("'transformer.h.0.attn.c_attn.bias' has shape [3, 4] where the run has [12]"),
+              Not(HasSubstr("wte"))));
+  }
+}
+
+TEST(StoredRefusals, WhatIsMissingKeepsItsValuesWhereThatIsAllowed) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(9);
+  auto tensors = file_tensors(n, false, "F32", random);
+  std::erase_if(tensors, [](const FileTensor& t) { return t.name.ends_with("experts.2.up_proj.weight"); });
+  write_folder(folder, "in", tensors);
+  const Through outcome =
+      through({.shard = 2, .tp = 2}, n, folder / "in", {}, Strategy::optim, {.allow_missing = true});
+  EXPECT_THAT(outcome.reports[3].missing, ElementsAre("transformer.h.0.mlp.experts.2.up_proj.weight"));
+  int64_t held = 0;
+  for (const int64_t elements : outcome.held) held += elements;
+  EXPECT_LT(outcome.reports[0].counts.bytes_read, 4 * held);
+}
+
+TEST(StoredRefusals, NamesThatDoNotFitTheModelAreRefused) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(10);
+  write_folder(folder, "in", file_tensors(n, false, "F32", random));
+  StoredForms forms = stored_forms(n);
+  StoredNames& names = forms.forms[0];
+  names["experts.up"].pop_back();                       // an expert is missing
+  names["experts.down"][1].in_parameter.offset[0] = 0;  // an expert is there twice
+  names["nobody"] = {};
+  names["transformer.h.0.attn.q.bias"][0].in_tensor.size[0] = 1;
+  names["transformer.h.0.attn.k.bias"][0].shape = {5};
+  launch(2, [&](RankContext& r) {
+    StoredModel model(r, {.shard = 2}, n);
+    model.wrap();
+    for (const bool in : {true, false}) {
+      EXPECT_THAT(message_of<InvalidArgument>([&] {
+                    if (in)
+                      import_weights(model, folder / "in", forms);
+                    else
+                      export_weights(model, folder / "out", forms);
+                  }),
+                  AllOf(HasSubstr("'experts.up' is covered 0 times at [3, 0, 0]"),
+                        HasSubstr("'experts.down' is covered 2 times at [0, 0, 0]"),
+                        HasSubstr("'nobody' is not a parameter"), HasSubstr("'transformer.h.0.attn.q.bias'"),
+                        HasSubstr("'transformer.h.0.attn.k.bias'")));
+    }
+  });
+  EXPECT_FALSE(fs::exists(folder / "out"));
+}
+
+TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(11);
+  const auto tensors = file_tensors(n, false, "F32", random);
+  const auto refusal = [&](auto kind, const std::string& name) {
+    return message_of<decltype(kind)>([&] { through({.shard = 2}, n, folder / name, {}); });
+  };
+  const CorruptCheckpoint corrupt("");
+  const IoError io("");
+
+  write_folder(folder, "short", tensors, 2);
+  const std::string first = "short/" + name_of_file(0, 2);
+  folder.write(first, read_bytes(folder / first).substr(0, 1500));
+  EXPECT_THAT(refusal(corrupt, "short"), HasSubstr(name_of_file(0, 2)));
+
+  write_folder(folder, "lost", tensors, 2);
+  fs::remove(folder / ("lost/" + name_of_file(1, 2)));
+  EXPECT_THAT(refusal(corrupt, "lost"), AllOf(HasSubstr(name_of_file(1, 2)), HasSubstr("missing")));
+
+  write_folder(folder, "twice", tensors, 2);
+  folder.write("twice/" + name_of_file(1, 2), file_of(tensors));
+  EXPECT_THAT(refusal(corrupt, "twice"), HasSubstr("another file has it too"));
+
+  write_folder(folder, "out of it", tensors);
+  folder.write("out of it/" + std::string(kStoredIndex),
+               R"({"weight_map":{"a":"../lost/model.safetensors"}})");
+  EXPECT_THAT(refusal(corrupt, "out of it"), HasSubstr("not in a file of this folder"));
+
+  folder.write("empty/config.json", "{}");
+  EXPECT_THAT(refusal(io, "empty"), HasSubstr("safetensors"));
+  EXPECT_THAT(refusal(io, "nowhere"), HasSubstr("nowhere"));
+  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "nowhere"); }), HasSubstr("no folder"));
+  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "empty"); }),
+              HasSubstr("no .safetensors"));
+
+  // The hub's cache: every file is a link to one outside of the folder, and is copied as a file.
+  write_folder(folder, "blobs", tensors);
+  fs::create_directory(folder / "cache");
+  for (auto& [name, bytes] : contents(folder / "blobs"))
+    fs::create_symlink("../blobs/" + name, folder / ("cache/" + name));
+  through({.shard = 2}, n, folder / "cache", folder / "out");
+  EXPECT_EQ(contents(folder / "out"), contents(folder / "blobs"));
+  EXPECT_FALSE(fs::is_symlink(folder / "out/config.json"));
+  fs::remove(folder / "blobs/tokenizer.json");
+  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "cache"); }),
+              HasSubstr("tokenizer.json"));
+}
+
+TEST(StoredRefusals, AFolderThatIsToBeFollowedMustFit) {
+  const TemporaryFolder folder;
+  const StoredSizes n, other{.experts = 2};
+  std::mt19937_64 random(12);
+  write_folder(folder, "in", file_tensors(n, false, "F32", random));
+  write_folder(folder, "other", file_tensors(other, false, "F32", random));
+  launch(2, [&](RankContext& r) {
+    StoredModel model(r, {.shard = 2}, n);
+    model.wrap();
+    ExportOptions options;
+    if (r.world->rank() == 0) options.like = StoredFolder::open(folder / "other");
+    EXPECT_THAT(
+        message_of<InvalidArgument>([&] { export_weights(model, folder / "out", stored_forms(n), options); }),
+        AllOf(HasSubstr("to be followed"), HasSubstr("experts.3.")));
+  });
+  EXPECT_FALSE(fs::exists(folder / "out"));
+}
+
+// ---- destinations
+
+TEST(StoredRefusals, NothingIsWrittenOverOrHalf) {
+  const TemporaryFolder folder;
+  const StoredSizes n{.experts = 1};
+  std::mt19937_64 random(13);
+  write_folder(folder, "in", file_tensors(n, true, "BF16", random), 2);
+  const auto before = contents(folder / "in");
+  EXPECT_THAT(message_of<IoError>([&] { through({.shard = 2}, n, folder / "in", folder / "in"); }),
+              HasSubstr("not empty"));
+  EXPECT_THAT(
+      message_of<IoError>([&] { through({.shard = 2}, n, folder / "in", folder / "in/config.json"); }),
+      HasSubstr("not a folder"));
+  EXPECT_EQ(contents(folder / "in"), before);
+  EXPECT_THAT(message_of<IoError>([&] { through({.shard = 2}, n, folder / "in", folder / "no/where"); }),
+              HasSubstr("no/where"));
+
+  // A full disk, wherever it strikes.
+  FaultFileSystem files;
+  through({}, n, folder / "in", folder / "out/", Strategy::no_shard, {}, files);
+  const size_t calls = files.calls().size();
+  ASSERT_GT(calls, 20u);
+  for (size_t at = 0; at + 1 < calls; ++at) {
+    fs::remove_all(folder / "out");
+    files.arm({.effect = FileFault::Effect::short_write, .error = ENOSPC, .at = at});
+    EXPECT_THROW(through({}, n, folder / "in", folder / "out", Strategy::no_shard, {}, files), IoError) << at;
+    EXPECT_TRUE(files.struck()) << at;
+    EXPECT_THAT(FileSystem::posix().list(folder.path()), ElementsAre("in")) << at;
+  }
+}
+
+TEST(StoredRefusals, AReadOnlyDestinationIsSaidOnEveryRank) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root writes everywhere";
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(14);
+  write_folder(folder, "in", file_tensors(n, false, "F32", random));
+  fs::create_directory(folder / "locked");
+  fs::permissions(folder / "locked", fs::perms::owner_read | fs::perms::owner_exec);
+  EXPECT_THAT(message_of<IoError>([&] { through({.shard = 3}, n, folder / "in", folder / "locked/out"); }),
+              HasSubstr("locked/out"));
+  fs::permissions(folder / "locked", fs::perms::owner_all);
+}
+
+}  // namespace
+}  // namespace sherd::test
