@@ -30,7 +30,8 @@ T get(const google::protobuf::Message& message, const google::protobuf::FieldDes
   if constexpr (std::is_same_v<T, std::string>) return reflection->GetString(message, field);
   if constexpr (std::is_same_v<T, int64_t>) return reflection->GetInt64(message, field);
   if constexpr (std::is_same_v<T, uint64_t>) return reflection->GetUInt64(message, field);
-  if constexpr (std::is_same_v<T, double>) return reflection->GetDouble(message, field);
+  if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>)
+    return reflection->GetDouble(message, field);
   if constexpr (std::is_same_v<T, bool>) return reflection->GetBool(message, field);
 }
 

@@ -51,6 +51,11 @@ bool parse_bytes(std::string_view text, int64_t& value) {
   return true;
 }
 
+std::string check_bounds(const Field& field, double number) {
+  if (number >= field.low && number <= field.high) return "";  // false for a NaN
+  return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
+}
+
 }  // namespace
 
 std::string flag_of(const Field& field) {
@@ -79,7 +84,10 @@ std::string set_from_text(const Field& field, const std::string& text) {
         } else if constexpr (std::is_same_v<T, uint64_t>) {
           return parse_number(text, *value) ? "" : "must be a whole number from 0 to 2^64 - 1";
         } else {
-          return parse_number(text, *value) ? "" : "must be a number";
+          double number = 0;
+          if (!parse_number(text, number)) return "must be a number";
+          *value = number;
+          return "";
         }
       },
       field.target);
@@ -94,9 +102,9 @@ std::string check_value(const Field& field) {
           if (words.empty() || std::find(words.begin(), words.end(), *value) != words.end()) return "";
           return fmt::format("must be one of {}", field.value);
         } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
-          const auto number = static_cast<double>(*value);
-          if (number >= field.low && number <= field.high) return "";  // false for a NaN
-          return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
+          return check_bounds(field, static_cast<double>(*value));
+        } else if constexpr (std::is_same_v<T, std::optional<double>>) {
+          return value->has_value() ? check_bounds(field, **value) : "";
         } else {
           return "";
         }
@@ -105,7 +113,14 @@ std::string check_value(const Field& field) {
 }
 
 std::string show_value(const Field& field) {
-  return std::visit([](const auto* value) { return fmt::format("{}", *value); }, field.target);
+  return std::visit(
+      [](const auto* value) -> std::string {
+        if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::optional<double>>)
+          return value->has_value() ? fmt::format("{}", **value) : "";
+        else
+          return fmt::format("{}", *value);
+      },
+      field.target);
 }
 
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups) {
@@ -134,7 +149,14 @@ std::string config_text(std::span<const FieldGroup> groups) {
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   for (const FieldGroup& group : groups)
     for (const Field& field : group.fields)
-      std::visit([&](const auto* value) { json[field.name] = *value; }, field.target);
+      std::visit(
+          [&](const auto* value) {
+            if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::optional<double>>)
+              json[field.name] = value->has_value() ? nlohmann::ordered_json(**value) : nullptr;
+            else
+              json[field.name] = *value;
+          },
+          field.target);
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 

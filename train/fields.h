@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -20,7 +21,8 @@ struct Field {
   const char* name;
   /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
   /// default.
-  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*> target;
+  /// An optional number that has none is left to the program, and shown as nothing.
+  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*> target;
   /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
   /// G; empty: a switch without value.
   const char* value;

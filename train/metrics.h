@@ -1,12 +1,12 @@
 // The metrics of a run as a file: one JSON object per line.
 #pragma once
 
-#include <cstdio>
-#include <memory>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <sherd/train/append_file.h>
 #include <sherd/train/step_result.h>
 
 namespace sherd {
@@ -14,11 +14,14 @@ namespace sherd {
 /// Line 1 is {"config": {...}}, every other line one step:
 ///
 ///   step          from 1
-///   loss          mean over the step's tokens, nats; eval_loss where the step was evaluated
+///   loss          mean over the step's tokens, nats
+///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
 ///   skipped       whether gradients were not finite, so that nothing was updated
 ///   skipped_steps how many were, in this run up to this step
 ///   lr            of this step; tokens_per_s
+///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
+///                 measured ceiling (gemm_ceiling.h), where there is one
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it
@@ -42,21 +45,14 @@ class MetricsWriter {
   /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
   /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
   void write(const StepResult& step);
-  void flush();
+  /// A line of a model that was only evaluated: its step, eval_loss and eval_ppl.
+  void write_evaluation(int64_t step, double loss);
+  void flush() { file_.flush(); }
   /// Why the file does not have all lines, and of how many; empty when it has them.
-  std::string failure() const;
+  std::string failure() const { return file_.failure(); }
 
  private:
-  bool write_waiting();
-
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  std::string path_;
-  std::unique_ptr<std::FILE, Close> file_;  // opened for appending; written to by its descriptor alone
-  std::string waiting_;
-  int64_t lines_waiting_ = 0, lines_lost_ = 0;
-  int error_ = 0;
+  AppendFile file_;
 };
 
 /// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where

@@ -20,6 +20,8 @@ struct StepResult {
   int64_t skipped_steps = 0;  // of this run, up to this step
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
+  std::optional<double> flops_per_s, mfu;  // of all ranks, and as a part of what they reach in a plain product
+  std::optional<double> epoch;    // of token files: how often the first stream's windows have been seen
   CommCounts comm;                // this rank's
   int64_t peak_bytes = 0;         // largest over ranks
   int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued

@@ -3,13 +3,16 @@
 #include <numeric>
 #include <set>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
+#include "memory_bytes.h"
 #include "temporary_folder.h"
 
 namespace sherd {
@@ -22,13 +25,15 @@ using ::testing::HasSubstr;
 
 std::string load(const fs::path& path) {
   const auto data = ByteData::load(path);
-  return std::string(data->bytes().begin(), data->bytes().end());
+  std::vector<int32_t> tokens(static_cast<size_t>(data->size()));
+  data->read(0, data->size(), tokens.data(), 256);
+  return std::string(tokens.begin(), tokens.end());
 }
 
 ByteWindows windows_over(int64_t bytes, int64_t seq) {
   std::vector<uint8_t> data(static_cast<size_t>(bytes));
   for (size_t i = 0; i < data.size(); ++i) data[i] = static_cast<uint8_t>(i * 7 + i / 256);
-  return ByteWindows(std::make_shared<const ByteData>("test", std::move(data)), seq);
+  return ByteWindows(test::stream_of("test", test::memory_text(data)), seq);
 }
 
 TEST(ByteData, FileIsTakenAsItIs) {
@@ -101,6 +106,44 @@ TEST(ByteData, UnreadableBelowAFolderIsNamed) {
   EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder.path()); }), HasSubstr(folder / "sub/secret"));
 }
 
+TEST(ByteData, ThatBecameShorterIsNamed) {
+  const TemporaryFolder folder;
+  for (const bool in_folder : {false, true}) {
+    const std::string file = folder.write("text/a", std::string(100'000, 'a'));
+    const auto data = ByteData::load(in_folder ? folder / "text" : file);
+    std::vector<int32_t> tokens(100'000);
+    data->read(0, 100'000, tokens.data(), 256);
+    fs::resize_file(file, 50);
+    EXPECT_THAT(message_of<IoError>([&] { data->read(60'000, 10, tokens.data(), 256); }),
+                AllOf(HasSubstr(file), HasSubstr("50 bytes now"), HasSubstr("100000")));
+    EXPECT_THROW(data->read(0, 10, tokens.data(), 256), IoError);
+  }
+}
+
+TEST(ByteData, AMappedFileOutlivesItsName) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("a", "abc");
+  const auto data = ByteData::load(file);
+  fs::remove(file);
+  int32_t tokens[3];
+  data->read(0, 3, tokens, 256);
+  folder.write("a", "x");  // another file
+  data->read(0, 3, tokens, 256);
+  EXPECT_THAT(tokens, ElementsAre('a', 'b', 'c'));
+}
+
+TEST(Windows, AreDescribedByAllBytesOfTheText) {
+  const TemporaryFolder folder;
+  const std::string text = "the same bytes, however they are cut into files";
+  folder.write("files/a", text.substr(0, 10));
+  folder.write("files/b", text.substr(10));
+  const ByteWindows one(ByteData::load(folder.write("file", text)), 4), several(ByteData::load(folder / "files"), 4);
+  EXPECT_EQ(one.describe(), fmt::format("47 bytes, XXH3 {:016x}, windows of 4", checksum(text.data(), 47)));
+  EXPECT_EQ(several.describe(), one.describe());
+  EXPECT_EQ(one.summary(),
+            "data " + (folder / "file") + ": 47 bytes, 11 windows of 4 to train on, 0 held out");
+}
+
 TEST(Windows, CountsAtTheBoundaries) {
   struct Case {
     int64_t bytes, seq, train, held_out;
@@ -159,8 +202,7 @@ TEST(Windows, FillGivesTheBytesAndTheOnesAfter) {
 }
 
 TEST(Windows, BytesAbove127AreNotNegative) {
-  const ByteWindows windows(std::make_shared<const ByteData>("test", std::vector<uint8_t>{0, 127, 128, 255}),
-                            3);
+  const ByteWindows windows(test::stream_of("test", test::memory_text({0, 127, 128, 255})), 3);
   int32_t inputs[3], targets[3];
   windows.fill(0, inputs, targets);
   EXPECT_THAT(inputs, ElementsAre(0, 127, 128));

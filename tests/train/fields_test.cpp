@@ -2,6 +2,7 @@
 #include <sherd/train/fields.h>
 
 #include <cstdint>
+#include <optional>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -102,6 +103,24 @@ TEST(Fields, HelpAndRecordFollowTheTable) {
                     HasSubstr("\nTraining\n  --value N                 some number [4]\n"),
                     HasSubstr("  --quiet                   print errors only\n"),
                     HasSubstr("what is sharded\n                            optim|none [optim]\n")));
+}
+
+TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
+  std::optional<double> number;
+  const std::vector<FieldGroup> groups = {{"All", {{"least", &number, "X", "the least", 0, 1}}}};
+  const Field& field = groups[0].fields[0];
+  EXPECT_EQ(show_value(field), "");
+  EXPECT_EQ(check_value(field), "");
+  EXPECT_EQ(config_text(groups), R"({"least":null})");
+  EXPECT_THAT(help_text("", groups), HasSubstr("--least X                 the least\n"));
+  EXPECT_EQ(set_from_text(field, "0"), "");
+  EXPECT_EQ(number, 0.0);
+  EXPECT_EQ(config_text(groups), R"({"least":0.0})");
+  EXPECT_EQ(set_from_text(field, "none"), "must be a number");
+  EXPECT_EQ(number, 0.0);
+  EXPECT_EQ(set_from_text(field, "1.5"), "");
+  EXPECT_EQ(show_value(field), "1.5");
+  EXPECT_EQ(check_value(field), "must be from 0 to 1");
 }
 
 }  // namespace

@@ -54,11 +54,14 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   EXPECT_EQ(lines_of(read_bytes(path)).size(), 2u) << "every line is there at once";
   step.step = 2;
   step.eval_loss = 2.25;
+  step.flops_per_s = 4e12;
+  step.mfu = 0.5;
   step.comm.clear();
   writer.write(step);
+  writer.write_evaluation(7, 0.5);
 
   const auto lines = lines_of(read_bytes(path));
-  ASSERT_EQ(lines.size(), 3u);
+  ASSERT_EQ(lines.size(), 4u);
   EXPECT_EQ(json::parse(lines[0])["config"]["dim"], 48);
   EXPECT_EQ(json::parse(lines[0]).size(), 1u);
   EXPECT_EQ(json::parse(lines[1]), json::parse(R"({"step": 1, "loss": 2.5, "grad_norm": 0.75, "num_zeros": 3,
@@ -66,7 +69,13 @@ TEST(Metrics, OneObjectPerLineAfterTheConfig) {
       "comm": {"all_gather": {"calls": 9, "bytes": 4096}, "all_reduce": {"calls": 1, "bytes": 8}},
       "peak_bytes": 1099511627776, "host_syncs": 4})"));
   EXPECT_EQ(json::parse(lines[2])["eval_loss"], 2.25);
+  EXPECT_DOUBLE_EQ(json::parse(lines[2])["eval_ppl"].get<double>(), std::exp(2.25));
+  EXPECT_EQ(json::parse(lines[2])["flops_per_s"], 4e12);
+  EXPECT_EQ(json::parse(lines[2])["mfu"], 0.5);
   EXPECT_EQ(json::parse(lines[2])["comm"], json::object());
+  EXPECT_EQ(json::parse(lines[3]).size(), 3u);
+  EXPECT_EQ(json::parse(lines[3])["step"], 7);
+  EXPECT_EQ(json::parse(lines[3])["eval_loss"], 0.5);
 }
 
 TEST(Metrics, SeventeenDigitsRestoreEveryBit) {

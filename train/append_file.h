@@ -1,0 +1,48 @@
+// A file that grows by whole records, which wait where the system cannot take them.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+/// What every record of is there to be read at once. One thread uses it.
+class AppendFile {
+ public:
+  /// Opens the file for appending, creates it where it is missing and locks it (flock): two runs cannot share
+  /// one. Pipes and devices are neither locked nor emptied.
+  /// @param what names it in messages: "metrics", of which a record is a "line". Both outlive the object.
+  /// @param keep what is in it already; otherwise it is emptied.
+  /// @throws IoError.
+  AppendFile(std::string path, const char* what, const char* record, bool keep);
+
+  /// Appends a record; it is in the file (handed to the system) when this returns, unless failure() says
+  /// otherwise: records then wait, and are tried again before the next one and by flush(). Of more than 16
+  /// MiB of them those that come after are lost. Parts of records are not left in a regular file.
+  void write(std::string_view record);
+  /// The same for what is not counted as a record. @throws IoError when it cannot be written.
+  void write_head(std::string_view head);
+  void flush();
+  /// Why the file does not have all records, and of how many; empty when it has them.
+  std::string failure() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  bool write_waiting();
+  [[noreturn]] void fail() const;
+
+  struct Close {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  std::string path_;
+  const char *what_, *record_;
+  std::unique_ptr<std::FILE, Close> file_;  // opened for appending; written to by its descriptor alone
+  std::string waiting_;
+  int64_t records_waiting_ = 0, records_lost_ = 0;
+  int error_ = 0;
+};
+
+}  // namespace sherd

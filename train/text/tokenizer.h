@@ -1,0 +1,70 @@
+// From tokens to text, as tokenizer.json says. Text becomes tokens in scripts/tokenize.py.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd {
+
+/// The decoding half of a tokenizer.json of Hugging Face's `tokenizers`, for models of type BPE with one of
+/// two decoders. ByteLevel (GPT-2, Llama 3, Qwen): each character of a token is a byte; a token with other
+/// characters is taken as it is. Sequence of Replace, ByteFallback, Fuse and Strip (Llama 2, Mistral):
+/// strings are replaced in each token, tokens "<0xNN>" are bytes, and so many leading characters of the whole
+/// text are dropped. Texts are those of that package's decode(), byte by byte. Immutable.
+class Tokenizer {
+ public:
+  /// @throws IoError naming the file: unreadable, no tokenizer.json, a model or decoder of other types (by
+  /// name), numbers of tokens that are negative, double or far above their count.
+  static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
+  /// The same of a file's contents; `source` stands in messages.
+  static std::shared_ptr<const Tokenizer> parse(std::string_view json, const std::string& source);
+
+  /// One more than the largest number of a token. A model's vocabulary may be larger (padded).
+  int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
+  /// The number of a token of this very spelling ("</s>"), or -1.
+  int64_t find(std::string_view token) const;
+
+  /// The text of all tokens. @param skip_special leaves out what the file calls special.
+  std::string decode(const std::vector<int32_t>& tokens, bool skip_special = false) const;
+
+ private:
+  friend class TextStream;
+  friend class TokenizerFile;
+  struct Piece {
+    std::string token;                                  // as in the file
+    std::string text;                                   // what decoding makes of it alone
+    bool known = false, special = false, byte = false;  // byte: text is one byte of a run (ByteFallback)
+  };
+  bool byte_level_ = true;
+  std::string strip_;        // a character that is dropped at the text's beginning ...
+  int64_t strip_count_ = 0;  // ... so often at most
+  std::vector<Piece> pieces_;
+};
+
+/// Text as it is made, token by token: what would change with the next token is held back, namely characters
+/// of which bytes are missing. The pieces together are Tokenizer::decode() of all tokens.
+class TextStream {
+ public:
+  explicit TextStream(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special = false);
+
+  /// The text that became certain with this token. One that the tokenizer does not know (a model's vocabulary
+  /// may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
+  std::string add(int32_t token);
+  /// What is still held back; bytes that make no character are U+FFFD. The stream begins anew.
+  std::string finish();
+
+ private:
+  std::string stripped(std::string text);
+  std::string end_of_bytes();
+
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  bool skip_special_;
+  std::string held_;      // bytes that are no whole characters yet; with ByteFallback, a run of bytes
+  int64_t stripped_ = 0;  // characters dropped, or -1 when the beginning is over
+};
+
+}  // namespace sherd

@@ -1,0 +1,233 @@
+// What a tokenizer.json says, as far as decoding needs it.
+#include <sherd/train/text/tokenizer.h>
+
+#include <array>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/device/error.h>
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+
+/// The characters that stand for bytes in byte-level vocabularies: printable ones of Latin-1 for themselves,
+/// the other bytes, in order, from U+0100 on (GPT-2's table). Below U+0144; -1 where a character stands for
+/// none.
+std::array<int, 0x144> bytes_of_characters() {
+  std::array<int, 0x144> table;
+  table.fill(-1);
+  size_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+    table[printable ? static_cast<size_t>(byte) : next++] = byte;
+  }
+  return table;
+}
+
+/// The bytes that a token's characters stand for; the token itself when one of them stands for none.
+std::string byte_level_text(const std::string& token) {
+  static const std::array<int, 0x144> table = bytes_of_characters();
+  std::string bytes;
+  for (size_t i = 0; i < token.size(); ++i) {
+    const auto first = static_cast<uint8_t>(token[i]);
+    size_t character = first;
+    if (first >= 0x80) {
+      if (first >= 0xE0 || i + 1 == token.size()) return token;  // of three bytes and more: none of the table
+      character = (first & 0x1Fu) << 6 | (static_cast<uint8_t>(token[++i]) & 0x3Fu);
+    }
+    if (character >= table.size() || table[character] < 0) return token;
+    bytes += static_cast<char>(table[character]);
+  }
+  return bytes;
+}
+
+/// The byte of "<0xNN>".
+std::optional<char> fallback_byte(const std::string& token) {
+  if (token.size() != 6 || !token.starts_with("<0x") || token[5] != '>') return std::nullopt;
+  int value = 0;
+  for (const char c : token.substr(3, 2)) {
+    const int digit = c >= '0' && c <= '9'   ? c - '0'
+                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                             : -1;
+    if (digit < 0) return std::nullopt;
+    value = 16 * value + digit;
+  }
+  return static_cast<char>(value);
+}
+
+std::string replaced(std::string text, const std::string& pattern, const std::string& with) {
+  for (size_t at = 0; (at = text.find(pattern, at)) != std::string::npos; at += with.size())
+    text.replace(at, pattern.size(), with);
+  return text;
+}
+
+}  // namespace
+
+/// Reads one file.
+class TokenizerFile {
+ public:
+  TokenizerFile(const json& file, const std::string& source) : file_(file), source_(source) {}
+
+  Tokenizer read() {
+    if (!file_.is_object()) refuse("is no JSON object");
+    read_decoder(member(file_, "decoder", "the file"));
+    const json& model = member(file_, "model", "the file");
+    if (const std::string type = model.is_object() ? model.value("type", std::string("BPE")) : "";
+        type != "BPE")
+      refuse(fmt::format("has a model of type '{}'; BPE can be decoded", type));
+    const json& vocab = member(model, "vocab", "model");
+    if (!vocab.is_object()) refuse("has a vocabulary that is no object");
+    static const json none = json::array();
+    const json& added =
+        file_.contains("added_tokens") && !file_["added_tokens"].is_null() ? file_["added_tokens"] : none;
+    if (!added.is_array()) refuse("has added_tokens that are no array");
+    most_ = 4 * static_cast<int64_t>(vocab.size() + added.size()) + 65536;
+    for (const auto& [token, number] : vocab.items()) {
+      Tokenizer::Piece& piece = place(number, token);
+      if (piece.known)
+        refuse(fmt::format("gives the number {} to '{}' and to '{}'", number.dump(), piece.token, token));
+      piece = piece_of(token);
+    }
+    for (const json& token : added) read_added(token);
+    return std::move(result_);
+  }
+
+ private:
+  [[noreturn]] void refuse(const std::string& why) const {
+    throw IoError(fmt::format("the tokenizer '{}' {}", source_, why));
+  }
+
+  const json& member(const json& object, const char* name, const char* what) const {
+    if (!object.is_object() || !object.contains(name)) refuse(fmt::format("lacks '{}' in {}", name, what));
+    return object[name];
+  }
+
+  std::string text(const json& object, const char* name) const {
+    const json& value = member(object, name, "one of its entries");
+    if (!value.is_string()) refuse(fmt::format("has a '{}' that is no string: {}", name, shown(value)));
+    return value.get<std::string>();
+  }
+
+  static std::string shown(const json& value) {
+    return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 100);
+  }
+
+  void read_decoder(const json& decoder) {
+    const std::string type = decoder.is_object() ? text(decoder, "type") : shown(decoder);
+    if (type == "ByteLevel") return;
+    if (type != "Sequence") refuse_decoder(type);
+    const json& steps = member(decoder, "decoders", "the decoder");
+    if (!steps.is_array()) refuse("has a decoder whose steps are no array");
+    // One step alone stands for itself.
+    if (steps.size() == 1 && steps[0].is_object() && text(steps[0], "type") == "ByteLevel") return;
+    result_.byte_level_ = false;
+    // Each kind in its order; what comes behind Fuse sees the whole text.
+    int stage = 0;
+    bool fused = false;
+    for (const json& step : steps) {
+      const std::string name = step.is_object() ? text(step, "type") : shown(step);
+      const int of = name == "Replace"        ? 0
+                     : name == "ByteFallback" ? 1
+                     : name == "Fuse"         ? 2
+                     : name == "Strip"        ? 3
+                                              : -1;
+      if (of < stage || (of == 3 && !fused)) refuse_decoder("Sequence with " + name);
+      stage = of == 0 ? 0 : of + 1;
+      if (of == 0) replacements_.push_back(replacement(step));
+      if (of == 1) byte_fallback_ = true;
+      fused |= of == 2;
+      if (of == 3) read_strip(step);
+    }
+    if (!fused) refuse_decoder("Sequence without Fuse");
+  }
+
+  [[noreturn]] void refuse_decoder(const std::string& name) const {
+    refuse(fmt::format(
+        "has the decoder '{}'; ByteLevel can be read, and a Sequence of Replace, ByteFallback, Fuse, Strip "
+        "in this order",
+        name));
+  }
+
+  std::pair<std::string, std::string> replacement(const json& step) const {
+    const json& pattern = member(step, "pattern", "Replace");
+    if (!pattern.is_object() || !pattern.contains("String") || !pattern["String"].is_string())
+      refuse(fmt::format("replaces by the pattern {}; strings can be replaced", shown(pattern)));
+    auto string = pattern["String"].get<std::string>();
+    if (string.empty()) refuse("replaces the empty string");
+    return {std::move(string), text(step, "content")};
+  }
+
+  void read_strip(const json& step) {
+    const json &start = member(step, "start", "Strip"), &stop = member(step, "stop", "Strip");
+    if (!start.is_number_unsigned() || !stop.is_number_unsigned() || stop.get<uint64_t>() != 0 ||
+        start.get<uint64_t>() > 1024)
+      refuse(fmt::format(
+          "strips by {}; a count of leading characters (start) and none at the end (stop 0) can be read",
+          shown(step)));
+    result_.strip_ = text(step, "content");
+    if (result_.strip_.empty()) refuse("strips the empty string");
+    result_.strip_count_ = start.get<int64_t>();
+  }
+
+  void read_added(const json& token) {
+    if (!token.is_object()) refuse(fmt::format("has an added token that is no object: {}", shown(token)));
+    const auto content = text(token, "content");
+    Tokenizer::Piece& piece = place(member(token, "id", "an added token"), content);
+    piece = piece_of(content);
+    if (token.contains("special")) {
+      if (!token["special"].is_boolean())
+        refuse(fmt::format("has an added token whose 'special' is {}", shown(token)));
+      piece.special = token["special"].get<bool>();
+    }
+  }
+
+  Tokenizer::Piece& place(const json& number, const std::string& token) {
+    const bool whole = number.is_number_unsigned() && number.get<uint64_t>() < static_cast<uint64_t>(most_);
+    if (!whole)
+      refuse(fmt::format(
+          "gives the number {} to the token '{}'; numbers are from 0 to little more than the count of "
+          "tokens",
+          shown(number), token));
+    const auto i = number.get<size_t>();
+    if (i >= result_.pieces_.size()) result_.pieces_.resize(i + 1);
+    return result_.pieces_[i];
+  }
+
+  Tokenizer::Piece piece_of(const std::string& token) const {
+    Tokenizer::Piece piece{.token = token, .text = token, .known = true};
+    if (result_.byte_level_) {
+      piece.text = byte_level_text(token);
+      return piece;
+    }
+    for (const auto& [pattern, with] : replacements_) piece.text = replaced(piece.text, pattern, with);
+    if (const std::optional<char> byte = byte_fallback_ ? fallback_byte(piece.text) : std::nullopt) {
+      piece.text = *byte;
+      piece.byte = true;
+    }
+    return piece;
+  }
+
+  const json& file_;
+  const std::string& source_;
+  Tokenizer result_;
+  std::vector<std::pair<std::string, std::string>> replacements_;
+  bool byte_fallback_ = false;
+  int64_t most_ = 0;
+};
+
+std::shared_ptr<const Tokenizer> Tokenizer::parse(std::string_view text, const std::string& source) {
+  try {
+    const json file = json::parse(text);
+    return std::make_shared<const Tokenizer>(TokenizerFile(file, source).read());
+  } catch (const json::exception& e) {
+    throw IoError(fmt::format("the tokenizer '{}' is no tokenizer.json: {}", source, e.what()));
+  }
+}
+
+}  // namespace sherd
