@@ -34,8 +34,8 @@ class Training {
       : rank_(rank), bench_(b), model_({.dim = b.dim,
                                         .layers = b.layers,
                                         .heads = b.heads,
-                                        .seq = b.seq,
-                                        .recompute = recompute}) {
+                                        .seq = b.seq}) {
+    model_.set_recompute(recompute);
     const DeviceMesh mesh(rank.world, {{"shard", b.ranks}});
     const Routing routing = route(model_, {.optimizer = Algorithm::adamw});
     for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh);

@@ -50,7 +50,7 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
   const DeviceMesh expert_mesh(rank.world, {{"expert_shard", soak.ranks / parts}, {"expert", parts}});
   const train_gpt::MoeShape mixture{experts, 2, 0.01f};
   Gpt model({.dim = soak.dim, .layers = soak.layers, .heads = 4, .seq = soak.seq, .moe = mixture}, {},
-            experts > 0 ? train_gpt::ExpertParallel::of(expert_mesh) : train_gpt::ExpertParallel{});
+            experts > 0 ? sherd::nn::ExpertParallel::of(expert_mesh) : sherd::nn::ExpertParallel{});
   const Routing routing = route(model, {.optimizer = Algorithm::adamw});
   for (size_t i = 0; i < model.blocks(); ++i) {
     if (train_gpt::MoeMlp* moe = model.block(i).moe()) {

@@ -25,8 +25,8 @@ stage() {
 }
 
 stage "fuzzing" scripts/fuzz.sh "${FUZZ_RUNS:-1000000}"
-stage "asan" env CONFIGURE=-DSHERD_TEST_SHARDS=0 scripts/test.sh asan -LE slow
-stage "tsan" env CONFIGURE=-DSHERD_TEST_SHARDS=0 TARGETS=runtime_tests \
+stage "asan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" scripts/test.sh asan -LE slow
+stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runtime_tests \
   scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DCMAKE_CUDA_ARCHITECTURES=80;90" scripts/test.sh

@@ -6,8 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/dtensor/layer_wise.h>
-#include <sherd/fsdp/group_plan.h>
+#include <sherd/fsdp/bucket_plan.h>
 #include <sherd/fsdp/layout_param.h>
 #include <sherd/kernels/device/error.h>
 
@@ -29,43 +28,13 @@ void add(Arrangement& a, Buffer& buffer, int64_t start, ShardLayout layout, std:
   buffer.buckets.push_back({start, std::move(layout), std::move(params)});
 }
 
-// Muon's matrices of all units, in buckets that span units.
-void add_layer_wise(Arrangement& a) {
-  std::vector<std::pair<DType, std::vector<int>>> by_dtype;  // in order of first use
-  for (size_t i = 0; i < a.model.size(); ++i) {
-    if (a.model[i].optimizer != Algorithm::muon) continue;
-    const DType t = a.model[i].dtype;
-    auto it = std::find_if(by_dtype.begin(), by_dtype.end(), [&](auto& g) { return g.first == t; });
-    if (it == by_dtype.end()) it = by_dtype.insert(by_dtype.end(), {t, {}});
-    it->second.push_back(static_cast<int>(i));
-  }
-  for (auto& [dtype, params] : by_dtype) {
-    std::vector<LayerWiseParam> matrices;
-    for (int i : params) {
-      const ParamEntry& p = a.model[i];
-      matrices.push_back({layout_param(p.name, p.shape, cut_of(p), stacked_blocks(p.blocks)), p.tied});
-    }
-    auto layout = LayerWiseLayout::make(matrices, a.options.world,
-                                        {.packing = a.options.layout.packing,
-                                         .bucket_elements = a.options.bucket_elements,
-                                         .align = a.options.align});
-    Buffer buffer{fmt::format("whole_param/{}", name_of(dtype)), dtype, {}};
-    for (LayerWiseBucket& b : layout.buckets) {
-      const auto first = params.begin() + b.first_param;
-      const auto count = static_cast<std::ptrdiff_t>(b.layout.params().size());
-      add(a, buffer, b.begin.value, std::move(b.layout), {first, first + count});
-    }
-    a.buffers.push_back(std::move(buffer));
-  }
-}
-
 // The model's units as fully_shard() would see them, and which parameters of the model theirs are.
 struct Units {
   std::vector<PlanUnit> units;  // in order of first use
   std::vector<std::vector<int>> members;
 };
 
-Units units_of(const Arrangement& a, bool without_matrices) {
+Units units_of(const Arrangement& a) {
   Units all;
   std::map<std::string, size_t> index;
   for (size_t i = 0; i < a.model.size(); ++i) {
@@ -76,26 +45,45 @@ Units units_of(const Arrangement& a, bool without_matrices) {
           {.name = p.unit,
            .params = {},
            .mesh = {{"shard", a.options.world}},
-           .options = {.layout = a.options.layout.policy, .packing = a.options.layout.packing},
+           .options = {.strategy = a.options.per_unit ? Strategy::optim_grads_params : Strategy::optim_grads,
+                       .layout = a.options.layout.policy,
+                       .packing = a.options.layout.packing,
+                       .bucket_elements = a.options.bucket_elements},
            .root = p.unit == "root",
            .align = a.options.align});
       all.members.emplace_back();
     }
-    if (without_matrices && p.optimizer == Algorithm::muon) continue;
     all.members[it->second].push_back(static_cast<int>(i));
     all.units[it->second].params.push_back({.name = p.name,
                                             .shape = p.shape,
                                             .cut = cut_of(p),
                                             .row_blocks = stacked_blocks(p.blocks),
-                                            .dtype = p.dtype});
+                                            .dtype = p.dtype,
+                                            .tied = p.tied});
   }
   int position = 0;
   for (PlanUnit& u : all.units) u.position = u.root ? static_cast<int>(all.units.size()) - 1 : position++;
   return all;
 }
 
-void add_units(Arrangement& a, bool without_matrices) {
-  const Units all = units_of(a, without_matrices);
+// Muon's matrices of all units, in buckets that span units.
+void add_buckets(Arrangement& a, const Units& all) {
+  std::vector<BucketPlan> buckets = plan_buckets(all.units);
+  for (size_t k = 0; k < buckets.size();) {
+    const int number = buckets[k].buffer;
+    const DType dtype = buckets[k].group.dtype;
+    Buffer buffer{fmt::format("whole_param/{}", name_of(dtype)), dtype, {}};
+    for (; k < buckets.size() && buckets[k].buffer == number; ++k) {
+      const BucketPlan& b = buckets[k];
+      std::vector<int> params;
+      for (size_t i = 0; i < b.units.size(); ++i) params.push_back(all.members[b.units[i]][b.group.params[i]]);
+      add(a, buffer, b.begin.value, *b.group.layout, std::move(params));
+    }
+    a.buffers.push_back(std::move(buffer));
+  }
+}
+
+void add_units(Arrangement& a, const Units& all) {
   const std::vector<std::vector<GroupPlan>> groups = plan_units(all.units);
   for (size_t u = 0; u < groups.size(); ++u) {
     for (const GroupPlan& g : groups[u]) {
@@ -160,9 +148,9 @@ Arrangement Arrangement::make(std::vector<ParamEntry> model, const ArrangeOption
   a.model = std::move(model);
   a.options = options;
   a.places.resize(a.model.size());
-  const bool spans_units = options.layout.policy == LayoutPolicy::whole_param && !options.per_unit;
-  if (spans_units) add_layer_wise(a);
-  add_units(a, spans_units);
+  const Units all = units_of(a);
+  add_buckets(a, all);
+  add_units(a, all);
   check_total(a);
   add_plan(a);
   return a;

@@ -18,7 +18,7 @@ struct ArrangeOptions {
   /// whole_param: LayerWiseOptions::bucket_elements of the matrices' buffers.
   int64_t bucket_elements = 0;
   int64_t align = 64;
-  /// whole_param: each unit's matrices are packed by themselves, as training does it.
+  /// whole_param: each unit's matrices are packed by themselves, as optim_grads_params has them.
   bool per_unit = false;
 };
 
@@ -47,8 +47,8 @@ struct ParamPlace {
 /// The groups that fully_shard() makes (plan_units()), one buffer for each: of every unit and dtype, under
 /// whole_param apart for matrices and the rest. A unit's position in the model is its rotation; one called
 /// "root" counts last, as the root does. Without ArrangeOptions::per_unit, whole_param has Muon's matrices of
-/// all units in one LayerWiseLayout for each dtype instead, whose costs carry over from bucket to bucket, not
-/// from one dtype's buffer to the next.
+/// all units in the buckets of optim and optim_grads instead (plan_buckets()): one LayerWiseLayout for each dtype,
+/// whose costs carry over from bucket to bucket, not from one dtype's buffer to the next.
 struct Arrangement {
   std::vector<ParamEntry> model;
   ArrangeOptions options;

@@ -25,9 +25,10 @@ constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's paramet
   tied       optional, true for a parameter that is used in two places (listed once)
   blocks     optional, rows of the matrices in a fused one, e.g. [4096, 1024, 1024]
 
-Under whole_param the matrices of all units are in one buffer for each dtype, in buckets that span units.
-Training packs each unit by itself instead, and its ties go to the rank with the least carried cost:
---per-unit shows that. Everything else lies where training puts it.
+Under whole_param the matrices of all units are in one buffer for each dtype, in buckets that span units (those of "root"
+in the last ones, for its backward ends last), as training has them under zero1 and zero2. Under zero3 it packs each unit
+by itself, and its ties go to the rank with the least carried cost: --per-unit shows that. Everything lies where training
+puts it.
 
 )";
 
@@ -61,7 +62,7 @@ CLI::App* LayoutCommand::add_to(CLI::App& app) {
       ->type_name("K")
       ->check(range(1, std::numeric_limits<int64_t>::max()));
   sub->add_flag("--per-unit", per_unit,
-                "whole_param: pack the matrices of each unit by themselves, as training does");
+                "whole_param: pack the matrices of each unit by themselves, as zero3 does");
   sub->add_option("--align-elements", align, "slices are a multiple of this many elements")
       ->type_name("A")
       ->capture_default_str()

@@ -13,6 +13,8 @@
 #include "config.pb.h"
 #include "config_fields.h"
 #include "config_rules.h"
+#include "inheritance.h"
+#include "model_source.h"
 
 namespace train_gpt {
 namespace {
@@ -26,11 +28,32 @@ std::string help_with_defaults() {
   return sherd::help_text(kAbout, fields_of(defaults));
 }
 
-/// Processes of a job that NCCL joins are its ranks; who does not say how many there are means all of them.
+/// Processes of a job that NCCL or MPI joins are its ranks; who does not say how many there are means all of them.
 void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
-  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm != "nccl" || c.bootstrap != "env")
+  if (given.has("ranks") || c.ranks != TrainConfig().ranks || c.comm == "local" || c.bootstrap != "env")
     return;
   if (const int processes = sherd::job_in_environment().processes; processes > 0) c.ranks = processes;
+}
+
+/// Sizes of --model's own, before anything is checked against them.
+void take_model(TrainConfig& c, const sherd::GivenFlags& given, std::vector<std::string>& problems) {
+  if (c.model.empty()) return;
+  try {
+    const ModelSource source = model_source(c.model);
+    if (c.trains() || c.eval_only) hf::require_sequence(source.config, c.seq);
+    take_sizes(c, source, given.has("moe_aux"));
+    if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && c.resume.empty())
+      problems.push_back(fmt::format(
+          "--model {}: a published shape has no weights here; give --from-scratch, or --init-weights PATH", c.model));
+  } catch (const sherd::InvalidArgument& e) {
+    problems.push_back(e.what());
+  }
+}
+
+/// A file of settings may name some that nothing is written to where nothing is trained.
+void drop_outputs_of_training(TrainConfig& c) {
+  for (std::string* const output : {&c.save, &c.loss_svg, &c.trace, &c.timeline}) output->clear();
+  c.explain_plan = false;
 }
 
 }  // namespace
@@ -44,8 +67,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
   const sherd::GivenFlags given = sherd::read_flags(argc, argv, fields, problems);
   if (given.help) return {.config = {}, .help = help_with_defaults()};
   if (given.version && problems.empty()) return {.config = {}, .help = sherd::version_text("train_gpt")};
+  proto::TrainConfig message;
   if (!given.config_file.empty()) {
-    proto::TrainConfig message;
     sherd::read_config_file(given.config_file, message, fields, problems);
   }
   sherd::set_given(given, problems);
@@ -55,9 +78,19 @@ CommandLine parse_config(int argc, const char* const* argv) {
       problems.push_back(
           fmt::format("{}: the path is empty; leave the flag out, or name a folder", flag_of(*field)));
   }
+  const auto is_given = [&](std::string_view name) {
+    const auto* const described = message.GetDescriptor()->FindFieldByName(std::string(name));
+    return given.has(name) || message.GetReflection()->HasField(message, described);
+  };
+  std::string unread;
+  line.inherited = inherit(line.config, is_given, problems, unread);
   take_ranks_of_job(line.config, given);
+  take_model(line.config, given, problems);
   check_rules(line.config, sherd::check_values(fields, given, problems), given, problems);
+  if (!problems.empty() && !unread.empty())
+    problems.push_back(fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));
   sherd::throw_problems(problems);
+  if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
   return line;
 }
 

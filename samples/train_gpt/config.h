@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -20,6 +21,10 @@ std::string default_data_folder();
 struct TrainConfig {
   // Data.
   std::string data = default_data_folder();
+  std::string tokens;
+  std::string token_format = "auto";
+  std::string valid_tokens;
+  std::string order = "auto";
   int64_t seq = 128;
   int64_t batch = 16;
   int64_t grad_accum = 1;
@@ -30,10 +35,13 @@ struct TrainConfig {
   std::string strategy = "optim_grads_params";
   std::string outer = "no_shard";
   std::string layout = "ragged";
+  int64_t bucket_size = 40'000'000;
   bool reshard_after_forward = true;
   int64_t prefetch = 1;
   std::string recompute = "none";
-  // Model.
+  // Model. Of a --model, dim, layers, heads, experts and expert_top_k are its own.
+  std::string model;
+  bool from_scratch = false;
   int64_t dim = 128;
   int64_t layers = 4;
   int64_t heads = 4;
@@ -50,6 +58,11 @@ struct TrainConfig {
   double lr = 3e-3;
   std::string lr_schedule = "constant";
   int64_t warmup = 0;
+  std::optional<double> min_lr;  // none: lr / 10
+  int64_t decay_steps = 0;
+  double adam_beta1 = 0.9;
+  double adam_beta2 = 0.95;
+  double adam_eps = 1e-8;
   double weight_decay = 0.1;
   double grad_clip = 1.0;
   bool skip_non_finite = true;
@@ -100,16 +113,33 @@ struct TrainConfig {
   std::string save_failure = "warn";
   // Output.
   int64_t eval_every = 0;
-  int64_t sample = 0;
   std::string metrics;
+  std::string log_dir;
+  bool measure_peak = true;
   std::string loss_svg;
   std::string trace;
   std::string timeline;
   int64_t trace_steps = 2;
   std::string export_weights;
   std::string export_dtype = "fp32";
+  std::string export_hf;
+  std::string tokenizer;
+  std::string prompt_tokens;
   bool quiet = false;
+  // Evaluation and sampling.
+  bool eval_only = false;
+  bool sample_only = false;
+  int64_t sample = 0;
+  std::string prompt;
+  double temperature = 0.7;
+  double top_p = 1;
 
+  /// Whether anything is trained; otherwise there is no optimizer, unless --save or --explain-plan asks for one.
+  bool trains() const { return steps > 0 && !eval_only && !sample_only; }
+  /// What generated text begins with: a model goes on from at least one byte.
+  std::string start_of_text() const { return prompt.empty() ? "\n" : prompt; }
+  /// Bytes of text to generate.
+  int64_t sample_bytes() const { return sample_only && sample == 0 ? 256 : sample; }
   /// Ranks with different data: all but those that share a batch tensor-parallel.
   int64_t data_ranks() const { return ranks / tp; }
   /// The step that this run ends with.
@@ -123,9 +153,13 @@ struct TrainConfig {
 struct CommandLine {
   TrainConfig config;
   std::optional<std::string> help;
+  /// Settings that are no defaults and come from the checkpoint of --resume, as flags: "--dim 36".
+  std::vector<std::string> inherited;
 };
 
-/// Defaults, overridden by the --config file, overridden by flags. The last of equal flags counts.
+/// Defaults, overridden by the run that saved the checkpoint of --resume (inherited_settings()), overridden by the
+/// --config file, overridden by flags. The last of equal flags counts. A checkpoint that cannot be read is no error
+/// here: loading it says what is wrong.
 /// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
 /// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);

@@ -8,6 +8,7 @@
 #include "config_fields.h"
 #include "model.h"
 #include "muon_config.h"
+#include "training_rules.h"
 
 namespace train_gpt {
 namespace {
@@ -54,13 +55,20 @@ std::string idle_muon_flags(const sherd::GivenFlags& given) {
   return fmt::format("{}", fmt::join(list, ", "));
 }
 
+/// Whether matrices lie in buckets that span blocks (FullyShardOptions::layout).
+bool has_buckets(const TrainConfig& c) {
+  const bool splits_state = c.strategy == "optim" || c.strategy == "optim_grads" ||
+                            (c.strategy == "no_shard" && c.outer == "optim" && c.replicas > 1);
+  return c.layout.starts_with("whole_param") && splits_state;
+}
+
 /// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
 void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
                     std::vector<std::string>& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
   if (c.lr == 0) problems.push_back("--lr 0: must be greater than 0; --steps 0 is the way not to train");
   if (c.comm_timeout == 0) problems.push_back("--comm-timeout 0: must be greater than 0 seconds");
-  if (c.data.empty()) problems.push_back("--data: the path is empty; name a file or a folder");
+  if (c.data.empty() && c.tokens.empty()) problems.push_back("--data: the path is empty; name a file or a folder");
   const int64_t tp = good("tp") ? c.tp : 1;
   if (good("ranks", "tp") && c.ranks % tp != 0) {
     problems.push_back(fmt::format("--tp {}: must divide --ranks {}", tp, c.ranks));
@@ -68,10 +76,10 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     const std::string product = tp == 1 ? "" : fmt::format(" x --tp {} = {}", tp, c.replicas * tp);
     problems.push_back(fmt::format("--replicas {}{}: must divide --ranks {}", c.replicas, product, c.ranks));
   }
-  if (const std::string wrong = undivided(c, tp, bad); !wrong.empty()) {
+  if (const std::string wrong = undivided(c, tp, bad); !wrong.empty() && c.model.empty()) {
     problems.push_back(fmt::format("--tp {}: must divide {}", tp, wrong));
   }
-  if (good("dim", "heads") && c.dim % c.heads != 0) {
+  if (c.model.empty() && good("dim", "heads") && c.dim % c.heads != 0) {
     problems.push_back(fmt::format("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
                                    (c.dim / c.heads + 1) * c.heads));
   }
@@ -86,10 +94,16 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (c.experts > 0 && good("ranks", "expert_parallel") && c.ranks % c.expert_parallel != 0)
     problems.push_back(
         fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
-  if (c.experts > 0 && tp > 1)
+  if (c.model.empty() && c.experts > 0 && tp > 1)
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
+  if (good("bucket_size", "strategy", "layout") && c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
+    problems.push_back(fmt::format("--bucket-size {}: there are no buckets that span blocks; give --layout whole_param "
+                                   "and --strategy optim or optim_grads",
+                                   c.bucket_size));
   if (c.comm == "nccl" && c.device == "cpu")
     problems.push_back("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
+  if (c.comm == "mpi" && c.device == "cuda")
+    problems.push_back("--comm mpi: moves memory of CPUs; give --comm nccl, or leave --device cpu");
   if (const std::string idle = idle_nccl_flags(c, bad); c.comm != "nccl" && !idle.empty())
     problems.push_back(fmt::format("{}: of NCCL alone; give --comm nccl", idle));
   if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products &&
@@ -136,11 +150,42 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   }
 }
 
+/// Rules of --tokens and --model.
+void check_data_and_model(const TrainConfig& c, const sherd::GivenFlags& given, std::vector<std::string>& problems) {
+  if (!c.tokens.empty() && given.has("data"))
+    problems.push_back("--data: --tokens is what is trained on; give one of the two");
+  if (c.tokens.empty() && !c.model.empty() && (c.trains() || c.eval_only))
+    problems.push_back(fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
+                                   "or --steps 0",
+                                   c.model));
+  if (c.tokens.empty() && c.valid_tokens.empty() && c.token_format != TrainConfig().token_format)
+    problems.push_back(fmt::format("--token-format {}: there are no token files; give --tokens", c.token_format));
+  std::vector<std::string> own;
+  for (const char* name : {"dim", "layers", "heads", "experts", "expert_top_k"})
+    if (given.has(name)) own.push_back(name == std::string_view("expert_top_k") ? "--expert-top-k" : fmt::format("--{}", name));
+  if (!c.model.empty() && !own.empty())
+    problems.push_back(fmt::format("{}: --model {} has sizes of its own", fmt::join(own, ", "), c.model));
+  if (!c.model.empty() && c.sample_bytes() > 0 && c.prompt_tokens.empty())
+    problems.push_back("--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
+  if (!c.model.empty() && !c.prompt.empty())
+    problems.push_back("--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
+  if (c.model.empty()) {
+    if (c.from_scratch) problems.push_back("--from-scratch: the byte model always is; give --model");
+    if (!c.export_hf.empty())
+      problems.push_back("--export-hf: the byte model is none of transformers'; give --model, or --export-weights");
+    if (!c.prompt_tokens.empty()) problems.push_back("--prompt-tokens: the byte model's prompt is text; give --prompt");
+    if (!c.tokenizer.empty()) problems.push_back("--tokenizer: the byte model needs none; give --model");
+  }
+}
+
 }  // namespace
 
 void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad,
                  const sherd::GivenFlags& given, std::vector<std::string>& problems) {
   check_together(config, bad, problems);
+  check_data_and_model(config, given, problems);
+  check_training(config, bad, given, problems);
+  check_without_training(config, given, problems);
   if (const std::string idle = idle_muon_flags(given); !idle.empty() && !uses_muon(config))
     problems.push_back(
         fmt::format("{}: no parameter goes to Muon; give --optimizer muon, or --route REGEX=muon", idle));

@@ -11,7 +11,7 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/data.h>
+#include <sherd/train/gemm_ceiling.h>
 #include <sherd/train/loss_svg.h>
 #include <sherd/train/metrics.h>
 #include <sherd/train/process_memory.h>
@@ -21,56 +21,19 @@
 #include <sherd/train/trace_output.h>
 
 #include "config.h"
+#include "generate.h"
 #include "launch_flags.h"
+#include "model_source.h"
+#include "output.h"
 #include "run_options.h"
 #include "sample_text.h"
 #include "trainer.h"
+#include "windows.h"
 
 namespace train_gpt {
 namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
-constexpr const char* kLossUnit = "nats per byte";
-
-// What does not get through ends no training: finish_stdout() has the last word.
-void print(const std::string& text) {
-  std::fwrite(text.data(), 1, text.size(), stdout);
-  std::fflush(stdout);
-}
-
-void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(line)); }
-
-// What rank 0 of the world says and writes; the other ranks, be they threads or processes, have none.
-struct Output {
-  Output(const TrainConfig& config, const sherd::ProcessMemory& at_start)
-      : quiet(config.quiet), start(at_start) {
-    if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), !config.resume.empty());
-  }
-  bool quiet;
-  sherd::ProcessMemory start;  // before there were ranks
-  std::optional<sherd::MetricsWriter> metrics;
-  bool metrics_failed = false;  // and a warning said so
-  std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
-  int64_t first = 0;           // steps before this run
-  std::vector<std::pair<int64_t, double>> held_out;
-  double seconds = 0;
-
-  // A full disk, which may have room again, ends training only where that is asked for.
-  void write_metrics(const sherd::StepResult& result, const TrainConfig& config) {
-    if (!metrics) return;
-    metrics->write(result);
-    const std::string failure = metrics->failure();
-    if (!failure.empty() && config.save_failure == "stop") throw sherd::IoError(failure);
-    if (!failure.empty() && !metrics_failed)
-      warn(fmt::format("step {}: {}; training goes on, and tries again", result.step, failure));
-    metrics_failed = !failure.empty();
-  }
-
-  template <class... Args>
-  void say(fmt::format_string<Args...> format, Args&&... args) const {
-    if (!quiet) print(fmt::format(format, std::forward<Args>(args)...));
-  }
-};
 
 // @returns what is wrong with the end of it, in words; empty = nothing. The same on every rank, but for what
 // rank 0 alone writes.
@@ -82,6 +45,8 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
   std::optional<double> waited;  // for the latest checkpoint, in ms
   if (out) {
     out->first = trainer.step();
+    out->flops_per_token = trainer.flops_per_token();
+    out->begin(config, trainer.step());
     sherd::read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
   double loss = 0;  // of the latest step
@@ -93,7 +58,7 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
       out->losses.push_back(result.loss);
       if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
       // Before the step is saved: a run that is killed in between must not miss the line for good.
-      out->write_metrics(result, config);
+      out->write_step(result, config);
       progress.step(result);
     }
     saving.told(result.step);
@@ -133,10 +98,8 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
         "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
   if (!saving.last_failure().empty())
     wrong.push_back("its last checkpoint is missing: " + saving.last_failure());
-  if (out && out->metrics) {
-    out->metrics->flush();
-    if (const std::string failure = out->metrics->failure(); !failure.empty()) wrong.push_back(failure);
-  }
+  if (out)
+    for (std::string& failure : out->finish()) wrong.push_back(std::move(failure));
   return wrong.empty() ? "" : fmt::format("training ended, but {}", fmt::join(wrong, "; "));
 }
 
@@ -146,7 +109,7 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
       sherd::memory_growth(out ? out->start : sherd::ProcessMemory{}, *trainer.world());
   if (!out) return;
   sherd::Summary s;
-  s.loss_unit = kLossUnit;
+  s.loss_unit = loss_unit(config);
   s.first_loss = out->losses[static_cast<size_t>(out->first)];
   s.last_loss = out->losses.back();
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
@@ -157,7 +120,8 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.process = growth;
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", sherd::format_summary(s));
-  if (!config.loss_svg.empty()) sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, kLossUnit);
+  if (!config.tokens.empty()) out->say("{} of the tokens\n", trainer.progress_in_data());
+  if (!config.loss_svg.empty()) sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
 }
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
@@ -171,8 +135,13 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (!report.started_anew.empty()) warn("state that starts from zero: " + list(report.started_anew));
   if (!report.left_out.empty()) warn("state that was left out: " + list(report.left_out));
   for (const std::string& line : trainer.differences()) warn(line);
+  if (!out.inherited.empty()) out.say("settings from the checkpoint: {}\n", fmt::join(out.inherited, ", "));
   if (config.resume_parts == "model") {
     out.say("weights from {}\n\n", resumed.path.string());
+    return;
+  }
+  if (config.eval_only || config.sample_only) {
+    out.say("weights after {} steps from {}\n\n", trainer.step(), resumed.path.string());
     return;
   }
   out.say("resumed from {}: {} steps are done, of {}\n\n", resumed.path.string(), trainer.step(),
@@ -180,19 +149,80 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
+// --eval-only. @returns as train().
+std::string evaluate(Trainer& trainer, const TrainConfig& config, int64_t windows, Output* out) {
+  const double loss = trainer.evaluate();
+  if (!out) return "";
+  out->begin(config, trainer.step());
+  out->write_evaluation(trainer.step(), loss);
+  // Asked for by itself: --quiet does not mean it.
+  print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}\n", loss, loss_unit(config),
+                    std::exp(loss), windows, config.seq));
+  std::vector<std::string> wrong = out->finish();
+  if (!std::isfinite(loss)) wrong.push_back("the loss is not finite");
+  return wrong.empty() ? "" : fmt::format("evaluation ended, but {}", fmt::join(wrong, "; "));
+}
+
+// Of a --model.
+void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
+  const std::vector<int32_t> prompt = parse_prompt_tokens(config.prompt_tokens, vocabulary(config));
+  if (!out) {
+    trainer.generate(prompt, config.sample_bytes());
+    return;
+  }
+  // Asked for by itself: --quiet does not mean it.
+  print(out->quiet ? "" : "\n" + sample_heading());
+  ShownTokens shown(config, [](const std::string& text) {
+    for (const char c : text) print(static_cast<unsigned char>(c) < 0x80 ? shown_byte(c) : std::string(1, c));
+  });
+  for (const int32_t token : prompt) shown.add(token);
+  trainer.generate(prompt, config.sample_bytes(), [&](int32_t token) { shown.add(token); });
+  shown.finish();
+  print("\n");
+}
+
+// As it is made, so that a reader need not wait for all of it.
+void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
+  if (!config.model.empty()) return generate(trainer, config, out);
+  if (!out) {
+    trainer.sample(config.start_of_text(), config.sample_bytes());
+    return;
+  }
+  // Asked for by itself: --quiet does not mean it.
+  std::string head = (out->quiet ? "" : "\n") + sample_heading();
+  const std::string prompt = config.start_of_text();
+  for (const char c : prompt) head += shown_byte(c);
+  print(head);
+  trainer.sample(prompt, config.sample_bytes(), [](char c) { print(shown_byte(c)); });
+  print("\n");
+}
+
 // Everything a rank does; `doing` says what it is at. @returns as train().
 std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
-                     const std::shared_ptr<const sherd::ByteWindows>& windows, Output* out,
+                     const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
                      std::string& doing) {
   std::string wrong;
   doing = "building the model";
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
+  if (config.trains() && config.measure_peak && !(config.metrics.empty() && config.log_dir.empty())) {
+    doing = "timing products of matrices";
+    const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
+    if (out) out->ceiling = ceiling;
+    doing = "building the model";
+  }
   Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
+  if (out && !trainer.ignored_tensors().empty())
+    out->say("not part of the model, left out: {}\n", fmt::join(trainer.ignored_tensors(), ", "));
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
-  if (trainer.step() < config.last_step()) {
+  if (config.eval_only) {
+    doing = "evaluating";
+    wrong = evaluate(trainer, config, windows->held_out_count(), out);
+  } else if (config.sample_only) {
+    // Below, as at the end of every run.
+  } else if (trainer.step() < config.last_step()) {
     wrong = train(trainer, config, trace, out, doing);
     doing = "writing the results";
     const std::vector<std::string> traced = trace.write();
@@ -213,11 +243,14 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
     trainer.export_weights();
     if (out) out->say("weights written to {}\n", config.export_weights);
   }
-  if (config.sample > 0) {
+  if (!config.export_hf.empty()) {
+    doing = "writing the model's folder";
+    trainer.export_folder();
+    if (out) out->say("model written to {}\n", config.export_hf);
+  }
+  if (config.sample_bytes() > 0) {
     doing = "sampling";
-    const std::string text = trainer.sample("\n", config.sample);
-    // Asked for by itself: --quiet does not mean it.
-    if (out) print((out->quiet ? "" : "\n") + format_sample(text));
+    sample(trainer, config, out);
   }
   return wrong;
 }
@@ -245,26 +278,25 @@ auto in_words(const std::string& doing, Work work) {
 }
 
 // @returns as train().
-std::string run(const TrainConfig& config) {
+std::string run(const CommandLine& line) {
+  const TrainConfig& config = line.config;
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   check_outputs(config);
   sherd::check_save_folder(save_folder(config));
-  std::shared_ptr<const sherd::ByteWindows> windows;
-  if (config.steps > 0) {
-    const auto data = sherd::ByteData::load(config.data);
-    windows = std::make_shared<const sherd::ByteWindows>(data, config.seq);
-    if (config.eval_every > 0 && windows->held_out_count() == 0)
-      throw sherd::IoError(
-          fmt::format("{} has {} bytes, too few to hold windows of {} out for --eval-every: 50 windows or "
-                      "more are needed",
-                      data->source(), data->size(), config.seq));
+  std::shared_ptr<const sherd::TokenWindows> windows;
+  if (config.trains() || config.eval_only) {
+    windows = open_windows(config);
+    if ((config.eval_every > 0 || config.eval_only) && windows->held_out_count() == 0)
+      throw sherd::IoError(fmt::format(
+          "{}: too few to hold windows of {} out for {}: 50 windows or more are needed, or --valid-tokens",
+          windows->summary(), config.seq, config.eval_only ? "--eval-only" : "--eval-every"));
   }
   const sherd::LaunchOptions launch = launch_options(config);
   std::mutex mutex;
   std::string wrong;
   const auto one_rank = [&](sherd::RankContext& rank) {
     std::optional<Output> output;
-    if (rank.world->rank() == 0) output.emplace(config, start);
+    if (rank.world->rank() == 0) output.emplace(line, start);
     std::string doing;
     const std::string at_the_end =
         in_words(doing, [&] { return run_rank(rank, config, windows, output ? &*output : nullptr, doing); });
@@ -295,7 +327,7 @@ int main_of(int argc, const char* const* argv) {
   }
   int code = 0;
   try {
-    if (const std::string wrong = run(line.config); !wrong.empty()) {
+    if (const std::string wrong = run(line); !wrong.empty()) {
       std::fflush(stdout);
       warn(wrong);
       code = kFailure;

@@ -11,6 +11,13 @@ constexpr float kStd = 0.02f;
 
 }  // namespace
 
+sherd::TokenWork token_work(const GptShape& shape) {
+  const int64_t d = shape.dim, mlp = 8 * d * d;
+  const int64_t rest = shape.moe.experts > 0 ? shape.moe.experts * d + shape.moe.top_k * mlp : mlp;
+  return {.weights = shape.layers * (4 * d * d + rest) + GptShape::kVocab * d,
+          .attention_width = shape.layers * d};
+}
+
 Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep)
     : tp_(tp), heads_(tp.share(shape.heads)) {
   const int64_t d = shape.dim, att = tp.share(d), hidden = tp.share(4 * d);
@@ -32,7 +39,7 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
 
 Var Block::forward(const Var& x, int64_t batch, float loss_scale) {
   const Var qkv = nn::linear(tp_.copied(nn::rms_norm(x, norm1_)), qkv_);
-  const Var mid = add_row_parallel(tp_, x, nn::causal_attention(qkv, batch, heads_), proj_);
+  const Var mid = nn::add_row_parallel(tp_, x, nn::causal_attention(qkv, batch, heads_), proj_);
   const Var in = nn::rms_norm(mid, norm2_);
   if (moe_) return mid + (*moe_)(in, loss_scale);
   if (tp_.size() == 1) return nn::gelu_mlp(in, fc_, out_, mid);
@@ -43,9 +50,18 @@ Gpt::Gpt(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& 
   tok_ = param("tok.weight", {GptShape::kVocab, shape.dim}, sherd::normal(kStd));
   pos_ = param("pos.weight", {shape.seq, shape.dim}, sherd::normal(kStd));
   child("blocks", blocks_);
-  for (int64_t i = 0; i < shape.layers; ++i) blocks_.emplace_back(shape, tp, ep).set_recompute(shape.recompute);
+  for (int64_t i = 0; i < shape.layers; ++i) blocks_.emplace_back(shape, tp, ep);
   norm_ = param("norm.weight", {shape.dim}, sherd::constant(1));
   head_ = tp.cut(param("head.weight", {tp.share(GptShape::kVocab), shape.dim}, sherd::normal(kStd)), 0);
+}
+
+Experts* Gpt::experts(size_t i) {
+  MoeMlp* const moe = blocks_[i].moe();
+  return moe != nullptr ? &moe->experts() : nullptr;
+}
+
+void Gpt::set_recompute(bool on) {
+  for (Block& b : blocks_) b.set_recompute(on);
 }
 
 Var Gpt::hidden(const Var& tokens, float loss_scale) {
@@ -57,7 +73,7 @@ Var Gpt::hidden(const Var& tokens, float loss_scale) {
 nn::CrossEntropy Gpt::forward(const Var& tokens, const Tensor& targets, float scale) {
   const Var x = hidden(tokens, scale);
   if (tp_.size() == 1) return nn::linear_cross_entropy(x, head_, targets, scale);
-  return vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale);
+  return nn::vocab_parallel_cross_entropy(tp_, nn::linear(tp_.copied(x), head_), targets, scale);
 }
 
 Tensor Gpt::forward(const Tensor& tokens) {

@@ -5,21 +5,27 @@
 #include <memory>
 
 #include <sherd/fsdp/module_list.h>
+#include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/nn.h>
+#include <sherd/train/flops.h>
 
 #include "moe.h"
-#include "parallel_linear.h"
 
 namespace train_gpt {
 
+using sherd::Parameter;
+using sherd::Tensor;
+using sherd::nn::TensorParallel;
 using sherd::nn::Var;
 
 struct GptShape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
-  bool recompute = false;  // each block's activations in backward
   MoeShape moe{};
   static constexpr int64_t kVocab = 256;
 };
+
+/// The products that one token goes through, over all layers and the head.
+sherd::TokenWork token_work(const GptShape& shape);
 
 /// x + proj(attention(qkv(norm1(x)))), then + mlp(norm2(.)), mlp(x) = out(gelu(fc(x))) or a mixture of
 /// experts. Input and output [batch*seq, dim]. Tensor-parallel (dense only): each rank has heads / tp heads
@@ -41,16 +47,16 @@ class Block : public sherd::nn::Module<Block> {
 
 /// The ranks of `tp`, whose size divides heads and the vocabulary, get the same tokens and targets, and give the
 /// same bits; the head is cut along the vocabulary, embeddings and norms are whole on each.
-class Gpt : public sherd::nn::Module<Gpt> {
+class Gpt : public sherd::nn::CausalModel {
  public:
   explicit Gpt(const GptShape& shape, const TensorParallel& tp = {}, const ExpertParallel& ep = {});
-  Block& block(size_t i) { return blocks_[i]; }
-  size_t blocks() const { return blocks_.size(); }
+  size_t blocks() const override { return blocks_.size(); }
+  Block& block(size_t i) override { return blocks_[i]; }
+  Experts* experts(size_t i) override;
+  void set_recompute(bool on) override;
 
-  /// tokens and targets i32 [batch, seq]: the losses f32 [batch*seq] in nats, and `scale` times their sum.
-  sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale);
-  /// The logits [batch*seq, 256], for no backward.
-  Tensor forward(const Tensor& tokens);
+  sherd::nn::CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) override;
+  Tensor forward(const Tensor& tokens) override;
 
  private:
   Var hidden(const Var& tokens, float loss_scale);

@@ -9,11 +9,6 @@ using sherd::Shape;
 using sherd::nn::Var;
 namespace nn = sherd::nn;
 
-ExpertParallel ExpertParallel::of(const sherd::DeviceMesh& mesh) {
-  return {mesh.size("expert"), mesh.coordinate("expert"), mesh.comm("expert"),
-          mesh.flatten({"expert_shard", "expert"})->clone()};
-}
-
 Experts::Experts(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
                  const ExpertParallel& parallel) {
   const int64_t n = parallel.share(shape.experts), hidden = 4 * dim;

@@ -4,31 +4,19 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/dtensor/mesh.h>
+#include <sherd/nn/expert_parallel.h>
 #include <sherd/nn/nn.h>
 
 namespace train_gpt {
 
+using sherd::nn::ExpertParallel;
+
 struct MoeShape {
   int64_t experts = 0;  // 0: dense blocks
-  int64_t top_k = 2;    // experts of each token: 1 or 2
+  int64_t top_k = 2;    // experts of each token
   /// Weight of the load-balancing loss of each block (nn::LoadBalancing), from the rows of one call on all ranks
-  /// (ExpertParallel::all), each of which has as many.
+  /// (nn::ExpertParallel::all), each of which has as many.
   float balance = 0;
-};
-
-/// The ranks that share one copy of the experts out: rank `index` of `parts` holds the experts
-/// [index * experts / parts, (index + 1) * experts / parts). By default one part, which sends nothing.
-struct ExpertParallel {
-  int parts = 1;
-  int index = 0;
-  std::shared_ptr<sherd::Communicator> comm;  // by index; may be null in one part
-  /// Every rank whose rows the balancing loss counts; used for nothing else. Null: this one alone.
-  std::shared_ptr<sherd::Communicator> all = nullptr;
-
-  /// The ranks of mesh dimension "expert", counting the rows of the whole mesh. Collective.
-  static ExpertParallel of(const sherd::DeviceMesh& mesh);
-  int64_t share(int64_t experts) const { return experts / parts; }
 };
 
 /// The experts of one rank, a unit of its own on the expert mesh: out_e(gelu(fc_e(x))) with biases, each

@@ -21,8 +21,10 @@ sherd::ResumeParts parts_of(const TrainConfig& config) {
 sherd::Schedule schedule_of(const TrainConfig& config) {
   return {.lr = config.lr,
           .warmup = config.warmup,
-          .decay = config.lr_schedule == "cosine" ? sherd::RateDecay::cosine : sherd::RateDecay::constant,
-          .steps = config.steps};
+          .decay = sherd::parse_rate_decay(config.lr_schedule),
+          .steps = config.steps,
+          .least = config.min_lr ? *config.min_lr / config.lr : sherd::Schedule().least,
+          .decay_steps = config.decay_steps};
 }
 
 sherd::SaveFolder save_folder(const TrainConfig& config) {
@@ -53,7 +55,7 @@ sherd::TraceOptions trace_options(const TrainConfig& config) {
 }
 
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
-  const bool joins_a_job = config.comm == "nccl" && config.bootstrap != "none";
+  const bool joins_a_job = config.comm != "local" && config.bootstrap != "none";
   return !joins_a_job || sherd::rank_0_is_here(get);
 }
 
@@ -62,10 +64,12 @@ void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& ge
   std::vector<sherd::OutputPath> outputs = {{"--save", config.save, Kind::folder}};
   if (rank_0_is_here(config, get)) {
     outputs.push_back({"--metrics", config.metrics, Kind::stream});
+    outputs.push_back({"--log-dir", config.log_dir, Kind::folder});
     outputs.push_back({"--loss-svg", config.loss_svg, Kind::file});
     outputs.push_back({"--trace", config.trace, Kind::file});
     outputs.push_back({"--timeline", config.timeline, Kind::file});
     outputs.push_back({"--export-weights", config.export_weights, Kind::weights});
+    outputs.push_back({"--export-hf", config.export_hf, Kind::weights});
   }
   sherd::check_outputs(outputs);
 }

@@ -4,17 +4,17 @@
 
 namespace train_gpt {
 
+std::string sample_heading() { return "generated text\n  | "; }
+
+std::string shown_byte(char byte) {
+  if (byte == '\n') return "\n  | ";
+  if ((byte >= ' ' && byte <= '~') || byte == '\t') return std::string(1, byte);
+  return fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+}
+
 std::string format_sample(std::string_view text) {
-  std::string shown = "generated text\n  | ";
-  for (const char c : text) {
-    if (c == '\n') {
-      shown += "\n  | ";
-    } else if ((c >= ' ' && c <= '~') || c == '\t') {
-      shown += c;
-    } else {
-      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    }
-  }
+  std::string shown = sample_heading();
+  for (const char c : text) shown += shown_byte(c);
   return shown + '\n';
 }
 

@@ -10,4 +10,9 @@ namespace train_gpt {
 /// shown as \xNN, line breaks are kept.
 std::string format_sample(std::string_view text);
 
+/// What format_sample() puts before the text, and what it makes of each byte of it: text that is printed as it is made
+/// is the heading, its bytes, and a line break.
+std::string sample_heading();
+std::string shown_byte(char byte);
+
 }  // namespace train_gpt

@@ -88,7 +88,7 @@ PendingStep Trainer::issue_step() {
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
-    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i));
+    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i, seed_));
     const Batch batch = load(windows);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
     const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale);
@@ -114,6 +114,7 @@ PendingStep Trainer::issue_step() {
   p.done = s.record();
   p.result.step = ++step_;
   sequences_ += config_.batch;
+  if (!config_.tokens.empty()) p.result.epoch = windows_->epochs(sequences_);
   p.result.host_syncs = device.host_syncs(std::this_thread::get_id()) - waits;
   return p;
 }

@@ -8,22 +8,15 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/ops/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/random.h>
 
 #include "misfit.h"
+#include "model_source.h"
 #include "muon_config.h"
 
 namespace train_gpt {
 namespace {
 
 using namespace sherd;
-// In [0, 1), a pure function of its arguments.
-double uniform(uint64_t seed, int64_t index) {
-  const uint64_t key = hash64(seed, "sample");
-  const auto words = philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
-                                {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
-  return words[0] * 0x1p-32;
-}
 
 // replicate x shard x tp, without the outer and inner ones of a single rank.
 DeviceMesh make_mesh(RankContext& rank, const TrainConfig& c) {
@@ -47,16 +40,6 @@ std::optional<DeviceMesh> make_expert_mesh(RankContext& rank, const TrainConfig&
                                  {"expert", static_cast<int>(c.expert_parallel)}});
 }
 
-GptShape shape_of(const TrainConfig& c) {
-  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
-  return {.dim = c.dim,
-          .layers = c.layers,
-          .heads = c.heads,
-          .seq = c.seq,
-          .recompute = c.recompute == "blocks",
-          .moe = moe};
-}
-
 FullyShardOptions shard_options(const TrainConfig& c) {
   FullyShardOptions o;
   o.strategy = parse_strategy(c.strategy);
@@ -67,6 +50,7 @@ FullyShardOptions shard_options(const TrainConfig& c) {
   const LayoutChoice layout = parse_layout(c.layout);
   o.layout = layout.policy;
   o.packing = layout.packing;
+  o.bucket_elements = c.bucket_size;
   o.seed = c.seed;
   return o;
 }
@@ -83,39 +67,42 @@ FullyShardOptions expert_options(FullyShardOptions o, const TrainConfig& c) {
   return o;
 }
 
-// Of the buffers of all groups together, in percent.
-double padding_of(const std::vector<ParamGroup*>& groups) {
+// Of the buffers of these groups together, in percent.
+double padding_of(const std::vector<const GroupPlan*>& groups) {
   int64_t padding = 0, all = 0;
-  for (const ParamGroup* g : groups) {
-    padding += g->layout().padding();
-    all += g->layout().buffer_elements();
+  for (const GroupPlan* g : groups) {
+    padding += g->layout->padding();
+    all += g->layout->buffer_elements();
   }
   return 100.0 * static_cast<double>(padding) / static_cast<double>(std::max<int64_t>(1, all));
 }
 
 }  // namespace
 
-Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const ByteWindows> windows)
+Trainer::Trainer(RankContext& rank, const TrainConfig& config, std::shared_ptr<const TokenWindows> windows)
     : rank_(rank),
       config_(config),
       windows_(std::move(windows)),
       mesh_(make_mesh(rank, config)),
       data_(data_ranks(mesh_)),
       expert_mesh_(make_expert_mesh(rank, config)),
-      model_(shape_of(config), TensorParallel::of(mesh_),
-             expert_mesh_ ? ExpertParallel::of(*expert_mesh_) : ExpertParallel{}),
+      built_(build_model(config, nn::TensorParallel::of(mesh_),
+                         expert_mesh_ ? nn::ExpertParallel::of(*expert_mesh_) : nn::ExpertParallel{})),
+      model_(*built_),
       seed_(config.seed),
       skips_(config.max_skipped_steps) {
   routing_ = route(model_, routing_options(config));
   const FullyShardOptions options = shard_options(config);
+  model_.set_recompute(config.recompute == "blocks");
   for (size_t i = 0; i < model_.blocks(); ++i)
-    if (MoeMlp* moe = model_.block(i).moe())
-      fully_shard(moe->experts(), *expert_mesh_, expert_options(options, config));
-  fully_shard_all<Block>(model_, mesh_, options);
+    if (ModuleBase* experts = model_.experts(i))
+      fully_shard(*experts, *expert_mesh_, expert_options(options, config));
+  for (size_t i = 0; i < model_.blocks(); ++i) fully_shard(model_.block(i), mesh_, options);
   fully_shard(model_, mesh_, options);
-  if (!config.init_weights.empty()) import_weights(model_, config.init_weights);
-  if (config.steps > 0 || config.explain_plan || !config.save.empty()) {  // else no optimizer state
+  ignored_ = load_first_weights(model_, config);
+  if (config.trains() || config.explain_plan || !config.save.empty()) {  // else no optimizer state
     OptimizerOptions optimizer;
+    optimizer.adamw = {.beta1 = config.adam_beta1, .beta2 = config.adam_beta2, .eps = config.adam_eps};
     optimizer.weight_decay = config.weight_decay;
     optimizer.muon = muon_options(config);
     optimizer.skip_non_finite = config.skip_non_finite;
@@ -174,6 +161,8 @@ SavedRun Trainer::saved_run() {
           .state = [this] { return training_state(); }};
 }
 
+double Trainer::flops_per_token() const { return training_flops(token_work(config_), config_.seq); }
+
 std::string Trainer::describe() const {
   const ShardRuntime& runtime = runtime_of(model_);
   const int ranks = rank_.world->size();
@@ -193,7 +182,13 @@ std::string Trainer::describe() const {
                          g->layout().cut_rows().size());
   }
   if (parse_layout(config_.layout).policy == LayoutPolicy::whole_param)
-    out += fmt::format("{:.2f} % of all buffers is padding\n", padding_of(runtime.groups()));
+    out += fmt::format("{:.2f} % of all buffers is padding\n", padding_of(runtime.plan().groups()));
+  if (!runtime.plan().buckets.empty()) {
+    std::vector<const GroupPlan*> buckets;
+    for (const BucketPlan& b : runtime.plan().buckets) buckets.push_back(&b.group);
+    out += fmt::format("{} bucket{} of whole matrices, {:.2f} % padding\n", buckets.size(),
+                       buckets.size() == 1 ? "" : "s", padding_of(buckets));
+  }
   if (config_.outer == "optim" && config_.replicas == 1)
     out += "note: one replica, --outer optim has nothing to shard over\n";
   if (config_.strategy != "no_shard" && config_.replicas == config_.data_ranks())
@@ -266,43 +261,13 @@ bool Trainer::weights_are_finite() {
   return not_finite == 0;
 }
 
-std::string Trainer::sample(const std::string& prompt, int64_t count) {
-  Stream& s = rank_.device->compute();
-  std::string text = prompt;
-  model_.set_training(false);
-  std::vector<float> probabilities(GptShape::kVocab);
-  const Tensor drawn = Tensor::empty(*rank_.device, {1}, DType::i32, "activations");
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t length = std::min<int64_t>(static_cast<int64_t>(text.size()), config_.seq);
-    // Always a full window, so that one set of buffers serves all; what follows the text is masked by
-    // causality.
-    std::vector<int32_t> context(static_cast<size_t>(config_.seq), 0);
-    for (int64_t k = 0; k < length; ++k)
-      context[static_cast<size_t>(k)] =
-          static_cast<uint8_t>(text[text.size() - static_cast<size_t>(length - k)]);
-    const Tensor tokens = Tensor::empty(*rank_.device, {1, config_.seq}, DType::i32, "activations");
-    ops::copy_from_host(s, tokens, context.data(), tokens.nbytes());
-    const std::vector<float> logits = ops::to_floats(s, model_(tokens).rows(length - 1, length));
-    const float top = *std::max_element(logits.begin(), logits.end());
-    double total = 0;
-    for (size_t v = 0; v < logits.size(); ++v) total += probabilities[v] = std::exp((logits[v] - top) / 0.7f);
-    double left = uniform(seed_, i) * total;
-    int32_t pick = 0;
-    while (pick + 1 < GptShape::kVocab && (left -= probabilities[static_cast<size_t>(pick)]) >= 0) ++pick;
-    // Logits of expert-parallel ranks may differ in the last bits: all take what rank 0 drew.
-    ops::copy_from_host(s, drawn, &pick, sizeof pick);
-    rank_.world->broadcast(s, drawn, 0);
-    ops::copy_to_host(s, &pick, drawn);
-    text.push_back(static_cast<char>(pick));
-  }
-  return text;
-}
-
 void Trainer::export_weights() {
   sherd::export_weights(
       model_, config_.export_weights,
       {.dtype = dtype_named(config_.export_dtype), .metadata = {{"sherd.routing", routing_.summary()}}});
 }
+
+void Trainer::export_folder() { train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
 
 RankMemory Trainer::replicated_memory() {
   return sherd::replicated_memory(routing_, dtype_named(config_.precision));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -12,7 +13,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
-#include <sherd/train/data.h>
+#include <sherd/train/tokens/token_windows.h>
 #include <sherd/train/memory_report.h>
 #include <sherd/train/saving.h>
 #include <sherd/train/skip_limit.h>
@@ -45,7 +46,7 @@ class Trainer {
   /// Builds the model, shards it, loads --init-weights and --resume. Collective. `windows` is null when
   /// nothing is trained.
   Trainer(sherd::RankContext& rank, const TrainConfig& config,
-          std::shared_ptr<const sherd::ByteWindows> windows);
+          std::shared_ptr<const sherd::TokenWindows> windows);
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }
@@ -55,8 +56,12 @@ class Trainer {
   /// Muon's plans (--explain-plan).
   std::string explain_plan() const { return optimizer_ ? optimizer_->muon().explain() : ""; }
 
+  /// What training computes for one token, by formula.
+  double flops_per_token() const;
   /// Steps issued, those before a resume included.
   int64_t step() const { return step_; }
+  /// "epoch 1.50": of the data, all runs together.
+  std::string progress_in_data() const { return windows_->progress(sequences_); }
   /// Where --resume went on from, if it did.
   const std::optional<sherd::Resumed>& resumed() const { return resumed_; }
   /// Lines on what differs from the run that saved the checkpoint and changes what is trained: data, seed.
@@ -78,11 +83,19 @@ class Trainer {
   bool weights_are_finite();
   /// Mean loss over all held-out windows; NaN when there are none.
   double evaluate();
-  /// `count` bytes after `prompt`, drawn at temperature 0.7 by a generator seeded with --seed. Equal on all
-  /// ranks.
-  std::string sample(const std::string& prompt, int64_t count);
+  /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
+  /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.
+  std::string sample(const std::string& prompt, int64_t count, const std::function<void(char)>& made = {});
+  /// Of a --model: the prompt, not empty, and `count` tokens behind it, each from keys and values that are kept;
+  /// `made` hears of each. Equal on all ranks.
+  std::vector<int32_t> generate(std::vector<int32_t> prompt, int64_t count,
+                                const std::function<void(int32_t)>& made = {});
   /// As --export-weights and --export-dtype say. Collective.
   void export_weights();
+  /// As --export-hf says. Collective.
+  void export_folder();
+  /// Tensors of the first weights' files that are not the model's, by name.
+  const std::vector<std::string>& ignored_tensors() const { return ignored_; }
   /// What a checkpoint of this moment holds besides tensors.
   sherd::TrainingState training_state() const;
   /// For checkpoints of this run; the trainer outlives it.
@@ -113,11 +126,13 @@ class Trainer {
 
   sherd::RankContext& rank_;
   const TrainConfig& config_;
-  std::shared_ptr<const sherd::ByteWindows> windows_;
+  std::shared_ptr<const sherd::TokenWindows> windows_;
   sherd::DeviceMesh mesh_;
   std::shared_ptr<sherd::Communicator> data_;     // the ranks that have different data
   std::optional<sherd::DeviceMesh> expert_mesh_;  // when there are experts
-  Gpt model_;
+  std::unique_ptr<sherd::nn::CausalModel> built_;
+  sherd::nn::CausalModel& model_;
+  std::vector<std::string> ignored_;  // stored tensors that the model does not have
   sherd::nn::Tape tape_;
   sherd::Routing routing_;
   std::optional<sherd::Optimizer> optimizer_;

@@ -7,10 +7,13 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.tensor import distribute_tensor'
 case $1 in
   */dlpack_interop.py) needs='import torch' ;;
+  */hf_interop.py | */hf_training.py) needs='import safetensors.torch
+from transformers import Qwen3MoeConfig' ;;
+  */tokenize_test.py) needs='import tokenizers' ;;
 esac
 if ! reason=$("$python" -c "$needs" 2>&1); then
-  echo "skipped: $python cannot import what this needs of PyTorch and safetensors: $(echo "$reason" | tail -n 1)"
-  echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch and safetensors"
+  echo "skipped: $python cannot import what this needs of PyTorch, safetensors, transformers and tokenizers: $(echo "$reason" | tail -n 1)"
+  echo "set SHERD_PYTHON to a Python that can, e.g. of a virtual environment with torch, safetensors, transformers and tokenizers"
   exit 77
 fi
 exec "$python" "$@"

@@ -223,7 +223,8 @@ TEST(FailureRun, HelpIsNotAnError) {
                            "--metrics",      "--export-weights",
                            "--init-weights", "--eval-every",
                            "--sample",       "--quiet",
-                           "--config",       "--memory-limit", "--max-queued"})
+                           "--config",       "--memory-limit", "--max-queued",
+                           "--bucket-size"})
     EXPECT_THAT(f.out, HasSubstr(flag));
 }
 

@@ -89,7 +89,10 @@ TEST(MoeRuns, MuonTrainsExpertStacksBesideDenseMatrices) {
   for (const Flags& flags :
        {Flags{"--strategy", "zero2", "--replicas", "2"},
         Flags{"--muon-mode", "owner", "--muon-transient", "64K"}, Flags{"--muon-mode", "gather"},
-        Flags{"--layout", "whole_param"}, Flags{"--layout", "even_rows"}})
+        Flags{"--layout", "whole_param"}, Flags{"--layout", "even_rows"},
+        Flags{"--layout", "whole_param", "--strategy", "zero1"},
+        Flags{"--layout", "whole_param", "--strategy", "zero2", "--bucket-size", "5000"},
+        Flags{"--layout", "whole_param", "--strategy", "zero2", "--bucket-size", "1", "--replicas", "2"}})
     EXPECT_TRUE(train(divided + flags) == want) << show(flags);
 }
 
@@ -166,7 +169,7 @@ TEST(MoeRuns, ReplicasShardExpertsAllTheSame) {
 TEST(MoeRuns, BadDivisionsAreUsageErrors) {
   for (const Flags& flags : {Flags{"--expert-parallel", "3"}, Flags{"--tp", "2"},
                              Flags{"--experts", "0", "--expert-parallel", "2"}, Flags{"--experts", "1"},
-                             Flags{"--expert-top-k", "3"}}) {
+                             Flags{"--expert-top-k", "9"}}) {
     const Finished f = run_train_gpt(flags_with(flags));
     EXPECT_EQ(f.exit_code, 2) << show(flags) << f.err;
     EXPECT_THAT(f.err, HasSubstr("expert")) << show(flags);

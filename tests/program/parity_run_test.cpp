@@ -70,6 +70,22 @@ TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
   }
 }
 
+// Blocks of 15,552 elements of matrices: buckets of a part of a block, of two, and of all three.
+TEST(ProgramRun, BucketsThatSpanBlocksHaveTheBitsOfRagged) {
+  const Flags muon = {"--optimizer", "muon", "--steps", "8"};
+  for (const char* strategy : {"zero1", "zero2"}) {
+    for (const Flags& ranks : {Flags{"--ranks", "1"}, Flags{"--ranks", "3", "--grad-accum", "2"},
+                               Flags{"--ranks", "4", "--recompute", "blocks"}}) {
+      const Flags base = muon + ranks + Flags{"--strategy", strategy};
+      const Outcome want = train(base);
+      for (const char* size : {"1", "20000", "0"}) {
+        const Flags flags = base + Flags{"--layout", "whole_param", "--bucket-size", size};
+        EXPECT_TRUE(train(flags) == want) << show(flags);
+      }
+    }
+  }
+}
+
 TEST(ProgramRun, OneRankAndFourAgreeOverTenSteps) {
   for (const char* optimizer : {"adamw", "muon"}) {
     const Outcome four = train({"--optimizer", optimizer, "--steps", "10"});

@@ -93,6 +93,7 @@ TEST(ResumeElsewhere, AnyArrangementLoadsTheSameBitsAndGoesOn) {
        {Flags{"--ranks", "1"}, Flags{"--ranks", "2", "--layout", "even_rows"},
         Flags{"--ranks", "3", "--strategy", "zero1"}, Flags{"--ranks", "6", "--replicas", "2"},
         Flags{"--ranks", "8", "--layout", "whole_param", "--strategy", "zero2"},
+        Flags{"--ranks", "3", "--layout", "whole_param", "--strategy", "zero1", "--bucket-size", "1"},
         Flags{"--ranks", "4", "--tp", "2"}, Flags{"--ranks", "8", "--tp", "4", "--replicas", "2"},
         Flags{"--ranks", "2", "--precision", "bf16"}}) {
     const fs::path again = fresh("again");
@@ -110,6 +111,7 @@ TEST(ResumeElsewhere, AnyArrangementLoadsTheSameBitsAndGoesOn) {
   // Same ranks, same family: the same bits.
   for (const Flags& same :
        {Flags{"--layout", "even_rows"}, Flags{"--strategy", "zero2", "--layout", "whole_param"},
+        Flags{"--strategy", "zero2", "--layout", "whole_param", "--bucket-size", "1"},
         Flags{"--strategy", "zero0"}, Flags{"--replicas", "2"}}) {
     const Outcome rest = train_quietly(model() + muon + same +
                                        Flags{"--ranks", "4", "--steps", "20", "--resume", saved.string()});
@@ -196,7 +198,7 @@ TEST(SavingRun, WhatDoesNotFitIsExplained) {
   const Flags two = {"--ranks", "2", "--steps", "2"};
   ASSERT_EQ(run_small(two + Flags{"--optimizer", "muon", "--save", folder.string()}).exit_code, 0);
 
-  const Finished routed = run_small(two + Flags{"--resume", folder.string()});
+  const Finished routed = run_small(two + Flags{"--optimizer", "adamw", "--resume", folder.string()});
   EXPECT_EQ(routed.exit_code, 1);
   EXPECT_THAT(routed.err, AllOf(HasSubstr("routing has changed"), HasSubstr("blocks.0.qkv.weight"),
                                 HasSubstr(" more"), HasSubstr("--allow-new-state")));
@@ -205,7 +207,7 @@ TEST(SavingRun, WhatDoesNotFitIsExplained) {
               HasSubstr("does not fit the run: it was saved with --optimizer 'muon' (here 'adamw'); "));
   EXPECT_LT(routed.err.size(), 1500u);
   const Finished allowed =
-      run_small({"--ranks", "2", "--steps", "3", "--resume", folder.string(), "--allow-new-state"});
+      run_small({"--ranks", "2", "--steps", "3", "--optimizer", "adamw", "--resume", folder.string(), "--allow-new-state"});
   EXPECT_EQ(allowed.exit_code, 0) << allowed.err;
   EXPECT_THAT(allowed.err, AllOf(HasSubstr("starts from zero"), HasSubstr("left out")));
 

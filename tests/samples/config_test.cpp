@@ -41,6 +41,10 @@ std::string refusal(const std::vector<std::string>& flags) {
 TrainConfig other_config() {
   TrainConfig c;
   c.data = "some/text";
+  c.tokens = "a.bin:0.5,b.bin:0.5";
+  c.token_format = "u32";
+  c.valid_tokens = "c.bin";
+  c.order = "sequential";
   c.seq = 64;
   c.batch = 48;
   c.grad_accum = 3;
@@ -49,10 +53,13 @@ TrainConfig other_config() {
   c.tp = 2;
   c.strategy = "optim";
   c.outer = "optim";
-  c.layout = "even_rows";
+  c.layout = "whole_param";
+  c.bucket_size = 1000;
   c.reshard_after_forward = false;
   c.prefetch = 0;
   c.recompute = "blocks";
+  c.model = "llama";
+  c.from_scratch = true;
   c.dim = 96;
   c.layers = 2;
   c.heads = 6;
@@ -83,8 +90,13 @@ TrainConfig other_config() {
   c.steps = 7;
   c.stop_at = 5;
   c.lr = 0.1234567890123456789;
-  c.lr_schedule = "cosine";
+  c.lr_schedule = "wsd";
   c.warmup = 5;
+  c.min_lr = 0.0012345678901234567;
+  c.decay_steps = 2;
+  c.adam_beta1 = 0.85;
+  c.adam_beta2 = 0.999;
+  c.adam_eps = 1e-7;
   c.weight_decay = 0;
   c.grad_clip = 0;
   c.skip_non_finite = false;
@@ -111,19 +123,28 @@ TrainConfig other_config() {
   c.overwrite = true;
   c.save_failure = "stop";
   c.eval_every = 10;
-  c.sample = 200;
   c.metrics = "m.jsonl";
+  c.log_dir = "events";
+  c.measure_peak = false;
   c.loss_svg = "l.svg";
   c.trace = "t.json";
   c.timeline = "t.svg";
   c.trace_steps = 5;
   c.export_weights = "out.safetensors";
   c.export_dtype = "bf16";
+  c.export_hf = "out";
   c.quiet = true;
+  c.eval_only = c.sample_only = true;
+  c.sample = 200;
+  c.prompt = "int main";
+  c.temperature = 0.5;
+  c.top_p = 0.75;
+  c.prompt_tokens = "1,2";
+  c.tokenizer = "tokenizer.json";
   return c;
 }
 
-/// The same in two that a run accepts: cut blocks have no experts.
+/// The same in two that a run accepts: the byte model's cut blocks have no experts, and --data is there.
 std::vector<TrainConfig> other_runs() {
   const TrainConfig standard;
   TrainConfig cut = other_config(), experts = other_config();
@@ -136,6 +157,11 @@ std::vector<TrainConfig> other_runs() {
   experts.muon_tensor = standard.muon_tensor;
   cut.skip_non_finite = standard.skip_non_finite;  // what is not skipped has no limit
   experts.max_skipped_steps = standard.max_skipped_steps;
+  for (TrainConfig* c : {&cut, &experts}) {
+    c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
+    for (std::string* of_models : {&c->tokens, &c->model, &c->export_hf, &c->prompt_tokens, &c->tokenizer})
+      of_models->clear();
+  }
   return {cut, experts};
 }
 
@@ -149,7 +175,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
                            name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
-                           name == "allow_new_state" || name == "overwrite";
+                           name == "allow_new_state" || name == "overwrite" || name == "eval_only" || name == "sample_only" ||
+                           name == "from_scratch";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -173,12 +200,13 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(c, TrainConfig{});
   EXPECT_EQ(c.data, default_data_folder());
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
-    "data": "", "seq": 128, "batch": 16, "grad_accum": 1,
-    "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged",
+    "data": "", "tokens": "", "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
+    "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
-    "dim": 128, "layers": 4, "heads": 4,
+    "model": "", "from_scratch": false, "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
-    "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "weight_decay": 0.1,
+    "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
+    "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
@@ -188,8 +216,8 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "nccl_register_buffers": false, "nccl_windows": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0,
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
-    "eval_every": 0, "sample": 0, "metrics": "", "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32",
-    "quiet": false})");
+    "eval_every": 0, "metrics": "", "log_dir": "", "measure_peak": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
+    "quiet": false, "eval_only": false, "sample_only": false, "sample": 0, "prompt": "", "temperature": 0.7, "top_p": 1.0, "prompt_tokens": "", "tokenizer": ""})");
   nlohmann::ordered_json shown = to_json(c);
   shown["data"] = "";
   EXPECT_EQ(shown.dump(), expected.dump());
@@ -213,6 +241,32 @@ TEST(Config, FileAndFlagsKnowTheSameFields) {
     EXPECT_NE(proto::TrainConfig::descriptor()->FindFieldByName(name), nullptr) << name;
     EXPECT_NE(to_json(other_config())[name], value) << "other_config() must differ in " << name;
   }
+}
+
+TEST(Config, ModelsHaveSizesOfTheirOwn) {
+  const std::vector<std::string> scratch = {"--model", "gpt2-124m", "--from-scratch", "--tokens", "t.bin"};
+  const TrainConfig c = parse(scratch);
+  EXPECT_EQ(c.dim, 768);
+  EXPECT_EQ(c.layers, 12);
+  EXPECT_EQ(parse({"--model", "qwen3-30b-a3b", "--from-scratch", "--steps", "0"}).expert_top_k, 8);
+  const auto with = [&](const std::vector<std::string>& more) {
+    std::vector<std::string> all = scratch;
+    all.insert(all.end(), more.begin(), more.end());
+    return refusal(all);
+  };
+  EXPECT_THAT(with({"--dim", "64", "--expert-top-k", "2"}),
+              HasSubstr("--dim, --expert-top-k: --model gpt2-124m has sizes of its own"));
+  EXPECT_THAT(with({"--seq", "2048"}), AllOf(HasSubstr("gpt2-124m"), HasSubstr("1024")));
+  EXPECT_THAT(with({"--data", "x"}), HasSubstr("--tokens is what is trained on"));
+  EXPECT_THAT(with({"--sample", "5"}), HasSubstr("give --prompt-tokens"));
+  EXPECT_THAT(with({"--sample", "5", "--prompt", "Once"}), HasSubstr("--prompt-tokens, by scripts/tokenize.py"));
+  EXPECT_THAT(refusal({"--model", "gpt2-124m", "--tokens", "t"}), HasSubstr("give --from-scratch"));
+  EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens FILE"));
+  EXPECT_THAT(refusal({"--model", "gpt5"}), AllOf(HasSubstr("no such folder"), HasSubstr("llama3-8b")));
+  EXPECT_THAT(refusal({"--from-scratch", "--export-hf", "o", "--tokenizer", "t", "--prompt-tokens", "1"}),
+              AllOf(HasSubstr("--from-scratch:"), HasSubstr("--export-hf:"), HasSubstr("--tokenizer:"),
+                    HasSubstr("--prompt-tokens:")));
+  EXPECT_THAT(refusal({"--token-format", "u16"}), HasSubstr("there are no token files"));
 }
 
 TEST(Config, MuonFlagsAreCheckedTogether) {
@@ -322,7 +376,7 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--experts", "-1"},
                                                        {"--expert-parallel", "0"},
                                                        {"--expert-top-k", "0"},
-                                                       {"--expert-top-k", "3"},
+                                                       {"--expert-top-k", "65"},
                                                        {"--moe-aux", "-1"},
                                                        {"--moe-aux", "nan"},
                                                        {"--batch", "0"},
@@ -346,7 +400,7 @@ TEST(Config, BoundsAreChecked) {
                                                        {"--precision", "fp16"},
                                                        {"--optimizer", "sgd"},
                                                        {"--export-dtype", "int8"},
-                                                       {"--lr-schedule", "linear"},
+                                                       {"--lr-schedule", "step"},
                                                        {"--layout", "even"},
                                                        {"--kernels", "cuda"},
                                                        {"--threads", "-1"},
@@ -380,6 +434,22 @@ TEST(Config, RulesAmongFields) {
   EXPECT_THAT(refusal({"--ranks", "8", "--tp", "2", "--batch", "6"}),
               AllOf(HasSubstr("--ranks 8 / --tp 2 x --grad-accum 1 = 4"), HasSubstr("e.g. 8")));
   EXPECT_EQ(parse({"--ranks", "8", "--tp", "4", "--batch", "2"}).data_ranks(), 2);
+}
+
+TEST(Config, BucketsNeedALayoutAndAStrategyThatHaveThem) {
+  using Flags = std::vector<std::string>;
+  for (const Flags& none : {Flags{}, Flags{"--strategy", "zero1"}, Flags{"--layout", "whole_param"},
+                            Flags{"--layout", "whole_param", "--strategy", "zero0"}}) {
+    Flags flags = none;
+    flags.insert(flags.end(), {"--bucket-size", "5"});
+    EXPECT_THAT(refusal(flags), AllOf(HasSubstr("--bucket-size 5: there are no buckets"),
+                                      HasSubstr("--layout whole_param and --strategy optim or optim_grads")));
+  }
+  EXPECT_EQ(parse({"--layout", "whole_param:ping_pong", "--strategy", "zero2", "--bucket-size", "5"}).bucket_size, 5);
+  EXPECT_EQ(parse({"--layout", "whole_param", "--strategy", "zero0", "--outer", "optim", "--ranks", "2", "--replicas",
+                   "2", "--bucket-size", "0"})
+                .bucket_size,
+            0);
 }
 
 TEST(Config, ExpertsFitTheRanks) {
@@ -433,7 +503,9 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
   EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
   EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
-  EXPECT_THAT(refusal({"--comm", "mpi"}), HasSubstr("must be one of local|nccl"));
+  EXPECT_THAT(refusal({"--comm", "gloo"}), HasSubstr("must be one of local|nccl|mpi"));
+  EXPECT_EQ(parse({"--comm", "mpi"}).comm, "mpi");
+  EXPECT_THAT(refusal({"--comm", "mpi", "--device", "cuda"}), HasSubstr("--comm mpi: moves memory of CPUs"));
 }
 
 TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
@@ -442,6 +514,7 @@ TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "1"}).ranks, 1);
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "4"}).ranks, 4);
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "none"}).ranks, 1);
+  EXPECT_EQ(parse({"--comm", "mpi"}).ranks, 8);
   EXPECT_EQ(parse({"--device", "cuda"}).ranks, 1);
   ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 1);

@@ -35,13 +35,14 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   TrainConfig c = small();
   c.save = folder.write("file", "") + "/below";
   c.metrics = folder.path();
+  c.log_dir = folder / "file/events";
   c.loss_svg = "/nowhere/loss.svg";
   c.trace = "/nowhere/trace.json";
   c.timeline = "/dev/null";
   c.export_weights = "/nowhere/w.safetensors";
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c); }),
               AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " is there and no folder"),
-                    HasSubstr("--metrics " + c.metrics), HasSubstr("--loss-svg /nowhere/loss.svg"),
+                    HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir), HasSubstr("--loss-svg /nowhere/loss.svg"),
                     HasSubstr("--trace /nowhere/trace.json"), HasSubstr("--timeline /dev/null"),
                     HasSubstr("--export-weights /nowhere/w.safetensors")));
   c = small();

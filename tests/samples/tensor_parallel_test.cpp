@@ -14,6 +14,7 @@ namespace {
 
 using sherd::DType;
 using sherd::RankContext;
+using sherd::Stream;
 namespace ops = sherd::ops;
 
 constexpr GptShape kShape{.dim = 24, .layers = 2, .heads = 4, .seq = 10};

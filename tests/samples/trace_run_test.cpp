@@ -5,6 +5,7 @@
 
 #include <map>
 
+#include <sherd/train/data.h>
 #include <sherd/train/trace_output.h>
 
 #include "run_options.h"

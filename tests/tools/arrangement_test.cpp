@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
+#include <memory>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -179,6 +181,38 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
   }
 }
 
+// Runs body(runtime) on rank 0 of three, with transformer(3, ...) as modules.
+void as_modules(const std::vector<ParamEntry>& model, const FullyShardOptions& options,
+                const std::function<void(ShardRuntime&)>& body) {
+  sherd::test::launch(3, [&](RankContext& rank) {
+    struct Part : Described {
+      using Described::Described;
+      using Module::child;
+    };
+    struct Folder : Part {
+      Folder() : Part(std::vector<ParamEntry>()) {}
+    } folder;
+    std::vector<std::unique_ptr<Part>> layers;  // parameters have their names of the model as those of modules
+    Part root(std::vector<ParamEntry>{model.front(), model.back()});
+    const DeviceMesh mesh(rank.world, {{"shard", 3}});
+    for (int i = 0; i < 3; ++i) {
+      const std::string unit = "layers." + std::to_string(i);
+      std::vector<ParamEntry> own;
+      for (ParamEntry p : model) {
+        if (p.unit != unit) continue;
+        p.name.erase(0, unit.size() + 1);
+        own.push_back(p);
+      }
+      layers.push_back(std::make_unique<Part>(own));
+      folder.child(std::to_string(i), *layers.back());
+    }
+    root.child("layers", folder);
+    for (auto& l : layers) fully_shard(*l, mesh, options);
+    fully_shard(root, mesh, options);
+    if (rank.world->rank() == 0) body(runtime_of(root));
+  });
+}
+
 TEST(Arrangement, UnitsThatArePackedByThemselvesAreTheRuntimes) {
   const std::vector<ParamEntry> model = transformer(3, 16, 48, 64);
   for (const char* policy : {"whole_param", "whole_param:size_match", "whole_param:ping_pong"}) {
@@ -191,37 +225,37 @@ TEST(Arrangement, UnitsThatArePackedByThemselvesAreTheRuntimes) {
     std::map<std::string, uint64_t> planned;  // by first parameter
     for (auto& b : a.buffers)
       planned[b.buckets[0].layout.params().front().name] = b.buckets[0].layout.fingerprint();
-    sherd::test::launch(3, [&](RankContext& rank) {
-      struct Part : Described {
-        using Described::Described;
-        using Module::child;
-      };
-      std::vector<std::unique_ptr<Part>>
-          layers;  // parameters have their names of the model as those of modules
-      Part root(std::vector<ParamEntry>{model.front(), model.back()});
-      const FullyShardOptions options{.layout = choice.policy, .packing = choice.packing};
-      const DeviceMesh mesh(rank.world, {{"shard", 3}});
-      struct Folder : Part {
-        Folder() : Part(std::vector<ParamEntry>()) {}
-      } folder;
-      for (int i = 0; i < 3; ++i) {
-        const std::string unit = "layers." + std::to_string(i);
-        std::vector<ParamEntry> own;
-        for (ParamEntry p : model) {
-          if (p.unit != unit) continue;
-          p.name.erase(0, unit.size() + 1);
-          own.push_back(p);
-        }
-        layers.push_back(std::make_unique<Part>(own));
-        folder.child(std::to_string(i), *layers.back());
-      }
-      root.child("layers", folder);
-      for (auto& l : layers) fully_shard(*l, mesh, options);
-      fully_shard(root, mesh, options);
-      if (rank.world->rank() != 0) return;
-      for (ParamGroup* g : runtime_of(root).groups())
+    as_modules(model, {.layout = choice.policy, .packing = choice.packing}, [&](ShardRuntime& runtime) {
+      for (ParamGroup* g : runtime.groups())
         EXPECT_EQ(planned.at(g->layout().params().front().name), g->layout().fingerprint()) << policy;
     });
+  }
+}
+
+TEST(Arrangement, BucketsThatSpanUnitsAreTheRuntimes) {
+  const std::vector<ParamEntry> model = transformer(3, 16, 48, 64);
+  for (const char* policy : {"whole_param", "whole_param:size_match", "whole_param:ping_pong"}) {
+    for (const int64_t size : {0, 1, 5000}) {
+      const LayoutChoice choice = parse_layout(policy);
+      const Arrangement a = arrange(model, 3, policy, size);
+      ASSERT_EQ(a.buffers[0].name, "whole_param/bf16");
+      std::vector<uint64_t> units, buckets;  // the root's first, as it is listed
+      for (size_t b = 1; b < a.buffers.size(); ++b) units.push_back(a.buffers[b].buckets[0].layout.fingerprint());
+      for (const Bucket& b : a.buffers[0].buckets) buckets.push_back(b.layout.fingerprint());
+      for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads}) {
+        const FullyShardOptions o = {
+            .strategy = strategy, .layout = choice.policy, .packing = choice.packing, .bucket_elements = size};
+        as_modules(model, o, [&](ShardRuntime& runtime) {
+          std::vector<uint64_t> got;
+          for (ParamGroup* g : runtime.groups()) got.push_back(g->layout().fingerprint());
+          std::vector<uint64_t> want(units.begin() + 1, units.end());
+          want.push_back(units.front());
+          want.insert(want.end(), buckets.begin(), buckets.end());
+          EXPECT_EQ(got, want) << policy << ", buckets of " << size;
+          EXPECT_EQ(runtime.plan().buckets.size(), buckets.size());
+        });
+      }
+    }
   }
 }
 

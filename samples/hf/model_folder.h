@@ -1,0 +1,25 @@
+// A Hugging Face folder as a program takes it in: what it describes, and how its weights are stored.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include <sherd/checkpoint/stored_folder.h>
+#include <sherd/checkpoint/stored_forms.h>
+
+#include "hf/model_config.h"
+
+namespace hf {
+
+/// Of a model that nn::causal_model() builds from `description`: the family's names with and without the
+/// prefix of the trunk, experts one by one and fused, and what else folders of the family hold.
+///
+///     const ModelConfig config = read_model_config(folder);
+///     ... causal_model(config.description), fully_shard() ...
+///     import_weights(model, folder, stored_forms(config.description));
+///     export_weights(model, out, forms, {.like = StoredFolder::open(folder)});            // as it came in
+///     export_weights(model, out, forms, {.files = {{"config.json", text}}});                // model_config_text()
+sherd::StoredForms stored_forms(const sherd::nn::ModelDescription& description);
+
+}  // namespace hf

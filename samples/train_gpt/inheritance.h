@@ -1,0 +1,28 @@
+// What a run takes over from the one whose checkpoint it goes on from.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/train/fields.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// The settings that come from the checkpoint where neither flags nor a file give them. All of the run: data,
+/// model, training, Muon, sharding and --eval-every; not what belongs to one run or to its machine: --ranks,
+/// --replicas,
+/// --outer, --tp, --expert-parallel, --stop-at, --init-weights, bounds of memory, and every output. With
+/// `weights_alone` (--resume-parts model) training is new, and only what the model is made of comes along.
+std::vector<std::string_view> inherited_settings(bool weights_alone);
+
+/// Where --resume names a checkpoint that can be read: sets what it is to inherit and is not `given`, the
+/// seed as the checkpoint has it. @returns those settings that are no defaults, as flags with values. Appends
+/// saved values that cannot be used to `problems`; why the checkpoint cannot be read to `unread`.
+std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
+                                 std::vector<std::string>& problems, std::string& unread);
+
+}  // namespace train_gpt

@@ -1,0 +1,110 @@
+#include "model_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include <sherd/checkpoint/weights.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/nn/models/presets.h>
+
+#include "model.h"
+
+namespace train_gpt {
+
+namespace nn = sherd::nn;
+namespace fs = std::filesystem;
+namespace {
+
+nn::ModelDescription description_of(const TrainConfig& c) {
+  nn::ModelDescription d = model_source(c.model).config.description;
+  d.mixture.balance = c.moe_aux;
+  return d;
+}
+
+GptShape byte_shape(const TrainConfig& c) {
+  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
+  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
+}
+
+// What a folder holds besides weights, with the configuration as it came in: for models that begin at random.
+std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
+  if (source.folder.empty())
+    return {{"config.json", hf::model_config_text(source.config.description, sherd::DType::f32)}};
+  return sherd::StoredFolder::open(source.folder)->others();
+}
+
+}  // namespace
+
+ModelSource model_source(const std::string& model) {
+  if (fs::exists(model)) return {hf::read_model_config(model), model};
+  const std::vector<std::string> names = nn::preset_names();
+  if (std::find(names.begin(), names.end(), model) == names.end())
+    throw sherd::InvalidArgument(
+        fmt::format("--model {}: no such folder, and no published shape; these are known: {}", model,
+                    fmt::join(names, ", ")));
+  return {{.source = model, .description = nn::preset(model)}, {}};
+}
+
+void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
+  const nn::ModelDescription& d = source.config.description;
+  c.dim = d.dim;
+  c.layers = d.layers;
+  c.heads = d.heads;
+  c.experts = d.mixture.experts;
+  c.expert_top_k = d.mixture.experts > 0 ? d.mixture.top_k : TrainConfig().expert_top_k;
+  if (!balance_given) c.moe_aux = d.mixture.experts > 0 ? d.mixture.balance : TrainConfig().moe_aux;
+}
+
+int64_t vocabulary(const TrainConfig& c) {
+  return c.model.empty() ? GptShape::kVocab : model_source(c.model).config.description.vocab;
+}
+
+std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
+                                             const nn::ExpertParallel& ep) {
+  if (c.model.empty()) return std::make_unique<Gpt>(byte_shape(c), tp, ep);
+  const nn::ModelDescription d = description_of(c);
+  // So many rows of logits at once: 16 MiB of them, but not so few that their products are slow.
+  const int64_t chunk = std::clamp<int64_t>((int64_t{4} << 20) * tp.size() / d.vocab, 128, 1024);
+  return nn::causal_model(d, {.tp = tp, .ep = ep, .logits_chunk = chunk});
+}
+
+sherd::TokenWork token_work(const TrainConfig& c) {
+  if (c.model.empty()) return token_work(byte_shape(c));
+  const nn::ModelDescription d = model_source(c.model).config.description;
+  const nn::MixtureDescription& m = d.mixture;
+  const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
+  const int64_t attention = 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
+  const int64_t mlp =
+      m.experts > 0 ? d.dim * (m.experts + matrices * m.top_k * m.hidden) : matrices * d.dim * d.hidden;
+  return {.weights = d.layers * (attention + mlp) + d.dim * d.vocab,
+          .attention_width = d.layers * d.heads * d.head_dim};
+}
+
+std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
+  if (c.model.empty()) {
+    if (!c.init_weights.empty()) import_weights(model, c.init_weights);
+    return {};
+  }
+  const ModelSource source = model_source(c.model);
+  std::string from = c.init_weights;
+  if (from.empty() && !c.from_scratch && c.resume.empty()) from = source.folder.string();
+  if (from.empty()) return {};
+  return import_weights(model, from, hf::stored_forms(source.config.description)).ignored;
+}
+
+void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
+  const ModelSource source = model_source(c.model);
+  sherd::ExportOptions options;
+  if (rank_0) {
+    if (source.folder.empty() || c.from_scratch) {
+      options.files = files_beside_weights(source);
+    } else {
+      options.like = sherd::StoredFolder::open(source.folder);
+    }
+  }
+  export_weights(model, c.export_hf, hf::stored_forms(source.config.description), options);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,63 @@
+#include "output.h"
+
+#include <cstdio>
+
+#include <fmt/ranges.h>
+
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
+
+#include "launch_flags.h"
+
+namespace train_gpt {
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(line)); }
+
+Output::Output(const CommandLine& line, const sherd::ProcessMemory& at_start)
+    : quiet(line.config.quiet), inherited(line.inherited), start(at_start) {
+  const TrainConfig& config = line.config;
+  if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), !config.resume.empty());
+}
+
+void Output::begin(const TrainConfig& config, int64_t step) {
+  if (!config.log_dir.empty()) events.emplace(config.log_dir, step);
+}
+
+void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
+  result.flops_per_s = flops_per_token * result.tokens_per_s;
+  if (ceiling) result.mfu = *result.flops_per_s / *ceiling;
+  if (metrics) metrics->write(result);
+  if (events) events->write(result);
+  const std::vector<std::string> wrong = failures();
+  const std::string what = fmt::format("{}", fmt::join(wrong, "; "));
+  if (!wrong.empty() && config.save_failure == "stop") throw sherd::IoError(what);
+  if (!wrong.empty() && !write_failed_)
+    warn(fmt::format("step {}: {}; training goes on, and tries again", result.step, what));
+  write_failed_ = !wrong.empty();
+}
+
+void Output::write_evaluation(int64_t step, double loss) {
+  if (metrics) metrics->write_evaluation(step, loss);
+  if (events) events->write_evaluation(step, loss);
+}
+
+std::vector<std::string> Output::finish() {
+  if (metrics) metrics->flush();
+  if (events) events->flush();
+  return failures();
+}
+
+std::vector<std::string> Output::failures() const {
+  std::vector<std::string> wrong;
+  if (metrics) wrong.push_back(metrics->failure());
+  if (events) wrong.push_back(events->failure());
+  std::erase(wrong, "");
+  return wrong;
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,62 @@
+// What rank 0 of the world says and writes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <sherd/train/event_writer.h>
+#include <sherd/train/metrics.h>
+#include <sherd/train/process_memory.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// What does not get through ends no training: sherd::finish_stdout() has the last word. Flushed, so that it
+/// is there at once, on a pipe, too.
+void print(const std::string& text);
+
+/// A line on stderr, with this program's flags in the place of the library's options.
+void warn(const std::string& line);
+
+/// The other ranks, be they threads or processes, have none.
+struct Output {
+  /// Opens --metrics. @throws sherd::IoError.
+  Output(const CommandLine& line, const sherd::ProcessMemory& at_start);
+  /// Opens the event file of --log-dir; `step` steps are done. @throws sherd::IoError.
+  void begin(const TrainConfig& config, int64_t step);
+  /// Writes a step to the metrics and the event file, after adding its operations per second. A full disk,
+  /// which may have room again, ends training only where that is asked for. @throws sherd::IoError then.
+  void write_step(sherd::StepResult& result, const TrainConfig& config);
+  void write_evaluation(int64_t step, double loss);
+  /// Tries again what could not be written. @returns what is missing; empty: nothing.
+  std::vector<std::string> finish();
+
+  template <class... Args>
+  void say(fmt::format_string<Args...> format, Args&&... args) const {
+    if (!quiet) print(fmt::format(format, std::forward<Args>(args)...));
+  }
+
+  bool quiet;
+  std::vector<std::string> inherited;  // CommandLine::inherited
+  sherd::ProcessMemory start;          // before there were ranks
+  std::optional<sherd::MetricsWriter> metrics;
+  std::optional<sherd::EventWriter> events;
+  std::optional<double> ceiling;  // sherd::gemm_ceiling()
+  double flops_per_token = 0;
+  std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
+  int64_t first = 0;           // steps before this run
+  std::vector<std::pair<int64_t, double>> held_out;
+  double seconds = 0;
+
+ private:
+  std::vector<std::string> failures() const;
+  bool write_failed_ = false;  // and a warning said so
+};
+
+}  // namespace train_gpt

@@ -1,0 +1,82 @@
+#include "training_rules.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/train/fields.h>
+
+#include "config_fields.h"
+
+namespace train_gpt {
+namespace {
+
+/// Those of the flags on the command line that `wanted` names, as a list.
+template <class Wanted>
+std::string given_among(const sherd::GivenFlags& given, Wanted wanted) {
+  std::vector<std::string> list;
+  for (const auto& [field, text] : given.flags)
+    if (wanted(std::string_view(field->name))) list.push_back(sherd::flag_of(*field));
+  return fmt::format("{}", fmt::join(list, ", "));
+}
+
+bool idle_without_training(std::string_view name) {
+  constexpr std::string_view kIdle[] = {
+      "init_weights", "explain_plan", "save",       "save_every",      "keep",
+      "save_failure", "overwrite",    "async_save", "allow_new_state", "eval_every",
+      "measure_peak", "loss_svg",     "trace",      "timeline",        "trace_steps"};
+  if (std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle)) return true;
+  if (name == "precision") return false;
+  const auto training = names_of_group("Training");
+  return std::find(training.begin(), training.end(), name) != training.end();
+}
+
+}  // namespace
+
+void check_training(const TrainConfig& c, const std::set<std::string_view>& bad,
+                    const sherd::GivenFlags& given, std::vector<std::string>& problems) {
+  const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
+  if (c.lr_schedule == "constant" && given.has("min_lr"))
+    problems.push_back("--min-lr: a constant rate falls nowhere; give --lr-schedule cosine, linear or wsd");
+  if (c.lr_schedule != "wsd" && given.has("decay_steps"))
+    problems.push_back("--decay-steps: of --lr-schedule wsd alone; the others fall over all of --steps");
+  if (c.lr_schedule != "constant" && good("lr", "min_lr") && c.min_lr && *c.min_lr > c.lr)
+    problems.push_back(fmt::format("--min-lr {}: must not be greater than --lr {}", *c.min_lr, c.lr));
+  if (c.lr_schedule == "wsd" && c.decay_steps == 0)
+    problems.push_back("--lr-schedule wsd: give --decay-steps N, the last steps, in which the rate falls");
+  if (c.lr_schedule == "wsd" && good("steps", "warmup", "decay_steps") && c.steps > 0 &&
+      c.decay_steps > c.steps - c.warmup)
+    problems.push_back(fmt::format("--decay-steps {}: must fit into --steps {} behind --warmup {}",
+                                   c.decay_steps, c.steps, c.warmup));
+  if (c.adam_beta1 == 1) problems.push_back("--adam-beta1 1: must be less than 1");
+  if (c.adam_beta2 == 1) problems.push_back("--adam-beta2 1: must be less than 1");
+}
+
+void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given,
+                            std::vector<std::string>& problems) {
+  if (c.temperature == 0 && given.has("top_p"))
+    problems.push_back("--top-p: temperature 0 takes the likeliest byte; give one of the two");
+  if (c.top_p == 0)
+    problems.push_back("--top-p 0: must be greater than 0; --temperature 0 takes the likeliest byte");
+  if (c.sample_bytes() == 0) {
+    const std::string idle = given_among(given, [](std::string_view name) {
+      return name == "prompt" || name == "temperature" || name == "top_p";
+    });
+    if (!idle.empty()) problems.push_back(fmt::format("{}: no text is generated; give --sample N", idle));
+  }
+  if (!c.eval_only && !c.sample_only) return;
+  const char* const flag = c.eval_only ? "--eval-only" : "--sample-only";
+  if (c.eval_only && c.sample_only)
+    problems.push_back(
+        "--sample-only: --eval-only generates text as well, with --sample N; give one of the two");
+  if (c.resume.empty() && c.init_weights.empty() && (c.model.empty() || c.from_scratch))
+    problems.push_back(fmt::format("{}: of which model? Give --resume PATH, or --model FOLDER", flag));
+  if (c.resume_parts == "optimizer")
+    problems.push_back(fmt::format("{}: --resume-parts optimizer takes no weights", flag));
+  if (const std::string idle = given_among(given, idle_without_training); !idle.empty())
+    problems.push_back(fmt::format("{}: trains nothing and saves nothing; leave out {}", flag, idle));
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,31 @@
+#include "windows.h"
+
+#include <sherd/train/data.h>
+
+#include "model_source.h"
+
+namespace train_gpt {
+
+std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
+  const bool text = c.tokens.empty();
+  sherd::TokenWindowsOptions options{.seq = c.seq, .vocab = vocabulary(c)};
+  options.order = c.order != "auto" ? sherd::parse_token_order(c.order)
+                  : text            ? sherd::TokenOrder::hashed
+                                    : sherd::TokenOrder::shuffled;
+  const sherd::TokenFormat format = sherd::parse_token_format(c.token_format);
+  std::vector<sherd::SharedTokens> data;
+  if (text) {
+    data.push_back({sherd::ByteData::load(c.data)});
+  } else {
+    data = open_token_streams(sherd::parse_token_list(c.tokens, "--tokens"), format);
+  }
+  std::shared_ptr<const sherd::TokenStream> validation;
+  if (!c.valid_tokens.empty())
+    validation = open_one_token_stream(sherd::parse_token_list(c.valid_tokens, "--valid-tokens"), format,
+                                       "--valid-tokens");
+  return std::make_shared<const sherd::TokenWindows>(std::move(data), std::move(validation), options);
+}
+
+const char* loss_unit(const TrainConfig& c) { return c.tokens.empty() ? "nats per byte" : "nats per token"; }
+
+}  // namespace train_gpt

@@ -1,0 +1,19 @@
+// The data that the flags name.
+#pragma once
+
+#include <memory>
+
+#include <sherd/train/tokens/token_windows.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// Windows of --tokens, or of the text --data. @throws sherd::IoError, sherd::InvalidArgument as
+/// TokenWindows.
+std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& config);
+
+/// "nats per token", or per byte.
+const char* loss_unit(const TrainConfig& config);
+
+}  // namespace train_gpt

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Exchanges model folders with transformers, both ways.
+
+    python hf_interop.py HF_FOLDER
+
+For random small models of all families, f32 in one file, bf16 and f16 in several, experts one by one and fused:
+
+1. HF_FOLDER reads the folder over 1 and 3 ranks and writes one like it: the same files, byte for byte.
+2. It writes a new folder with a config.json of its own: transformers opens it without a word of missing or unexpected
+   tensors, its tensors have the same names, shapes, dtypes and bits, its model the same settings and logits.
+
+Ends with exit code 0 when all of that holds, and prints what was compared.
+"""
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+from transformers import (AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig, Qwen2Config,
+                          Qwen3Config, Qwen3MoeConfig)
+from transformers.utils import logging
+
+torch.set_num_threads(1)
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64)
+LLAMA3 = dict(rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=16)
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, rope_parameters=LLAMA3, rms_norm_eps=3e-5, head_dim=6, attention_bias=True),
+    "mistral": MistralConfig(**SIZES, rope_parameters=dict(rope_type="default", rope_theta=1234.5)),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, head_dim=16, num_experts=4, num_experts_per_tok=3, moe_intermediate_size=24,
+                                norm_topk_prob=True),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
+    "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, n_inner=80),
+}
+# What of a configuration makes the model.
+MEANT = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+         "rms_norm_eps layer_norm_epsilon rope_parameters tie_word_embeddings attention_bias mlp_bias num_local_experts "
+         "num_experts num_experts_per_tok moe_intermediate_size norm_topk_prob n_inner n_embd model_type").split()
+
+
+def require(ok, what):
+    if not ok:
+        raise AssertionError(what)
+
+
+def run(*command):
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    require(done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stderr}")
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def tensors(folder):
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        found.update(load_file(path))
+    return found
+
+
+def opened(folder):
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        require(not info[kind], f"{folder}: {kind}: {info[kind]}")
+    return model.eval()
+
+
+def exchange(program, folder, before, name):
+    for ranks in (1, 3):
+        like = folder.parent / f"{folder.name}.like{ranks}"
+        run(program, folder, like, ranks, "like")
+        require(contents(like) == contents(folder), f"{name} on {ranks} ranks: files differ")
+    new = folder.parent / f"{folder.name}.new"
+    run(program, folder, new, 2, "new")
+    old, written = tensors(folder), tensors(new)
+    require(old.keys() == written.keys(), f"{name}: names differ: {sorted(old.keys() ^ written.keys())}")
+    for key, tensor in old.items():
+        same = tensor.dtype == written[key].dtype and torch.equal(tensor, written[key])
+        require(same, f"{name}: {key} differs")
+    after = opened(new)
+    for key in MEANT:
+        was, now = getattr(before.config, key, None), getattr(after.config, key, None)
+        require(was == now or (key == "head_dim" and was is None), f"{name}: {key} was {was} and is {now}")
+    tokens = torch.arange(40).reshape(2, 20) % 97
+    with torch.no_grad():
+        a, b = before(tokens).logits, after(tokens).logits
+    require((a - b).abs().max() <= 1e-5 * a.abs().max(), f"{name}: logits differ by {(a - b).abs().max()}")
+
+
+def main():
+    program = sys.argv[1]
+    count = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for family, config in CONFIGS.items():
+            torch.manual_seed(7)
+            model = AutoModelForCausalLM.from_config(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.normal_(0, 0.2)
+            forms = [("f32", torch.float32, "1GB", True), ("bf16", torch.bfloat16, "20KB", True),
+                     ("f16", torch.float16, "30KB", True)]
+            if "num_experts_per_tok" in config.to_dict():
+                forms.append(("fused", torch.float32, "40KB", False))
+            for form, dtype, limit, one_by_one in forms:
+                path = pathlib.Path(folder) / f"{family}.{form}"
+                model.to(dtype).save_pretrained(path, max_shard_size=limit, save_original_format=one_by_one)
+                (path / "tokenizer.json").write_text("{}")
+                exchange(program, path, opened(path), f"{family} {form}")
+                count += 1
+    print(f"{count} folders of {len(CONFIGS)} families: written back byte for byte, and anew as transformers opens them")
+
+
+if __name__ == "__main__":
+    main()

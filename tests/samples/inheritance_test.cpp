@@ -1,0 +1,209 @@
+// What a run takes over from the one whose checkpoint it goes on from.
+#include "inheritance.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/kernels/device/error.h>
+
+#include "run_options.h"
+#include "temporary_folder.h"
+
+namespace train_gpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+CommandLine parse_line(const std::vector<std::string>& flags) {
+  std::vector<const char*> argv = {"train_gpt"};
+  for (const auto& flag : flags) argv.push_back(flag.c_str());
+  return parse_config(static_cast<int>(argv.size()), argv.data());
+}
+
+std::string refusal(const std::vector<std::string>& flags) {
+  return message_of<sherd::InvalidArgument>([&] { parse_line(flags); });
+}
+
+// Of a run of 4 ranks with much that is no default. No tensors: only the settings matter here.
+class Inheritance : public ::testing::Test {
+ protected:
+  void write(const std::string& config) {
+    sherd::Manifest manifest;
+    manifest.sequence = 1;
+    manifest.training = {.step = 10, .seed = 7, .info = {{"config", config}}};
+    folder_.write("step_00000010/manifest.binpb", encode_manifest(manifest));
+  }
+  void SetUp() override {
+    saved_.ranks = 4;
+    saved_.replicas = 2;
+    saved_.outer = "optim";
+    saved_.dim = 48;
+    saved_.seq = 24;
+    saved_.batch = 12;
+    saved_.optimizer = "muon";
+    saved_.muon_momentum = 0.9;
+    saved_.lr = 0.01;
+    saved_.lr_schedule = "cosine";
+    saved_.min_lr = 0.002;
+    saved_.steps = 50;
+    saved_.stop_at = 10;
+    saved_.eval_every = 5;
+    saved_.seed = 3;
+    saved_.threads = 1;
+    saved_.memory_limit = 1 << 30;
+    saved_.save = "run";
+    saved_.save_every = 5;
+    saved_.metrics = "m.jsonl";
+    saved_.log_dir = "events";
+    saved_.sample = 10;
+    saved_.quiet = true;
+    saved_.init_weights = "w.safetensors";
+    write(config_text(saved_));
+  }
+  std::string path() const { return folder_.path().string(); }
+
+  TemporaryFolder folder_;
+  TrainConfig saved_;
+};
+
+TEST_F(Inheritance, TheRunComesAlongAndTheMachineAndOutputsDoNot) {
+  const CommandLine line = parse_line({"--resume", path()});
+  TrainConfig want;
+  want.resume = path();
+  want.dim = 48;
+  want.seq = 24;
+  want.batch = 12;
+  want.optimizer = "muon";
+  want.muon_momentum = 0.9;
+  want.lr = 0.01;
+  want.lr_schedule = "cosine";
+  want.min_lr = 0.002;
+  want.steps = 50;
+  want.eval_every = 5;
+  want.seed = 7;  // of the checkpoint, whatever the flag said
+  EXPECT_EQ(line.config, want) << config_text(line.config);
+  EXPECT_THAT(line.inherited,
+              ElementsAre("--seq 24", "--batch 12", "--dim 48", "--seed 7", "--optimizer muon", "--steps 50",
+                          "--lr 0.01", "--lr-schedule cosine", "--min-lr 0.002", "--muon-momentum 0.9",
+                          "--eval-every 5"));
+}
+
+TEST_F(Inheritance, FlagsAndTheFileWin) {
+  const std::string file = folder_.write("c.txt", "lr: 0.5 steps: 60 min_lr: 0.25");
+  const CommandLine line =
+      parse_line({"--resume", path(), "--config", file, "--steps", "70", "--lr-schedule", "linear"});
+  EXPECT_EQ(line.config.lr, 0.5);
+  EXPECT_EQ(line.config.steps, 70);
+  EXPECT_EQ(line.config.min_lr, 0.25);
+  EXPECT_EQ(line.config.lr_schedule, "linear");
+  EXPECT_EQ(line.config.dim, 48);
+  EXPECT_THAT(line.inherited, Not(Contains(HasSubstr("--lr"))));
+  // A default that is given is a flag like any other.
+  EXPECT_EQ(parse_line({"--resume", path(), "--optimizer", "adamw"}).config.optimizer, "adamw");
+  // The checkpoint may also be named in the file.
+  EXPECT_EQ(parse_line({"--config", folder_.write("d.txt", "resume: '" + path() + "'")}).config.dim, 48);
+}
+
+TEST_F(Inheritance, WeightsAloneBringWhatTheModelIsMadeOf) {
+  const CommandLine line = parse_line({"--resume", path(), "--resume-parts", "model"});
+  TrainConfig want;
+  want.resume = path();
+  want.resume_parts = "model";
+  want.dim = 48;
+  want.seq = 24;
+  EXPECT_EQ(line.config, want) << config_text(line.config);
+  EXPECT_THAT(line.inherited, ElementsAre("--seq 24", "--dim 48"));
+}
+
+TEST_F(Inheritance, OldCheckpointsLeaveNewSettingsAtTheirDefaults) {
+  write(R"({"dim": 48, "heads": 2, "lr": 0.02, "unheard_of": 1})");
+  const TrainConfig c = parse_line({"--resume", path()}).config;
+  EXPECT_EQ(c.dim, 48);
+  EXPECT_EQ(c.heads, 2);
+  EXPECT_EQ(c.min_lr, std::nullopt);
+  EXPECT_EQ(c.adam_beta2, TrainConfig().adam_beta2);
+  write("");
+  EXPECT_EQ(parse_line({"--resume", path()}).config.dim, TrainConfig().dim);
+}
+
+TEST_F(Inheritance, RulesHoldForWhatComesAlong) {
+  EXPECT_THAT(refusal({"--resume", path(), "--ranks", "5"}),
+              HasSubstr("--batch 12: must be a multiple of --ranks 5"));
+  EXPECT_THAT(refusal({"--resume", path(), "--lr", "0.001"}),
+              HasSubstr("--min-lr 0.002: must not be greater than --lr 0.001"));
+  write(R"({"lr": -1, "dim": "wide"})");
+  EXPECT_THAT(refusal({"--resume", path()}), AllOf(HasSubstr("2 problems"), HasSubstr("step_00000010"),
+                                                   HasSubstr("--lr -1"), HasSubstr("--dim \"wide\"")));
+  EXPECT_EQ(parse_line({"--resume", path(), "--lr", "1", "--dim", "64"}).config.lr, 1);
+}
+
+TEST_F(Inheritance, ACheckpointThatIsNotThereIsNamedBesideOtherProblems) {
+  EXPECT_THAT(parse_line({"--resume", "/nowhere"}).inherited, IsEmpty());
+  EXPECT_THAT(refusal({"--resume", "/nowhere", "--ranks", "3"}),
+              AllOf(HasSubstr("--batch 16"), HasSubstr("--resume /nowhere: its settings are not known")));
+}
+
+TEST(Schedules, EndWhereTheyAreToldTo) {
+  const auto rate = [](const std::vector<std::string>& flags, int64_t step) {
+    return learning_rate(schedule_of(parse_line(flags).config), step);
+  };
+  EXPECT_DOUBLE_EQ(rate({"--lr", "0.5", "--lr-schedule", "cosine"}, 100), 0.05);
+  EXPECT_DOUBLE_EQ(rate({"--lr", "0.5", "--lr-schedule", "cosine", "--min-lr", "0"}, 100), 0);
+  EXPECT_DOUBLE_EQ(rate({"--lr", "0.5", "--lr-schedule", "linear", "--min-lr", "0.1"}, 50), 0.3);
+  const std::vector<std::string> wsd = {"--lr",          "0.5", "--lr-schedule", "wsd",
+                                        "--decay-steps", "20",  "--min-lr",      "0.25"};
+  EXPECT_DOUBLE_EQ(rate(wsd, 80), 0.5);
+  EXPECT_DOUBLE_EQ(rate(wsd, 90), 0.375);
+  EXPECT_DOUBLE_EQ(rate(wsd, 100), 0.25);
+}
+
+TEST(Schedules, WhatDoesNotFitIsRefused) {
+  EXPECT_THAT(refusal({"--min-lr", "0.1"}), HasSubstr("--min-lr: a constant rate"));
+  EXPECT_THAT(refusal({"--lr-schedule", "cosine", "--decay-steps", "5"}), HasSubstr("--decay-steps: of"));
+  EXPECT_THAT(refusal({"--lr-schedule", "cosine", "--min-lr", "1"}),
+              HasSubstr("--min-lr 1: must not be greater"));
+  EXPECT_THAT(refusal({"--lr-schedule", "wsd"}), HasSubstr("give --decay-steps N"));
+  EXPECT_THAT(refusal({"--lr-schedule", "wsd", "--decay-steps", "95", "--warmup", "10"}),
+              HasSubstr("--decay-steps 95: must fit into --steps 100 behind --warmup 10"));
+  for (const char* beta : {"--adam-beta1", "--adam-beta2"}) {
+    EXPECT_THAT(refusal({beta, "1"}), HasSubstr(std::string(beta) + " 1: must be less than 1"));
+    EXPECT_THAT(refusal({beta, "-0.1"}), HasSubstr(beta));
+  }
+  EXPECT_THAT(refusal({"--adam-eps", "nan"}), HasSubstr("--adam-eps"));
+}
+
+TEST(WithoutTraining, WhatTrainsIsRefused) {
+  EXPECT_THAT(refusal({"--eval-only"}), HasSubstr("--eval-only: of which model? Give --resume PATH"));
+  EXPECT_THAT(refusal({"--sample-only"}), HasSubstr("--sample-only: of which model? Give --resume PATH"));
+  EXPECT_THAT(refusal({"--eval-only", "--resume", "x", "--steps", "5", "--save", "y", "--lr", "1"}),
+              HasSubstr("trains nothing and saves nothing; leave out --steps, --lr, --save"));
+  EXPECT_THAT(refusal({"--eval-only", "--sample-only", "--resume", "x"}), HasSubstr("give one of the two"));
+  EXPECT_THAT(refusal({"--eval-only", "--resume", "x", "--resume-parts", "optimizer"}),
+              HasSubstr("takes no weights"));
+  EXPECT_THAT(refusal({"--prompt", "int", "--top-p", "0.5"}),
+              HasSubstr("--prompt, --top-p: no text is generated"));
+  EXPECT_THAT(refusal({"--sample", "5", "--top-p", "0"}), HasSubstr("--top-p 0"));
+  EXPECT_THAT(refusal({"--sample", "5", "--top-p", "0.5", "--temperature", "0"}),
+              HasSubstr("give one of the two"));
+  EXPECT_EQ(parse_line({"--sample", "5", "--prompt", ""}).config.start_of_text(), "\n");
+}
+
+TEST(WithoutTraining, AFileOfSettingsMayNameWhatIsNotUsed) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "save: 'run' save_every: 5 steps: 20 loss_svg: 'l.svg'");
+  const TrainConfig c =
+      parse_line({"--eval-only", "--resume", "x", "--config", file, "--precision", "bf16"}).config;
+  EXPECT_FALSE(c.trains());
+  EXPECT_EQ(c.save + c.loss_svg, "");
+  EXPECT_EQ(parse_line({"--sample-only", "--resume", "x"}).config.sample_bytes(), 256);
+  EXPECT_EQ(parse_line({"--sample-only", "--resume", "x", "--sample", "9"}).config.sample_bytes(), 9);
+}
+
+}  // namespace
+}  // namespace train_gpt
