@@ -202,7 +202,7 @@ void Unit::open_gradients() {
     at += n;
   }
   gradients_open_ = true;
-  for (Bucket* b : buckets_) b->open();
+  for (Bucket* b : buckets_) b->unit_begins(number_);
 }
 
 void Unit::end_backward(bool reduce) {

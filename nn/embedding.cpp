@@ -5,18 +5,6 @@
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {
-namespace {
-
-// Where the gradient goes: of a frozen table to memory that nobody reads.
-Tensor target(Stream& s, const Parameter& p, const Tensor& beside) {
-  if (!p.defined()) return {};
-  if (p.trainable()) return p.grad();
-  Tensor unused = detail::like_wide(beside, p.shape());
-  ops::fill(s, unused, 0);
-  return unused;
-}
-
-}  // namespace
 
 Var embedding(const Var& tokens, const Parameter& table, const Parameter& positions) {
   const Tensor in = tokens.value();
@@ -34,7 +22,7 @@ Var embedding(const Var& tokens, const Parameter& table, const Parameter& positi
       [in, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dout =
             call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
-        ops::embedding_backward(s, target(s, table, dout), target(s, positions, dout), dout, in);
+        ops::embedding_backward(s, detail::gradient_of(s, table, dout), detail::gradient_of(s, positions, dout), dout, in);
         return {Gradient()};
       },
       parameters);

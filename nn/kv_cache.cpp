@@ -50,8 +50,7 @@ void KvCache::Layer::append(Stream& s, const Tensor& qkv, int64_t heads) {
   if (rows > capacity() - length_)
     throw InvalidArgument(
         fmt::format("a cache of {} positions has {} and cannot take {} more; clear it and run the end of the "
-                    "text again from "
-                    "position 0, or make it larger",
+                    "text again from position 0, or make it larger",
                     capacity(), length_, rows));
   if (rows == 0) return;
   int64_t column = before;

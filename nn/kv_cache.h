@@ -13,8 +13,8 @@ namespace sherd::nn {
 ///
 ///     nn::KvCache cache(device, layers, seq, kv_heads, head_dim, dtype);
 ///     nn::NoGrad evaluation(tape);
-///     logits = model(prompt rows, cache);       // each layer: rope(.first_position = layer.length()), then
-///     logits = model(one row, cache);           //             attention(.cache = &layer)
+///     logits = model(prompt rows, &cache);      // each layer: rope(.first_position = layer.length()), then
+///     logits = model(one row, &cache);          //             attention(.cache = &layer)
 ///
 /// A forward of t rows takes them for the next t positions. Each layer's attention() appends its rows and so
 /// moves that layer's length; whoever needs positions (learned ones, rotary angles) asks for the length
@@ -22,7 +22,7 @@ namespace sherd::nn {
 ///
 /// With tensor parallelism each rank's cache has the key heads that the rank has. Owned by one rank's thread;
 /// memory is written on the device's compute stream. It does not slide: positions are part of what is kept,
-/// so a window that moves is run again from position 0 (clear(); see SlidingContext of train/text/context.h).
+/// so a window that moves is run again from position 0 (clear()).
 class KvCache {
  public:
   /// k and v [capacity, kv_heads * head_dim] for each layer. @throws InvalidArgument unless all numbers are

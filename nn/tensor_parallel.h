@@ -35,17 +35,18 @@ struct TensorParallel {
 
   /// x itself, for column-parallel layers, of which each has a part of its gradient: backward sums those.
   Var copied(const Var& x) const;
-  /// The sum of all ranks' x, which are summands that a row-parallel layer has just made and nobody else reads.
+  /// The sum of all ranks' x, which are summands that a row-parallel layer has just made and nobody else
+  /// reads.
   Var summed(const Var& x) const;
 
-  /// Rows [begin_of(n, rank), begin_of(n, rank + 1)) of n are a rank's part of them; parts differ by a row at most,
-  /// and are empty where there are more ranks than rows.
+  /// Rows [begin_of(n, rank), begin_of(n, rank + 1)) of n are a rank's part of them; parts differ by a row at
+  /// most, and are empty where there are more ranks than rows.
   int64_t begin_of(int64_t n, int of_rank) const { return n * of_rank / size(); }
-  /// This rank's part of the rows of x [n, d], which is the same on all ranks. Backward puts the parts' gradients
-  /// together on every rank.
+  /// This rank's part of the rows of x [n, d], which is the same on all ranks. Backward puts the parts'
+  /// gradients together on every rank.
   Var split_rows(const Var& x) const;
-  /// The way back: all n rows on every rank, of x, this rank's part. The gradient of the result is the same on all
-  /// ranks; backward takes this rank's part of it.
+  /// The way back: all n rows on every rank, of x, this rank's part. The gradient of the result is the same
+  /// on all ranks; backward takes this rank's part of it.
   Var gather_rows(const Var& x, int64_t n) const;
 
   /// [parts, x...]: every rank's x, in rank order. Of a group of one: x itself with the new dimension.
@@ -55,12 +56,11 @@ struct TensorParallel {
 };
 
 /// `residual` plus the sum of linear() of x over the ranks, in one product where there is nothing to sum.
-Var add_row_parallel(const TensorParallel& tp, const Var& residual, const Var& x,
-                                const Parameter& w);
+Var add_row_parallel(const TensorParallel& tp, const Var& residual, const Var& x, const Parameter& w);
 
-/// nn::cross_entropy() of logits [rows, vocab] whose columns lie on the ranks of `tp`. Backward overwrites the
-/// logits, which nobody else may use.
-CrossEntropy vocab_parallel_cross_entropy(const TensorParallel& tp, const Var& logits,
-                                                     const Tensor& targets, float scale);
+/// nn::cross_entropy() of logits [rows, vocab] whose columns lie on the ranks of `tp`. Backward overwrites
+/// the logits, which nobody else may use.
+CrossEntropy vocab_parallel_cross_entropy(const TensorParallel& tp, const Var& logits, const Tensor& targets,
+                                          float scale);
 
 }  // namespace sherd::nn

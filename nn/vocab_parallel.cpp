@@ -19,15 +19,6 @@ using namespace detail;
 
 namespace {
 
-// Where the gradient goes: of a frozen table to memory that nobody reads.
-Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside) {
-  if (!p.defined()) return {};
-  if (p.trainable()) return p.grad();
-  const Tensor unused = like_wide(beside, p.shape());
-  ops::fill(s, unused, 0);
-  return unused;
-}
-
 // This rank's columns of the logits of some rows.
 struct Head {
   VocabularyCut cut;

@@ -24,8 +24,8 @@ struct VocabularyCut {
   Parameter cut(Parameter p) const;
 };
 
-/// embedding() of a table that is cut, the same bits on every rank as whole: each gives its tokens' rows, and
-/// the sum over the ranks adds zeros to them. `positions` are whole on every rank. Backward has no sum.
+/// embedding() of a table that is cut, the same bits on every rank as whole (but for the sign of zeros): each gives
+/// its tokens' rows, and the sum over the ranks adds zeros to them. `positions` are whole on every rank. Backward has no sum.
 Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
                              const Parameter& positions = {});
 

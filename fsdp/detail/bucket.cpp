@@ -36,6 +36,12 @@ void Bucket::weights_changed() {
   group_->reshard();
 }
 
+void Bucket::unit_begins(int unit) {
+  for (size_t i = 0; i < units_.size(); ++i)
+    if (units_[i] == unit) ended_[i] = false;
+  open();
+}
+
 void Bucket::open() {
   if (std::exchange(held_, false) || open_) return;
   if (context_.gradients.has(slot_user_))

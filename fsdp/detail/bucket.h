@@ -47,9 +47,9 @@ class Bucket {
   void weights_changed();
 
   // Gradients.
-  /// The backward of a unit begins. @throws OutOfMemory when another bucket holds the planned buffer, as in a
+  /// The backward of a unit begins, once more perhaps: it has not ended then. @throws OutOfMemory when another bucket holds the planned buffer, as in a
   /// backward of another order than that of registration, and there is no room for one more.
-  void open();
+  void unit_begins(int unit);
   /// No further backward of the unit comes in this pass, or none that is known: behind the last unit's,
   /// reduces.
   void unit_ended(int unit);
@@ -68,6 +68,8 @@ class Bucket {
  private:
   /// Whole gradients stay open for further microbatches (ShardRuntime::set_hold_gradients()).
   bool holds() const;
+  /// Whole gradients are there, from now on where they were not.
+  void open();
   void reduce(bool last);
   /// The buffer of whole gradients is free for others after `free`.
   void close(const Event& free);

@@ -29,8 +29,20 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
   const DeviceMesh& mesh = g.mesh();
   const FullyShardOptions& o = g.options();
   for (auto& p : g.params()) {
-    if (!p.tensor_shard() || p.tensor_shard()->parts == 1) continue;
+    if (!p.tensor_shard()) continue;
     const TensorShard& t = *p.tensor_shard();
+    if (t.parts == 1) {
+      // The one piece of a dimension that the mesh leaves out, beside ranks that compute on the same data
+      // elsewhere: it sees its own part of the rows on each of them, and nobody would sum its gradients over
+      // them.
+      if (!mesh.has(t.mesh_dim) && mesh.has(o.tensor_dim) && mesh.size(o.tensor_dim) > 1)
+        wrong.push_back(
+            fmt::format("'{}' is the one piece over mesh dimension '{}', but its mesh '{}' has no such "
+                        "dimension, and {} ranks of "
+                        "'{}': wrap it on a mesh of its own, so that its gradients are summed over them",
+                        p.name(), t.mesh_dim, mesh.describe(), mesh.size(o.tensor_dim), o.tensor_dim));
+      continue;
+    }
     if (mesh.has(t.mesh_dim) && (t.mesh_dim == o.shard_dim || t.mesh_dim == o.replicate_dim)) {
       wrong.push_back(
           fmt::format("'{}' is piece {} of {} over mesh dimension '{}', which is the {} dimension "
@@ -77,7 +89,8 @@ void find_strays(const ParamGroup& g, const std::set<std::string>& cut_anywhere,
                                     Stray{d.size, o.shard_dim, o.replicate_dim, tensor})
                        .first->second;
     for (auto& unit : units)
-      if (std::find(stray.units.begin(), stray.units.end(), unit) == stray.units.end()) stray.units.push_back(unit);
+      if (std::find(stray.units.begin(), stray.units.end(), unit) == stray.units.end())
+        stray.units.push_back(unit);
     stray.params.insert(stray.params.end(), whole.begin(), whole.end());
   }
 }

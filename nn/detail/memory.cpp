@@ -25,4 +25,12 @@ Tensor like_wide(const Tensor& x, Shape shape) {
   return x.dtype() == DType::f64 ? like(x, std::move(shape)) : like_f32(x, std::move(shape));
 }
 
+Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside) {
+  if (!p.defined()) return {};
+  if (p.trainable()) return p.grad();
+  Tensor unused = like_wide(beside, p.shape());
+  ops::fill(s, unused, 0);
+  return unused;
+}
+
 }  // namespace sherd::nn::detail

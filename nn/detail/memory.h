@@ -1,6 +1,7 @@
 // Memory of values and gradients.
 #pragma once
 
+#include <sherd/fsdp/parameter.h>
 #include <sherd/nn/var.h>
 
 namespace sherd::nn::detail {
@@ -15,6 +16,9 @@ inline Tensor like(const Tensor& x) { return like(x, x.shape()); }
 Tensor like_f32(const Tensor& x, Shape shape);
 /// In the dtype of what is kept beside x, and of gradients of weights: f32, or f64 beside f64.
 Tensor like_wide(const Tensor& x, Shape shape);
+
+/// Where the gradient of a table goes, which is added to: of a frozen one to zeros that nobody reads; undefined of none.
+Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside);
 
 /// x itself, if it has that dtype, or a copy of another.
 Tensor as_dtype(Stream& s, const Tensor& x, DType dtype);

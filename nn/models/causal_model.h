@@ -15,20 +15,22 @@
 namespace sherd::nn {
 
 /// What a training program needs of a language model; derived classes are the families'. Parameters have the
-/// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for stacks of
-/// experts, which are one parameter each.
+/// names of the family's files on Hugging Face ("model.layers.0.self_attn.q_proj.weight"), but for what
+/// stored_names() lists: stacks of experts, which are one parameter each, parts of matrices that files keep
+/// fused, and names that only one of two families has.
 ///
 /// Wrapped from the inside out: experts on their own mesh, then each block, then the model.
 class CausalModel : public Module<CausalModel> {
  public:
   /// tokens and targets i32 [batch, seq]: the losses f32 [batch * seq] in nats, and `scale` times their sum.
-  /// Logits of all rows never exist at once where chunks of them do.
+  /// At most CausalModelOptions::logits_chunk rows' logits exist at once.
   virtual CrossEntropy forward(const Var& tokens, const Tensor& targets, float scale) = 0;
-  /// The logits f32 [batch * seq, vocab] on every rank, for no backward.
+  /// The logits [batch * seq, vocab] on every rank, in the dtype that the model computes in, for no backward.
   virtual Tensor forward(const Tensor& tokens) = 0;
 
-  /// Generation: the logits f32 [1, vocab] behind the last of tokens i32 [1, rows], which follow the positions that the
-  /// cache has, and are kept there. For no backward. @throws NotSupported by models without caches.
+  /// Generation: the logits [1, vocab], in the same dtype, behind the last of tokens i32 [1, rows], which follow the
+  /// positions that the cache has, and are kept there. After an exception the cache has the positions that it had. For
+  /// no backward. @throws NotSupported by models without caches; InvalidArgument for a cache of another model.
   virtual Tensor forward(const Tensor& tokens, KvCache* cache);
   /// An empty cache for so many positions of this model on this rank. @throws as forward().
   virtual KvCache make_cache(Device& device, int64_t capacity, DType dtype) const;
@@ -44,7 +46,7 @@ class CausalModel : public Module<CausalModel> {
 struct CausalModelOptions {
   TensorParallel tp{};
   ExpertParallel ep{};
-  /// Rows whose logits exist at once; see linear_cross_entropy().
+  /// Rows whose logits exist at once; 0: all. See linear_cross_entropy().
   int64_t logits_chunk = 1024;
 };
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
 #include <string>
 
 #include <sherd/kernels/ops/experts.h>
@@ -26,7 +27,7 @@ class Problems {
 bool divides(int64_t part, int64_t whole) { return part > 0 && whole % part == 0; }
 
 void check_sizes(const ModelDescription& m, Problems& p) {
-  const bool dense = m.mixture.experts == 0;
+  const bool dense = m.mixture.experts <= 0;
   for (const auto& [name, value] : {std::pair{"vocab", m.vocab},
                                     {"dim", m.dim},
                                     {"layers", m.layers},
@@ -40,6 +41,7 @@ void check_sizes(const ModelDescription& m, Problems& p) {
   p.unless(m.heads <= 0 || m.kv_heads <= 0 || divides(m.kv_heads, m.heads),
            fmt::format("kv_heads {} must divide heads {}", m.kv_heads, m.heads));
   p.unless(m.norm_eps > 0, fmt::format("norm_eps {} must be positive", m.norm_eps));
+  p.unless(m.mixture.experts >= 0, fmt::format("{} experts must not be negative", m.mixture.experts));
   p.unless(m.init_std >= 0, fmt::format("init_std {} must not be negative", m.init_std));
 }
 
@@ -56,11 +58,23 @@ void check_family(const ModelDescription& m, Problems& p) {
              fmt::format("gpt2 has as many kv_heads ({}) as heads ({})", m.kv_heads, m.heads));
   } else {
     p.unless(m.head_dim % 2 == 0, fmt::format("head_dim {} must be even for rotary positions", m.head_dim));
-    p.unless(m.rope.theta > 0, fmt::format("rope theta {} must be positive", m.rope.theta));
+    p.unless(m.rope.theta > 0 && std::isfinite(m.rope.theta),
+             fmt::format("rope theta {} must be positive and finite", m.rope.theta));
+    if (const auto& scaling = m.rope.scaling)
+      p.unless(scaling->factor > 0 && scaling->low_freq_factor > 0 &&
+                   scaling->high_freq_factor > scaling->low_freq_factor &&
+                   scaling->original_max_position_embeddings > 0,
+               fmt::format(
+                   "rope scaling by {} between the factors {} and {} of {} positions: all must be positive, "
+                   "the second factor larger than the first",
+                   scaling->factor, scaling->low_freq_factor, scaling->high_freq_factor,
+                   scaling->original_max_position_embeddings));
   }
   if (m.mixture.experts <= 0) return;
   p.unless(!m.mlp_bias, "experts have no biases (mlp_bias)");
   p.unless(m.mixture.hidden > 0, fmt::format("the experts' hidden {} must be positive", m.mixture.hidden));
+  p.unless(m.mixture.balance >= 0 && std::isfinite(m.mixture.balance),
+           fmt::format("the balancing loss's share {} must be finite and not negative", m.mixture.balance));
   p.unless(m.mixture.top_k >= 1 && m.mixture.top_k <= std::min(m.mixture.experts, ops::kMostExpertsOfARow),
            fmt::format("top_k {} must be between 1 and the {} experts, and at most {}", m.mixture.top_k,
                        m.mixture.experts, ops::kMostExpertsOfARow));
@@ -69,12 +83,22 @@ void check_family(const ModelDescription& m, Problems& p) {
 void check_ranks(const ModelDescription& m, const CausalModelOptions& o, Problems& p) {
   const int tp = o.tp.size();
   p.unless(m.heads % tp == 0, fmt::format("{} tensor-parallel ranks do not divide {} heads", tp, m.heads));
-  if (m.mixture.experts == 0)
+  if (m.mixture.experts <= 0)
     p.unless(m.hidden % tp == 0,
              fmt::format("{} tensor-parallel ranks do not divide hidden {}", tp, m.hidden));
-  p.unless(m.mixture.experts == 0 || divides(o.ep.parts, m.mixture.experts),
+  p.unless(m.mixture.experts <= 0 || divides(o.ep.parts, m.mixture.experts),
            fmt::format("{} parts do not divide {} experts", o.ep.parts, m.mixture.experts));
   p.unless(o.ep.parts == 1 || o.ep.comm, "experts in several parts need a communicator");
+  p.unless(!o.ep.comm || o.ep.comm->size() == o.ep.parts,
+           fmt::format("{} parts of experts over a communicator of {} ranks", o.ep.parts,
+                       o.ep.comm ? o.ep.comm->size() : 1));
+  p.unless(o.ep.index >= 0 && o.ep.index < o.ep.parts,
+           fmt::format("part {} of {} parts of experts", o.ep.index, o.ep.parts));
+  // Each tensor-parallel rank gives its experts a part of the rows, so that their gradients are owed a sum
+  // over these ranks, too, which a mesh that knows of them forms.
+  p.unless(m.mixture.experts <= 0 || tp == 1 || o.ep.all,
+           "experts beside tensor parallelism need a mesh of their own, also in one part: ep = "
+           "ExpertParallel::of(mesh with dimensions \"expert_shard\" and \"expert\")");
   p.unless(o.logits_chunk >= 0, fmt::format("logits_chunk {} must not be negative", o.logits_chunk));
 }
 

@@ -54,9 +54,11 @@ ModelDescription llama3_2(int64_t dim, int64_t layers, int64_t heads, int64_t he
   return m;
 }
 
+// Version 0.3 (2024), which has no sliding window: the first one's is 4096 positions, and this model would attend
+// beyond it.
 ModelDescription mistral_7b() {
   return {.family = ModelFamily::mistral,
-          .vocab = 32000,
+          .vocab = 32768,
           .dim = 4096,
           .layers = 32,
           .heads = 32,
@@ -65,7 +67,7 @@ ModelDescription mistral_7b() {
           .hidden = 14336,
           .positions = 32768,
           .norm_eps = 1e-5f,
-          .rope = {.theta = 10000}};
+          .rope = {.theta = 1000000}};
 }
 
 ModelDescription qwen2_half_b() {
@@ -111,7 +113,7 @@ ModelDescription qwen3_30b_a3b() {
 ModelDescription mixtral_8x7b() {
   ModelDescription m = mistral_7b();
   m.family = ModelFamily::mixtral;
-  m.rope.theta = 1000000;
+  m.vocab = 32000;
   m.mixture = {.experts = 8, .top_k = 2, .hidden = 14336, .normalise = true, .balance = 0.02};
   return m;
 }

@@ -457,5 +457,83 @@ TEST(Bucket, OfATiedMatrixIsReducedOnceBothPlacesAreThrough) {
   }
 }
 
+// A unit within another, which is called twice and uses it the first time alone.
+struct CalledTwice : Module {
+  struct Outer : Module {
+    Outer() {
+      w = param("weight", {12, 12}, normal(0.2f));
+      child("inner", inner);
+    }
+    Parameter w;
+    TwoPlaces::Square inner;
+    std::vector<Tensor> inputs;
+
+   protected:
+    Tensor forward(const Tensor& x) override {
+      inputs.push_back(inputs.empty() ? inner(x) : x);
+      Tensor y = Tensor::empty(x.device(), x.shape(), DType::f32, "test");
+      ops::gemm(x.device().compute(), y, inputs.back(), false, w.data(), true);
+      return y;
+    }
+    Tensor backward(const Tensor& dy) override {
+      Stream& s = dy.device().compute();
+      const Tensor in = inputs.back();
+      inputs.pop_back();
+      Tensor dx = Tensor::empty(dy.device(), dy.shape(), DType::f32, "test");
+      ops::gemm(s, dx, dy, false, w.data(), false);
+      // The inner unit ends here, when the second call of this one has ended and the first has not.
+      if (inputs.empty()) dx = inner.run_backward(dx);
+      weight_backward(s, w, dy, in);
+      return dx;
+    }
+  };
+  CalledTwice() { child("outer", outer); }
+  Outer outer;
+
+ protected:
+  Tensor forward(const Tensor& x) override { return outer(outer(x)); }
+  Tensor backward(const Tensor& dy) override { return outer.run_backward(outer.run_backward(dy)); }
+};
+
+TEST(Bucket, WaitsForAUnitWhoseBackwardHasBegunAgain) {
+  for (const Strategy s : kBucketed) {
+    launch(2, [&](RankContext& r) {
+      std::optional<std::vector<float>> want;
+      for (const LayoutPolicy layout : {LayoutPolicy::ragged, LayoutPolicy::whole_param}) {
+        FullyShardOptions o = whole(s, 0);
+        o.layout = layout;
+        CalledTwice model;
+        const Routing routes =
+            route(model, {.rules = {{.pattern = "weight|own", .algorithm = Algorithm::muon}}});
+        const DeviceMesh mesh(r.world, {{"shard", 2}});
+        fully_shard(model.outer.inner, mesh, o);
+        fully_shard(model.outer, mesh, o);
+        fully_shard(model, mesh, o);
+        Stream& stream = r.device->compute();
+        const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
+        ops::random_normal(stream, x, r.world->rank() * x.numel(), 1, "in", 0, 1);
+        model(x);
+        model.run_backward(x);
+        std::vector<float> got;
+        for (auto& [name, p] : model.named_parameters()) {
+          const auto mine = ops::to_floats(stream, p.grad_shard());
+          double sum = 0;
+          for (const float g : mine) sum += double{g} * g;
+          const auto all = r.world->all_gather(std::to_string(sum));
+          for (const std::string& part : all) got.push_back(std::stof(part));
+        }
+        if (want) {
+          // A sum over each parameter's elements, wherever they lie.
+          for (size_t i = 0; i < got.size(); i += 2)
+            EXPECT_NEAR(got[i] + got[i + 1], (*want)[i] + (*want)[i + 1], 1e-5 * (got[i] + got[i + 1]))
+                << name_of(s);
+        }
+        want = got;
+        zero_grad(model);
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace sherd::test

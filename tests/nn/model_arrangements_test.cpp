@@ -48,8 +48,8 @@ Outcome train(const ModelDescription& m, const Arrangement& a, const Look& look 
   launch(a.ranks, [&](RankContext& rank) {
     ArrangedModel arranged(rank, m, a, 5);
     nn::CausalModel& model = *arranged.model;
-    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone, an
-    // element of which is exactly 0 now and then, and would be counted.
+    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone,
+    // an element of which is exactly 0 now and then, and would be counted.
     for (auto& [name, p] : model.named_parameters())
       if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
@@ -265,6 +265,55 @@ TEST(Arrangements, SequencesLongerThanThePositionsAreRefused) {
     } catch (const ShapeMismatch& e) {
       EXPECT_THAT(e.what(), testing::HasSubstr("at most 8 positions"));
     }
+  });
+}
+
+// Scores are of size 1, through two layers of sums in other orders: 1e-5 of the largest logit, as elsewhere.
+TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
+  for (const Arrangement& a :
+       {Arrangement{.name = "gpt2", .ranks = 2, .tp = 2}, Arrangement{.name = "llama", .ranks = 4, .tp = 4},
+        Arrangement{.name = "qwen3_moe", .ranks = 2, .tp = 2, .ep = 2}})
+    launch(a.ranks, [&](RankContext& rank) {
+      const ModelDescription m = described(a.name);
+      ArrangedModel arranged(rank, m, a, 5);
+      arranged.shard();
+      nn::CausalModel& model = *arranged.model;
+      model.set_training(false);
+      Stream& s = rank.device->compute();
+      const Tensor all = tokens(*rank.device, m, 0, 1, 3);
+      const std::vector<float> whole = ops::to_floats(s, model(all));
+      nn::KvCache cache = model.make_cache(*rank.device, kSeq, DType::f32);
+      for (int64_t from = 0, to = 4; from < kSeq; from = to, ++to) {
+        const std::vector<float> got =
+            ops::to_floats(s, model(all.flat(from, to).view({1, to - from}), &cache));
+        EXPECT_LT(distance(got, {whole.begin() + (to - 1) * m.vocab, whole.begin() + to * m.vocab}), 1e-5)
+            << a.name << " after " << to;
+      }
+    });
+}
+
+TEST(Arrangements, CachesOfAnotherModelAndBatchesAreRefused) {
+  launch(1, [&](RankContext& rank) {
+    const ModelDescription m = described("llama");
+    ArrangedModel arranged(rank, m, {.name = "one"}, 5);
+    arranged.shard();
+    nn::CausalModel& model = *arranged.model;
+    model.set_training(false);
+    nn::KvCache other(*rank.device, m.layers + 1, kSeq, m.kv_heads, m.head_dim, DType::f32),
+        cache = model.make_cache(*rank.device, kSeq, DType::f32);
+    EXPECT_THROW(model(tokens(*rank.device, m, 0, 1, 3), &other), InvalidArgument);
+    EXPECT_THROW(model(tokens(*rank.device, m, 0, 2, 3), &cache), ShapeMismatch);
+    EXPECT_THROW(model(tokens(*rank.device, m, 0, 2, 3), nullptr), ShapeMismatch);
+    EXPECT_THROW(model(Tensor::empty(*rank.device, {1, 0}, DType::i32, "data"), &cache), ShapeMismatch);
+    // What a forward that did not come through the layers has left in one is forgotten by the next.
+    const Tensor all = tokens(*rank.device, m, 0, 1, 3);
+    const std::vector<float> want = ops::to_floats(rank.device->compute(), model(all, &cache));
+    cache.clear();
+    const int64_t columns = (m.heads + 2 * m.kv_heads) * m.head_dim;
+    const Tensor left = Tensor::empty(*rank.device, {2, columns}, DType::f32, "test");
+    ops::fill(rank.device->compute(), left, 1);
+    cache.layer(0).append(rank.device->compute(), left, m.heads);
+    EXPECT_EQ(ops::to_floats(rank.device->compute(), model(all, &cache)), want);
   });
 }
 

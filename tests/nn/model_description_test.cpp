@@ -46,6 +46,19 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
               HasSubstr("at most 64"));
   EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.ep = {.parts = 4}}),
               HasSubstr("4 parts do not divide 6"));
+  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.mixture.experts = -1, m.hidden = 0; })),
+              AllOf(HasSubstr("-1 experts must not be negative"), HasSubstr("hidden 0 must be positive")));
+  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.rope.scaling = ops::RopeScaling{.factor = 0}; })),
+              HasSubstr("rope scaling by 0"));
+  EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.balance = std::nan(""); })),
+              HasSubstr("balancing loss's share nan"));
+  EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.ep = {.parts = 2, .index = 2}}),
+              HasSubstr("part 2 of 2 parts"));
+  launch(2, [](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"tp", 2}});
+    EXPECT_THAT(refusal(changed("mixtral", [](auto&) {}), {.tp = nn::TensorParallel::of(mesh)}),
+                HasSubstr("need a mesh of their own"));
+  });
   EXPECT_THAT(refusal(changed("llama", [](auto&) {}), {.logits_chunk = -1}), HasSubstr("logits_chunk -1"));
 }
 
@@ -54,7 +67,7 @@ TEST(Presets, AreModelsOfThePublishedSizes) {
   const std::map<std::string, int64_t> sizes = {
       {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},     {"gpt2-774m", 774030080},
       {"gpt2-1.5b", 1557611200},      {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
-      {"llama3-8b", 8030261248},      {"mistral-7b", 7241732096},   {"qwen2-0.5b", 494032768},
+      {"llama3-8b", 8030261248},      {"mistral-7b", 7248023552},   {"qwen2-0.5b", 494032768},
       {"qwen3-0.6b", 596049920},      {"qwen3-1.7b", 1720574976},   {"qwen3-8b", 8190735360},
       {"qwen3-30b-a3b", 30532122624}, {"mixtral-8x7b", 46702792704}};
   EXPECT_EQ(nn::preset_names().size(), sizes.size());

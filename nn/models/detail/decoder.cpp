@@ -4,8 +4,8 @@
 
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/embedding.h>
-#include <sherd/nn/rows.h>
 #include <sherd/nn/models/detail/family_names.h>
+#include <sherd/nn/rows.h>
 
 namespace sherd::nn::detail {
 
@@ -60,20 +60,31 @@ void Decoder::set_recompute(bool on) {
 
 // Rows of a sequence whose first has position `first`.
 Var Decoder::embedded(const Var& tokens, int64_t first) const {
-  if (first == 0 || !positions_.defined()) return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_);
+  if (first == 0 || !positions_.defined())
+    return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_);
   return vocab_parallel_embedding(vocabulary_, tokens, table_) +
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
 
 Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
-  const int64_t first = cache != nullptr ? cache->length() : 0;
+  int64_t first = 0;
+  if (cache != nullptr) {
+    if (cache->layers() != static_cast<int64_t>(layers_.size()))
+      throw InvalidArgument(
+          fmt::format("causal model: a cache of {} layers for a model of {}; make it with make_cache()",
+                      cache->layers(), layers_.size()));
+    first = cache->length();
+    cache->truncate(first);  // a forward that an exception ended has left rows in some layers
+  }
   if (tokens.value().dim() != 2 || first + tokens.size(1) > context_.model.positions)
-    throw ShapeMismatch(fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
-                                    "most {} positions",
-                                    sherd::to_string(tokens.shape()), first, context_.model.positions));
+    throw ShapeMismatch(
+        fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
+                    "most {} positions",
+                    sherd::to_string(tokens.shape()), first, context_.model.positions));
   Var x = embedded(tokens, first);
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, tokens.size(0), loss_scale, cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
+    x = layers_[i](x, tokens.size(0), loss_scale,
+                   cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x);
 }
 
@@ -83,12 +94,17 @@ CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float sc
 }
 
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
+  if (tokens.dim() != 2 || tokens.size(0) != 1 || tokens.size(1) < 1)
+    throw ShapeMismatch(
+        fmt::format("causal model: tokens to go on behind are {}, must be [1, rows] of at least one row",
+                    sherd::to_string(tokens.shape())));
   const Var x = hidden(tokens, 0, cache);
   return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);
 }
 
 KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const {
-  return KvCache(device, context_.model.layers, capacity, layers_[0].cached_heads(), context_.model.head_dim, dtype);
+  return KvCache(device, context_.model.layers, capacity, layers_[0].cached_heads(), context_.model.head_dim,
+                 dtype);
 }
 
 Tensor Decoder::forward(const Tensor& tokens) {

@@ -33,9 +33,10 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
 Var Mixture::forward(const Var& residual, const Var& x, float loss_scale) {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
-  // Every tensor-parallel group has as many rows.
-  const int64_t groups = (parallel_.all ? parallel_.all->size() : tp.size()) / tp.size();
-  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, parallel_.all, groups * x.size(0)};
+  // The ranks whose rows are counted; every tensor-parallel group has as many of them.
+  const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
+  const int64_t groups = (counted ? counted->size() : 1) / tp.size();
+  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, counted, groups * x.size(0)};
   const auto [logits, in] = router_logits(tp.split_rows(x), router_, tp);
   const Routes routes = route_top_k(logits, m.top_k, balancing, m.normalise);
   const ExpertExchange exchange(parallel_.comm, routes.counts);

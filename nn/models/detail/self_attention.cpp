@@ -71,12 +71,16 @@ Var SelfAttention::forward(const Var& residual, const Var& x, int64_t batch, KvC
   Var packed = qkv(x);
   if (m.qk_norm) packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
   if (rope_->rotary())
-    packed = nn::rope(packed, rope_->on(packed.device()), {.batch = batch,
+    packed = nn::rope(packed, rope_->on(packed.device()),
+                      {.batch = batch,
                        .heads = heads_ + kv_heads_,
                        .first_position = cache != nullptr ? cache->length() : 0});
-  const Var seen = attention(
-      packed,
-      {.batch = batch, .heads = heads_, .kv_heads = kv_heads_, .head_dim = m.head_dim, .max_logits = {}, .cache = cache});
+  const Var seen = attention(packed, {.batch = batch,
+                                      .heads = heads_,
+                                      .kv_heads = kv_heads_,
+                                      .head_dim = m.head_dim,
+                                      .max_logits = {},
+                                      .cache = cache});
   return add_row_parallel(context_, residual, seen, out_, out_bias_);
 }
 
