@@ -48,7 +48,7 @@ TEST(CausalModel, BadDescriptionsAreRefusedWithAllThatIsWrong) {
               HasSubstr("4 parts do not divide 6"));
   EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.mixture.experts = -1, m.hidden = 0; })),
               AllOf(HasSubstr("-1 experts must not be negative"), HasSubstr("hidden 0 must be positive")));
-  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.rope.scaling = ops::RopeScaling{.factor = 0}; })),
+  EXPECT_THAT(refusal(changed("llama", [](auto& m) { m.rope.scaling = Llama3Scaling{.factor = 0}; })),
               HasSubstr("rope scaling by 0"));
   EXPECT_THAT(refusal(changed("mixtral", [](auto& m) { m.mixture.balance = std::nan(""); })),
               HasSubstr("balancing loss's share nan"));
