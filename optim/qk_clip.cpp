@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/qk_clip.h>
@@ -35,6 +37,30 @@ void add_pieces(std::vector<HeadScaleSegment>& pieces, const ProjectedHeads& p, 
   }
 }
 
+// Rows of a parameter that make heads of an attention.
+struct HeadRows {
+  const ParamGroup* group;
+  int index;  // in the group
+  int64_t begin, end;
+  std::string attention, parameter;
+};
+
+// Rows that make heads twice would be scaled by both factors: a projection that two attentions share (tied),
+// or query and key rows that overlap.
+void check_rows_apart(std::vector<HeadRows> rows, std::vector<std::string>& wrong) {
+  std::sort(rows.begin(), rows.end(), [](const HeadRows& a, const HeadRows& b) {
+    return std::tie(a.group, a.index, a.begin) < std::tie(b.group, b.index, b.begin);
+  });
+  for (size_t i = 1; i < rows.size(); ++i) {
+    const HeadRows &a = rows[i - 1], &b = rows[i];
+    if (a.group != b.group || a.index != b.index || a.end <= b.begin) continue;
+    wrong.push_back(
+        fmt::format("rows [{}, {}) of parameter '{}' make heads of attention '{}' and of '{}', and would be "
+                    "scaled for both: clip the attentions of shared projections by none or by one",
+                    b.begin, std::min(a.end, b.end), b.parameter, a.attention, b.attention));
+  }
+}
+
 }  // namespace
 
 QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers,
@@ -46,6 +72,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   if (layers.empty()) wrong.push_back("there are no layers");
   const std::vector<ParamGroup*> groups = runtime_.groups();
   int64_t heads = 0;
+  std::vector<HeadRows> rows;
   std::string text = fmt::format("{}", tau_);
   for (auto& layer : layers) {
     const AttentionHeads& a = layer->heads();
@@ -62,7 +89,16 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
         wrong.push_back(fmt::format("parameter '{}' of attention '{}' is frozen", p.param.name(), a.name));
       }
     }
+    const auto add_rows = [&](const std::vector<ProjectedHeads>& list, int count) {
+      for (const ProjectedHeads& p : list)
+        if (p.param.sharded())
+          rows.push_back({&p.param.group(), p.param.index_in_group(), p.first_row,
+                          p.first_row + int64_t{count} * a.head_dim, a.name, p.param.name()});
+    };
+    add_rows(a.queries, a.heads);
+    add_rows(a.keys, a.kv_heads);
   }
+  check_rows_apart(std::move(rows), wrong);
   if (!wrong.empty())
     throw InvalidArgument(fmt::format("{}: QkClip: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
   runtime_.require_equal(hash64(0, text),

@@ -29,7 +29,7 @@ class QkClip : public AfterUpdate {
  public:
   /// @param layers whose maxima forwards raise; heads of this tensor-parallel rank.
   /// @throws InvalidArgument for tau that is not positive and finite, no layers, and naming parameters that
-  /// are not of this model, or frozen; ShapeMismatch on every rank when ranks have different layers or tau.
+  /// are not of this model, or frozen, or of which the same rows make heads twice (tied projections); ShapeMismatch on every rank when ranks have different layers or tau.
   /// Collective.
   QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers,
          const QkClipOptions& options = {});

@@ -215,6 +215,17 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
                 }),
                 AllOf(HasSubstr("tau -1"), HasSubstr("'k.weight' of attention 'apart' is frozen"),
                       HasSubstr("'qkv.weight' of attention 'fused' is not of this model")));
+    const auto tied = std::make_shared<LogitMaxima>(AttentionHeads{.name = "tied",
+                                                                   .queries = {{model.q, 3}},
+                                                                   .keys = {{model.q, 0}},
+                                                                   .heads = 1,
+                                                                   .kv_heads = 1,
+                                                                   .head_dim = kDim});
+    EXPECT_THAT(refusal([&] {
+                  QkClip(model, {model.fused, model.apart, tied});
+                }),
+                AllOf(HasSubstr("rows [0, 3) of parameter 'q.weight' make heads of attention"),
+                      HasSubstr("rows [3, 6) of parameter 'q.weight'"), HasSubstr("'tied'")));
     EXPECT_THAT(refusal([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
     EXPECT_THROW(QkClip(model, {model.fused}, {.tau = 1.0 + r.world->rank()}), ShapeMismatch);
     Optimizer half(model, unfrozen.part("^other|^q.weight"), {});
