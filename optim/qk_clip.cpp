@@ -51,13 +51,15 @@ void check_rows_apart(std::vector<HeadRows> rows, std::vector<std::string>& wron
   std::sort(rows.begin(), rows.end(), [](const HeadRows& a, const HeadRows& b) {
     return std::tie(a.group, a.index, a.begin) < std::tie(b.group, b.index, b.begin);
   });
-  for (size_t i = 1; i < rows.size(); ++i) {
-    const HeadRows &a = rows[i - 1], &b = rows[i];
-    if (a.group != b.group || a.index != b.index || a.end <= b.begin) continue;
-    wrong.push_back(
-        fmt::format("rows [{}, {}) of parameter '{}' make heads of attention '{}' and of '{}', and would be "
-                    "scaled for both: clip the attentions of shared projections by none or by one",
-                    b.begin, std::min(a.end, b.end), b.parameter, a.attention, b.attention));
+  const HeadRows* widest = nullptr;  // of the same parameter's rows so far, what reaches farthest
+  for (const HeadRows& r : rows) {
+    if (widest != nullptr && (widest->group != r.group || widest->index != r.index)) widest = nullptr;
+    if (widest != nullptr && r.begin < widest->end)
+      wrong.push_back(
+          fmt::format("rows [{}, {}) of parameter '{}' make heads of attention '{}' and of '{}', and would be "
+                      "scaled for both: let one of the attentions that share a projection be clipped, or none",
+                      r.begin, std::min(widest->end, r.end), r.parameter, widest->attention, r.attention));
+    if (widest == nullptr || r.end > widest->end) widest = &r;
   }
 }
 
