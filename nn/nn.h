@@ -23,5 +23,6 @@
 #include <sherd/nn/rope.h>
 #include <sherd/nn/routing.h>
 #include <sherd/nn/rows.h>
+#include <sherd/nn/sequence_parallel.h>
 #include <sherd/nn/tensor_parallel.h>
 #include <sherd/nn/vocab_parallel.h>

@@ -27,41 +27,57 @@ TensorParallel TensorParallel::of(const sherd::DeviceMesh& mesh) {
   return {mesh.comm(kDim)->clone()};
 }
 
-namespace {
+Tensor TensorParallel::own_rows(const Tensor& all) const {
+  return all.rows(begin_of(all.size(0), rank()), begin_of(all.size(0), rank() + 1));
+}
 
-// All n rows, of each rank's part.
-Tensor all_rows(Stream& s, const TensorParallel& tp, const Tensor& part, int64_t n) {
+Tensor TensorParallel::all_rows(Stream& s, const Tensor& part, int64_t n) const {
+  if (size() == 1) return part;
   const int64_t width = part.size(1);
   std::vector<int64_t> counts;
-  for (int r = 0; r < tp.size(); ++r) counts.push_back((tp.begin_of(n, r + 1) - tp.begin_of(n, r)) * width);
+  for (int r = 0; r < size(); ++r) counts.push_back((begin_of(n, r + 1) - begin_of(n, r)) * width);
   Tensor all = empty_like(part, {n, width});
-  tp.comm->all_gather_v(s, all.unowned_view(), counts, part.unowned_view());
+  comm->all_gather_v(s, all.unowned_view(), counts, part.unowned_view());
   return all;
 }
 
-Tensor own_rows(const TensorParallel& tp, const Tensor& all) {
-  return all.rows(tp.begin_of(all.size(0), tp.rank()), tp.begin_of(all.size(0), tp.rank() + 1));
+// A reduce-scatter has equal slices: where the parts differ, each gets one of the largest part's size, and
+// the row that a smaller part has too many is a zero that nobody reads.
+Tensor TensorParallel::own_rows_of_sum(Stream& s, const Tensor& x) const {
+  if (size() == 1) return x;
+  const int64_t n = x.size(0), width = x.size(1), most = (n + size() - 1) / size();
+  const Tensor part = empty_like(x, {most, width});
+  if (n % size() == 0) {
+    comm->reduce_scatter(s, part.unowned_view(), x.unowned_view());
+    return part;
+  }
+  const Tensor slices = empty_like(x, {size() * most, width});
+  for (int r = 0; r < size(); ++r) {
+    const int64_t begin = begin_of(n, r), rows = begin_of(n, r + 1) - begin;
+    if (rows > 0) ops::copy(s, slices.rows(r * most, r * most + rows), x.rows(begin, begin + rows));
+    if (rows < most) ops::fill(s, slices.rows(r * most + rows, (r + 1) * most), 0);
+  }
+  comm->reduce_scatter(s, part.unowned_view(), slices.unowned_view());
+  return part.rows(0, begin_of(n, rank() + 1) - begin_of(n, rank()));
 }
-
-}  // namespace
 
 Var TensorParallel::split_rows(const Var& x) const {
   if (size() == 1) return x;
   return function(
-      {x}, [&](Stream&) { return own_rows(*this, x.value()); },
-      [tp = *this, part = own_rows(*this, x.value()).shape(), device = &x.device(), dtype = x.dtype(), n = x.size(0)](
-          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        return {all_rows(s, tp, call.output().tensor(*device, part, dtype), n)};
+      {x}, [&](Stream&) { return own_rows(x.value()); },
+      [tp = *this, part = own_rows(x.value()).shape(), device = &x.device(), dtype = x.dtype(),
+       n = x.size(0)](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        return {tp.all_rows(s, call.output().tensor(*device, part, dtype), n)};
       });
 }
 
 Var TensorParallel::gather_rows(const Var& x, int64_t n) const {
   if (size() == 1) return x;
   return function(
-      {x}, [&](Stream& s) { return all_rows(s, *this, x.value(), n); },
+      {x}, [&](Stream& s) { return all_rows(s, x.value(), n); },
       [tp = *this, device = &x.device(), shape = Shape{n, x.size(1)}, dtype = x.dtype()](
           Stream&, const BackwardCall& call) -> std::vector<Gradient> {
-        return {own_rows(tp, call.output().tensor(*device, shape, dtype))};
+        return {tp.own_rows(call.output().tensor(*device, shape, dtype))};
       });
 }
 

@@ -49,6 +49,13 @@ struct TensorParallel {
   /// on all ranks; backward takes this rank's part of it.
   Var gather_rows(const Var& x, int64_t n) const;
 
+  /// This rank's part of the rows of `all` [n, d]; no copy.
+  Tensor own_rows(const Tensor& all) const;
+  /// All n rows, of every rank's part [., d].
+  Tensor all_rows(Stream& s, const Tensor& part, int64_t n) const;
+  /// This rank's part of the rows of the sum of all ranks' x [n, d], in the bits that `summed` has there.
+  Tensor own_rows_of_sum(Stream& s, const Tensor& x) const;
+
   /// [parts, x...]: every rank's x, in rank order. Of a group of one: x itself with the new dimension.
   Tensor gather(Stream& s, const Tensor& x) const;
   /// Every rank's columns x [rows, cols] side by side.

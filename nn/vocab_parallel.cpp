@@ -73,11 +73,12 @@ Parameter VocabularyCut::cut(Parameter p) const {
 // The first rank adds the positions, to zeros where the token is another's: the sum is rounded once, as
 // whole.
 Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
-                             const Parameter& positions) {
+                             const Parameter& positions, bool split) {
   if (cut.tp.size() == 1) return embedding(tokens, table, positions);
   const Tensor in = tokens.value();
   const ops::VocabPart part{cut.begin(), cut.vocab};
   const bool adds = positions.defined() && cut.tp.rank() == 0;
+  const SequenceRows between{cut.tp, in.numel(), split};
   std::vector<Parameter> parameters{table};
   if (positions.defined()) parameters.push_back(positions);
   return function(
@@ -86,12 +87,14 @@ Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const 
         const Tensor rows = table.data();
         const Tensor out = Tensor::empty(in.device(), {in.numel(), rows.size(1)}, rows.dtype(), kActivations);
         ops::embedding_forward(s, out, in, rows, adds ? positions.data() : Tensor(), part);
+        if (between.splits()) return cut.tp.own_rows_of_sum(s, out);
         cut.tp.comm->all_reduce(s, out.unowned_view());
         return out;
       },
-      [in, part, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        const Tensor dout =
-            call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
+      [in, part, table, positions, between](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+        Tensor dout =
+            call.output().tensor(in.device(), {between.here(), table.shape()[1]}, table.data().dtype());
+        if (between.splits()) dout = between.tp.all_rows(s, dout, between.count);
         ops::embedding_backward(s, gradient_of(s, table, dout), gradient_of(s, positions, dout), dout, in,
                                 part);
         return {Gradient()};
@@ -100,17 +103,18 @@ Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const 
 }
 
 CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const Var& x, const Parameter& w,
-                                                 const Tensor& targets, float scale, int64_t chunk) {
+                                                 const Tensor& targets, float scale, int64_t chunk,
+                                                 bool split) {
   if (cut.tp.size() == 1) return linear_cross_entropy(x, w, targets, scale, chunk);
-  const Var copied = cut.tp.copied(x);
-  const Tensor in = x.value();
+  const Var entered = SequenceRows{cut.tp, targets.numel(), split}.enter(x);
+  const Tensor in = entered.value();
   const bool whole = chunk <= 0 || chunk >= in.size(0);
   const Head head{cut, in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk, scale};
   const Tensor losses = like_f32(in, {in.size(0)}), lse = like_f32(in, {in.size(0)});
   const bool keeps = whole && x.tape() != nullptr && x.tape()->recording();
   const auto kept = std::make_shared<Tensor>();  // the logits of one chunk
   Var result = function(
-      {copied},
+      {entered},
       [&](Stream& s) {
         head.for_chunks([&](int64_t begin, int64_t end) {
           const Tensor logits = head.logits(s, begin, end);

@@ -5,7 +5,7 @@
 
 #include <sherd/nn/function.h>
 #include <sherd/nn/loss.h>
-#include <sherd/nn/tensor_parallel.h>
+#include <sherd/nn/sequence_parallel.h>
 
 namespace sherd::nn {
 
@@ -25,17 +25,21 @@ struct VocabularyCut {
 };
 
 /// embedding() of a table that is cut, the same bits on every rank as whole (but for the sign of zeros): each gives
-/// its tokens' rows, and the sum over the ranks adds zeros to them. `positions` are whole on every rank. Backward has no sum.
+/// its tokens' rows, and the sum over the ranks adds zeros to them. `positions` are whole on every rank. Backward has
+/// no sum.
+/// @param split each rank gets its part of the rows alone (SequenceRows of all tokens), of the same bits.
 Var vocab_parallel_embedding(const VocabularyCut& cut, const Var& tokens, const Parameter& table,
-                             const Parameter& positions = {});
+                             const Parameter& positions = {}, bool split = false);
 
 /// linear_cross_entropy() of a head [rows(), d] that is cut; x is the same on every rank, and so are losses
 /// and objective. No more than `chunk` rows' logits of this rank's columns exist at once (0: those of all
 /// rows, computed once and kept). The gradient of x is summed over the ranks. In a group of one it is
 /// linear_cross_entropy() itself.
+/// @param split x is this rank's part of the rows alone (SequenceRows of all targets); losses are those of
+/// all rows.
 CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const Var& x,
                                                  const Parameter& head, const Tensor& targets, float scale,
-                                                 int64_t chunk = 0);
+                                                 int64_t chunk = 0, bool split = false);
 
 /// The logits [n, vocab] of such a head on every rank, for no backward.
 Tensor vocab_parallel_logits(const VocabularyCut& cut, const Var& x, const Parameter& head);

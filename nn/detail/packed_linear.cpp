@@ -7,6 +7,7 @@
 #include <sherd/kernels/ops/elementwise.h>
 #include <sherd/kernels/ops/gemm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/detail/summed_gradient.h>
 
 namespace sherd::nn::detail {
 namespace {
@@ -102,7 +103,7 @@ Var packed_linear(const Var& x, const std::vector<Parameter>& weights, const std
       all);
 }
 
-Var add_bias(const Var& x, const Parameter& bias) {
+Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp) {
   const Tensor in = x.value();
   return function(
       {x},
@@ -112,9 +113,13 @@ Var add_bias(const Var& x, const Parameter& bias) {
         ops::add_bias(s, y, bias.data());
         return y;
       },
-      [device = &in.device(), shape = in.shape(), dtype = in.dtype(), bias](
+      [device = &in.device(), shape = in.shape(), dtype = in.dtype(), bias, tp](
           Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
-        if (bias.trainable()) ops::bias_backward(s, bias.grad(), call.output().tensor(*device, shape, dtype));
+        const Tensor dy = call.output().tensor(*device, shape, dtype);
+        add_summed(s, tp, bias, [&](const GradTarget& sums) {
+          if (sums.beta == 0) ops::fill(s, sums.grad, 0);
+          ops::bias_backward(s, sums.grad, dy);
+        });
         return {call.output()};
       },
       {bias});

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include <sherd/nn/function.h>
+#include <sherd/nn/tensor_parallel.h>
 
 namespace sherd::nn::detail {
 
@@ -19,6 +20,8 @@ Var packed_linear(const Var& x, const std::vector<Parameter>& weights,
                   const std::vector<Parameter>& biases = {}, WeightLayout layout = WeightLayout::out_in);
 
 /// x + bias, added to each row: x [n, d], bias [d].
-Var add_bias(const Var& x, const Parameter& bias);
+/// @param tp ranks each of which has other rows, while the bias is whole on all of them: its gradient is
+/// summed over them.
+Var add_bias(const Var& x, const Parameter& bias, const TensorParallel& tp = {});
 
 }  // namespace sherd::nn::detail

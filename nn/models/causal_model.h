@@ -46,6 +46,11 @@ class CausalModel : public Module<CausalModel> {
 struct CausalModelOptions {
   TensorParallel tp{};
   ExpertParallel ep{};
+  /// Between the tensor-parallel regions each rank of `tp` keeps its part of the rows alone; see
+  /// sequence_parallel.h. The forward's bits are those without; gradients of norms, and of biases behind
+  /// sums, are added up rank by rank, so training is the same to rounding. Of no effect in a group of one,
+  /// and on generation with a cache.
+  bool sequence_parallel = false;
   /// Rows whose logits exist at once; 0: all. See linear_cross_entropy().
   int64_t logits_chunk = 1024;
 };

@@ -251,9 +251,12 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
   return config;
 }
 
+std::string read_model_text(const std::filesystem::path& folder, sherd::FileSystem& files) {
+  return sherd::read_whole(files, folder / "config.json", kMaxFileBytes);
+}
+
 ModelConfig read_model_config(const std::filesystem::path& folder, sherd::FileSystem& files) {
-  const std::filesystem::path path = folder / "config.json";
-  return parse_model_config(sherd::read_whole(files, path, kMaxFileBytes), path.string());
+  return parse_model_config(read_model_text(folder, files), (folder / "config.json").string());
 }
 
 void require_sequence(const ModelConfig& config, int64_t seq) {

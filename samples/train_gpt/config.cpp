@@ -15,6 +15,7 @@
 #include "config_rules.h"
 #include "inheritance.h"
 #include "model_source.h"
+#include "saved_model.h"
 
 namespace train_gpt {
 namespace {
@@ -36,10 +37,13 @@ void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
 }
 
 /// Sizes of --model's own, before anything is checked against them.
-void take_model(TrainConfig& c, const sherd::GivenFlags& given, std::vector<std::string>& problems) {
+void take_model(CommandLine& line, const sherd::GivenFlags& given, const std::optional<SavedModel>& saved,
+                bool model_given, std::vector<std::string>& problems) {
+  TrainConfig& c = line.config;
   if (c.model.empty()) return;
   try {
-    const ModelSource source = model_source(c.model);
+    choose_model_text(c, saved, model_given, line.notes);
+    const ModelSource source = model_source(c);
     if (c.trains() || c.eval_only) hf::require_sequence(source.config, c.seq);
     take_sizes(c, source, given.has("moe_aux"));
     if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && c.resume.empty())
@@ -83,9 +87,10 @@ CommandLine parse_config(int argc, const char* const* argv) {
     return given.has(name) || message.GetReflection()->HasField(message, described);
   };
   std::string unread;
-  line.inherited = inherit(line.config, is_given, problems, unread);
+  std::optional<SavedModel> saved;
+  line.inherited = inherit(line.config, is_given, problems, unread, saved);
   take_ranks_of_job(line.config, given);
-  take_model(line.config, given, problems);
+  take_model(line, given, saved, is_given("model"), problems);
   check_rules(line.config, sherd::check_values(fields, given, problems), given, problems);
   if (!problems.empty() && !unread.empty())
     problems.push_back(fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));

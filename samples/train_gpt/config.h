@@ -32,6 +32,7 @@ struct TrainConfig {
   int64_t ranks = 1;
   int64_t replicas = 1;
   int64_t tp = 1;
+  bool sequence_parallel = false;
   std::string strategy = "optim_grads_params";
   std::string outer = "no_shard";
   std::string layout = "ragged";
@@ -134,6 +135,11 @@ struct TrainConfig {
   double temperature = 0.7;
   double top_p = 1;
 
+  // Not of flags: the config.json that the run follows, and where it is from; see choose_model_text(). Empty:
+  // --model's.
+  std::string model_text;
+  std::string model_from;
+
   /// Whether anything is trained; otherwise there is no optimizer, unless --save or --explain-plan asks for one.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
   /// What generated text begins with: a model goes on from at least one byte.
@@ -155,6 +161,8 @@ struct CommandLine {
   std::optional<std::string> help;
   /// Settings that are no defaults and come from the checkpoint of --resume, as flags: "--dim 36".
   std::vector<std::string> inherited;
+  /// Lines on a --model that is not as the checkpoint of --resume has it, for a program to print once.
+  std::vector<std::string> notes;
 };
 
 /// Defaults, overridden by the run that saved the checkpoint of --resume (inherited_settings()), overridden by the

@@ -24,24 +24,29 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
       {"Data",
        {{"data", &c.data, "PATH", "text: a file, or a folder with all files below it"},
         {"tokens", &c.tokens, "FILE[:WEIGHT],...",
-         "token files instead of text: one stream in this order or, with weights, each its share of the sequences"},
+         "token files instead of text: one stream in this order or, with weights, each its share of the "
+         "sequences"},
         {"token_format", &c.token_format, "auto|u16|u32|llmc|megatron",
          "of token files; auto: llm.c's and Megatron's (.bin beside .idx) are known by their marks"},
         {"valid_tokens", &c.valid_tokens, "FILE,...",
          "token files to evaluate on; without them a fiftieth of the windows is held out"},
         {"order", &c.order, "auto|sequential|hashed|shuffled",
-         "of the windows; shuffled: each once per epoch, at random; auto: that for --tokens, hashed for --data"},
+         "of the windows; shuffled: each once per epoch, at random; auto: that for --tokens, hashed for "
+         "--data"},
         {"seq", &c.seq, "T", "tokens (bytes of text) per sequence", 1, kMaxSeq},
         {"batch", &c.batch, "N", "sequences per step over all ranks", 1, kMaxBatch},
         {"grad_accum", &c.grad_accum, "N", "microbatches each rank splits its sequences into", 1,
          kMaxBatch}}},
       {"Ranks and sharding",
        {{"ranks", &c.ranks, "N",
-         "all ranks: replicas x shards x tp; with --comm nccl or mpi in a job, when not given: its processes", 1,
-         1024},
+         "all ranks: replicas x shards x tp; with --comm nccl or mpi in a job, when not given: its processes",
+         1, 1024},
         {"replicas", &c.replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
         {"tp", &c.tp, "N", "ranks that share each matrix (tensor parallel); divides --heads and 256", 1,
          1024},
+        {"sequence_parallel", &c.sequence_parallel, "true|false",
+         "of a --model with --tp: each of these ranks keeps its part of the rows between products; equal to "
+         "rounding"},
         {"strategy", &c.strategy, "no_shard|optim|optim_grads|optim_grads_params",
          "what is sharded; also known as zero0, zero1, zero2, zero3", 0, 0, canonical_strategy},
         {"outer", &c.outer, "no_shard|optim", "what is sharded over replicas as well"},
@@ -49,7 +54,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "ragged|even_rows|whole_param|whole_param:lpt|whole_param:size_match|whole_param:ping_pong",
          "where parameters are cut"},
         {"bucket_size", &c.bucket_size, "N",
-         "whole_param with zero1 or zero2: least elements of a bucket of Muon's matrices, which spans blocks; 0: one",
+         "whole_param with zero1 or zero2: least elements of a bucket of Muon's matrices, which spans "
+         "blocks; 0: one",
          0, kAny},
         {"reshard_after_forward", &c.reshard_after_forward, "true|false",
          "zero3: free gathered parameters between forward and backward"},
@@ -58,7 +64,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "blocks: drop their activations, and compute them again in backward"}}},
       {"Model",
        {{"model", &c.model, "MODEL",
-         "a folder of Hugging Face (config.json and weights; gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, mixtral), or "
+         "a folder of Hugging Face (config.json and weights; gpt2, llama, mistral, qwen2, qwen3, qwen3_moe, "
+         "mixtral), or "
          "a published shape such as gpt2-124m, llama3.2-1b, qwen3-0.6b; empty: the byte model that follows"},
         {"from_scratch", &c.from_scratch, "", "random first weights, of --model's shape alone"},
         {"dim", &c.dim, "D", "width", 1, kMaxDim},
@@ -167,7 +174,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "those that --resume goes on from stay"},
         {"async_save", &c.async_save, "", "write behind training, from a copy in memory"},
         {"resume", &c.resume, "PATH",
-         "go on from a checkpoint, or from the newest good one of a folder of them, on any ranks; data, model, "
+         "go on from a checkpoint, or from the newest good one of a folder of them, on any ranks; data, "
+         "model, "
          "training and Muon are as that run had them, unless given; --steps counts from its beginning"},
         {"resume_parts", &c.resume_parts, "all|model|optimizer",
          "what to take; model: weights only, training starts at step 0"},
@@ -192,15 +200,20 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "final weights of a --model as a folder for transformers, like the one that it came from"},
         {"quiet", &c.quiet, "", "print errors only, and what --sample and --eval-only ask for"}}},
       {"Evaluation and sampling",
-       {{"eval_only", &c.eval_only, "", "train nothing: evaluate the checkpoint of --resume, or --model, on held-out data"},
+       {{"eval_only", &c.eval_only, "",
+         "train nothing: evaluate the checkpoint of --resume, or --model, on held-out data"},
         {"sample_only", &c.sample_only, "",
-         "train nothing: generate text from the checkpoint of --resume, or from --model; 256 bytes or tokens unless --sample says"},
+         "train nothing: generate text from the checkpoint of --resume, or from --model; 256 bytes or tokens "
+         "unless --sample says"},
         {"sample", &c.sample, "N", "bytes of text to generate at the end", 0, 1e6},
         {"prompt", &c.prompt, "TEXT", "what the text begins with; by default a line break"},
-        {"temperature", &c.temperature, "X", "by which logits are divided; 0: always the likeliest byte", 0, 1e6},
+        {"temperature", &c.temperature, "X", "by which logits are divided; 0: always the likeliest byte", 0,
+         1e6},
         {"top_p", &c.top_p, "X", "draw from the likeliest bytes that have this probability together", 0, 1},
-        {"prompt_tokens", &c.prompt_tokens, "LIST", "of a --model: numbers of tokens, with commas, that the text begins with"},
-        {"tokenizer", &c.tokenizer, "FILE", "tokenizer.json that decodes tokens; empty: that of --model's folder"}}},
+        {"prompt_tokens", &c.prompt_tokens, "LIST",
+         "of a --model: numbers of tokens, with commas, that the text begins with"},
+        {"tokenizer", &c.tokenizer, "FILE",
+         "tokenizer.json that decodes tokens; empty: that of --model's folder"}}},
   };
 }
 

@@ -94,6 +94,9 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
   if (c.experts > 0 && good("ranks", "expert_parallel") && c.ranks % c.expert_parallel != 0)
     problems.push_back(
         fmt::format("--expert-parallel {}: must divide --ranks {}", c.expert_parallel, c.ranks));
+  if (c.sequence_parallel && c.model.empty())
+    problems.push_back(
+        "--sequence-parallel: the byte model keeps all rows on every rank; give --model, or leave it out");
   if (c.model.empty() && c.experts > 0 && tp > 1)
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
   if (good("bucket_size", "strategy", "layout") && c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
@@ -169,6 +172,9 @@ void check_data_and_model(const TrainConfig& c, const sherd::GivenFlags& given, 
     problems.push_back("--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
   if (!c.model.empty() && !c.prompt.empty())
     problems.push_back("--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
+  if (given.has("sequence_parallel") && c.sequence_parallel && c.tp == 1)
+    problems.push_back(
+        "--sequence-parallel: rows are split over the ranks of --tp, of which there is one; give --tp N");
   if (c.model.empty()) {
     if (c.from_scratch) problems.push_back("--from-scratch: the byte model always is; give --model");
     if (!c.export_hf.empty())

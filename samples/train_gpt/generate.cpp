@@ -42,7 +42,7 @@ ShownTokens::ShownTokens(const TrainConfig& c, std::function<void(const std::str
       rest_([] { return std::string(); }) {
   std::filesystem::path file = c.tokenizer;
   if (file.empty()) {
-    const std::filesystem::path folder = model_source(c.model).folder;
+    const std::filesystem::path folder = model_source(c).folder;
     if (!folder.empty() && std::filesystem::exists(folder / "tokenizer.json"))
       file = folder / "tokenizer.json";
   }
@@ -60,7 +60,7 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
                                        const std::function<void(int32_t)>& made) {
   Stream& s = rank_.device->compute();
   model_.set_training(false);
-  const int64_t longest = model_source(config_.model).config.description.positions;
+  const int64_t longest = model_source(config_).config.description.positions;
   const int64_t capacity = std::min(longest, static_cast<int64_t>(tokens.size()) + count);
   nn::KvCache cache = model_.make_cache(*rank_.device, capacity, dtype_named(config_.precision));
   SlidingContext context(capacity);

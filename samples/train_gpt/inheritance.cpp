@@ -13,7 +13,8 @@
 namespace train_gpt {
 namespace {
 
-constexpr std::string_view kOfTheModel[] = {"dim", "layers", "heads", "seq", "experts", "expert_top_k"};
+constexpr std::string_view kOfTheModel[] = {"model", "dim",     "layers",      "heads",
+                                            "seq",   "experts", "expert_top_k"};
 constexpr std::string_view kOfOneRun[] = {"ranks",        "replicas",        "outer",
                                           "tp",           "expert_parallel", "stop_at",
                                           "init_weights", "muon_transient",  "explain_plan"};
@@ -34,7 +35,8 @@ std::vector<std::string_view> inherited_settings(bool weights_alone) {
 }
 
 std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
-                                 std::vector<std::string>& problems, std::string& unread) {
+                                 std::vector<std::string>& problems, std::string& unread,
+                                 std::optional<SavedModel>& model) {
   std::vector<std::string> flags;
   if (config.resume.empty()) return flags;
   sherd::SavedTraining saved;
@@ -44,6 +46,7 @@ std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(s
     unread = e.what();
     return flags;
   }
+  model = saved_model(saved);
   const bool weights_alone = config.resume_parts == "model";
   std::vector<std::string_view> names = inherited_settings(weights_alone);
   std::erase_if(names, given);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <sherd/train/fields.h>
 
 #include "config.h"
+#include "saved_model.h"
 
 namespace train_gpt {
 
@@ -21,8 +23,10 @@ std::vector<std::string_view> inherited_settings(bool weights_alone);
 
 /// Where --resume names a checkpoint that can be read: sets what it is to inherit and is not `given`, the
 /// seed as the checkpoint has it. @returns those settings that are no defaults, as flags with values. Appends
-/// saved values that cannot be used to `problems`; why the checkpoint cannot be read to `unread`.
+/// saved values that cannot be used to `problems`; why the checkpoint cannot be read to `unread`. `model` is
+/// what the checkpoint says of its run's --model, if it does.
 std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
-                                 std::vector<std::string>& problems, std::string& unread);
+                                 std::vector<std::string>& problems, std::string& unread,
+                                 std::optional<SavedModel>& model);
 
 }  // namespace train_gpt

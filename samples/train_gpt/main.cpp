@@ -216,6 +216,8 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && !trainer.ignored_tensors().empty())
     out->say("not part of the model, left out: {}\n", fmt::join(trainer.ignored_tensors(), ", "));
+  if (out)
+    for (const std::string& line : out->notes) warn(line);
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (config.eval_only) {
     doing = "evaluating";

@@ -9,6 +9,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/nn/models/presets.h>
 
+#include "hf/config_object.h"
 #include "model.h"
 
 namespace train_gpt {
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 nn::ModelDescription description_of(const TrainConfig& c) {
-  nn::ModelDescription d = model_source(c.model).config.description;
+  nn::ModelDescription d = model_source(c).config.description;
   d.mixture.balance = c.moe_aux;
   return d;
 }
@@ -28,23 +29,45 @@ GptShape byte_shape(const TrainConfig& c) {
   return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
 }
 
-// What a folder holds besides weights, with the configuration as it came in: for models that begin at random.
+// What a folder holds besides weights, with the configuration that the run follows: for models that do not
+// have the folder's weights.
 std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
-  if (source.folder.empty())
-    return {{"config.json", hf::model_config_text(source.config.description, sherd::DType::f32)}};
-  return sherd::StoredFolder::open(source.folder)->others();
+  std::map<std::string, std::string> files;
+  if (!source.folder.empty()) files = sherd::StoredFolder::open(source.folder)->others();
+  files["config.json"] = source.text;
+  // A checkpoint has it on one line; transformers writes it like this.
+  if (source.folder_differs || source.folder.empty())
+    files["config.json"] = hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
+  return files;
 }
 
 }  // namespace
 
-ModelSource model_source(const std::string& model) {
-  if (fs::exists(model)) return {hf::read_model_config(model), model};
+bool is_absent_folder(const std::string& model) {
   const std::vector<std::string> names = nn::preset_names();
-  if (std::find(names.begin(), names.end(), model) == names.end())
+  return !fs::exists(model) && std::find(names.begin(), names.end(), model) == names.end();
+}
+
+ModelSource model_source(const std::string& model) {
+  if (is_absent_folder(model))
     throw sherd::InvalidArgument(
         fmt::format("--model {}: no such folder, and no published shape; these are known: {}", model,
-                    fmt::join(names, ", ")));
-  return {{.source = model, .description = nn::preset(model)}, {}};
+                    fmt::join(nn::preset_names(), ", ")));
+  if (fs::exists(model)) {
+    std::string text = hf::read_model_text(model);
+    return {hf::parse_model_config(text, (fs::path(model) / "config.json").string()), model, std::move(text)};
+  }
+  const nn::ModelDescription d = nn::preset(model);
+  return {{.source = model, .description = d}, {}, hf::model_config_text(d, sherd::DType::f32)};
+}
+
+ModelSource model_source(const TrainConfig& c) {
+  if (c.model_text.empty()) return model_source(c.model);
+  ModelSource source{hf::parse_model_config(c.model_text, c.model_from), {}, c.model_text};
+  if (!fs::exists(c.model)) return source;
+  source.folder = c.model;
+  source.folder_differs = c.model_from != (source.folder / "config.json").string();
+  return source;
 }
 
 void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
@@ -58,7 +81,7 @@ void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
 }
 
 int64_t vocabulary(const TrainConfig& c) {
-  return c.model.empty() ? GptShape::kVocab : model_source(c.model).config.description.vocab;
+  return c.model.empty() ? GptShape::kVocab : model_source(c).config.description.vocab;
 }
 
 std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
@@ -67,12 +90,13 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
   const nn::ModelDescription d = description_of(c);
   // So many rows of logits at once: 16 MiB of them, but not so few that their products are slow.
   const int64_t chunk = std::clamp<int64_t>((int64_t{4} << 20) * tp.size() / d.vocab, 128, 1024);
-  return nn::causal_model(d, {.tp = tp, .ep = ep, .logits_chunk = chunk});
+  return nn::causal_model(
+      d, {.tp = tp, .ep = ep, .sequence_parallel = c.sequence_parallel, .logits_chunk = chunk});
 }
 
 sherd::TokenWork token_work(const TrainConfig& c) {
   if (c.model.empty()) return token_work(byte_shape(c));
-  const nn::ModelDescription d = model_source(c.model).config.description;
+  const nn::ModelDescription d = model_source(c).config.description;
   const nn::MixtureDescription& m = d.mixture;
   const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
   const int64_t attention = 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
@@ -87,7 +111,7 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
     if (!c.init_weights.empty()) import_weights(model, c.init_weights);
     return {};
   }
-  const ModelSource source = model_source(c.model);
+  const ModelSource source = model_source(c);
   std::string from = c.init_weights;
   if (from.empty() && !c.from_scratch && c.resume.empty()) from = source.folder.string();
   if (from.empty()) return {};
@@ -95,10 +119,13 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
 }
 
 void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
-  const ModelSource source = model_source(c.model);
+  const ModelSource source = model_source(c);
   sherd::ExportOptions options;
+  // As the folder that is gone, or holds another model by now, says that it stored them.
+  if ((source.folder.empty() || source.folder_differs) && !c.from_scratch && source.config.dtype)
+    options.dtype = *source.config.dtype;
   if (rank_0) {
-    if (source.folder.empty() || c.from_scratch) {
+    if (source.folder.empty() || source.folder_differs || c.from_scratch) {
       options.files = files_beside_weights(source);
     } else {
       options.like = sherd::StoredFolder::open(source.folder);

@@ -16,12 +16,23 @@ namespace train_gpt {
 
 struct ModelSource {
   hf::ModelConfig config;
-  std::filesystem::path folder;  // empty: a preset, which has no weights
+  std::filesystem::path
+      folder;  // empty: a preset, which has no weights, or a folder that is not there any more
+  /// Of config.json: the folder's, or as transformers would write the preset's.
+  std::string text;
+  /// `folder` holds another config.json than this one, which is a checkpoint's.
+  bool folder_differs = false;
 };
 
 /// @throws sherd::InvalidArgument when `model` is neither, or its config.json cannot be followed;
 /// sherd::IoError.
 ModelSource model_source(const std::string& model);
+/// Of the run's --model, as config.model_text describes it if parse_config() has set that, so that it stays
+/// the same whatever becomes of the folder.
+ModelSource model_source(const TrainConfig& config);
+
+/// Whether `model` is neither there nor a published shape: a folder from which only the name is left.
+bool is_absent_folder(const std::string& model);
 
 /// Sets what --model decides: sizes, experts and, unless it was given, the weight of the balancing loss.
 void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_given);

@@ -19,7 +19,7 @@ void print(const std::string& text) {
 void warn(const std::string& line) { sherd::print_error("train_gpt", with_flags(line)); }
 
 Output::Output(const CommandLine& line, const sherd::ProcessMemory& at_start)
-    : quiet(line.config.quiet), inherited(line.inherited), start(at_start) {
+    : quiet(line.config.quiet), inherited(line.inherited), notes(line.notes), start(at_start) {
   const TrainConfig& config = line.config;
   if (!config.metrics.empty()) metrics.emplace(config.metrics, config_text(config), !config.resume.empty());
 }

@@ -44,6 +44,7 @@ struct Output {
 
   bool quiet;
   std::vector<std::string> inherited;  // CommandLine::inherited
+  std::vector<std::string> notes;      // CommandLine::notes
   sherd::ProcessMemory start;          // before there were ranks
   std::optional<sherd::MetricsWriter> metrics;
   std::optional<sherd::EventWriter> events;

@@ -12,6 +12,7 @@
 #include "misfit.h"
 #include "model_source.h"
 #include "muon_config.h"
+#include "saved_model.h"
 
 namespace train_gpt {
 namespace {
@@ -150,6 +151,8 @@ TrainingState Trainer::training_state() const {
       fmt::format("{}, outer {}, layout {}", config_.strategy, config_.outer, config_.layout);
   state.info["muon.momentum"] = "ema";
   if (windows_) state.info["data"] = windows_->describe();
+  if (std::string model = text_for_checkpoints(config_); !model.empty())
+    state.info["model"] = std::move(model);
   return state;
 }
 

@@ -17,6 +17,7 @@ struct Arrangement {
   DType compute = DType::f32;
   bool recompute = false;
   int64_t logits_chunk = 7;  // divides nothing here
+  bool sequence_parallel = false;
   int data_ranks() const { return ranks / tp; }
 };
 
@@ -25,7 +26,9 @@ struct ArrangedModel {
   ArrangedModel(RankContext& rank, const nn::ModelDescription& m, const Arrangement& a, uint64_t seed = 0)
       : mesh(rank.world, a.tp == 1 ? std::vector<MeshDim>{{"shard", a.ranks}}
                                    : std::vector<MeshDim>{{"shard", a.data_ranks()}, {"tp", a.tp}}) {
-    nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh), .logits_chunk = a.logits_chunk};
+    nn::CausalModelOptions o{.tp = nn::TensorParallel::of(mesh),
+                             .sequence_parallel = a.sequence_parallel,
+                             .logits_chunk = a.logits_chunk};
     if (m.mixture.experts > 0) {
       expert_mesh.emplace(rank.world,
                           std::vector<MeshDim>{{"expert_shard", a.ranks / a.ep}, {"expert", a.ep}});

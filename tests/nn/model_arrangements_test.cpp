@@ -5,15 +5,11 @@
 
 #include <unistd.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iterator>
-#include <map>
-#include <mutex>
 
-#include "golden_model.h"
+#include "arranged_training.h"
 
 namespace sherd::test {
 namespace {
@@ -21,101 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using nn::ModelDescription;
 
-struct Outcome {
-  std::vector<float> losses, norms;
-  std::vector<int64_t> zeros;
-  std::map<std::string, std::vector<float>> weights;  // whole
-  std::vector<float> logits;
-};
-
-using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
-
-constexpr int64_t kBatch = 4, kSeq = 9;
-
-Tensor tokens(Device& device, const ModelDescription& m, int64_t first, int64_t rows, int64_t salt) {
-  std::vector<int32_t> all;
-  for (int64_t i = first * kSeq; i < (first + rows) * kSeq; ++i)
-    all.push_back(static_cast<int32_t>((i * i * 7 + 31 * salt + i) % m.vocab));
-  const Tensor t = Tensor::empty(device, {rows, kSeq}, DType::i32, "data");
-  ops::copy_from_host(device.compute(), t, all.data(), t.nbytes());
-  return t;
-}
-
-// Three steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters.
-Outcome train(const ModelDescription& m, const Arrangement& a, const Look& look = {}) {
-  Outcome all;
-  std::mutex mutex;
-  launch(a.ranks, [&](RankContext& rank) {
-    ArrangedModel arranged(rank, m, a, 5);
-    nn::CausalModel& model = *arranged.model;
-    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone,
-    // an element of which is exactly 0 now and then, and would be counted.
-    for (auto& [name, p] : model.named_parameters())
-      if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
-    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
-    arranged.shard();
-    Optimizer optimizer(model, routing, {.weight_decay = 0.1});
-    nn::Tape tape;
-    std::vector<float> losses, norms;
-    std::vector<int64_t> zeros;
-    const int64_t rows = kBatch / a.data_ranks(), first = arranged.data_rank * rows;
-    for (int64_t step = 0; step < 3; ++step) {
-      const nn::CrossEntropy loss =
-          model(tape.input(tokens(*rank.device, m, first, rows, step)),
-                tokens(*rank.device, m, first, rows, step + 1), 1.0f / static_cast<float>(rows * kSeq));
-      losses.push_back(static_cast<float>(read_loss(model, loss.losses)));
-      tape.backward(loss.objective);
-      const GradientStats stats = read_stats(model, clip_grad_norm(model, 0.5));
-      norms.push_back(stats.norm);
-      zeros.push_back(stats.zeros);
-      optimizer.step(0.01);
-    }
-    model.set_training(false);
-    const std::vector<float> logits =
-        ops::to_floats(rank.device->compute(), model(tokens(*rank.device, m, 0, 2, 9)));
-    if (look) look(rank, arranged, rank.world->rank());
-    const std::lock_guard lock(mutex);
-    for (auto& [name, p] : model.named_parameters()) {
-      auto& whole = all.weights[name];
-      whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
-      const std::vector<float> mine = ops::to_floats(rank.device->compute(), p.shard());
-      size_t at = 0;
-      for (const GlobalRun& run : p.global_runs(p.shard_range()))
-        for (int64_t i = 0; i < run.count; ++i) whole[static_cast<size_t>(run.global.value + i)] = mine[at++];
-    }
-    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros, all.logits = logits;
-    EXPECT_EQ(losses, all.losses) << "ranks differ";
-    EXPECT_EQ(norms, all.norms) << "ranks differ";
-    EXPECT_EQ(logits, all.logits) << "ranks differ";
-  });
-  return all;
-}
-
-void expect_same_bits(const Outcome& got, const Outcome& want, const char* what) {
-  EXPECT_EQ(got.losses, want.losses) << what;
-  EXPECT_EQ(got.norms, want.norms) << what;
-  EXPECT_EQ(got.logits, want.logits) << what;
-  EXPECT_EQ(got.weights, want.weights) << what;
-}
-
-double distance(const std::vector<float>& got, const std::vector<float>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    const double d = std::abs(double{got[i]} - double{want[i]});
-    most = std::isfinite(d) ? std::max(most, d) : INFINITY;
-    largest = std::max(largest, std::abs(double{want[i]}));
-  }
-  return most / largest;
-}
-
-// AdamW passes on rounding; see models_test.cpp.
-void expect_near(const Outcome& got, const Outcome& want, const char* what) {
-  EXPECT_LT(distance(got.losses, want.losses), 1e-5) << what;
-  EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
-  EXPECT_EQ(got.zeros, want.zeros) << what;
-  EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
-}
+constexpr int64_t kSeq = 9;
 
 ModelDescription described(const char* family) { return GoldenFolder(family).description; }
 
@@ -222,14 +124,14 @@ TEST(Arrangements, FilesOfPaddedVocabulariesHaveTheVocabularyAlone) {
   ModelDescription m = described("qwen3_moe");
   m.vocab = 21;
   const Arrangement uneven{.name = "tp 4", .ranks = 4, .tp = 4, .ep = 2}, one{.name = "one"};
-  const Outcome trained = train(m, uneven, [&](RankContext&, ArrangedModel& a, int) {
-    export_weights(*a.model, folder / "uneven.safetensors");
-    for (auto& [name, p] : a.model->named_parameters())
-      if (name == "lm_head.weight") {
-        EXPECT_EQ(p.global_shape(), (Shape{21, 24}));
-        EXPECT_EQ(p.shape(), (Shape{6, 24}));
-      }
-  });
+  const Outcome trained = train(m, uneven, {.look = [&](RankContext&, ArrangedModel& a, int) {
+                                  export_weights(*a.model, folder / "uneven.safetensors");
+                                  for (auto& [name, p] : a.model->named_parameters())
+                                    if (name == "lm_head.weight") {
+                                      EXPECT_EQ(p.global_shape(), (Shape{21, 24}));
+                                      EXPECT_EQ(p.shape(), (Shape{6, 24}));
+                                    }
+                                }});
   for (const Arrangement& other : {one, Arrangement{.name = "tp 2 x dp 2", .ranks = 4, .tp = 2, .ep = 2},
                                    Arrangement{.name = "zero3", .ranks = 3}})
     launch(other.ranks, [&](RankContext& rank) {
@@ -243,8 +145,9 @@ TEST(Arrangements, FilesOfPaddedVocabulariesHaveTheVocabularyAlone) {
     arranged.shard();
     import_weights(*arranged.model, folder / "one.safetensors");
     export_weights(*arranged.model, folder / "again.safetensors");
-    EXPECT_EQ(ops::to_floats(rank.device->compute(), (*arranged.model)(tokens(*rank.device, m, 0, 2, 9))),
-              trained.logits);
+    EXPECT_EQ(
+        ops::to_floats(rank.device->compute(), (*arranged.model)(tokens(*rank.device, m, {2, kSeq}, 0, 9))),
+        trained.logits);
   });
   const std::string want = content(folder / "uneven.safetensors");
   EXPECT_GT(want.size(), 1000u);
@@ -260,7 +163,7 @@ TEST(Arrangements, SequencesLongerThanThePositionsAreRefused) {
     ArrangedModel arranged(rank, m, {.name = "one"});
     arranged.shard();
     try {
-      (*arranged.model)(tokens(*rank.device, m, 0, 1, 0));
+      (*arranged.model)(tokens(*rank.device, m, {1, kSeq}, 0, 0));
       FAIL();
     } catch (const ShapeMismatch& e) {
       EXPECT_THAT(e.what(), testing::HasSubstr("at most 8 positions"));

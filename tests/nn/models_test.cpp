@@ -12,11 +12,16 @@
 namespace sherd::test {
 namespace {
 
-const Arrangement kDense[] = {{.name = "one rank", .strategy = Strategy::no_shard},
-                              {.name = "4 ranks zero3", .ranks = 4},
-                              {.name = "TP 2 x DP 2", .ranks = 4, .tp = 2}};
-const Arrangement kExperts[] = {{.name = "EP 2 x TP 2", .ranks = 4, .tp = 2, .ep = 2},
-                                {.name = "EP 2 over a TP 2", .ranks = 2, .tp = 2, .ep = 2}};
+const Arrangement kDense[] = {
+    {.name = "one rank", .strategy = Strategy::no_shard},
+    {.name = "4 ranks zero3", .ranks = 4},
+    {.name = "TP 2 x DP 2", .ranks = 4, .tp = 2},
+    {.name = "TP 2, rows split", .ranks = 2, .tp = 2, .sequence_parallel = true},
+    {.name = "TP 2 x DP 2, rows split", .ranks = 4, .tp = 2, .sequence_parallel = true}};
+const Arrangement kExperts[] = {
+    {.name = "EP 2 x TP 2", .ranks = 4, .tp = 2, .ep = 2},
+    {.name = "EP 2 over a TP 2", .ranks = 2, .tp = 2, .ep = 2},
+    {.name = "EP 2 x TP 2, rows split", .ranks = 4, .tp = 2, .ep = 2, .sequence_parallel = true}};
 
 std::vector<Arrangement> arrangements(const nn::ModelDescription& m) {
   std::vector<Arrangement> all(std::begin(kDense), std::end(kDense));

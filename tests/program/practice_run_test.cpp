@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
@@ -131,6 +132,63 @@ TEST(PracticeRun, TextComesAsItIsMade) {
                               scratch("head").string();
   EXPECT_EQ(std::system(("timeout 60 sh -c '" + command + "'").c_str()), 0);
   EXPECT_EQ(read_file(scratch("head")).size(), 30u);
+}
+
+// Nobody needs the folder that a model came from once there is a checkpoint.
+TEST(PracticeRun, AModelGoesOnWithoutTheFolderThatItCameFrom) {
+  const fs::path saved = fresh("saved"), model = fresh("model"), gone = fresh("gone"),
+                 tokens = scratch("tokens.bin"), all = fresh("all.jsonl"), rest = fresh("rest.jsonl"),
+                 like = fresh("like"), out = fresh("out");
+  fs::create_directory(model);
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy_file(fs::path(GOLDEN_FOLDER) / "models/llama" / file, model / file);
+  write_file(model / "tokenizer.json", "{}");
+  std::string bytes;
+  for (int i = 0; i < 4000; ++i) bytes += {static_cast<char>((i * i + 7 * (i / 5)) % 190), '\0'};
+  write_file(tokens, bytes);
+  const Flags ranks = {"--ranks", "2", "--tp", "2", "--threads", "1"};
+  const Finished whole = run_train_gpt(ranks + Flags{"--model",
+                                                     model.string(),
+                                                     "--tokens",
+                                                     tokens.string(),
+                                                     "--token-format",
+                                                     "u16",
+                                                     "--seq",
+                                                     "15",
+                                                     "--batch",
+                                                     "3",
+                                                     "--sequence-parallel",
+                                                     "true",
+                                                     "--save-every",
+                                                     "2",
+                                                     "--save",
+                                                     saved.string(),
+                                                     "--steps",
+                                                     "4",
+                                                     "--metrics",
+                                                     all.string(),
+                                                     "--export-hf",
+                                                     like.string()});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  fs::rename(model, gone);
+  const Finished f = run_from(saved / "step_00000002",
+                              ranks + Flags{"--metrics", rest.string(), "--export-hf", out.string()});
+  ASSERT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("there is no such folder any more"), HasSubstr("no tokenizer")));
+  EXPECT_EQ(std::count(f.err.begin(), f.err.end(), '\n'), 1);
+  EXPECT_THAT(f.out, HasSubstr("--sequence-parallel true"));
+  auto want = figures(all);
+  want.erase(want.begin(), want.begin() + 2);
+  EXPECT_EQ(figures(rest), want);
+  // The same folder, but for the tokenizer.
+  EXPECT_EQ(read_file(out / "config.json"), read_file(like / "config.json"));
+  EXPECT_EQ(read_file(out / "model.safetensors"), read_file(like / "model.safetensors"));
+  EXPECT_TRUE(fs::exists(like / "tokenizer.json"));
+  EXPECT_FALSE(fs::exists(out / "tokenizer.json"));
+  // Text that needs no folder either.
+  const Finished text =
+      run_from(saved, {"--sample-only", "--prompt-tokens", "5,6", "--sample", "3", "--quiet"});
+  EXPECT_EQ(text.exit_code, 0) << text.err;
 }
 
 }  // namespace

@@ -51,6 +51,7 @@ TrainConfig other_config() {
   c.ranks = 8;
   c.replicas = 2;
   c.tp = 2;
+  c.sequence_parallel = true;
   c.strategy = "optim";
   c.outer = "optim";
   c.layout = "whole_param";

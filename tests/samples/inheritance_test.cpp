@@ -7,7 +7,9 @@
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
+#include "model_source.h"
 #include "run_options.h"
+#include "saved_model.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {
@@ -203,6 +205,148 @@ TEST(WithoutTraining, AFileOfSettingsMayNameWhatIsNotUsed) {
   EXPECT_EQ(c.save + c.loss_svg, "");
   EXPECT_EQ(parse_line({"--sample-only", "--resume", "x"}).config.sample_bytes(), 256);
   EXPECT_EQ(parse_line({"--sample-only", "--resume", "x", "--sample", "9"}).config.sample_bytes(), 9);
+}
+
+// A run of --model, whose folder may have become another one since, or be gone.
+class InheritedModel : public Inheritance {
+ protected:
+  static constexpr const char* kConfig = R"({"model_type": "llama", "vocab_size": 97, "hidden_size": 64,
+      "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "rope_theta": 500000.0,
+      "max_position_embeddings": 128, "bos_token_id": 1})";
+
+  void SetUp() override {
+    folder_.write("llama/config.json", kConfig);
+    saved_.model = folder_ / "llama";
+    saved_.tokens = "t.bin";
+    saved_.seq = 32;
+    saved_.batch = 8;
+    saved_.tp = 2;
+    saved_.sequence_parallel = true;
+    saved_.model_text = kConfig;
+    saved_.model_from = folder_ / "llama/config.json";
+    write_model(text_for_checkpoints(saved_));
+  }
+  void write_model(const std::string& text) {
+    sherd::Manifest manifest;
+    manifest.sequence = 1;
+    manifest.training = {.step = 10, .seed = 7, .info = {{"config", config_text(saved_)}, {"model", text}}};
+    folder_.write("step_00000010/manifest.binpb", encode_manifest(manifest));
+  }
+  void move_away() { std::filesystem::rename(folder_ / "llama", folder_ / "elsewhere"); }
+  static double theta(const CommandLine& line) {
+    return model_source(line.config).config.description.rope.theta;
+  }
+};
+
+TEST_F(InheritedModel, TheFolderIsReadWhereItIsAsItWas) {
+  const CommandLine line = parse_line({"--resume", path()});
+  EXPECT_EQ(line.config.model, saved_.model);
+  EXPECT_EQ(line.config.model_text, kConfig);
+  EXPECT_EQ(line.config.dim, 64);
+  EXPECT_THAT(line.notes, IsEmpty());
+  EXPECT_FALSE(model_source(line.config).folder_differs);
+  // Written again by another program: other blanks, keys that training does not follow.
+  std::string again = kConfig;
+  again.replace(again.find("\"bos_token_id\": 1"), 17, "\"bos_token_id\":2");
+  folder_.write("llama/config.json", again);
+  EXPECT_THAT(parse_line({"--resume", path()}).notes, IsEmpty());
+}
+
+TEST_F(InheritedModel, TheCheckpointHasItWhereTheFolderIsGone) {
+  move_away();
+  for (const std::vector<std::string>& more : {std::vector<std::string>{},
+                                               {"--model", saved_.model},
+                                               {"--resume-parts", "model", "--tokens", "t.bin"}}) {
+    std::vector<std::string> flags = {"--resume", path()};
+    flags.insert(flags.end(), more.begin(), more.end());
+    const CommandLine line = parse_line(flags);
+    EXPECT_THAT(line.notes,
+                ElementsAre(AllOf(HasSubstr("--model " + saved_.model), HasSubstr("no such folder any more"),
+                                  Not(HasSubstr("tokenizer")))));
+    EXPECT_EQ(line.config.dim, 64);
+    EXPECT_EQ(vocabulary(line.config), 97);
+    EXPECT_EQ(theta(line), 500000);
+    EXPECT_TRUE(model_source(line.config).folder.empty());
+  }
+  EXPECT_THAT(parse_line({"--resume", path(), "--export-hf", folder_ / "out"}).notes,
+              ElementsAre(HasSubstr("--export-hf writes no tokenizer")));
+  // What is saved from here on holds it as well.
+  EXPECT_EQ(text_for_checkpoints(parse_line({"--resume", path()}).config), text_for_checkpoints(saved_));
+  // Another name is taken at its word, and so is one without a checkpoint.
+  EXPECT_THAT(refusal({"--resume", path(), "--model", folder_ / "lama"}),
+              HasSubstr("no such folder, and no published"));
+  EXPECT_THAT(refusal({"--model", saved_.model, "--tokens", "t.bin"}),
+              HasSubstr("no such folder, and no published"));
+  // It is found where it is now.
+  EXPECT_THAT(parse_line({"--resume", path(), "--model", folder_ / "elsewhere"}).notes, IsEmpty());
+}
+
+TEST_F(InheritedModel, AFolderThatBecameAnotherModelIsNamedInALine) {
+  std::string other = kConfig;
+  other.replace(other.find("500000.0"), 8, "10000.0");
+  folder_.write("llama/config.json", other);
+  const CommandLine inherited = parse_line({"--resume", path()});
+  ASSERT_EQ(inherited.notes.size(), 1u);
+  EXPECT_THAT(inherited.notes[0], AllOf(HasSubstr("\"rope_theta\" 10000.0 (in the checkpoint 500000.0)"),
+                                        HasSubstr("going on with the checkpoint's"), Not(HasSubstr("\n"))));
+  EXPECT_EQ(theta(inherited), 500000);
+  EXPECT_TRUE(model_source(inherited.config).folder_differs);
+  const CommandLine given = parse_line({"--resume", path(), "--model", saved_.model});
+  EXPECT_THAT(given.notes, ElementsAre(HasSubstr("going on with --model's")));
+  EXPECT_EQ(theta(given), 10000);
+  // Much that differs is still one line.
+  folder_.write("llama/config.json",
+                R"({"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2})");
+  EXPECT_THAT(parse_line({"--resume", path()}).notes, ElementsAre(HasSubstr("more; going on")));
+  folder_.write("llama/config.json", "{");
+  EXPECT_THAT(parse_line({"--resume", path()}).notes, ElementsAre(HasSubstr("not valid JSON")));
+  EXPECT_THAT(refusal({"--resume", path(), "--model", saved_.model}), HasSubstr("not valid JSON"));
+}
+
+// As a file's text is refused.
+TEST_F(InheritedModel, HostileTextInACheckpointIsRefusedInALine) {
+  const std::string deep(100'000, '['), zero("{\0}", 3);
+  for (const auto& [text, why] : {std::pair<std::string, const char*>{"", "not valid JSON"},
+                                  {"{\"model_type\": \"llama\"}", "\"vocab_size\" is missing"},
+                                  {R"({"model_type": "llama", "model_type": "gpt2"})", "appears twice"},
+                                  {deep.substr(0, 1000), "nested more than 64 deep"},
+                                  {deep, "it has 100000 bytes, and at most 65536 are read"},
+                                  {zero, "zero byte"},
+                                  {R"({"model_type": "llama\nx"})", "llama\\nx"}}) {
+    write_model(text);
+    for (const bool gone : {false, true}) {
+      if (gone) move_away();
+      const std::string message = refusal({"--resume", path()});
+      EXPECT_THAT(message,
+                  AllOf(HasSubstr(why), HasSubstr("step_00000010, its model"), Not(HasSubstr("\n"))));
+      if (gone) std::filesystem::rename(folder_ / "elsewhere", folder_ / "llama");
+    }
+    EXPECT_THAT(parse_line({"--resume", path(), "--model", saved_.model}).notes, ElementsAre(HasSubstr(why)));
+  }
+}
+
+TEST_F(InheritedModel, OldCheckpointsAndTextsThatAreTooLongNeedTheFolder) {
+  write(config_text(saved_));
+  EXPECT_THAT(parse_line({"--resume", path()}).notes, IsEmpty());
+  move_away();
+  EXPECT_THAT(refusal({"--resume", path()}), HasSubstr("no such folder"));
+  std::string text = kConfig;
+  text.insert(1, "\"id2label\": \"" + std::string(kMostModelText, 'x') + "\", ");
+  folder_.write("long/config.json", text);
+  const CommandLine line =
+      parse_line({"--model", folder_ / "long", "--tokens", "t.bin", "--seq", "32", "--save", "run"});
+  EXPECT_THAT(line.notes, ElementsAre(HasSubstr("--resume will need the folder")));
+  EXPECT_EQ(text_for_checkpoints(line.config), "");
+}
+
+// Rows are split over --tp, which belongs to one run; the choice comes along, and is idle without.
+TEST_F(InheritedModel, SequenceParallelismComesAlong) {
+  EXPECT_TRUE(parse_line({"--resume", path(), "--ranks", "2", "--tp", "2"}).config.sequence_parallel);
+  EXPECT_TRUE(parse_line({"--resume", path()}).config.sequence_parallel);
+  EXPECT_FALSE(parse_line({"--resume", path(), "--sequence-parallel", "false"}).config.sequence_parallel);
+  EXPECT_THAT(refusal({"--resume", path(), "--sequence-parallel", "true"}), HasSubstr("give --tp N"));
+  EXPECT_THAT(refusal({"--sequence-parallel", "true", "--ranks", "2", "--tp", "2"}),
+              HasSubstr("--sequence-parallel: the byte model keeps all rows"));
 }
 
 }  // namespace

@@ -32,13 +32,18 @@ Norm DecoderLayer::norm(const char* name) {
   return n;
 }
 
-Var DecoderLayer::forward(const Var& x, int64_t batch, float loss_scale, KvCache::Layer* cache) {
-  const Var mid = attention_(x, norm1_(x), batch, cache);
-  return mixture_ ? (*mixture_)(mid, norm2_(mid), loss_scale) : (*mlp_)(mid, norm2_(mid));
+Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, float loss_scale,
+                          KvCache::Layer* cache) {
+  const Var mid = attention_(rows, x, norm1_(x, rows), batch, cache);
+  return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), loss_scale)
+                  : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
 
 Decoder::Decoder(const ModelDescription& m, const CausalModelOptions& o)
-    : context_{m, o.tp, layout_of(m)}, logits_chunk_(o.logits_chunk), vocabulary_{o.tp, m.vocab} {
+    : context_{m, o.tp, layout_of(m)},
+      logits_chunk_(o.logits_chunk),
+      sequence_parallel_(o.sequence_parallel),
+      vocabulary_{o.tp, m.vocab} {
   const FamilyNames& names = names_of(m.family);
   const auto weight = [](const char* name) { return std::string(name) + ".weight"; };
   const Shape rows{vocabulary_.rows(), m.dim};
@@ -58,10 +63,14 @@ void Decoder::set_recompute(bool on) {
   for (DecoderLayer& layer : layers_) layer.set_recompute(on);
 }
 
+SequenceRows Decoder::rows_of(const Tensor& tokens, const KvCache* cache) const {
+  return {context_.tp, tokens.numel(), sequence_parallel_ && cache == nullptr};
+}
+
 // Rows of a sequence whose first has position `first`.
-Var Decoder::embedded(const Var& tokens, int64_t first) const {
+Var Decoder::embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const {
   if (first == 0 || !positions_.defined())
-    return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_);
+    return vocab_parallel_embedding(vocabulary_, tokens, table_, positions_, rows.split);
   return vocab_parallel_embedding(vocabulary_, tokens, table_) +
          Var(positions_.data().rows(first, first + tokens.size(1)));
 }
@@ -81,16 +90,17 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
         fmt::format("causal model: tokens are {} behind {} kept positions, must be [batch, rows] of at "
                     "most {} positions",
                     sherd::to_string(tokens.shape()), first, context_.model.positions));
-  Var x = embedded(tokens, first);
+  const SequenceRows rows = rows_of(tokens.value(), cache);
+  Var x = embedded(tokens, first, rows);
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, tokens.size(0), loss_scale,
+    x = layers_[i](x, rows, tokens.size(0), loss_scale,
                    cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
-  return norm_(x);
+  return norm_(x, rows);
 }
 
 CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float scale) {
   return vocab_parallel_linear_cross_entropy(vocabulary_, hidden(tokens, scale), head_, targets, scale,
-                                             logits_chunk_);
+                                             logits_chunk_, sequence_parallel_);
 }
 
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
@@ -108,7 +118,9 @@ KvCache Decoder::make_cache(Device& device, int64_t capacity, DType dtype) const
 }
 
 Tensor Decoder::forward(const Tensor& tokens) {
-  return vocab_parallel_logits(vocabulary_, hidden(tokens, 0), head_);
+  const Var x = hidden(tokens, 0);
+  const SequenceRows rows = rows_of(tokens);
+  return vocab_parallel_logits(vocabulary_, rows.splits() ? rows.tp.gather_rows(x, rows.count) : x, head_);
 }
 
 }  // namespace sherd::nn::detail

@@ -14,12 +14,13 @@
 namespace sherd::nn::detail {
 
 /// mid = x + attention(norm1(x)), then mid + mlp(norm2(mid)), or a mixture of experts. Input and output
-/// [batch * seq, dim].
+/// [batch * seq, dim], or this rank's part of these rows.
 class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope);
   /// @param cache of this layer, for generation; null: sequences from their beginning.
-  Var forward(const Var& x, int64_t batch, float loss_scale, KvCache::Layer* cache = nullptr);
+  Var forward(const Var& x, const SequenceRows& rows, int64_t batch, float loss_scale,
+              KvCache::Layer* cache = nullptr);
   /// That attention sees on this rank.
   int64_t cached_heads() const { return attention_.cached_heads(); }
   /// Null in a dense layer.
@@ -48,11 +49,14 @@ class Decoder : public CausalModel {
   void set_recompute(bool on) override;
 
  private:
+  /// How rows lie in a forward of these tokens; with a cache they are whole on every rank.
+  SequenceRows rows_of(const Tensor& tokens, const KvCache* cache = nullptr) const;
   Var hidden(const Var& tokens, float loss_scale, KvCache* cache = nullptr);
-  Var embedded(const Var& tokens, int64_t first) const;
+  Var embedded(const Var& tokens, int64_t first, const SequenceRows& rows) const;
 
   Context context_;
   int64_t logits_chunk_;
+  bool sequence_parallel_;
   VocabularyCut vocabulary_;
   Parameter table_, positions_;
   ModuleList<DecoderLayer> layers_;

@@ -30,18 +30,19 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
   child("experts", experts_);
 }
 
-Var Mixture::forward(const Var& residual, const Var& x, float loss_scale) {
+Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x, float loss_scale) {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
   // The ranks whose rows are counted; every tensor-parallel group has as many of them.
   const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
   const int64_t groups = (counted ? counted->size() : 1) / tp.size();
-  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, counted, groups * x.size(0)};
-  const auto [logits, in] = router_logits(tp.split_rows(x), router_, tp);
+  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, counted, groups * between.count};
+  const auto [logits, in] = router_logits(between.splits() ? x : tp.split_rows(x), router_, tp);
   const Routes routes = route_top_k(logits, m.top_k, balancing, m.normalise);
   const ExpertExchange exchange(parallel_.comm, routes.counts);
   const Var rows = experts_(exchange.to_experts(dispatch(in, routes)), exchange.offsets());
-  return residual + tp.gather_rows(combine(exchange.from_experts(rows), routes), x.size(0));
+  const Var mixed = combine(exchange.from_experts(rows), routes);
+  return residual + (between.splits() ? mixed : tp.gather_rows(mixed, between.count));
 }
 
 }  // namespace sherd::nn::detail

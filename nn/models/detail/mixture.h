@@ -26,13 +26,13 @@ class Experts : public Module<Experts> {
 /// Every row's top_k experts by a learned router, weighted by its gates. No row is dropped. Each forward
 /// makes the host wait for the compute stream once, for the numbers of rows that the experts get. The ranks
 /// of a tensor-parallel group, which hold the same rows, route and send a part of them each, and gather the
-/// results.
+/// results; where each has its part of the rows anyhow (SequenceRows), nothing is cut or gathered.
 class Mixture : public Module<Mixture> {
  public:
   Mixture(const Context& context, const ExpertParallel& parallel);
   Experts& experts() { return experts_; }
   /// `loss_scale` is d(objective)/d(loss of one row), applied to the balancing loss.
-  Var forward(const Var& residual, const Var& x, float loss_scale);
+  Var forward(const SequenceRows& between, const Var& residual, const Var& x, float loss_scale);
 
  private:
   Context context_;

@@ -28,13 +28,13 @@ Mlp::Mlp(const Context& context) : context_(context) {
   if (m.mlp_bias) down_bias_ = param(std::string(names.down) + ".bias", {m.dim}, constant(0));
 }
 
-Var Mlp::forward(const Var& residual, const Var& x) {
-  const Var in = packed_linear(context_.tp.copied(x), in_, in_biases_, context_.layout);
+Var Mlp::forward(const SequenceRows& rows, const Var& residual, const Var& x) {
+  const Var in = packed_linear(rows.enter(x), in_, in_biases_, context_.layout);
   const bool gated = in_.size() == 2;
   if (!gated || down_bias_.defined())
-    return add_row_parallel(context_, residual, gated ? swiglu(in) : gelu(in), down_, down_bias_);
+    return add_row_parallel(context_, rows, residual, gated ? swiglu(in) : gelu(in), down_, down_bias_);
   if (context_.tp.size() == 1) return swiglu_linear(in, down_, residual);
-  return residual + context_.tp.summed(swiglu_linear(in, down_));
+  return residual + rows.leave(swiglu_linear(in, down_));
 }
 
 }  // namespace sherd::nn::detail

@@ -7,11 +7,11 @@
 namespace sherd::nn::detail {
 
 /// residual + down(silu(gate(x)) * up(x)), or of gpt2 residual + down(gelu(up(x))), with the tanh form.
-/// Tensor-parallel: a rank has hidden / tp of the columns between.
+/// Tensor-parallel: a rank has hidden / tp of the columns between, and all rows there.
 class Mlp : public Module<Mlp> {
  public:
   explicit Mlp(const Context& context);
-  Var forward(const Var& residual, const Var& x);
+  Var forward(const SequenceRows& rows, const Var& residual, const Var& x);
 
  private:
   Context context_;

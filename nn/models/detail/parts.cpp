@@ -8,8 +8,9 @@
 
 namespace sherd::nn::detail {
 
-Var Norm::operator()(const Var& x) const {
-  return bias.defined() ? layer_norm(x, weight, bias, eps) : rms_norm(x, weight, eps);
+Var Norm::operator()(const Var& x, const SequenceRows& rows) const {
+  return bias.defined() ? layer_norm(x, weight, bias, eps, rows.partial())
+                        : rms_norm(x, weight, eps, rows.partial());
 }
 
 Shape Context::weight(int64_t in, int64_t out) const {
@@ -25,14 +26,14 @@ Init Context::residual_values() const {
                         : values();
 }
 
-Var add_row_parallel(const Context& context, const Var& residual, const Var& x, const Parameter& w,
-                     const Parameter& bias) {
-  if (context.layout == WeightLayout::out_in && !bias.defined())
+Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
+                     const Parameter& w, const Parameter& bias) {
+  if (context.layout == WeightLayout::out_in && !bias.defined() && !rows.splits())
     return nn::add_row_parallel(context.tp, residual, x, w);
   const bool alone = context.tp.size() == 1 && bias.defined();
   const Var y = packed_linear(x, {w}, alone ? std::vector{bias} : std::vector<Parameter>{}, context.layout);
-  const Var sum = context.tp.summed(y);
-  return residual + (bias.defined() && !alone ? add_bias(sum, bias) : sum);
+  const Var sum = rows.leave(y);
+  return residual + (bias.defined() && !alone ? add_bias(sum, bias, rows.partial()) : sum);
 }
 
 }  // namespace sherd::nn::detail

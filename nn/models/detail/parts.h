@@ -3,7 +3,7 @@
 
 #include <sherd/nn/detail/packed_linear.h>
 #include <sherd/nn/models/description.h>
-#include <sherd/nn/tensor_parallel.h>
+#include <sherd/nn/sequence_parallel.h>
 
 namespace sherd::nn::detail {
 
@@ -11,7 +11,8 @@ namespace sherd::nn::detail {
 struct Norm {
   Parameter weight, bias;
   float eps = 0;
-  Var operator()(const Var& x) const;
+  /// Of rows between regions: each rank's, where `rows` splits them.
+  Var operator()(const Var& x, const SequenceRows& rows) const;
 };
 
 /// What a module of a decoder knows: sizes, and the ranks that share it.
@@ -29,9 +30,9 @@ struct Context {
   Init residual_values() const;
 };
 
-/// residual + the sum over the ranks of x w^T + bias: x holds some inputs on each rank, w is cut along them,
-/// and the bias, if there is one, is whole.
-Var add_row_parallel(const Context& context, const Var& residual, const Var& x, const Parameter& w,
-                     const Parameter& bias);
+/// residual + the sum over the ranks of x w^T + bias: x holds all rows and some inputs on each rank, w is cut
+/// along the inputs, and the bias, if there is one, is whole. Residual and result lie as `rows` says.
+Var add_row_parallel(const Context& context, const SequenceRows& rows, const Var& residual, const Var& x,
+                     const Parameter& w, const Parameter& bias);
 
 }  // namespace sherd::nn::detail

@@ -51,9 +51,8 @@ SelfAttention::SelfAttention(const Context& context, std::shared_ptr<RopeTable> 
   k_norm_ = param("k_norm.weight", {m.head_dim}, constant(1));
 }
 
-Var SelfAttention::qkv(const Var& x) const {
-  const TensorParallel& tp = context_.tp;
-  if (shared_.empty()) return packed_linear(tp.copied(x), weights_, biases_, context_.layout);
+Var SelfAttention::qkv(const SequenceRows& rows, const Var& x) const {
+  if (shared_.empty()) return packed_linear(rows.enter(x), weights_, biases_, context_.layout);
   const auto of = [&](const Var& in, size_t begin, size_t end) {
     const auto part = [&](const std::vector<Parameter>& all) {
       const auto at = [&](size_t i) { return all.begin() + static_cast<std::ptrdiff_t>(i); };
@@ -63,12 +62,14 @@ Var SelfAttention::qkv(const Var& x) const {
   };
   // Whole on every rank, from what is whole: the gradients of k and v are summed over the ranks' queries, and
   // those of their weights and of x are the same on all ranks.
-  return with_key_heads(of(tp.copied(x), 0, 1), tp.copied(of(x, 1, 3)), shared_, context_.model.head_dim);
+  const auto [cut, all] = rows.enter_both(x);
+  return with_key_heads(of(cut, 0, 1), context_.tp.copied(of(all, 1, 3)), shared_, context_.model.head_dim);
 }
 
-Var SelfAttention::forward(const Var& residual, const Var& x, int64_t batch, KvCache::Layer* cache) {
+Var SelfAttention::forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
+                           KvCache::Layer* cache) {
   const ModelDescription& m = context_.model;
-  Var packed = qkv(x);
+  Var packed = qkv(rows, x);
   if (m.qk_norm) packed = nn::qk_norm(packed, q_norm_, k_norm_, heads_, m.norm_eps, context_.tp);
   if (rope_->rotary())
     packed = nn::rope(packed, rope_->on(packed.device()),
@@ -81,7 +82,7 @@ Var SelfAttention::forward(const Var& residual, const Var& x, int64_t batch, KvC
                                       .head_dim = m.head_dim,
                                       .max_logits = {},
                                       .cache = cache});
-  return add_row_parallel(context_, residual, seen, out_, out_bias_);
+  return add_row_parallel(context_, rows, residual, seen, out_, out_bias_);
 }
 
 }  // namespace sherd::nn::detail

@@ -31,12 +31,13 @@ class RopeTable {
 class SelfAttention : public Module<SelfAttention> {
  public:
   SelfAttention(const Context& context, std::shared_ptr<RopeTable> rope);
-  Var forward(const Var& residual, const Var& x, int64_t batch, KvCache::Layer* cache = nullptr);
+  Var forward(const SequenceRows& rows, const Var& residual, const Var& x, int64_t batch,
+              KvCache::Layer* cache = nullptr);
   /// That this rank's queries see.
   int64_t cached_heads() const { return kv_heads_; }
 
  private:
-  Var qkv(const Var& x) const;
+  Var qkv(const SequenceRows& rows, const Var& x) const;
 
   Context context_;
   std::shared_ptr<RopeTable> rope_;

@@ -1,0 +1,126 @@
+#include "saved_model.h"
+
+#include <filesystem>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/kernels/device/error.h>
+
+#include "config_fields.h"
+#include "hf/config_object.h"
+#include "hf/model_config.h"
+#include "model_source.h"
+
+namespace train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+
+hf::ModelConfig described(const SavedModel& saved) {
+  if (saved.text.size() > kMostModelText)
+    throw sherd::InvalidArgument(
+        fmt::format("{}: it has {} bytes, and at most {} are read; give --model FOLDER", saved.source,
+                    saved.text.size(), kMostModelText));
+  return hf::parse_model_config(saved.text, saved.source);
+}
+
+/// What training follows of a config.json, by key.
+nlohmann::json followed(const hf::ModelConfig& config) {
+  auto keys = nlohmann::json::parse(hf::model_config_text(config.description, sherd::DType::f32));
+  keys["sliding_window"] = config.window;
+  return keys;
+}
+
+/// "rope_theta" 10000.0 (in the checkpoint 500000.0); a few of them. Empty: the same model.
+std::string differences(const hf::ModelConfig& here, const hf::ModelConfig& saved) {
+  constexpr size_t kShown = 3;
+  const nlohmann::json a = followed(here), b = followed(saved);
+  std::vector<std::string> all;
+  const auto shown = [](const nlohmann::json& of, const std::string& key) {
+    return of.contains(key) ? of[key].dump() : "absent";
+  };
+  nlohmann::json keys = a;
+  keys.update(b);
+  for (const auto& [key, value] : keys.items())
+    if (shown(a, key) != shown(b, key))
+      all.push_back(fmt::format("\"{}\" {} (in the checkpoint {})", key, shown(a, key), shown(b, key)));
+  if (all.size() > kShown) {
+    const size_t more = all.size() - kShown;
+    all.resize(kShown);
+    all.push_back(fmt::format("and {} more", more));
+  }
+  return fmt::format("{}", fmt::join(all, ", "));
+}
+
+}  // namespace
+
+std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved) {
+  const auto text = saved.training.info.find("model");
+  if (text == saved.training.info.end()) return std::nullopt;
+  TrainConfig its;
+  std::vector<std::string> problems;  // told of where the setting is inherited
+  constexpr std::string_view kModel[] = {"model"};
+  take_saved_settings(saved, fields_of(its), kModel, problems);
+  return SavedModel{its.model, text->second, fmt::format("{}, its model", saved.checkpoint.string())};
+}
+
+std::string text_for_checkpoints(const TrainConfig& c) {
+  if (c.model_text.empty()) return "";
+  std::string text = hf::parse_object(c.model_text, c.model_from).dump();
+  return text.size() <= kMostModelText ? text : "";
+}
+
+void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, bool given,
+                       std::vector<std::string>& notes) {
+  const auto follow = [&](std::string text, std::string from) {
+    c.model_text = std::move(text);
+    c.model_from = std::move(from);
+    if (!c.save.empty() && text_for_checkpoints(c).empty())
+      notes.push_back(
+          fmt::format("--model {}: its config.json is longer than the {} bytes that checkpoints hold of one: "
+                      "--resume will need the folder",
+                      c.model, kMostModelText));
+  };
+  const bool same_name = saved && saved->name == c.model;
+  if (same_name && is_absent_folder(c.model)) {
+    described(*saved);
+    notes.push_back(
+        fmt::format("--model {}: there is no such folder any more; the model is as the checkpoint "
+                    "describes it{}",
+                    c.model, c.export_hf.empty() ? "" : ", and --export-hf writes no tokenizer beside it"));
+    return follow(saved->text, saved->source);
+  }
+  std::string text, unreadable;
+  hf::ModelConfig here;
+  try {
+    ModelSource source = model_source(c.model);
+    here = std::move(source.config);
+    text = std::move(source.text);
+  } catch (const sherd::Error& e) {
+    if (!same_name || given) throw;
+    unreadable = e.what();
+  }
+  if (!saved) return follow(std::move(text), here.source);
+  std::string differs = unreadable;
+  try {
+    if (unreadable.empty()) differs = differences(here, described(*saved));
+  } catch (const sherd::InvalidArgument& e) {
+    if (!given) throw;
+    differs = e.what();
+  }
+  if (differs.empty()) return follow(std::move(text), here.source);
+  if (given) {
+    notes.push_back(fmt::format("--model {}: not the model of the checkpoint: {}; going on with --model's",
+                                c.model, differs));
+    return follow(std::move(text), here.source);
+  }
+  described(*saved);
+  notes.push_back(
+      fmt::format("--model {}: not the model of the checkpoint any more: {}; going on with the checkpoint's",
+                  c.model, differs));
+  follow(saved->text, saved->source);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,124 @@
+// A few steps of training on any arrangement of ranks, and what came of them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "golden_model.h"
+
+namespace sherd::test {
+
+struct Outcome {
+  std::vector<float> losses, norms;
+  std::vector<int64_t> zeros;
+  std::map<std::string, std::vector<float>> weights;  // whole
+  std::vector<float> logits;
+};
+
+using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
+
+struct TrainingPlan {
+  int64_t batch = 4, seq = 9;  // of all data-parallel ranks together
+  int64_t steps = 3;
+  /// On every rank: before the model is sharded, and behind the last step.
+  std::function<void(nn::CausalModel&)> prepare{};
+  Look look{};
+};
+
+/// i32 [shape], sequences from the one of number `first` on.
+inline Tensor tokens(Device& device, const nn::ModelDescription& m, const Shape& shape, int64_t first,
+                     int64_t salt) {
+  std::vector<int32_t> all;
+  for (int64_t i = first * shape[1]; i < (first + shape[0]) * shape[1]; ++i)
+    all.push_back(static_cast<int32_t>((i * i * 7 + 31 * salt + i) % m.vocab));
+  const Tensor t = Tensor::empty(device, shape, DType::i32, "data");
+  ops::copy_from_host(device.compute(), t, all.data(), t.nbytes());
+  return t;
+}
+
+/// Steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters.
+inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const TrainingPlan& plan = {}) {
+  Outcome all;
+  std::mutex mutex;
+  launch(a.ranks, [&](RankContext& rank) {
+    ArrangedModel arranged(rank, m, a, 5);
+    nn::CausalModel& model = *arranged.model;
+    // What gpt2's key bias adds to a query's scores is the same for all keys: its gradient is rounding alone,
+    // an element of which is exactly 0 now and then, and would be counted.
+    for (auto& [name, p] : model.named_parameters())
+      if (name.ends_with("k_attn.bias")) Parameter(p).freeze();
+    if (plan.prepare) plan.prepare(model);
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    arranged.shard();
+    Optimizer optimizer(model, routing, {.weight_decay = 0.1});
+    nn::Tape tape;
+    std::vector<float> losses, norms;
+    std::vector<int64_t> zeros;
+    const int64_t rows = plan.batch / a.data_ranks(), first = arranged.data_rank * rows;
+    const Shape shape{rows, plan.seq};
+    for (int64_t step = 0; step < plan.steps; ++step) {
+      const nn::CrossEntropy loss =
+          model(tape.input(tokens(*rank.device, m, shape, first, step)),
+                tokens(*rank.device, m, shape, first, step + 1), 1.0f / static_cast<float>(numel_of(shape)));
+      losses.push_back(static_cast<float>(read_loss(model, loss.losses)));
+      tape.backward(loss.objective);
+      const GradientStats stats = read_stats(model, clip_grad_norm(model, 0.5));
+      norms.push_back(stats.norm);
+      zeros.push_back(stats.zeros);
+      optimizer.step(0.01);
+    }
+    model.set_training(false);
+    const std::vector<float> logits =
+        ops::to_floats(rank.device->compute(), model(tokens(*rank.device, m, {2, plan.seq}, 0, 9)));
+    if (plan.look) plan.look(rank, arranged, rank.world->rank());
+    const std::lock_guard lock(mutex);
+    for (auto& [name, p] : model.named_parameters()) {
+      auto& whole = all.weights[name];
+      whole.resize(static_cast<size_t>(numel_of(p.global_shape())));
+      const std::vector<float> mine = ops::to_floats(rank.device->compute(), p.shard());
+      size_t at = 0;
+      for (const GlobalRun& run : p.global_runs(p.shard_range()))
+        for (int64_t i = 0; i < run.count; ++i) whole[static_cast<size_t>(run.global.value + i)] = mine[at++];
+    }
+    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros, all.logits = logits;
+    EXPECT_EQ(losses, all.losses) << "ranks differ";
+    EXPECT_EQ(norms, all.norms) << "ranks differ";
+    EXPECT_EQ(logits, all.logits) << "ranks differ";
+  });
+  return all;
+}
+
+inline void expect_same_bits(const Outcome& got, const Outcome& want, const char* what) {
+  EXPECT_EQ(got.losses, want.losses) << what;
+  EXPECT_EQ(got.norms, want.norms) << what;
+  EXPECT_EQ(got.logits, want.logits) << what;
+  EXPECT_EQ(got.weights, want.weights) << what;
+}
+
+/// The largest difference, relative to the largest value.
+inline double distance(const std::vector<float>& got, const std::vector<float>& want) {
+  EXPECT_EQ(got.size(), want.size());
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
+    const double d = std::abs(double{got[i]} - double{want[i]});
+    most = std::isfinite(d) ? std::max(most, d) : INFINITY;
+    largest = std::max(largest, std::abs(double{want[i]}));
+  }
+  return most / largest;
+}
+
+/// AdamW passes on rounding; see models_test.cpp.
+inline void expect_near(const Outcome& got, const Outcome& want, const char* what) {
+  EXPECT_LT(distance(got.losses, want.losses), 1e-5) << what;
+  EXPECT_LT(distance(got.norms, want.norms), 1e-4) << what;
+  EXPECT_EQ(got.zeros, want.zeros) << what;
+  EXPECT_LT(distance(got.logits, want.logits), 2e-4) << what;
+}
+
+}  // namespace sherd::test
