@@ -183,7 +183,7 @@ TEST(Arrangements, TokenByTokenWithACacheIsTheWholeSequence) {
       nn::CausalModel& model = *arranged.model;
       model.set_training(false);
       Stream& s = rank.device->compute();
-      const Tensor all = tokens(*rank.device, m, 0, 1, 3);
+      const Tensor all = tokens(*rank.device, m, {1, kSeq}, 0, 3);
       const std::vector<float> whole = ops::to_floats(s, model(all));
       nn::KvCache cache = model.make_cache(*rank.device, kSeq, DType::f32);
       for (int64_t from = 0, to = 4; from < kSeq; from = to, ++to) {
@@ -204,12 +204,12 @@ TEST(Arrangements, CachesOfAnotherModelAndBatchesAreRefused) {
     model.set_training(false);
     nn::KvCache other(*rank.device, m.layers + 1, kSeq, m.kv_heads, m.head_dim, DType::f32),
         cache = model.make_cache(*rank.device, kSeq, DType::f32);
-    EXPECT_THROW(model(tokens(*rank.device, m, 0, 1, 3), &other), InvalidArgument);
-    EXPECT_THROW(model(tokens(*rank.device, m, 0, 2, 3), &cache), ShapeMismatch);
-    EXPECT_THROW(model(tokens(*rank.device, m, 0, 2, 3), nullptr), ShapeMismatch);
+    EXPECT_THROW(model(tokens(*rank.device, m, {1, kSeq}, 0, 3), &other), InvalidArgument);
+    EXPECT_THROW(model(tokens(*rank.device, m, {2, kSeq}, 0, 3), &cache), ShapeMismatch);
+    EXPECT_THROW(model(tokens(*rank.device, m, {2, kSeq}, 0, 3), nullptr), ShapeMismatch);
     EXPECT_THROW(model(Tensor::empty(*rank.device, {1, 0}, DType::i32, "data"), &cache), ShapeMismatch);
     // What a forward that did not come through the layers has left in one is forgotten by the next.
-    const Tensor all = tokens(*rank.device, m, 0, 1, 3);
+    const Tensor all = tokens(*rank.device, m, {1, kSeq}, 0, 3);
     const std::vector<float> want = ops::to_floats(rank.device->compute(), model(all, &cache));
     cache.clear();
     const int64_t columns = (m.heads + 2 * m.kv_heads) * m.head_dim;
