@@ -10,6 +10,7 @@
 #include <sherd/nn/models/presets.h>
 
 #include "model.h"
+#include "run_options.h"
 
 namespace train_gpt {
 
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 nn::ModelDescription description_of(const TrainConfig& c) {
-  nn::ModelDescription d = model_source(c.model).config.description;
+  nn::ModelDescription d = model_source(c).config.description;
   d.mixture.balance = c.moe_aux;
   return d;
 }
@@ -28,11 +29,26 @@ GptShape byte_shape(const TrainConfig& c) {
   return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
 }
 
-// What a folder holds besides weights, with the configuration as it came in: for models that begin at random.
-std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
-  if (source.folder.empty())
-    return {{"config.json", hf::model_config_text(source.config.description, sherd::DType::f32)}};
-  return sherd::StoredFolder::open(source.folder)->others();
+// Equal on all ranks, but for what rank 0 alone writes: `first`.
+sherd::ExportOptions export_options(const TrainConfig& c, const ModelSource& source, bool first) {
+  sherd::ExportOptions options;
+  const bool folder = !source.folder.empty();
+  if (folder && !c.from_scratch) {
+    if (first) options.like = sherd::StoredFolder::open(source.folder);
+    return options;
+  }
+  options.dtype = source.config.dtype.value_or(sherd::DType::f32);
+  if (first && folder) options.files = sherd::StoredFolder::files_beside_weights(source.folder);
+  if (first && !folder)
+    options.files = {{"config.json", hf::model_config_text(source.config.description, options.dtype)}};
+  return options;
+}
+
+std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const ModelSource& source) {
+  if (!c.tokenizer.empty()) return sherd::Tokenizer::load(c.tokenizer);
+  const fs::path own = source.folder / "tokenizer.json";
+  const bool there = !source.folder.empty() && fs::exists(own);
+  return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
 }  // namespace
@@ -47,6 +63,20 @@ ModelSource model_source(const std::string& model) {
   return {{.source = model, .description = nn::preset(model)}, {}};
 }
 
+ModelSource model_source(const TrainConfig& c) { return c.files ? c.files->source : model_source(c.model); }
+
+TrainConfig with_model_files(TrainConfig c) {
+  if (c.model.empty()) return c;
+  const auto files = std::make_shared<ModelFiles>();
+  files->source = model_source(c.model);
+  if (rank_0_is_here(c)) {
+    if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
+    if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);
+  }
+  c.files = files;
+  return c;
+}
+
 void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
   const nn::ModelDescription& d = source.config.description;
   c.dim = d.dim;
@@ -58,7 +88,7 @@ void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
 }
 
 int64_t vocabulary(const TrainConfig& c) {
-  return c.model.empty() ? GptShape::kVocab : model_source(c.model).config.description.vocab;
+  return c.model.empty() ? GptShape::kVocab : model_source(c).config.description.vocab;
 }
 
 std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
@@ -72,7 +102,7 @@ std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::Ten
 
 sherd::TokenWork token_work(const TrainConfig& c) {
   if (c.model.empty()) return token_work(byte_shape(c));
-  const nn::ModelDescription d = model_source(c.model).config.description;
+  const nn::ModelDescription d = model_source(c).config.description;
   const nn::MixtureDescription& m = d.mixture;
   const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
   const int64_t attention = 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
@@ -87,24 +117,18 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
     if (!c.init_weights.empty()) import_weights(model, c.init_weights);
     return {};
   }
-  const ModelSource source = model_source(c.model);
+  const ModelSource source = model_source(c);
   std::string from = c.init_weights;
-  if (from.empty() && !c.from_scratch && c.resume.empty()) from = source.folder.string();
+  if (from.empty() && !c.from_scratch && !c.resumes_weights()) from = source.folder.string();
   if (from.empty()) return {};
   return import_weights(model, from, hf::stored_forms(source.config.description)).ignored;
 }
 
 void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
-  const ModelSource source = model_source(c.model);
-  sherd::ExportOptions options;
-  if (rank_0) {
-    if (source.folder.empty() || c.from_scratch) {
-      options.files = files_beside_weights(source);
-    } else {
-      options.like = sherd::StoredFolder::open(source.folder);
-    }
-  }
-  export_weights(model, c.export_hf, hf::stored_forms(source.config.description), options);
+  const ModelSource source = model_source(c);
+  const bool read_before = rank_0 && c.files && c.files->exported;
+  export_weights(model, c.export_hf, hf::stored_forms(source.config.description),
+                 read_before ? *c.files->exported : export_options(c, source, rank_0));
 }
 
 }  // namespace train_gpt
