@@ -15,9 +15,9 @@ using std::chrono::milliseconds;
 // A store that does not answer the watch for so long is lost, whatever the timeout of calls.
 constexpr std::chrono::seconds kAnswerTime{10};
 
-// How long a process that has nothing more to do waits for the others at least: who leaves earlier ends without
-// MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A process that
-// has failed never comes.
+// How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
+// without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
+// process that has failed never comes.
 constexpr std::chrono::seconds kShortestFarewell{10}, kFarewellAfterFailure{2};
 
 }  // namespace
