@@ -89,7 +89,7 @@ Steps plan_like(const StoredForm& form, const std::vector<std::string>& names) {
   for (const std::string& name : names) {
     const auto copy = form.copies.find(name);
     const auto found = form.tensors.find(copy == form.copies.end() ? name : copy->second);
-    steps.push_back({.name = name});
+    steps.push_back({.name = name, .followed = true});
     if (found != form.tensors.end()) steps.back().parts = found->second.parts;
   }
   return steps;

@@ -26,15 +26,8 @@ bool is_other(const std::string& name) {
                                                 [&](std::string_view end) { return name.ends_with(end); }));
 }
 
-}  // namespace
-
-std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, FileSystem& files) {
-  if (files.kind(path) != Kind::folder)
-    throw IoError(fmt::format("cannot read '{}': it is no folder", path.string()));
-  std::shared_ptr<StoredFolder> folder(new StoredFolder);
-  folder->path_ = path;
-  for (const std::string& name : weights_files(path, files))
-    folder->weights_.emplace_back(path / name, files);
+std::map<std::string, std::string> read_others(const fs::path& path, FileSystem& files) {
+  std::map<std::string, std::string> others;
   for (const std::string& name : files.list(path)) {
     if (!is_other(name) || files.kind(path / name) == Kind::folder) continue;
     const auto file = files.open(path / name);
@@ -42,9 +35,34 @@ std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, Fil
     if (size > kMaxOtherBytes) continue;
     std::string contents(static_cast<size_t>(size), '\0');
     file->read_at(0, contents.data(), size);
-    folder->others_.emplace(name, std::move(contents));
+    others.emplace(name, std::move(contents));
   }
+  return others;
+}
+
+void require_folder(const fs::path& path, FileSystem& files) {
+  if (files.kind(path) != Kind::folder)
+    throw IoError(fmt::format("cannot read '{}': it is no folder", path.string()));
+}
+
+}  // namespace
+
+std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, FileSystem& files) {
+  require_folder(path, files);
+  std::shared_ptr<StoredFolder> folder(new StoredFolder);
+  folder->path_ = path;
+  for (const std::string& name : weights_files(path, files))
+    folder->weights_.emplace_back(path / name, files);
+  folder->others_ = read_others(path, files);
   return folder;
+}
+
+std::map<std::string, std::string> StoredFolder::files_beside_weights(const fs::path& path,
+                                                                      FileSystem& files) {
+  require_folder(path, files);
+  std::map<std::string, std::string> others = read_others(path, files);
+  others.erase(kWeightsIndex);
+  return others;
 }
 
 }  // namespace sherd

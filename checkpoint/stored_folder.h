@@ -31,6 +31,11 @@ class StoredFolder {
   /// indices, which would be those from before the training.
   const std::map<std::string, std::string>& others() const { return others_; }
 
+  /// others() without the index of its weights, of a folder whose weights are not wanted and need not be
+  /// there: what goes with new weights of the same model (ExportOptions::files). @throws IoError.
+  static std::map<std::string, std::string> files_beside_weights(const std::filesystem::path& path,
+                                                                 FileSystem& files = FileSystem::posix());
+
  private:
   StoredFolder() = default;
 

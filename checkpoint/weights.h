@@ -34,9 +34,9 @@ struct ExportOptions {
   std::map<std::string, std::string> files = {};
 };
 
-/// Writes every parameter of a sharded root (full names, metadata format "pt"), and of persistent buffers world rank
-/// 0's, in their own dtype. Tensor- and expert-parallel
-/// parameters are written whole: the files do not show how a model was spread.
+/// Writes every parameter of a sharded root (full names, metadata format "pt"), and of persistent buffers
+/// world rank 0's, in their own dtype. Tensor- and expert-parallel parameters are written whole: the files do
+/// not show how a model was spread.
 ///
 /// The path becomes one file, which replaces one that is there. A path that ends in a slash, or names an
 /// empty folder, becomes a folder as Hugging Face tools read it: model.safetensors, or
@@ -45,9 +45,10 @@ struct ExportOptions {
 /// `path` removes what one that was killed left there.
 ///
 /// Collective over the root's mesh; one parameter at a time is whole, on world rank 0 only, which writes.
-/// Blocks until done. On rank 0 @throws IoError, and InvalidArgument naming tensor and place of the first
-/// finite value that options.dtype cannot hold (the others get a CommError from the launcher's abort); on
-/// all, NotSupported when a unit's mesh orders the ranks otherwise than the root's.
+/// Blocks until done, on every rank. @throws IoError, on all ranks, when the file or folder cannot be created
+/// or completed, NotSupported when a unit's mesh orders the ranks otherwise than the root's; on rank 0 alone
+/// IoError for data that cannot be written, and InvalidArgument naming tensor and place of the first finite
+/// value that options.dtype cannot hold (the others get a CommError from the launcher's abort).
 void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options = {});
 
 /// The same as a folder of the form in which other programs store the model; `path` is a folder with and without a

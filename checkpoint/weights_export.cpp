@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/checkpoint/detail/out_tensor.h>
 
@@ -38,17 +39,23 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const E
   Stream& stream = runtime.device().compute();
   const std::vector<Wanted> all = wanted(root, true, {});
   const std::vector<OutTensor> tensors = tensors_of(all, options.dtype);
+  Agreement ranks(*runtime.mesh().world());
   std::optional<WeightsWriter> writer;
-  if (runtime.mesh().world()->rank() == 0) {
+  ranks.run_collectively([&] {
+    if (ranks.rank() != 0) return;
     std::vector<SafetensorsSpec> specs;
     for (const OutTensor& t : tensors) specs.push_back({t.name, t.dtype, t.shape});
     auto metadata = options.metadata;
     metadata["format"] = "pt";
     writer.emplace(path, specs, std::move(metadata), options.max_shard_bytes);
-  }
+  });
   for (const OutTensor& t : tensors) write_tensor(stream, all, t, writer ? &*writer : nullptr);
   stream.synchronize();
-  if (writer) writer->finish();
+  // The other ranks wait until the files are on the medium: who went on to the end of its run would take rank
+  // 0, which may need minutes for that, for lost.
+  ranks.run_collectively([&] {
+    if (writer) writer->finish();
+  });
 }
 
 }  // namespace sherd

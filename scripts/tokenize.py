@@ -15,6 +15,7 @@ written has its name only when it is complete.
 import argparse
 import array
 import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -49,16 +50,26 @@ class Output:
             path += ".bin"
         self.path, self.tokens, self.lengths = path, 0, array.array("i")
         self.parts = [path + ".part"]
-        try:
+        with self.named():
             self.file = open(self.parts[0], "wb")
-        except OSError as error:
-            fail(f"cannot write '{path}': {error.strerror}")
         atexit.register(self.remove_parts)
-        if form == "llmc":
-            self.file.write(bytes(1024))
+        with self.named():
+            if form == "llmc":
+                self.file.write(bytes(1024))
+
+    @contextlib.contextmanager
+    def named(self):
+        """What fails within is a failure to write this output."""
+        try:
+            yield
+        except OSError as error:
+            fail(f"cannot write '{self.path}': {error.strerror or error}")
 
     def remove_parts(self):
         """Of a run that failed."""
+        # What the file still holds back would be written when the interpreter ends, and fail a second time.
+        with contextlib.suppress(OSError):
+            self.file.close()
         for part in self.parts:
             if os.path.exists(part):
                 os.remove(part)
@@ -67,7 +78,8 @@ class Output:
         values = array.array(self.code, ids)
         if sys.byteorder != "little":
             values.byteswap()
-        self.file.write(values.tobytes())
+        with self.named():
+            self.file.write(values.tobytes())
         self.tokens += len(ids)
 
     def end_document(self, length):
@@ -78,12 +90,14 @@ class Output:
         if self.form == "llmc":
             if self.tokens >= 1 << 31:
                 fail(f"llm.c's files hold fewer than 2^31 tokens, these are {self.tokens}; split the text, or use u32")
-            self.file.seek(0)
-            self.file.write(struct.pack("<3i", LLMC_MAGIC[self.width], 1, self.tokens))
-        self.file.close()
-        if self.form == "megatron":
-            self.write_index()
-        os.replace(self.parts[0], self.path)
+        with self.named():
+            if self.form == "llmc":
+                self.file.seek(0)
+                self.file.write(struct.pack("<3i", LLMC_MAGIC[self.width], 1, self.tokens))
+            self.file.close()
+            if self.form == "megatron":
+                self.write_index()
+            os.replace(self.parts[0], self.path)
 
     def write_index(self):
         count = len(self.lengths)
@@ -125,7 +139,8 @@ def pieces_of(file, whole):
 
 def documents(path, arguments, whole):
     """Lists of texts whose tokens belong together: (texts, last), last: the document ends here."""
-    file = sys.stdin if path == "-" else open(path, encoding="utf-8", newline="")
+    # Standard input is read as files are, whatever the locale says, and stays open.
+    file = open(0 if path == "-" else path, encoding="utf-8", newline="", closefd=path != "-")
     with file:
         if not (arguments.jsonl or path.endswith(".jsonl")):
             for piece in pieces_of(file, whole):

@@ -61,6 +61,11 @@ void require(const OutputPath& output) {
       return require_file(output.path, true);
     case OutputPath::Kind::weights:
       return require_export(output.path);
+    case OutputPath::Kind::weights_folder:
+      if (const Kind kind = kind_of(detail::without_slash(output.path));
+          kind == Kind::file || kind == Kind::other)
+        throw IoError("it exists and is no folder; name a new one");
+      return require_export(output.path / "");
     case OutputPath::Kind::folder:
       return require_save_folder(output.path);
   }

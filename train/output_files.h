@@ -12,10 +12,11 @@ namespace sherd {
 /// A path that a run is asked to write to.
 struct OutputPath {
   enum class Kind {
-    file,     // a regular file, there already or not
-    stream,   // or a device or pipe
-    weights,  // as export_weights() takes it
-    folder,   // of checkpoints: missing folders are created, below the last one that is there
+    file,            // a regular file, there already or not
+    stream,          // or a device or pipe
+    weights,         // a file or a folder, as export_weights() takes it
+    weights_folder,  // a folder, new or empty, with and without a slash at the end
+    folder,          // of checkpoints: missing folders are created, below the last one that is there
   };
   /// Names it in messages: "--metrics".
   const char* flag;

@@ -25,10 +25,18 @@ Shape place_in(const Shape& shape, int64_t i) {
 // Elements that are converted at a time.
 constexpr size_t kChunk = size_t{1} << 16;
 
+// What to do about a value that the dtype cannot hold.
+std::string remedy(const OutTensor& tensor) {
+  if (!tensor.followed) return "export as f32";
+  return fmt::format(
+      "the folder to be followed stores it as {}; follow one that is converted to f32, or export "
+      "without ExportOptions::like",
+      name_of(tensor.dtype));
+}
+
 // Appends values as they are, or rounded to T.
 template <class T>
-void append(WeightsWriter& writer, const std::string& name, const Shape& shape,
-            const std::vector<float>& values) {
+void append(WeightsWriter& writer, const OutTensor& tensor, const std::vector<float>& values) {
   if constexpr (std::is_same_v<T, float>) {
     writer.append(values.data(), static_cast<int64_t>(values.size() * sizeof(float)));
     return;
@@ -40,15 +48,16 @@ void append(WeightsWriter& writer, const std::string& name, const Shape& shape,
     for (size_t i = begin; i < end; ++i) {
       narrow.emplace_back(values[i]);
       if (std::isfinite(values[i]) && !std::isfinite(static_cast<float>(narrow.back())))
-        throw InvalidArgument(fmt::format(
-            "export_weights: '{}' holds {} at {}, which {} cannot hold; export as f32", name, values[i],
-            to_string(place_in(shape, static_cast<int64_t>(i))), name_of(dtype_of<T>())));
+        throw InvalidArgument(fmt::format("export_weights: '{}' holds {} at {}, which {} cannot hold; {}",
+                                          tensor.name, values[i],
+                                          to_string(place_in(tensor.shape, static_cast<int64_t>(i))),
+                                          name_of(dtype_of<T>()), remedy(tensor)));
     }
     writer.append(narrow.data(), static_cast<int64_t>(narrow.size() * sizeof(T)));
   }
 }
 
-using Append = void (*)(WeightsWriter&, const std::string&, const Shape&, const std::vector<float>&);
+using Append = void (*)(WeightsWriter&, const OutTensor&, const std::vector<float>&);
 Append append_as(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -100,7 +109,7 @@ void write_tensor(Stream& stream, const std::vector<Wanted>& all, const OutTenso
       });
     }
   }
-  if (writer) append_as(tensor.dtype)(*writer, tensor.name, tensor.shape, values);
+  if (writer) append_as(tensor.dtype)(*writer, tensor, values);
 }
 
 }  // namespace sherd

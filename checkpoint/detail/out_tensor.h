@@ -17,6 +17,8 @@ struct OutTensor {
   /// As the header has it: a scalar's is empty. It is covered by the parts.
   Shape shape = {};
   std::vector<StoredPart> parts = {};
+  /// The dtype is that of a folder that is followed: nobody chose it, and nobody can choose another for it.
+  bool followed = false;
 };
 
 /// @throws InvalidArgument for a dtype that weights are not written in.

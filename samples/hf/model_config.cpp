@@ -19,8 +19,12 @@ using sherd::DType;
 using sherd::nn::ModelDescription;
 
 constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
-// Sizes beyond any model's: what is larger is a mistake, and products of two of them fit 64 bits.
+// Sizes beyond any model's: what is larger is a mistake. Columns are multiplied with each other and with
+// tokens of a batch, so they are bounded more narrowly.
 constexpr int64_t kMaxSize = int64_t{1} << 30;
+constexpr int64_t kMaxColumns = int64_t{1} << 20;
+// Of all weights together, so that their bytes, with gradients and states, fit 64 bits by far.
+constexpr double kMaxParameters = 1e15;
 constexpr int64_t kMaxLayers = 10'000;
 constexpr int64_t kMaxExperts = 65'536;
 constexpr double kHuge = std::numeric_limits<float>::max();
@@ -34,6 +38,27 @@ const Family* find_family(std::string_view model_type) {
 
 int64_t size(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
   return c.integer(key, otherwise, 1, kMaxSize);
+}
+
+// A width of activations.
+int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+  return c.integer(key, otherwise, 1, kMaxColumns);
+}
+
+// Each size may be possible, and all of them together still no model that anybody has.
+void require_parameters(ConfigObject& c, const ModelDescription& d) {
+  const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
+  const double attention = 2 * product(d.dim, d.head_dim, d.heads + d.kv_heads);
+  const double mlp = 3 * (d.mixture.experts > 0 ? product(d.mixture.experts, d.dim, d.mixture.hidden)
+                                                : product(d.dim, d.hidden));
+  const double all = product(d.layers, attention + mlp) + 2 * product(d.vocab, d.dim) +
+                     (d.family == ModelFamily::gpt2 ? product(d.positions, d.dim) : 0);
+  if (all > kMaxParameters)
+    c.refuse("model_type",
+             fmt::format("with these sizes (vocabulary {}, {} columns, {} blocks, {} hidden columns, {} "
+                         "experts) it would have {:.1e} parameters; correct the one that is too large",
+                         d.vocab, d.dim, d.layers, d.mixture.experts > 0 ? d.mixture.hidden : d.hidden,
+                         d.mixture.experts, all));
 }
 
 // Where there are several spellings: the first that is there, the first of all where none is.
@@ -153,8 +178,8 @@ void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
   if (d.mixture.top_k > d.mixture.experts)
     c.refuse("num_experts_per_tok",
              fmt::format("there are {} experts; choose at most that many", d.mixture.experts));
-  d.mixture.hidden = size(c, qwen ? "moe_intermediate_size" : "intermediate_size");
-  if (qwen) d.hidden = size(c, "intermediate_size", 0);  // of dense blocks, which it has none of
+  d.mixture.hidden = columns(c, qwen ? "moe_intermediate_size" : "intermediate_size");
+  if (qwen) d.hidden = columns(c, "intermediate_size", 0);  // of dense blocks, which it has none of
   d.mixture.normalise = qwen ? c.flag("norm_topk_prob", false) : true;
   // The loss has it only then.
   const double balance = c.number("router_aux_loss_coef", 0.001, 0, kHuge);
@@ -168,13 +193,13 @@ void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
 
 void read_gpt2(ConfigObject& c, ModelConfig& config) {
   ModelDescription& d = config.description;
-  d.dim = size(c, spelling(c, {"n_embd", "hidden_size"}));
+  d.dim = columns(c, spelling(c, {"n_embd", "hidden_size"}));
   d.layers = c.integer(spelling(c, {"n_layer", "num_hidden_layers"}), std::nullopt, 1, kMaxLayers);
   const char* heads = spelling(c, {"n_head", "num_attention_heads"});
-  d.heads = d.kv_heads = size(c, heads);
+  d.heads = d.kv_heads = columns(c, heads);
   if (d.dim % d.heads != 0) c.refuse(heads, fmt::format("n_embd is {}, which it must divide", d.dim));
   d.head_dim = std::max<int64_t>(1, d.dim / d.heads);
-  d.hidden = size(c, "n_inner", 4 * d.dim);
+  d.hidden = columns(c, "n_inner", 4 * d.dim);
   d.positions = size(c, spelling(c, {"n_positions", "max_position_embeddings"}), 1024);
   d.norm_eps = static_cast<float>(c.number("layer_norm_epsilon", 1e-5, kTiny, kHuge));
   d.qkv_bias = d.out_bias = d.mlp_bias = true;
@@ -189,21 +214,26 @@ void read_gpt2(ConfigObject& c, ModelConfig& config) {
 
 void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config) {
   ModelDescription& d = config.description;
-  d.dim = size(c, "hidden_size");
+  d.dim = columns(c, "hidden_size");
   d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
-  d.heads = size(c, "num_attention_heads");
+  d.heads = columns(c, "num_attention_heads");
   const bool no_kv = !c.contains("num_key_value_heads");  // null: as many as heads
-  d.kv_heads = size(c, "num_key_value_heads", no_kv ? family.kv_heads.value_or(d.heads) : d.heads);
+  d.kv_heads = columns(c, "num_key_value_heads", no_kv ? family.kv_heads.value_or(d.heads) : d.heads);
   if (d.heads % d.kv_heads != 0)
     c.refuse("num_key_value_heads",
              fmt::format("num_attention_heads is {}, no multiple of {}", d.heads, d.kv_heads));
   const bool divides = d.dim % d.heads == 0;
-  d.head_dim = size(c, "head_dim", family.head_dim.value_or(std::max<int64_t>(1, d.dim / d.heads)));
+  d.head_dim = columns(c, "head_dim", family.head_dim.value_or(std::max<int64_t>(1, d.dim / d.heads)));
   if (!c.has("head_dim") && !family.head_dim && !divides)
     c.refuse("num_attention_heads",
              fmt::format("hidden_size is {}, no multiple of it, and there is no head_dim", d.dim));
   else if (d.head_dim % 2 != 0)
     c.refuse("head_dim", fmt::format("heads of {} columns have no two halves to rotate", d.head_dim));
+  if (d.heads * d.head_dim > kMaxColumns)
+    c.refuse("num_attention_heads",
+             fmt::format("with a head_dim of {} all heads have {} columns, and at most {} are "
+                         "possible; correct one of the two",
+                         d.head_dim, d.heads * d.head_dim, kMaxColumns));
   d.positions = size(c, "max_position_embeddings", family.positions);
   d.norm_eps = static_cast<float>(c.number("rms_norm_eps", family.norm_eps, kTiny, kHuge));
   d.qkv_bias = d.out_bias = family.attention_bias && c.flag("attention_bias", false);
@@ -216,7 +246,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   if (family.experts)
     read_experts(c, family, d);
   else
-    d.hidden = size(c, "intermediate_size");
+    d.hidden = columns(c, "intermediate_size");
   note_dropout(c, "attention_dropout", 0, config.notes);
   if (const double noise = c.number("router_jitter_noise", 0, 0, kHuge); noise > 0)
     config.notes.push_back(fmt::format("\"router_jitter_noise\" is {}: training here is without it", noise));
@@ -247,6 +277,7 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
     read_gpt2(c, config);
   else
     read_llama_kind(c, *family, config);
+  require_parameters(c, d);
   c.require_none();
   return config;
 }

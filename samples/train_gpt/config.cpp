@@ -1,5 +1,7 @@
 #include "config.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,6 +16,7 @@
 #include "config_fields.h"
 #include "config_rules.h"
 #include "inheritance.h"
+#include "model_rules.h"
 #include "model_source.h"
 #include "saved_model.h"
 
@@ -37,18 +40,15 @@ void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
 }
 
 /// Sizes of --model's own, before anything is checked against them.
-void take_model(CommandLine& line, const sherd::GivenFlags& given, const std::optional<SavedModel>& saved,
-                bool model_given, std::vector<std::string>& problems) {
+void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool model_given, bool balance_given,
+                std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
   if (c.model.empty()) return;
   try {
     choose_model_text(c, saved, model_given, line.notes);
     const ModelSource source = model_source(c);
-    if (c.trains() || c.eval_only) hf::require_sequence(source.config, c.seq);
-    take_sizes(c, source, given.has("moe_aux"));
-    if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && c.resume.empty())
-      problems.push_back(fmt::format(
-          "--model {}: a published shape has no weights here; give --from-scratch, or --init-weights PATH", c.model));
+    take_sizes(c, source, balance_given);
+    check_model(c, source, problems);
   } catch (const sherd::InvalidArgument& e) {
     problems.push_back(e.what());
   }
@@ -58,6 +58,8 @@ void take_model(CommandLine& line, const sherd::GivenFlags& given, const std::op
 void drop_outputs_of_training(TrainConfig& c) {
   for (std::string* const output : {&c.save, &c.loss_svg, &c.trace, &c.timeline}) output->clear();
   c.explain_plan = false;
+  if (!c.sample_only) return;
+  for (std::string* const measured : {&c.metrics, &c.log_dir}) measured->clear();
 }
 
 }  // namespace
@@ -87,11 +89,13 @@ CommandLine parse_config(int argc, const char* const* argv) {
     return given.has(name) || message.GetReflection()->HasField(message, described);
   };
   std::string unread;
-  std::optional<SavedModel> saved;
-  line.inherited = inherit(line.config, is_given, problems, unread, saved);
+  Inherited inherited = inherit(line.config, is_given, problems, unread);
+  line.inherited = std::move(inherited.flags);
   take_ranks_of_job(line.config, given);
-  take_model(line, given, saved, is_given("model"), problems);
-  check_rules(line.config, sherd::check_values(fields, given, problems), given, problems);
+  const auto& names = inherited.names;
+  const bool balance_inherited = std::find(names.begin(), names.end(), "moe_aux") != names.end();
+  take_model(line, inherited.model, is_given("model"), is_given("moe_aux") || balance_inherited, problems);
+  check_rules(line.config, sherd::check_values(fields, given, problems), {given, is_given}, problems);
   if (!problems.empty() && !unread.empty())
     problems.push_back(fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));
   sherd::throw_problems(problems);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,11 +14,14 @@
 
 namespace train_gpt {
 
+struct ModelFiles;  // model_source.h
+
 /// The folder of C++ standard library headers that holds `vector`, for the compiler that built this program.
 std::string default_data_folder();
 
-/// Every flag but --config, with its default; flags are spelled with dashes. Words such as `strategy` are
-/// checked here and hold the canonical spelling. An empty file name means "no such file".
+/// Every flag but --config, with its default, and nothing else but `files`; flags are spelled with dashes.
+/// Words such as `strategy` are checked here and hold the canonical spelling. An empty file name means "no
+/// such file".
 struct TrainConfig {
   // Data.
   std::string data = default_data_folder();
@@ -140,6 +144,12 @@ struct TrainConfig {
   std::string model_text;
   std::string model_from;
 
+  /// What was read of --model's folder before the run, by with_model_files(): no setting. Null: it is read
+  /// when it is needed.
+  std::shared_ptr<const ModelFiles> files = nullptr;
+
+  /// Whether weights come from the checkpoint of --resume, and not from where first weights come from.
+  bool resumes_weights() const { return !resume.empty() && resume_parts != "optimizer"; }
   /// Whether anything is trained; otherwise there is no optimizer, unless --save or --explain-plan asks for one.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
   /// What generated text begins with: a model goes on from at least one byte.

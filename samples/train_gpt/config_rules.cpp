@@ -5,6 +5,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/kernels/device/error.h>
+#include <sherd/train/tokens/token_list.h>
+
 #include "config_fields.h"
 #include "model.h"
 #include "muon_config.h"
@@ -38,7 +41,9 @@ std::string idle_expert_flags(const TrainConfig& c, const std::set<std::string_v
 /// Flags of NCCL that say something else than their default, as a list.
 std::string idle_nccl_flags(const TrainConfig& c, const std::set<std::string_view>& bad) {
   std::vector<std::string> list;
-  if (!bad.contains("bootstrap") && c.bootstrap == "mpi") list.push_back("--bootstrap " + c.bootstrap);
+  // MPI's own ranks meet by it anyway.
+  if (!bad.contains("bootstrap") && c.bootstrap == "mpi" && c.comm != "mpi")
+    list.push_back("--bootstrap " + c.bootstrap);
   if (c.nccl_exact_order) list.push_back("--nccl-exact-order");
   if (c.nccl_check_calls) list.push_back("--nccl-check-calls");
   if (c.nccl_register_buffers) list.push_back("--nccl-register-buffers");
@@ -63,7 +68,7 @@ bool has_buckets(const TrainConfig& c) {
 }
 
 /// Rules among several fields, where each is inside its own bounds; `bad` names those that are not.
-void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
+void check_together(const TrainConfig& c, const std::set<std::string_view>& bad, const Given& given,
                     std::vector<std::string>& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
   if (c.lr == 0) problems.push_back("--lr 0: must be greater than 0; --steps 0 is the way not to train");
@@ -99,7 +104,9 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
         "--sequence-parallel: the byte model keeps all rows on every rank; give --model, or leave it out");
   if (c.model.empty() && c.experts > 0 && tp > 1)
     problems.push_back(fmt::format("--tp {}: blocks with --experts are not cut; use one of the two", tp));
-  if (good("bucket_size", "strategy", "layout") && c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
+  // One of a checkpoint waits for a run that has buckets again.
+  if (good("bucket_size", "strategy", "layout") && given.by_anyone("bucket_size") &&
+      c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
     problems.push_back(fmt::format("--bucket-size {}: there are no buckets that span blocks; give --layout whole_param "
                                    "and --strategy optim or optim_grads",
                                    c.bucket_size));
@@ -154,8 +161,17 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
 }
 
 /// Rules of --tokens and --model.
-void check_data_and_model(const TrainConfig& c, const sherd::GivenFlags& given, std::vector<std::string>& problems) {
-  if (!c.tokens.empty() && given.has("data"))
+void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<std::string>& problems) {
+  const auto collect = [&](auto parse, const std::string& list, const char* flag) {
+    try {
+      if (!list.empty()) parse(list, flag);
+    } catch (const sherd::InvalidArgument& e) {
+      problems.push_back(e.what());
+    }
+  };
+  collect(sherd::parse_token_list, c.tokens, "--tokens");
+  collect(sherd::parse_unweighted_token_list, c.valid_tokens, "--valid-tokens");
+  if (!c.tokens.empty() && given.flags.has("data"))
     problems.push_back("--data: --tokens is what is trained on; give one of the two");
   if (c.tokens.empty() && !c.model.empty() && (c.trains() || c.eval_only))
     problems.push_back(fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
@@ -165,7 +181,8 @@ void check_data_and_model(const TrainConfig& c, const sherd::GivenFlags& given, 
     problems.push_back(fmt::format("--token-format {}: there are no token files; give --tokens", c.token_format));
   std::vector<std::string> own;
   for (const char* name : {"dim", "layers", "heads", "experts", "expert_top_k"})
-    if (given.has(name)) own.push_back(name == std::string_view("expert_top_k") ? "--expert-top-k" : fmt::format("--{}", name));
+    if (given.by_anyone(name))
+      own.push_back(name == std::string_view("expert_top_k") ? "--expert-top-k" : fmt::format("--{}", name));
   if (!c.model.empty() && !own.empty())
     problems.push_back(fmt::format("{}: --model {} has sizes of its own", fmt::join(own, ", "), c.model));
   if (!c.model.empty() && c.sample_bytes() > 0 && c.prompt_tokens.empty())
@@ -186,13 +203,13 @@ void check_data_and_model(const TrainConfig& c, const sherd::GivenFlags& given, 
 
 }  // namespace
 
-void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad,
-                 const sherd::GivenFlags& given, std::vector<std::string>& problems) {
-  check_together(config, bad, problems);
+void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad, const Given& given,
+                 std::vector<std::string>& problems) {
+  check_together(config, bad, given, problems);
   check_data_and_model(config, given, problems);
-  check_training(config, bad, given, problems);
-  check_without_training(config, given, problems);
-  if (const std::string idle = idle_muon_flags(given); !idle.empty() && !uses_muon(config))
+  check_training(config, bad, given.flags, problems);
+  check_without_training(config, given.flags, problems);
+  if (const std::string idle = idle_muon_flags(given.flags); !idle.empty() && !uses_muon(config))
     problems.push_back(
         fmt::format("{}: no parameter goes to Muon; give --optimizer muon, or --route REGEX=muon", idle));
 }

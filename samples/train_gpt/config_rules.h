@@ -1,6 +1,7 @@
 // Rules among several of train_gpt's flags.
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -12,9 +13,15 @@
 
 namespace train_gpt {
 
+/// What was asked for, as against defaults and what a checkpoint brings.
+struct Given {
+  const sherd::GivenFlags& flags;                   // of the command line
+  std::function<bool(std::string_view)> by_anyone;  // there, or in the file of settings
+};
+
 /// Appends a line for each rule that the settings break; `bad` names those that are outside their own bounds,
-/// of which nothing further is said. `given` are the flags of the command line.
-void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad,
-                 const sherd::GivenFlags& given, std::vector<std::string>& problems);
+/// of which nothing further is said.
+void check_rules(const TrainConfig& config, const std::set<std::string_view>& bad, const Given& given,
+                 std::vector<std::string>& problems);
 
 }  // namespace train_gpt

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <filesystem>
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops/ops.h>
@@ -40,14 +39,9 @@ ShownTokens::ShownTokens(const TrainConfig& c, std::function<void(const std::str
     : print_(std::move(print)),
       text_([](int32_t token) { return fmt::format("{} ", token); }),
       rest_([] { return std::string(); }) {
-  std::filesystem::path file = c.tokenizer;
-  if (file.empty()) {
-    const std::filesystem::path folder = model_source(c).folder;
-    if (!folder.empty() && std::filesystem::exists(folder / "tokenizer.json"))
-      file = folder / "tokenizer.json";
-  }
-  if (file.empty()) return;
-  const auto stream = std::make_shared<TextStream>(Tokenizer::load(file));
+  const auto& tokenizer = (c.files ? c.files : with_model_files(c).files)->tokenizer;
+  if (!tokenizer) return;
+  const auto stream = std::make_shared<TextStream>(tokenizer);
   text_ = [stream](int32_t token) { return stream->add(token); };
   rest_ = [stream] { return stream->finish(); };
 }
@@ -60,7 +54,10 @@ std::vector<int32_t> Trainer::generate(std::vector<int32_t> tokens, int64_t coun
                                        const std::function<void(int32_t)>& made) {
   Stream& s = rank_.device->compute();
   model_.set_training(false);
-  const int64_t longest = model_source(config_).config.description.positions;
+  const hf::ModelConfig model = model_source(config_).config;
+  // Attention in windows is not computed: a text no longer than the window has none outside of it.
+  const int64_t positions = model.description.positions;
+  const int64_t longest = model.window > 0 ? std::min(positions, model.window) : positions;
   const int64_t capacity = std::min(longest, static_cast<int64_t>(tokens.size()) + count);
   nn::KvCache cache = model_.make_cache(*rank_.device, capacity, dtype_named(config_.precision));
   SlidingContext context(capacity);

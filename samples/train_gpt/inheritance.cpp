@@ -13,8 +13,9 @@
 namespace train_gpt {
 namespace {
 
-constexpr std::string_view kOfTheModel[] = {"model", "dim",     "layers",      "heads",
-                                            "seq",   "experts", "expert_top_k"};
+constexpr std::string_view kOfTheModel[] = {"model", "from_scratch", "dim",     "layers",
+                                            "heads", "seq",          "experts", "expert_top_k"};
+constexpr std::string_view kOfTokens[] = {"tokens", "token_format", "valid_tokens", "order"};
 constexpr std::string_view kOfOneRun[] = {"ranks",        "replicas",        "outer",
                                           "tp",           "expert_parallel", "stop_at",
                                           "init_weights", "muon_transient",  "explain_plan"};
@@ -34,37 +35,37 @@ std::vector<std::string_view> inherited_settings(bool weights_alone) {
   return names;
 }
 
-std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
-                                 std::vector<std::string>& problems, std::string& unread,
-                                 std::optional<SavedModel>& model) {
-  std::vector<std::string> flags;
-  if (config.resume.empty()) return flags;
+Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
+                  std::vector<std::string>& problems, std::string& unread) {
+  if (config.resume.empty()) return {};
   sherd::SavedTraining saved;
   try {
     saved = sherd::saved_training(config.resume);
   } catch (const sherd::Error& e) {
     unread = e.what();
-    return flags;
+    return {};
   }
-  model = saved_model(saved);
   const bool weights_alone = config.resume_parts == "model";
   std::vector<std::string_view> names = inherited_settings(weights_alone);
   std::erase_if(names, given);
+  if (given("data")) std::erase_if(names, [](std::string_view name) { return contains(kOfTokens, name); });
+  // Where first weights come from is asked anew, unless they are those of the same model in the checkpoint.
+  if (given("model") || config.resume_parts == "optimizer") std::erase(names, "from_scratch");
   const std::vector<sherd::FieldGroup> fields = fields_of(config);
-  const auto set = sherd::take_saved_settings(saved, fields, names, problems);
+  Inherited inherited{.names = sherd::take_saved_settings(saved, fields, names, problems), .flags = {}, .model = saved_model(saved)};
   // What that run was started with may be another seed than what it went on with.
-  if (contains(set, "seed")) config.seed = saved.training.seed;
+  if (contains(inherited.names, "seed")) config.seed = saved.training.seed;
   TrainConfig standard;
   const std::vector<sherd::FieldGroup> defaults = fields_of(standard);
   for (size_t g = 0; g < fields.size(); ++g) {
     for (size_t i = 0; i < fields[g].fields.size(); ++i) {
       const sherd::Field& field = fields[g].fields[i];
       const std::string value = sherd::show_value(field);
-      if (contains(set, field.name) && value != sherd::show_value(defaults[g].fields[i]))
-        flags.push_back(fmt::format("{} {}", sherd::flag_of(field), value));
+      if (contains(inherited.names, field.name) && value != sherd::show_value(defaults[g].fields[i]))
+        inherited.flags.push_back(fmt::format("{} {}", sherd::flag_of(field), value));
     }
   }
-  return flags;
+  return inherited;
 }
 
 }  // namespace train_gpt

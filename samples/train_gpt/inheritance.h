@@ -21,12 +21,18 @@ namespace train_gpt {
 /// `weights_alone` (--resume-parts model) training is new, and only what the model is made of comes along.
 std::vector<std::string_view> inherited_settings(bool weights_alone);
 
+/// What a run took over.
+struct Inherited {
+  std::vector<std::string_view> names;  // of all settings that came from the checkpoint
+  std::vector<std::string> flags;       // those of them that are no defaults, with values
+  std::optional<SavedModel> model;      // what the checkpoint says of its run's --model, if it does
+};
+
 /// Where --resume names a checkpoint that can be read: sets what it is to inherit and is not `given`, the
-/// seed as the checkpoint has it. @returns those settings that are no defaults, as flags with values. Appends
-/// saved values that cannot be used to `problems`; why the checkpoint cannot be read to `unread`. `model` is
-/// what the checkpoint says of its run's --model, if it does.
-std::vector<std::string> inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
-                                 std::vector<std::string>& problems, std::string& unread,
-                                 std::optional<SavedModel>& model);
+/// seed as the checkpoint has it. What is given takes the place of settings that would contradict it: text
+/// that of token files, a model the beginning at random of another. Appends saved values that cannot be used
+/// to `problems`; why the checkpoint cannot be read to `unread`.
+Inherited inherit(TrainConfig& config, const std::function<bool(std::string_view)>& given,
+                  std::vector<std::string>& problems, std::string& unread);
 
 }  // namespace train_gpt

@@ -15,7 +15,7 @@ struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 19> kFlags{{
+constexpr std::array<OptionFlag, 20> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
@@ -33,6 +33,7 @@ constexpr std::array<OptionFlag, 19> kFlags{{
     {"nccl.windows", "--nccl-windows"},
     {"LoadOptions::optimizer = false", "--resume-parts model"},
     {"LoadOptions::allow_new_state", "--allow-new-state"},
+    {"ExportOptions::like", "--export-hf"},
     {"RoutingOptions::rules", "--route"},
     {"PlanOptions::allow_inexact", "--muon-allow-inexact"},
 }};

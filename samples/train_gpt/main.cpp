@@ -172,9 +172,7 @@ void generate(Trainer& trainer, const TrainConfig& config, Output* out) {
   }
   // Asked for by itself: --quiet does not mean it.
   print(out->quiet ? "" : "\n" + sample_heading());
-  ShownTokens shown(config, [](const std::string& text) {
-    for (const char c : text) print(static_cast<unsigned char>(c) < 0x80 ? shown_byte(c) : std::string(1, c));
-  });
+  ShownTokens shown(config, [](const std::string& text) { print(shown_text(text)); });
   for (const int32_t token : prompt) shown.add(token);
   trainer.generate(prompt, config.sample_bytes(), [&](int32_t token) { shown.add(token); });
   shown.finish();
@@ -281,9 +279,9 @@ auto in_words(const std::string& doing, Work work) {
 
 // @returns as train().
 std::string run(const CommandLine& line) {
-  const TrainConfig& config = line.config;
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
-  check_outputs(config);
+  check_outputs(line.config);
+  const TrainConfig config = with_model_files(line.config);
   sherd::check_save_folder(save_folder(config));
   std::shared_ptr<const sherd::TokenWindows> windows;
   if (config.trains() || config.eval_only) {

@@ -11,6 +11,7 @@
 
 #include "hf/config_object.h"
 #include "model.h"
+#include "run_options.h"
 
 namespace train_gpt {
 
@@ -33,12 +34,31 @@ GptShape byte_shape(const TrainConfig& c) {
 // have the folder's weights.
 std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
   std::map<std::string, std::string> files;
-  if (!source.folder.empty()) files = sherd::StoredFolder::open(source.folder)->others();
+  if (!source.folder.empty()) files = sherd::StoredFolder::files_beside_weights(source.folder);
   files["config.json"] = source.text;
   // A checkpoint has it on one line; transformers writes it like this.
   if (source.folder_differs || source.folder.empty())
     files["config.json"] = hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
   return files;
+}
+
+// Equal on all ranks, but for what rank 0 alone writes: `first`.
+sherd::ExportOptions export_options(const TrainConfig& c, const ModelSource& source, bool first) {
+  sherd::ExportOptions options;
+  if (!source.folder.empty() && !source.folder_differs && !c.from_scratch) {
+    if (first) options.like = sherd::StoredFolder::open(source.folder);
+    return options;
+  }
+  options.dtype = source.config.dtype.value_or(sherd::DType::f32);
+  if (first) options.files = files_beside_weights(source);
+  return options;
+}
+
+std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const ModelSource& source) {
+  if (!c.tokenizer.empty()) return sherd::Tokenizer::load(c.tokenizer);
+  const fs::path own = source.folder / "tokenizer.json";
+  const bool there = !source.folder.empty() && fs::exists(own);
+  return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
 }  // namespace
@@ -62,12 +82,25 @@ ModelSource model_source(const std::string& model) {
 }
 
 ModelSource model_source(const TrainConfig& c) {
+  if (c.files) return c.files->source;
   if (c.model_text.empty()) return model_source(c.model);
   ModelSource source{hf::parse_model_config(c.model_text, c.model_from), {}, c.model_text};
   if (!fs::exists(c.model)) return source;
   source.folder = c.model;
   source.folder_differs = c.model_from != (source.folder / "config.json").string();
   return source;
+}
+
+TrainConfig with_model_files(TrainConfig c) {
+  if (c.model.empty()) return c;
+  const auto files = std::make_shared<ModelFiles>();
+  files->source = model_source(c);
+  if (rank_0_is_here(c)) {
+    if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
+    if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);
+  }
+  c.files = files;
+  return c;
 }
 
 void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
@@ -113,25 +146,16 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
   }
   const ModelSource source = model_source(c);
   std::string from = c.init_weights;
-  if (from.empty() && !c.from_scratch && c.resume.empty()) from = source.folder.string();
+  if (from.empty() && !c.from_scratch && !c.resumes_weights()) from = source.folder.string();
   if (from.empty()) return {};
   return import_weights(model, from, hf::stored_forms(source.config.description)).ignored;
 }
 
 void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
   const ModelSource source = model_source(c);
-  sherd::ExportOptions options;
-  // As the folder that is gone, or holds another model by now, says that it stored them.
-  if ((source.folder.empty() || source.folder_differs) && !c.from_scratch && source.config.dtype)
-    options.dtype = *source.config.dtype;
-  if (rank_0) {
-    if (source.folder.empty() || source.folder_differs || c.from_scratch) {
-      options.files = files_beside_weights(source);
-    } else {
-      options.like = sherd::StoredFolder::open(source.folder);
-    }
-  }
-  export_weights(model, c.export_hf, hf::stored_forms(source.config.description), options);
+  const bool read_before = rank_0 && c.files && c.files->exported;
+  export_weights(model, c.export_hf, hf::stored_forms(source.config.description),
+                 read_before ? *c.files->exported : export_options(c, source, rank_0));
 }
 
 }  // namespace train_gpt

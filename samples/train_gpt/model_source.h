@@ -3,11 +3,14 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
-#include <sherd/checkpoint/stored_folder.h>
+#include <sherd/checkpoint/weights.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/train/flops.h>
+#include <sherd/train/text/tokenizer.h>
 
 #include "config.h"
 #include "hf/model_folder.h"
@@ -27,12 +30,27 @@ struct ModelSource {
 /// @throws sherd::InvalidArgument when `model` is neither, or its config.json cannot be followed;
 /// sherd::IoError.
 ModelSource model_source(const std::string& model);
-/// Of the run's --model, as config.model_text describes it if parse_config() has set that, so that it stays
-/// the same whatever becomes of the folder.
+/// Of --model, which is given: as it was read before the run, or else as config.model_text describes it, where
+/// parse_config() has set that, or as it is now.
 ModelSource model_source(const TrainConfig& config);
 
 /// Whether `model` is neither there nor a published shape: a folder from which only the name is left.
 bool is_absent_folder(const std::string& model);
+
+/// All that a run needs of --model's folder besides weights to begin with, read before there are ranks: a run
+/// that trained for days does not find out at its end that the folder is not there any more, or never was of
+/// use.
+struct ModelFiles {
+  ModelSource source;
+  /// For --export-hf; none where nothing is exported, or rank 0 is in another process.
+  std::optional<sherd::ExportOptions> exported;
+  /// For text of --sample; null: tokens are shown as numbers.
+  std::shared_ptr<const sherd::Tokenizer> tokenizer;
+};
+
+/// The same settings with TrainConfig::files, where there is a --model. @throws sherd::InvalidArgument as
+/// model_source(), sherd::IoError and sherd::CorruptCheckpoint for what cannot be read of it.
+TrainConfig with_model_files(TrainConfig config);
 
 /// Sets what --model decides: sizes, experts and, unless it was given, the weight of the balancing loss.
 void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_given);
@@ -52,7 +70,8 @@ sherd::TokenWork token_work(const TrainConfig& config);
 /// @returns lines on stored tensors that are not part of the model.
 std::vector<std::string> load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
 
-/// As --export-hf says: like the folder that came in, or as transformers would write the preset. Collective.
+/// As --export-hf says: like the folder that came in or, of a model that began at random, as transformers
+/// would write it, in the dtype that config.json says [f32]. Collective.
 void export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
 
 }  // namespace train_gpt

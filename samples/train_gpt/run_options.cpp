@@ -69,7 +69,7 @@ void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& ge
     outputs.push_back({"--trace", config.trace, Kind::file});
     outputs.push_back({"--timeline", config.timeline, Kind::file});
     outputs.push_back({"--export-weights", config.export_weights, Kind::weights});
-    outputs.push_back({"--export-hf", config.export_hf, Kind::weights});
+    outputs.push_back({"--export-hf", config.export_hf, Kind::weights_folder});
   }
   sherd::check_outputs(outputs);
 }

@@ -15,4 +15,8 @@ std::string format_sample(std::string_view text);
 std::string sample_heading();
 std::string shown_byte(char byte);
 
+/// Whole characters of UTF-8 as they are printed: as they are, but for control characters, which drive a
+/// terminal: those of ASCII are shown as shown_byte() does, those of U+0080 to U+009F as both of their bytes.
+std::string shown_text(std::string_view utf8);
+
 }  // namespace train_gpt

@@ -23,10 +23,10 @@ std::string given_among(const sherd::GivenFlags& given, Wanted wanted) {
 }
 
 bool idle_without_training(std::string_view name) {
-  constexpr std::string_view kIdle[] = {
-      "init_weights", "explain_plan", "save",       "save_every",      "keep",
-      "save_failure", "overwrite",    "async_save", "allow_new_state", "eval_every",
-      "measure_peak", "loss_svg",     "trace",      "timeline",        "trace_steps"};
+  constexpr std::string_view kIdle[] = {"explain_plan", "save",         "save_every", "keep",
+                                        "save_failure", "overwrite",    "async_save", "allow_new_state",
+                                        "eval_every",   "measure_peak", "loss_svg",   "trace",
+                                        "timeline",     "trace_steps"};
   if (std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle)) return true;
   if (name == "precision") return false;
   const auto training = names_of_group("Training");
@@ -61,8 +61,10 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
   if (c.top_p == 0)
     problems.push_back("--top-p 0: must be greater than 0; --temperature 0 takes the likeliest byte");
   if (c.sample_bytes() == 0) {
-    const std::string idle = given_among(given, [](std::string_view name) {
-      return name == "prompt" || name == "temperature" || name == "top_p";
+    const std::string idle = given_among(given, [&](std::string_view name) {
+      // The byte model has neither of the last two, and a line of its own on them.
+      return name == "prompt" || name == "temperature" || name == "top_p" ||
+             (!c.model.empty() && (name == "prompt_tokens" || name == "tokenizer"));
     });
     if (!idle.empty()) problems.push_back(fmt::format("{}: no text is generated; give --sample N", idle));
   }
@@ -72,10 +74,14 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
     problems.push_back(
         "--sample-only: --eval-only generates text as well, with --sample N; give one of the two");
   if (c.resume.empty() && c.init_weights.empty() && (c.model.empty() || c.from_scratch))
-    problems.push_back(fmt::format("{}: of which model? Give --resume PATH, or --model FOLDER", flag));
+    problems.push_back(
+        fmt::format("{}: of which model? Give --resume PATH, --init-weights PATH, or --model FOLDER", flag));
   if (c.resume_parts == "optimizer")
     problems.push_back(fmt::format("{}: --resume-parts optimizer takes no weights", flag));
-  if (const std::string idle = given_among(given, idle_without_training); !idle.empty())
+  const auto is_idle = [&](std::string_view name) {
+    return idle_without_training(name) || (c.sample_only && (name == "metrics" || name == "log_dir"));
+  };
+  if (const std::string idle = given_among(given, is_idle); !idle.empty())
     problems.push_back(fmt::format("{}: trains nothing and saves nothing; leave out {}", flag, idle));
 }
 

@@ -21,8 +21,8 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
   }
   std::shared_ptr<const sherd::TokenStream> validation;
   if (!c.valid_tokens.empty())
-    validation = open_one_token_stream(sherd::parse_token_list(c.valid_tokens, "--valid-tokens"), format,
-                                       "--valid-tokens");
+    validation = open_one_token_stream(sherd::parse_unweighted_token_list(c.valid_tokens, "--valid-tokens"),
+                                       format, "--valid-tokens");
   return std::make_shared<const sherd::TokenWindows>(std::move(data), std::move(validation), options);
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 
 #include <unistd.h>
@@ -119,6 +120,22 @@ TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
                R"({"weight_map":{"a":"../lost/model.safetensors"}})");
   EXPECT_THAT(refusal(corrupt, "out of it"), HasSubstr("not in a file of this folder"));
 
+  // Files of the same name in several folders would be one when a folder like it is written.
+  write_folder(folder, "nested", tensors, 2);
+  std::string below = read_bytes(folder / ("nested/" + std::string(kStoredIndex)));
+  for (int i = 0; i < 2; ++i) {
+    const std::string own = "part" + std::to_string(i) + "/model.safetensors";
+    fs::create_directory(folder / ("nested/part" + std::to_string(i)));
+    fs::rename(folder / ("nested/" + name_of_file(static_cast<size_t>(i), 2)), folder / ("nested/" + own));
+    for (size_t at; (at = below.find(name_of_file(static_cast<size_t>(i), 2))) != below.npos;)
+      below.replace(at, name_of_file(static_cast<size_t>(i), 2).size(), own);
+  }
+  folder.write("nested/" + std::string(kStoredIndex), below);
+  EXPECT_THAT(refusal(corrupt, "nested"),
+              AllOf(HasSubstr(kStoredIndex), HasSubstr("part"), HasSubstr("a folder below")));
+  EXPECT_THAT(message_of<CorruptCheckpoint>([&] { StoredFolder::open(folder / "nested"); }),
+              AllOf(HasSubstr(folder / "nested"), HasSubstr("move that file beside the index")));
+
   folder.write("empty/config.json", "{}");
   EXPECT_THAT(refusal(io, "empty"), HasSubstr("safetensors"));
   EXPECT_THAT(refusal(io, "nowhere"), HasSubstr("nowhere"));
@@ -153,6 +170,35 @@ TEST(StoredRefusals, AFolderThatIsToBeFollowedMustFit) {
     EXPECT_THAT(
         message_of<InvalidArgument>([&] { export_weights(model, folder / "out", stored_forms(n), options); }),
         AllOf(HasSubstr("to be followed"), HasSubstr("experts.3.")));
+  });
+  EXPECT_FALSE(fs::exists(folder / "out"));
+}
+
+TEST(StoredRefusals, ADtypeThatIsFollowedCannotBeChosen) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(15);
+  auto tensors = file_tensors(n, false, "F32", random);
+  for (FileTensor& t : tensors) {
+    const float large = 1e6f;
+    if (t.name.ends_with("ln_1.weight")) std::memcpy(t.bytes.data(), &large, sizeof large);
+  }
+  write_folder(folder, "in", tensors);
+  write_folder(folder, "half", file_tensors(n, false, "F16", random));
+  launch(1, [&](RankContext& r) {
+    StoredModel model(r, {}, n);
+    model.wrap();
+    import_weights(model, folder / "in", stored_forms(n));
+    const auto refusal = [&](const ExportOptions& options) {
+      return message_of<InvalidArgument>(
+          [&] { export_weights(model, folder / "out", stored_forms(n), options); });
+    };
+    EXPECT_THAT(
+        refusal({.like = StoredFolder::open(folder / "half")}),
+        AllOf(
+            HasSubstr("ln_1.weight' holds 1000000 at [0], which f16 cannot hold; the folder to be followed"),
+            HasSubstr("without ExportOptions::like"), Not(HasSubstr("export as f32"))));
+    EXPECT_THAT(refusal({.dtype = DType::f16}), HasSubstr("cannot hold; export as f32"));
   });
   EXPECT_FALSE(fs::exists(folder / "out"));
 }

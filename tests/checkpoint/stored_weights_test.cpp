@@ -145,6 +145,13 @@ TEST(StoredWeights, OtherFilesBesideModelSafetensorsAreNotTheModels) {
   std::set<std::string> names;
   for (auto& [name, bytes] : contents(folder / "out")) names.insert(name);
   EXPECT_THAT(names, ElementsAre("LICENSE", "config.json", "model.safetensors", "tokenizer.json"));
+
+  // For new weights neither an index nor any weights are needed.
+  folder.write("in/" + std::string(kStoredIndex), "of other files");
+  fs::remove(folder / "in/model.safetensors");
+  names.clear();
+  for (auto& [name, bytes] : StoredFolder::files_beside_weights(folder / "in")) names.insert(name);
+  EXPECT_THAT(names, ElementsAre("LICENSE", "config.json", "tokenizer.json"));
 }
 
 // ---- what goes in comes out

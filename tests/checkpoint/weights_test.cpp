@@ -192,6 +192,20 @@ TEST(Weights, NothingIsWrittenOver) {
   EXPECT_EQ(read_bytes(folder / "file"), "keep");
 }
 
+TEST(Weights, EveryRankKnowsWhatBecameOfThem) {
+  const TemporaryFolder folder;
+  launch(3, [&](RankContext& r) {
+    Pieces model(r, {.shard = 3});
+    model.wrap({.seed = 3});
+    EXPECT_THAT(message_of<IoError>([&] { export_weights(model, "/dev/null"); }),
+                HasSubstr("not a regular file"))
+        << r.world->rank();
+    export_weights(model, folder / "w.safetensors");
+    EXPECT_TRUE(fs::exists(folder / "w.safetensors"))
+        << "rank " << r.world->rank() << " went on before it was there";
+  });
+}
+
 // ---- element types
 
 TEST(Weights, SixteenBitsAreRoundedToNearestTiesToEven) {

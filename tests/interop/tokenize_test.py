@@ -3,6 +3,7 @@
 
 import array
 import json
+import os
 import pathlib
 import struct
 import subprocess
@@ -16,9 +17,10 @@ TOKENIZERS = pathlib.Path(sys.argv[2]) / "tokenizers"
 EOS = 0  # <|endoftext|> of byte_level.json
 
 
-def run(*arguments, text=None, code=0):
+def run(*arguments, text=None, code=0, environment=None):
     command = [sys.executable, str(SCRIPT), *map(str, arguments), "--quiet"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, encoding="utf-8", timeout=300,
+                          env={**os.environ, **(environment or {})})
     assert done.returncode == code, (arguments, done.returncode, done.stdout, done.stderr)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout + done.stderr
@@ -84,6 +86,11 @@ def main():
         assert len(long) > 2 << 20
         run(*tokenizer, "--out", folder / "long", "-", text=long)
         assert tokens((folder / "long").read_bytes(), "H") == encoded(long)
+        # Standard input is a file like others: UTF-8 whatever the locale, with the line breaks that it has.
+        foreign = "one\r\ntwo\rthree ä 😀\n"
+        run(*tokenizer, "--out", folder / "foreign", "-", text=foreign,
+            environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"})
+        assert tokens((folder / "foreign").read_bytes(), "H") == encoded(foreign)
         prefixing = TOKENIZERS / "sentence_piece.json"
         run("--tokenizer", prefixing, "--out", folder / "prefixed", folder / "0.txt")
         assert tokens((folder / "prefixed").read_bytes(), "H") == \
@@ -96,6 +103,14 @@ def main():
                 ([*tokenizer, "--out", folder / "x", "--append-eos", "--eos", "<x>", files[0]], "--eos TOKEN"),
                 ([*tokenizer, "--out", folder / "no" / "x", files[0]], "cannot write")):
             assert words in run(*arguments, code=1), arguments
+        # A full disk, which a short text meets at the end and a long one while it is written, is no error of the input.
+        for form in ("u16", "llmc", "megatron"):
+            for text in ("short", long):
+                out = folder / "full.bin"
+                (folder / "full.bin.part").symlink_to("/dev/full")
+                said = run(*tokenizer, "--format", form, "--out", out, "-", text=text, code=1)
+                assert f"cannot write '{out}': No space left" in said and "cannot read" not in said, said
+                assert not out.exists()
         assert not (folder / "x").exists() and not list(folder.glob("*.part"))
         large = json.loads((TOKENIZERS / "byte_level.json").read_text())
         large["added_tokens"].append({**large["added_tokens"][0], "id": 70000, "content": "<far>"})

@@ -11,6 +11,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 fs::path folder_of(const std::string& family) { return fs::path(GOLDEN_FOLDER) / "models" / family; }
 
@@ -135,6 +136,90 @@ TEST(ModelFolders, GenerateTheSameTokensOnAnyRanks) {
     EXPECT_THAT(one.out, HasSubstr("5 6 7 "));
     EXPECT_EQ(run_train_gpt(flags + Flags{"--ranks", "2", "--tp", "2"}).out, one.out) << family;
   }
+}
+
+// A copy of a golden folder without what only its tests need, with some settings of config.json replaced.
+fs::path copy_of(const std::string& family, const nlohmann::json& settings, bool weights) {
+  const fs::path copy = scratch("copy");
+  fs::remove_all(copy);
+  fs::create_directory(copy);
+  nlohmann::json config = nlohmann::json::parse(read_file(folder_of(family) / "config.json"));
+  config.update(settings);
+  write_file(copy / "config.json", config.dump());
+  if (weights) fs::copy_file(folder_of(family) / "model.safetensors", copy / "model.safetensors");
+  return copy;
+}
+
+// A window is what a query sees: text is made as by a model that knows no more positions.
+TEST(ModelFolders, TextStaysInsideTheSlidingWindow) {
+  const auto text = [](const nlohmann::json& settings) {
+    const Finished run =
+        run_train_gpt({"--model", copy_of("mistral", settings, true).string(), "--sample-only", "--sample",
+                       "40", "--temperature", "0", "--prompt-tokens", "5,6,7", "--quiet"});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return run.out;
+  };
+  const std::string windowed = text({{"sliding_window", 8}});
+  EXPECT_EQ(windowed, text({{"max_position_embeddings", 8}}));
+  EXPECT_NE(windowed, text({{"sliding_window", nullptr}}));
+}
+
+TEST(ModelFolders, AModelFromScratchGoesOutAsANewFolder) {
+  const fs::path in = copy_of("llama", {{"dtype", "bfloat16"}}, false), out = scratch("out"),
+                 again = scratch("again");
+  fs::remove_all(out);
+  fs::remove_all(again);
+  write_file(in / "model.safetensors.index.json", "of weights that are not there");
+  write_file(in / "LICENSE", "do");
+  const Finished first = run_train_gpt({"--model", in.string(), "--from-scratch", "--steps", "0", "--ranks",
+                                        "2", "--export-hf", out.string(), "--quiet"});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_FALSE(fs::exists(out / "model.safetensors.index.json"));
+  EXPECT_EQ(read_file(out / "config.json"), read_file(in / "config.json"));
+  EXPECT_EQ(read_file(out / "LICENSE"), "do");
+  EXPECT_THAT(read_file(out / "model.safetensors"), AllOf(HasSubstr("BF16"), Not(HasSubstr("F32"))))
+      << "as config.json says";
+  const Finished second =
+      run_train_gpt({"--model", out.string(), "--steps", "0", "--export-hf", again.string(), "--quiet"});
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_EQ(read_file(again / "model.safetensors"), read_file(out / "model.safetensors"));
+  // Without weights to follow nothing is trained in vain.
+  fs::remove_all(again);
+  fs::remove(in / "model.safetensors.index.json");
+  const Finished nothing = run_train_gpt(model("llama") + Flags{"--model", in.string(), "--init-weights",
+                                                                out.string(), "--export-hf", again.string()});
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("holds no .safetensors files"));
+  EXPECT_THAT(nothing.out, Not(HasSubstr("loss")));
+}
+
+// The optimizer's state is the checkpoint's, the weights are those of the folder.
+TEST(ModelFolders, AnOptimizerAloneGoesOnWithTheFoldersWeights) {
+  const fs::path saved = scratch("saved"), out = scratch("out");
+  fs::remove_all(saved);
+  fs::remove_all(out);
+  const Finished whole =
+      run_train_gpt(model("llama") + Flags{"--steps", "2", "--save", saved.string(), "--quiet"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const Finished run = run_train_gpt(
+      {"--resume", saved.string(), "--resume-parts", "optimizer", "--export-hf", out.string(), "--quiet"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_EQ(read_file(out / "model.safetensors"), read_file(folder_of("llama") / "model.safetensors"));
+}
+
+TEST(ModelFolders, WhatIsWrongWithTheEndIsSaidAtTheBeginning) {
+  const fs::path file = scratch("file");
+  write_file(file, "");
+  const auto refused = [](int code, const Flags& flags, const std::string& words) {
+    const Finished run = run_train_gpt(model("llama") + flags);
+    EXPECT_EQ(run.exit_code, code) << show(flags);
+    EXPECT_THAT(run.err, HasSubstr(words));
+    EXPECT_EQ(run.out, "") << show(flags);
+  };
+  refused(1, {"--export-hf", file.string()}, "it exists and is no folder");
+  refused(1, {"--sample", "3", "--prompt-tokens", "1", "--tokenizer", file.string()}, file.string());
+  refused(2, {"--sample", "3", "--prompt-tokens", "1,199"}, "'199' is no token");
+  refused(2, {"--ranks", "3", "--tp", "3"}, "divide its 4 heads");
 }
 
 }  // namespace

@@ -107,6 +107,18 @@ TEST(PracticeRun, EvaluationAndTextNeedNoTraining) {
   EXPECT_EQ(lines[0]["eval_loss"], read_steps(all).back()["eval_loss"]);
   EXPECT_EQ(std::distance(fs::directory_iterator(logs), fs::directory_iterator()), 2)
       << "a file for each run";
+  // Weights of no checkpoint of a run, into the same file: what is there stays.
+  const fs::path weights = fresh("w.safetensors");
+  ASSERT_EQ(run_from(saved, {"--steps", "6", "--quiet", "--export-weights", weights.string()}).exit_code, 0);
+  const Finished other =
+      run_train_gpt({"--eval-only", "--init-weights", weights.string(), "--ranks", "2", "--dim", "36",
+                     "--layers", "2", "--seq", "24", "--batch", "8", "--precision", "bf16", "--data", data(),
+                     "--metrics", metrics.string()});
+  ASSERT_EQ(other.exit_code, 0) << other.err;
+  const auto both = read_steps(metrics);
+  ASSERT_EQ(both.size(), 2u);
+  EXPECT_EQ(both[0], lines[0]);
+  EXPECT_EQ(both[1]["eval_loss"], lines[0]["eval_loss"]);
 
   const Finished same = run_from(saved, {"--sample-only", "--ranks", "2", "--sample", "40", "--quiet"});
   EXPECT_EQ(same.exit_code, 0) << same.err;

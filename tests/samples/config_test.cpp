@@ -268,6 +268,48 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
               AllOf(HasSubstr("--from-scratch:"), HasSubstr("--export-hf:"), HasSubstr("--tokenizer:"),
                     HasSubstr("--prompt-tokens:")));
   EXPECT_THAT(refusal({"--token-format", "u16"}), HasSubstr("there are no token files"));
+
+  // A size is refused wherever it stands, for it would not be used.
+  const TemporaryFolder folder;
+  EXPECT_THAT(with({"--config", folder.write("c.txt", "layers: 3 dim: 64")}),
+              HasSubstr("--dim, --layers: --model gpt2-124m has sizes of its own"));
+  EXPECT_THAT(
+      with({"--ranks", "5", "--batch", "5", "--tp", "5"}),
+      HasSubstr("--tp 5: must, of --model gpt2-124m, divide its 12 heads and the 3072 hidden columns"));
+  EXPECT_EQ(parse({"--model", "gpt2-124m", "--from-scratch", "--steps", "0", "--ranks", "4", "--tp", "4"}).tp,
+            4);
+  EXPECT_THAT(with({"--sample", "5", "--prompt-tokens", "1,50257"}),
+              HasSubstr("--prompt-tokens 1,50257: '50257' is no token; give numbers below 50257"));
+  EXPECT_THAT(with({"--prompt-tokens", "1", "--tokenizer", "t"}),
+              HasSubstr("--prompt-tokens, --tokenizer: no text is generated; give --sample N"));
+  EXPECT_EQ(parse({"--config", folder.write("d.txt", "prompt_tokens: '1'"), "--model", "gpt2-124m",
+                   "--from-scratch", "--steps", "0"})
+                .sample_bytes(),
+            0);
+}
+
+TEST(Config, ListsOfTokenFilesAreReadWithTheFlags) {
+  const auto said = [](const char* tokens, const char* valid) {
+    return refusal({"--tokens", tokens, "--valid-tokens", valid});
+  };
+  EXPECT_THAT(
+      said("a.bin:0.5,b.bin", "v.bin:1"),
+      AllOf(HasSubstr("2 problems"), HasSubstr("--tokens 'a.bin:0.5,b.bin': 1 of 2 files have weights"),
+            HasSubstr("--valid-tokens: 'v.bin' has a weight")));
+  EXPECT_THAT(said("a.bin:0", "v.bin"), HasSubstr("the weight of 'a.bin' is 0"));
+  EXPECT_THAT(said("a.bin:1000.000001,b.bin:1000", "v.bin"), HasSubstr("use fewer decimal places"));
+}
+
+TEST(Config, FirstWeightsMayBeEvaluated) {
+  const std::vector<std::string> preset = {"--eval-only", "--model", "gpt2-124m", "--tokens", "t"};
+  EXPECT_THAT(refusal(preset),
+              AllOf(HasSubstr("a problem"), HasSubstr("no weights here; give --init-weights PATH")));
+  std::vector<std::string> flags = preset;
+  flags.insert(flags.end(), {"--init-weights", "w"});
+  EXPECT_EQ(parse(flags).init_weights, "w");
+  EXPECT_EQ(parse({"--eval-only", "--init-weights", "w"}).init_weights, "w");
+  EXPECT_THAT(refusal({"--eval-only", "--init-weights", "w", "--resume", "r"}),
+              HasSubstr("give one of the two"));
 }
 
 TEST(Config, MuonFlagsAreCheckedTogether) {
@@ -506,6 +548,7 @@ TEST(Config, WhatOnlyGpusHaveNeedsThem) {
   EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
   EXPECT_THAT(refusal({"--comm", "gloo"}), HasSubstr("must be one of local|nccl|mpi"));
   EXPECT_EQ(parse({"--comm", "mpi"}).comm, "mpi");
+  EXPECT_EQ(parse({"--comm", "mpi", "--bootstrap", "mpi"}).bootstrap, "mpi") << "what it does anyway";
   EXPECT_THAT(refusal({"--comm", "mpi", "--device", "cuda"}), HasSubstr("--comm mpi: moves memory of CPUs"));
 }
 

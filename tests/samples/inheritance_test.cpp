@@ -123,6 +123,64 @@ TEST_F(Inheritance, WeightsAloneBringWhatTheModelIsMadeOf) {
   EXPECT_THAT(line.inherited, ElementsAre("--seq 24", "--dim 48"));
 }
 
+// Of a run that trained a published shape on token files.
+class ModelInheritance : public Inheritance {
+ protected:
+  void SetUp() override {
+    saved_.model = "qwen3-30b-a3b";
+    saved_.from_scratch = true;
+    saved_.tokens = "t.bin";
+    saved_.valid_tokens = "v.bin";
+    saved_.token_format = "u32";
+    saved_.order = "sequential";
+    saved_.moe_aux = 0.05;
+    saved_.layout = "whole_param";
+    saved_.strategy = "optim";
+    saved_.bucket_size = 5;
+    write(config_text(saved_));
+  }
+};
+
+TEST_F(ModelInheritance, TheWeightOfTheBalancingLossIsTheRuns) {
+  const CommandLine line = parse_line({"--resume", path()});
+  EXPECT_EQ(line.config.moe_aux, 0.05);
+  EXPECT_THAT(line.inherited, Contains("--moe-aux 0.05"));
+  EXPECT_EQ(
+      parse_line({"--resume", path(), "--config", folder_.write("c.txt", "moe_aux: 0.5")}).config.moe_aux,
+      0.5);
+  write(R"({"model": "qwen3-30b-a3b", "from_scratch": true, "tokens": "t"})");
+  EXPECT_EQ(parse_line({"--resume", path()}).config.moe_aux,
+            parse_line({"--model", saved_.model, "--from-scratch", "--steps", "0"}).config.moe_aux)
+      << "the model's own where that run said nothing";
+}
+
+TEST_F(ModelInheritance, WeightsAloneBringTheModelAndAnOptimizerAloneNoWeights) {
+  const TrainConfig weights =
+      parse_line({"--resume", path(), "--resume-parts", "model", "--steps", "0"}).config;
+  EXPECT_EQ(weights.model, saved_.model);
+  EXPECT_EQ(weights.dim, 2048);
+  EXPECT_EQ(weights.tokens, "");
+  EXPECT_TRUE(weights.resumes_weights());
+  EXPECT_THAT(refusal({"--resume", path(), "--resume-parts", "optimizer"}),
+              HasSubstr("has no weights here; give --from-scratch, or --init-weights PATH"));
+  EXPECT_FALSE(parse_line({"--resume", path(), "--resume-parts", "optimizer", "--from-scratch"})
+                   .config.resumes_weights());
+}
+
+TEST_F(ModelInheritance, FlagsWinOverWhatContradictsThem) {
+  EXPECT_EQ(parse_line({"--resume", path(), "--strategy", "zero3"}).config.strategy, "optim_grads_params");
+  EXPECT_EQ(parse_line({"--resume", path()}).config.bucket_size, 5);
+  EXPECT_THAT(refusal({"--resume", path(), "--strategy", "zero3", "--bucket-size", "7"}),
+              HasSubstr("--bucket-size 7: there are no buckets"));
+  saved_.model = "";
+  saved_.from_scratch = false;
+  saved_.moe_aux = TrainConfig().moe_aux;
+  write(config_text(saved_));
+  const TrainConfig c = parse_line({"--resume", path(), "--data", "text"}).config;
+  EXPECT_EQ(c.data, "text");
+  EXPECT_EQ(c.tokens + c.valid_tokens + c.token_format + c.order, "autoauto");
+}
+
 TEST_F(Inheritance, OldCheckpointsLeaveNewSettingsAtTheirDefaults) {
   write(R"({"dim": 48, "heads": 2, "lr": 0.02, "unheard_of": 1})");
   const TrainConfig c = parse_line({"--resume", path()}).config;
@@ -194,6 +252,16 @@ TEST(WithoutTraining, WhatTrainsIsRefused) {
   EXPECT_THAT(refusal({"--sample", "5", "--top-p", "0.5", "--temperature", "0"}),
               HasSubstr("give one of the two"));
   EXPECT_EQ(parse_line({"--sample", "5", "--prompt", ""}).config.start_of_text(), "\n");
+}
+
+TEST(WithoutTraining, TextMeasuresNothing) {
+  EXPECT_THAT(refusal({"--sample-only", "--resume", "x", "--metrics", "m", "--log-dir", "d"}),
+              HasSubstr("leave out --metrics, --log-dir"));
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "metrics: 'm.jsonl' log_dir: 'events'");
+  const TrainConfig text = parse_line({"--sample-only", "--resume", "x", "--config", file}).config;
+  EXPECT_EQ(text.metrics + text.log_dir, "");
+  EXPECT_EQ(parse_line({"--eval-only", "--resume", "x", "--config", file}).config.metrics, "m.jsonl");
 }
 
 TEST(WithoutTraining, AFileOfSettingsMayNameWhatIsNotUsed) {

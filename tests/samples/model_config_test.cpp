@@ -325,6 +325,29 @@ TEST(ModelConfig, HostileFiles) {
   EXPECT_THAT(refused("{\"model_type\":\"a\\nb\\u0007\"}"), AllOf(Not(HasSubstr("\n")), HasSubstr("a\\nb")));
   EXPECT_THAT(refused(R"({"model_type":["llama"]})"), HasSubstr("\"model_type\" is [\"llama\"]"));
 
+  // Sizes whose products, of elements or bytes, would not be numbers of 64 bits.
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"hidden_size", 131072},
+                                            {"num_attention_heads", 131072},
+                                            {"num_key_value_heads", 131072},
+                                            {"head_dim", 1 << 20}})),
+              AllOf(HasSubstr("\"num_attention_heads\" is 131072: with a head_dim of 1048576"),
+                    HasSubstr("at most 1048576")));
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"head_dim", 1 << 30}})),
+              HasSubstr("\"head_dim\" is 1073741824"));
+  EXPECT_THAT(refusal(with(sizes("gpt2"), {{"n_inner", 1 << 30}})), HasSubstr("\"n_inner\" is 1073741824"));
+  EXPECT_THAT(refusal(with(sizes("mixtral"), {{"num_local_experts", 65536},
+                                              {"intermediate_size", 1 << 20},
+                                              {"hidden_size", 1 << 20},
+                                              {"num_hidden_layers", 10000}})),
+              AllOf(HasSubstr("1048576 hidden columns, 65536 experts"), HasSubstr("2.2e+21 parameters")));
+  EXPECT_EQ(described(with(sizes("llama"), {{"hidden_size", 1 << 17},
+                                            {"num_attention_heads", 1024},
+                                            {"num_hidden_layers", 512},
+                                            {"intermediate_size", 1 << 19},
+                                            {"vocab_size", 1 << 20}}))
+                .dim,
+            1 << 17);
+
   const TemporaryFolder folder;
   EXPECT_THAT(message_of<sherd::IoError>([&] { read_model_config(folder.path()); }),
               HasSubstr("config.json"));

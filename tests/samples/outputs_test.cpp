@@ -40,16 +40,19 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   c.trace = "/nowhere/trace.json";
   c.timeline = "/dev/null";
   c.export_weights = "/nowhere/w.safetensors";
+  c.export_hf = folder / "file";
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c); }),
               AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " is there and no folder"),
-                    HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir), HasSubstr("--loss-svg /nowhere/loss.svg"),
-                    HasSubstr("--trace /nowhere/trace.json"), HasSubstr("--timeline /dev/null"),
-                    HasSubstr("--export-weights /nowhere/w.safetensors")));
+                    HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
+                    HasSubstr("--loss-svg /nowhere/loss.svg"), HasSubstr("--trace /nowhere/trace.json"),
+                    HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /nowhere/w.safetensors"),
+                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is no folder")));
   c = small();
   c.save = folder / "new/run";
   c.metrics = "/dev/null";
   c.loss_svg = folder / "loss.svg";
   c.export_weights = folder / "weights/";
+  c.export_hf = folder / "model";
   check_outputs(c);
   EXPECT_FALSE(std::filesystem::exists(folder / "new")) << "looking writes nothing";
 }
@@ -101,6 +104,9 @@ TEST(Misfit, OfARunItsDataRanksModelAndTrainingCount) {
 TEST(Summary, SampleCannotDriveTheTerminal) {
   EXPECT_EQ(format_sample(std::string("int x;\n\tnext \x1b[2J\xc3\xa4\r\0", 20)),
             "generated text\n  | int x;\n  | \tnext \\x1b[2J\\xc3\\xa4\\x0d\n");
+  // U+009B begins a command as ESC [ does; U+00A0 and what follows are characters like others.
+  EXPECT_EQ(shown_text("\xc3\xa4\n\x1b[2J\xc2\x80\xc2\x9b\x32J\xc2\x9f\xc2\xa0\xe2\x82\xac"),
+            "\xc3\xa4\n  | \\x1b[2J\\xc2\\x80\\xc2\\x9b2J\\xc2\\x9f\xc2\xa0\xe2\x82\xac");
 }
 
 }  // namespace

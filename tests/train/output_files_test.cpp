@@ -25,16 +25,19 @@ TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
                             {"--metrics", folder.path(), Kind::stream},
                             {"--picture", "/dev/null", Kind::file},
                             {"--weights", "/nowhere/w.safetensors", Kind::weights},
+                            {"--folder", folder / "file", Kind::weights_folder},
+                            {"--full", folder.path(), Kind::weights_folder},
                             {"--none", "", Kind::file}};
   EXPECT_THAT(
       message_of<IoError>([&] { check_outputs(bad); }),
       AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") + " is there and no"),
             HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
-            Not(HasSubstr("--none"))));
-  const OutputPath good[] = {{"--save", folder / "new/run", Kind::folder},
-                             {"--metrics", "/dev/null", Kind::stream},
-                             {"--picture", folder / "loss.svg", Kind::file},
-                             {"--weights", folder / "weights/", Kind::weights}};
+            HasSubstr("--folder " + (folder / "file") + ": it exists and is no folder"),
+            HasSubstr("this folder is not empty"), Not(HasSubstr("--none"))));
+  const OutputPath good[] = {
+      {"--save", folder / "new/run", Kind::folder},       {"--metrics", "/dev/null", Kind::stream},
+      {"--picture", folder / "loss.svg", Kind::file},     {"--weights", folder / "weights/", Kind::weights},
+      {"--folder", folder / "out", Kind::weights_folder}, {"--slash", folder / "out/", Kind::weights_folder}};
   check_outputs(good);
   EXPECT_FALSE(std::filesystem::exists(folder / "new"));
 }

@@ -182,6 +182,17 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
         << bad;
   EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1,b"); }), HasSubstr("1 of 2 files"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1,b:0.0"); }), HasSubstr("weight of 'b' is 0"));
+  // Whole numbers of the same proportion are what is drawn by.
+  EXPECT_EQ(list("a:1000.5,b:999999999"), "a=1000500000 b=999999999000000 ");
+  EXPECT_THAT(message_of<InvalidArgument>([&] { list("a:1000.000001,b:1000"); }),
+              AllOf(HasSubstr("--tokens 'a:1000.000001,b:1000'"), HasSubstr("more than 1073741824"),
+                    HasSubstr("use fewer decimal places")));
+  EXPECT_EQ(parse_unweighted_token_list("a,b", "--valid-tokens").size(), 2);
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] { parse_unweighted_token_list("a,v.bin:1", "--valid-tokens"); }),
+      HasSubstr("--valid-tokens"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { parse_unweighted_token_list("v.bin:1", "--valid-tokens"); }),
+              HasSubstr("--valid-tokens: 'v.bin' has a weight"));
 }
 
 TEST(TokenList, WeightsMakeStreams) {

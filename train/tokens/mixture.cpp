@@ -11,7 +11,7 @@
 namespace sherd {
 namespace {
 
-constexpr int64_t kLongestPeriod = int64_t{1} << 30;  // floor_sum() stays below 2^63
+static_assert(Mixture::kLongestPeriod <= int64_t{1} << 30, "floor_sum() stays below 2^63");
 
 /// Sum over i in [0, n) of floor((a i + b) / m), by Euclid's algorithm on (m, a). n <= m, a <= m and b <= m,
 /// and m <= 2^30.
@@ -64,9 +64,10 @@ Mixture::Mixture(std::vector<int64_t> shares) : ends_(std::move(shares)) {
   int64_t sum = 0;
   for (int64_t& share : ends_) {
     if (share < 1 || share > kLongestPeriod - sum)
-      throw InvalidArgument(
-          fmt::format("shares of a mixture must be positive and add up to at most {}; {} follows {}",
-                      kLongestPeriod, share, sum));
+      throw InvalidArgument(fmt::format(
+          "Mixture: shares must be positive and add up to at most {}; {} follows {}: use smaller ones of "
+          "about the same proportion",
+          kLongestPeriod, share, sum));
     share = sum += share;
   }
   stride_ = stride_of(sum);

@@ -14,7 +14,9 @@ namespace sherd {
 /// found in O(log S) steps: no state, any rank can ask about any sequence.
 class Mixture {
  public:
-  /// @throws InvalidArgument unless there are shares, all positive, of a sum of at most 2^30.
+  static constexpr int64_t kLongestPeriod = int64_t{1} << 30;
+
+  /// @throws InvalidArgument unless there are shares, all positive, of a sum of at most kLongestPeriod.
   explicit Mixture(std::vector<int64_t> shares);
 
   size_t sources() const { return ends_.size(); }

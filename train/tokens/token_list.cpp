@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/train/tokens/mixture.h>
 
 namespace sherd {
 namespace {
@@ -24,6 +25,34 @@ int64_t decimal(std::string_view text) {
   digits.append(kPlaces - places.size(), '0');
   if (!std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) return -1;
   return std::stoll(digits);
+}
+
+/// What all weights are divided by to become shares; 0 without weights.
+int64_t common_divisor(const std::vector<TokenPath>& paths) {
+  int64_t divisor = 0;
+  for (const TokenPath& p : paths) divisor = std::gcd(divisor, p.weight);
+  return divisor;
+}
+
+void require_shares(const std::vector<TokenPath>& paths, std::string_view list, std::string_view flag) {
+  const int64_t divisor = common_divisor(paths);
+  int64_t sum = 0;
+  for (const TokenPath& p : paths) {
+    if (p.weight / divisor > Mixture::kLongestPeriod - sum)
+      throw InvalidArgument(fmt::format(
+          "{} '{}': as whole numbers the weights add up to more than {}; use fewer decimal places", flag,
+          list, Mixture::kLongestPeriod));
+    sum += p.weight / divisor;
+  }
+}
+
+void require_no_weights(const std::vector<TokenPath>& paths, std::string_view flag) {
+  for (const TokenPath& p : paths)
+    if (p.weight != 0)
+      throw InvalidArgument(
+          fmt::format("{}: '{}' has a weight, but each of these files' windows is used once; leave "
+                      "the weights out",
+                      flag, p.path.string()));
 }
 
 std::string joined(const std::vector<TokenPath>& paths) {
@@ -64,14 +93,20 @@ std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view 
         fmt::format("{} '{}': {} of {} files have weights; give one to each of them, or to none for one "
                     "stream in this order",
                     flag, list, weights, paths.size()));
+  if (weights != 0) require_shares(paths, list, flag);
+  return paths;
+}
+
+std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag) {
+  std::vector<TokenPath> paths = parse_token_list(list, flag);
+  require_no_weights(paths, flag);
   return paths;
 }
 
 std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths, TokenFormat format) {
   if (paths.empty()) throw InvalidArgument("no token files");
   if (paths.front().weight == 0) return {{one_stream(paths, format), 1}};
-  int64_t divisor = 0;
-  for (const TokenPath& p : paths) divisor = std::gcd(divisor, p.weight);
+  const int64_t divisor = common_divisor(paths);
   std::vector<SharedTokens> streams;
   for (const TokenPath& p : paths) streams.push_back({one_stream({p}, format), p.weight / divisor});
   return streams;
@@ -80,12 +115,7 @@ std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths
 std::shared_ptr<const TokenStream> open_one_token_stream(const std::vector<TokenPath>& paths,
                                                          TokenFormat format, std::string_view flag) {
   if (paths.empty()) throw InvalidArgument(fmt::format("{}: no token files", flag));
-  for (const TokenPath& p : paths)
-    if (p.weight != 0)
-      throw InvalidArgument(
-          fmt::format("{}: '{}' has a weight, but each of these files' windows is used once; leave "
-                      "the weights out",
-                      flag, p.path.string()));
+  require_no_weights(paths, flag);
   return one_stream(paths, format);
 }
 

@@ -13,8 +13,8 @@ namespace sherd {
 constexpr const char* kWeightsIndex = "model.safetensors.index.json";
 constexpr const char* kWeightsFile = "model.safetensors";
 
-/// File by tensor name. @throws CorruptCheckpoint for an index that is none, or that names a file outside of
-/// its folder; IoError.
+/// File by tensor name, each a plain name. @throws CorruptCheckpoint for an index that is none, or that names
+/// a file outside of its folder or in a folder below; IoError.
 std::map<std::string, std::string> read_weights_index(const std::filesystem::path& path, FileSystem& files);
 
 /// The files of a Hugging Face folder, by name: those of its index, or else model.safetensors, or else every

@@ -57,4 +57,6 @@ MpiPlace mpi_place() {
 
 void mpi_ends_without_finalize() noexcept { without_finalize() = true; }
 
+bool ends_without_finalize() noexcept { return without_finalize(); }
+
 }  // namespace sherd

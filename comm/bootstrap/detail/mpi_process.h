@@ -19,5 +19,7 @@ MpiPlace mpi_place();
 
 /// From now on the process exits without MPI_Finalize, which would wait for ever for processes that are gone.
 void mpi_ends_without_finalize() noexcept;
+/// Whether it will exit so.
+bool ends_without_finalize() noexcept;
 
 }  // namespace sherd

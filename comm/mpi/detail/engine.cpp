@@ -125,9 +125,14 @@ class Engine::Impl {
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
     const auto deadline = Clock::now() + options_.timeout;
+    auto next_look = Clock::now() + options_.poll;
     for (int done = 0;;) {
       check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup");
       if (done) break;
+      if (handlers_.joining && Clock::now() > next_look) {
+        handlers_.joining();
+        next_look = Clock::now() + options_.poll;
+      }
       if (Clock::now() > deadline)
         throw CommError(
             fmt::format("MPI: not every process came to make the world's communicator within {} ms",

@@ -50,6 +50,8 @@ class Engine {
     std::function<void(std::string letter)> letter;
     /// An error of MPI.
     std::function<void(const std::string& cause)> failed;
+    /// Every poll while the others have not come yet; what it throws, the constructor throws.
+    std::function<void()> joining = {};
   };
 
   /// Every process of the job makes one, at the same time.

@@ -154,10 +154,16 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   if (mine.size() != devices.size())
     throw InvalidArgument(fmt::format("MPI world: process {} has {} devices for {} ranks; give one each",
                                       place.rank, devices.size(), mine.size()));
-  gather(*store, place, options);
   std::vector<int> world_ranks(process_of.size());
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
-  const auto session = std::make_shared<Session>(process_of, std::move(store), options);
+  std::shared_ptr<Session> session;
+  try {
+    gather(*store, place, options);
+    session = std::make_shared<Session>(process_of, std::move(store), options);
+  } catch (const CommError&) {
+    mpi_ends_without_finalize();  // it would wait for those that did not come
+    throw;
+  }
   std::vector<std::shared_ptr<Communicator>> worlds;
   for (size_t i = 0; i < mine.size(); ++i)
     worlds.push_back(std::make_shared<MpiCommunicator>(

@@ -15,9 +15,10 @@ using std::chrono::milliseconds;
 // A store that does not answer the watch for so long is lost, whatever the timeout of calls.
 constexpr std::chrono::seconds kAnswerTime{10};
 
-// How long a process that has nothing more to do waits for the others: MPI_Finalize waits for them anyway,
-// but a process that is gone or has failed never comes.
-constexpr std::chrono::seconds kFarewell{10}, kFarewellAfterFailure{2};
+// How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
+// without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
+// process that has failed never comes.
+constexpr std::chrono::seconds kShortestFarewell{10}, kFarewellAfterFailure{2};
 
 }  // namespace
 
@@ -28,7 +29,12 @@ Session::Session(std::span<const int> process_of, std::shared_ptr<Store> store, 
       point_(domain_.make_wait_point(options.poll)) {
   engine_ = std::make_unique<Engine>(
       options_, Engine::Handlers{.letter = [this](const std::string& bytes) { read(bytes); },
-                                 .failed = [this](const std::string& cause) { domain_.abort(-1, cause); }});
+                                 .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
+                                 .joining =
+                                     [this] {
+                                       if (const auto notice = announced(*store_, kAnswerTime))
+                                         throw comm::PeerFailure(notice->cause, notice->rank);
+                                     }});
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -45,20 +51,25 @@ Session::~Session() {
 void Session::say_goodbye() {
   if (domain_.aborted()) engine_->drain();
   write_to_all({.kind = Letter::Kind::goodbye, .from = engine_->process()});
-  const auto begin = std::chrono::steady_clock::now();
+  using Clock = std::chrono::steady_clock;
+  // Nothing is wrong with ranks that end at different times: one may still write files, for as long as it may
+  // stay away from any other call.
+  auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestFarewell);
+  bool failed = false;
   const Engine::Attention attention(*engine_);
   bool together = false;
   {
     std::unique_lock lock(point_->mutex);
     const auto all = [&] { return goodbyes_.size() == static_cast<size_t>(engine_->processes()); };
     for (;;) {
-      const bool failed = domain_.aborted();
+      if (!failed && domain_.aborted()) {
+        failed = true;
+        until = std::min(until, Clock::now() + kFarewellAfterFailure);
+      }
       if (failed) engine_->drain();
-      const auto until = begin + (failed ? milliseconds(kFarewellAfterFailure) : milliseconds(kFarewell));
-      point_->changed.wait_until(lock, std::min(until, std::chrono::steady_clock::now() + options_.poll),
-                                 all);
+      point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
       together = all();
-      if (together || std::chrono::steady_clock::now() >= until) break;
+      if (together || Clock::now() >= until) break;
     }
   }
   const bool ended =

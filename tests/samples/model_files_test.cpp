@@ -1,0 +1,74 @@
+// What a run reads of --model's folder, before it begins.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include "generate.h"
+#include "hf/model_config.h"
+#include "model_source.h"
+#include "support/toy_model.h"
+#include "temporary_folder.h"
+#include "trainer.h"
+
+namespace train_gpt {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+TrainConfig config_of(const fs::path& folder) {
+  TrainConfig c;
+  c.model = folder.string();
+  c.steps = 0;
+  return c;
+}
+
+void export_to(const TrainConfig& config, const fs::path& removed = {}) {
+  sherd::test::launch(1, [&](sherd::RankContext& r) {
+    Trainer trainer(r, config, nullptr);
+    if (!removed.empty()) fs::remove_all(removed);
+    trainer.export_folder();
+  });
+}
+
+// A finished run does not need the folder that it came from any more.
+TEST(ModelFiles, AreReadBeforeTheRunAndNotAgain) {
+  const TemporaryFolder folder;
+  const sherd::nn::ModelDescription llama{.family = sherd::nn::ModelFamily::llama,
+                                          .vocab = 32,
+                                          .dim = 16,
+                                          .layers = 1,
+                                          .heads = 2,
+                                          .kv_heads = 2,
+                                          .head_dim = 8,
+                                          .hidden = 24,
+                                          .positions = 16};
+  folder.write("scratch/config.json", hf::model_config_text(llama, sherd::DType::f32));
+  TrainConfig scratch = config_of(folder / "scratch");
+  scratch.from_scratch = true;
+  scratch.export_hf = folder / "in";
+  export_to(with_model_files(scratch));
+
+  folder.write("in/tokenizer.json", "{}");
+  TrainConfig c = config_of(folder / "in");
+  c.export_hf = folder / "out";
+  EXPECT_EQ(with_model_files(c).files->tokenizer, nullptr) << "no text is asked for";
+  c.sample = 3;
+  EXPECT_THAT(message_of<sherd::IoError>([&] { with_model_files(c); }),
+              HasSubstr(folder / "in/tokenizer.json"));
+  fs::remove(folder / "in/tokenizer.json");
+  const std::string weights = read_bytes(folder / "in/model.safetensors");
+  const TrainConfig ready = with_model_files(c);
+  export_to(ready, folder / "in");
+  EXPECT_EQ(read_bytes(folder / "out/model.safetensors"), weights);
+  EXPECT_EQ(vocabulary(ready), 32);
+  std::string shown;
+  ShownTokens tokens(ready, [&](const std::string& text) { shown += text; });
+  tokens.add(7);
+  EXPECT_EQ(shown, "7 ");
+  EXPECT_EQ(with_model_files(TrainConfig()).files, nullptr);
+}
+
+}  // namespace
+}  // namespace train_gpt
