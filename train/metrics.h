@@ -19,6 +19,7 @@ namespace sherd {
 ///   grad_norm     before clipping; num_zeros: gradient elements that are zero
 ///   skipped       whether gradients were not finite, so that nothing was updated
 ///   skipped_steps how many were, in this run up to this step
+///   loss_spike    true, in steps whose loss was one (loss_spike.h)
 ///   lr            of this step; tokens_per_s
 ///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
 ///                 measured ceiling (gemm_ceiling.h), where there is one

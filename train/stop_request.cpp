@@ -99,6 +99,7 @@ struct StopRequest::Impl {
                                           "that a process may handle",
                                           name_of(number), std::strerror(errno)));
       before.emplace_back(number, old);
+      if (old.sa_handler == SIG_IGN) ::sigaction(number, &old, nullptr);
     }
   }
 

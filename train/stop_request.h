@@ -26,6 +26,8 @@ struct StopRequestOptions {
 /// process at once, with exit code 128 + signal and nothing saved. Two within 250 ms count as one: timeout(1), launchers
 /// and terminals tend to send a signal to a process and to its group.
 ///
+/// A signal that the process was started to ignore (by nohup, or as a shell's background job) stays ignored.
+///
 /// What the handler does is async-signal-safe: it sets lock-free atomics and writes to an eventfd, or ends the process.
 /// A handler can reach process-wide memory alone, so that is where the atomics lie; they begin anew with each
 /// StopRequest, of which a process has one at a time. All ranks of a process see the same signal. Processes of a job

@@ -185,6 +185,7 @@ void check_rules(const TrainConfig& config, const std::set<std::string_view>& ba
   check_together(config, bad, problems);
   check_data_and_model(config, given, problems);
   check_training(config, bad, given, problems);
+  check_guards(config, bad, given, problems);
   check_without_training(config, given, problems);
   if (const std::string idle = idle_muon_flags(given); !idle.empty() && !uses_muon(config))
     problems.push_back(
