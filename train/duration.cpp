@@ -42,7 +42,8 @@ std::optional<double> parse_clock(std::string_view text) {
 
 std::optional<double> parse_duration(std::string_view text) {
   if (text.find(':') != text.npos) return parse_clock(text);
-  constexpr std::array<std::pair<char, int64_t>, 4> kUnits = {{{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}}};
+  constexpr std::array<std::pair<char, int64_t>, 4> kUnits = {
+      {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}}};
   if (text.empty()) return std::nullopt;
   int64_t seconds = 0;
   size_t unit = 0;

@@ -24,10 +24,10 @@ double median_of(std::vector<double> values) {
 LossSpikeDetector::LossSpikeDetector(double deviations, size_t window)
     : deviations_(deviations), window_(window) {
   if (!(deviations >= 0) || window < kLeast)
-    throw InvalidArgument(
-        fmt::format("LossSpikeDetector: {} deviations over a window of {} steps; the first must not be negative, the "
-                    "second at least {}",
-                    deviations, window, kLeast));
+    throw InvalidArgument(fmt::format(
+        "LossSpikeDetector: {} deviations over a window of {} steps; the first must not be negative, the "
+        "second at least {}",
+        deviations, window, kLeast));
 }
 
 std::optional<LossSpike> LossSpikeDetector::add(double loss) {
@@ -49,7 +49,8 @@ std::optional<LossSpike> LossSpikeDetector::add(double loss) {
 
 std::string describe(const LossSpike& spike, int64_t step, double grad_norm, int64_t first, int64_t count) {
   return fmt::format(
-      "step {}: the loss {:.6f} is {:.1f} deviations above {:.6f}, the median of the steps before it (grad_norm {:.4g}; "
+      "step {}: the loss {:.6f} is {:.1f} deviations above {:.6f}, the median of the steps before it "
+      "(grad_norm {:.4g}; "
       "sequences {} to {})",
       step, spike.loss, spike.deviations, spike.median, grad_norm, first, first + count - 1);
 }

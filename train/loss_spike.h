@@ -21,12 +21,12 @@ struct LossSpike {
 ///     deviation = max(1.4826 * median of |loss - median|, 0.005 * |median|)
 ///     a spike:  loss - median > K * deviation
 ///
-/// 1.4826 makes the median absolute deviation that of a normal distribution, so K counts standard deviations where the
-/// losses are normal; neither figure is moved by spikes as long as they are fewer than half of the window. The
-/// second term keeps a run whose losses hardly differ (memorized data) from reporting noise. Only jumps upwards count.
-/// Every finite loss enters the window, spikes too: after W / 2 steps on a new level that level is the normal one.
-/// Nothing is judged before kLeast losses are there, and no loss that is infinite or NaN (skipped steps tell of
-/// those), which does not enter the window, either.
+/// 1.4826 makes the median absolute deviation that of a normal distribution, so K counts standard deviations
+/// where the losses are normal; neither figure is moved by spikes as long as they are fewer than half of the
+/// window. The second term keeps a run whose losses hardly differ (memorized data) from reporting noise. Only
+/// jumps upwards count. Every finite loss enters the window, spikes too: after W / 2 steps on a new level
+/// that level is the normal one. Nothing is judged before kLeast losses are there, and no loss that is
+/// infinite or NaN (skipped steps tell of those), which does not enter the window, either.
 ///
 /// Pure arithmetic: fed with the same losses it says the same on every rank. One thread.
 class LossSpikeDetector {
@@ -48,8 +48,8 @@ class LossSpikeDetector {
   std::deque<double> losses_;
 };
 
-/// The line about it: "step 812: the loss 9.120000 is 21.4 deviations above 3.301000, the median of the steps before it
-/// (grad_norm 12.25; sequences 12976 to 12991)".
+/// The line about it: "step 812: the loss 9.120000 is 21.4 deviations above 3.301000, the median of the steps
+/// before it (grad_norm 12.25; sequences 12976 to 12991)".
 /// @param first, count which sequences of the run's data the step took, from 0.
 std::string describe(const LossSpike& spike, int64_t step, double grad_norm, int64_t first, int64_t count);
 

@@ -57,7 +57,8 @@ class StateCopy {
     Device& device = stream_.device();
     piece_ = Tensor::host(device, {kPieceBytes}, DType::u8, MemoryClass::scratch, "repeated step");
     for (Item& item : items_) {
-      item.copy = Tensor::host(device, {item.live.nbytes()}, DType::u8, MemoryClass::scratch, "repeated step");
+      item.copy =
+          Tensor::host(device, {item.live.nbytes()}, DType::u8, MemoryClass::scratch, "repeated step");
       ops::copy(stream_, item.copy, item.live.bytes());
       bytes_ += item.live.nbytes();
     }
@@ -93,8 +94,8 @@ class StateCopy {
         const DType dtype = item.live.dtype();
         const int64_t element = byte / size_of(dtype);
         found = fmt::format("{}, element {} of this rank's {}: {} and then {}", item.what,
-                            begin / size_of(dtype) + element, item.live.numel(), value_at(dtype, first, element),
-                            value_at(dtype, second, element));
+                            begin / size_of(dtype) + element, item.live.numel(),
+                            value_at(dtype, first, element), value_at(dtype, second, element));
         return false;
       });
       if (!found.empty()) break;
@@ -121,8 +122,11 @@ class StateCopy {
 
 // NaN equals NaN here: bits are compared.
 std::string difference_of(const StepFigures& first, const StepFigures& second) {
-  const auto differ = [](double a, double b) { return std::bit_cast<uint64_t>(a) != std::bit_cast<uint64_t>(b); };
-  if (differ(first.loss, second.loss)) return fmt::format("the loss: {:.17g} and then {:.17g}", first.loss, second.loss);
+  const auto differ = [](double a, double b) {
+    return std::bit_cast<uint64_t>(a) != std::bit_cast<uint64_t>(b);
+  };
+  if (differ(first.loss, second.loss))
+    return fmt::format("the loss: {:.17g} and then {:.17g}", first.loss, second.loss);
   if (differ(first.grad_norm, second.grad_norm))
     return fmt::format("the gradient norm: {:.9g} and then {:.9g}", first.grad_norm, second.grad_norm);
   return "";

@@ -164,7 +164,8 @@ ReplicaCheck check_replicas(ModuleBase& root) {
     ++check.compared;
     if (by_bits.size() == 1) continue;
     const auto& [name, p] = params[static_cast<size_t>(piece.first)];
-    ReplicaDifference d{.parameter = name, .unit = p.group().unit_of(p.index_in_group()), .ranks = {}, .majority = {}};
+    ReplicaDifference d{
+        .parameter = name, .unit = p.group().unit_of(p.index_in_group()), .ranks = {}, .majority = {}};
     judge(by_bits, d);
     check.differences.push_back(std::move(d));
   }
@@ -178,13 +179,14 @@ std::string ReplicaCheck::describe() const {
   for (const ReplicaDifference& d : differences) {
     if (said.size() == kMost) break;
     const std::string what = fmt::format("{} (unit '{}')", d.parameter, d.unit);
-    said.push_back(d.majority.empty()
-                       ? fmt::format("{}: {} differ, and no majority tells which is right", what, in_words(d.ranks))
-                       : fmt::format("{}: {} differ{} from {}", what, in_words(d.ranks), d.ranks.size() == 1 ? "s" : "",
-                                     in_words(d.majority)));
+    said.push_back(d.majority.empty() ? fmt::format("{}: {} differ, and no majority tells which is right",
+                                                    what, in_words(d.ranks))
+                                      : fmt::format("{}: {} differ{} from {}", what, in_words(d.ranks),
+                                                    d.ranks.size() == 1 ? "s" : "", in_words(d.majority)));
   }
   const size_t more = differences.size() - said.size();
-  return fmt::format("{}{}", fmt::join(said, "; "), more > 0 ? fmt::format("; and {} more pieces", more) : "");
+  return fmt::format("{}{}", fmt::join(said, "; "),
+                     more > 0 ? fmt::format("; and {} more pieces", more) : "");
 }
 
 }  // namespace sherd

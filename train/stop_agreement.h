@@ -10,16 +10,16 @@
 
 namespace sherd {
 
-/// One rank's part in it. Each step, every rank puts want() into a word of a reduction (ReduceOp::max) that the step
-/// makes anyway, as late as it can, and takes the result by hear() when it collects the step. As all hear the same word
-/// of the same step, they stop together: with that step, or with the one that is under way behind it. No collective of
-/// its own.
+/// One rank's part in it. Each step, every rank puts want() into a word of a reduction (ReduceOp::max) that
+/// the step makes anyway, as late as it can, and takes the result by hear() when it collects the step. As all
+/// hear the same word of the same step, they stop together: with that step, or with the one that is under way
+/// behind it. No collective of its own.
 class StopAgreement {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// @param request the process's; null: no signals. `limit`: null on all ranks but those that watch the time (one of
-  /// the job is enough), counted from `start`. Both outlive this.
+  /// @param request the process's; null: no signals. `limit`: null on all ranks but those that watch the time
+  /// (one of the job is enough), counted from `start`. Both outlive this.
   StopAgreement(const StopRequest* request, const WallLimit* limit, Clock::time_point start = Clock::now());
 
   /// What this rank wishes now: 0 to go on, else why not. Any thread.

@@ -22,8 +22,8 @@
 namespace sherd {
 namespace {
 
-// All that the handler can reach. There is no other way to hand anything to a signal handler; StopRequest makes sure
-// that one object at a time uses it, and begins anew with it.
+// All that the handler can reach. There is no other way to hand anything to a signal handler; StopRequest
+// makes sure that one object at a time uses it, and begins anew with it.
 std::atomic<bool> in_use{false};
 std::atomic<int> first_signal{0};
 std::atomic<int64_t> first_at{0};  // ns of the monotonic clock; 0: no signal yet
@@ -90,14 +90,16 @@ struct StopRequest::Impl {
 
   void take_signals() {
     for (const int number : options.signals) {
-      struct sigaction action {}, old {};
+      struct sigaction action {
+      }, old{};
       action.sa_handler = sherd_on_stop_signal;
       action.sa_flags = SA_RESTART;  // reads and waits of other code go on as if nothing had come
       ::sigemptyset(&action.sa_mask);
       if (::sigaction(number, &action, &old) != 0)
-        throw InvalidArgument(fmt::format("StopRequest: {} cannot be taken: {}; name SIGTERM, SIGINT or another signal "
-                                          "that a process may handle",
-                                          name_of(number), std::strerror(errno)));
+        throw InvalidArgument(
+            fmt::format("StopRequest: {} cannot be taken: {}; name SIGTERM, SIGINT or another signal "
+                        "that a process may handle",
+                        name_of(number), std::strerror(errno)));
       before.emplace_back(number, old);
       if (old.sa_handler == SIG_IGN) ::sigaction(number, &old, nullptr);
     }
@@ -108,10 +110,11 @@ struct StopRequest::Impl {
     const auto milliseconds = std::min<int64_t>(options.grace.count(), 1 << 30);
     if (readable(ended, static_cast<int>(milliseconds))) return;
     if (options.expired) return options.expired();
-    print_error(options.program,
-                fmt::format("{} came, and {:.1f} s later the run had not saved and ended: the grace is over. Nothing "
-                            "that was saved before is harmed; give a longer grace, or save more often",
-                            name_of(first_signal.load()), static_cast<double>(options.grace.count()) / 1e3));
+    print_error(
+        options.program,
+        fmt::format("{} came, and {:.1f} s later the run had not saved and ended: the grace is over. Nothing "
+                    "that was saved before is harmed; give a longer grace, or save more often",
+                    name_of(first_signal.load()), static_cast<double>(options.grace.count()) / 1e3));
     ::_exit(1);
   }
 };
@@ -119,7 +122,8 @@ struct StopRequest::Impl {
 StopRequest::StopRequest(StopRequestOptions options) {
   if (options.signals.empty()) throw InvalidArgument("StopRequest: name at least one signal");
   if (in_use.exchange(true))
-    throw InvalidArgument("StopRequest: this process has one already; signals are the process's, so end that first");
+    throw InvalidArgument(
+        "StopRequest: this process has one already; signals are the process's, so end that first");
   impl_ = std::make_unique<Impl>();
   impl_->options = std::move(options);
   first_signal.store(0);
@@ -131,7 +135,8 @@ StopRequest::StopRequest(StopRequestOptions options) {
                               std::strerror(errno)));
   event.store(impl_->signalled);
   impl_->take_signals();
-  if (impl_->options.grace.count() > 0) impl_->watch = std::thread([i = impl_.get()] { i->wait_and_expire(); });
+  if (impl_->options.grace.count() > 0)
+    impl_->watch = std::thread([i = impl_.get()] { i->wait_and_expire(); });
 }
 
 StopRequest::~StopRequest() = default;

@@ -12,8 +12,8 @@ namespace sherd {
 struct StopRequestOptions {
   /// Signals that are taken as the wish to stop. SIGKILL and SIGSTOP cannot be.
   std::vector<int> signals;
-  /// How long after the first signal the process may go on; then `expired` is called, on a thread of this class.
-  /// 0: as long as it likes.
+  /// How long after the first signal the process may go on; then `expired` is called, on a thread of this
+  /// class. 0: as long as it likes.
   std::chrono::milliseconds grace{0};
   /// Begins the lines that this class prints on stderr.
   std::string program;
@@ -21,21 +21,22 @@ struct StopRequestOptions {
   std::function<void()> expired = {};
 };
 
-/// Takes over some signals for its lifetime, for a program that asks for it; the library itself never does. The first
-/// signal is only remembered: who trains reads it between steps (StopAgreement), saves, and ends. A second one ends the
-/// process at once, with exit code 128 + signal and nothing saved. Two within 250 ms count as one: timeout(1), launchers
-/// and terminals tend to send a signal to a process and to its group.
+/// Takes over some signals for its lifetime, for a program that asks for it; the library itself never does.
+/// The first signal is only remembered: who trains reads it between steps (StopAgreement), saves, and ends. A
+/// second one ends the process at once, with exit code 128 + signal and nothing saved. Two within 250 ms
+/// count as one: timeout(1), launchers and terminals tend to send a signal to a process and to its group.
 ///
 /// A signal that the process was started to ignore (by nohup, or as a shell's background job) stays ignored.
 ///
-/// What the handler does is async-signal-safe: it sets lock-free atomics and writes to an eventfd, or ends the process.
-/// A handler can reach process-wide memory alone, so that is where the atomics lie; they begin anew with each
-/// StopRequest, of which a process has one at a time. All ranks of a process see the same signal. Processes of a job
-/// have one each, and may be signalled at different times or not all: StopAgreement brings them together.
+/// What the handler does is async-signal-safe: it sets lock-free atomics and writes to an eventfd, or ends
+/// the process. A handler can reach process-wide memory alone, so that is where the atomics lie; they begin
+/// anew with each StopRequest, of which a process has one at a time. All ranks of a process see the same
+/// signal. Processes of a job have one each, and may be signalled at different times or not all:
+/// StopAgreement brings them together.
 class StopRequest {
  public:
-  /// @throws InvalidArgument when there is one already, when no signal is named, for a signal that cannot be taken;
-  /// IoError when the system gives no eventfd.
+  /// @throws InvalidArgument when there is one already, when no signal is named, for a signal that cannot be
+  /// taken; IoError when the system gives no eventfd.
   explicit StopRequest(StopRequestOptions options);
   /// Gives the signals back to whoever had them, and ends the grace.
   ~StopRequest();

@@ -4,7 +4,9 @@
 
 namespace sherd {
 
-WallLimit::WallLimit(double limit) : limit_(limit), save_(std::min(limit / 20, 60.0)), latest_(limit) { update(); }
+WallLimit::WallLimit(double limit) : limit_(limit), save_(std::min(limit / 20, 60.0)), latest_(limit) {
+  update();
+}
 
 void WallLimit::step_took(double seconds) {
   if (!warm_) {

@@ -8,15 +8,15 @@
 
 namespace sherd {
 
-/// Fed with what steps and saves took, it knows the latest moment at which a run may still go on. Seconds count from
-/// whatever moment the limit counts from (the program's start, say).
+/// Fed with what steps and saves took, it knows the latest moment at which a run may still go on. Seconds
+/// count from whatever moment the limit counts from (the program's start, say).
 ///
 ///     stop when  now + 2 * step + 1.5 * save > limit
 ///
-/// where step is the longest of the latest 64 steps but the run's first, with its evaluation and whatever else the
-/// loop did, and save is the longest save so far. Two steps, since a step is under way already when the decision of
-/// the one before it is heard. Before a save was measured, one is taken to last a twentieth of the limit, at most a
-/// minute: runs whose saves take longer save now and then, so that it is known.
+/// where step is the longest of the latest 64 steps but the run's first, with its evaluation and whatever
+/// else the loop did, and save is the longest save so far. Two steps, since a step is under way already when
+/// the decision of the one before it is heard. Before a save was measured, one is taken to last a twentieth
+/// of the limit, at most a minute: runs whose saves take longer save now and then, so that it is known.
 class WallLimit {
  public:
   /// @param limit in seconds; 0: none.

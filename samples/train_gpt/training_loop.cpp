@@ -21,7 +21,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
 
 class Loop {
  public:
@@ -29,11 +31,13 @@ class Loop {
       : trainer_(trainer),
         config_(config),
         out_(out),
-        progress_(sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
+        progress_(
+            sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
         saving_(trainer.saved_run(), saving_options(config)),
         spikes_(config.loss_spike),
         wall_(sherd::parse_duration(config.max_wall).value_or(0)),
-        stop_(std::make_shared<sherd::StopAgreement>(sources.signals, out ? &wall_ : nullptr, sources.start)) {
+        stop_(
+            std::make_shared<sherd::StopAgreement>(sources.signals, out ? &wall_ : nullptr, sources.start)) {
     trainer_.listen_to(stop_);
     if (!out_) return;
     out_->first = trainer_.step();
@@ -42,8 +46,8 @@ class Loop {
     sherd::read_losses(config.metrics, out_->first, out_->losses, out_->held_out);
     for (const double loss : out_->losses) spikes_.add(loss);
     if (config.verify_step > 0 && config.verify_step <= trainer_.step())
-      warn(fmt::format("--verify-step {}: this run begins with step {}, so that nothing is verified", config.verify_step,
-                       trainer_.step() + 1));
+      warn(fmt::format("--verify-step {}: this run begins with step {}, so that nothing is verified",
+                       config.verify_step, trainer_.step() + 1));
   }
   ~Loop() { trainer_.listen_to(nullptr); }
   Loop(const Loop&) = delete;
@@ -84,12 +88,13 @@ class Loop {
       now->result.save_ms = std::exchange(waited_, {});
       if (before_) tell(trainer_.collect(*std::exchange(before_, {})), false);
     }
-    const bool evaluate = config_.eval_every > 0 && (step % config_.eval_every == 0 || step == config_.last_step());
+    const bool evaluate =
+        config_.eval_every > 0 && (step % config_.eval_every == 0 || step == config_.last_step());
     const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
     if (verified) {
       tell(verified->result, evaluate);
-    } else if (step == config_.last_step() || evaluate || check || saving_.stops_after(step) || stop_->stops() ||
-               trainer_.next_skip_is_the_last()) {
+    } else if (step == config_.last_step() || evaluate || check || saving_.stops_after(step) ||
+               stop_->stops() || trainer_.next_skip_is_the_last()) {
       tell(trainer_.collect(std::move(*now)), evaluate);
     } else {
       before_ = std::move(now);
@@ -119,29 +124,33 @@ class Loop {
 
   // Every rank names what differs in its own state, since no other rank has seen it.
   std::string judge(int64_t step, const sherd::RepeatedStep& repeated) {
-    const std::string copy =
-        fmt::format("the copy took {:.1f} MiB of host memory", static_cast<double>(repeated.bytes) / (1 << 20));
+    const std::string copy = fmt::format("the copy took {:.1f} MiB of host memory",
+                                         static_cast<double>(repeated.bytes) / (1 << 20));
     if (!repeated.difference.empty())
       sherd::print_error("train_gpt",
                          fmt::format("--verify-step: step {}, done twice, differs on rank {}: {}", step,
                                      trainer_.world()->rank(), repeated.difference));
     if (repeated.same && out_)
-      progress_.note(fmt::format("step {} done twice from the same state: loss, gradient norm, weights and optimizer "
-                                 "state are the same bits on every rank; {}",
-                                 step, copy));
-    return repeated.same ? ""
-                         : fmt::format("step {}, done twice from the same state, gave other bits the second time (named "
-                                       "above, by rank); nothing was saved after it. Look for faulty memory or an "
-                                       "unstable machine, or for a kernel that does not repeat itself",
-                                       step);
+      progress_.note(
+          fmt::format("step {} done twice from the same state: loss, gradient norm, weights and optimizer "
+                      "state are the same bits on every rank; {}",
+                      step, copy));
+    return repeated.same
+               ? ""
+               : fmt::format(
+                     "step {}, done twice from the same state, gave other bits the second time (named "
+                     "above, by rank); nothing was saved after it. Look for faulty memory or an "
+                     "unstable machine, or for a kernel that does not repeat itself",
+                     step);
   }
 
   std::string compare_replicas(int64_t step) {
     const sherd::ReplicaCheck check = trainer_.check_replicas();
     if (check.differences.empty()) return "";
-    return fmt::format("after step {} ranks that should hold the same weights do not: {}. The step was not saved; take "
-                       "the machine of such a rank out of the job, and go on from an earlier checkpoint",
-                       step, check.describe());
+    return fmt::format(
+        "after step {} ranks that should hold the same weights do not: {}. The step was not saved; take "
+        "the machine of such a rank out of the job, and go on from an earlier checkpoint",
+        step, check.describe());
   }
 
   void save() {
@@ -159,7 +168,8 @@ class Loop {
       wrong.push_back(fmt::format("the loss of step {} is {}", trainer_.step(),
                                   std::isnan(loss_) ? "no number" : "infinite"));
     if (!trainer_.weights_are_finite())
-      wrong.push_back("weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
+      wrong.push_back(
+          "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
     if (!saving_.last_failure().empty())
       wrong.push_back("its last checkpoint is missing: " + saving_.last_failure());
     if (out_)
@@ -182,8 +192,8 @@ class Loop {
 
 }  // namespace
 
-TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources, sherd::TraceOutput& trace,
-                  Output* out, std::string& doing) {
+TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
+                  sherd::TraceOutput& trace, Output* out, std::string& doing) {
   return Loop(trainer, config, sources, out).run(trace, doing);
 }
 

@@ -31,7 +31,7 @@ struct TrainingEnd {
 
 /// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective.
 /// @param out null but on rank 0. @param doing what messages about failures say the rank is at.
-TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources, sherd::TraceOutput& trace,
-                  Output* out, std::string& doing);
+TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
+                  sherd::TraceOutput& trace, Output* out, std::string& doing);
 
 }  // namespace train_gpt

@@ -81,9 +81,10 @@ TEST(LossSpike, EarlyLossesOnesThatAreNotFiniteAndSwitchedOff) {
 }
 
 TEST(LossSpike, TheLineSaysWhereToLook) {
-  EXPECT_THAT(describe({.loss = 9.5, .median = 3.25, .deviation = 0.25, .deviations = 25}, 812, 12.5, 12976, 16),
-              AllOf(HasSubstr("step 812"), HasSubstr("9.500000"), HasSubstr("25.0 deviations"), HasSubstr("3.250000"),
-                    HasSubstr("grad_norm 12.5"), HasSubstr("sequences 12976 to 12991")));
+  EXPECT_THAT(
+      describe({.loss = 9.5, .median = 3.25, .deviation = 0.25, .deviations = 25}, 812, 12.5, 12976, 16),
+      AllOf(HasSubstr("step 812"), HasSubstr("9.500000"), HasSubstr("25.0 deviations"), HasSubstr("3.250000"),
+            HasSubstr("grad_norm 12.5"), HasSubstr("sequences 12976 to 12991")));
 }
 
 }  // namespace

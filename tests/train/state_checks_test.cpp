@@ -1,4 +1,5 @@
-// Checks of the machine, each triggered on one rank alone: a step done twice, weights that several ranks hold.
+// Checks of the machine, each triggered on one rank alone: a step done twice, weights that several ranks
+// hold.
 #include <cmath>
 #include <mutex>
 #include <string>
@@ -37,7 +38,8 @@ FullyShardOptions options_of(const Arrangement& a) {
 }
 
 std::string show(const Arrangement& a) {
-  return fmt::format("{} replicas {} outer {} {}", name_of(a.strategy), a.replicas, name_of(a.outer), name_of(a.compute));
+  return fmt::format("{} replicas {} outer {} {}", name_of(a.strategy), a.replicas, name_of(a.outer),
+                     name_of(a.compute));
 }
 
 const std::vector<Arrangement>& arrangements() {
@@ -123,8 +125,8 @@ TEST(RepeatStep, ABitThatDiffersOnOneRankIsNamedThereAndKnownToAll) {
       EXPECT_FALSE(repeated.same) << "on every rank";
       said[static_cast<size_t>(rank)] = repeated.difference;
     });
-    EXPECT_THAT(said[2], AllOf(HasSubstr(state ? "optimizer state 'exp_avg" : "weights of "), HasSubstr("element 3 of"),
-                               HasSubstr("and then")));
+    EXPECT_THAT(said[2], AllOf(HasSubstr(state ? "optimizer state 'exp_avg" : "weights of "),
+                               HasSubstr("element 3 of"), HasSubstr("and then")));
     said[2].clear();
     EXPECT_THAT(said, ElementsAre("", "", "", "")) << "the others have nothing to name";
   }
@@ -197,7 +199,8 @@ std::vector<ReplicaCheck> flipped(const Arrangement& a, int on, const char* name
 TEST(ReplicaCheck, OneFlippedBitIsFoundByMajorityAmongThreeOrMore) {
   // Four ranks hold the whole of it.
   for (const DType compute : {DType::f32, DType::bf16}) {
-    for (const ReplicaCheck& check : flipped({Strategy::no_shard, 1, Outer::no_shard, compute}, 2, "blocks.1.up.weight")) {
+    for (const ReplicaCheck& check :
+         flipped({Strategy::no_shard, 1, Outer::no_shard, compute}, 2, "blocks.1.up.weight")) {
       ASSERT_EQ(check.differences.size(), 1u) << name_of(compute);
       EXPECT_EQ(check.differences[0].parameter, "blocks.1.up.weight");
       EXPECT_EQ(check.differences[0].unit, "blocks.1");
@@ -219,8 +222,8 @@ TEST(ReplicaCheck, OfTwoReplicasBothAreNamed) {
 }
 
 TEST(ReplicaCheck, WeightsThatRestWholeAreComparedWhole) {
-  // Under optim the masters are cut, but in f32 they are a part of the weights that rest here: this rank's copy alone
-  // is wrong until the next gather.
+  // Under optim the masters are cut, but in f32 they are a part of the weights that rest here: this rank's
+  // copy alone is wrong until the next gather.
   for (const ReplicaCheck& check : flipped({Strategy::optim}, 1, "blocks.0.up.weight")) {
     ASSERT_EQ(check.differences.size(), 1u);
     EXPECT_THAT(check.differences[0].ranks, ElementsAre(1));
@@ -231,7 +234,8 @@ TEST(ReplicaCheck, WeightsThatRestWholeAreComparedWhole) {
 TEST(ReplicaCheck, LongListsAreCut) {
   ReplicaCheck check;
   for (int i = 0; i < 7; ++i)
-    check.differences.push_back({.parameter = fmt::format("p{}", i), .unit = "root", .ranks = {1}, .majority = {0, 2}});
+    check.differences.push_back(
+        {.parameter = fmt::format("p{}", i), .unit = "root", .ranks = {1}, .majority = {0, 2}});
   EXPECT_THAT(check.describe(), AllOf(HasSubstr("p3 "), HasSubstr("and 3 more pieces")));
 }
 

@@ -30,11 +30,12 @@ using ::testing::HasSubstr;
 
 TEST(Duration, TheFormsThatPeopleWrite) {
   const std::pair<const char*, double> forms[] = {
-      {"3h50m", 13800}, {"90m", 5400},      {"7200s", 7200},    {"01:30:00", 5400}, {"1d", 86400}, {"1d12h", 129600},
-      {"1h0m30s", 3630}, {"100:00:01", 360001}, {"0s", 0}, {"0:00:05", 5}};
+      {"3h50m", 13800},  {"90m", 5400},     {"7200s", 7200},       {"01:30:00", 5400}, {"1d", 86400},
+      {"1d12h", 129600}, {"1h0m30s", 3630}, {"100:00:01", 360001}, {"0s", 0},          {"0:00:05", 5}};
   for (const auto& [text, seconds] : forms) EXPECT_EQ(parse_duration(text), seconds) << text;
-  for (const char* text : {"", "90", "h", "3h50", "50m3h", "1h1h", "-3m", "3 h", "1.5h", "01:30", "1:60:00", "1:00:60",
-                           "1:5:00", ":30:00", "01:30:00s", "99999999999999999999s", "3hm", "1:00:000", "3H"})
+  for (const char* text :
+       {"", "90", "h", "3h50", "50m3h", "1h1h", "-3m", "3 h", "1.5h", "01:30", "1:60:00", "1:00:60", "1:5:00",
+        ":30:00", "01:30:00s", "99999999999999999999s", "3hm", "1:00:000", "3H"})
     EXPECT_EQ(parse_duration(text), std::nullopt) << text;
   EXPECT_EQ(format_duration(13800), "3h50m0s");
   EXPECT_EQ(format_duration(90.4), "1m30s");
@@ -45,7 +46,8 @@ TEST(Duration, TheFormsThatPeopleWrite) {
 TEST(WallLimit, LeavesTimeForTheStepThatRunsTheNextAndTheSave) {
   WallLimit limit(1000);
   EXPECT_FALSE(limit.reached(924));
-  EXPECT_TRUE(limit.reached(925)) << "a save that nobody has measured is taken for 50 s here, one and a half times";
+  EXPECT_TRUE(limit.reached(925))
+      << "a save that nobody has measured is taken for 50 s here, one and a half times";
   limit.save_took(4);
   EXPECT_DOUBLE_EQ(limit.latest(), 994);
   limit.step_took(30);  // the first, which warms up, stands in until there are others
@@ -70,7 +72,8 @@ bool comes_true(Condition condition) {
 }
 
 TEST(StopRequest, RemembersTheFirstSignalAndGivesTheSignalsBack) {
-  struct sigaction before {}, after {};
+  struct sigaction before {
+  }, after{};
   ASSERT_EQ(::sigaction(SIGUSR2, nullptr, &before), 0);
   for (int again = 0; again < 2; ++again) {
     const StopRequest request({.signals = {SIGTERM, SIGUSR2}, .program = "test"});
@@ -95,7 +98,9 @@ TEST(StopRequest, IgnoredSignalsStayIgnoredAndMisuseIsNamed) {
   }
   ::signal(SIGUSR2, SIG_DFL);
   EXPECT_THROW(StopRequest({.signals = {}}), InvalidArgument);
-  EXPECT_THAT(message_of<InvalidArgument>([] { StopRequest request({.signals = {SIGTERM, SIGKILL}}); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                StopRequest request({.signals = {SIGTERM, SIGKILL}});
+              }),
               HasSubstr("SIGKILL cannot be taken"));
   const StopRequest usable({.signals = {SIGTERM}});
 }
@@ -126,8 +131,8 @@ TEST(StopRequestDeathTest, ASecondSignalEndsTheProcessAtOnceAndSoDoesTheEndOfThe
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        const StopRequest request({.signals = {SIGINT, SIGTERM}});
-        ::raise(SIGINT);
+        const StopRequest request({.signals = {SIGUSR1, SIGTERM}});
+        ::raise(SIGUSR1);
         std::this_thread::sleep_for(400ms);
         ::raise(SIGTERM);
         ::_exit(0);
@@ -167,7 +172,8 @@ TEST(StopAgreement, RanksThatHearOfItAtDifferentTimesStopAfterTheSameStep) {
   std::set<std::string> reasons;
   test::launch(4, {.device = {.threads = 1}}, [&](RankContext& r) {
     const int rank = r.world->rank();
-    // Rank 2 alone is a process that got the signal, and it comes while the others are somewhere in their steps.
+    // Rank 2 alone is a process that got the signal, and it comes while the others are somewhere in their
+    // steps.
     StopAgreement stop(rank == 2 ? &request : nullptr, nullptr);
     Stream& s = r.device->compute();
     int step = 0;
