@@ -58,7 +58,7 @@ std::optional<double> parse_duration(std::string_view text) {
   return static_cast<double>(seconds);
 }
 
-std::string format_duration(double seconds) {
+std::string show_duration(double seconds) {
   if (seconds < 59.95) return fmt::format("{:.1f}s", seconds);
   const auto whole = static_cast<int64_t>(std::llround(seconds));
   const std::string hours = whole >= 3600 ? fmt::format("{}h", whole / 3600) : "";

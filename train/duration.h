@@ -17,6 +17,6 @@ inline constexpr std::string_view kDurationForms = "such as 3h50m, 90m, 7200s, 1
 std::optional<double> parse_duration(std::string_view text);
 
 /// "3h50m0s", "1m30s", "12.5s": to a tenth of a second below a minute, to a second above.
-std::string format_duration(double seconds);
+std::string show_duration(double seconds);
 
 }  // namespace sherd

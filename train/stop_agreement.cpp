@@ -24,7 +24,7 @@ int64_t StopAgreement::want() const noexcept {
 
 std::string StopAgreement::reason(double limit) const {
   if (heard_ == 0) return "";
-  if (heard_ == kLimit) return fmt::format("the limit of {} is near", format_duration(limit));
+  if (heard_ == kLimit) return fmt::format("the limit of {} is near", show_duration(limit));
   return StopRequest::name_of(static_cast<int>(heard_ - kSignals)) + " came";
 }
 

@@ -37,10 +37,10 @@ TEST(Duration, TheFormsThatPeopleWrite) {
        {"", "90", "h", "3h50", "50m3h", "1h1h", "-3m", "3 h", "1.5h", "01:30", "1:60:00", "1:00:60", "1:5:00",
         ":30:00", "01:30:00s", "99999999999999999999s", "3hm", "1:00:000", "3H"})
     EXPECT_EQ(parse_duration(text), std::nullopt) << text;
-  EXPECT_EQ(format_duration(13800), "3h50m0s");
-  EXPECT_EQ(format_duration(90.4), "1m30s");
-  EXPECT_EQ(format_duration(12.34), "12.3s");
-  EXPECT_EQ(format_duration(59.99), "1m0s");
+  EXPECT_EQ(show_duration(13800), "3h50m0s");
+  EXPECT_EQ(show_duration(90.4), "1m30s");
+  EXPECT_EQ(show_duration(12.34), "12.3s");
+  EXPECT_EQ(show_duration(59.99), "1m0s");
 }
 
 TEST(WallLimit, LeavesTimeForTheStepThatRunsTheNextAndTheSave) {
