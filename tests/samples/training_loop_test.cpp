@@ -44,10 +44,12 @@ struct TrainingLoop : testing::Test {
   };
   template <class Before>
   Ended train(Before before) {
-    const auto windows = std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
+    const auto windows =
+        std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
     Ended ended;
     std::mutex mutex;
-    const sherd::LaunchOptions launch = {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS), .threads = 1}};
+    const sherd::LaunchOptions launch = {
+        .device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS), .threads = 1}};
     sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
       sherd::TraceOutput trace(rank, trace_options(config));
       Trainer trainer(rank, config, windows);
@@ -62,7 +64,8 @@ struct TrainingLoop : testing::Test {
     return ended;
   }
   bool saved(int step) const {
-    return std::filesystem::exists(std::filesystem::path(config.save) / ("step_0000000" + std::to_string(step)));
+    return std::filesystem::exists(std::filesystem::path(config.save) /
+                                   ("step_0000000" + std::to_string(step)));
   }
 
   const TemporaryFolder folder;
@@ -90,8 +93,8 @@ TEST_F(TrainingLoop, CorruptWeightsOfOneRankEndTheRunBeforeTheyAreSaved) {
     return StopSources{};
   });
   ASSERT_EQ(ended.wrong.size(), 1u) << "all ranks end alike";
-  EXPECT_THAT(*ended.wrong.begin(), AllOf(HasSubstr("after step 4"), HasSubstr("ranks 1, 3 differ"),
-                                          HasSubstr("was not saved")));
+  EXPECT_THAT(*ended.wrong.begin(),
+              AllOf(HasSubstr("after step 4"), HasSubstr("ranks 1, 3 differ"), HasSubstr("was not saved")));
   EXPECT_EQ(ended.steps, std::set<int64_t>{4});
   EXPECT_TRUE(saved(2));
   EXPECT_FALSE(saved(4));
