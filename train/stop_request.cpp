@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -73,19 +74,26 @@ struct StopRequest::Impl {
   std::vector<std::pair<int, struct sigaction>> before;
   std::thread watch;
 
+  std::once_flag released;
+
   ~Impl() {
-    for (auto& [number, action] : before) ::sigaction(number, &action, nullptr);
-    if (watch.joinable()) {
+    release();
+    event.store(-1);
+    for (const int fd : {signalled, ended})
+      if (fd >= 0) ::close(fd);
+    in_use.store(false);
+  }
+
+  void release() noexcept {
+    std::call_once(released, [this] {
+      for (auto& [number, action] : before) ::sigaction(number, &action, nullptr);
+      if (!watch.joinable()) return;
       // Wakes the thread in whichever of its two waits it is.
       const uint64_t one = 1;
       if (::write(ended, &one, sizeof one) < 0 || ::write(signalled, &one, sizeof one) < 0) {
       }
       watch.join();
-    }
-    event.store(-1);
-    for (const int fd : {signalled, ended})
-      if (fd >= 0) ::close(fd);
-    in_use.store(false);
+    });
   }
 
   void take_signals() {
@@ -140,6 +148,8 @@ StopRequest::StopRequest(StopRequestOptions options) {
 }
 
 StopRequest::~StopRequest() = default;
+
+void StopRequest::release() noexcept { impl_->release(); }
 
 int StopRequest::signal() const noexcept { return first_signal.load(); }
 

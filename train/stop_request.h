@@ -43,6 +43,10 @@ class StopRequest {
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;
 
+  /// As the destructor, now: for when training has ended and what follows need not be stopped with care. Any thread, any
+  /// number of times. What signal() says stays.
+  void release() noexcept;
+
   /// The first signal that came; 0: none. Any thread, lock-free.
   int signal() const noexcept;
   /// "SIGTERM", "SIGINT", ..., or "signal 77".

@@ -235,7 +235,7 @@ auto in_words(const std::string& doing, Work work) {
 
 // SIGUSR1 beside the two that everybody knows: batch systems can be asked to send it ahead of the others, and mpirun
 // passes it on without ending the job itself.
-std::unique_ptr<const sherd::StopRequest> take_signals(const TrainConfig& config) {
+std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
   if (!config.trains()) return nullptr;
   return std::make_unique<sherd::StopRequest>(
       sherd::StopRequestOptions{.signals = {SIGTERM, SIGINT, SIGUSR1},
@@ -248,7 +248,7 @@ std::string run(const CommandLine& line) {
   const TrainConfig& config = line.config;
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   StopSources sources;
-  const std::unique_ptr<const sherd::StopRequest> signals = take_signals(config);
+  const std::unique_ptr<sherd::StopRequest> signals = take_signals(config);
   sources.signals = signals.get();
   check_outputs(config);
   sherd::check_save_folder(save_folder(config));

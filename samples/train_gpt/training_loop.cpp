@@ -194,7 +194,9 @@ class Loop {
 
 TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                   sherd::TraceOutput& trace, Output* out, std::string& doing) {
-  return Loop(trainer, config, sources, out).run(trace, doing);
+  TrainingEnd end = Loop(trainer, config, sources, out).run(trace, doing);
+  if (end.stopped.empty() && sources.signals != nullptr) sources.signals->release();
+  return end;
 }
 
 }  // namespace train_gpt

@@ -16,7 +16,7 @@ namespace train_gpt {
 /// What asks a run to stop before its last step.
 struct StopSources {
   /// The process's signals; null: none are taken.
-  const sherd::StopRequest* signals = nullptr;
+  sherd::StopRequest* signals = nullptr;
   /// What --max-wall counts from.
   std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
 };
@@ -29,7 +29,8 @@ struct TrainingEnd {
   std::string stopped;
 };
 
-/// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective.
+/// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective. A run that was not
+/// stopped gives the signals back: what follows its last step is saved already, and a signal ends it as ever.
 /// @param out null but on rank 0. @param doing what messages about failures say the rank is at.
 TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                   sherd::TraceOutput& trace, Output* out, std::string& doing);

@@ -103,7 +103,7 @@ TEST_F(TrainingLoop, CorruptWeightsOfOneRankEndTheRunBeforeTheyAreSaved) {
 // The signal reaches one rank's process; the others learn of it by the step's own reduction.
 TEST_F(TrainingLoop, AllRanksStopAfterOneStepThoughOneAloneWasSignalled) {
   config.steps = 100'000;
-  const sherd::StopRequest request({.signals = {SIGUSR2}});
+  sherd::StopRequest request({.signals = {SIGUSR2}});
   const Ended ended = train([&](Trainer&, int rank) {
     if (rank == 0) ::raise(SIGUSR2);
     return StopSources{.signals = rank == 2 ? &request : nullptr};

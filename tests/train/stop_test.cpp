@@ -122,6 +122,14 @@ TEST(StopRequest, TheGraceExpiresOnlyAfterASignalAndNotOnceTheProcessIsDone) {
     ::raise(SIGUSR2);
   }  // ends at once, with the grace running
   { const StopRequest request(options(1h)); }
+  {
+    StopRequest request(options(20ms));
+    ::raise(SIGUSR2);
+    request.release();
+    request.release();
+    std::this_thread::sleep_for(60ms);
+    EXPECT_EQ(request.signal(), SIGUSR2);
+  }
   EXPECT_EQ(expired, 1);
 }
 
