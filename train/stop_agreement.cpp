@@ -1,5 +1,7 @@
 #include <sherd/train/stop_agreement.h>
 
+#include <utility>
+
 #include <fmt/format.h>
 
 #include <sherd/train/duration.h>
@@ -12,8 +14,9 @@ constexpr int64_t kLimit = 1, kSignals = 128;
 
 }  // namespace
 
-StopAgreement::StopAgreement(const StopRequest* request, const WallLimit* limit, Clock::time_point start)
-    : request_(request), limit_(limit), start_(start) {}
+StopAgreement::StopAgreement(const StopRequest* request, std::shared_ptr<const WallLimit> limit,
+                             Clock::time_point start)
+    : request_(request), limit_(std::move(limit)), start_(start) {}
 
 int64_t StopAgreement::want() const noexcept {
   if (const int signal = request_ != nullptr ? request_->signal() : 0; signal != 0) return kSignals + signal;

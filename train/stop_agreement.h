@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include <sherd/train/stop_request.h>
@@ -19,8 +20,10 @@ class StopAgreement {
   using Clock = std::chrono::steady_clock;
 
   /// @param request the process's; null: no signals. `limit`: null on all ranks but those that watch the time
-  /// (one of the job is enough), counted from `start`. Both outlive this.
-  StopAgreement(const StopRequest* request, const WallLimit* limit, Clock::time_point start = Clock::now());
+  /// (one of the job is enough), counted from `start`; whoever feeds it shares it, since work that is queued
+  /// may ask after that has gone. `request` outlives this.
+  StopAgreement(const StopRequest* request, std::shared_ptr<const WallLimit> limit,
+                Clock::time_point start = Clock::now());
 
   /// What this rank wishes now: 0 to go on, else why not. Any thread.
   int64_t want() const noexcept;
@@ -36,7 +39,7 @@ class StopAgreement {
 
  private:
   const StopRequest* request_;
-  const WallLimit* limit_;
+  std::shared_ptr<const WallLimit> limit_;
   Clock::time_point start_;
   int64_t heard_ = 0;
 };

@@ -39,19 +39,26 @@ int64_t monotonic_ns() noexcept {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
+// What does not get through is lost: a handler has nobody to tell.
+void put(int descriptor, const void* data, size_t bytes) noexcept {
+  [[maybe_unused]] const ssize_t written = ::write(descriptor, data, bytes);
+}
+
+void wake(int descriptor) noexcept {
+  const uint64_t one = 1;
+  put(descriptor, &one, sizeof one);
+}
+
 extern "C" void sherd_on_stop_signal(int number) {
   const int error = errno;
   const int64_t now = monotonic_ns();
   int64_t none = 0;
   if (first_at.compare_exchange_strong(none, now)) {
     first_signal.store(number);
-    const uint64_t one = 1;
-    if (::write(event.load(), &one, sizeof one) < 0) {
-    }  // full or closed: the atomic says it all the same
+    wake(event.load());
   } else if (now - none >= kSameSignal) {
-    constexpr char kText[] = "a second signal: ended at once, nothing was saved\n";
-    if (::write(STDERR_FILENO, kText, sizeof kText - 1) < 0) {
-    }
+    constexpr char kText[] = "a second signal: ended at once, nothing more was saved\n";
+    put(STDERR_FILENO, kText, sizeof kText - 1);
     ::_exit(128 + number);
   }
   errno = error;
@@ -73,7 +80,6 @@ struct StopRequest::Impl {
   int signalled = -1, ended = -1;  // eventfds: the handler's, and the destructor's
   std::vector<std::pair<int, struct sigaction>> before;
   std::thread watch;
-
   std::once_flag released;
 
   ~Impl() {
@@ -89,17 +95,16 @@ struct StopRequest::Impl {
       for (auto& [number, action] : before) ::sigaction(number, &action, nullptr);
       if (!watch.joinable()) return;
       // Wakes the thread in whichever of its two waits it is.
-      const uint64_t one = 1;
-      if (::write(ended, &one, sizeof one) < 0 || ::write(signalled, &one, sizeof one) < 0) {
-      }
+      wake(ended);
+      wake(signalled);
       watch.join();
     });
   }
 
   void take_signals() {
     for (const int number : options.signals) {
-      struct sigaction action {
-      }, old{};
+      struct sigaction action = {};
+      struct sigaction old = {};
       action.sa_handler = sherd_on_stop_signal;
       action.sa_flags = SA_RESTART;  // reads and waits of other code go on as if nothing had come
       ::sigemptyset(&action.sa_mask);

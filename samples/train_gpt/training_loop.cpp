@@ -35,9 +35,8 @@ class Loop {
             sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
         saving_(trainer.saved_run(), saving_options(config)),
         spikes_(config.loss_spike),
-        wall_(sherd::parse_duration(config.max_wall).value_or(0)),
-        stop_(
-            std::make_shared<sherd::StopAgreement>(sources.signals, out ? &wall_ : nullptr, sources.start)) {
+        wall_(std::make_shared<sherd::WallLimit>(sherd::parse_duration(config.max_wall).value_or(0))),
+        stop_(std::make_shared<sherd::StopAgreement>(sources.signals, out ? wall_ : nullptr, sources.start)) {
     trainer_.listen_to(stop_);
     if (!out_) return;
     out_->first = trainer_.step();
@@ -66,10 +65,10 @@ class Loop {
         if (!ended.empty() || stop_->stops()) saving_.ends_with(trainer_.step());
         save();
       }
-      wall_.step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
+      wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
     }
     if (out_) out_->seconds = progress_.seconds();
-    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_.limit())};
+    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_->limit())};
   }
 
  private:
@@ -158,7 +157,7 @@ class Loop {
     for (const std::string& line : saving_.take_lines()) progress_.note(line);
     for (const std::string& line : saving_.take_warnings())
       if (out_) warn(line);
-    if (saving_.longest_save()) wall_.save_took(*saving_.longest_save());
+    if (saving_.longest_save()) wall_->save_took(*saving_.longest_save());
   }
 
   std::string problems(std::string ended) {
@@ -183,7 +182,7 @@ class Loop {
   sherd::StepProgress progress_;
   sherd::Saving saving_;
   sherd::LossSpikeDetector spikes_;
-  sherd::WallLimit wall_;
+  std::shared_ptr<sherd::WallLimit> wall_;
   std::shared_ptr<sherd::StopAgreement> stop_;
   double loss_ = 0;                    // of the latest step that was told of
   std::optional<double> waited_;       // for the latest checkpoint, in ms

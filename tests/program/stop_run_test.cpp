@@ -169,10 +169,10 @@ TEST(StopRun, WithoutSaveItStopsAndSaysThatNothingWasKept) {
 }
 
 TEST(StopRun, ASecondSignalEndsItAtOnceAndTheGraceIsKept) {
-  // A step that takes longer than anybody waits: the save cannot begin.
+  // A step of so many microbatches that nobody waits for its end: the save cannot begin.
   const fs::path folder = fresh("slow");
-  const Flags slow = small({"--ranks", "2", "--steps", "1000000", "--dim", "512", "--layers", "8", "--seq",
-                            "256", "--batch", "2048", "--save", folder.string()});
+  const Flags slow = small({"--ranks", "2", "--steps", "1000000", "--batch", "262144", "--grad-accum",
+                            "131072", "--save", folder.string()});
   {
     Running training(slow + Flags{"--metrics", fresh("slow.jsonl").string()});
     ASSERT_TRUE(training.wrote(scratch("slow.jsonl"), 1));

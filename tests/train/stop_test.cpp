@@ -145,7 +145,7 @@ TEST(StopRequestDeathTest, ASecondSignalEndsTheProcessAtOnceAndSoDoesTheEndOfThe
         ::raise(SIGTERM);
         ::_exit(0);
       },
-      ::testing::ExitedWithCode(128 + SIGTERM), "second signal.*nothing was saved");
+      ::testing::ExitedWithCode(128 + SIGTERM), "second signal.*nothing more was saved");
   EXPECT_EXIT(
       {
         const StopRequest request({.signals = {SIGTERM}, .grace = 50ms, .program = "test"});
@@ -160,9 +160,9 @@ TEST(StopAgreement, WithoutReasonsAndWithALimitThatIsNear) {
   const StopAgreement nobody(nullptr, nullptr);
   EXPECT_EQ(nobody.want(), 0);
   EXPECT_EQ(nobody.reason(0), "");
-  WallLimit limit(13800);
-  limit.save_took(1);
-  StopAgreement in_time(nullptr, &limit), late(nullptr, &limit, StopAgreement::Clock::now() - 13799s);
+  const auto limit = std::make_shared<WallLimit>(13800);
+  limit->save_took(1);
+  StopAgreement in_time(nullptr, limit), late(nullptr, limit, StopAgreement::Clock::now() - 13799s);
   EXPECT_EQ(in_time.want(), 0);
   ASSERT_NE(late.want(), 0);
   in_time.hear(0);
