@@ -1,6 +1,7 @@
 #include <sherd/checkpoint/saver.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -35,6 +36,22 @@ std::set<std::string> folders_of(const Manifest& manifest) {
   std::set<std::string> folders;
   for (const CheckpointFile& file : manifest.files) folders.insert(file.path.substr(0, file.path.find('/')));
   return folders;
+}
+
+// Those tensors of the model that are not finite, the first few of them by name.
+std::string not_finite_in_words(const Manifest& manifest) {
+  constexpr size_t kMost = 3;
+  std::vector<std::string> named;
+  size_t tensors = 0;
+  for (const CheckpointTensor& t : manifest.tensors) {
+    const NotFinite n = t.section == Section::model ? not_finite_of(t) : NotFinite{};
+    if (n.count == 0) continue;
+    if (++tensors <= kMost)
+      named.push_back(fmt::format("{} ({} value{}, the first at element {})", t.name, n.count, n.count == 1 ? "" : "s",
+                                  n.first));
+  }
+  return fmt::format("{}{}", fmt::join(named, ", "),
+                     tensors > kMost ? fmt::format(" and {} more tensors", tensors - kMost) : "");
 }
 
 // Of names, sections, dtypes and shapes.
@@ -274,6 +291,9 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
       if (!first) return;
       set_report(all);
       report.not_finite = model_not_finite(whole);
+      if (options.refuse_not_finite && report.not_finite > 0)
+        throw IoError(fmt::format("weights are infinite or no number: {}; a checkpoint of them would be of no use",
+                                  not_finite_in_words(whole)));
       commit(temporary, state, report);
     });
     report.step = state.step;

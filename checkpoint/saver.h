@@ -28,6 +28,9 @@ struct SaverOptions {
   /// removes it and older ones, too; otherwise only what this saver saved: other runs' checkpoints stay, and
   /// so do those that were newer but could not be used.
   std::filesystem::path continues = {};
+  /// A save whose model is not finite fails, with an IoError that names the tensors, and nothing is committed: the
+  /// newest checkpoint is then always one that a run can go on from.
+  bool refuse_not_finite = false;
   /// Checkpoints that lie in `folder` at the beginning are another run's and are to be replaced: all of them
   /// are removed once this saver has committed a checkpoint whose model is finite, and not before.
   bool overwrite = false;

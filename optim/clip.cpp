@@ -97,6 +97,28 @@ GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientS
   return *stats;
 }
 
+void skip_unless_finite(ModuleBase& root, const Tensor& loss) {
+  ShardRuntime& runtime = runtime_of(root);
+  if (!runtime.skip().defined())
+    throw InvalidArgument("skip_unless_finite(): call clip_grad_norm() of the root before, in the same step");
+  Device& device = runtime.device();
+  Stream& stream = device.compute();
+  const auto memory = [&](int64_t n, DType dtype) {
+    return Tensor::empty(device, {n}, dtype, MemoryClass::scratch, "gradient norm");
+  };
+  // The sums of one element more, the loss, beside what the gradients have decided already.
+  const Tensor value = memory(1, DType::f32), sums = memory(ExactSum::kWords, DType::i64);
+  ops::cast(stream, value, loss);
+  ops::fill(stream, sums, 0);
+  ops::accumulate_squares(stream, sums, value);
+  ops::copy(stream, sums.flat(ExactSum::kElsewhere, ExactSum::kElsewhere + 1), runtime.skip());
+  const Tensor factor = memory(1, DType::f32), total = memory(ExactSum::kWords, DType::i64);
+  const Tensor skip = memory(1, DType::i64);
+  const Tensor all[] = {sums};
+  ops::clip_factor(stream, factor, total, all, 0, skip);
+  runtime.set_skip(skip);
+}
+
 void clip_grad_value(ModuleBase& root, double value) { clip_value(runtime_of(root), nullptr, value); }
 
 void clip_grad_value(const Optimizer& optimizer, double value) {

@@ -54,6 +54,13 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
 /// The figures, once the compute stream has come to them: waits for that. The same on every rank.
 GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats);
 
+/// The coming step is skipped, as for gradients that are not finite, when `loss` is infinite or NaN: also where the
+/// gradients of such a loss are finite. After clip_grad_norm() of the root, before Optimizer::step(). Queued on the
+/// compute stream, without communication.
+/// @param loss f64 [1] on the device, the same on every rank (summed over ranks, say, so that one rank's counts).
+/// @throws InvalidArgument when clip_grad_norm() of the root has not looked at this step's gradients.
+void skip_unless_finite(ModuleBase& root, const Tensor& loss);
+
 /// Clamps every gradient element to [-value, value]; NaN stays. Of the same gradients as clip_grad_norm(), ignored
 /// parameters' included. Queued on the compute stream, without communication. It does not decide whether the step is
 /// taken: infinite elements become finite ones, unless clip_grad_norm() has looked before.

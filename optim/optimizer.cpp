@@ -233,6 +233,10 @@ int64_t Optimizer::skipped() const {
   return count;
 }
 
+void Optimizer::set_skipped(int64_t skipped) {
+  ops::fill(skipped_.device().compute(), skipped_, static_cast<double>(skipped));
+}
+
 Tensor Optimizer::copy_skipped() const {
   Tensor host = Tensor::host(skipped_.device(), {1}, DType::i64, MemoryClass::scratch, "metrics");
   ops::copy(skipped_.device().compute(), host, skipped_);

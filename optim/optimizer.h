@@ -85,6 +85,8 @@ class Optimizer {
   /// Steps so far, skipped ones and those before a resume included.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
+  /// What skipped() goes on from, for who sets a step back. Queued on the compute stream.
+  void set_skipped(int64_t skipped);
   /// Every state tensor: AdamW's, Muon's, the further ones', each in routing order.
   std::vector<StateTensor> state() const;
   /// Every counter, in the same order.

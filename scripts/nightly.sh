@@ -7,6 +7,7 @@
 #   release       without precompiled headers, so that every source includes what it uses; CUDA for 8.0 and 9.0; the
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
+#   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
 #
 # Every stage is run; the exit code is 1 when any failed.
 set -uo pipefail
@@ -31,6 +32,7 @@ stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runti
 stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DCMAKE_CUDA_ARCHITECTURES=80;90" scripts/test.sh
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
+stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
 
 [ ${#failed[@]} -eq 0 ] && exit 0
 printf 'nightly: failed: %s\n' "${failed[*]}" >&2

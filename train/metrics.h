@@ -16,11 +16,13 @@ namespace sherd {
 ///   step          from 1
 ///   epoch         of token files, where there are some: how often the first stream's windows have been seen
 ///   loss          mean over the step's tokens, nats
-///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity,
-///   e^eval_loss grad_norm     before clipping; num_zeros: gradient elements that are zero skipped whether
-///   gradients were not finite, so that nothing was updated skipped_steps how many were, in this run up to
-///   this step lr            of this step; tokens_per_s flops_per_s   of all ranks by formula (flops.h),
-///   where the program counts; mfu: its part of the
+///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
+///   grad_norm     before clipping; num_zeros: gradient elements that are zero
+///   skipped       whether gradients were not finite, so that nothing was updated
+///   skipped_steps how many were, in this run up to this step
+///   loss_spike    true, in steps whose loss was one (loss_spike.h)
+///   lr            of this step; tokens_per_s
+///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
 ///                 measured ceiling (gemm_ceiling.h), where there is one
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <system_error>
@@ -20,6 +21,7 @@ Saving::Saving(SavedRun run, SavingOptions options)
                               .keep = options_.keep,
                               .async = options_.async,
                               .continues = run_.resumed ? run_.resumed->path : "",
+                              .refuse_not_finite = true,
                               // A run never replaces what it goes on from.
                               .overwrite = folder.overwrite && !goes_on_in_save_folder(folder),
                               .admit = [folder] { check_save_folder(folder); },
@@ -134,8 +136,7 @@ std::vector<std::string> Saving::take_lines() {
     lines.push_back(fmt::format("saved {}: {:.1f} MiB in {:.2f} s, training waited {:.0f} ms",
                                 r.committed.string(), static_cast<double>(r.bytes) / (1 << 20), r.seconds,
                                 r.blocked * 1e3));
-    if (r.not_finite > 0)
-      lines.back() += fmt::format("; {} values of its model are not finite", r.not_finite);
+    longest_save_ = std::max(longest_save_.value_or(0), r.seconds);
     if (!r.warning.empty()) warnings_.push_back(fmt::format("step {}: {}", r.step, r.warning));
     if (!r.removed.empty()) lines.back() += fmt::format("; removed {}", fmt::join(r.removed, ", "));
   }

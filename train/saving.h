@@ -27,7 +27,7 @@ struct SavedRun {
   std::function<TrainingState()> state;
 };
 
-/// What a save that fails (a full disk) does to training.
+/// What a save that fails (a full disk, weights that are not finite) does to training.
 enum class SaveFailure {
   warn,  // it goes on and tries again when the next is due
   stop,  // it ends
@@ -47,6 +47,8 @@ struct SavingOptions {
   FileSystem* files = nullptr;
 };
 
+/// Weights that are infinite or NaN are never saved: such a save fails, naming tensors, and what was saved before stays.
+///
 /// Every rank makes the same calls: for each step, told() and after_step(), in whatever order.
 class Saving {
  public:
@@ -77,6 +79,10 @@ class Saving {
   /// One for each that has failed, and for what take_lines() found. With `async` ranks may hear of it
   /// after different steps.
   std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
+  /// The longest of the saves that take_lines() told of, in seconds from the call to the commit.
+  std::optional<double> longest_save() const { return longest_save_; }
+  /// Whether checkpoints are saved at all.
+  bool saves() const { return saver_.has_value(); }
   /// Why the checkpoint of the last step is missing, when it is; the same on every rank.
   const std::string& last_failure() const { return last_failure_; }
 
@@ -99,6 +105,7 @@ class Saving {
   bool heard_ = false;       // that it failed
   bool due_ = false;         // a save, as soon as none is in flight
   int64_t told_ = 0;         // the latest step in the metrics
+  std::optional<double> longest_save_;
   int64_t snapshot_of_ = 0;  // the step whose snapshot is not being written yet, or 0
 };
 

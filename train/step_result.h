@@ -18,6 +18,7 @@ struct StepResult {
   int64_t num_zeros = 0;
   bool skipped = false;  // the gradients were not finite; weights and states are those of the step before
   int64_t skipped_steps = 0;  // of this run, up to this step
+  bool loss_spike = false;     // where the program looks for them (loss_spike.h); known on rank 0 alone
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
   std::optional<double> flops_per_s, mfu;  // of all ranks, and as a part of what they reach in a plain product

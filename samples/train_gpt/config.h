@@ -74,6 +74,12 @@ struct TrainConfig {
   int64_t max_skipped_steps = 10;
   std::string precision = "fp32";
   std::string route;
+  // Guards and stopping.
+  double loss_spike = 12;
+  int64_t verify_step = 0;
+  int64_t check_replicas = 0;
+  double grace = 0;
+  std::string max_wall;
   // Muon.
   std::string muon_mode = "auto";
   bool muon_allow_inexact = false;

@@ -208,6 +208,7 @@ void check_rules(const TrainConfig& config, const std::set<std::string_view>& ba
   check_together(config, bad, given, problems);
   check_data_and_model(config, given, problems);
   check_training(config, bad, given.flags, problems);
+  check_guards(config, bad, given.flags, problems);
   check_without_training(config, given.flags, problems);
   if (const std::string idle = idle_muon_flags(given.flags); !idle.empty() && !uses_muon(config))
     problems.push_back(

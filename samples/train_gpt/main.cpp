@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <mutex>
@@ -17,7 +18,7 @@
 #include <sherd/train/process_memory.h>
 #include <sherd/train/report.h>
 #include <sherd/train/saving.h>
-#include <sherd/train/step_progress.h>
+#include <sherd/train/stop_request.h>
 #include <sherd/train/trace_output.h>
 
 #include "config.h"
@@ -28,80 +29,13 @@
 #include "run_options.h"
 #include "sample_text.h"
 #include "trainer.h"
+#include "training_loop.h"
 #include "windows.h"
 
 namespace train_gpt {
 namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
-
-// @returns what is wrong with the end of it, in words; empty = nothing. The same on every rank, but for what
-// rank 0 alone writes.
-std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutput& trace, Output* out,
-                  std::string& doing) {
-  sherd::StepProgress progress =
-      sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step());
-  sherd::Saving saving(trainer.saved_run(), saving_options(config));
-  std::optional<double> waited;  // for the latest checkpoint, in ms
-  if (out) {
-    out->first = trainer.step();
-    out->flops_per_token = trainer.flops_per_token();
-    out->begin(config, trainer.step());
-    sherd::read_losses(config.metrics, out->first, out->losses, out->held_out);
-  }
-  double loss = 0;  // of the latest step
-  const auto tell = [&](PendingStep step, bool evaluate) {
-    sherd::StepResult result = trainer.collect(std::move(step));
-    loss = result.loss;
-    if (evaluate) result.eval_loss = trainer.evaluate();
-    if (out) {
-      out->losses.push_back(result.loss);
-      if (result.eval_loss) out->held_out.emplace_back(result.step, *result.eval_loss);
-      // Before the step is saved: a run that is killed in between must not miss the line for good.
-      out->write_step(result, config);
-      progress.step(result);
-    }
-    saving.told(result.step);
-  };
-  std::optional<PendingStep> before;  // under way: the device is never without work while the host tells
-  std::string stopped;                // why training ended before its last step
-  while (trainer.step() < config.last_step() && stopped.empty()) {
-    trace.before_step(trainer.step() + 1);
-    doing = fmt::format("training step {}", trainer.step() + 1);
-    PendingStep now = trainer.issue_step();
-    const int64_t step = trainer.step();
-    now.result.save_ms = std::exchange(waited, {});
-    if (before) tell(*std::exchange(before, {}), false);
-    const bool last = step == config.last_step();
-    const bool evaluate = config.eval_every > 0 && (step % config.eval_every == 0 || last);
-    if (last || evaluate || saving.stops_after(step) || trainer.next_skip_is_the_last()) {
-      tell(std::move(now), evaluate);
-    } else {
-      before = std::move(now);
-    }
-    // All ranks leave together, and what is being saved is not lost: nothing is thrown.
-    stopped = trainer.too_many_skipped();
-    if (!stopped.empty()) saving.ends_with(step);
-    waited = saving.after_step(step);
-    for (const std::string& line : saving.take_lines()) progress.note(line);
-    for (const std::string& line : saving.take_warnings())
-      if (out) warn(line);
-  }
-  if (out) out->seconds = progress.seconds();
-  std::vector<std::string> wrong;
-  if (!stopped.empty()) wrong.push_back(stopped);
-  if (!std::isfinite(loss))
-    wrong.push_back(fmt::format("the loss of step {} is {}", trainer.step(),
-                                std::isnan(loss) ? "no number" : "infinite"));
-  if (!trainer.weights_are_finite())
-    wrong.push_back(
-        "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
-  if (!saving.last_failure().empty())
-    wrong.push_back("its last checkpoint is missing: " + saving.last_failure());
-  if (out)
-    for (std::string& failure : out->finish()) wrong.push_back(std::move(failure));
-  return wrong.empty() ? "" : fmt::format("training ended, but {}", fmt::join(wrong, "; "));
-}
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<sherd::RankMemory> memory = trainer.memory();
@@ -149,7 +83,22 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
-// --eval-only. @returns as train().
+// What a run that was asked to stop has kept, and what it left out.
+void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::string& why, const Output& out) {
+  std::vector<std::string> left_out;
+  if (!config.export_weights.empty()) left_out.push_back("--export-weights");
+  if (!config.export_hf.empty()) left_out.push_back("--export-hf");
+  if (config.sample_bytes() > 0) left_out.push_back("--sample");
+  const std::string rest =
+      left_out.empty() ? "" : fmt::format("; {} left to the run that ends", fmt::join(left_out, ", "));
+  if (config.save.empty()) {
+    warn(fmt::format("{}: stopped after step {}; nothing was saved, for there is no --save{}", why, trainer.step(), rest));
+  } else {
+    out.say("{}: stopped after step {}; --resume {} goes on from there{}\n", why, trainer.step(), config.save, rest);
+  }
+}
+
+// --eval-only. @returns what is wrong with the end of it, in words; empty: nothing.
 std::string evaluate(Trainer& trainer, const TrainConfig& config, int64_t windows, Output* out) {
   const double loss = trainer.evaluate();
   if (!out) return "";
@@ -195,8 +144,9 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
   print("\n");
 }
 
-// Everything a rank does; `doing` says what it is at. @returns as train().
-std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
+// Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
+// rank 0 alone writes.
+std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const StopSources& sources,
                      const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
                      std::string& doing) {
   std::string wrong;
@@ -223,12 +173,18 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config,
   } else if (config.sample_only) {
     // Below, as at the end of every run.
   } else if (trainer.step() < config.last_step()) {
-    wrong = train(trainer, config, trace, out, doing);
+    TrainingEnd end = train(trainer, config, sources, trace, out, doing);
+    wrong = std::move(end.wrong);
     doing = "writing the results";
     const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
     if (out)
       for (const std::string& line : traced) out->say("{}\n", line);
+    // Whoever sent a signal may not wait long: what else is asked for is left to the run that reaches its last step.
+    if (!end.stopped.empty() && trainer.step() < config.last_step()) {
+      if (out && wrong.empty()) say_stopped(trainer, config, end.stopped, *out);
+      return wrong;
+    }
   } else if (!config.save.empty()) {
     doing = "saving";
     sherd::Saving saving(trainer.saved_run(), saving_options(config));
@@ -277,11 +233,24 @@ auto in_words(const std::string& doing, Work work) {
   }
 }
 
-// @returns as train().
+// SIGUSR1 beside the two that everybody knows: batch systems can be asked to send it ahead of the others, and mpirun
+// passes it on without ending the job itself.
+std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
+  if (!config.trains()) return nullptr;
+  return std::make_unique<sherd::StopRequest>(
+      sherd::StopRequestOptions{.signals = {SIGTERM, SIGINT, SIGUSR1},
+                                .grace = std::chrono::milliseconds(std::llround(config.grace * 1e3)),
+                                .program = "train_gpt"});
+}
+
+// @returns as run_rank().
 std::string run(const CommandLine& line) {
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
-  check_outputs(line.config);
   const TrainConfig config = with_model_files(line.config);
+  StopSources sources;
+  const std::unique_ptr<sherd::StopRequest> signals = take_signals(config);
+  sources.signals = signals.get();
+  check_outputs(config);
   sherd::check_save_folder(save_folder(config));
   std::shared_ptr<const sherd::TokenWindows> windows;
   if (config.trains() || config.eval_only) {
@@ -299,7 +268,7 @@ std::string run(const CommandLine& line) {
     if (rank.world->rank() == 0) output.emplace(line, start);
     std::string doing;
     const std::string at_the_end =
-        in_words(doing, [&] { return run_rank(rank, config, windows, output ? &*output : nullptr, doing); });
+        in_words(doing, [&] { return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing); });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
   };

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <thread>
 #include <utility>
@@ -42,22 +43,27 @@ Tensor copy_behind(Stream& stream, const Tensor& on_device) {
   return host;
 }
 
-// The largest number of live bytes on any rank until the device gets here (kernels take scratch memory when they
-// run), and the largest and, by the complement, the smallest digest of what the ranks' collectives have served:
-// the one all-reduce of a step that spans all ranks under every strategy.
-Tensor peak_bytes(Stream& stream, Communicator& world, uint64_t served) {
+// The one all-reduce of a step that spans all ranks under every strategy takes the largest of four words: live bytes
+// on any rank until the device gets here (kernels take scratch memory when they run); the digest of what the ranks'
+// collectives have served and its complement, which gives the smallest; and who wishes to stop, asked as late as that.
+enum Word : size_t { kPeakBytes, kServed, kNotServed, kStop, kWords };
+Tensor reduced_words(Stream& stream, Communicator& world, uint64_t served,
+                     const std::shared_ptr<StopAgreement>& stop) {
   Device& device = stream.device();
-  const Tensor host = Tensor::host(device, {3}, DType::i64, "metrics");
+  const Tensor host = Tensor::host(device, {kWords}, DType::i64, "metrics");
   const auto digest = static_cast<int64_t>(served);
-  host.data<int64_t>()[1] = digest;
-  host.data<int64_t>()[2] = ~digest;
-  stream.submit("peak bytes", [&device, at = host.data<int64_t>()](ExecutionContext& context) {
-    context.after([&device, at] { *at = device.allocator().peak_bytes(); });
+  host.data<int64_t>()[kServed] = digest;
+  host.data<int64_t>()[kNotServed] = ~digest;
+  stream.submit("peak bytes", [&device, at = host.data<int64_t>(), stop](ExecutionContext& context) {
+    context.after([&device, at, stop] {
+      at[kPeakBytes] = device.allocator().peak_bytes();
+      at[kStop] = stop ? stop->want() : 0;
+    });
   });
-  const Tensor peak = Tensor::empty(device, {3}, DType::i64, "metrics");
-  ops::copy(stream, peak, host);
-  world.all_reduce(stream, peak, ReduceOp::max);
-  ops::copy(stream, host, peak);
+  const Tensor words = Tensor::empty(device, {kWords}, DType::i64, "metrics");
+  ops::copy(stream, words, host);
+  world.all_reduce(stream, words, ReduceOp::max);
+  ops::copy(stream, host, words);
   return host;
 }
 
@@ -96,23 +102,29 @@ PendingStep Trainer::issue_step() {
     tape_.backward(loss.objective);
   }
   p.stats = clip_grad_norm(model_, config_.grad_clip);
+  // Before the update, which a loss that is not finite on any rank is to leave out. Not part of what the step's
+  // strategy moves, so it is not counted.
+  const CommCounts before_loss = rank_.world->counts();
+  data_->all_reduce(s, loss_sum);
+  const CommCounts of_loss = minus(rank_.world->counts(), before_loss);
+  if (config_.skip_non_finite) skip_unless_finite(model_, loss_sum);
   p.reduced = stamp(s);
   p.result.lr = learning_rate(schedule_of(config_), step_);
   optimizer_->step(p.result.lr);
   p.updated = stamp(s);
 
-  p.result.comm = minus(rank_.world->counts(), before);
+  p.result.comm = minus(minus(rank_.world->counts(), before), of_loss);
   for (auto& [name, count] : std::exchange(carried_, {})) {
     p.result.comm[name].calls += count.calls;
     p.result.comm[name].bytes += count.bytes;
   }
-  data_->all_reduce(s, loss_sum);
   p.loss = copy_behind(s, loss_sum);
-  p.peak = peak_bytes(s, *rank_.world, runtime.served());
+  p.words = reduced_words(s, *rank_.world, runtime.served(), stop_);
   p.statuses = optimizer_->muon().copy_statuses();
   p.skipped = optimizer_->copy_skipped();
   p.done = s.record();
   p.result.step = ++step_;
+  p.sequences = sequences_;
   sequences_ += config_.batch;
   if (!config_.tokens.empty()) p.result.epoch = windows_->epochs(sequences_);
   p.result.host_syncs = device.host_syncs(std::this_thread::get_id()) - waits;
@@ -123,6 +135,8 @@ StepResult Trainer::collect(PendingStep p) {
   p.done.synchronize();
   const auto tokens = static_cast<double>(config_.batch * config_.seq);
   StepResult r = p.result;
+  r.loss = *p.loss.data<double>() / tokens;
+  collected_sequences_ = p.sequences;
   count_skipped(r, p);
   warn_about_skipped_updates(p, r.skipped);
   const Clock::time_point begin = updated_ ? std::max(*updated_, p.issued) : p.issued;
@@ -130,12 +144,12 @@ StepResult Trainer::collect(PendingStep p) {
   r.step_ms = ms(*p.updated - begin);
   r.optim_ms = ms(*p.updated - *p.reduced);
   r.tokens_per_s = tokens / r.step_ms * 1e3;
-  r.loss = *p.loss.data<double>() / tokens;
   r.grad_norm = p.stats->norm;
   r.num_zeros = p.stats->zeros;
-  const int64_t* const peak = p.peak.data<int64_t>();
-  r.peak_bytes = peak[0];
-  if (peak[1] != ~peak[2])
+  const int64_t* const words = p.words.data<int64_t>();
+  r.peak_bytes = words[kPeakBytes];
+  if (stop_) stop_->hear(words[kStop]);
+  if (words[kServed] != ~words[kNotServed])
     throw CommError(fmt::format(
         "step {}: the ranks used different units, the same ones in a different order, or different learning rates, "
         "so the weights are mixed; --nccl-check-calls names the first call that differs",
@@ -147,13 +161,13 @@ void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
   r.skipped_steps = *p.skipped.data<int64_t>();
   r.skipped = skips_.count(r.step, r.skipped_steps);
   if (!r.skipped || rank_.world->rank() != 0) return;
-  const std::string why = p.stats->non_finite > 0
-                              ? fmt::format("{} elements are inf or NaN", p.stats->non_finite)
-                              : "larger than fp32 can hold";
-  warn(
-      "step {} was skipped on all ranks: the gradient norm is not finite ({}); weights and optimizer states "
-      "stay as they were ({} in a row, {} of this run)",
-      r.step, why, skips_.in_a_row(), r.skipped_steps);
+  std::string why = "the gradient norm is not finite (larger than fp32 can hold)";
+  if (p.stats->non_finite > 0)
+    why = fmt::format("the gradient norm is not finite ({} elements are inf or NaN)", p.stats->non_finite);
+  else if (!std::isfinite(r.loss) && std::isfinite(p.stats->norm))
+    why = fmt::format("the loss is {}", std::isnan(r.loss) ? "no number" : "infinite");
+  warn("step {} was skipped on all ranks: {}; weights and optimizer states stay as they were ({} in a row, {} of this run)",
+       r.step, why, skips_.in_a_row(), r.skipped_steps);
 }
 
 void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) {

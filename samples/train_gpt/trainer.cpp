@@ -221,7 +221,10 @@ void Trainer::sync_parameters() {
     unit->wait();
   }
   rank_.device->compute().synchronize();
-  carried_ = minus(rank_.world->counts(), before);
+  for (auto& [name, count] : minus(rank_.world->counts(), before)) {
+    carried_[name].calls += count.calls;
+    carried_[name].bytes += count.bytes;
+  }
 }
 
 double Trainer::evaluate() {

@@ -15,9 +15,12 @@
 #include <sherd/optim/optimizer.h>
 #include <sherd/train/tokens/token_windows.h>
 #include <sherd/train/memory_report.h>
+#include <sherd/train/repeat_step.h>
+#include <sherd/train/replica_check.h>
 #include <sherd/train/saving.h>
 #include <sherd/train/skip_limit.h>
 #include <sherd/train/step_result.h>
+#include <sherd/train/stop_agreement.h>
 
 #include "config.h"
 #include "model.h"
@@ -35,10 +38,16 @@ struct PendingStep {
   Clock::time_point issued;
   std::shared_ptr<Clock::time_point> reduced, updated;  // when the device had the gradients, and the weights
   std::shared_ptr<const sherd::GradientStats> stats;
-  sherd::Tensor loss, peak;             // f64 [1], i64 [3]
+  sherd::Tensor loss, words;            // f64 [1]; i64 [4], see reduced_words()
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
   sherd::Tensor skipped;                // i64 [1], steps skipped so far
+  int64_t sequences = 0;  // of the data that came before it
   sherd::Event done;
+};
+
+/// Which of the run's sequences a step took, from 0.
+struct SequenceRange {
+  int64_t first = 0, count = 0;
 };
 
 class Trainer {
@@ -79,6 +88,19 @@ class Trainer {
   std::string too_many_skipped() const { return skips_.reached(); }
   /// Both: trains the next step.
   sherd::StepResult train_step() { return collect(issue_step()); }
+  /// Has every step from now on ask all ranks whether they wish to stop.
+  void listen_to(std::shared_ptr<sherd::StopAgreement> stop) { stop_ = std::move(stop); }
+  /// Trains the next step twice from the same state, see repeat_step(); no step may be under way. What the step did
+  /// is that of the second time.
+  struct Verified {
+    sherd::StepResult result;
+    sherd::RepeatedStep repeated;
+  };
+  Verified verify_step();
+  /// Compares weights that several ranks hold, between steps. Collective.
+  sherd::ReplicaCheck check_replicas();
+  /// Of the step collected last.
+  SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }
   /// Whether every weight is, on all ranks. Collective.
   bool weights_are_finite();
   /// Mean loss over all held-out windows; NaN when there are none.
@@ -143,6 +165,8 @@ class Trainer {
   uint64_t seed_ = 0;
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
   sherd::SkipLimit skips_;            // --max-skipped-steps
+  std::shared_ptr<sherd::StopAgreement> stop_;
+  int64_t collected_sequences_ = 0;
   sherd::CommCounts carried_;         // of the coming step, issued already
 };
 

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/train/duration.h>
 #include <sherd/train/fields.h>
 
 #include "config_fields.h"
@@ -29,8 +30,11 @@ bool idle_without_training(std::string_view name) {
                                         "timeline",     "trace_steps"};
   if (std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle)) return true;
   if (name == "precision") return false;
-  const auto training = names_of_group("Training");
-  return std::find(training.begin(), training.end(), name) != training.end();
+  const auto in_group = [&](std::string_view title) {
+    const auto names = names_of_group(title);
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  return in_group("Training") || in_group("Guards and stopping");
 }
 
 }  // namespace
@@ -52,6 +56,24 @@ void check_training(const TrainConfig& c, const std::set<std::string_view>& bad,
                                    c.decay_steps, c.steps, c.warmup));
   if (c.adam_beta1 == 1) problems.push_back("--adam-beta1 1: must be less than 1");
   if (c.adam_beta2 == 1) problems.push_back("--adam-beta2 1: must be less than 1");
+}
+
+void check_guards(const TrainConfig& c, const std::set<std::string_view>& bad, const sherd::GivenFlags& given,
+                  std::vector<std::string>& problems) {
+  const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
+  if (good("verify_step", "steps", "stop_at") && c.steps > 0 && c.verify_step > c.last_step())
+    problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one", c.verify_step,
+                                   c.last_step()));
+  // On the command line alone: a file of settings may serve several arrangements of ranks.
+  const bool repeats = c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != "optim_grads_params");
+  if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 && !repeats)
+    problems.push_back(fmt::format(
+        "--check-replicas {}: no two ranks hold the same weights with --ranks {} and --strategy {}; leave it out, or "
+        "give --replicas",
+        c.check_replicas, c.ranks, c.strategy));
+  if (!c.max_wall.empty() && sherd::parse_duration(c.max_wall).value_or(0) <= 0)
+    problems.push_back(
+        fmt::format("--max-wall {}: must be a time greater than 0, {}", c.max_wall, sherd::kDurationForms));
 }
 
 void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given,

@@ -16,6 +16,10 @@ namespace train_gpt {
 void check_training(const TrainConfig& config, const std::set<std::string_view>& bad,
                     const sherd::GivenFlags& given, std::vector<std::string>& problems);
 
+/// --verify-step, --check-replicas and --max-wall.
+void check_guards(const TrainConfig& config, const std::set<std::string_view>& bad, const sherd::GivenFlags& given,
+                  std::vector<std::string>& problems);
+
 /// --eval-only and --sample-only need a checkpoint and leave no use for flags of training; flags of sampling
 /// need a sample.
 void check_without_training(const TrainConfig& config, const sherd::GivenFlags& given,

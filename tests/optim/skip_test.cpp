@@ -285,6 +285,69 @@ TEST(SkippedSteps, AreTakenWhenTheyAreSwitchedOff) {
   }
 }
 
+// Losses of the four ranks: one of them alone is enough, and gradients need not be bad.
+TEST(SkippedSteps, ALossThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
+  for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
+    launch(4, [&](RankContext& r) {
+      FullyShardOptions o;
+      o.strategy = strategy;
+      Rig rig(r, o);
+      Stream& s = r.device->compute();
+      const auto weights = [&] { return ops::to_floats(s, rig.model.named_parameters().at(2).second.shard()); };
+      const auto step = [&](double loss_of_rank_2) {
+        rig.forward();
+        rig.backward();
+        clip_grad_norm(rig.model, 1.0);
+        const double mine = r.world->rank() == 2 ? loss_of_rank_2 : 2;
+        const Tensor loss = Tensor::empty(*r.device, {1}, DType::f64, "test");
+        ops::fill(s, loss, mine);
+        r.world->all_reduce(s, loss);
+        skip_unless_finite(rig.model, loss);
+        rig.optimizer->step(0.01);
+      };
+      step(1);
+      const auto before = weights();
+      step(kNan);
+      step(kInf);
+      step(-kInf);
+      EXPECT_EQ(rig.optimizer->skipped(), 3);
+      EXPECT_EQ(weights(), before);
+      step(0);
+      EXPECT_EQ(rig.optimizer->skipped(), 3) << "a loss of zero is one";
+      if (strategy == Strategy::no_shard) {
+        EXPECT_NE(weights(), before);
+      }
+      const Tensor loss = Tensor::empty(*r.device, {1}, DType::f64, "test");
+      EXPECT_THROW(skip_unless_finite(rig.model, loss), InvalidArgument) << "nobody has looked at gradients";
+    });
+  }
+}
+
+// Gradients that are not finite stay the reason, whatever the loss is, and the step counts once.
+TEST(SkippedSteps, BadGradientsAndABadLossAreOneSkippedStep) {
+  launch(2, [](RankContext& r) {
+    Net net;
+    net.add("w.weight", {4, 4});
+    const Routing routes = route(net);
+    fully_shard(net, DeviceMesh(r.world, {{"shard", 2}}));
+    Optimizer optimizer(net, routes, {});
+    const Gradients bad{.bad = "w.weight", .on = 1, .value = kInf};
+    for (const double value : {1.0, double{kNan}}) {
+      net.use(bad, r.world->rank(), r.world->rank());
+      net(Tensor::empty(*r.device, {1}, DType::f32, "test"));
+      net.run_backward({});
+      clip_grad_norm(net, 0);
+      const Tensor loss = Tensor::empty(*r.device, {1}, DType::f64, "test");
+      ops::fill(r.device->compute(), loss, value);
+      skip_unless_finite(net, loss);
+      optimizer.step(0.1);
+    }
+    EXPECT_EQ(optimizer.skipped(), 2);
+    optimizer.set_skipped(7);
+    EXPECT_EQ(optimizer.skipped(), 7);
+  });
+}
+
 TEST(OptimizerMisuse, OptionsThatCannotBeAreAllNamed) {
   launch(1, [](RankContext& r) {
     Net net;

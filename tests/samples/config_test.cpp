@@ -103,6 +103,11 @@ TrainConfig other_config() {
   c.skip_non_finite = false;
   c.max_skipped_steps = 3;
   c.precision = "bf16";
+  c.loss_spike = 7;
+  c.verify_step = 4;
+  c.check_replicas = 3;
+  c.grace = 25;
+  c.max_wall = "3h50m";
   c.device = "cuda";
   c.comm = "nccl";
   c.bootstrap = "mpi";
@@ -209,6 +214,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
     "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,
     "grad_clip": 1.0, "skip_non_finite": true, "max_skipped_steps": 10, "precision": "fp32", "route": "",
+    "loss_spike": 12.0, "verify_step": 0, "check_replicas": 0, "grace": 0.0, "max_wall": "",
     "muon_mode": "auto", "muon_allow_inexact": false, "ns_form": "standard", "ns_coefficients": "jordan",
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",

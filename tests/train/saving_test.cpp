@@ -2,6 +2,7 @@
 #include <sherd/train/saving.h>
 
 #include <cerrno>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -40,7 +41,7 @@ struct Saved {
   std::vector<std::string> lines, warnings;
   std::set<std::string> last_failures;
 };
-Saved train(SavingOptions options, FileSystem& files = FileSystem::posix()) {
+Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int64_t poisoned_after = 0) {
   Saved saved;
   std::mutex mutex;
   options.files = &files;
@@ -58,6 +59,11 @@ Saved train(SavingOptions options, FileSystem& files = FileSystem::posix()) {
     while (step < options.last_step) {
       rig.step();
       ++step;
+      // One element, on one rank alone.
+      if (step == poisoned_after && rank.world->rank() == 1) {
+        const Tensor shard = rig.model.named_parameters().at(2).second.shard();
+        ops::fill(rank.device->compute(), shard.flat(0, 1), std::numeric_limits<double>::quiet_NaN());
+      }
       saving.told(step);
       saving.after_step(step);
     }
@@ -134,6 +140,29 @@ TEST(Saving, WhatFailsAfterTheCommitIsAWarningAboutThatAlone) {
     EXPECT_THAT(saved.warnings, Each(AllOf(HasSubstr("cannot "), Not(HasSubstr("no checkpoint was saved")))));
     EXPECT_THAT(saved.last_failures, ElementsAre(""));
     EXPECT_EQ(checkpoints(c.folder.save).front(), "step_00000004");
+  }
+}
+
+TEST(Saving, WeightsThatAreNotFiniteAreNeverTheNewestCheckpoint) {
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    SavingOptions c = small();
+    c.folder.save = folder / "run";
+    c.every = 1;
+    c.keep = 1;
+    c.async = async;
+    const Saved saved = train(c, FileSystem::posix(), 3);
+    ASSERT_FALSE(saved.warnings.empty());
+    EXPECT_THAT(saved.warnings.back(), AllOf(HasSubstr("no checkpoint was saved"), HasSubstr("infinite or no number"),
+                                             HasSubstr("head.weight (1 value, the first at element")));
+    EXPECT_THAT(saved.last_failures, ElementsAre(HasSubstr("infinite or no number")));
+    // With async, which of the finite ones was saved last depends on how long each took.
+    const auto there = checkpoints(c.folder.save);
+    ASSERT_EQ(there.size(), 1u);
+    EXPECT_LE(there[0], "step_00000002");
+    if (!async) {
+      EXPECT_EQ(there[0], "step_00000002");
+    }
   }
 }
 

@@ -1,0 +1,201 @@
+#include "training_loop.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/kernels/device/program.h>
+#include <sherd/train/duration.h>
+#include <sherd/train/loss_spike.h>
+#include <sherd/train/saving.h>
+#include <sherd/train/step_progress.h>
+
+#include "run_options.h"
+
+namespace train_gpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+class Loop {
+ public:
+  Loop(Trainer& trainer, const TrainConfig& config, const StopSources& sources, Output* out)
+      : trainer_(trainer),
+        config_(config),
+        out_(out),
+        progress_(
+            sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
+        saving_(trainer.saved_run(), saving_options(config)),
+        spikes_(config.loss_spike),
+        wall_(std::make_shared<sherd::WallLimit>(sherd::parse_duration(config.max_wall).value_or(0))),
+        stop_(std::make_shared<sherd::StopAgreement>(sources.signals, out ? wall_ : nullptr, sources.start)) {
+    trainer_.listen_to(stop_);
+    if (!out_) return;
+    out_->first = trainer_.step();
+    out_->flops_per_token = trainer_.flops_per_token();
+    out_->begin(config, trainer_.step());
+    sherd::read_losses(config.metrics, out_->first, out_->losses, out_->held_out);
+    for (const double loss : out_->losses) spikes_.add(loss);
+    if (config.verify_step > 0 && config.verify_step <= trainer_.step())
+      warn(fmt::format("--verify-step {}: this run begins with step {}, so that nothing is verified",
+                       config.verify_step, trainer_.step() + 1));
+  }
+  ~Loop() { trainer_.listen_to(nullptr); }
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  TrainingEnd run(sherd::TraceOutput& trace, std::string& doing) {
+    std::string ended;  // why training ended before its last step, for the worse
+    while (trainer_.step() < config_.last_step() && ended.empty() && !stop_->stops()) {
+      const auto begin = Clock::now();
+      trace.before_step(trainer_.step() + 1);
+      doing = fmt::format("training step {}", trainer_.step() + 1);
+      ended = next_step();
+      if (ended.empty()) {
+        ended = trainer_.too_many_skipped();
+        // All ranks leave together, and what is being saved is not lost: nothing is thrown.
+        if (!ended.empty() || stop_->stops()) saving_.ends_with(trainer_.step());
+        save();
+      }
+      wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
+    }
+    if (out_) out_->seconds = progress_.seconds();
+    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_->limit())};
+  }
+
+ private:
+  // Trains a step. @returns why nothing may follow it, not even a save; empty: all is well.
+  std::string next_step() {
+    const int64_t step = trainer_.step() + 1;
+    const bool verifies = step == config_.verify_step;
+    if (verifies && before_) tell(trainer_.collect(*std::exchange(before_, {})), false);
+    std::optional<Trainer::Verified> verified;
+    std::optional<PendingStep> now;
+    if (verifies) {
+      verified = trainer_.verify_step();
+      verified->result.save_ms = std::exchange(waited_, {});
+    } else {
+      now = trainer_.issue_step();
+      now->result.save_ms = std::exchange(waited_, {});
+      if (before_) tell(trainer_.collect(*std::exchange(before_, {})), false);
+    }
+    const bool evaluate =
+        config_.eval_every > 0 && (step % config_.eval_every == 0 || step == config_.last_step());
+    const bool check = config_.check_replicas > 0 && step % config_.check_replicas == 0;
+    if (verified) {
+      tell(verified->result, evaluate);
+    } else if (step == config_.last_step() || evaluate || check || saving_.stops_after(step) ||
+               stop_->stops() || trainer_.next_skip_is_the_last()) {
+      tell(trainer_.collect(std::move(*now)), evaluate);
+    } else {
+      before_ = std::move(now);
+    }
+    std::string wrong = verified ? judge(step, verified->repeated) : "";
+    if (wrong.empty() && check) wrong = compare_replicas(step);
+    return wrong;
+  }
+
+  void tell(sherd::StepResult result, bool evaluate) {
+    loss_ = result.loss;
+    if (evaluate) result.eval_loss = trainer_.evaluate();
+    if (out_) {
+      if (const auto spike = spikes_.add(result.loss)) {
+        result.loss_spike = true;
+        const SequenceRange data = trainer_.collected_sequences();
+        warn(sherd::describe(*spike, result.step, result.grad_norm, data.first, data.count));
+      }
+      out_->losses.push_back(result.loss);
+      if (result.eval_loss) out_->held_out.emplace_back(result.step, *result.eval_loss);
+      // Before the step is saved: a run that is killed in between must not miss the line for good.
+      out_->write_step(result, config_);
+      progress_.step(result);
+    }
+    saving_.told(result.step);
+  }
+
+  // Every rank names what differs in its own state, since no other rank has seen it.
+  std::string judge(int64_t step, const sherd::RepeatedStep& repeated) {
+    const std::string copy = fmt::format("the copy took {:.1f} MiB of host memory",
+                                         static_cast<double>(repeated.bytes) / (1 << 20));
+    if (!repeated.difference.empty())
+      sherd::print_error("train_gpt",
+                         fmt::format("--verify-step: step {}, done twice, differs on rank {}: {}", step,
+                                     trainer_.world()->rank(), repeated.difference));
+    if (repeated.same && out_)
+      progress_.note(
+          fmt::format("step {} done twice from the same state: loss, gradient norm, weights and optimizer "
+                      "state are the same bits on every rank; {}",
+                      step, copy));
+    return repeated.same
+               ? ""
+               : fmt::format(
+                     "step {}, done twice from the same state, gave other bits the second time (named "
+                     "above, by rank); nothing was saved after it. Look for faulty memory or an "
+                     "unstable machine, or for a kernel that does not repeat itself",
+                     step);
+  }
+
+  std::string compare_replicas(int64_t step) {
+    const sherd::ReplicaCheck check = trainer_.check_replicas();
+    if (check.differences.empty()) return "";
+    return fmt::format(
+        "after step {} ranks that should hold the same weights do not: {}. The step was not saved; take "
+        "the machine of such a rank out of the job, and go on from an earlier checkpoint",
+        step, check.describe());
+  }
+
+  void save() {
+    waited_ = saving_.after_step(trainer_.step());
+    for (const std::string& line : saving_.take_lines()) progress_.note(line);
+    for (const std::string& line : saving_.take_warnings())
+      if (out_) warn(line);
+    if (saving_.longest_save()) wall_->save_took(*saving_.longest_save());
+  }
+
+  std::string problems(std::string ended) {
+    std::vector<std::string> wrong;
+    if (!ended.empty()) wrong.push_back(std::move(ended));
+    if (!std::isfinite(loss_))
+      wrong.push_back(fmt::format("the loss of step {} is {}", trainer_.step(),
+                                  std::isnan(loss_) ? "no number" : "infinite"));
+    if (!trainer_.weights_are_finite())
+      wrong.push_back(
+          "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
+    if (!saving_.last_failure().empty())
+      wrong.push_back("its last checkpoint is missing: " + saving_.last_failure());
+    if (out_)
+      for (std::string& failure : out_->finish()) wrong.push_back(std::move(failure));
+    return wrong.empty() ? "" : fmt::format("training ended, but {}", fmt::join(wrong, "; "));
+  }
+
+  Trainer& trainer_;
+  const TrainConfig& config_;
+  Output* out_;
+  sherd::StepProgress progress_;
+  sherd::Saving saving_;
+  sherd::LossSpikeDetector spikes_;
+  std::shared_ptr<sherd::WallLimit> wall_;
+  std::shared_ptr<sherd::StopAgreement> stop_;
+  double loss_ = 0;                    // of the latest step that was told of
+  std::optional<double> waited_;       // for the latest checkpoint, in ms
+  std::optional<PendingStep> before_;  // under way: the device is never without work while the host tells
+};
+
+}  // namespace
+
+TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
+                  sherd::TraceOutput& trace, Output* out, std::string& doing) {
+  TrainingEnd end = Loop(trainer, config, sources, out).run(trace, doing);
+  if (end.stopped.empty() && sources.signals != nullptr) sources.signals->release();
+  return end;
+}
+
+}  // namespace train_gpt

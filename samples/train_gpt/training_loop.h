@@ -1,0 +1,38 @@
+// Training, from its first step to its last or to where it has to end.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include <sherd/train/stop_request.h>
+#include <sherd/train/trace_output.h>
+
+#include "config.h"
+#include "output.h"
+#include "trainer.h"
+
+namespace train_gpt {
+
+/// What asks a run to stop before its last step.
+struct StopSources {
+  /// The process's signals; null: none are taken.
+  sherd::StopRequest* signals = nullptr;
+  /// What --max-wall counts from.
+  std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+};
+
+/// How training ended; the same on every rank, but for what rank 0 alone writes.
+struct TrainingEnd {
+  /// What is wrong with the end of it, in words; empty: nothing.
+  std::string wrong;
+  /// Why it stopped early, saved if it was to be, in words: a signal, --max-wall. Empty: it did not.
+  std::string stopped;
+};
+
+/// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective. A run that was not
+/// stopped gives the signals back: what follows its last step is saved already, and a signal ends it as ever.
+/// @param out null but on rank 0. @param doing what messages about failures say the rank is at.
+TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
+                  sherd::TraceOutput& trace, Output* out, std::string& doing);
+
+}  // namespace train_gpt
