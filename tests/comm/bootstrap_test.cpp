@@ -1,11 +1,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
+#include <fstream>
 #include <map>
 
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
+
+#include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
@@ -143,6 +148,65 @@ TEST(Environment, OneHostNeedsNoAddress) {
 
 TEST(Environment, OneProcessNeedsNoStore) {
   expect(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}), 0, 1, 0, "", 0);
+}
+
+const Variables kTwo{
+    {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+
+TEST(Environment, HasTheJobsSecret) {
+  EXPECT_EQ(read(kTwo).secret, "");
+  EXPECT_EQ(read(kTwo).without_secret, WithoutSecret::everywhere);
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", " a b\n"}})).secret, " a b\n");
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "loopback"}})).without_secret,
+            WithoutSecret::loopback);
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "everywhere"}})).without_secret,
+            WithoutSecret::everywhere);
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "lo"}})),
+              AllOf(HasSubstr("SHERD_STORE_WITHOUT_SECRET is \"lo\""), Not(HasSubstr("torchrun"))));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", ""}})),
+              HasSubstr("SHERD_JOB_SECRET is set and empty"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", "a"}, {"SHERD_JOB_SECRET_FILE", "/b"}})),
+              HasSubstr("SHERD_JOB_SECRET and SHERD_JOB_SECRET_FILE are both set"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", std::string(5000, 'x')}})),
+              HasSubstr("more than 4096 bytes"));
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", std::string(4096, 'x')}})).secret.size(), 4096u);
+  EXPECT_EQ(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"SHERD_JOB_SECRET", ""}}).secret,
+            "")
+      << "one process has no store";
+}
+
+TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "secret";
+  const auto write = [&](const std::string& text, mode_t mode) {
+    std::ofstream(path, std::ios::binary) << text;
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+  };
+  const Variables v = with(kTwo, {{"SHERD_JOB_SECRET_FILE", path}});
+  EXPECT_THAT(refusal(v), AllOf(HasSubstr(path), HasSubstr("No such file")));
+  for (const char* text : {"a b", "a b\n", "a b\r\n"}) {
+    write(text, 0600);
+    EXPECT_EQ(read(v).secret, "a b");
+  }
+  write("a\nb\n\n", 0400);
+  EXPECT_EQ(read(v).secret, "a\nb\n");
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  for (const mode_t mode : {0644u, 0640u, 0604u, 0620u, 0602u}) {
+    write("a b", mode);
+    EXPECT_THAT(refusal(v), AllOf(HasSubstr(path), HasSubstr("others may read or write it"),
+                                  HasSubstr("chmod 600"), Not(HasSubstr("a b"))))
+        << mode;
+  }
+  write("\n", 0600);
+  EXPECT_THAT(refusal(v), HasSubstr("has no bytes"));
+  write(std::string(4096, 'x') + "\n", 0600);
+  EXPECT_EQ(read(v).secret.size(), 4096u);
+  write(std::string(4097, 'x'), 0600);
+  EXPECT_THAT(refusal(v), HasSubstr("more than 4096 bytes"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", folder.path().string()}})),
+              HasSubstr("no regular file"));
+  ASSERT_EQ(mkfifo((path + "2").c_str(), 0600), 0);
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("no regular file"));
 }
 
 TEST(Environment, RefusalsNameEverythingThatIsWrong) {

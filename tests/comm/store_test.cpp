@@ -1,6 +1,10 @@
 // The job's store: its verbs, and every way in which processes fail to find each other or lose each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +20,8 @@
 #include <sherd/comm/bootstrap/detail/store_wire.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 #include <sherd/kernels/device/error.h>
+
+#include "comm/store_peer.h"
 
 namespace sherd::test {
 namespace {
@@ -185,7 +191,7 @@ TEST(Bootstrap, APortThatIsTakenIsAnErrorThatNamesIt) {
 /// Whether the store of a job of two that is told to listen on `host` answers on `address`.
 bool answers(const std::string& host, bool one_host, const std::string& address) {
   const int port = free_port();
-  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, 1s);
+  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, {.linger = 1s});
   std::string why;
   return static_cast<bool>(Socket::connect(address, port, Clock::now() + 5s, why));
 }
@@ -198,6 +204,31 @@ TEST(Bootstrap, ListensOnEveryInterfaceUnlessAllAreOnOneHost) {
   EXPECT_FALSE(answers("127.0.0.1", true, "127.0.0.2"));
   EXPECT_TRUE(answers("127.0.0.1", true, "127.0.0.1"));
   EXPECT_TRUE(answers("192.0.2.77", true, "127.0.0.1")) << "an address of nobody's";
+}
+
+/// An IPv4 address of this host's that is not loopback; empty when it has none.
+std::string own_address() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  std::string found;
+  for (const ifaddrs* i = list; i && found.empty(); i = i->ifa_next) {
+    char text[64];
+    if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) &&
+        getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
+        !is_loopback(text))
+      found = text;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+TEST(Bootstrap, ListensOnTheAddressThatTheOthersUseWhereItIsItsOwn) {
+  const std::string own = own_address();
+  if (own.empty()) GTEST_SKIP() << "this host has loopback alone";
+  EXPECT_TRUE(answers(own, false, own));
+  EXPECT_FALSE(answers(own, false, "127.0.0.1"));
+  EXPECT_FALSE(answers(own, true, own)) << "on one host, loopback is enough";
+  EXPECT_TRUE(answers(own, true, "127.0.0.1"));
 }
 
 TEST(Bootstrap, NobodyListensUntilTheTimeout) {
@@ -240,10 +271,7 @@ TEST(Loss, AStoreThatDoesNotAnswerIsLostToWhoIsInAHurry) {
     pollfd p{listener.fd(), POLLIN, 0};
     poll(&p, 1, 5000);
     const Socket s(::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK));
-    s.receive(in, Clock::now() + 5s, why);
-    s.send(in + store_wire::encode(StoreReply{StoreReply::Status::ok}), Clock::now() + 5s, why);
-    in.clear();
-    s.receive(in, Clock::now() + 5s, why);
+    StorePeer(Socket(::dup(s.fd()))).welcome();
     while (s.receive(in, Clock::now() + 5s, why)) {
     }
   });
@@ -294,7 +322,7 @@ TEST(Hostile, WhatNoClientSendsIsCutOffAndOthersAreServed) {
   std::string noise(100'000, ' ');
   for (char& c : noise) c = static_cast<char>(random());
   for (const std::string& bytes :
-       {std::string("GET / HTTP/1.1\r\n\r\n"), frame(0xffffffff, "x"), frame(0x7fffffff, "sherd store 2\n"),
+       {std::string("GET / HTTP/1.1\r\n\r\n"), frame(0xffffffff, "x"), frame(0x7fffffff, "sherd store 3\n"),
         frame(0, ""), frame(4, "junk"), noise}) {
     std::string why, answer;
     const Socket s = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why);
@@ -307,7 +335,7 @@ TEST(Hostile, WhatNoClientSendsIsCutOffAndOthersAreServed) {
   // Half a hello, then silence; and one that hangs up in the middle of it.
   std::string why;
   const Socket slow = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why);
-  slow.send(frame(22, "sherd st"), Clock::now() + 5s, why);
+  slow.send(frame(46, "sherd st"), Clock::now() + 5s, why);
   { const Socket gone = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why); }
   EXPECT_EQ(good->get("k"), "v");
   EXPECT_FALSE(announced(*good)) << "strangers are no ranks";
@@ -315,17 +343,15 @@ TEST(Hostile, WhatNoClientSendsIsCutOffAndOthersAreServed) {
 
 TEST(Hostile, ARankThatSendsDamagedRequestsIsCutOffAndAnnounced) {
   ServerStore server(kLoopback, 0, 3, 1s);
-  std::string why, answer;
-  const Socket s = Socket::connect(kLoopback, server.port(), Clock::now() + 5s, why);
-  ASSERT_TRUE(s.send(store_wire::encode(store_wire::Hello{2, 3, {}}), Clock::now() + 5s, why));
-  ASSERT_TRUE(s.receive(answer, Clock::now() + 5s, why));
-  s.send(std::string("\x01\x00\x00\x00\xff", 5), Clock::now() + 5s, why);
-  while (s.receive(answer, Clock::now() + 5s, why)) {
-  }
+  StorePeer peer(server.port());
+  ASSERT_TRUE(peer.greet({2, 3, {}, {}}));
+  peer.send(std::string("\x01\x00\x00\x00\xff", 5));
+  EXPECT_TRUE(peer.is_closed());
   const auto deadline = Clock::now() + 5s;
   while (!announced(server) && Clock::now() < deadline) std::this_thread::sleep_for(1ms);
   ASSERT_TRUE(announced(server));
   EXPECT_EQ(announced(server)->rank, 2);
+  EXPECT_THAT(announced(server)->cause, HasSubstr("it sent what no rank sends"));
 }
 
 TEST(Hostile, FramesThatAreCutOrChangedAreRefusedOrRead) {
@@ -346,6 +372,8 @@ TEST(Hostile, FramesThatAreCutOrChangedAreRefusedOrRead) {
       (void)store_wire::decode_reply(changed);
       (void)store_wire::decode_request(changed);
       (void)store_wire::decode_hello(changed);
+      (void)store_wire::decode_opening(changed);
+      (void)store_wire::decode_welcome(changed);
     }
   }
   bool too_long = false;
