@@ -23,8 +23,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kAcceptedAtOnce = 16;
 // Who is refused has this long to read why.
 constexpr auto kRefusalTime = std::chrono::seconds(1);
-// While the process has no further handle.
-constexpr auto kNoHandlePause = std::chrono::milliseconds(50);
+// While the system gives no further connection.
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 /// Announces through the server's own table.
 class TableStore final : public Store {
@@ -101,9 +101,11 @@ void StoreServer::accept() {
     int error = 0;
     Socket s = listener_.accept(host, port, error);
     if (!s) {
+      if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
       // Out of handles: strangers have some. Else the listener stays readable, and a pause keeps this from
       // spinning.
-      if ((error == EMFILE || error == ENFILE) && !make_room()) accept_again_ = Clock::now() + kNoHandlePause;
+      const bool no_handles = error == EMFILE || error == ENFILE;
+      if (!no_handles || !make_room()) accept_again_ = Clock::now() + kAcceptPause;
       return;
     }
     if (connections_.size() >= static_cast<size_t>(job_.size) + gate_.strangers) make_room();
@@ -133,18 +135,19 @@ bool StoreServer::make_room() {
 }
 
 bool StoreServer::attend(Connection& c, short seen, Time now) {
-  if (c.session.rank() < 0 && now >= c.until) {
-    tell(c, fmt::format("it did not say who it is within {} ms", gate_.patience.count()), now);
-    return false;
+  if (seen != 0) {
+    if (c.session.over() && c.session.pending().empty()) return false;  // it has read why, and hung up
+    const bool good = c.session.pending().empty() ? read(c, now) : write(c);
+    if (c.session.over() && !c.told) {
+      tell(c, c.session.complaint(), now);
+      c.until = now + kRefusalTime;
+    }
+    if (!good && c.session.rank() < 0) tell(c, "its connection broke before it said who it is", now);
+    if (!good || (c.session.over() && !c.session.refused())) return false;
   }
-  if (seen == 0) return true;
-  if (c.session.over() && c.session.pending().empty()) return false;  // it has read why, and hung up
-  const bool good = c.session.pending().empty() ? read(c, now) : write(c);
-  if (c.session.over() && !c.told) {
-    tell(c, c.session.complaint(), now);
-    c.until = now + kRefusalTime;
-  }
-  return good && (!c.session.over() || c.session.refused());
+  if (c.session.rank() >= 0 || now < c.until) return true;
+  tell(c, fmt::format("it did not say who it is within {} ms", gate_.patience.count()), now);
+  return false;
 }
 
 bool StoreServer::read(Connection& c, Time now) {
