@@ -20,6 +20,7 @@
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 #include <sherd/kernels/device/error.h>
 
+#include "comm/store_lines.h"
 #include "comm/store_peer.h"
 
 namespace sherd::test {
@@ -34,32 +35,6 @@ using Clock = std::chrono::steady_clock;
 using Verdict = store_wire::Welcome::Verdict;
 
 const std::string kLoopback = "127.0.0.1", kSecret = "the secret of this job";
-
-/// What a store tells.
-class Lines {
- public:
-  StoreLog log() {
-    return [this](const std::string& line) {
-      std::lock_guard lock(mutex_);
-      lines_.push_back(line);
-    };
-  }
-  std::vector<std::string> all() const {
-    std::lock_guard lock(mutex_);
-    return lines_;
-  }
-  /// Waits for so many, then a little for one too many.
-  std::vector<std::string> wait(size_t count) const {
-    for (const auto last = Clock::now() + 10s; all().size() < count && Clock::now() < last;)
-      std::this_thread::sleep_for(5ms);
-    std::this_thread::sleep_for(20ms);
-    return all();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::vector<std::string> lines_;
-};
 
 LaunchEnvironment rank_of(int rank, int size, int port, const std::string& secret) {
   LaunchEnvironment e{rank, size, rank, kLoopback, port, true};
@@ -184,24 +159,6 @@ TEST(JobSecret, ARankDoesNotTrustAStoreThatDoesNotKnowIt) {
     EXPECT_THAT(error_of([&] { connect_store(rank_of(1, 2, listener.local_port(), kSecret), 1h); }),
                 AllOf(HasSubstr("does not know the secret"), HasSubstr("SHERD_JOB_SECRET")));
   }
-}
-
-TEST(JobSecret, TheServersProofIsNotTheClients) {
-  const store_wire::Opening client{std::string(32, 'a')}, server{std::string(32, 'b')};
-  const store_wire::Hello hello{1, 2, "job", {}}, other{1, 2, "jo", {}}, rank{2, 2, "job", {}};
-  const store_proof::Talk talk{client, server, hello}, swapped{server, client, hello};
-  using store_proof::Role;
-  const std::string proof = store_proof::proof(kSecret, Role::client, talk);
-  EXPECT_EQ(proof.size(), store_wire::kProofBytes);
-  EXPECT_TRUE(store_proof::proves(proof, kSecret, Role::client, talk));
-  EXPECT_FALSE(store_proof::proves(proof, kSecret, Role::server, talk));
-  EXPECT_FALSE(store_proof::proves(proof, kSecret + " ", Role::client, talk));
-  EXPECT_FALSE(store_proof::proves(proof, kSecret, Role::client, swapped));
-  EXPECT_FALSE(store_proof::proves(proof, kSecret, Role::client, {client, server, other}));
-  EXPECT_FALSE(store_proof::proves(proof, kSecret, Role::client, {client, server, rank}));
-  EXPECT_FALSE(store_proof::proves(proof.substr(1), kSecret, Role::client, talk));
-  EXPECT_FALSE(store_proof::proves({}, kSecret, Role::client, talk));
-  EXPECT_NE(store_proof::random_bytes(), store_proof::random_bytes());
 }
 
 TEST(Strangers, ThatClaimARankThatIsTakenGetNowhere) {
@@ -349,116 +306,6 @@ TEST(Strangers, ThatTakeTheProcesssLastHandlesAreSentAway) {
   }
   job.expect_closed();
   EXPECT_FALSE(announced(job.server));
-}
-
-TEST(Strangers, AreCountedWhereTheyAreMany) {
-  Lines lines;
-  const auto start = Clock::now();
-  {
-    DropLog log(lines.log());
-    for (int i = 0; i < 1000; ++i) log.dropped("192.0.2.1", std::to_string(i), "it said nothing", start);
-    log.dropped("192.0.2.2", "7", "it said nothing", start);
-    EXPECT_EQ(lines.all().size(), 16u);
-    EXPECT_EQ(lines.all().front(), "store: dropped a connection from 192.0.2.1 port 0: it said nothing");
-    log.look(start + 9s);
-    EXPECT_EQ(lines.all().size(), 16u);
-    log.look(start + 10s);
-    EXPECT_EQ(lines.all().size(), 18u);
-    EXPECT_EQ(lines.all()[16], "store: dropped 984 more connections from 192.0.2.1");
-    EXPECT_EQ(lines.all()[17], "store: dropped 1 more connection from 192.0.2.2");
-    for (int i = 0; i < 100; ++i) log.dropped("192.0.2." + std::to_string(i), "1", "late", start + 20s);
-  }
-  EXPECT_EQ(lines.all().size(), 18u + 16 + DropLog::kHosts + 1) << "what was held back is told at the end";
-  EXPECT_EQ(lines.all().back(), "store: dropped 76 more connections from other addresses");
-  DropLog failing([](const std::string&) { throw std::runtime_error("no more room"); });
-  failing.dropped("192.0.2.1", "1", "it said nothing", start);
-}
-
-/// A session that has gone through the handshake as this rank.
-void become(StoreSession& session, int rank, int size) {
-  const store_wire::Opening client{std::string(32, 'c')}, server{std::string(32, 's')};
-  store_wire::Hello hello{rank, size, {}, {}};
-  hello.proof = store_proof::proof(kSecret, store_proof::Role::client, {client, server, hello});
-  session.receive(store_wire::encode(client));
-  EXPECT_EQ(session.pending(), store_wire::encode(server));
-  session.sent(session.pending().size());
-  session.receive(store_wire::encode(hello));
-  session.sent(session.pending().size());
-  EXPECT_EQ(session.rank(), rank);
-}
-
-TEST(StoreSession, HoldsNoMoreThanOneReplyOfWhoDoesNotRead) {
-  StoreJob job{3, {}, kSecret};
-  job.table.apply({StoreRequest::Op::set, 0, "k", std::string(Store::kMaxValue, 'v')});
-  StoreSession session(job, std::string(32, 's'));
-  become(session, 2, 3);
-  constexpr int kQuestions = 20;
-  std::string questions;
-  for (int i = 0; i < kQuestions; ++i)
-    questions += store_wire::encode(StoreRequest{StoreRequest::Op::get, 0, "k", {}});
-  session.receive(questions);
-  EXPECT_FALSE(session.wants_input()) << "until the reply is read";
-  EXPECT_LT(session.pending().size(), Store::kMaxValue + 64);
-  session.sent(10);
-  EXPECT_FALSE(session.wants_input());
-  int replies = 0;
-  for (; !session.pending().empty(); ++replies) session.sent(session.pending().size());
-  EXPECT_EQ(replies, kQuestions);
-  EXPECT_TRUE(session.wants_input());
-  EXPECT_EQ(session.unanswered(), 0u);
-}
-
-TEST(StoreSession, TouchesNothingBeforeItKnowsWhoAsks) {
-  StoreJob job{3, {}, kSecret};
-  const std::string request = store_wire::encode(StoreRequest{StoreRequest::Op::set, 0, "k", "v"});
-  for (const std::string& before :
-       {std::string(), store_wire::encode(store_wire::Opening{std::string(32, 'c')}),
-        store_wire::encode(store_wire::Opening{std::string(32, 'c')}) +
-            store_wire::encode(store_wire::Hello{2, 3, {}, std::string(32, 'p')})}) {
-    StoreSession session(job, std::string(32, 's'));
-    session.receive(before + request);
-    while (!session.pending().empty()) session.sent(session.pending().size());
-    EXPECT_EQ(session.rank(), -1);
-    EXPECT_TRUE(session.over());
-    EXPECT_NE(session.complaint(), "");
-    EXPECT_TRUE(job.present.empty());
-    EXPECT_EQ(job.table.apply({StoreRequest::Op::get, 0, "k", {}}).status, StoreReply::Status::absent);
-  }
-  {
-    StoreSession session(job, std::string(32, 's'));
-    become(session, 2, 3);
-    EXPECT_TRUE(job.present.contains(2));
-    session.receive(request);
-  }
-  EXPECT_TRUE(job.present.empty()) << "the rank is free again";
-  EXPECT_EQ(job.table.apply({StoreRequest::Op::get, 0, "k", {}}).status, StoreReply::Status::ok);
-}
-
-TEST(WithoutASecret, SeveralHostsAreWarnedOfOnceOrRefused) {
-  Lines lines;
-  const int port = Socket::listen(kLoopback, 0).local_port();
-  LaunchEnvironment e{0, 2, 0, "node0", port};
-  connect_store(e, 1s, {.log = lines.log()});
-  EXPECT_THAT(lines.all(), ElementsAre(AllOf(HasSubstr("no secret"), HasSubstr("SHERD_JOB_SECRET"),
-                                             HasSubstr("port " + std::to_string(port)))));
-  e.without_secret = WithoutSecret::loopback;
-  for (const int rank : {0, 1}) {
-    e.rank = rank;
-    EXPECT_THAT(error_of([&] { connect_store(e, 1s, {.log = lines.log()}); }),
-                AllOf(HasSubstr("node0"), HasSubstr("SHERD_JOB_SECRET"), HasSubstr("loopback")));
-  }
-  // Where there is a secret, or one host, there is nothing to warn of.
-  e.rank = 0;
-  e.secret = kSecret;
-  connect_store(e, 1s, {.log = lines.log()});
-  connect_store(rank_of(0, 2, port, {}), 1s, {.log = lines.log()});
-  e = {0, 2, 0, "127.0.0.1", port};
-  e.without_secret = WithoutSecret::loopback;
-  const auto store = connect_store(e, 1s, {.log = lines.log()});
-  EXPECT_EQ(lines.all().size(), 1u);
-  std::string why;
-  EXPECT_FALSE(Socket::connect("127.0.0.2", port, Clock::now() + 5s, why))
-      << "on loopback's own address alone";
 }
 
 }  // namespace

@@ -1,10 +1,6 @@
 // The job's store: its verbs, and every way in which processes fail to find each other or lose each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -188,49 +184,6 @@ TEST(Bootstrap, APortThatIsTakenIsAnErrorThatNamesIt) {
               HasSubstr("cannot listen on 127.0.0.1:" + std::to_string(port)));
 }
 
-/// Whether the store of a job of two that is told to listen on `host` answers on `address`.
-bool answers(const std::string& host, bool one_host, const std::string& address) {
-  const int port = free_port();
-  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, {.linger = 1s});
-  std::string why;
-  return static_cast<bool>(Socket::connect(address, port, Clock::now() + 5s, why));
-}
-
-// Kubernetes gives the first pod MASTER_ADDR=localhost and the others a name; or it is a service's address,
-// which no host has.
-TEST(Bootstrap, ListensOnEveryInterfaceUnlessAllAreOnOneHost) {
-  EXPECT_TRUE(answers("localhost", false, "127.0.0.2"));
-  EXPECT_TRUE(answers("127.0.0.1", false, "127.0.0.2"));
-  EXPECT_FALSE(answers("127.0.0.1", true, "127.0.0.2"));
-  EXPECT_TRUE(answers("127.0.0.1", true, "127.0.0.1"));
-  EXPECT_TRUE(answers("192.0.2.77", true, "127.0.0.1")) << "an address of nobody's";
-}
-
-/// An IPv4 address of this host's that is not loopback; empty when it has none.
-std::string own_address() {
-  ifaddrs* list = nullptr;
-  if (getifaddrs(&list) != 0) return {};
-  std::string found;
-  for (const ifaddrs* i = list; i && found.empty(); i = i->ifa_next) {
-    char text[64];
-    if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) &&
-        getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
-        !is_loopback(text))
-      found = text;
-  }
-  freeifaddrs(list);
-  return found;
-}
-
-TEST(Bootstrap, ListensOnTheAddressThatTheOthersUseWhereItIsItsOwn) {
-  const std::string own = own_address();
-  if (own.empty()) GTEST_SKIP() << "this host has loopback alone";
-  EXPECT_TRUE(answers(own, false, own));
-  EXPECT_FALSE(answers(own, false, "127.0.0.1"));
-  EXPECT_FALSE(answers(own, true, own)) << "on one host, loopback is enough";
-  EXPECT_TRUE(answers(own, true, "127.0.0.1"));
-}
-
 TEST(Bootstrap, NobodyListensUntilTheTimeout) {
   const auto start = Clock::now();
   EXPECT_THAT(comm_error([&] { client(free_port(), 1, 2, 300ms); }),
@@ -352,34 +305,6 @@ TEST(Hostile, ARankThatSendsDamagedRequestsIsCutOffAndAnnounced) {
   ASSERT_TRUE(announced(server));
   EXPECT_EQ(announced(server)->rank, 2);
   EXPECT_THAT(announced(server)->cause, HasSubstr("it sent what no rank sends"));
-}
-
-TEST(Hostile, FramesThatAreCutOrChangedAreRefusedOrRead) {
-  const std::string request =
-      store_wire::encode(StoreRequest{StoreRequest::Op::set, -5, "key", "value"}).substr(4);
-  StoreReply reply{StoreReply::Status::ok, 9, {"one", ""}};
-  const std::string answer = store_wire::encode(reply).substr(4);
-  ASSERT_TRUE(store_wire::decode_request(request));
-  EXPECT_EQ(store_wire::decode_request(request)->value, "value");
-  EXPECT_EQ(store_wire::decode_request(request)->number, -5);
-  EXPECT_EQ(store_wire::decode_reply(answer)->values, reply.values);
-  for (size_t n = 0; n < answer.size(); ++n) EXPECT_FALSE(store_wire::decode_reply(answer.substr(0, n)));
-  for (size_t n = 0; n < 16; ++n) EXPECT_FALSE(store_wire::decode_request(request.substr(0, n)));
-  for (size_t n = 0; n < answer.size(); ++n) {
-    for (int bit = 0; bit < 8; ++bit) {
-      std::string changed = answer;
-      changed[n] = static_cast<char>(changed[n] ^ (1 << bit));
-      (void)store_wire::decode_reply(changed);
-      (void)store_wire::decode_request(changed);
-      (void)store_wire::decode_hello(changed);
-      (void)store_wire::decode_opening(changed);
-      (void)store_wire::decode_welcome(changed);
-    }
-  }
-  bool too_long = false;
-  std::string huge("\xff\xff\xff\xff", 4);
-  EXPECT_FALSE(store_wire::take_frame(huge, 100, too_long));
-  EXPECT_TRUE(too_long);
 }
 
 TEST(Loss, AClosedStoreIsNoFailureAndABrokenOneIs) {
