@@ -8,6 +8,7 @@ if(NOT TARGET fmt::fmt)
   find_package(fmt REQUIRED)
 endif()
 find_package(nlohmann_json REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(Protobuf REQUIRED)
 
 # Not by its package file, which insists on OpenCL headers that the library does not need here.

@@ -3,7 +3,8 @@
 #
 #   static: protobuf, xxHash, LAPACK, BLAS and Fortran's runtime (netlib's: no program depends on their speed); fmt from
 #           its headers
-#   shared: oneDNN (no archive), and with it libgomp and libstdc++, of which a program must not have two; CUDA, NCCL
+#   shared: oneDNN (no archive), and with it libgomp and libstdc++, of which a program must not have two; libcrypto, which
+#           is large; CUDA, NCCL
 option(SHERD_PORTABLE "Link statically where possible, for running on another machine" OFF)
 if(NOT SHERD_PORTABLE)
   return()

@@ -150,7 +150,9 @@ int threads_of(const LaunchEnvironment& environment, int ranks) {
 void launch_process(int ranks, const LaunchOptions& options, const Backend& backend,
                     const std::function<void(RankContext&)>& body) {
   // The store comes first: a rank that cannot go on then tells the others, which would wait for it.
-  const Job job = join_job(backend.joins_by_mpi ? JobOptions{Bootstrap::mpi} : options.job, options.timeout);
+  JobOptions joining = options.job;
+  if (backend.joins_by_mpi) joining.bootstrap = Bootstrap::mpi;
+  const Job job = join_job(joining, options.timeout);
   const int rank = job.environment.rank, size = job.environment.size;
   RankContext context;
   try {

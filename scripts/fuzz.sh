@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of manifests and safetensors files with clang's libFuzzer, address and undefined sanitizers.
-# Usage: scripts/fuzz.sh [RUNS of each target, 200000]
+# Fuzzes the readers of manifests, safetensors files and messages to a job's store with clang's libFuzzer, address and
+# undefined sanitizers. Usage: scripts/fuzz.sh [RUNS of each target, 200000] [TARGET...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 runs=${1:-200000}
+targets=("${@:2}")
+[ ${#targets[@]} -gt 0 ] || targets=(fuzz_manifest fuzz_safetensors fuzz_store)
 scripts/install_deps.sh clang libclang-rt-dev
 
 build=build/fuzz
 cmake -S tests/fuzz -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
   -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
-cmake --build "$build"
+cmake --build "$build" --target make_seeds "${targets[@]}"
 rm -rf "$build/corpus"
 "$build/make_seeds" "$build/corpus"
 
 # Inputs have at most 4 KiB: no allocation may pass 1 MiB, and all memory (most of it the sanitizer's own) 512 MiB.
 export ASAN_OPTIONS=quarantine_size_mb=16
-for target in fuzz_manifest fuzz_safetensors; do
+for target in "${targets[@]}"; do
   dictionary=()
   [ -f "tests/fuzz/$target.dict" ] && dictionary=("-dict=tests/fuzz/$target.dict")
   log=$build/$target.log

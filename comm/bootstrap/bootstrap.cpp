@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include <sherd/comm/bootstrap/detail/job_secret.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -56,20 +57,43 @@ class Reader {
                     : fmt::format("{} is not set", name));
     return static_cast<int>(least);
   }
-  void wrong(std::string what) { problems_.push_back(std::move(what)); }
+  void wrong(std::string what) {
+    problems_.push_back(std::move(what));
+    who_and_where_ = true;
+  }
+  std::string secret() {
+    try {
+      return job_secret(get_);
+    } catch (const InvalidArgument& e) {  // which says what to do
+      problems_.push_back(e.what());
+      return {};
+    }
+  }
+  WithoutSecret without_secret() {
+    const std::string t = text(kWithoutSecret);
+    if (t == "loopback") return WithoutSecret::loopback;
+    if (!t.empty() && t != "everywhere")
+      problems_.push_back(fmt::format("{} is \"{}\"; use everywhere or loopback", kWithoutSecret, t));
+    return WithoutSecret::everywhere;
+  }
   void done() const {
-    if (!problems_.empty())
-      throw InvalidArgument(
-          fmt::format("launch environment: {}. Start the program by torchrun, srun or mpirun, or set RANK, "
-                      "WORLD_SIZE, LOCAL_RANK, and for several processes MASTER_ADDR and MASTER_PORT; or, if "
-                      "this process is to have all ranks, give job.bootstrap = none",
-                      fmt::join(problems_, "; ")));
+    if (problems_.empty()) return;
+    throw InvalidArgument(fmt::format(
+        "launch environment: {}{}", fmt::join(problems_, "; "),
+        who_and_where_
+            ? ". Start the program by torchrun, srun or mpirun, or set RANK, WORLD_SIZE, LOCAL_RANK, "
+              "and for several processes MASTER_ADDR and MASTER_PORT; or, if this process is to have "
+              "all ranks, give job.bootstrap = none"
+            : ""));
   }
   bool good() const { return problems_.empty(); }
 
  private:
+  static constexpr const char* kWithoutSecret = "SHERD_STORE_WITHOUT_SECRET";
+
   const EnvironmentLookup get_;
   std::vector<std::string> problems_;
+  bool who_and_where_ = false;  // one of them is about the launcher's variables
 };
 
 const Family* family_in(const Reader& reader) {
@@ -137,6 +161,8 @@ LaunchEnvironment from_environment(const EnvironmentLookup& get) {
       e.store_port = port_of(e.job);
     else
       e.store_port = reader.number("MASTER_PORT", 1, 65534) + 1;
+    e.secret = reader.secret();
+    e.without_secret = reader.without_secret();
   }
   reader.done();
   return e;

@@ -46,9 +46,9 @@ bool is_part_of_a_job(const JobOptions& options) {
 }
 
 Job join_job(const JobOptions& options, std::chrono::milliseconds timeout) {
-  if (options.bootstrap == Bootstrap::mpi) return mpi_bootstrap(timeout);
+  if (options.bootstrap == Bootstrap::mpi) return mpi_bootstrap(timeout, options.store);
   const LaunchEnvironment environment = from_environment();
-  return {environment, connect_store(environment, timeout)};
+  return {environment, connect_store(environment, timeout, options.store)};
 }
 
 }  // namespace sherd

@@ -23,6 +23,7 @@ const char* name_of(Bootstrap b);
 
 struct JobOptions {
   Bootstrap bootstrap = Bootstrap::env;
+  StoreOptions store = {};
 };
 
 /// Whether this process is one of a job's: as the option says or, with Bootstrap::env, the environment.

@@ -3,7 +3,7 @@
 
 namespace sherd {
 
-Job mpi_bootstrap(std::chrono::milliseconds) {
+Job mpi_bootstrap(std::chrono::milliseconds, const StoreOptions&) {
   throw NotCompiled(
       "this build cannot start by MPI; install an MPI library and configure with -DSHERD_MPI=ON, or use "
       "torchrun's variables (from_environment)");

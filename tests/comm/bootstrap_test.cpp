@@ -1,17 +1,33 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/stat.h>
+
+#include <chrono>
+#include <fstream>
 #include <map>
 
 #include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/comm/bootstrap/detail/socket.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
+
+#include "comm/store_lines.h"
+#include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
 
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
+const std::string kLoopback = "127.0.0.1";
 using Variables = std::map<std::string, std::string>;
 
 LaunchEnvironment read(const Variables& variables) {
@@ -145,6 +161,65 @@ TEST(Environment, OneProcessNeedsNoStore) {
   expect(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}), 0, 1, 0, "", 0);
 }
 
+const Variables kTwo{
+    {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+
+TEST(Environment, HasTheJobsSecret) {
+  EXPECT_EQ(read(kTwo).secret, "");
+  EXPECT_EQ(read(kTwo).without_secret, WithoutSecret::everywhere);
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", " a b\n"}})).secret, " a b\n");
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "loopback"}})).without_secret,
+            WithoutSecret::loopback);
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "everywhere"}})).without_secret,
+            WithoutSecret::everywhere);
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "lo"}})),
+              AllOf(HasSubstr("SHERD_STORE_WITHOUT_SECRET is \"lo\""), Not(HasSubstr("torchrun"))));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", ""}})),
+              HasSubstr("SHERD_JOB_SECRET is set and empty"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", "a"}, {"SHERD_JOB_SECRET_FILE", "/b"}})),
+              HasSubstr("SHERD_JOB_SECRET and SHERD_JOB_SECRET_FILE are both set"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", std::string(5000, 'x')}})),
+              HasSubstr("more than 4096 bytes"));
+  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", std::string(4096, 'x')}})).secret.size(), 4096u);
+  EXPECT_EQ(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"SHERD_JOB_SECRET", ""}}).secret,
+            "")
+      << "one process has no store";
+}
+
+TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "secret";
+  const auto write = [&](const std::string& text, mode_t mode) {
+    std::ofstream(path, std::ios::binary) << text;
+    ASSERT_EQ(chmod(path.c_str(), mode), 0);
+  };
+  const Variables v = with(kTwo, {{"SHERD_JOB_SECRET_FILE", path}});
+  EXPECT_THAT(refusal(v), AllOf(HasSubstr(path), HasSubstr("No such file")));
+  for (const char* text : {"a b", "a b\n", "a b\r\n"}) {
+    write(text, 0600);
+    EXPECT_EQ(read(v).secret, "a b");
+  }
+  write("a\nb\n\n", 0400);
+  EXPECT_EQ(read(v).secret, "a\nb\n");
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  for (const mode_t mode : {0644u, 0640u, 0604u, 0620u, 0602u}) {
+    write("a b", mode);
+    EXPECT_THAT(refusal(v), AllOf(HasSubstr(path), HasSubstr("others may read or write it"),
+                                  HasSubstr("chmod 600"), Not(HasSubstr("a b"))))
+        << mode;
+  }
+  write("\n", 0600);
+  EXPECT_THAT(refusal(v), HasSubstr("has no bytes"));
+  write(std::string(4096, 'x') + "\n", 0600);
+  EXPECT_EQ(read(v).secret.size(), 4096u);
+  write(std::string(4097, 'x'), 0600);
+  EXPECT_THAT(refusal(v), HasSubstr("more than 4096 bytes"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", folder.path().string()}})),
+              HasSubstr("no regular file"));
+  ASSERT_EQ(mkfifo((path + "2").c_str(), 0600), 0);
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("no regular file"));
+}
+
 TEST(Environment, RefusalsNameEverythingThatIsWrong) {
   EXPECT_THAT(refusal({}), AllOf(HasSubstr("RANK is not set"), HasSubstr("WORLD_SIZE is not set"),
                                  HasSubstr("LOCAL_RANK is not set"), HasSubstr("MASTER_ADDR is not set"),
@@ -164,6 +239,79 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
       AllOf(HasSubstr("RANK is \"-1\""), HasSubstr("WORLD_SIZE is \"0\""), HasSubstr("LOCAL_RANK is \"")));
   EXPECT_THAT(refusal({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}),
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
+}
+
+/// A port that nobody listens on (at the moment).
+int free_port() { return Socket::listen(kLoopback, 0).local_port(); }
+
+/// Whether the store of a job of two that is told to listen on `host` answers on `address`.
+bool answers(const std::string& host, bool one_host, const std::string& address) {
+  const int port = free_port();
+  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, {.linger = 1s});
+  std::string why;
+  return static_cast<bool>(Socket::connect(address, port, Clock::now() + 5s, why));
+}
+
+// Kubernetes gives the first pod MASTER_ADDR=localhost and the others a name; or it is a service's address,
+// which no host has.
+TEST(Bootstrap, ListensOnEveryInterfaceUnlessAllAreOnOneHost) {
+  EXPECT_TRUE(answers("localhost", false, "127.0.0.2"));
+  EXPECT_TRUE(answers("127.0.0.1", false, "127.0.0.2"));
+  EXPECT_FALSE(answers("127.0.0.1", true, "127.0.0.2"));
+  EXPECT_TRUE(answers("127.0.0.1", true, "127.0.0.1"));
+  EXPECT_TRUE(answers("192.0.2.77", true, "127.0.0.1")) << "an address of nobody's";
+}
+
+/// An IPv4 address of this host's that is not loopback; empty when it has none.
+std::string own_address() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return {};
+  std::string found;
+  for (const ifaddrs* i = list; i && found.empty(); i = i->ifa_next) {
+    char text[64];
+    if (i->ifa_addr && i->ifa_addr->sa_family == AF_INET && (i->ifa_flags & IFF_UP) &&
+        getnameinfo(i->ifa_addr, sizeof(sockaddr_in), text, sizeof text, nullptr, 0, NI_NUMERICHOST) == 0 &&
+        !is_loopback(text))
+      found = text;
+  }
+  freeifaddrs(list);
+  return found;
+}
+
+TEST(Bootstrap, ListensOnTheAddressThatTheOthersUseWhereItIsItsOwn) {
+  const std::string own = own_address();
+  if (own.empty()) GTEST_SKIP() << "this host has loopback alone";
+  EXPECT_TRUE(answers(own, false, own));
+  EXPECT_FALSE(answers(own, false, "127.0.0.1"));
+  EXPECT_FALSE(answers(own, true, own)) << "on one host, loopback is enough";
+  EXPECT_TRUE(answers(own, true, "127.0.0.1"));
+}
+
+TEST(WithoutASecret, SeveralHostsAreWarnedOfOnceOrRefused) {
+  Lines lines;
+  const int port = free_port();
+  LaunchEnvironment e{0, 2, 0, "node0", port};
+  connect_store(e, 1s, {.log = lines.log()});
+  EXPECT_THAT(lines.all(), ElementsAre(AllOf(HasSubstr("no secret"), HasSubstr("SHERD_JOB_SECRET"),
+                                             HasSubstr("port " + std::to_string(port)))));
+  e.without_secret = WithoutSecret::loopback;
+  for (const int rank : {0, 1}) {
+    e.rank = rank;
+    EXPECT_THAT(message_of<InvalidArgument>([&] { connect_store(e, 1s, {.log = lines.log()}); }),
+                AllOf(HasSubstr("node0"), HasSubstr("SHERD_JOB_SECRET"), HasSubstr("loopback")));
+  }
+  // Where there is a secret, or one host, there is nothing to warn of.
+  e.rank = 0;
+  e.secret = "the secret of this job";
+  connect_store(e, 1s, {.log = lines.log()});
+  connect_store({0, 2, 0, kLoopback, port, true}, 1s, {.log = lines.log()});
+  e = {0, 2, 0, "127.0.0.1", port};
+  e.without_secret = WithoutSecret::loopback;
+  const auto store = connect_store(e, 1s, {.log = lines.log()});
+  EXPECT_EQ(lines.all().size(), 1u);
+  std::string why;
+  EXPECT_FALSE(Socket::connect("127.0.0.2", port, Clock::now() + 5s, why))
+      << "on loopback's own address alone";
 }
 
 TEST(Backends, NcclThatIsNotCompiledSaysHowToTurnItOn) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
+#include <sherd/kernels/device/error.h>
 
 namespace {
 
@@ -26,8 +27,22 @@ Job join(const std::string& how) {
   return {e, sherd::connect_store(e, 20s)};
 }
 
+/// MPI has handed on a secret: nobody gets in without it.
+void require_secret(sherd::LaunchEnvironment e) {
+  e.secret.clear();
+  e.without_secret = sherd::WithoutSecret::everywhere;
+  try {
+    sherd::connect_store(e, 20s);
+  } catch (const sherd::CommError& error) {
+    require(std::string(error.what()).find("SHERD_JOB_SECRET") != std::string::npos, error.what());
+    return;
+  }
+  throw std::runtime_error("a stranger got into the store");
+}
+
 void run(const std::string& how, int size) {
   const auto [e, store] = join(how);
+  if (how == "mpi" && e.rank != 0) require_secret(e);
   const std::string own = std::to_string(e.rank);
   require(e.size == size, "the job has another size");
   require(e.one_host && e.local_rank == e.rank, "all processes are on this host");

@@ -1,8 +1,11 @@
-// Writes the inputs that fuzzing starts from: real files, and real files spoiled. Usage: make_seeds FOLDER
+// Writes the inputs that fuzzing starts from: real files and messages, and the same spoiled. Usage:
+// make_seeds FOLDER
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
+
+#include <sherd/comm/bootstrap/detail/store_wire.h>
 
 #include "support/hand_written.h"
 
@@ -55,11 +58,38 @@ std::string unwrapped(const std::string& file, int64_t header_bytes) {
   return std::string(1, static_cast<char>(file.size() - header)) + file.substr(8, header - 8);
 }
 
+/// What a rank sends to a store, in pieces as fuzz_store takes them, and each message by itself.
+void add_messages(Seeds& seeds) {
+  using Op = StoreRequest::Op;
+  namespace wire = store_wire;
+  std::string all;
+  const auto add = [&](const std::string& frame) {
+    for (size_t at = 0; at < frame.size(); at += 256) all += '\x01' + frame.substr(at, 256);
+    all += "\x7f";  // takes the answer
+    seeds.add(frame.substr(wire::kLengthBytes));
+    seeds.add(all);
+  };
+  add(wire::encode(wire::Opening{std::string(wire::kNonceBytes, 'c')}));
+  add(wire::encode(wire::Hello{2, 3, "job", {}}));
+  all.clear();  // after these, as what a rank that has been let in sends
+  for (const Op op : {Op::set, Op::set_once, Op::get, Op::add, Op::erase, Op::all, Op::bye})
+    for (const char* key : {"k", "k/0"})
+      add(wire::encode(StoreRequest{op, op == Op::all ? 1 : -3, key, op == Op::set ? "12345678" : ""}));
+  seeds.add(
+      wire::encode(wire::Hello{1, 3, {}, std::string(wire::kProofBytes, 'p')}).substr(wire::kLengthBytes));
+  seeds.add(
+      wire::encode(wire::Welcome{wire::Welcome::Verdict::misfit, {}, "why"}).substr(wire::kLengthBytes));
+  seeds.add(
+      wire::encode(StoreReply{StoreReply::Status::ok, 7, {"one", "", "two"}}).substr(wire::kLengthBytes));
+}
+
 }  // namespace
 
 int main(int, char** argv) {
   const fs::path folder = argv[1], scratch = folder / "scratch";
-  Seeds manifests(folder / "fuzz_manifest"), files(folder / "fuzz_safetensors");
+  Seeds manifests(folder / "fuzz_manifest"), files(folder / "fuzz_safetensors"),
+      messages(folder / "fuzz_store");
+  add_messages(messages);
   const std::vector<std::vector<HandTensor>> checkpoints = {
       {cut_tensor("w", DType::f32, {2, 3}, 0, 1)},
       {cut_tensor("w", DType::f32, {4, 3}, 0, 2), cut_tensor("b", DType::bf16, {5}, 0, 2)},

@@ -12,6 +12,9 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/comm/bootstrap/detail/socket.h>
+#include <sherd/comm/bootstrap/detail/store_client.h>
+#include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
 #include <sherd/kernels/device/error.h>
 
@@ -43,7 +46,7 @@ int share_of_cores(MPI_Comm neighbours, int count) {
   if (sched_getaffinity(0, sizeof mine, &mine) != 0) CPU_ZERO(&mine);
   std::vector<cpu_set_t> all(static_cast<size_t>(count));
   check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, neighbours),
-        "MPI_Allgather");
+            "MPI_Allgather");
   double share = 0;
   for (int core = 0; core < CPU_SETSIZE; ++core) {
     if (!CPU_ISSET(core, &mine)) continue;
@@ -54,15 +57,16 @@ int share_of_cores(MPI_Comm neighbours, int count) {
   return std::max(1, static_cast<int>(share + 1e-6));
 }
 
-/// Where rank 0 listens; a port of 0 says that it could not.
+/// Where rank 0 listens, and what it wants to hear; a port of 0 says that it could not.
 struct Address {
   std::array<char, 256> host{};
   int port = 0;
+  std::array<char, store_wire::kNonceBytes> secret{};
 };
 
 }  // namespace
 
-Job mpi_bootstrap(std::chrono::milliseconds timeout) {
+Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options) {
   initialize_mpi();
   const ErrorsReturn errors_return;
   Job job;
@@ -71,7 +75,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout) {
   check_mpi(MPI_Comm_size(MPI_COMM_WORLD, &e.size), "MPI_Comm_size");
   MPI_Comm neighbours = MPI_COMM_NULL;
   check_mpi(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, e.rank, MPI_INFO_NULL, &neighbours),
-        "MPI_Comm_split_type");
+            "MPI_Comm_split_type");
   check_mpi(MPI_Comm_rank(neighbours, &e.local_rank), "MPI_Comm_rank");
   int on_host = 0;
   check_mpi(MPI_Comm_size(neighbours, &on_host), "MPI_Comm_size");
@@ -93,8 +97,12 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout) {
     const std::string host = given && *given ? given : e.one_host ? "127.0.0.1" : name.data();
     host.copy(address.host.data(), address.host.size() - 1);
     try {
-      const auto server = std::make_shared<ServerStore>(e.one_host ? address.host.data() : "", 0, e.size,
-                                                        std::chrono::seconds(10));
+      const std::string secret = store_proof::random_bytes();
+      secret.copy(address.secret.data(), address.secret.size());
+      const bool exactly = e.one_host || (is_address(host) && !is_loopback(host));  // as connect_store()
+      const auto server =
+          std::make_shared<ServerStore>(exactly ? address.host.data() : "", 0, e.size, options.linger,
+                                        std::string(), StoreGate{secret, options.log});
       address.port = server->port();
       job.store = server;
     } catch (const CommError& error) {
@@ -108,10 +116,12 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout) {
         0);
   e.store_host = address.host.data();
   e.store_port = address.port;
+  e.secret.assign(address.secret.data(), address.secret.size());
   // All connect or none goes on: else rank 0, and its store, could be gone before the last has come.
   std::exception_ptr unreachable;
   try {
-    if (e.rank != 0) job.store = connect_store(e, timeout);
+    // Not connect_store(): SHERD_STORE_HOST may name another address of one host than its loopback.
+    if (e.rank != 0) job.store = std::make_shared<ClientStore>(e.store_host, e, timeout);
   } catch (const CommError&) {
     unreachable = std::current_exception();
   }

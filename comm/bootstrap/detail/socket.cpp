@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 #include <sherd/kernels/device/error.h>
@@ -49,7 +50,26 @@ bool ready(int fd, short events, Socket::Deadline deadline) {
 
 std::string error_text(int error) { return std::strerror(error); }
 
+/// Numbers of both; an IPv4 address as such, also where it came to a socket of IPv6.
+void name(const sockaddr_storage& address, socklen_t size, std::string& host, std::string& port) {
+  char h[NI_MAXHOST] = "?", p[NI_MAXSERV] = "?";
+  getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, h, sizeof h, p, sizeof p,
+              NI_NUMERICHOST | NI_NUMERICSERV);
+  const std::string_view text = h, mapped = "::ffff:";
+  host = text.starts_with(mapped) ? text.substr(mapped.size()) : text;
+  port = p;
+}
+
 }  // namespace
+
+bool is_address(const std::string& host) {
+  std::string why;
+  return !host.empty() && resolve(host, 0, AI_NUMERICHOST, why) != nullptr;
+}
+
+bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || (host.starts_with("127.") && is_address(host));
+}
 
 Socket::~Socket() {
   if (fd_ >= 0) ::close(fd_);
@@ -95,7 +115,7 @@ Socket Socket::listen(const std::string& host, int port) {
   // A host's own name may mean another address there than elsewhere.
   std::string why;
   int error = 0;
-  const bool exact = host == "localhost" || (!host.empty() && resolve(host, port, AI_NUMERICHOST, why));
+  const bool exact = host == "localhost" || is_address(host);
   Socket s = listen_on(exact ? host : "", port, why, error);
   // An address that leads here from elsewhere need not be this host's own.
   if (!s && exact && error == EADDRNOTAVAIL) s = listen_on("", port, why, error);
@@ -136,6 +156,17 @@ int Socket::local_port() const {
   getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &size);
   return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
                                              : reinterpret_cast<sockaddr_in&>(address).sin_port);
+}
+
+Socket Socket::accept(std::string& host, std::string& port, int& error) const {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  Socket s(::accept4(fd_, reinterpret_cast<sockaddr*>(&address), &size, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  error = s ? 0 : errno;
+  if (!s) return s;
+  s.prepare();
+  name(address, size, host, port);
+  return s;
 }
 
 bool Socket::send(const std::string& bytes, Deadline deadline, std::string& why) const {

@@ -9,6 +9,11 @@
 
 namespace sherd {
 
+/// Whether this is an address, not a name.
+bool is_address(const std::string& host);
+/// "localhost", 127.x.x.x or ::1: other hosts do not get there.
+bool is_loopback(const std::string& host);
+
 class Socket {
  public:
   Socket() = default;
@@ -32,6 +37,9 @@ class Socket {
   /// Non-blocking, no delay, and dead hosts found out about within half a minute.
   void prepare() const;
   int local_port() const;
+  /// The next connection that waits at this listener, prepared, with its numeric address and port; empty when
+  /// there is none, or on failure with `error`.
+  Socket accept(std::string& host, std::string& port, int& error) const;
 
   /// Sends all of it. False on failure or at the deadline, with `why`.
   bool send(const std::string& bytes, Deadline deadline, std::string& why) const;

@@ -4,11 +4,14 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/bootstrap/detail/store_wire.h>
+#include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -16,9 +19,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Strangers are given this long to say who they are, and no more than so many are heard at once.
-constexpr auto kHelloTime = std::chrono::seconds(10);
-constexpr size_t kMostStrangers = 64;
+// Connections taken at once, between which those that are there are served.
+constexpr int kAcceptedAtOnce = 16;
+// Who is refused has this long to read why.
+constexpr auto kRefusalTime = std::chrono::seconds(1);
+// While the system gives no further connection.
+constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
 /// Announces through the server's own table.
 class TableStore final : public Store {
@@ -32,11 +38,20 @@ class TableStore final : public Store {
   StoreTable& table_;
 };
 
+short awaited(const StoreSession& session) {
+  if (!session.pending().empty()) return POLLOUT;
+  return session.wants_input() ? POLLIN : POLLRDHUP;
+}
+
 }  // namespace
 
 StoreServer::StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger,
-                         std::string job)
-    : size_(size), job_(std::move(job)), linger_(linger), listener_(Socket::listen(host, port)) {
+                         std::string job, StoreGate gate)
+    : linger_(linger),
+      gate_(std::move(gate)),
+      job_{size, std::move(job), gate_.secret},
+      log_(gate_.log),
+      listener_(Socket::listen(host, port)) {
   int pair[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
     throw CommError(fmt::format("store: no socket pair (error {})", errno));
@@ -51,107 +66,131 @@ StoreServer::~StoreServer() {
   thread_.join();
 }
 
+int StoreServer::poll_ms(bool stopping) const {
+  if (stopping || Clock::now() < accept_again_) return 20;
+  // Often enough to see who has taken too long.
+  return static_cast<int>(std::clamp<int64_t>(gate_.patience.count() / 4, 10, 1000));
+}
+
 void StoreServer::serve() {
-  Socket::Deadline last = Socket::Deadline::max();
+  Time last = Time::max();
   std::vector<pollfd> polled;
   for (;;) {
-    if (stop_ && last == Socket::Deadline::max()) last = Clock::now() + linger_;
-    const bool ranks_left =
-        std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c.rank >= 0; });
-    if (stop_ && (!ranks_left || Clock::now() >= last)) return;
+    const bool stopping = stop_;
+    if (stopping && last == Time::max()) last = Clock::now() + linger_;
+    if (stopping && (job_.present.empty() || Clock::now() >= last)) return;
 
-    polled = {{listener_.fd(), POLLIN, 0}, {woken_.fd(), static_cast<short>(stop_ ? 0 : POLLIN), 0}};
-    for (const Connection& c : connections_)
-      polled.push_back({c.socket.fd(), static_cast<short>(c.out.empty() ? POLLIN : POLLOUT), 0});
-    poll(polled.data(), polled.size(), stop_ ? 20 : 1000);
+    const bool accepting = Clock::now() >= accept_again_;
+    polled = {{listener_.fd(), static_cast<short>(accepting ? POLLIN : 0), 0},
+              {woken_.fd(), static_cast<short>(stopping ? 0 : POLLIN), 0}};
+    for (const Connection& c : connections_) polled.push_back({c.socket.fd(), awaited(c.session), 0});
+    poll(polled.data(), polled.size(), poll_ms(stopping));
 
+    const Time now = Clock::now();
     size_t i = 2;
-    for (auto it = connections_.begin(); it != connections_.end(); ++i) {
-      Connection& c = *it;
-      bool good = c.rank >= 0 || Clock::now() < c.since + kHelloTime;
-      if (good && polled[i].revents != 0) good = (polled[i].revents & POLLOUT) ? write(c) : read(c);
-      if (good) {
-        ++it;
-      } else {
-        closed(c);
-        it = connections_.erase(it);
-      }
-    }
-    if (polled[0].revents != 0) accept();
+    for (auto it = connections_.begin(); it != connections_.end(); ++i)
+      it = attend(*it, polled[i].revents, now) ? std::next(it) : close(it);
+    if (accepting && polled[0].revents != 0) accept();
+    log_.look(now);
   }
 }
 
 void StoreServer::accept() {
-  Socket s(::accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  if (!s) {
-    // Out of handles: the listener stays readable, so a pause keeps this from spinning.
-    if (errno == EMFILE || errno == ENFILE) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    return;
+  for (int i = 0; i < kAcceptedAtOnce; ++i) {
+    std::string host, port;
+    int error = 0;
+    Socket s = listener_.accept(host, port, error);
+    if (!s) {
+      if (error == EAGAIN || error == EINTR || error == ECONNABORTED) return;
+      // Out of handles: strangers have some. Else the listener stays readable, and a pause keeps this from
+      // spinning.
+      const bool no_handles = error == EMFILE || error == ENFILE;
+      if (!no_handles || !make_room()) accept_again_ = Clock::now() + kAcceptPause;
+      return;
+    }
+    if (connections_.size() >= static_cast<size_t>(job_.size) + gate_.strangers) make_room();
+    std::string nonce;
+    try {
+      nonce = store_proof::random_bytes();
+    } catch (const CommError& e) {
+      log_.dropped(host, port, e.what(), Clock::now());
+      continue;
+    }
+    connections_.emplace_back(std::move(s), std::move(host), std::move(port), Clock::now() + gate_.patience,
+                              job_, std::move(nonce));
   }
-  if (connections_.size() >= static_cast<size_t>(size_) + kMostStrangers) return;
-  s.prepare();
-  connections_.push_back({std::move(s), Clock::now()});
 }
 
-bool StoreServer::read(Connection& c) {
-  std::string why;
-  if (!c.socket.receive(c.in, Clock::now(), why)) return false;
-  for (;;) {
-    bool too_long = false;
-    const auto frame =
-        store_wire::take_frame(c.in, c.rank < 0 ? store_wire::kMaxHello : store_wire::kMaxRequest, too_long);
-    if (too_long) return false;
-    if (!frame) break;
-    if (!answer(c, *frame)) return false;
-  }
-  return c.out.empty() || write(c);
-}
-
-bool StoreServer::answer(Connection& c, const std::string& frame) {
-  if (c.rank < 0) {
-    const auto hello = store_wire::decode_hello(frame);
-    if (!hello) return false;
-    std::string refusal;
-    if (hello->size != size_)
-      refusal = fmt::format("this job has {} processes, not {}", size_, hello->size);
-    else if (!job_.empty() && !hello->job.empty() && hello->job != job_)
-      refusal = fmt::format("this is job \"{}\", not \"{}\"", job_, hello->job);
-    else if (hello->rank < 1 || hello->rank >= size_)
-      refusal = fmt::format("rank {} does not connect here; ranks 1 to {} do", hello->rank, size_ - 1);
-    else if (std::any_of(connections_.begin(), connections_.end(),
-                         [&](const auto& other) { return other.rank == hello->rank; }))
-      refusal = fmt::format("there is a rank {} already", hello->rank);
-    if (refusal.empty())
-      c.rank = hello->rank;
-    else
-      c.since -= kHelloTime - std::chrono::seconds(1);  // time to read the refusal
-    // The hello comes back, so that the client knows a store from another program.
-    c.out += store_wire::encode(*hello);
-    c.out += refusal.empty() ? store_wire::encode(StoreReply{StoreReply::Status::ok})
-                             : store_wire::encode(StoreReply{StoreReply::Status::refused, 0, {refusal}});
-    return true;
-  }
-  const auto request = store_wire::decode_request(frame);
-  if (!request) return false;
-  if (request->op == StoreRequest::Op::bye) c.leaving = true;
-  c.out += store_wire::encode(table_.apply(*request));
+bool StoreServer::make_room() {
+  std::map<std::string, int> strangers;
+  for (const Connection& c : connections_)
+    if (c.session.rank() < 0) ++strangers[c.host];
+  if (strangers.empty()) return false;
+  const auto most = std::ranges::max_element(strangers, {}, [](const auto& s) { return s.second; });
+  const auto oldest = std::ranges::find_if(
+      connections_, [&](const Connection& c) { return c.session.rank() < 0 && c.host == most->first; });
+  tell(*oldest, "too many connections at once that have not said who they are", Clock::now());
+  close(oldest);
   return true;
+}
+
+bool StoreServer::attend(Connection& c, short seen, Time now) {
+  if (seen != 0) {
+    if (c.session.over() && c.session.pending().empty()) return false;  // it has read why, and hung up
+    const bool good = c.session.pending().empty() ? read(c, now) : write(c);
+    if (c.session.over() && !c.told) {
+      tell(c, c.session.complaint(), now);
+      c.until = now + kRefusalTime;
+    }
+    if (!good && c.session.rank() < 0) tell(c, "its connection broke before it said who it is", now);
+    if (!good || (c.session.over() && !c.session.refused())) return false;
+  }
+  if (c.session.rank() >= 0 || now < c.until) return true;
+  tell(c, fmt::format("it did not say who it is within {} ms", gate_.patience.count()), now);
+  return false;
+}
+
+bool StoreServer::read(Connection& c, Time now) {
+  std::array<char, 1 << 14> block;
+  const ssize_t n = ::recv(c.socket.fd(), block.data(), block.size(), 0);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+  if (n <= 0) {
+    if (c.session.rank() < 0)
+      tell(c, n == 0 ? "it hung up before it said who it is" : std::strerror(errno), now);
+    return false;
+  }
+  c.session.receive({block.data(), static_cast<size_t>(n)});
+  return c.session.pending().empty() || write(c);
 }
 
 bool StoreServer::write(Connection& c) {
-  const ssize_t n = ::send(c.socket.fd(), c.out.data(), c.out.size(), MSG_NOSIGNAL);
-  if (n < 0) return errno == EAGAIN || errno == EINTR;
-  c.out.erase(0, static_cast<size_t>(n));
+  while (!c.session.pending().empty()) {
+    const std::string_view bytes = c.session.pending();
+    const ssize_t n = ::send(c.socket.fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (n < 0) return errno == EAGAIN || errno == EINTR;
+    c.session.sent(static_cast<size_t>(n));
+  }
   return true;
 }
 
-void StoreServer::closed(const Connection& c) {
-  if (c.rank < 0 || c.leaving) return;
-  TableStore store(table_);
-  announce(store,
-           {c.rank, fmt::format("rank {}'s process ended, or its host cannot be reached: its connection "
+void StoreServer::tell(Connection& c, const std::string& why, Time now) {
+  if (!std::exchange(c.told, true)) log_.dropped(c.host, c.port, why, now);
+}
+
+StoreServer::Connections::iterator StoreServer::close(Connections::iterator at) {
+  const StoreSession& session = at->session;
+  if (session.rank() >= 0 && !session.leaving()) {
+    TableStore store(job_.table);
+    announce(store,
+             {session.rank(),
+              session.over()
+                  ? fmt::format("rank {}'s connection to the job's store was dropped: {}", session.rank(),
+                                session.complaint())
+                  : fmt::format("rank {}'s process ended, or its host cannot be reached: its connection "
                                 "to the job's store broke",
-                                c.rank)});
+                                session.rank())});
+  }
+  return connections_.erase(at);
 }
 
 }  // namespace sherd

@@ -5,47 +5,67 @@
 #include <list>
 #include <string>
 #include <thread>
+#include <utility>
 
+#include <sherd/comm/bootstrap/detail/drop_log.h>
 #include <sherd/comm/bootstrap/detail/socket.h>
-#include <sherd/comm/bootstrap/detail/store_table.h>
+#include <sherd/comm/bootstrap/detail/store_gate.h>
+#include <sherd/comm/bootstrap/detail/store_session.h>
 
 namespace sherd {
 
 /// One thread that serves the ranks 1 to size-1. A rank whose connection breaks before it said goodbye is
-/// announced as the job's failure. Connections that send what no client sends are closed.
+/// announced as the job's failure. Who does not show in time that it is one of them is dropped, with a line
+/// in the log.
 class StoreServer {
  public:
   /// @throws CommError when it cannot listen.
-  StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job);
+  StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job,
+              StoreGate gate);
   /// Waits for the ranks that are connected to say goodbye, at most `linger`.
   ~StoreServer();
 
-  StoreTable& table() { return table_; }
+  StoreTable& table() { return job_.table; }
   int port() const { return listener_.local_port(); }
 
  private:
+  using Time = Socket::Deadline;
   struct Connection {
+    Connection(Socket s, std::string from, std::string from_port, Time deadline, StoreJob& job,
+               std::string nonce)
+        : socket(std::move(s)),
+          host(std::move(from)),
+          port(std::move(from_port)),
+          until(deadline),
+          session(job, std::move(nonce)) {}
     Socket socket;
-    Socket::Deadline since;
-    int rank = -1;  // until the hello
-    bool leaving = false;
-    std::string in, out;
+    std::string host, port;
+    Time until;  // for a stranger, and for one who is refused
+    StoreSession session;
+    bool told = false;  // the log has its line
   };
-  void serve();
-  void accept();
-  bool read(Connection& c);
-  bool write(Connection& c);
-  /// False when the connection is to be closed.
-  bool answer(Connection& c, const std::string& frame);
-  void closed(const Connection& c);
+  using Connections = std::list<Connection>;
 
-  const int size_;
-  const std::string job_;
+  void serve();
+  int poll_ms(bool stopping) const;
+  void accept();
+  /// Drops one stranger for another to have room. False when there is none.
+  bool make_room();
+  /// What poll() saw of it. False when the connection is to be closed.
+  bool attend(Connection& c, short seen, Time now);
+  bool read(Connection& c, Time now);
+  bool write(Connection& c);
+  void tell(Connection& c, const std::string& why, Time now);
+  Connections::iterator close(Connections::iterator at);
+
   const std::chrono::milliseconds linger_;
-  StoreTable table_;
+  const StoreGate gate_;
+  StoreJob job_;
+  DropLog log_;
   Socket listener_;
   Socket wake_, woken_;
-  std::list<Connection> connections_;
+  Connections connections_;
+  Time accept_again_{};
   std::atomic<bool> stop_{false};
   std::thread thread_;
 };

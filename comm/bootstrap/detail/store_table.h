@@ -14,11 +14,16 @@ namespace sherd {
 class StoreTable {
  public:
   StoreReply apply(const StoreRequest& request);
+  /// Of all keys and values.
+  size_t bytes() const {
+    std::lock_guard lock(mutex_);
+    return bytes_;
+  }
 
  private:
   StoreReply put(const std::string& key, const std::string& value);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unordered_map<std::string, std::string> values_;
   size_t bytes_ = 0;
 };

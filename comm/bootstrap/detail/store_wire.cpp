@@ -5,7 +5,7 @@
 namespace sherd::store_wire {
 namespace {
 
-constexpr std::string_view kMagic = "sherd store 2\n";
+constexpr std::string_view kMagic = "sherd store 3\n";
 
 void put(std::string& to, uint64_t v, int bytes) {
   for (int i = 0; i < bytes; ++i) to.push_back(static_cast<char>(v >> (8 * i)));
@@ -45,13 +45,25 @@ class Source {
   std::string_view rest_;
 };
 
+bool is_proof(const std::string& text) { return text.empty() || text.size() == kProofBytes; }
+
 }  // namespace
 
+std::string encode(const Opening& o) { return framed(std::string(kMagic) + o.nonce); }
+
 std::string encode(const Hello& h) {
-  std::string body(kMagic);
+  std::string body;
   put(body, static_cast<uint32_t>(h.rank), 4);
   put(body, static_cast<uint32_t>(h.size), 4);
-  return framed(body + h.job);
+  put(body, h.proof.size(), 1);
+  return framed(body + h.proof + h.job);
+}
+
+std::string encode(const Welcome& w) {
+  std::string body;
+  put(body, static_cast<uint8_t>(w.verdict), 1);
+  put(body, w.proof.size(), 1);
+  return framed(body + w.proof + w.reason);
 }
 
 std::string encode(const StoreRequest& r) {
@@ -74,15 +86,34 @@ std::string encode(const StoreReply& r) {
   return framed(body);
 }
 
-std::optional<Hello> decode_hello(std::string_view body) {
+std::optional<Opening> decode_opening(std::string_view body) {
   Source in(body);
   if (in.text(kMagic.size()) != kMagic) return std::nullopt;
+  Opening o{in.text(kNonceBytes)};
+  if (!in.at_end()) return std::nullopt;
+  return o;
+}
+
+std::optional<Hello> decode_hello(std::string_view body) {
+  Source in(body);
   Hello h;
   h.rank = static_cast<int>(in.number(4));
   h.size = static_cast<int>(in.number(4));
+  h.proof = in.text(in.number(1));
   h.job = in.rest();
-  if (!in.good || h.job.size() > kMaxJob) return std::nullopt;
+  if (!in.good || !is_proof(h.proof) || h.job.size() > kMaxJob) return std::nullopt;
   return h;
+}
+
+std::optional<Welcome> decode_welcome(std::string_view body) {
+  Source in(body);
+  const uint64_t verdict = in.number(1);
+  if (verdict > static_cast<uint64_t>(Welcome::Verdict::secret)) return std::nullopt;
+  Welcome w{static_cast<Welcome::Verdict>(verdict)};
+  w.proof = in.text(in.number(1));
+  w.reason = in.rest();
+  if (!in.good || !is_proof(w.proof) || w.reason.size() > kMaxReason) return std::nullopt;
+  return w;
 }
 
 std::optional<StoreRequest> decode_request(std::string_view body) {
@@ -116,6 +147,13 @@ std::optional<std::string> take_frame(std::string& buffer, size_t most, bool& to
   std::string body = buffer.substr(kLengthBytes, length);
   buffer.erase(0, kLengthBytes + length);
   return body;
+}
+
+std::string printable(std::string_view text, size_t most) {
+  std::string shown(text.substr(0, most));
+  for (char& c : shown)
+    if (c < ' ' || c > '~') c = '?';
+  return shown;
 }
 
 }  // namespace sherd::store_wire

@@ -1,37 +1,65 @@
-// What goes over a store's sockets: frames of a 4-byte little-endian length and a body. A client's first
-// frame is a hello; then requests and replies take turns. Private to comm/.
+// What goes over a store's sockets: frames of a 4-byte little-endian length and a body. Client and server
+// open with a frame each, the client's first; its hello follows, and the server's welcome; then requests and
+// replies take turns. Private to comm/.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <sherd/comm/bootstrap/store.h>
 
 namespace sherd::store_wire {
 
 constexpr size_t kLengthBytes = 4;
+/// Of nonces and proofs.
+constexpr size_t kNonceBytes = 32, kProofBytes = 32;
 constexpr size_t kMaxJob = 256;
-constexpr size_t kMaxHello = kMaxJob + 64;
+constexpr size_t kMaxReason = 512;
+/// Of bodies: the longest that a client, and a server, sends before the other side knows who it is.
+constexpr size_t kMaxHello = 4 + 4 + 1 + kProofBytes + kMaxJob;
+constexpr size_t kMaxWelcome = 1 + 1 + kProofBytes + kMaxReason;
 constexpr size_t kMaxRequest = Store::kMaxKey + Store::kMaxValue + 64;
 constexpr size_t kMaxReply = Store::kMaxTotal;
 
+/// Says which protocol this is, and brings the number that this side proves nothing old is played to it with.
+struct Opening {
+  std::string nonce;  // kNonceBytes
+};
+/// Who the client says it is.
 struct Hello {
   int rank = 0, size = 0;
-  std::string job;  // no longer than kMaxJob; empty: any
+  std::string job;    // no longer than kMaxJob; empty: any
+  std::string proof;  // kProofBytes; empty: the client has no secret
+};
+/// The server's answer to it.
+struct Welcome {
+  /// No secret, or another: `secret`. The right one, and a rank that the job does not have or has: `misfit`.
+  enum class Verdict : uint8_t { accepted, misfit, secret };
+  Verdict verdict = Verdict::secret;
+  std::string proof;   // kProofBytes; empty: the server has no secret, or the client has not proved its own
+  std::string reason;  // of a refusal; no longer than kMaxReason
 };
 
 /// Complete frames.
+std::string encode(const Opening& opening);
 std::string encode(const Hello& hello);
+std::string encode(const Welcome& welcome);
 std::string encode(const StoreRequest& request);
 std::string encode(const StoreReply& reply);
 /// Of a body; nothing when it is malformed. Allocates no more than the body's own size.
+std::optional<Opening> decode_opening(std::string_view body);
 std::optional<Hello> decode_hello(std::string_view body);
+std::optional<Welcome> decode_welcome(std::string_view body);
 std::optional<StoreRequest> decode_request(std::string_view body);
 std::optional<StoreReply> decode_reply(std::string_view body);
 
 /// Takes the body of the first complete frame off the front of `buffer`. `too_long` when its length is over
 /// `most`: nothing more can be read then.
 std::optional<std::string> take_frame(std::string& buffer, size_t most, bool& too_long);
+
+/// A text that somebody else sent, fit for a message: no control characters, at most `most` bytes.
+std::string printable(std::string_view text, size_t most);
 
 }  // namespace sherd::store_wire

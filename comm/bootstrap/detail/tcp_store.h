@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include <sherd/comm/bootstrap/detail/store_gate.h>
 #include <sherd/comm/bootstrap/store.h>
 
 namespace sherd {
@@ -15,7 +16,7 @@ class ServerStore final : public Store {
   /// Host: as Socket::listen takes it. Port 0: any free one. Job: as LaunchEnvironment's.
   /// @throws CommError when it cannot listen.
   ServerStore(const std::string& host, int port, int size, std::chrono::milliseconds linger,
-              const std::string& job = {});
+              const std::string& job = {}, StoreGate gate = {});
   ~ServerStore() override;
   int port() const;
 

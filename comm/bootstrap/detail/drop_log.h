@@ -1,0 +1,44 @@
+// Tells of connections that the job's store dropped, without flooding anybody. Private to comm/.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include <sherd/comm/bootstrap/bootstrap.h>
+
+namespace sherd {
+
+/// Gives the line to `log`; to stderr as "sherd: LINE" when that is empty. What `log` throws is lost.
+void say(const StoreLog& log, const std::string& line) noexcept;
+
+/// A line for each dropped connection, up to kLines in kWindow; for those past that one per address, with
+/// their number, when the window is over. Of one thread.
+class DropLog {
+ public:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr int kLines = 16;
+  static constexpr size_t kHosts = 8;  // addresses counted apart
+  static constexpr auto kWindow = std::chrono::seconds(10);
+
+  explicit DropLog(StoreLog log) : log_(std::move(log)) {}
+  /// Tells of what was held back.
+  ~DropLog() { flush(); }
+  DropLog(const DropLog&) = delete;
+
+  void dropped(const std::string& host, const std::string& port, const std::string& why, Time now);
+  /// To be called now and then.
+  void look(Time now);
+
+ private:
+  void flush();
+
+  const StoreLog log_;
+  Time begin_{};
+  int lines_ = 0;
+  std::map<std::string, int64_t> held_;
+  int64_t held_elsewhere_ = 0;
+};
+
+}  // namespace sherd

@@ -1,0 +1,312 @@
+// The job's secret: who gets into the store, who does not, and what those who do not can do to it, which is
+// nothing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include <sherd/comm/bootstrap/bootstrap.h>
+#include <sherd/comm/bootstrap/detail/drop_log.h>
+#include <sherd/comm/bootstrap/detail/store_session.h>
+#include <sherd/comm/bootstrap/detail/tcp_store.h>
+#include <sherd/kernels/device/error.h>
+
+#include "comm/store_lines.h"
+#include "comm/store_peer.h"
+
+namespace sherd::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using Clock = std::chrono::steady_clock;
+using Verdict = store_wire::Welcome::Verdict;
+
+const std::string kLoopback = "127.0.0.1", kSecret = "the secret of this job";
+
+LaunchEnvironment rank_of(int rank, int size, int port, const std::string& secret) {
+  LaunchEnvironment e{rank, size, rank, kLoopback, port, true};
+  e.secret = secret;
+  return e;
+}
+
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+    return "no error";
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+int open_handles() {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    count += !entry.path().empty();
+  return count;
+}
+
+/// So many handles for this process, as long as this is there.
+class Handles {
+ public:
+  explicit Handles(rlim_t count) {
+    getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit other{count, before_.rlim_max};
+    good_ = setrlimit(RLIMIT_NOFILE, &other) == 0;
+  }
+  ~Handles() { setrlimit(RLIMIT_NOFILE, &before_); }
+  Handles(const Handles&) = delete;
+  bool good() const { return good_; }
+
+ private:
+  rlimit before_{};
+  bool good_ = false;
+};
+
+/// A store of three ranks with a secret, of which rank 1 is connected.
+struct Guarded {
+  explicit Guarded(std::chrono::milliseconds patience = 10s)
+      : server(kLoopback, 0, 3, 1s, {}, {kSecret, lines->log(), 64, patience}),
+        one(connect_store(rank_of(1, 3, server.port(), kSecret), 10s)),
+        handles(open_handles()) {}
+  /// The job goes on, nothing leaked and nothing was told but `count` lines, which are given back.
+  std::vector<std::string> expect_unharmed(size_t count) {
+    one->set("k", "v");
+    EXPECT_EQ(server.get("k"), "v");
+    EXPECT_FALSE(announced(server));
+    const auto told = lines->wait(count);
+    EXPECT_EQ(told.size(), count) << testing::PrintToString(told);
+    expect_closed();
+    return told;
+  }
+  void expect_closed() const {
+    for (const auto last = Clock::now() + 5s; open_handles() > handles && Clock::now() < last;)
+      std::this_thread::sleep_for(5ms);
+    EXPECT_EQ(open_handles(), handles) << "connections are still held";
+  }
+
+  const std::shared_ptr<Lines> lines = std::make_shared<Lines>();
+  ServerStore server;
+  std::shared_ptr<Store> one;
+  int handles;
+};
+
+TEST(JobSecret, RanksThatKnowItTalk) {
+  Guarded job;
+  const auto two = connect_store(rank_of(2, 3, job.server.port(), kSecret), 10s);
+  two->set("from", "2");
+  EXPECT_EQ(job.one->get("from"), "2");
+  EXPECT_THAT(job.lines->all(), ElementsAre());
+}
+
+TEST(JobSecret, RanksWhoseSecretsDifferAreTold) {
+  for (const std::string& theirs : {std::string(), kSecret + "!", std::string("x")}) {
+    Guarded job;
+    const std::string text = error_of([&] { connect_store(rank_of(2, 3, job.server.port(), theirs), 1h); });
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("refuses rank 2"), HasSubstr("SHERD_JOB_SECRET"), Not(HasSubstr(kSecret))));
+    EXPECT_THAT(text, HasSubstr(theirs.empty() ? "this rank has none" : "another secret than this rank"));
+    EXPECT_THAT(
+        job.expect_unharmed(1),
+        ElementsAre(AllOf(HasSubstr("127.0.0.1 port"), HasSubstr("rank 2 of 3"),
+                          HasSubstr(theirs.empty() ? "has no secret" : "does not know this job's secret"))));
+  }
+  Lines lines;
+  ServerStore without(kLoopback, 0, 3, 1s, {}, {{}, lines.log()});
+  EXPECT_THAT(error_of([&] { connect_store(rank_of(2, 3, without.port(), kSecret), 1h); }),
+              AllOf(HasSubstr("rank 0 has none"), HasSubstr("SHERD_JOB_SECRET")));
+  EXPECT_EQ(lines.wait(1).size(), 1u);
+}
+
+TEST(JobSecret, ARankThatKnowsItIsToldWhatElseIsWrong) {
+  Guarded job;
+  EXPECT_THAT(error_of([&] { connect_store(rank_of(1, 3, job.server.port(), kSecret), 1h); }),
+              AllOf(HasSubstr("there is a rank 1 already"), Not(HasSubstr("SHERD_JOB_SECRET"))));
+  EXPECT_THAT(error_of([&] { connect_store(rank_of(2, 4, job.server.port(), kSecret), 1h); }),
+              HasSubstr("this job has 3 processes, not 4"));
+  job.expect_unharmed(2);
+}
+
+// A stranger may have taken the port before rank 0 could.
+TEST(JobSecret, ARankDoesNotTrustAStoreThatDoesNotKnowIt) {
+  for (const std::string& proof : {std::string(), std::string(store_wire::kProofBytes, 'p')}) {
+    const Socket listener = Socket::listen(kLoopback, 0);
+    std::jthread stranger([&] {
+      for (const auto last = Clock::now() + 10s; Clock::now() < last; std::this_thread::sleep_for(1ms)) {
+        std::string host, port;
+        int error = 0;
+        Socket s = listener.accept(host, port, error);
+        if (!s) continue;
+        StorePeer peer(std::move(s));
+        peer.welcome(proof);
+        EXPECT_TRUE(peer.is_closed());
+        return;
+      }
+    });
+    EXPECT_THAT(error_of([&] { connect_store(rank_of(1, 2, listener.local_port(), kSecret), 1h); }),
+                AllOf(HasSubstr("does not know the secret"), HasSubstr("SHERD_JOB_SECRET")));
+  }
+}
+
+TEST(Strangers, ThatClaimARankThatIsTakenGetNowhere) {
+  Guarded job;
+  StorePeer peer(job.server.port());
+  const auto welcome = peer.greet({1, 3, {}, {}});
+  ASSERT_TRUE(welcome);
+  EXPECT_EQ(welcome->verdict, Verdict::secret);
+  EXPECT_EQ(welcome->proof, "");
+  EXPECT_THAT(welcome->reason, Not(HasSubstr("already"))) << "strangers learn nothing about the job";
+  // What comes after is not read: the job is not ended by it.
+  peer.send(store_wire::encode(StoreRequest{StoreRequest::Op::set, 0, "sherd/abort", "1:ended"}));
+  EXPECT_TRUE(peer.is_closed());
+  peer = StorePeer(Socket());
+  job.expect_unharmed(1);
+}
+
+TEST(Strangers, ThatPlayAnOldHandshakeAgainGetNowhere) {
+  Guarded job;
+  std::string said;
+  {
+    StorePeer rank(job.server.port());
+    const auto welcome = rank.greet({2, 3, {}, {}}, kSecret);
+    ASSERT_TRUE(welcome);
+    EXPECT_EQ(welcome->verdict, Verdict::accepted);
+    said = rank.said();
+    EXPECT_THAT(said, Not(HasSubstr(kSecret))) << "it never travels";
+    rank.send(store_wire::encode(StoreRequest{StoreRequest::Op::bye, 0, {}, {}}));
+    EXPECT_TRUE(rank.frame());
+  }
+  {
+    StorePeer again(job.server.port());
+    again.send(said + store_wire::encode(StoreRequest{StoreRequest::Op::set, 0, "sherd/abort", "2:ended"}));
+    EXPECT_TRUE(again.frame());  // the opening, with another number than then
+    const auto body = again.frame();
+    const auto welcome = body ? store_wire::decode_welcome(*body) : std::nullopt;
+    ASSERT_TRUE(welcome);
+    EXPECT_EQ(welcome->verdict, Verdict::secret);
+  }
+  job.expect_unharmed(1);
+}
+
+TEST(Strangers, ThatSayNothingOrSpeakSlowlyAreDroppedInTime) {
+  Guarded job(300ms);
+  const auto start = Clock::now();
+  std::vector<std::jthread> strangers;
+  strangers.emplace_back([&] { EXPECT_TRUE(StorePeer(job.server.port()).is_closed()) << "says nothing"; });
+  strangers.emplace_back([&] {
+    StorePeer slow(job.server.port());
+    const std::string opening = store_wire::encode(store_wire::Opening{std::string(32, 'n')});
+    for (const char c : opening) {
+      if (!slow.send(std::string(1, c))) break;
+      std::this_thread::sleep_for(40ms);
+    }
+    EXPECT_TRUE(slow.is_closed());
+  });
+  strangers.emplace_back([&] {
+    StorePeer half(job.server.port());
+    half.send(store_wire::encode(store_wire::Opening{std::string(32, 'n')}));
+    EXPECT_TRUE(half.is_closed()) << "never says who it is";
+  });
+  strangers.clear();
+  EXPECT_LT(Clock::now() - start, 8s);
+  for (const std::string& line : job.expect_unharmed(3))
+    EXPECT_THAT(line, HasSubstr("did not say who it is within 300 ms"));
+}
+
+TEST(Strangers, ThatSendGarbageForEverAreDroppedAtOnce) {
+  Guarded job;
+  {
+    std::mt19937 random(1);
+    StorePeer peer(job.server.port());
+    const auto last = Clock::now() + 10s;
+    bool heard = true;
+    while (heard && Clock::now() < last) {
+      std::string noise(4096, ' ');
+      for (char& c : noise) c = static_cast<char>(random());
+      heard = peer.send(noise);
+    }
+    EXPECT_FALSE(heard);
+  }
+  { EXPECT_TRUE(StorePeer(job.server.port()).send("GET / HTTP/1.1\r\nHost: h\r\n\r\n")); }
+  { StorePeer hangs_up(job.server.port()); }
+  const auto told = job.expect_unharmed(3);
+  EXPECT_THAT(told, testing::Contains(HasSubstr("sent what no rank sends")).Times(2));
+  EXPECT_THAT(told, testing::Contains(HasSubstr("hung up before it said who it is")));
+}
+
+/// How many connections these lines speak of.
+size_t dropped(const std::vector<std::string>& lines) {
+  size_t count = 0;
+  for (const std::string& line : lines) {
+    const auto at = line.find("dropped ") + 8;
+    count += line.compare(at, 2, "a ") == 0 ? 1 : std::stoul(line.substr(at));
+  }
+  return count;
+}
+
+TEST(Strangers, AThousandAtOnceKeepNobodyOut) {
+  constexpr size_t kMany = 1000;
+  const Handles handles(kMany + 500);
+  if (!handles.good()) GTEST_SKIP() << "this process may not have so many handles";
+  auto job = std::make_unique<Guarded>(500ms);
+  {
+    std::vector<StorePeer> strangers;
+    strangers.reserve(kMany);
+    for (size_t i = 0; i < kMany / 2; ++i) strangers.emplace_back(job->server.port());
+    job->one->set("in", "the middle");
+    const auto two = connect_store(rank_of(2, 3, job->server.port(), kSecret), 10s);
+    EXPECT_EQ(two->get("in"), "the middle");
+    for (size_t i = kMany / 2; i < kMany; ++i) strangers.emplace_back(job->server.port());
+    two->set("still", "here");
+    for (StorePeer& stranger : strangers) EXPECT_TRUE(stranger.is_closed());
+    two->set("and", "here");
+  }
+  job->one->set("k", "v");
+  job->expect_closed();
+  EXPECT_FALSE(announced(job->server));
+  const auto lines = job->lines;
+  job.reset();
+  // On a slow machine more than ten seconds may have passed, and rank 2 may have had to try again.
+  EXPECT_LE(lines->all().size(), 100u) << "a few lines, not one for each";
+  EXPECT_GE(dropped(lines->all()), kMany);
+  EXPECT_LE(dropped(lines->all()), kMany + 50);
+}
+
+TEST(Strangers, ThatTakeTheProcesssLastHandlesAreSentAway) {
+  Guarded job(500ms);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::vector<StorePeer> strangers;
+    for (int i = 0; i < 60; ++i) strangers.emplace_back(job.server.port());
+    for (StorePeer& stranger : strangers) stranger.is_closed();
+    _exit(0);
+  }
+  {
+    const Handles few(static_cast<rlim_t>(job.handles) + 12);
+    const auto two = connect_store(rank_of(2, 3, job.server.port(), kSecret), 20s);
+    two->set("from", "2");
+    EXPECT_EQ(job.one->get("from"), "2");
+    int status = -1;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  job.expect_closed();
+  EXPECT_FALSE(announced(job.server));
+}
+
+}  // namespace
+}  // namespace sherd::test
