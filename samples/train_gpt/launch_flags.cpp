@@ -15,10 +15,11 @@ struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 19> kFlags{{
+constexpr std::array<OptionFlag, 20> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
+    {"flight_recorder.folder", "--flight-recorder"},
     {"job.bootstrap", "--bootstrap"},
     {"device.kind", "--device"},
     {"device.kernels", "--kernels"},
@@ -73,6 +74,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.nccl.register_buffers = config.nccl_register_buffers;
   launch.nccl.windows = config.nccl_windows;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
+  launch.flight_recorder.folder = config.flight_recorder;
   return launch;
 }
 

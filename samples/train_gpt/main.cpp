@@ -17,6 +17,7 @@
 #include <sherd/train/process_memory.h>
 #include <sherd/train/report.h>
 #include <sherd/train/saving.h>
+#include <sherd/train/slow_rank.h>
 #include <sherd/train/step_progress.h>
 #include <sherd/train/trace_output.h>
 
@@ -49,6 +50,7 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
     out->begin(config, trainer.step());
     sherd::read_losses(config.metrics, out->first, out->losses, out->held_out);
   }
+  sherd::SlowRank slow_rank;
   double loss = 0;  // of the latest step
   const auto tell = [&](PendingStep step, bool evaluate) {
     sherd::StepResult result = trainer.collect(std::move(step));
@@ -60,6 +62,7 @@ std::string train(Trainer& trainer, const TrainConfig& config, sherd::TraceOutpu
       // Before the step is saved: a run that is killed in between must not miss the line for good.
       out->write_step(result, config);
       progress.step(result);
+      if (const auto line = slow_rank.step(result)) progress.note(*line);
     }
     saving.told(result.step);
   };

@@ -144,6 +144,7 @@ class Trainer {
   std::set<std::string> zeros_seen_;  // matrices whose update was zero once
   sherd::SkipLimit skips_;            // --max-skipped-steps
   sherd::CommCounts carried_;         // of the coming step, issued already
+  sherd::ArrivalTotals arrivals_;     // up to the end of the step collected last
 };
 
 }  // namespace train_gpt

@@ -176,12 +176,13 @@ void FlightRecorder::write(const std::string& cause) noexcept {
 void FlightRecorder::write_file(const std::string& text) const {
   const fs::path path = fs::path(options_.folder) / file_name(world_rank_);
   const fs::path part = fs::path(options_.folder) / fmt::format(".{}.{}", file_name(world_rank_), ::getpid());
+  std::error_code error;
+  errno = 0;
   std::ofstream file(part, std::ios::binary | std::ios::trunc);
   file << text;
   file.close();
-  const int reason = errno;
-  std::error_code error;
   if (!file) {
+    const int reason = errno;
     fs::remove(part, error);
     throw IoError(std::strerror(reason));
   }
