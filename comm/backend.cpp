@@ -22,13 +22,14 @@ using Devices = std::span<const std::shared_ptr<Device>>;
 NcclOptions nccl_options(const LaunchOptions& options) {
   NcclOptions nccl = options.nccl;
   nccl.timeout = options.timeout;
+  nccl.flight_recorder = options.flight_recorder;
   return nccl;
 }
 
 const std::array kBackends{
     Backend{BackendKind::local, "local", false, false,
             [](Devices devices, const LaunchOptions& o) -> Worlds {
-              return make_local_world(devices, o.timeout);
+              return make_local_world(devices, o.timeout, o.flight_recorder);
             },
             nullptr},
     Backend{BackendKind::nccl, "nccl", true, false,
@@ -43,6 +44,7 @@ const std::array kBackends{
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               MpiOptions mpi = o.mpi;
               mpi.timeout = o.timeout;
+              mpi.flight_recorder = o.flight_recorder;
               std::vector<int> processes(static_cast<size_t>(job.environment.size));
               std::iota(processes.begin(), processes.end(), 0);
               return make_mpi_world({&device, 1}, processes, job.store, mpi).at(0);

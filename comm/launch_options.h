@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <sherd/comm/bootstrap/job.h>
+#include <sherd/comm/core/flight_options.h>
 #include <sherd/comm/mpi/mpi_options.h>
 #include <sherd/comm/nccl/nccl_options.h>
 #include <sherd/kernels/device/device.h>
@@ -57,6 +58,8 @@ struct LaunchOptions {
   MpiOptions mpi = {};
   /// A collective that waits longer than this for a peer fails with a CommError naming who is missing.
   std::chrono::milliseconds timeout{300'000};
+  /// What each rank remembers of its collectives, and where that is written when the launch fails.
+  FlightRecorderOptions flight_recorder = {};
 };
 
 /// Names as enumerators are spelled. parse_: @throws InvalidArgument listing the legal names. name_of:

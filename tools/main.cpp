@@ -9,6 +9,7 @@
 
 #include "ckpt_command.h"
 #include "layout_command.h"
+#include "trace_command.h"
 
 namespace sherd::tools {
 namespace {
@@ -40,6 +41,8 @@ int main_of(int argc, const char* const* argv) {
   const CLI::App* layout_app = layout.add_to(app);
   CkptCommand ckpt;
   const CLI::App* ckpt_app = ckpt.add_to(app);
+  TraceCommand trace;
+  const CLI::App* trace_app = trace.add_to(app);
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
@@ -54,6 +57,7 @@ int main_of(int argc, const char* const* argv) {
   }
   try {
     if (*ckpt_app) return ckpt.run(std::cout, std::cerr);
+    if (*trace_app) trace.run(std::cout);
     if (*layout_app) layout.run(std::cout, std::cerr);
     return 0;
   } catch (const std::bad_alloc&) {

@@ -10,6 +10,8 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/train/slow_rank.h>
+
 namespace sherd {
 namespace {
 
@@ -22,6 +24,14 @@ std::string speed(const StepResult& s) {
   return (s.flops_per_s ? fmt::format(R"("flops_per_s": {}, )", number(*s.flops_per_s)) : "") +
          (s.mfu ? fmt::format(R"("mfu": {}, )", number(*s.mfu)) : "") +
          (s.epoch ? fmt::format(R"("epoch": {}, )", number(*s.epoch)) : "");
+}
+
+/// With a comma before it.
+std::string arrival(const StepResult& s) {
+  const auto figures = arrival_figures(s.arrivals);
+  if (!figures) return "";
+  return fmt::format(R"(, "arrival_ms": {{"median": {}, "worst": {}, "rank": {}}})", number(figures->median),
+                     number(figures->worst), figures->rank);
 }
 
 std::string evaluation(double loss) {
@@ -45,12 +55,12 @@ std::string format_metrics(const StepResult& s) {
   }
   return fmt::format(
       R"({{"step": {}, "loss": {}, {}"grad_norm": {}, "num_zeros": {}, "skipped": {}, "skipped_steps": {}, {})"
-      R"("lr": {}, "tokens_per_s": {}, {}"step_ms": {}, "optim_ms": {}, "comm": {{{}}}, "peak_bytes": {}, )"
+      R"("lr": {}, "tokens_per_s": {}, {}"step_ms": {}, "optim_ms": {}, "comm": {{{}}}{}, "peak_bytes": {}, )"
       R"("host_syncs": {}{}}})",
       s.step, number(s.loss), s.eval_loss ? evaluation(*s.eval_loss) + ", " : "",
       number(s.grad_norm), s.num_zeros, s.skipped, s.skipped_steps,
       s.loss_spike ? R"("loss_spike": true, )" : "", number(s.lr), number(s.tokens_per_s),
-      speed(s), number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "), s.peak_bytes, s.host_syncs,
+      speed(s), number(s.step_ms), number(s.optim_ms), fmt::join(comm, ", "), arrival(s), s.peak_bytes, s.host_syncs,
       s.save_ms ? fmt::format(R"(, "save_ms": {})", number(*s.save_ms)) : "");
 }
 

@@ -28,6 +28,10 @@ namespace sherd {
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
+///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the step
+///                 before, each rank's time behind the first to come added up; over ranks, and whose is the
+///                 worst. Of the collectives that Communicator::arrivals() tells of on rank 0;
+///                 missing where it tells of none
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   save_ms       what training waited for a checkpoint before the step, where one was saved

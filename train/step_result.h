@@ -24,6 +24,7 @@ struct StepResult {
   std::optional<double> flops_per_s, mfu;  // of all ranks, and as a part of what they reach in a plain product
   std::optional<double> epoch;    // of token files: how often the first stream's windows have been seen
   CommCounts comm;                // this rank's
+  ArrivalTotals arrivals;         // since the step before, as this rank sees them; empty where it does not
   int64_t peak_bytes = 0;         // largest over ranks
   int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued
   std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved

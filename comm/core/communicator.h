@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/comm/core/arrivals.h>
 #include <sherd/comm/core/buffers.h>
 #include <sherd/comm/core/purpose.h>
 #include <sherd/kernels/device/reduce_op.h>
@@ -144,6 +145,10 @@ class Communicator {
 
   /// Sums over this rank's communicator and everything split from the same world.
   virtual CommCounts counts() const = 0;
+  /// How late ranks came to the collectives that this rank can see, since the launch: with BackendKind::local those
+  /// of all groups, with BackendKind::mpi those of the groups that this rank is in, each when the group's next one
+  /// begins. Empty where calls are only handed to a device, which keeps the time to itself (GPUs).
+  virtual ArrivalTotals arrivals() const { return {}; }
 
  private:
   Purpose purpose_;

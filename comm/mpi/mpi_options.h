@@ -5,12 +5,16 @@
 #include <cstdint>
 #include <string>
 
+#include <sherd/comm/core/flight_options.h>
+
 namespace sherd {
 
 /// Equal on all processes.
 struct MpiOptions {
   /// A call that waits longer for a peer fails. launch() puts LaunchOptions::timeout here.
   std::chrono::milliseconds timeout{300'000};
+  /// launch() puts LaunchOptions::flight_recorder here.
+  FlightRecorderOptions flight_recorder = {};
   /// How often a process looks for other ranks' failures, and at MPI when it waits for nothing.
   std::chrono::milliseconds poll{100};
   /// Longest message in bytes; longer ones go in pieces. MPI counts with an int: at most 2^31 - 1.

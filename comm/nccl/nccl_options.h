@@ -4,11 +4,16 @@
 #include <chrono>
 #include <string>
 
+#include <sherd/comm/core/flight_options.h>
+
 namespace sherd {
 
 struct NcclOptions {
   /// A call that is not done this long after it was issued fails. launch() puts LaunchOptions::timeout here.
   std::chrono::milliseconds timeout{300'000};
+  /// launch() puts LaunchOptions::flight_recorder here. An operation counts as handed over, not as done, once NCCL
+  /// has it.
+  FlightRecorderOptions flight_recorder = {};
   /// How often the watchdog looks for errors of NCCL, late calls and other ranks' failures.
   std::chrono::milliseconds poll{100};
   /// Reductions of floating-point tensors with exactly the bits (and the NaN) that Communicator promises:

@@ -112,6 +112,7 @@ struct TrainConfig {
   int64_t memory_limit = 0;
   int64_t max_queued = 16'384;
   double comm_timeout = 300;
+  std::string flight_recorder;
   // Checkpoints.
   std::string save;
   int64_t save_every = 0;

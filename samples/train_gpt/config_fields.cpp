@@ -171,7 +171,10 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "pieces of work (kernels, collectives) the host may queue ahead on a stream; then it waits", 1,
          kAny},
         {"comm_timeout", &c.comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0,
-         1e6}}},
+         1e6},
+        {"flight_recorder", &c.flight_recorder, "FOLDER",
+         "where each rank writes its last collectives (flight_rank_00003.json) when the run fails; `sherd trace "
+         "FOLDER` compares them"}}},
       {"Checkpoints",
        {{"save", &c.save, "DIR",
          "folder of checkpoints; one is saved after the last step; may hold another run's only with "

@@ -19,6 +19,7 @@ constexpr std::array<OptionFlag, 20> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
+    {"flight_recorder.folder", "--flight-recorder"},
     {"job.bootstrap", "--bootstrap"},
     {"device.kind", "--device"},
     {"device.kernels", "--kernels"},
@@ -74,6 +75,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.nccl.register_buffers = config.nccl_register_buffers;
   launch.nccl.windows = config.nccl_windows;
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
+  launch.flight_recorder.folder = config.flight_recorder;
   return launch;
 }
 

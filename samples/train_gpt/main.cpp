@@ -27,6 +27,7 @@
 #include "model_source.h"
 #include "output.h"
 #include "run_options.h"
+#include "same_flags.h"
 #include "sample_text.h"
 #include "trainer.h"
 #include "training_loop.h"
@@ -151,6 +152,7 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const 
                      std::string& doing) {
   std::string wrong;
   doing = "building the model";
+  check_same_flags(rank, config);
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
   if (config.trains() && config.measure_peak && !(config.metrics.empty() && config.log_dir.empty())) {

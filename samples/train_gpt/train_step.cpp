@@ -11,6 +11,7 @@
 
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/train/slow_rank.h>
 
 #include "run_options.h"
 #include "trainer.h"
@@ -84,6 +85,7 @@ PendingStep Trainer::issue_step() {
   Device& device = *rank_.device;
   Stream& s = device.compute();
   const CommCounts before = rank_.world->counts();
+  if (!updated_ && arrivals_.empty()) arrivals_ = rank_.world->arrivals();  // what came before training
   const int64_t waits = device.host_syncs(std::this_thread::get_id());
   ShardRuntime& runtime = runtime_of(model_);
   const int64_t micro = config_.batch / (config_.data_ranks() * config_.grad_accum);
@@ -141,6 +143,9 @@ StepResult Trainer::collect(PendingStep p) {
   warn_about_skipped_updates(p, r.skipped);
   const Clock::time_point begin = updated_ ? std::max(*updated_, p.issued) : p.issued;
   updated_ = *p.updated;
+  ArrivalTotals arrivals = rank_.world->arrivals();
+  r.arrivals = since(arrivals_, arrivals);
+  arrivals_ = std::move(arrivals);
   r.step_ms = ms(*p.updated - begin);
   r.optim_ms = ms(*p.updated - *p.reduced);
   r.tokens_per_s = tokens / r.step_ms * 1e3;

@@ -168,6 +168,7 @@ class Trainer {
   std::shared_ptr<sherd::StopAgreement> stop_;
   int64_t collected_sequences_ = 0;
   sherd::CommCounts carried_;         // of the coming step, issued already
+  sherd::ArrivalTotals arrivals_;     // up to the end of the step collected last
 };
 
 }  // namespace train_gpt

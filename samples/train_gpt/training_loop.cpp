@@ -12,6 +12,7 @@
 #include <sherd/train/duration.h>
 #include <sherd/train/loss_spike.h>
 #include <sherd/train/saving.h>
+#include <sherd/train/slow_rank.h>
 #include <sherd/train/step_progress.h>
 
 #include "run_options.h"
@@ -117,6 +118,7 @@ class Loop {
       // Before the step is saved: a run that is killed in between must not miss the line for good.
       out_->write_step(result, config_);
       progress_.step(result);
+      if (const auto line = slow_rank_.step(result)) progress_.note(*line);
     }
     saving_.told(result.step);
   }
@@ -182,6 +184,7 @@ class Loop {
   sherd::StepProgress progress_;
   sherd::Saving saving_;
   sherd::LossSpikeDetector spikes_;
+  sherd::SlowRank slow_rank_;
   std::shared_ptr<sherd::WallLimit> wall_;
   std::shared_ptr<sherd::StopAgreement> stop_;
   double loss_ = 0;                    // of the latest step that was told of

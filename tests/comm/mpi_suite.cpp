@@ -122,6 +122,7 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
                                          .memory_limit = options.device.memory_limit}));
   MpiOptions mpi = options.mpi;
   mpi.timeout = options.timeout;
+  mpi.flight_recorder = options.flight_recorder;
   mpi.poll = 20ms;
   if (mpi.max_message == MpiOptions().max_message) mpi.max_message = 3000;
   if (mpi.reduction_piece == MpiOptions().reduction_piece) mpi.reduction_piece = 1100;

@@ -84,6 +84,8 @@ done
 refused 1 'mpirun -n 2' "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1
 refused 0 '' "$train_gpt" "${model[@]}" --comm mpi --steps 1
 refused 1 'the job has 2 processes' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --ranks 3 --steps 1
+refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 : \
+  -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 --adam-eps 1e-5
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
 if "$mpirun" --version | grep -q 'Open MPI) 4'; then

@@ -130,7 +130,7 @@ TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(steps[i]["step"], i + 1);
     for (const char* field : {"loss", "grad_norm", "num_zeros", "skipped", "skipped_steps", "lr",
-                              "tokens_per_s", "step_ms", "optim_ms", "comm", "peak_bytes", "host_syncs"})
+                              "tokens_per_s", "step_ms", "optim_ms", "comm", "arrival_ms", "peak_bytes", "host_syncs"})
       EXPECT_TRUE(steps[i].contains(field)) << field;
     EXPECT_EQ(steps[i].contains("eval_loss"), i % 2 == 1);
     // Two blocks and the root: 3 gathers forward, 2 backward; 3 reductions; one all-reduce to clip.

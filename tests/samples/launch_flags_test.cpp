@@ -23,6 +23,7 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   c.memory_limit = 4096;
   c.max_queued = 7;
   c.comm_timeout = 1.5;
+  c.flight_recorder = "flights";
   const sherd::LaunchOptions o = launch_options(c);
   EXPECT_EQ(o.device.kind, sherd::DeviceKind::cuda);
   EXPECT_EQ(o.device.kernels, sherd::CpuKernels::reference);
@@ -35,6 +36,7 @@ TEST(LaunchFlags, SetTheOptionsOfALaunch) {
   EXPECT_EQ(o.backend, sherd::BackendKind::nccl);
   EXPECT_TRUE(o.nccl.exact_order && o.nccl.check_calls && o.nccl.register_buffers && o.nccl.windows);
   EXPECT_EQ(o.timeout, std::chrono::milliseconds(1500));
+  EXPECT_EQ(o.flight_recorder.folder, "flights");
 }
 
 TEST(LaunchFlags, TheDefaultsAreTheLibrarys) {
@@ -47,6 +49,7 @@ TEST(LaunchFlags, TheDefaultsAreTheLibrarys) {
   EXPECT_EQ(flags.job.bootstrap, own.job.bootstrap);
   EXPECT_EQ(flags.backend, own.backend);
   EXPECT_EQ(flags.timeout, own.timeout);
+  EXPECT_EQ(flags.flight_recorder.folder, own.flight_recorder.folder);
 }
 
 TEST(LaunchFlags, TakeTheOptionsPlaceInMessages) {
@@ -76,7 +79,7 @@ TEST(LaunchFlags, AreFlagsOfTheProgram) {
   for (const char* option :
        {"job.bootstrap", "device.kind", "device.kernels", "device.threads", "device.memory_limit",
         "device.max_queued_work", "device.tf32", "device.symmetric_products", "nccl.exact_order",
-        "nccl.check_calls", "nccl.register_buffers", "nccl.windows",
+        "nccl.check_calls", "nccl.register_buffers", "nccl.windows", "flight_recorder.folder",
         "ranks = ", "backend = ", "timeout = "}) {
     std::string name = with_flags(option);
     ASSERT_TRUE(name.starts_with("--")) << option;

@@ -44,6 +44,23 @@ void AbortDomain::wake_all() noexcept {
   points_.splice(points_.end(), points);
 }
 
+void AbortDomain::on_failure(std::function<void(const std::string&)> tell) {
+  std::lock_guard lock(mutex_);
+  listeners_.push_back(std::move(tell));
+}
+
+void AbortDomain::tell_of_failure(const std::string& cause) noexcept {
+  try {
+    std::vector<std::function<void(const std::string&)>> listeners;
+    {
+      std::lock_guard lock(mutex_);
+      listeners = listeners_;
+    }
+    for (const auto& tell : listeners) tell(cause);
+  } catch (const std::bad_alloc&) {  // what they would say is not worth the failure's own words
+  }
+}
+
 void AbortDomain::reset() noexcept {
   std::lock_guard lock(mutex_);
   cause_.clear();
@@ -70,8 +87,9 @@ bool AbortDomain::has_left(int world_rank) const {
 }
 
 void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
-  declare(failed_rank, cause);
+  const bool first = declare(failed_rank, cause);
   wake_all();
+  if (first) tell_of_failure(cause);
 }
 
 void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
@@ -79,6 +97,7 @@ void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, cons
   const bool first = declare(failed_rank, cause);
   lock.unlock();
   wake_all();
+  if (first) tell_of_failure(cause);
   if (first) throw CommError(cause, failed_rank);
   raise(where);
 }
@@ -100,20 +119,21 @@ void AbortDomain::raise(const std::string& where) const {
 }
 
 std::string AbortDomain::timeout_message(const WaitPoint& point, const std::string& where,
-                                         const std::vector<int>& missing) {
+                                         const std::vector<int>& missing, const std::string& more) {
   return fmt::format(
-      "{}: waited {} ms for rank{} {}, which did not call it; look there for what went wrong, or raise the "
+      "{}: waited {} ms for rank{} {}, which did not call it{}; look there for what went wrong, or raise the "
       "timeout",
-      where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "));
+      where, point.timeout.count(), missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), more);
 }
 
-std::string AbortDomain::left_message(const std::string& where, const std::vector<int>& gone) {
+std::string AbortDomain::left_message(const std::string& where, const std::vector<int>& gone,
+                                      const std::string& more) {
   const bool several = gone.size() > 1;
   return fmt::format(
-      "{}: rank{} {} {} returned from {} and will not call it; every rank makes the same calls: end all ranks' "
+      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all ranks' "
       "loops after equally many batches, or let a rank without data take part with empty ones",
       where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
-      several ? "their bodies" : "its body");
+      several ? "their bodies" : "its body", more);
 }
 
 }  // namespace sherd::comm

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -52,6 +53,10 @@ class AbortDomain {
     return ready() ? Wait::ready : Wait::aborted;
   }
 
+  /// Once for each failure of the launch, `tell` is called with its cause, by the thread that has declared it and
+  /// after all are woken. It must not throw, and may be called for as long as the domain lives.
+  void on_failure(std::function<void(const std::string& cause)> tell);
+
   /// The first call records the cause; all calls wake everybody. Takes every WaitPoint's mutex in turn.
   void abort(int failed_rank, const std::string& cause) noexcept;
 
@@ -79,15 +84,17 @@ class AbortDomain {
   /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.
   [[noreturn]] void raise(const std::string& where) const;
 
-  /// "<where>: waited 300 ms for ranks 2, 3, ..."
+  /// "<where>: waited 300 ms for ranks 2, 3, ..."; `more`: clauses of reports.h.
   static std::string timeout_message(const WaitPoint& point, const std::string& where,
-                                     const std::vector<int>& missing);
+                                     const std::vector<int>& missing, const std::string& more = "");
   /// "<where>: rank 2 has returned from its body and will not call it; ..."
-  static std::string left_message(const std::string& where, const std::vector<int>& gone);
+  static std::string left_message(const std::string& where, const std::vector<int>& gone,
+                                  const std::string& more = "");
 
  private:
   bool declare(int failed_rank, const std::string& cause) noexcept;
   void wake_all() noexcept;
+  void tell_of_failure(const std::string& cause) noexcept;
 
   std::atomic<bool> aborted_{false}, anybody_left_{false};
   std::atomic<uint64_t> epoch_{0};
@@ -96,6 +103,7 @@ class AbortDomain {
   std::string cause_;
   int failed_rank_ = -1;
   std::set<int> left_;
+  std::vector<std::function<void(const std::string&)>> listeners_;
   std::list<std::weak_ptr<WaitPoint>> points_;  // a list: waking must not need memory
 };
 

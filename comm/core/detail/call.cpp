@@ -6,7 +6,6 @@
 #include <string_view>
 
 namespace sherd::comm {
-namespace {
 
 const char* name_of(ReduceOp op) {
   switch (op) {
@@ -19,6 +18,8 @@ const char* name_of(ReduceOp op) {
   }
   return "?";
 }
+
+namespace {
 
 bool uniform(const std::vector<int64_t>& counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();

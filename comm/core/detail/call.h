@@ -22,7 +22,10 @@ struct Call {
   ReduceOp reduce = ReduceOp::sum;
   std::vector<int64_t> send_counts{}, recv_counts{};  // all_to_all_v only: mine, agree crosswise
   Tensor send{}, recv{};
+  int64_t flight = 0;  // its number in the rank's flight recorder; its peers do not care
 };
+
+const char* name_of(ReduceOp op);
 
 /// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes) for the gradients of unit 'blocks.1'"
 std::string describe(const Call& call);

@@ -12,19 +12,25 @@ std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
 
-CheckedCommunicator::CheckedCommunicator(int rank, int size, int world_rank, std::shared_ptr<Device> device,
+CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int rank,
+                                         std::shared_ptr<Device> device,
                                          std::shared_ptr<CommCounters> counters)
-    : rank_(rank),
-      size_(size),
-      world_rank_(world_rank),
+    : label_(std::move(label)),
+      rank_(rank),
+      size_(static_cast<int>(label_->world_ranks.size())),
+      world_rank_(label_->world_ranks[at(rank)]),
       device_(std::move(device)),
       counters_(std::move(counters)),
-      sent_(static_cast<size_t>(size)),
-      received_(static_cast<size_t>(size)) {}
+      sent_(at(size_)),
+      received_(at(size_)) {
+  recorder()->add(label_);
+}
 
 void CheckedCommunicator::renumber() {
   if (const uint64_t now = epoch(); std::exchange(epoch_, now) == now) return;
-  sequence_ = 0;
+  sequence_ = splits_ = 0;
+  label_->epoch = epoch_;
+  label_->calls = label_->splits = 0;
   std::fill(sent_.begin(), sent_.end(), 0);
   std::fill(received_.begin(), received_.end(), 0);
 }
@@ -36,7 +42,30 @@ void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64
   counters_->add(call.op, bytes);
   if (call.purpose.in_digest())
     counters_->mix(call.op, verb == Verb::all_to_all_v ? 0 : call.elements, call.purpose.hash());
-  queue(stream, verb, std::move(call), -1);
+  label_->calls = sequence_;
+  record_and_queue(stream, verb, std::move(call), -1);
+}
+
+void CheckedCommunicator::record_and_queue(Stream& stream, Verb verb, Call call, int peer) {
+  const int64_t flight = call.flight = recorder()->issue(label_, call, epoch_, peer);
+  try {
+    queue(stream, verb, std::move(call), peer);
+  } catch (...) {
+    recorder()->end(flight, FlightRecord::State::failed);
+    throw;
+  }
+}
+
+std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, int key,
+                                                                     std::chrono::milliseconds timeout,
+                                                                     std::shared_ptr<CommCounters> counters) {
+  renumber();
+  label_->splits = ++splits_;
+  std::string name = fmt::format("{}/{}.{}", label_->name, splits_, color);
+  if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // numbers begin anew, names may not come again
+  const int64_t flight = recorder()->issue(label_, {.op = "split", .sequence = splits_}, epoch_, -1);
+  return recorder()->run(
+      flight, [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
 }
 
 int64_t CheckedCommunicator::before(std::span<const int64_t> counts) const {
@@ -204,7 +233,7 @@ void CheckedCommunicator::send(Stream& stream, const Tensor& data, int peer) {
   check.place_of(*device_, stream, {{data, "data"}});
   renumber();
   counters_->add("send", 0);
-  queue(stream, Verb::send,
+  record_and_queue(stream, Verb::send,
         {.op = "send",
          .sequence = ++sent_[at(peer)],
          .dtype = data.dtype(),
@@ -221,7 +250,7 @@ void CheckedCommunicator::recv(Stream& stream, const Tensor& data, int peer) {
   check.place_of(*device_, stream, {{data, "data"}});
   renumber();
   counters_->add("recv", data.nbytes());
-  queue(stream, Verb::recv,
+  record_and_queue(stream, Verb::recv,
         {.op = "recv",
          .sequence = ++received_[at(peer)],
          .dtype = data.dtype(),
@@ -241,11 +270,11 @@ std::shared_ptr<Communicator> CheckedCommunicator::split(int color, int key) {
     throw InvalidArgument(
         fmt::format("split on rank {}: color {} is negative; every rank joins a group, use 0 or more",
                     world_rank_, color));
-  return divide(color, key, std::chrono::milliseconds(0), counters_);
+  return record_and_divide(color, key, std::chrono::milliseconds(0), counters_);
 }
 
 std::shared_ptr<Communicator> CheckedCommunicator::side_channel(std::chrono::milliseconds timeout) {
-  return divide(0, rank_, bounded(timeout), std::make_shared<CommCounters>());
+  return record_and_divide(0, rank_, bounded(timeout), std::make_shared<CommCounters>(recorder()));
 }
 
 std::unique_ptr<BufferSet> CheckedCommunicator::make_buffers(std::span<const BufferSpec> specs) {

@@ -28,8 +28,12 @@ enum class Verb {
 /// A backend queues calls that are known to be right for this rank.
 class CheckedCommunicator : public Communicator {
  public:
-  CheckedCommunicator(int rank, int size, int world_rank, std::shared_ptr<Device> device,
+  /// `label`: its name and the world ranks of its group, of which this is number `rank`.
+  CheckedCommunicator(std::shared_ptr<GroupLabel> label, int rank, std::shared_ptr<Device> device,
                       std::shared_ptr<CommCounters> counters);
+
+  /// The name of the world's communicator among labels.
+  static constexpr const char* kWorld = "world";
 
   int rank() const final { return rank_; }
   int size() const final { return size_; }
@@ -59,16 +63,17 @@ class CheckedCommunicator : public Communicator {
   void reset_digest() final { counters_->reset_digest(); }
 
  protected:
-  /// `peer`: of send and recv.
+  /// `peer`: of send and recv. The work runs inside recorder()->run(call.flight, ...).
   virtual void queue(Stream& stream, Verb verb, Call call, int peer) = 0;
-  /// `timeout` of 0: as this one's.
+  /// `timeout` of 0: as this one's. `name`: of the new communicator's label.
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
-                                               std::shared_ptr<CommCounters> counters) = 0;
+                                               std::shared_ptr<CommCounters> counters, std::string name) = 0;
 
   /// Recoveries of the launch so far: each begins the numbering of calls anew.
   virtual uint64_t epoch() const { return 0; }
 
   const std::shared_ptr<Device>& shared_device() const { return device_; }
+  const std::shared_ptr<FlightRecorder>& recorder() const { return counters_->recorder(); }
 
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
@@ -77,12 +82,17 @@ class CheckedCommunicator : public Communicator {
   int64_t before(std::span<const int64_t> counts) const;
   void renumber();
   void collective(Stream& stream, Verb verb, Call call, int64_t bytes);
+  /// Records the call, then queues it.
+  void record_and_queue(Stream& stream, Verb verb, Call call, int peer);
+  std::shared_ptr<Communicator> record_and_divide(int color, int key, std::chrono::milliseconds timeout,
+                                                  std::shared_ptr<CommCounters> counters);
 
+  const std::shared_ptr<GroupLabel> label_;
   const int rank_, size_, world_rank_;
   const std::shared_ptr<Device> device_;
   const std::shared_ptr<CommCounters> counters_;
   uint64_t epoch_ = 0;  // of the numbers below
-  int64_t sequence_ = 0;
+  int64_t sequence_ = 0, splits_ = 0;
   std::vector<int64_t> sent_, received_;  // messages to and from each rank
 };
 

@@ -1,10 +1,13 @@
-// Counts of collectives and the digest of what they serve, shared by a rank's world communicator and everything
+// Counts of collectives, the digest of what they serve and the records of them, shared by a rank's world communicator and everything
 // split from it. Private to comm/.
 #pragma once
 
+#include <memory>
 #include <mutex>
+#include <utility>
 
 #include <sherd/comm/core/communicator.h>
+#include <sherd/comm/core/detail/flight_recorder.h>
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd::comm {
@@ -12,6 +15,10 @@ namespace sherd::comm {
 /// Thread-safe.
 class CommCounters {
  public:
+  /// `recorder` is the rank's, which counters of side channels share.
+  explicit CommCounters(std::shared_ptr<FlightRecorder> recorder) : recorder_(std::move(recorder)) {}
+
+  const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
   /// One call of `op` that receives `bytes` from other ranks.
   void add(const char* op, int64_t bytes) {
     std::lock_guard lock(mutex_);
@@ -38,6 +45,7 @@ class CommCounters {
   }
 
  private:
+  const std::shared_ptr<FlightRecorder> recorder_;
   mutable std::mutex mutex_;
   CommCounts counts_;
   uint64_t digest_ = 0;

@@ -42,9 +42,9 @@ const local::CollectiveAlgorithm& move_of(Verb verb) {
 class LocalCommunicator final : public comm::CheckedCommunicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
-                    std::shared_ptr<comm::CommCounters> counters)
-      : comm::CheckedCommunicator(rank, group->size(), group->world_rank(rank), std::move(device),
-                                  std::move(counters)),
+                    std::shared_ptr<comm::CommCounters> counters, std::string name)
+      : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(name), group->world_ranks()), rank,
+                                  std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {
@@ -78,20 +78,24 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
     return failures.texts;
   }
 
+  ArrivalTotals arrivals() const override { return group_->log().arrivals.totals(); }
+
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
     const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
     try {
-      stream.submit(op, [group = group_, queued, rank = rank(), verb, call = std::move(call), peer,
-                         &kernels = device().kernels()](ExecutionContext& c) {
+      stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb, call = std::move(call),
+                         peer, &kernels = device().kernels()](ExecutionContext& c) {
         queued->run();
-        if (verb == Verb::send)
-          group->send(rank, peer, call, c);
-        else if (verb == Verb::recv)
-          group->recv(rank, peer, call, c, kernels);
-        else
-          group->collective(rank, call, move_of(verb), c, kernels);
+        flights->run(call.flight, [&] {
+          if (verb == Verb::send)
+            group->send(rank, peer, call, c);
+          else if (verb == Verb::recv)
+            group->recv(rank, peer, call, c, kernels);
+          else
+            group->collective(rank, call, move_of(verb), c, kernels);
+        });
       });
     } catch (...) {
       queued->run();  // nothing was queued
@@ -102,9 +106,11 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
   uint64_t epoch() const override { return group_->domain().epoch(); }
 
   std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
-                                       std::shared_ptr<comm::CommCounters> counters) override {
+                                       std::shared_ptr<comm::CommCounters> counters,
+                                       std::string name) override {
     auto [group, rank] = group_->split(this->rank(), {color, key, timeout});
-    return std::make_shared<LocalCommunicator>(std::move(group), rank, shared_device(), std::move(counters));
+    return std::make_shared<LocalCommunicator>(std::move(group), rank, shared_device(), std::move(counters),
+                                               std::move(name));
   }
 
   const std::shared_ptr<LocalGroup> group_;
@@ -113,7 +119,8 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
 }  // namespace
 
 std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std::shared_ptr<Device>> devices,
-                                                            std::chrono::milliseconds timeout) {
+                                                            std::chrono::milliseconds timeout,
+                                                            const FlightRecorderOptions& flights) {
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
   if (timeout.count() <= 0)
     throw InvalidArgument(fmt::format("a collective timeout of {} ms; use at least 1", timeout.count()));
@@ -128,11 +135,19 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto domain = std::make_shared<comm::AbortDomain>();
   const auto recovery = std::make_shared<local::Recovery>(domain, static_cast<int>(ranks.size()));
-  const auto group = std::make_shared<LocalGroup>(domain, recovery, ranks, comm::bounded(timeout));
+  const auto log = std::make_shared<local::WorldLog>(static_cast<int>(ranks.size()));
+  for (const int r : ranks) {
+    const auto recorder = std::make_shared<comm::FlightRecorder>(flights, r, static_cast<int>(ranks.size()));
+    log->recorders.push_back(recorder);
+    domain->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
+  }
+  const auto group = std::make_shared<LocalGroup>(domain, recovery, log, ranks, comm::bounded(timeout));
   std::vector<std::shared_ptr<Communicator>> world;
   for (int r : ranks)
-    world.push_back(std::make_shared<LocalCommunicator>(group, r, devices[static_cast<size_t>(r)],
-                                                        std::make_shared<comm::CommCounters>()));
+    world.push_back(std::make_shared<LocalCommunicator>(
+        group, r, devices[static_cast<size_t>(r)],
+        std::make_shared<comm::CommCounters>(log->recorders[static_cast<size_t>(r)]),
+        comm::CheckedCommunicator::kWorld));
   return world;
 }
 

@@ -12,15 +12,22 @@
 namespace sherd::local {
 
 LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
-                       std::vector<int> world_ranks, std::chrono::milliseconds timeout)
+                       std::shared_ptr<WorldLog> log, std::vector<int> world_ranks,
+                       std::chrono::milliseconds timeout)
     : domain_(std::move(domain)),
       recovery_(std::move(recovery)),
+      log_(std::move(log)),
       world_ranks_(std::move(world_ranks)),
       point_(domain_->make_wait_point(timeout)),
       presence_(*domain_, *point_, world_ranks_),
-      calls_(*domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); }),
+      calls_(
+          *domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); },
+          [this](int world_rank) { return log_->last_call(world_rank); }),
       sends_(world_ranks_.size()),
-      splits_(*domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); }),
+      arrival_times_(world_ranks_.size()),
+      splits_(
+          *domain_, *point_, world_ranks_, [this](int rank) { return presence_.gone(rank); },
+          [this](int world_rank) { return log_->last_call(world_rank); }),
       split_results_(world_ranks_.size()),
       mailboxes_(world_ranks_.size() * world_ranks_.size()) {
   for (auto& point : reached_) point.resize(world_ranks_.size());
@@ -40,8 +47,9 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   };
 
   reach(0);
-  calls_.enter(rank, call, [this] {
+  calls_.enter(rank, call, [this, queue] {
     std::string reason = comm::disagreement(calls_.slots(), world_ranks_);
+    if (reason.empty() && !queue) count_arrivals();
     if (reason.empty())
       std::transform(calls_.slots().begin(), calls_.slots().end(), sends_.begin(),
                      [](const comm::Call* c) -> const void* { return c->send.raw(); });
@@ -79,15 +87,38 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   context.keep(std::make_shared<comm::Call>(call));
 }
 
+void LocalGroup::count_arrivals() {
+  std::transform(calls_.came().begin(), calls_.came().end(), arrival_times_.begin(), [](const auto& time) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+  });
+  log_->arrivals.add(world_ranks_, arrival_times_);
+}
+
 std::string LocalGroup::place(int rank, const comm::Call& call, const char* preposition, int peer) const {
   return fmt::format("{} on rank {} {} rank {}", describe(call), world_rank(rank), preposition,
                      world_rank(peer));
+}
+
+void LocalGroup::fail_message(std::unique_lock<std::mutex>& lock, comm::Wait outcome, int rank, int peer,
+                              const std::string& where, std::chrono::steady_clock::time_point since) {
+  if (outcome == comm::Wait::aborted) {
+    lock.unlock();
+    domain_->raise(where);
+  }
+  const std::vector<int> missing{world_rank(peer)};
+  const std::string last =
+      comm::last_calls_clause(missing, [this](int world_rank) { return log_->last_call(world_rank); });
+  const std::string waiting = comm::waiting_clause({{world_rank(rank), since}});
+  domain_->fail(lock, world_rank(peer), where,
+                outcome == comm::Wait::ready ? domain_->left_message(where, missing, last + waiting)
+                                             : domain_->timeout_message(*point_, where, missing, waiting + last));
 }
 
 void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionContext& context) {
   const std::string where = place(rank, call, "to", peer);
   Mailbox& box = mailbox(rank, peer);
   std::shared_ptr<NativeEvent> ready = context.queue ? context.queue->record() : nullptr;
+  const auto since = std::chrono::steady_clock::now();
   std::unique_lock lock(point_->mutex);
   if (domain_->aborted()) {
     lock.unlock();
@@ -108,19 +139,14 @@ void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionConte
     context.keep(std::make_shared<comm::Call>(call));
     return;
   }
-  if (outcome == comm::Wait::ready)
-    domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
-  if (outcome == comm::Wait::timed_out)
-    domain_->fail(lock, world_rank(peer), where,
-                  domain_->timeout_message(*point_, where, {world_rank(peer)}));
-  lock.unlock();
-  domain_->raise(where);
+  fail_message(lock, outcome, rank, peer, where, since);
 }
 
 void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
                       const KernelTable& kernels) {
   const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
+  const auto since = std::chrono::steady_clock::now();
   std::unique_lock lock(point_->mutex);
   if (domain_->aborted()) {
     lock.unlock();
@@ -128,17 +154,8 @@ void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionConte
   }
   // A box that is done still belongs to the sender of the message before.
   const auto posted = [&] { return box.posted != nullptr && !box.done; };
-  switch (domain_->wait(*point_, lock, [&] { return posted() || presence_.gone(peer); })) {
-    case comm::Wait::ready:
-      if (posted()) break;
-      domain_->fail(lock, world_rank(peer), where, domain_->left_message(where, {world_rank(peer)}));
-    case comm::Wait::aborted:
-      lock.unlock();
-      domain_->raise(where);
-    case comm::Wait::timed_out:
-      domain_->fail(lock, world_rank(peer), where,
-                    domain_->timeout_message(*point_, where, {world_rank(peer)}));
-  }
+  const comm::Wait outcome = domain_->wait(*point_, lock, [&] { return posted() || presence_.gone(peer); });
+  if (outcome != comm::Wait::ready || !posted()) fail_message(lock, outcome, rank, peer, where, since);
   const comm::Call& sent = *box.posted;
   if (const std::string reason = comm::message_disagreement(where, call, sent); !reason.empty())
     domain_->fail(lock, -1, where, reason);
@@ -182,7 +199,7 @@ std::string LocalGroup::make_groups() {
     for (auto [key, r] : ranks) world.push_back(world_rank(r));
     const auto asked = splits_.slots()[static_cast<size_t>(ranks.front().second)]->timeout;
     const auto timeout = asked.count() > 0 ? asked : point_->timeout;
-    const auto group = std::make_shared<LocalGroup>(domain_, recovery_, std::move(world), timeout);
+    const auto group = std::make_shared<LocalGroup>(domain_, recovery_, log_, std::move(world), timeout);
     for (size_t i = 0; i < ranks.size(); ++i)
       split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
   }

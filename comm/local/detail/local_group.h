@@ -9,6 +9,7 @@
 #include <sherd/comm/local/detail/collectives.h>
 #include <sherd/comm/local/detail/presence.h>
 #include <sherd/comm/local/detail/recovery.h>
+#include <sherd/comm/local/detail/world_log.h>
 
 namespace sherd::local {
 
@@ -28,12 +29,14 @@ inline std::string describe(const SplitRequest& s) {
 class LocalGroup {
  public:
   LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_ptr<Recovery> recovery,
-             std::vector<int> world_ranks, std::chrono::milliseconds timeout);
+             std::shared_ptr<WorldLog> log, std::vector<int> world_ranks, std::chrono::milliseconds timeout);
 
   int size() const { return static_cast<int>(world_ranks_.size()); }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
   int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
   comm::AbortDomain& domain() { return *domain_; }
   Recovery& recovery() { return *recovery_; }
+  const WorldLog& log() const { return *log_; }
   std::chrono::milliseconds timeout() const { return point_->timeout; }
   /// Who still has calls under way here. Lives as long as its group.
   static std::shared_ptr<Presence> presence(const std::shared_ptr<LocalGroup>& group) {
@@ -60,16 +63,23 @@ class LocalGroup {
   };
   Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
   std::string place(int rank, const comm::Call& call, const char* preposition, int peer) const;
+  /// Fails the launch for a message whose peer came neither in time nor will.
+  [[noreturn]] void fail_message(std::unique_lock<std::mutex>& lock, comm::Wait outcome, int rank, int peer,
+                                 const std::string& where, std::chrono::steady_clock::time_point since);
+  /// All ranks have come to a collective.
+  void count_arrivals();
   std::string make_groups();
 
   const std::shared_ptr<comm::AbortDomain> domain_;
   const std::shared_ptr<Recovery> recovery_;
+  const std::shared_ptr<WorldLog> log_;
   const std::vector<int> world_ranks_;
   const std::shared_ptr<comm::WaitPoint> point_;
   Presence presence_;
 
   Rendezvous<const comm::Call> calls_;
   std::vector<const void*> sends_;
+  std::vector<int64_t> arrival_times_;
   /// Where the ranks' native queues stand: at the call, after the first phase, at the end. By rank.
   std::array<std::vector<std::shared_ptr<NativeEvent>>, 3> reached_;
 

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/core/detail/reports.h>
 
 namespace sherd::local {
 
@@ -20,14 +22,19 @@ namespace sherd::local {
 template <class Slot>
 class Rendezvous {
  public:
-  /// All outlive the rendezvous. `gone`: whether a rank comes no more; asked under the lock.
+  using Clock = std::chrono::steady_clock;
+
+  /// All outlive the rendezvous. `gone`: whether a rank comes no more; asked under the lock. `last`: what a world
+  /// rank called last, for messages.
   Rendezvous(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks,
-             std::function<bool(int rank)> gone)
+             std::function<bool(int rank)> gone, std::function<std::string(int world_rank)> last)
       : domain_(domain),
         point_(point),
         world_ranks_(world_ranks),
         gone_(std::move(gone)),
-        slots_(world_ranks.size()) {}
+        last_(std::move(last)),
+        slots_(world_ranks.size()),
+        came_(world_ranks.size()) {}
 
   /// agree() runs once per meeting, on the last rank to arrive, under the lock; it returns why the ranks
   /// cannot proceed, or "". describe(Slot) names the operation in messages.
@@ -40,6 +47,7 @@ class Rendezvous {
       domain_.raise(place(rank, slot));
     }
     slots_[static_cast<size_t>(rank)] = &slot;
+    came_[static_cast<size_t>(rank)] = Clock::now();
     if (++arrived_ == slots_.size()) {
       std::string reason;
       try {
@@ -66,9 +74,11 @@ class Rendezvous {
     switch (domain_.wait(point_, lock, [&] { return meeting_ != before || somebody_is_gone(); })) {
       case comm::Wait::ready: {
         if (meeting_ != before) return;
-        withdraw(rank);
         const std::string where = place(rank, slot);
-        domain_.fail(lock, gone.front(), where, domain_.left_message(where, gone));
+        const std::string cause = domain_.left_message(
+            where, gone, comm::last_calls_clause(gone, last_) + comm::waiting_clause(waiting()));
+        withdraw(rank);
+        domain_.fail(lock, gone.front(), where, cause);
       }
       case comm::Wait::aborted:
         withdraw(rank);
@@ -76,9 +86,11 @@ class Rendezvous {
         domain_.raise(place(rank, slot));
       case comm::Wait::timed_out: {
         const std::vector<int> missing = missing_ranks([](size_t) { return true; });
-        withdraw(rank);
         const std::string where = place(rank, slot);
-        domain_.fail(lock, missing.front(), where, domain_.timeout_message(point_, where, missing));
+        const std::string cause = domain_.timeout_message(
+            point_, where, missing, comm::waiting_clause(waiting()) + comm::last_calls_clause(missing, last_));
+        withdraw(rank);
+        domain_.fail(lock, missing.front(), where, cause);
       }
     }
   }
@@ -100,6 +112,8 @@ class Rendezvous {
 
   /// By rank. Complete for agree() and between enter() and the last sync().
   const std::vector<Slot*>& slots() const { return slots_; }
+  /// When each rank came, by rank. Complete for agree().
+  const std::vector<Clock::time_point>& came() const { return came_; }
 
  private:
   void withdraw(int rank) {
@@ -114,6 +128,12 @@ class Rendezvous {
       if (slots_[r] == nullptr && which(r)) missing.push_back(world_ranks_[r]);
     return missing;
   }
+  std::vector<comm::Waiting> waiting() const {
+    std::vector<comm::Waiting> ranks;
+    for (size_t r = 0; r < slots_.size(); ++r)
+      if (slots_[r]) ranks.push_back({world_ranks_[r], came_[r]});
+    return ranks;
+  }
   std::string place(int rank, const Slot& slot) const {
     return describe(slot) + " on rank " + std::to_string(world_ranks_[static_cast<size_t>(rank)]);
   }
@@ -122,7 +142,9 @@ class Rendezvous {
   comm::WaitPoint& point_;
   const std::vector<int>& world_ranks_;
   const std::function<bool(int)> gone_;
+  const std::function<std::string(int)> last_;
   std::vector<Slot*> slots_;
+  std::vector<Clock::time_point> came_;
   size_t arrived_ = 0, inside_ = 0;
   uint64_t meeting_ = 0, phase_ = 0;
 };

@@ -13,7 +13,7 @@ namespace {
 
 // "sherd" and the version of what follows; all processes of a job run the same program on the same kind of
 // host.
-constexpr uint64_t kMark = 0x7368657264000001;
+constexpr uint64_t kMark = 0x7368657264000002;
 
 // Names of operations are compared and kept as literals.
 constexpr std::array kOperations{"all_gather", "all_gather_v", "reduce_scatter", "all_reduce",
@@ -102,6 +102,7 @@ std::string encode(const Letter& l) {
   w.put(l.lane);
   w.put(l.sequence);
   w.put(l.tag);
+  if (l.kind == Letter::Kind::left) w.put_text(l.last);
   if (l.kind != Letter::Kind::call) return w.take();
   if (l.lane == Lane::split) {
     w.put(l.color);
@@ -119,6 +120,7 @@ std::string encode(const Letter& l) {
   w.put(c.reduce);
   w.put_all(c.send_counts);
   w.put_all(c.recv_counts);
+  w.put(l.waited_ns);
   return w.take();
 }
 
@@ -133,6 +135,7 @@ Letter decode(const std::string& bytes) {
   l.lane = r.get<Lane>();
   l.sequence = r.get<int64_t>();
   l.tag = r.get<int>();
+  if (l.kind == Letter::Kind::left) l.last = r.get_text();
   if (l.kind != Letter::Kind::call) return l;
   if (l.lane == Lane::split) {
     l.color = r.get<int>();
@@ -153,6 +156,7 @@ Letter decode(const std::string& bytes) {
   c.reduce = r.get<ReduceOp>();
   c.send_counts = r.get_all();
   c.recv_counts = r.get_all();
+  l.waited_ns = r.get<int64_t>();
   return l;
 }
 

@@ -1,6 +1,7 @@
 // What the ranks of a world write to each other. Private to comm/mpi.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -37,8 +38,14 @@ struct Letter {
   int tag = 0;
   /// Without tensors.
   comm::Call call = {};
+  /// Lane::collective: how long the sender waited for the others in the group's collective before this one.
+  int64_t waited_ns = 0;
   /// Lane::split.
   int color = 0, key = 0;
+  /// left: what the rank called last (FlightRecorder::last()).
+  std::string last = {};
+  /// When it came, by the receiver's clock; not sent.
+  std::chrono::steady_clock::time_point came = {};
 };
 
 std::string encode(const Letter& letter);

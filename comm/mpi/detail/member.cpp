@@ -34,10 +34,12 @@ CallNumber number_of(const Letter& l) {
 
 }  // namespace
 
-Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device, std::string name,
-               std::vector<int> world_ranks, int rank, milliseconds timeout)
+Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
+               std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks,
+               int rank, milliseconds timeout)
     : session_(std::move(session)),
       device_(std::move(device)),
+      arrivals_seen_(std::move(arrivals)),
       name_(std::move(name)),
       id_(hash64(0, name_)),
       world_ranks_(std::move(world_ranks)),
@@ -54,6 +56,11 @@ std::string Member::place(const std::string& what) const {
 
 void Member::deliver(Letter letter) {
   const CallNumber number = number_of(letter);
+  letter.came = std::chrono::steady_clock::now();
+  if (letter.kind == Letter::Kind::call) {
+    if (letter.lane == Lane::split) letter.call = {.op = "split", .sequence = letter.sequence};
+    session_->heard(world_ranks_[static_cast<size_t>(letter.from)], name_, letter.call);
+  }
   std::lock_guard lock(point_->mutex);
   if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that was given up here
   Arrivals& arrivals = arrivals_[number];
@@ -73,6 +80,23 @@ std::vector<int> Member::missing(const Meeting& meeting, bool left) {
   }
   std::sort(ranks.begin(), ranks.end());
   return ranks;
+}
+
+std::vector<comm::Waiting> Member::waiting(const Meeting& meeting) {
+  std::vector<comm::Waiting> ranks{{world_rank(), meeting.since_}};
+  for (const auto& [rank, letter] : arrivals_[meeting.number_].letters)
+    ranks.push_back({world_ranks_[static_cast<size_t>(rank)], letter.came});
+  return ranks;
+}
+
+std::string Member::last_calls(const std::vector<int>& world_ranks) const {
+  return comm::last_calls_clause(world_ranks, [this](int rank) { return session_->last_call(rank); });
+}
+
+void Member::count_arrivals(const Meeting& meeting) {
+  std::vector<int64_t> times(world_ranks_.size(), -waited_ns_);
+  for (const auto& [rank, letter] : meeting.letters_) times[static_cast<size_t>(rank)] = -letter.waited_ns;
+  arrivals_seen_->add(world_ranks_, times);
 }
 
 void Member::withdraw(const Meeting& meeting) {
@@ -133,7 +157,9 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
       }
       if (all()) break;
       withdraw(*meeting);
-      domain.fail(lock, gone.front(), where, comm::AbortDomain::left_message(where, gone));
+      domain.fail(lock, gone.front(), where,
+                  comm::AbortDomain::left_message(where, gone,
+                                                  last_calls(gone) + comm::waiting_clause(waiting(*meeting))));
     case comm::Wait::aborted:
       withdraw(*meeting);
       lock.unlock();
@@ -141,7 +167,9 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
     case comm::Wait::timed_out: {
       const std::vector<int> late = missing(*meeting, false);
       withdraw(*meeting);
-      domain.fail(lock, late.front(), where, comm::AbortDomain::timeout_message(*point_, where, late));
+      domain.fail(lock, late.front(), where,
+                  comm::AbortDomain::timeout_message(
+                      *point_, where, late, comm::waiting_clause(waiting(*meeting)) + last_calls(late)));
     }
   }
   meeting->letters_ = std::move(arrivals.letters);
@@ -156,11 +184,15 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   plain.send = plain.recv = {};
   const std::string where = place(describe(call));
   auto meeting =
-      meet({Lane::collective, -1, call.sequence}, std::move(peers), {.call = std::move(plain)}, where);
+      meet({Lane::collective, -1, call.sequence}, std::move(peers),
+           {.call = std::move(plain), .waited_ns = waited_ns_}, where);
+  const auto waited = std::chrono::steady_clock::now() - meeting->since_;
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
   for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
   if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
     session_->domain().fail(-1, where, reason);
+  if (call.sequence > 1) count_arrivals(*meeting);
+  waited_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count();
   return meeting;
 }
 
@@ -206,7 +238,7 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout) 
     if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
     world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
   }
-  return std::make_shared<Member>(session_, device_, fmt::format("{}/{}.{}", name_, sequence, color),
+  return std::make_shared<Member>(session_, device_, arrivals_seen_, fmt::format("{}/{}.{}", name_, sequence, color),
                                   std::move(world_ranks), new_rank,
                                   timeout.count() > 0 ? timeout : point_->timeout);
 }

@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/comm/core/detail/arrival_board.h>
+#include <sherd/comm/core/detail/reports.h>
 #include <sherd/comm/mpi/detail/session.h>
 #include <sherd/kernels/device/device.h>
 
@@ -25,9 +27,10 @@ struct Piece {
 /// is queued on it.
 class Member final : public Recipient {
  public:
-  /// `name` is the same on all ranks of the group, and no other group's of the world.
-  Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device, std::string name,
-         std::vector<int> world_ranks, int rank, std::chrono::milliseconds timeout);
+  /// `name` is the same on all ranks of the group, and no other group's of the world. `arrivals` is the rank's.
+  Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
+         std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks, int rank,
+         std::chrono::milliseconds timeout);
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -38,6 +41,8 @@ class Member final : public Recipient {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
   int world_rank() const { return world_ranks_[static_cast<size_t>(rank_)]; }
+  const std::vector<int>& world_ranks() const { return world_ranks_; }
+  const comm::ArrivalBoard& arrivals() const { return *arrivals_seen_; }
 
   /// A call that its ranks have all come to; to be used by the thread that met for it, and to go before the
   /// member. No rank leaves it before it is over unless it has lost the connection or withdraws.
@@ -65,6 +70,7 @@ class Member final : public Recipient {
     const CallNumber number_;
     const std::vector<int> peers_;  // without this rank
     const std::string where_;
+    const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
     int tags_ = 0;                   // the peers' data come with tags_ + rank
     std::map<int, Letter> letters_;  // of the peers
     std::vector<std::shared_ptr<Batch>> started_;
@@ -90,17 +96,25 @@ class Member final : public Recipient {
   void withdraw(const Meeting& meeting);
   /// The peers of a meeting that have not come, as world ranks; those alone that have left, if `left`.
   std::vector<int> missing(const Meeting& meeting, bool left);
+  /// Who waits in the meeting, as far as is known here: this rank, and peers whose letters have come.
+  std::vector<comm::Waiting> waiting(const Meeting& meeting);
+  std::string last_calls(const std::vector<int>& world_ranks) const;
+  /// Of the collective before that one, in which each rank waited for so long as its letter says: the longer, the
+  /// earlier it had come.
+  void count_arrivals(const Meeting& meeting);
   [[noreturn]] void raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn);
   std::string place(const std::string& what) const;
 
   const std::shared_ptr<Session> session_;
   const std::shared_ptr<Device> device_;
+  const std::shared_ptr<comm::ArrivalBoard> arrivals_seen_;
   const std::string name_;
   const uint64_t id_;
   const std::vector<int> world_ranks_;
   const int rank_;
   const std::shared_ptr<comm::WaitPoint> point_;
   int64_t splits_ = 0;
+  int64_t waited_ns_ = 0;  // of the thread that meets: for the others in the last collective
   std::shared_ptr<char> scratch_;
   int64_t scratch_bytes_ = 0;
 

@@ -42,9 +42,9 @@ class Queued {
 class MpiCommunicator final : public comm::CheckedCommunicator {
  public:
   MpiCommunicator(std::shared_ptr<Session> session, std::shared_ptr<Member> member,
-                  std::shared_ptr<comm::CommCounters> counters)
-      : comm::CheckedCommunicator(member->rank(), member->size(), member->world_rank(),
-                                  member->shared_device(), std::move(counters)),
+                  std::shared_ptr<comm::CommCounters> counters, std::string name)
+      : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(name), member->world_ranks()),
+                                  member->rank(), member->shared_device(), std::move(counters)),
         session_(std::move(session)),
         member_(std::move(member)) {}
 
@@ -71,14 +71,17 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
                     world_rank()));
   }
 
+  ArrivalTotals arrivals() const override { return member_->arrivals().totals(); }
+
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
     const auto queued = std::make_shared<Queued>(session_, world_rank());
     try {
-      stream.submit(op, [member = member_, queued, verb, call = std::move(call), peer](ExecutionContext& c) {
+      stream.submit(op, [member = member_, queued, flights = recorder(), verb, call = std::move(call),
+                         peer](ExecutionContext& c) {
         queued->run();
-        mpi::run(*member, verb, call, peer, c);
+        flights->run(call.flight, [&] { mpi::run(*member, verb, call, peer, c); });
       });
     } catch (...) {
       queued->run();  // nothing was queued
@@ -87,9 +90,10 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
   }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
-                                       std::shared_ptr<comm::CommCounters> counters) override {
-    return std::make_shared<MpiCommunicator>(session_, member_->split(color, key, timeout),
-                                             std::move(counters));
+                                       std::shared_ptr<comm::CommCounters> counters,
+                                       std::string name) override {
+    return std::make_shared<MpiCommunicator>(session_, member_->split(color, key, timeout), std::move(counters),
+                                             std::move(name));
   }
 
   const std::shared_ptr<Session> session_;
@@ -154,12 +158,16 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   if (mine.size() != devices.size())
     throw InvalidArgument(fmt::format("MPI world: process {} has {} devices for {} ranks; give one each",
                                       place.rank, devices.size(), mine.size()));
+  std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;
+  for (const int r : mine)
+    recorders.push_back(
+        std::make_shared<comm::FlightRecorder>(options.flight_recorder, r, static_cast<int>(process_of.size())));
   std::vector<int> world_ranks(process_of.size());
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   std::shared_ptr<Session> session;
   try {
     gather(*store, place, options);
-    session = std::make_shared<Session>(process_of, std::move(store), options);
+    session = std::make_shared<Session>(process_of, recorders, std::move(store), options);
   } catch (const CommError&) {
     mpi_ends_without_finalize();  // it would wait for those that did not come
     throw;
@@ -168,8 +176,10 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   for (size_t i = 0; i < mine.size(); ++i)
     worlds.push_back(std::make_shared<MpiCommunicator>(
         session,
-        std::make_shared<Member>(session, devices[i], options.name, world_ranks, mine[i], options.timeout),
-        std::make_shared<comm::CommCounters>()));
+        std::make_shared<Member>(session, devices[i],
+                                 std::make_shared<comm::ArrivalBoard>(static_cast<int>(process_of.size())),
+                                 options.name, world_ranks, mine[i], options.timeout),
+        std::make_shared<comm::CommCounters>(recorders[i]), comm::CheckedCommunicator::kWorld));
   return worlds;
 }
 

@@ -22,11 +22,16 @@ constexpr std::chrono::seconds kShortestFarewell{10}, kFarewellAfterFailure{2};
 
 }  // namespace
 
-Session::Session(std::span<const int> process_of, std::shared_ptr<Store> store, const MpiOptions& options)
+Session::Session(std::span<const int> process_of,
+                 std::vector<std::shared_ptr<comm::FlightRecorder>> recorders, std::shared_ptr<Store> store,
+                 const MpiOptions& options)
     : options_(options),
       process_of_(process_of.begin(), process_of.end()),
+      recorders_(std::move(recorders)),
       store_(std::move(store)),
       point_(domain_.make_wait_point(options.poll)) {
+  for (const auto& recorder : recorders_)
+    domain_.on_failure([recorder](const std::string& cause) { recorder->write(cause); });
   engine_ = std::make_unique<Engine>(
       options_, Engine::Handlers{.letter = [this](const std::string& bytes) { read(bytes); },
                                  .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
@@ -103,6 +108,10 @@ void Session::read(const std::string& bytes) {
   Letter letter = decode(bytes);
   switch (letter.kind) {
     case Letter::Kind::left:
+      {
+        std::lock_guard lock(heard_mutex_);
+        last_words_[letter.from] = letter.last;
+      }
       // Letters of one process come in order: what is not here by now will not come.
       return domain_.leave(letter.from);
     case Letter::Kind::goodbye: {
@@ -151,7 +160,35 @@ void Session::tell_if_gone(int world_rank, Presence& presence) {
   // After a failure the others wait for its cause: that this rank ends as well is no news.
   if (!presence.leaving || presence.told || presence.queued > 0 || domain_.aborted()) return;
   presence.told = true;
-  write_to_all({.kind = Letter::Kind::left, .from = world_rank});
+  std::string last;
+  for (const auto& recorder : recorders_)
+    if (recorder->world_rank() == world_rank) last = recorder->last("before it left");
+  write_to_all({.kind = Letter::Kind::left, .from = world_rank, .last = std::move(last)});
+}
+
+void Session::heard(int world_rank, const std::string& group, const comm::Call& call) {
+  std::lock_guard lock(heard_mutex_);
+  Heard& last = heard_[world_rank];
+  if (last.group != group) last.group = group;
+  last.call.op = call.op;
+  last.call.sequence = call.sequence;
+  last.call.dtype = call.dtype;
+  last.call.elements = call.elements;
+  last.call.root = call.root;
+  last.call.reduce = call.reduce;
+  last.call.purpose = call.purpose;
+  last.time = std::chrono::steady_clock::now();
+}
+
+std::string Session::last_call(int world_rank) const {
+  for (const auto& recorder : recorders_)
+    if (recorder->world_rank() == world_rank) return recorder->last();
+  std::lock_guard lock(heard_mutex_);
+  if (const auto words = last_words_.find(world_rank); words != last_words_.end()) return words->second;
+  const auto last = heard_.find(world_rank);
+  if (last == heard_.end()) return "";
+  const auto ago = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
+  return fmt::format("{} of '{}', heard of {} ms ago", describe(last->second.call), last->second.group, ago.count());
 }
 
 void Session::watch() {

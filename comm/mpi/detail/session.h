@@ -17,6 +17,7 @@
 
 #include <sherd/comm/bootstrap/store.h>
 #include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/core/detail/flight_recorder.h>
 #include <sherd/comm/mpi/detail/engine.h>
 #include <sherd/comm/mpi/detail/letter.h>
 #include <sherd/comm/mpi/mpi_options.h>
@@ -36,8 +37,9 @@ class Recipient {
 /// Thread-safe. Lives as long as a communicator or queued work of its world does.
 class Session {
  public:
-  /// `process_of` by world rank. @throws as make_mpi_world().
-  Session(std::span<const int> process_of, std::shared_ptr<Store> store, const MpiOptions& options);
+  /// `process_of` by world rank; `recorders` of the ranks of this process. @throws as make_mpi_world().
+  Session(std::span<const int> process_of, std::vector<std::shared_ptr<comm::FlightRecorder>> recorders,
+          std::shared_ptr<Store> store, const MpiOptions& options);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -62,7 +64,18 @@ class Session {
   /// The rank calls nothing any more; the others are told once nothing of it is queued.
   void leave(int world_rank);
 
+  /// A letter about a call has come from another rank.
+  void heard(int world_rank, const std::string& group, const comm::Call& call);
+  /// What the rank called last as far as is known here, for messages: of another process's rank what it said when
+  /// it left, else its last letter to this process; "" when nothing is known.
+  std::string last_call(int world_rank) const;
+
  private:
+  struct Heard {
+    std::string group;
+    comm::Call call;
+    std::chrono::steady_clock::time_point time;
+  };
   struct Presence {
     int64_t queued = 0;
     bool leaving = false, told = false;
@@ -76,6 +89,7 @@ class Session {
 
   const MpiOptions options_;
   const std::vector<int> process_of_;
+  const std::vector<std::shared_ptr<comm::FlightRecorder>> recorders_;
   const std::shared_ptr<Store> store_;
   comm::AbortDomain domain_;
   const std::shared_ptr<comm::WaitPoint> point_;  // of the watch and of goodbyes
@@ -89,6 +103,10 @@ class Session {
 
   std::mutex presence_mutex_;
   std::map<int, Presence> presence_;
+
+  mutable std::mutex heard_mutex_;
+  std::map<int, Heard> heard_;              // by world rank
+  std::map<int, std::string> last_words_;  // of ranks that have left
 
   std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex
   bool stop_ = false;

@@ -87,19 +87,23 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
 struct Queued {
   std::shared_ptr<const Group> group;
   std::shared_ptr<void> token;  // goes before the group does
+  std::shared_ptr<comm::FlightRecorder> recorder;
   Verb verb;
   Call call;
   int peer;
 
-  void operator()(ExecutionContext& context) const { run(*group, verb, call, peer, context); }
+  void operator()(ExecutionContext& context) const {
+    recorder->run(
+        call.flight, [&] { run(*group, verb, call, peer, context); }, comm::FlightRecord::State::handed);
+  }
 };
 
 class NcclCommunicator final : public comm::CheckedCommunicator {
  public:
   NcclCommunicator(std::shared_ptr<const Group> group, std::shared_ptr<Device> device,
-                   std::shared_ptr<comm::CommCounters> counters)
-      : comm::CheckedCommunicator(group->rank, group->size(), group->session->world_rank(), std::move(device),
-                                  std::move(counters)),
+                   std::shared_ptr<comm::CommCounters> counters, std::string label)
+      : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(label), group->world_ranks),
+                                  group->rank, std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {
@@ -138,11 +142,12 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   }
 
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
-    stream.submit(call.op, Queued{group_, group_->handle.queued(), verb, call, peer});
+    stream.submit(call.op, Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
   }
 
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
-                                       std::shared_ptr<comm::CommCounters> counters) override {
+                                       std::shared_ptr<comm::CommCounters> counters,
+                                       std::string label) override {
     Session& session = *group_->session;
     const std::string where = fmt::format("split(color {}, key {}) on rank {}", color, key, world_rank());
     const Deadline deadline(group_->timeout);
@@ -172,7 +177,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     const auto group =
         std::make_shared<const Group>(Group{group_->session, handle, std::move(name), std::move(world_ranks),
                                             new_rank, timeout.count() > 0 ? timeout : group_->timeout});
-    return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters));
+    return std::make_shared<NcclCommunicator>(group, shared_device(), std::move(counters), std::move(label));
   }
 
   /// NCCL splits a communicator only while nothing is under way on it.
@@ -230,7 +235,9 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   const std::string where = fmt::format("making the world on rank {} of {}", rank, size);
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
+  const auto recorder = std::make_shared<comm::FlightRecorder>(options.flight_recorder, rank, size);
   const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
+  session->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
   const Deadline deadline(options.timeout);
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
   Handle& handle = add_handle(*session, options.name, ranks);
@@ -238,7 +245,9 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
             [&] { handle.init(rank, size, exchange_id(*session, rank, where, deadline), where, deadline); });
   const auto group = std::make_shared<const Group>(
       Group{session, handle, options.name, std::move(ranks), rank, options.timeout});
-  return std::make_shared<NcclCommunicator>(group, std::move(device), std::make_shared<comm::CommCounters>());
+  return std::make_shared<NcclCommunicator>(group, std::move(device),
+                                            std::make_shared<comm::CommCounters>(recorder),
+                                            comm::CheckedCommunicator::kWorld);
 }
 
 std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,

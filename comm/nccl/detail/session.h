@@ -55,6 +55,8 @@ class Session {
   [[noreturn]] void fail(const std::string& where, const std::string& cause, int failed_rank = -1);
   void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
   bool failed() const noexcept { return domain_.aborted(); }
+  /// As AbortDomain::on_failure().
+  void on_failure(std::function<void(const std::string& cause)> tell) { domain_.on_failure(std::move(tell)); }
 
   /// This rank calls nothing any more; the others are told once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }

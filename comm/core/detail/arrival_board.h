@@ -1,0 +1,30 @@
+// Sums of how late ranks come to collectives. Private to comm/.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include <sherd/comm/core/arrivals.h>
+
+namespace sherd::comm {
+
+/// Thread-safe.
+class ArrivalBoard {
+ public:
+  /// `ranks`: of the world.
+  explicit ArrivalBoard(int ranks) : totals_(static_cast<size_t>(ranks)) {}
+
+  /// One collective of the group of these world ranks, which came at `times` (nanoseconds of any one clock). A
+  /// group of one rank waits for nobody and does not count.
+  void add(std::span<const int> world_ranks, std::span<const int64_t> times);
+  ArrivalTotals totals() const;
+
+ private:
+  mutable std::mutex mutex_;
+  ArrivalTotals totals_;
+  std::vector<int64_t> sorted_;  // of add(), which then needs no memory of its own
+};
+
+}  // namespace sherd::comm

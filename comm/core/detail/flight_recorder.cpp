@@ -1,0 +1,210 @@
+#include <sherd/comm/core/detail/flight_recorder.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+
+#include <unistd.h>
+
+#include <sherd/kernels/ops/random.h>
+
+namespace sherd::comm {
+namespace {
+
+namespace fs = std::filesystem;
+using State = FlightRecord::State;
+
+template <class Clock>
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+/// Equal counts say no more than the elements do.
+uint64_t hash_of(const std::vector<int64_t>& counts) {
+  if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) return 0;
+  uint64_t hash = 0;
+  for (const int64_t c : counts) hash = hash64(hash ^ static_cast<uint64_t>(c), {});
+  return hash;
+}
+
+FlightRecorderOptions checked(FlightRecorderOptions options) {
+  if (options.operations < 0 || options.operations > FlightRecorderOptions::kMostOperations)
+    throw InvalidArgument(fmt::format("flight_recorder.operations = {}: use 0 to {}", options.operations,
+                                      FlightRecorderOptions::kMostOperations));
+  if (options.folder.empty()) return options;
+  if (options.operations == 0)
+    throw InvalidArgument(
+        fmt::format("flight_recorder.folder = {} with flight_recorder.operations = 0: there would be nothing to "
+                    "write; keep at least 1 operation, or give no folder",
+                    options.folder));
+  std::error_code error;
+  fs::create_directories(options.folder, error);
+  if (!error && !fs::is_directory(options.folder, error) && !error)
+    error = std::make_error_code(std::errc::not_a_directory);
+  if (error)
+    throw IoError(fmt::format("flight_recorder.folder = {}: cannot be made: {}; give a folder that every rank can "
+                              "write to",
+                              options.folder, error.message()));
+  return options;
+}
+
+}  // namespace
+
+FlightRecorder::FlightRecorder(FlightRecorderOptions options, int world_rank, int world_size)
+    : options_(checked(std::move(options))),
+      world_rank_(world_rank),
+      world_size_(world_size),
+      ring_(static_cast<size_t>(options_.operations)) {
+  static_assert(sizeof(FlightRecord) <= 256, "FlightRecorderOptions says how much a record takes");
+}
+
+std::string FlightRecorder::file_name(int world_rank) { return fmt::format("flight_rank_{:05}.json", world_rank); }
+
+void FlightRecorder::add(const std::shared_ptr<const GroupLabel>& group) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(groups_, [](const auto& g) { return g.expired(); });
+  groups_.push_back(group);
+}
+
+int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, const Call& call, uint64_t epoch,
+                              int peer) {
+  if (ring_.empty()) return 0;
+  const int64_t now = now_ns<std::chrono::steady_clock>();
+  const uint64_t counts = hash_of(call.counts);
+  std::lock_guard lock(mutex_);
+  epoch_ = std::max(epoch_, epoch);
+  FlightRecord& r = ring_[static_cast<size_t>(recorded_) % ring_.size()];
+  r = {.number = ++recorded_,
+       .group = group,
+       .op = call.op,
+       .sequence = call.sequence,
+       .epoch = epoch,
+       .purpose = call.purpose,
+       .dtype = call.dtype,
+       .reduce = call.reduce,
+       .root = call.root,
+       .peer = peer,
+       .elements = call.elements,
+       .counts = counts,
+       .issued_ns = now};
+  return r.number;
+}
+
+FlightRecord* FlightRecorder::find(int64_t number) {
+  if (number < 1 || ring_.empty()) return nullptr;
+  FlightRecord& r = ring_[static_cast<size_t>(number - 1) % ring_.size()];
+  return r.number == number ? &r : nullptr;  // else it has made room for a later one
+}
+
+void FlightRecorder::start(int64_t number) {
+  const int64_t now = now_ns<std::chrono::steady_clock>(), wall = now_ns<std::chrono::system_clock>();
+  std::lock_guard lock(mutex_);
+  FlightRecord* const r = find(number);
+  if (!r) return;
+  r->state = State::running;
+  r->started_ns = now;
+  r->started_wall_ns = wall;
+}
+
+void FlightRecorder::end(int64_t number, State state) {
+  const int64_t now = now_ns<std::chrono::steady_clock>();
+  std::lock_guard lock(mutex_);
+  FlightRecord* const r = find(number);
+  if (!r) return;
+  r->state = state;
+  r->finished_ns = now;
+}
+
+std::string FlightRecorder::last(const char* before) const {
+  std::unique_lock lock(mutex_);
+  const FlightRecord* latest = nullptr;
+  int64_t queued = 0;
+  for (const FlightRecord& r : ring_) {
+    if (r.number > 0 && r.epoch == epoch_ && r.state == State::queued) ++queued;
+    if (r.started_ns > 0 && (!latest || r.started_ns > latest->started_ns)) latest = &r;
+  }
+  if (recorded_ == 0) return "";
+  const std::string behind =
+      queued > 0 ? fmt::format(", with {} call{} of its queued behind other work", queued, queued > 1 ? "s" : "") : "";
+  if (!latest) return "none yet" + behind;
+  const FlightRecord r = *latest;
+  lock.unlock();
+  const int64_t now = now_ns<std::chrono::steady_clock>();
+  const std::string what =
+      r.sequence > 0 && std::string_view(r.op) != "split"
+          ? describe(Call{.op = r.op,
+                          .sequence = r.sequence,
+                          .dtype = r.dtype,
+                          .elements = r.elements,
+                          .root = r.root,
+                          .purpose = r.purpose,
+                          .reduce = r.reduce})
+          : fmt::format("{} #{}", r.op, r.sequence);
+  const auto ago = [&](int64_t then) { return std::max<int64_t>(0, now - then) / 1'000'000; };
+  const std::string when = r.state == State::running ? fmt::format("under way for {} ms", ago(r.started_ns))
+                                                     : fmt::format("{} {} ms {}", name_of(r.state), ago(r.finished_ns), before);
+  return fmt::format("{} of '{}', {}{}", what, r.group->name, when, behind);
+}
+
+void FlightRecorder::write(const std::string& cause) noexcept {
+  if (options_.folder.empty()) return;
+  try {
+    std::lock_guard files(file_mutex_);
+    uint64_t epoch;
+    {
+      std::lock_guard lock(mutex_);
+      epoch = epoch_;
+    }
+    if (attempted_ && attempted_epoch_ == epoch) return;
+    attempted_ = true;
+    attempted_epoch_ = epoch;
+    try {
+      write_file(content(cause));
+      problem_.clear();
+    } catch (const std::exception& e) {
+      problem_ = e.what();
+    }
+  } catch (const std::exception&) {  // no memory for the reason, either
+  }
+}
+
+void FlightRecorder::write_file(const std::string& text) const {
+  const fs::path path = fs::path(options_.folder) / file_name(world_rank_);
+  const fs::path part = fs::path(options_.folder) / fmt::format(".{}.{}", file_name(world_rank_), ::getpid());
+  std::error_code error;
+  errno = 0;
+  std::ofstream file(part, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) {
+    const int reason = errno;
+    fs::remove(part, error);
+    throw IoError(std::strerror(reason));
+  }
+  fs::rename(part, path, error);
+  if (!error) return;
+  std::error_code ignored;
+  fs::remove(part, ignored);
+  throw IoError(error.message());
+}
+
+std::string FlightRecorder::written(const std::string& cause) noexcept {
+  if (options_.folder.empty()) return "";
+  write(cause);
+  try {
+    std::lock_guard files(file_mutex_);
+    const std::string path = (fs::path(options_.folder) / file_name(world_rank_)).string();
+    if (!problem_.empty()) return fmt::format("; what rank {} did last could not be written to {}: {}", world_rank_, path, problem_);
+    return fmt::format("; what rank {} did last is in {} (`sherd trace {}` compares the ranks)", world_rank_, path,
+                       (fs::path(options_.folder) / "flight_rank_*.json").string());
+  } catch (const std::exception&) {
+    return "";
+  }
+}
+
+}  // namespace sherd::comm

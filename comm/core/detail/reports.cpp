@@ -1,0 +1,43 @@
+#include <sherd/comm/core/detail/reports.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace sherd::comm {
+namespace {
+
+// A line of a terminal must not drown in the ranks of a large job.
+constexpr size_t kMostWaiting = 16, kMostLastCalls = 4;
+
+}  // namespace
+
+std::string waiting_clause(std::vector<Waiting> waiting) {
+  if (waiting.empty()) return "";
+  const auto now = std::chrono::steady_clock::now();
+  std::sort(waiting.begin(), waiting.end(),
+            [](const Waiting& a, const Waiting& b) { return a.world_rank < b.world_rank; });
+  std::vector<std::string> ranks;
+  for (size_t i = 0; i < std::min(waiting.size(), kMostWaiting); ++i)
+    ranks.push_back(fmt::format(
+        "rank {} (for {} ms)", waiting[i].world_rank,
+        std::chrono::duration_cast<std::chrono::milliseconds>(now - waiting[i].since).count()));
+  if (waiting.size() > kMostWaiting) ranks.push_back(fmt::format("{} more", waiting.size() - kMostWaiting));
+  const std::string last = ranks.back();
+  ranks.pop_back();
+  return fmt::format("; {}{}{} come and {}", fmt::join(ranks, ", "),
+                     ranks.empty() ? last : " and " + last, waiting.size() > 1 ? " have" : " has",
+                     waiting.size() > 1 ? "wait" : "waits");
+}
+
+std::string last_calls_clause(const std::vector<int>& world_ranks,
+                              const std::function<std::string(int world_rank)>& last) {
+  std::string clause;
+  for (size_t i = 0; i < std::min(world_ranks.size(), kMostLastCalls); ++i)
+    if (const std::string call = last(world_ranks[i]); !call.empty())
+      clause += fmt::format("; the last call of rank {} was {}", world_ranks[i], call);
+  return clause;
+}
+
+}  // namespace sherd::comm

@@ -1,0 +1,23 @@
+// What the ranks of a launch did, for reports.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/comm/core/detail/arrival_board.h>
+#include <sherd/comm/core/detail/flight_recorder.h>
+
+namespace sherd::local {
+
+/// Thread-safe: every rank may read what the others did, for all are threads of one process.
+struct WorldLog {
+  explicit WorldLog(int ranks) : arrivals(ranks) {}
+
+  std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;  // by world rank; complete before ranks run
+  comm::ArrivalBoard arrivals;
+
+  std::string last_call(int world_rank) const { return recorders[static_cast<size_t>(world_rank)]->last(); }
+};
+
+}  // namespace sherd::local

@@ -1,0 +1,16 @@
+// Whether the processes of a job were given the same flags.
+#pragma once
+
+#include <sherd/comm/launcher.h>
+
+#include "config.h"
+
+namespace train_gpt {
+
+/// Compares what all ranks must have alike to train one model together: flags of data, sharding, model, training, Muon
+/// and of when they save, evaluate and generate. Where files lie, and what a process computes with, is each rank's own
+/// affair, but for whether there is such a file at all. Collective; nothing to do where all ranks are one process.
+/// @throws sherd::RanksDiffer on every rank that names the flags, the odd ranks and this rank's values.
+void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config);
+
+}  // namespace train_gpt
