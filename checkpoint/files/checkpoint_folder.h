@@ -63,7 +63,7 @@ class CheckpointFolder {
                    LockHolder self = LockHolder::of_this_process());
 
   const std::filesystem::path& path() const { return path_; }
-  /// The number by which this holder of the lock is told from earlier and later ones (FORMAT.md, section 3).
+  /// The number by which this holder of the lock is told from earlier and later ones (FORMAT.md, section 2).
   uint64_t attempt() const { return lock_->attempt(); }
   /// A new temporary folder for a checkpoint of that step, not yet created. Names are unique among all runs.
   /// @throws IoError when the checkpoint's name is taken by something that is none.
