@@ -51,8 +51,8 @@ class LastLine {
         if (now_.size() < kMaxWords) now_ += c;
         continue;
       }
-      // Frames of mpirun's messages say nothing.
-      if (now_.find_first_not_of("- \t") != now_.npos) last_ = now_;
+      // Frames of mpirun's messages say nothing, and neither do its complaints about a rank that went.
+      if (now_.find_first_not_of("- \t") != now_.npos && now_.find("PMIX ERROR") == now_.npos) last_ = now_;
       now_.clear();
     }
   }
@@ -135,13 +135,18 @@ class Start {
       if (!ending_ && !out_.first && out_.stop_signal == 0) until_ = Clock::time_point::max();
     }
     if (report.kind == Kind::stopped) out_.stopped.push_back(report);
-    if (!report.over()) return;
-    out_.ended.push_back(report);
-    if (report.well() || ending_ || out_.first) return;
-    out_.first = report;
-    out_.words = lines_.get();
-    fails();
-    until_ = std::min(until_, Clock::now() + options_.grace);
+    if (report.over()) {
+      out_.ended.push_back(report);
+      if (!report.well() && !ending_ && !out_.first) {
+        out_.first = report;
+        out_.words = lines_.get();
+        fails();
+        until_ = std::min(until_, Clock::now() + options_.grace);
+      }
+    }
+    // Those that stand stopped have nothing to report, and the others have done so.
+    const bool all_said = out_.ended.size() + out_.stopped.size() == begun_;
+    if (out_.first && !ending_ && !out_.stopped.empty() && all_said) until_ = Clock::now();
   }
 
   void fails() {
