@@ -1,4 +1,4 @@
-// sherd: plans sharded training, looks after its checkpoints. `sherd --help` lists the commands.
+// sherd: plans and runs sharded training, looks after its checkpoints. `sherd --help` lists the commands.
 #include <exception>
 #include <iostream>
 #include <new>
@@ -9,6 +9,7 @@
 
 #include "ckpt_command.h"
 #include "layout_command.h"
+#include "run_command.h"
 #include "trace_command.h"
 
 namespace sherd::tools {
@@ -34,7 +35,7 @@ std::string version_of_sherd() {
 }
 
 int main_of(int argc, const char* const* argv) {
-  CLI::App app("sherd: plans sharded training, looks after its checkpoints");
+  CLI::App app("sherd: plans and runs sharded training, looks after its checkpoints");
   app.set_version_flag("--version", [] { return version_of_sherd(); });
   app.require_subcommand(0, 1);  // 1 would call for a command instead of naming a word that is none
   LayoutCommand layout;
@@ -43,8 +44,10 @@ int main_of(int argc, const char* const* argv) {
   const CLI::App* ckpt_app = ckpt.add_to(app);
   TraceCommand trace;
   const CLI::App* trace_app = trace.add_to(app);
+  RunCommand run;
+  const CLI::App* run_app = run.add_to(app);
   try {
-    app.parse(argc, argv);
+    app.parse(run.take_command(argc, argv), argv);
     if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
     if (*ckpt_app && ckpt_app->get_subcommands().empty()) throw CLI::RequiredError("A command of ckpt");
   } catch (const CLI::Success& e) {
@@ -56,10 +59,14 @@ int main_of(int argc, const char* const* argv) {
     return kUsage;
   }
   try {
+    if (*run_app) return run.run(std::cerr);
     if (*ckpt_app) return ckpt.run(std::cout, std::cerr);
     if (*trace_app) trace.run(std::cout);
     if (*layout_app) layout.run(std::cout, std::cerr);
     return 0;
+  } catch (const CLI::ParseError& e) {
+    print_error("sherd", fmt::format("{}\nsherd run --help says what there is", e.what()));
+    return kUsage;
   } catch (const std::bad_alloc&) {
     print_error("sherd " + command_of(app), "out of memory: the system gave no more");
     return kFailure;

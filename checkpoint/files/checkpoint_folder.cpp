@@ -20,6 +20,7 @@ constexpr std::string_view kStep = "step_";
 constexpr std::string_view kTemporary = ".tmp-";
 constexpr const char* kManifestFile = "manifest.binpb";
 constexpr const char* kLatest = "latest";
+constexpr const char* kLock = "lock";
 constexpr size_t kTokenDigits = 16;
 
 bool all_in(std::string_view text, std::string_view letters) {
@@ -82,7 +83,7 @@ bool is_temporary_name(std::string_view name) {
   const size_t mark = name.find(kTemporary);
   if (mark == name.npos) return false;
   const std::string_view base = name.substr(0, mark);
-  if (base != kLatest && !is_checkpoint_name(base)) return false;
+  if (base != kLatest && base != kLock && !is_checkpoint_name(base)) return false;
   const std::string_view rest = name.substr(mark + kTemporary.size());
   return rest.size() > kTokenDigits + 1 && all_in(rest.substr(0, kTokenDigits), "0123456789abcdef") &&
          rest[kTokenDigits] == '-' && all_in(rest.substr(kTokenDigits + 1), "0123456789");
@@ -105,16 +106,11 @@ std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSy
   return found;
 }
 
-CheckpointFolder::CheckpointFolder(fs::path path, FileSystem& files)
+CheckpointFolder::CheckpointFolder(fs::path path, FileSystem& files, LockHolder self)
     : path_(std::move(path)), files_(files), token_(random_token()) {
   create_with_parents(path_, files_);
-  lock_ = files_.lock(path_ / "lock");
-  if (!lock_) {
-    throw IoError(
-        fmt::format("cannot save checkpoints in '{}': another run saves there and holds '{}'; stop that run, "
-                    "or save in another folder",
-                    path_.string(), (path_ / "lock").string()));
-  }
+  lock_.emplace(path_, files_, std::move(self), [this] { return temporary_name(kLock); });
+  // This also takes from a holder that was stopped in the middle of a commit what it was about to rename.
   sweep();
   const std::vector<CommittedCheckpoint> all = list_checkpoints(path_, files_);
   if (!all.empty()) last_sequence_ = all.front().sequence;
@@ -126,7 +122,13 @@ void CheckpointFolder::sweep() {
   if (names.empty()) return;
   // What made these names temporary must not be undone once their contents are gone.
   files_.sync_folder(path_);
-  for (const std::string& name : names) files_.remove_all(path_ / name);
+  for (const std::string& name : names) {
+    // Under a name of its own first: an earlier holder of the lock that was only stopped may go on at any moment
+    // and rename it into its place. It finds nothing then; it must not find the half of it.
+    const fs::path aside = temporary_name(name.substr(0, name.find(kTemporary)));
+    files_.rename(path_ / name, aside);
+    files_.remove_all(aside);
+  }
 }
 
 fs::path CheckpointFolder::temporary_name(const std::string& name) {
@@ -159,6 +161,7 @@ fs::path CheckpointFolder::commit(const fs::path& temporary, int64_t step, Manif
     throw IoError(fmt::format(
         "'{}' is left as it is: its model is finite, and {} values of the one that would replace it are not",
         committed.string(), not_finite));
+  lock_->require(fmt::format("'{}' is not committed", committed.string()));
   if (taken) {
     files_.exchange(temporary, committed);
   } else {
@@ -188,6 +191,7 @@ void CheckpointFolder::write_latest(const std::string& name) {
   const fs::path temporary = temporary_name(kLatest);
   try {
     write_durably(files_, temporary, name + "\n");
+    lock_->require(fmt::format("'{}' does not name '{}'", (path_ / kLatest).string(), name));
     rename_durably(files_, temporary, path_ / kLatest);
   } catch (...) {
     discard(temporary);
@@ -275,6 +279,7 @@ void CheckpointFolder::remove_all(const std::vector<std::string>& names, const s
   std::vector<fs::path> removed;
   for (const std::string& name : names) {
     removed.push_back(temporary_name(name));
+    lock_->require(fmt::format("'{}' is not removed", (path_ / name).string()));
     files_.rename(path_ / name, removed.back());
   }
   files_.sync_folder(path_);

@@ -7,11 +7,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include <sherd/checkpoint/files/file_system.h>
+#include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
@@ -57,9 +59,12 @@ class CheckpointFolder {
  public:
   /// Creates the folder and missing parents, takes its lock, removes what unfinished saves left.
   /// @throws IoError when another run saves there, or the folder cannot be used.
-  CheckpointFolder(std::filesystem::path path, FileSystem& files);
+  CheckpointFolder(std::filesystem::path path, FileSystem& files,
+                   LockHolder self = LockHolder::of_this_process());
 
   const std::filesystem::path& path() const { return path_; }
+  /// The number by which this holder of the lock is told from earlier and later ones (FORMAT.md, section 2).
+  uint64_t attempt() const { return lock_->attempt(); }
   /// A new temporary folder for a checkpoint of that step, not yet created. Names are unique among all runs.
   /// @throws IoError when the checkpoint's name is taken by something that is none.
   std::filesystem::path temporary(int64_t step);
@@ -71,6 +76,8 @@ class CheckpointFolder {
   /// committed as a whole, and the message says what is missing (`latest`, say); IoError when it is not
   /// committed at all. No other one is harmed in either case. A model that is not finite does not replace one
   /// of the same step that is: that is an IoError, too. Then discard `temporary` in either case.
+  /// @throws LostFolder, as what else writes here: another process has taken the folder over. Nothing is
+  /// committed then, or when it came between the commit and `latest`, `latest` stays as it is.
   std::filesystem::path commit(const std::filesystem::path& temporary, int64_t step, Manifest& manifest);
   /// Removes a temporary folder that will not be committed; failures are left to the next sweep.
   void discard(const std::filesystem::path& temporary) noexcept;
@@ -95,9 +102,9 @@ class CheckpointFolder {
 
   std::filesystem::path path_;
   FileSystem& files_;
-  std::unique_ptr<FileLock> lock_;
   std::string token_;
   int64_t count_ = 0;
+  std::optional<SaveLock> lock_;
   uint64_t last_sequence_ = 0;
   std::map<uint64_t, bool> finite_;  // by sequence number, of those whose manifest was read or written
 };

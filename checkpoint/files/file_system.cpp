@@ -6,6 +6,8 @@
 
 namespace sherd {
 
+bool FileSystem::sees_all_locks(const std::filesystem::path&) { return true; }
+
 void rename_durably(FileSystem& files, const std::filesystem::path& from, const std::filesystem::path& to) {
   files.rename(from, to);
   files.sync_folder(to.has_parent_path() ? to.parent_path() : ".");

@@ -66,12 +66,15 @@ class FileSystem {
   /// What is there now, links followed; `none` when missing.
   enum class Kind { none, file, folder, other };
   virtual Kind kind(const std::filesystem::path& path) = 0;
-  /// The lock on a file, which is created if missing and never removed; null while another holds it (this
-  /// process included).
+  /// The lock on the file that has this name when it returns; the file is created if missing, and not removed.
+  /// Null while another holds it (this process included).
   virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& path) = 0;
   /// The lock on a file or folder that is there; null while another holds it, and when the path no longer
   /// names what was locked (it was removed or replaced meanwhile).
   virtual std::unique_ptr<FileLock> lock_existing(const std::filesystem::path& path) = 0;
+  /// Whether locks on files in this folder that processes of other hosts hold are surely seen here: true on a
+  /// host's own disk, false on file systems that hosts share, where flock may be each host's own affair.
+  virtual bool sees_all_locks(const std::filesystem::path& folder);
 };
 
 /// Renames a file over another in the same folder and returns when the folder is on the medium.

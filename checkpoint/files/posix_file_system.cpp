@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -11,6 +13,7 @@
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include <sherd/kernels/device/error.h>
@@ -19,6 +22,12 @@ namespace sherd {
 namespace {
 
 namespace fs = std::filesystem;
+
+// f_type of statfs(2) of file systems that several hosts mount at once: NFS, SMB (twice), Ceph, Lustre, GPFS,
+// BeeGFS, AFS (twice), OCFS2, GFS2, 9P, FUSE (which may be anything).
+constexpr uint32_t kSharedFileSystems[] = {0x6969,     0xff534d42, 0xfe534d42, 0x00c36400, 0x0bd00bd0,
+                                           0x47504653, 0x19830326, 0x5346414f, 0x6b414653, 0x7461636f,
+                                           0x01161970, 0x01021997, 0x65735546};
 
 [[noreturn]] void fail(std::string_view what, const fs::path& path, int error) {
   throw IoError(
@@ -207,14 +216,22 @@ class PosixFileSystem : public FileSystem {
   }
 
   std::unique_ptr<FileLock> lock(const fs::path& path) override {
-    Descriptor file(
-        retry([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666); }));
-    if (file.get() == -1) fail("open the lock file", path, errno);
-    if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == -1) {
-      if (errno == EWOULDBLOCK) return nullptr;
-      fail("lock", path, errno);
+    for (;;) {
+      Descriptor file(
+          retry([&] { return ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0666); }));
+      if (file.get() == -1) fail("open the lock file", path, errno);
+      if (retry([&] { return ::flock(file.get(), LOCK_EX | LOCK_NB); }) == -1) {
+        if (errno == EWOULDBLOCK) return nullptr;
+        fail("lock", path, errno);
+      }
+      struct stat locked, named;
+      if (::fstat(file.get(), &locked) == -1) fail("examine", path, errno);
+      const bool there = ::stat(path.c_str(), &named) == 0;
+      if (!there && errno != ENOENT) fail("examine", path, errno);
+      // Otherwise another file has taken the name since it was opened, and the lock on this one means nothing.
+      if (there && locked.st_dev == named.st_dev && locked.st_ino == named.st_ino)
+        return std::make_unique<PosixFileLock>(std::move(file));
     }
-    return std::make_unique<PosixFileLock>(std::move(file));
   }
 
   std::unique_ptr<FileLock> lock_existing(const fs::path& path) override {
@@ -234,6 +251,14 @@ class PosixFileSystem : public FileSystem {
     }
     if (locked.st_dev != named.st_dev || locked.st_ino != named.st_ino) return nullptr;
     return std::make_unique<PosixFileLock>(std::move(file));
+  }
+
+  bool sees_all_locks(const fs::path& folder) override {
+    struct statfs status;
+    if (retry([&] { return ::statfs(folder.c_str(), &status); }) == -1) fail("examine", folder, errno);
+    const auto kind = static_cast<uint32_t>(status.f_type);
+    return std::find(std::begin(kSharedFileSystems), std::end(kSharedFileSystems), kind) ==
+           std::end(kSharedFileSystems);
   }
 };
 

@@ -106,13 +106,14 @@ TEST(CheckpointNames, AreToldApart) {
     EXPECT_TRUE(is_temporary_name(std::string(name) + ".tmp-0123456789abcdef-12")) << name;
   }
   EXPECT_TRUE(is_temporary_name("latest.tmp-0123456789abcdef-0"));
+  EXPECT_TRUE(is_temporary_name("lock.tmp-0123456789abcdef-0"));
   for (const char* name :
        {"", "step_", "step_1234567", "step_0000000x", "xstep_00000001", "Step_00000001", "latest",
         "step_00000001.tmp-0123456789abcdef-", "step_00000001.tmp-0123456789abcdef",
         "step_00000001.tmp-0123456789abcde-1", "step_00000001.tmp-0123456789abcdeg-1",
         "step_00000001.tmp-0123456789abcdef-1x", "step_00000001.tmp-0123456789abcdef-1.bak",
         "step_00000001.tmp-", "step_0000001.tmp-0123456789abcdef-1", "late.tmp-0123456789abcdef-1",
-        "lock.tmp-0123456789abcdef-1", ".tmp-0123456789abcdef-1", "step_00000001.tmp-0123456789abcdef 1"}) {
+        "lock.tmp", ".tmp-0123456789abcdef-1", "step_00000001.tmp-0123456789abcdef 1"}) {
     EXPECT_FALSE(is_checkpoint_name(name)) << name;
     EXPECT_FALSE(is_temporary_name(name)) << name;
   }

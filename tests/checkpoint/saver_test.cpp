@@ -6,8 +6,8 @@
 #include <cstring>
 #include <thread>
 
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/comm/launcher.h>
@@ -19,6 +19,7 @@
 namespace sherd::test {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -396,6 +397,38 @@ TEST(Saver, TheFolderBelongsToOneRun) {
         message_of<IoError>([&] { CheckpointSaver(rank.world, pieces, {.folder = folder / "saved"}); }),
         HasSubstr("saved"));
   });
+}
+
+TEST(Saver, AnAttemptThatWasOvertakenFailsForGoodOnEveryRank) {
+  for (const bool async : {false, true}) {
+    const TemporaryFolder folder;
+    launch(2, [&](RankContext& rank) {
+      CheckpointSaver saver(rank.world, pieces_of(rank, {even("a", {4}, 2)}),
+                            {.folder = folder / "saved", .async = async});
+      saver.save({.step = 1});
+      saver.wait();
+      rank.world->barrier(rank.device->compute());
+      rank.device->compute().synchronize();
+      if (rank.world->rank() == 0)
+        folder.write("saved/lock", encode_lock({.attempt = 2, .token = "0123456789abcdef", .host = "node2"}));
+      for (const int64_t step : {2, 3}) {
+        try {
+          saver.save({.step = step});
+          saver.wait();
+          ADD_FAILURE() << "step " << step << " was saved";
+        } catch (const IoError& e) {
+          ADD_FAILURE() << "a failure that is tried again: " << e.what();
+        } catch (const Error& e) {
+          EXPECT_THAT(e.what(),
+                      AllOf(HasSubstr("attempt 1 ("), HasSubstr("attempt 2 ("), HasSubstr("is not committed")));
+        }
+      }
+    });
+    std::vector<std::string> names;
+    for (const auto& c : list_checkpoints(folder / "saved", FileSystem::posix())) names.push_back(c.name);
+    EXPECT_THAT(names, ElementsAre("step_00000001"));
+    EXPECT_EQ(read_bytes(folder / "saved/latest"), "step_00000001\n");
+  }
 }
 
 }  // namespace

@@ -1,0 +1,196 @@
+#include <sherd/checkpoint/files/save_lock.h>
+
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <thread>
+#include <utility>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kMaxBytes = 4096;
+constexpr size_t kMaxCommand = 400;
+
+std::string random_token() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
+}
+
+// Printable, in one line, and not endless.
+std::string in_one_line(std::string text) {
+  while (!text.empty() && (text.back() == '\0' || text.back() == '\n')) text.pop_back();
+  for (char& c : text)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  if (text.size() > kMaxCommand) text = text.substr(0, kMaxCommand) + "...";
+  return text;
+}
+
+std::string own_command() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  return in_one_line({std::istreambuf_iterator<char>(file), {}});
+}
+
+std::string own_host() {
+  char name[256] = "";
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "";
+}
+
+template <class Number>
+void read_number(std::string_view text, Number& value) {
+  Number parsed{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+  if (error == std::errc() && end == text.data() + text.size()) value = parsed;
+}
+
+}  // namespace
+
+std::string LockHolder::describe() const {
+  if (token.empty()) return "somebody of whom it says nothing";
+  return fmt::format("attempt {} (process {} on {}, since {}, '{}')", attempt, process,
+                     host.empty() ? "an unknown host" : host, since, command);
+}
+
+LockHolder LockHolder::of_this_process() {
+  LockHolder self;
+  self.host = own_host();
+  self.process = ::getpid();
+  self.command = own_command();
+  const char* run = std::getenv("SHERD_RUN");
+  const char* start = std::getenv("SHERD_RUN_START");
+  if (run && start) {
+    self.run = in_one_line(run);
+    read_number(std::string_view(start), self.start);
+  }
+  return self;
+}
+
+std::string encode_lock(const LockHolder& h) {
+  std::string text = fmt::format("attempt {}\ntoken {}\nhost {}\nprocess {}\nsince {}\ncommand {}\n",
+                                 h.attempt, h.token, h.host, h.process, h.since, h.command);
+  if (!h.run.empty()) text += fmt::format("run {}\nstart {}\n", h.run, h.start);
+  if (h.released) text += "released yes\n";
+  return text;
+}
+
+LockHolder decode_lock(std::string_view text) {
+  LockHolder h;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const size_t space = line.find(' ');
+    if (space == line.npos) continue;
+    const std::string_view key = line.substr(0, space), value = line.substr(space + 1);
+    if (key == "attempt") read_number(value, h.attempt);
+    if (key == "token") h.token = value;
+    if (key == "host") h.host = value;
+    if (key == "process") read_number(value, h.process);
+    if (key == "since") h.since = value;
+    if (key == "command") h.command = value;
+    if (key == "run") h.run = value;
+    if (key == "start") read_number(value, h.start);
+    if (key == "released") h.released = value == "yes";
+  }
+  return h;
+}
+
+SaveLock::SaveLock(fs::path folder, FileSystem& files, LockHolder self, std::function<fs::path()> temporary)
+    : folder_(std::move(folder)),
+      path_(folder_ / "lock"),
+      files_(files),
+      self_(std::move(self)),
+      temporary_(std::move(temporary)) {
+  LockHolder before;
+  // Null when it is taken over: the old file's lock is then the old holder's for ever, and nobody asks for
+  // it.
+  const std::unique_ptr<FileLock> old = acquire(before);
+  self_.attempt = before.attempt + 1;
+  self_.token = random_token();
+  self_.released = false;
+  self_.since = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)));
+  replace();
+  require("two processes took it at the same moment; start this one again");
+}
+
+SaveLock::~SaveLock() {
+  try {
+    if (files_.sees_all_locks(folder_) || read().token != self_.token) return;
+    self_.released = true;
+    replace();
+  } catch (const std::exception&) {  // the file then says that this process holds it, as after a crash
+  }
+}
+
+LockHolder SaveLock::read() const {
+  if (files_.kind(path_) != FileSystem::Kind::file) return {};
+  return decode_lock(read_whole(files_, path_, kMaxBytes));
+}
+
+// The lock on the file that is there; null when the folder may be taken over from its holder.
+std::unique_ptr<FileLock> SaveLock::acquire(LockHolder& before) {
+  // Who has just taken it says so some milliseconds later, and who was just killed holds it for some.
+  constexpr int kTries = 4;
+  constexpr std::chrono::milliseconds kPause{50};
+  const auto same_run = [&] {
+    return !self_.run.empty() && self_.run == before.run && before.start < self_.start;
+  };
+  for (int tried = 1;; ++tried) {
+    std::unique_ptr<FileLock> lock = files_.lock(path_);
+    before = read();
+    if (same_run()) return lock;
+    const bool elsewhere = !before.released && !before.host.empty() && before.host != self_.host;
+    if (lock && elsewhere && !files_.sees_all_locks(folder_))
+      throw IoError(
+          fmt::format("cannot save checkpoints in '{}': '{}' is held by {}, and on this file system locks of "
+                      "another host may not "
+                      "be seen: nobody here can tell whether it still runs; when it does not, remove '{}', "
+                      "or save in another "
+                      "folder",
+                      folder_.string(), path_.string(), before.describe(), path_.string()));
+    if (lock) return lock;
+    if (tried == kTries) break;
+    std::this_thread::sleep_for(kPause);
+  }
+  throw IoError(fmt::format(
+      "cannot save checkpoints in '{}': another run saves there and holds '{}': {}; stop that run, "
+      "or save in another folder",
+      folder_.string(), path_.string(), before.describe()));
+}
+
+// The new file is locked before it has the name: at no time can anybody else lock what the name stands for.
+void SaveLock::replace() {
+  const fs::path made = temporary_();
+  const std::string text = encode_lock(self_);
+  {
+    const std::unique_ptr<WritableFile> file = files_.create_new(made);
+    if (!file) throw IoError(fmt::format("cannot create '{}': the name is taken", made.string()));
+    file->write(text.data(), static_cast<int64_t>(text.size()));
+    file->sync();
+    file->close();
+  }
+  std::unique_ptr<FileLock> lock = files_.lock(made);
+  if (!lock) throw IoError(fmt::format("cannot lock '{}': another process holds it", made.string()));
+  rename_durably(files_, made, path_);
+  lock_ = std::move(lock);
+}
+
+void SaveLock::require(const std::string& what) const {
+  const LockHolder now = read();
+  if (now.token == self_.token) return;
+  throw LostFolder(fmt::format(
+      "'{}' is no longer this process's, {}: {}; {}", path_.string(), self_.describe(),
+      now.token.empty() ? "it was removed or emptied" : now.describe() + " has taken the folder over", what));
+}
+
+}  // namespace sherd

@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Faults at random instants in runs under MPI that `sherd run` looks after: does each come back, how fast, and with the
+# bits of a run that goes on undisturbed from the same checkpoint on the same ranks?
+#   scripts/faults.sh [RUNS]                   (20)
+#   BUILD=build/release RANKS=3 SEED=N LIMIT=120 scripts/faults.sh 100
+# A fault strikes one random rank (of RANKS) at a random instant after its first step:
+#   killed    SIGKILL
+#   stopped   SIGSTOP for ever: the others give up waiting (--comm-timeout), and it must never commit anything
+#   delayed   SIGSTOP for less than that: nothing may happen at all
+#   throws    it cannot open files any more, so its next save throws, with --save-failure stop
+#   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
+#   network   SHERD_FAULTS_NETWORK="COMMAND ..." is called with the process and the seconds of a cut; skipped without
+# Prints a line for each run and a table: tried, hung (not over after LIMIT seconds), lost (ended badly, or with other
+# bits), and median and worst seconds from the fault to the next finished step. Exit code 1 when any hung or is lost.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+runs=${1:-20}
+build=${BUILD:-build/release}
+ranks=${RANKS:-3}
+limit=${LIMIT:-120}
+train_gpt=$(readlink -f "$build/bin/train_gpt") sherd=$(readlink -f "$build/bin/sherd")
+if ! [[ $runs =~ ^[0-9]+$ && -x $train_gpt && -x $sherd ]]; then
+  echo "usage: [BUILD=FOLDER] $0 [RUNS]; $build/bin must have train_gpt and sherd" >&2
+  exit 2
+fi
+mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: there is no mpirun (apt-get install openmpi-bin)" >&2; exit 77; }
+RANDOM=${SEED:=$RANDOM}
+echo "seed $SEED; $runs runs of $ranks ranks, at most $limit s each"
+
+scratch=$(mktemp -d)
+mounted=
+clean_up() {
+  [[ -z $mounted ]] || umount -l "$scratch/disk"
+  rm -rf "$scratch"
+}
+trap clean_up EXIT
+mkdir "$scratch/disk"
+kinds=(killed stopped delayed throws)
+if mount -t tmpfs -o size=64m tmpfs "$scratch/disk" 2>/dev/null; then
+  mounted=yes
+  kinds+=(disk)
+else
+  echo "SKIPPED: full disks, for no file system can be mounted here (that takes root)" >&2
+fi
+if [[ -n ${SHERD_FAULTS_NETWORK:-} ]]; then kinds+=(network); else
+  echo "SKIPPED: cut networks, for SHERD_FAULTS_NETWORK names no command that cuts one" >&2
+fi
+command -v prlimit >/dev/null || { echo "SKIPPED: throws, for there is no prlimit" >&2; kinds=("${kinds[@]/throws/killed}"); }
+
+seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
+  >"$scratch/text"
+batch=$((12 * ranks))
+model=(--data "$scratch/text" --dim 32 --layers 2 --heads 2 --seq 32 --batch $batch --seed 5 --threads 1 --quiet
+  --optimizer muon --strategy zero3 --measure-peak false --steps "${STEPS:-400}")
+
+# Processes below $1 that run train_gpt.
+ranks_below() {
+  local child
+  for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
+    [[ $(readlink "/proc/$child/exe") == "$train_gpt" ]] && echo "$child"
+    ranks_below "$child"
+  done
+}
+steps_in() { grep -cE '"step": [0-9]' "$1" 2>/dev/null || true; }
+now() { date +%s%N; }
+# seconds_since NANOSECONDS, with a decimal
+seconds_since() { awk -v ns=$(($(now) - $1)) 'BEGIN { printf "%.1f", ns / 1e9 }'; }
+
+# Whether weights $1 have the bits of a run that goes on alone from step $3 of folder $2 (0: begins), on $4 ranks.
+same_bits() {
+  local clean=$scratch/clean.$3.$4 from=()
+  if [[ $3 -gt 0 ]]; then
+    from=(--resume "$(printf '%s/step_%08d' "$2" "$3")")
+    rm -f "$clean"
+  fi
+  [[ -e $clean ]] || "$train_gpt" "${model[@]}" --ranks "$4" "${from[@]}" --export-weights "$clean" >"$scratch/clean.out" 2>&1 ||
+    { tail -3 "$scratch/clean.out" >&2; return 1; }
+  cmp -s "$1" "$clean"
+}
+
+declare -A tried hung lost times
+one_run() {
+  local number=$1 kind=$2 folder=$scratch/run job i begun at death before verdict=well seconds=- victims victim
+  [[ $kind == disk ]] && folder=$scratch/disk/run
+  rm -rf "$scratch"/run* "$scratch"/disk/*
+  "$sherd" run --mpirun "$mpirun" --nproc "$ranks" --max-restarts 5 --grace 12 -- "$train_gpt" "${model[@]}" --comm mpi \
+    --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure stop --metrics "$scratch/run.metrics" \
+    --export-weights "$scratch/run.weights" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
+  job=$!
+  begun=$SECONDS
+  until [[ $(steps_in "$scratch/run.metrics") -gt 0 ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
+  sleep "$(awk -v r=$RANDOM 'BEGIN { printf "%.3f", 3 * r / 32768 }')"
+  mapfile -t victims < <(ranks_below $job)
+  victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
+  [[ -z $victim ]] && kind=late  # it was over before
+  before=$(steps_in "$scratch/run.metrics")
+  death=$(now)
+  case $kind in
+    killed) kill -KILL "$victim" ;;
+    stopped) kill -STOP "$victim" ;;
+    delayed)
+      kill -STOP "$victim"
+      sleep 2
+      kill -CONT "$victim"
+      ;;
+    throws) prlimit --pid "$victim" --nofile=4 ;;
+    disk)
+      head -c 64M /dev/zero >"$scratch/disk/filler" 2>/dev/null
+      sleep 2
+      rm -f "$scratch/disk/filler"
+      ;;
+    network) $SHERD_FAULTS_NETWORK "$victim" 8 ;;
+  esac
+  # The next step: of another start where there is one, and of the same where the fault has no consequence.
+  while kill -0 $job 2>/dev/null && ((SECONDS - begun < limit)); do
+    if [[ $seconds == - ]]; then
+      at=$(steps_in "$scratch/run.metrics")
+      if [[ $kind == delayed || $kind == late ]]; then
+        ((at > before)) && seconds=$(seconds_since "$death")
+      elif grep -q 'start 2 of' "$scratch/run.err"; then
+        : "${again:=$at}"
+        ((at > again)) && seconds=$(seconds_since "$death")
+      fi
+    fi
+    sleep 0.05
+  done
+  unset again
+  if kill -0 $job 2>/dev/null; then
+    verdict=hung
+    kill -KILL $job
+  fi
+  wait $job
+  local code=$? last starts
+  starts=$(grep -c 'start [0-9]* of' "$scratch/run.err")
+  last=$(sed -n 's/.*start [0-9]* of at most [0-9]*: \([0-9]* rank.*\)/\1/p' "$scratch/run.err" | tail -1)
+  local on=${last%% *} step=0
+  [[ $last =~ from\ step\ ([0-9]+) ]] && step=${BASH_REMATCH[1]}
+  if [[ $verdict == well ]]; then
+    if [[ $code != 0 ]]; then verdict="lost (exit code $code)"; fi
+    if [[ $code == 0 ]] && ! same_bits "$scratch/run.weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
+    if [[ $kind == delayed && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
+  fi
+  echo "run $number: $kind, rank process ${victim:-none}, after $before steps: $verdict, $starts starts, next step after $seconds s"
+  [[ $verdict == well ]] || sed 's/^/    /' "$scratch/run.err" | tail -15
+  tried[$kind]=$((${tried[$kind]:-0} + 1))
+  [[ $verdict == hung ]] && hung[$kind]=$((${hung[$kind]:-0} + 1))
+  [[ $verdict == lost* ]] && lost[$kind]=$((${lost[$kind]:-0} + 1))
+  [[ $seconds == - ]] || times[$kind]+="$seconds "
+}
+
+for ((n = 1; n <= runs; ++n)); do one_run $n "${kinds[RANDOM % ${#kinds[@]}]}"; done
+
+bad=0
+printf '\n%-8s %6s %6s %6s %10s %10s\n' fault tried hung lost 'median s' 'worst s'
+for kind in "${!tried[@]}"; do
+  printf '%-8s %6d %6d %6d %10s %10s\n' "$kind" "${tried[$kind]}" "${hung[$kind]:-0}" "${lost[$kind]:-0}" \
+    $(tr ' ' '\n' <<<"${times[$kind]:-}" | grep . | sort -n | awk '{ t[NR] = $1 } END { print NR ? t[int((NR + 1) / 2)] : "-", NR ? t[NR] : "-" }')
+  bad=$((bad + ${hung[$kind]:-0} + ${lost[$kind]:-0}))
+done
+echo "seed $SEED: $runs runs, $bad hung or lost"
+((bad == 0))

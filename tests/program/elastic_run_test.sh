@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Under `sherd run` a random rank's process is killed: the run comes back from its newest checkpoint, and ends with the
+# bits of a run that goes on from that checkpoint undisturbed, on the same number of ranks, and on fewer.
+#   elastic_run_test.sh TRAIN_GPT SHERD [MPIRUN]
+# 77 (skipped, and says so) where there is no Open MPI. ELASTIC_SEED=N kills as an earlier test did.
+set -uo pipefail
+train_gpt=$1
+sherd=$2
+mpirun=${3:-$(command -v mpirun)}
+if [[ -z $mpirun || ! -x $mpirun ]] || ! "$mpirun" --version | grep -q 'Open MPI) 4'; then
+  echo "SKIPPED: there is no mpirun of Open MPI 4; install openmpi-bin to test sherd run" >&2
+  exit 77
+fi
+RANDOM=${ELASTIC_SEED:=$RANDOM}
+echo "ELASTIC_SEED=$ELASTIC_SEED"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
+
+seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
+  >"$scratch/text"
+model=(--data "$scratch/text" --dim 16 --layers 1 --heads 2 --seq 16 --batch 12 --seed 5 --threads 1 --quiet
+  --optimizer muon --strategy zero3 --measure-peak false --steps 300)
+
+# Processes below $1 that run train_gpt.
+ranks_below() {
+  local child
+  for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
+    [[ $(readlink "/proc/$child/exe") == "$(readlink -f "$train_gpt")" ]] && echo "$child"
+    ranks_below "$child"
+  done
+}
+
+# Of each step behind $2 what was written last: a restart does some again.
+losses() {
+  grep -oE '"step": [0-9]+, "loss": [^,]*' "$1" |
+    awk -F'[ ,]+' -v from="$2" '$2 > from { last[$2] = $0 } END { for (s in last) print last[s] }' | sort -k2,2n
+}
+
+# comes_back NAME RANKS_AFTER SHERD_RUN_FLAGS...
+comes_back() {
+  local name=$1 after=$2 folder=$scratch/$1 job victims victim step
+  shift 2
+  "$sherd" run --mpirun "$mpirun" --grace 10 "$@" -- "$train_gpt" "${model[@]}" --comm mpi --save "$folder" --save-every 20 \
+    --async-save --metrics "$folder.metrics" --export-weights "$folder.weights" >"$folder.out" 2>"$folder.err" </dev/null &
+  job=$!
+  # Soon after the first checkpoint, at no particular moment.
+  for ((i = 0; i < 600; ++i)); do
+    [[ -e $folder/latest ]] && break
+    sleep 0.05
+  done
+  sleep "0.$((RANDOM % 10))"
+  mapfile -t victims < <(ranks_below $job)
+  victim=${victims[RANDOM % ${#victims[@]}]:-none}
+  kill -KILL "$victim" || fail "$name: there is no rank to kill among '${victims[*]}': $(tail -5 "$folder.err")"
+  wait $job || { fail "$name: exit code $?: $(tail -8 "$folder.err")"; return; }
+  grep -q "start 2 of at most 4: $after ranks, from step [1-9][0-9]*, because rank . (process $victim on .*) was killed by signal 9" \
+    "$folder.err" || fail "$name: says $(grep 'sherd run:' "$folder.err")"
+  [[ $(grep -c 'start . of' "$folder.err") == 2 ]] || fail "$name: $(grep -c 'start . of' "$folder.err") starts, not 2"
+  step=$(sed -n 's/.*start 2 .*from step \([0-9]*\),.*/\1/p' "$folder.err")
+  timeout -k 5 60 "$train_gpt" "${model[@]}" --ranks "$after" --resume "$(printf '%s/step_%08d' "$folder" "$step")" \
+    --metrics "$folder.clean.metrics" --export-weights "$folder.clean" >"$folder.clean.out" 2>&1 ||
+    fail "$name: a clean resume: exit code $?: $(tail -5 "$folder.clean.out")"
+  cmp "$folder.weights" "$folder.clean" >&2 || fail "$name: weights are not those of a clean resume from step $step"
+  cmp <(losses "$folder.clean.metrics" "$step") <(losses "$folder.metrics" "$step") >&2 || fail "$name: losses differ"
+  echo "$name: $(grep -o 'start 2.*' "$folder.err"); the bits of a clean resume"
+}
+
+comes_back same 3 --nproc 3
+comes_back fewer 2 --nproc 3 --shrink
+
+# Two runs in one folder: the second is told of the first, before it trains.
+"$train_gpt" "${model[@]}" --ranks 1 --steps 1000000 --save "$scratch/shared" --save-every 1 >"$scratch/first.out" 2>&1 &
+first=$!
+for ((i = 0; i < 600; ++i)); do
+  [[ -e $scratch/shared/latest ]] && break
+  sleep 0.05
+done
+said=$(timeout -k 5 60 "$train_gpt" "${model[@]}" --ranks 1 --steps 1 --save "$scratch/shared" --resume "$scratch/shared" 2>&1)
+code=$?
+kill -KILL $first
+wait $first 2>/dev/null
+[[ $code == 1 && $said == *"another run saves there"*"process $first on"*train_gpt* ]] ||
+  fail "the second run in a folder: exit code $code: $said"
+
+if ((failures > 0)); then
+  echo "$failures failures" >&2
+  exit 1
+fi
+echo "all well"

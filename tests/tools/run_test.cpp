@@ -1,0 +1,286 @@
+// `sherd run` as a program, with a launcher and training programs that are shell scripts.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/checkpoint/format/manifest.h>
+
+#include "program.h"
+
+namespace sherd::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+// Takes Open MPI's arguments, starts as many processes, passes SIGUSR1 on to them, and ends them by SIGTERM.
+constexpr const char* kLauncher = R"(#!/bin/bash
+echo "launcher $*" >>"${0%/*}/log"
+while [[ $1 != -n ]]; do shift; done
+n=$2
+shift 2
+pids=()
+trap 'kill -USR1 "${pids[@]}" 2>/dev/null' USR1
+trap 'kill -TERM "${pids[@]}" 2>/dev/null; sleep 0.2; kill -KILL "${pids[@]}" 2>/dev/null' TERM
+for ((r = 0; r < n; ++r)); do
+  OMPI_COMM_WORLD_RANK=$r "$@" &
+  pids+=($!)
+done
+for p in "${pids[@]}"; do
+  while kill -0 "$p" 2>/dev/null; do wait "$p"; done
+done
+exit 0
+)";
+
+class Run : public ::testing::Test {
+ protected:
+  Run() { script("mpirun", kLauncher); }
+
+  std::string script(const std::string& name, const std::string& text) {
+    const std::string path = folder_.write(name, text);
+    fs::permissions(path, fs::perms::owner_all);
+    return path;
+  }
+  /// The program of each rank: $start and $rank say which, `here` is the test's folder.
+  void program(const std::string& body) {
+    script("program",
+           "#!/bin/bash\nhere=${0%/*}\nstart=$SHERD_RUN_START\nrank=$OMPI_COMM_WORLD_RANK\n"
+           "[[ $rank == 0 ]] && echo \"program $*\" >>\"$here/log\"\n" +
+               body + "\n");
+  }
+  std::string arguments(const std::string& flags, const std::string& of_program = "") const {
+    return fmt::format("run --mpirun {} --grace 1 {} -- {} {}", folder_ / "mpirun", flags,
+                       folder_ / "program", of_program);
+  }
+  Finished run(const std::string& flags, const std::string& of_program = "") const {
+    return run_sherd(folder_, arguments(flags, of_program));
+  }
+  std::string log() const { return read_bytes(folder_ / "log"); }
+  int starts() const {
+    const std::string text = log();
+    int count = 0;
+    for (size_t at = 0; (at = text.find("launcher ", at)) != text.npos; ++at) ++count;
+    return count;
+  }
+  /// What looks like a committed checkpoint to one who asks for names and sequence numbers.
+  void checkpoint(const std::string& name, char sequence) const {
+    std::string manifest("sherdckp\1\0\0\0\0\0\0\0", 16);
+    manifest += sequence + std::string(15, '\0');  // an empty message follows
+    const auto add_checksum = [&](const void* of, int64_t bytes) {
+      const uint64_t sum = checksum(of, bytes);
+      manifest.append(reinterpret_cast<const char*>(&sum), sizeof sum);
+    };
+    add_checksum("", 0);
+    add_checksum(manifest.data(), static_cast<int64_t>(manifest.size()));
+    folder_.write(name + "/manifest.binpb", manifest);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(Run, EndsWithItsProgram) {
+  program("echo text of $rank; echo noise of $rank >&2");
+  const Finished f = run("--nproc 3", "--flag value");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out, AllOf(HasSubstr("text of 0"), HasSubstr("text of 2")));
+  EXPECT_THAT(f.err, AllOf(HasSubstr("sherd run: start 1 of at most 4: 3 ranks, from the beginning\n"),
+                           HasSubstr("noise of 1"), HasSubstr("sherd run: ended well: 0 restarts"),
+                           Not(HasSubstr("sherd-run-rank"))));
+  EXPECT_THAT(log(),
+              AllOf(HasSubstr("-n 3"), HasSubstr("--enable-recovery"), HasSubstr("program --flag value\n")));
+}
+
+TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
+  program("[[ $start == 1 && $rank == 1 ]] && kill -KILL $$\n[[ $start == 1 ]] && exec sleep 60\ntrue");
+  const Finished f = run("--nproc 3");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 2);
+  EXPECT_THAT(f.err,
+              ContainsRegex("start 2 of at most 4: 3 ranks, from the beginning, because rank 1 \\(process "
+                            "[0-9]+ on [^)]*\\) was killed by signal 9 \\(Killed\\) after [0-9.]+ s"));
+  EXPECT_THAT(f.err, HasSubstr("ended well: 1 restart;"));
+}
+
+TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
+  program("[[ $rank == 1 ]] && { echo 'cannot open the data' >&2; exit 3; }\nsleep 0.3");
+  const Finished f = run("--nproc 2 --max-restarts 50");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(starts(), 2) << "a crash loop is no reason for 50 restarts";
+  EXPECT_THAT(f.err, AllOf(HasSubstr("given up: it failed twice in the same way before a step was done"),
+                           HasSubstr("ended with exit code 3: cannot open the data")));
+}
+
+TEST_F(Run, WhatRefusesItsArgumentsIsNotStartedAgain) {
+  program("echo usage >&2; exit 2");
+  const Finished f = run("--nproc 2");
+  EXPECT_EQ(f.exit_code, 2);
+  EXPECT_EQ(starts(), 1);
+}
+
+TEST_F(Run, TheSameRankKilledAgainLeavesARank) {
+  program("[[ $start -le 2 && $rank == 3 ]] && kill -SEGV $$\n[[ $start -le 2 ]] && exec sleep 60\ntrue");
+  const Finished f = run("--nproc 4 --min-ranks 2", "--batch 12 --ranks=4");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 3);
+  EXPECT_THAT(f.err, HasSubstr("start 3 of at most 4: 3 ranks"));
+  EXPECT_THAT(log(), HasSubstr("program --batch 12 --ranks=4 --ranks 3\n"));
+}
+
+TEST_F(Run, ProgressIsNoCrashLoopAndGoesOnFromTheNewestCheckpoint) {
+  checkpoint("mine/step_00000040", 4);
+  program(R"(
+if [[ $rank == 0 ]]; then
+  step=$((start * 10))
+  mkdir -p $here/saved
+  [[ $start != 2 ]] || { cp -r $here/mine/step_00000040 $here/saved/step_00000020; }
+  echo "{\"config\": {\"steps\": 9}}" >>$here/metrics
+  [[ $start -gt 3 ]] || echo "{\"step\": $step, \"loss\": 1}" >>$here/metrics
+fi
+sleep 0.2
+[[ $start == 6 ]] || exit 1)");
+  const Finished f =
+      run("--nproc 2 --max-restarts 50",
+          fmt::format("--save {0}/saved --resume {0}/other --resume-parts model --metrics={0}/metrics",
+                      folder_.path().string()));
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(starts(), 5) << f.err;  // three with steps, two without
+  EXPECT_THAT(f.err, HasSubstr("start 2 of at most 51: 2 ranks, from the beginning"));
+  EXPECT_THAT(f.err, HasSubstr("start 3 of at most 51: 2 ranks, from step 20, because rank"));
+  EXPECT_THAT(log(), HasSubstr(fmt::format(
+                         "program --save {0}/saved --resume {0}/other --resume-parts model --metrics",
+                         folder_.path().string())));
+  EXPECT_THAT(log(),
+              HasSubstr(fmt::format("program --save {0}/saved --metrics={0}/metrics --resume {0}/saved\n",
+                                    folder_.path().string())));
+}
+
+TEST_F(Run, GoesOnFromWhatItsFolderHoldsUnlessThatIsAnotherRuns) {
+  checkpoint("saved/step_00000040", 4);
+  program("[[ $start == 2 ]] || { echo $start >&2; exit 1; }");
+  const std::string saved = folder_ / "saved";
+  EXPECT_EQ(run("--nproc 1", "--save " + saved).exit_code, 0);
+  EXPECT_THAT(log(), HasSubstr("program --save " + saved + " --resume " + saved + "\n"));
+  fs::remove(folder_ / "log");
+  EXPECT_EQ(run("--nproc 1", "--overwrite --save " + saved).exit_code, 0);
+  EXPECT_THAT(log(), Not(HasSubstr("--resume")));
+}
+
+TEST_F(Run, RanksThatHangAreEndedAndNamed) {
+  program(
+      "[[ $start == 2 ]] && exit 0\n[[ $rank == 2 ]] && kill -STOP $$\n[[ $rank == 0 ]] && { sleep 0.5; exit "
+      "1; }\n"
+      "trap '' TERM\nwhile :; do sleep 0.1; done");
+  const Finished f = run("--nproc 3");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(
+      f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 2 .* was stopped by signal 19"));
+}
+
+TEST_F(Run, RanksThatNeverBeginAreEnded) {
+  script("mpirun", "#!/bin/bash\necho \"launcher \" >>${0%/*}/log\necho 'no route to host' >&2\nsleep 60\n");
+  program("true");
+  const Finished f = run("--nproc 2 --begin-within 1 --max-restarts 2");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err, HasSubstr("only 0 ranks began: no route to host"));
+  EXPECT_EQ(starts(), 3) << "two ranks twice, then one";
+}
+
+TEST_F(Run, HostsThatDoNotAnswerAreLeftOut) {
+  script("shell", "#!/bin/bash\n[[ $1 != h2 || ! -e ${0%/*}/down ]]\n");
+  program(
+      "[[ $start == 1 && $rank == 1 ]] && { touch $here/down; kill -KILL $$; }\n[[ $start == 1 ]] && exec "
+      "sleep 60\n"
+      "true");
+  const Finished f = run("--nproc 6 --hosts h1,h2,h3 --remote-shell " + (folder_ / "shell"), "--batch 12");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("does not reach them: h2"), HasSubstr("start 2 of at most 4: 4 ranks")));
+  EXPECT_THAT(log(), AllOf(HasSubstr("--host h1:2,h2:2,h3:2"), HasSubstr("--host h1:2,h3:2")));
+}
+
+TEST_F(Run, WrongArgumentsExitWith2) {
+  program("true");
+  for (const char* flags :
+       {"", "--nproc 0", "--nproc x", "--nproc 2 --min-ranks 3", "--nproc 2 --frob",
+        "--nproc 2 --hosts a --hostfile b", "--nproc 2 --hosts 'a;b'", "--nproc 5 --hosts a:2,b:2"}) {
+    const Finished f = run(flags);
+    EXPECT_EQ(f.exit_code, 2) << flags << f.err;
+    EXPECT_THAT(f.err, StartsWith("sherd")) << flags;
+  }
+  EXPECT_EQ(run_sherd(folder_, "run --nproc 2").exit_code, 2);
+  EXPECT_EQ(run_sherd(folder_, "run --nproc 2 --").exit_code, 2);
+  EXPECT_EQ(run("--nproc 3 --min-ranks 3", "--batch 4").exit_code, 2) << "no number of ranks fits";
+  EXPECT_EQ(run("--nproc 2", "--config " + (folder_ / "none")).exit_code, 1);
+  EXPECT_EQ(log(), "") << "nothing was started";
+}
+
+/// `sherd run` as a child of this process; its stderr is in the file `.err`.
+pid_t start(const TemporaryFolder& folder, const std::string& arguments) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  const std::string command =
+      std::string("exec ") + SHERD_TOOL + " " + arguments + " >/dev/null 2>" + (folder / ".err");
+  ::execl("/bin/sh", "sh", "-c", command.c_str(), nullptr);
+  ::_exit(127);
+}
+
+template <class Done>
+bool within_seconds(int seconds, Done done) {
+  for (int i = 0; i < 50 * seconds && !done(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  return done();
+}
+
+TEST_F(Run, ASignalIsPassedOnAndTheRanksMaySave) {
+  program("trap 'echo saved >>$here/saves; exit 0' TERM\necho x >>$here/ready\nwhile :; do sleep 0.05; done");
+  const pid_t child = start(folder_, arguments("--nproc 2"));
+  ASSERT_TRUE(within_seconds(30, [&] { return read_bytes(folder_ / "ready") == "x\nx\n"; }));
+  ::kill(child, SIGTERM);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 0) << read_bytes(folder_ / ".err");
+  EXPECT_EQ(read_bytes(folder_ / "saves"), "saved\nsaved\n");
+  EXPECT_THAT(read_bytes(folder_ / ".err"), HasSubstr("stopped as asked, and ended well"));
+  EXPECT_EQ(starts(), 1);
+}
+
+TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
+  // Stopped ones and those that mind no signal, too; what they write tells whether one lives.
+  program(
+      "trap '' TERM HUP INT\necho $$ >>$here/pids\n[[ $rank == 1 ]] && kill -STOP $$\nwhile :; do sleep "
+      "0.05; done");
+  const pid_t child = start(folder_, arguments("--nproc 2"));
+  std::string pids;
+  ASSERT_TRUE(within_seconds(30, [&] {
+    pids = read_bytes(folder_ / "pids");
+    return std::count(pids.begin(), pids.end(), '\n') == 2;
+  }));
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  std::istringstream list(pids);
+  for (pid_t p = 0; list >> p;)
+    EXPECT_TRUE(within_seconds(30, [&] {
+      // Dead ones may wait for whoever has inherited them.
+      const std::string stat = read_bytes(fmt::format("/proc/{}/stat", p));
+      return stat.empty() || stat.find(") Z") != stat.npos || stat.find(") X") != stat.npos;
+    })) << p;
+}
+
+}  // namespace
+}  // namespace sherd::tools

@@ -1,0 +1,28 @@
+// On how many ranks a run can go on.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace sherd::tools {
+
+/// What a number of ranks must fit for a run to take the same steps on the same data as before: the batch is
+/// split evenly, and the ranks that share tensors or experts stay as many as they were.
+struct RankRules {
+  /// Sequences of a step; 0: not known, any number of ranks may split it.
+  int64_t batch = 0;
+  int64_t grad_accum = 1;
+  int64_t replicas = 1;
+  /// Tensor- and expert-parallel ranks.
+  int64_t tp = 1, ep = 1;
+
+  /// Whether `ranks` does. @pre ranks >= 1 and all of the above >= 1 (batch >= 0).
+  bool allow(int64_t ranks) const;
+  /// "a batch of 12, 2 microbatches, tp 2": those that say something; "no rule" when none does.
+  std::string describe() const;
+};
+
+/// The largest number of ranks from `least` to `most` that the rules allow; 0 when there is none.
+int64_t choose_ranks(int64_t most, int64_t least, const RankRules& rules);
+
+}  // namespace sherd::tools

@@ -1,0 +1,112 @@
+#include "run_command.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include <sherd/kernels/device/error.h>
+
+#include "arguments.h"
+#include "run_rank.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int64_t kMaxRanks = 65536, kMaxRestarts = 1'000'000, kMaxSeconds = 1'000'000;
+
+constexpr const char* kHelp =
+    R"(COMMAND is a program and its arguments behind `--`, such as train_gpt --comm mpi --save DIR --save-every 100.
+mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program have the
+same paths. When a rank fails (it is killed, throws, ends with an exit code that is not 0, or the others wait
+for it longer than their own --comm-timeout), the others have --grace to report, then all are ended (SIGTERM,
+then SIGKILL) and started again from the newest checkpoint of --save: --resume DIR is added to the command, which
+goes on in its --metrics file. A line on stderr for each start says why, on how many ranks and from which step.
+
+Ranks. A restart has the ranks that are left, down to the largest number, from --min-ranks on, that splits the
+command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --expert-parallel (flags, its
+--config file, or the checkpoint's settings). On one machine all are left, but those that --shrink or
+--lost-code take away; of --hosts those count that answer. When two starts in a row fail to begin, or the same
+rank is killed twice before a step is done, there is one less.
+
+It gives up when --max-restarts are used up, when the program refuses its arguments (exit code 2), when no number
+of ranks is left, and when it ends twice in the same way before it has done a step (a crash loop).
+
+SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank; there is no restart then, and a second one ends
+them at once. Nothing outlives this program on its host, even when it is killed.
+Exit code: 0 ended well, 1 given up or stopped, 2 wrong arguments (of this program or COMMAND).
+)";
+
+auto whole(int64_t low, int64_t high) {
+  return [=](const std::string& text) { return in_range(text, low, high); };
+}
+
+}  // namespace
+
+CLI::App* RunCommand::add_to(CLI::App& app) {
+  app_ =
+      app.add_subcommand("run", "start a program's ranks, again when one fails, from the newest checkpoint");
+  PolicyOptions& policy = options_.policy;
+  const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help) {
+    return app_->add_option(name, value, help)->type_name("N")->check(whole(low, high));
+  };
+  number("--nproc", policy.ranks, 1, kMaxRanks, "ranks, each a process");
+  number("--max-restarts", policy.max_restarts, 0, kMaxRestarts, "restarts, of whatever cause [3]");
+  number("--min-ranks", policy.min_ranks, 1, kMaxRanks, "never go on with fewer [1]");
+  app_->add_flag("--shrink", policy.shrink,
+                 "a rank that was killed, or stands stopped, is not started again");
+  app_->add_option("--lost-code", policy.lost_code, "neither is one that ends with this exit code")
+      ->type_name("CODE")
+      ->check(whole(1, 255));
+  CLI::Option* hosts =
+      app_->add_option("--hosts", options_.hosts, "h1,h2:4: where to; behind a colon how many ranks")
+          ->type_name("LIST");
+  app_->add_option("--hostfile", options_.hostfile, "the same from a file, `NAME slots=N` a line")
+      ->type_name("FILE")
+      ->excludes(hosts);
+  app_->add_option("--mpirun", options_.mpirun, "another launcher that takes Open MPI's arguments [mpirun]")
+      ->type_name("PATH");
+  app_->add_option("--mpirun-arg", options_.mpirun_arguments, "a further argument of mpirun; may be repeated")
+      ->type_name("ARG")
+      ->expected(1)
+      ->take_all();
+  app_->add_option("--remote-shell", options_.remote_shell, "with which hosts are reached")
+      ->type_name("COMMAND")
+      ->capture_default_str();
+  const auto seconds = [&](const char* name, double& value, const char* help) {
+    app_->add_option_function<int64_t>(
+            name, [&value](int64_t s) { value = static_cast<double>(s); }, help)
+        ->type_name("SECONDS")
+        ->check(whole(1, kMaxSeconds));
+  };
+  seconds("--begin-within", options_.begin_within, "longest time until all ranks have begun [120]");
+  seconds("--grace", options_.grace, "that the others have to report a failure [15]");
+  seconds("--stop-grace", options_.stop_grace,
+          "that they have to save and end when stopped by a signal [300]");
+  app_->add_flag("--keep-rank", keep_rank_)->group("");  // what mpirun starts
+  app_->footer(kHelp);
+  return app_;
+}
+
+int RunCommand::take_command(int argc, const char* const* argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "run") return argc;
+  const auto* const end = argv + argc;
+  const auto* const mark = std::find(argv, end, std::string_view("--"));
+  if (mark != end) options_.command.assign(mark + 1, end);
+  return static_cast<int>(mark - argv);
+}
+
+int RunCommand::run(std::ostream& err) {
+  if (options_.command.empty())
+    throw CLI::RequiredError(
+        "run: a command behind `--`, such as `sherd run --nproc 4 -- train_gpt --comm mpi`,");
+  if (!keep_rank_ && app_->count("--nproc") == 0) throw CLI::RequiredError("run: --nproc");
+  if (keep_rank_) return keep_rank(options_.command);
+  if (options_.policy.min_ranks > options_.policy.ranks)
+    throw CLI::ValidationError("--min-ranks", "is more than --nproc");
+  try {
+    return run_with_restarts(options_, err);
+  } catch (const InvalidArgument& e) {
+    throw CLI::ValidationError(e.what());
+  }
+}
+
+}  // namespace sherd::tools

@@ -1,0 +1,29 @@
+// `sherd run ...`: a program of many ranks, started again when it fails.
+#pragma once
+
+#include <ostream>
+
+#include <CLI/CLI.hpp>
+
+#include "run_loop.h"
+
+namespace sherd::tools {
+
+class RunCommand {
+ public:
+  /// Adds the subcommand, whose flags write into this object; it outlives `app`'s parsing.
+  CLI::App* add_to(CLI::App& app);
+  /// Keeps what stands behind `--` in the arguments of `sherd run`. @returns how many come before: those are
+  /// to be parsed.
+  int take_command(int argc, const char* const* argv);
+  /// @returns the exit code. @throws CLI::ParseError without a command, as for other wrong arguments;
+  /// IoError.
+  int run(std::ostream& err);
+
+ private:
+  CLI::App* app_ = nullptr;
+  RunOptions options_;
+  bool keep_rank_ = false;
+};
+
+}  // namespace sherd::tools

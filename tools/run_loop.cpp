@@ -1,0 +1,195 @@
+#include "run_loop.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <limits>
+#include <random>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include "run_hosts.h"
+#include "run_processes.h"
+#include "run_progress.h"
+#include "run_target.h"
+
+namespace sherd::tools {
+namespace {
+
+constexpr int kUsage = 2;
+
+std::string random_mark() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
+}
+
+std::chrono::milliseconds milliseconds_of(double seconds) {
+  return std::chrono::milliseconds(std::llround(seconds * 1e3));
+}
+
+double seconds_between(StartOutcome::Clock::time_point from, StartOutcome::Clock::time_point to) {
+  return std::max(0.0, std::chrono::duration<double>(to - from).count());
+}
+
+class Run {
+ public:
+  Run(const RunOptions& options, std::ostream& err)
+      : options_(options), err_(err), target_(options.command), mark_(random_mark()) {}
+
+  int run() {
+    read_hosts();
+    RestartPolicy policy(options_.policy, target_.rules());
+    NextStart next = policy.first(capacity());
+    if (next.ranks == 0) {
+      say("{}", next.why);
+      return kUsage;
+    }
+    if (target_.save().empty())
+      say("the command has no --save: each restart begins anew, with nothing to go on from");
+    std::string because;
+    for (start_ = 1;; ++start_) {
+      const RunTarget::Newest from = target_.newest();
+      const std::vector<std::string> command = target_.command(next.ranks, start_ > 1);
+      const bool resumes = std::find(command.begin(), command.end(), "--resume") != command.end();
+      say("start {} of at most {}: {} rank{}, {}{}{}", start_, 1 + options_.policy.max_restarts, next.ranks,
+          next.ranks == 1 ? "" : "s",
+          from.sequence > 0 && resumes ? fmt::format("from step {}", from.step) : "from the beginning",
+          because.empty() ? "" : ", because " + because, next.why.empty() ? "" : " (" + next.why + ")");
+      const RunProgress progress(target_);
+      const StartOutcome outcome = run_start(start_options(next.ranks, command));
+      count_lost(outcome, progress);
+      if (outcome.well(next.ranks)) return ended_well(outcome, policy);
+      const std::string cause = outcome.cause();
+      const double seconds = seconds_between(outcome.at, outcome.failed);
+      int stopped = outcome.stop_signal;
+      if (stopped == 0) stopped = stop_asked(std::chrono::milliseconds(0));
+      if (stopped != 0)
+        return gives_up(policy, 1, fmt::format("stopped by signal {} ({})", stopped, ::strsignal(stopped)),
+                        cause);
+      const FailedStart failed = failed_start(outcome, next.ranks, progress.made(), options_.policy);
+      next = policy.after(failed, capacity());
+      if (next.ranks == 0) return gives_up(policy, next.exit_code, next.why, cause);
+      because = fmt::format("{} after {:.1f} s", cause, seconds);
+      down_since_ = outcome.failed;
+    }
+  }
+
+ private:
+  template <class... Args>
+  void say(fmt::format_string<Args...> text, Args&&... args) {
+    err_ << "sherd run: " << fmt::format(text, std::forward<Args>(args)...) << std::endl;
+  }
+
+  void read_hosts() {
+    const int64_t ranks = options_.policy.ranks;
+    const auto read = [&](int64_t otherwise) {
+      return options_.hostfile.empty() ? parse_hosts(options_.hosts, otherwise)
+                                       : read_hostfile(options_.hostfile, otherwise);
+    };
+    if (options_.hosts.empty() && options_.hostfile.empty()) return;
+    const auto count = static_cast<int64_t>(read(1).size());
+    hosts_ = read((ranks + count - 1) / count);
+    if (slots_of(hosts_) < ranks)
+      throw InvalidArgument(
+          fmt::format("--nproc {}: the hosts have {} slots; give them more (NAME:SLOTS, or slots= in "
+                      "the file), or fewer ranks",
+                      ranks, slots_of(hosts_)));
+  }
+
+  // Ranks that the hosts which are there take; says which are not.
+  int64_t capacity() {
+    if (hosts_.empty()) return std::numeric_limits<int64_t>::max();
+    there_ =
+        hosts_there(hosts_, [&](const std::string& host) { return answers_to(options_.remote_shell, host); });
+    std::vector<std::string> gone;
+    for (const RunHost& h : hosts_)
+      if (std::none_of(there_.begin(), there_.end(), [&](const RunHost& t) { return t.name == h.name; }))
+        gone.push_back(h.name);
+    if (!gone.empty())
+      say("left out, for `{}` does not reach them: {}", options_.remote_shell, fmt::join(gone, ", "));
+    return slots_of(there_);
+  }
+
+  StartOptions start_options(int64_t ranks, const std::vector<std::string>& command) const {
+    std::vector<std::string> hosts;
+    for (const RunHost& h : there_) hosts.push_back(fmt::format("{}:{}", h.name, h.slots));
+    return {.command = launcher_command(options_, ranks, fmt::format("{}", fmt::join(hosts, ",")),
+                                        std::filesystem::read_symlink("/proc/self/exe").string(), command),
+            .environment = {{"SHERD_RUN", mark_}, {"SHERD_RUN_START", std::to_string(start_)}},
+            .ranks = ranks,
+            .begin_within = milliseconds_of(options_.begin_within),
+            .grace = milliseconds_of(options_.grace),
+            .stop_grace = milliseconds_of(options_.stop_grace)};
+  }
+
+  void count_lost(const StartOutcome& outcome, const RunProgress& progress) {
+    if (down_since_) down_ += seconds_between(*down_since_, outcome.began ? outcome.all_begun : outcome.over);
+    down_since_.reset();
+    if (outcome.failed != StartOutcome::Clock::time_point() && outcome.began)
+      again_ += std::min(seconds_between(outcome.all_begun, outcome.failed),
+                         progress.seconds_since_checkpoint() - seconds_between(outcome.failed, outcome.over));
+  }
+
+  std::string summary(const RestartPolicy& policy) const {
+    return fmt::format("{} restart{}; {:.1f} s of work lost, {:.1f} s without all ranks", policy.restarts(),
+                       policy.restarts() == 1 ? "" : "s", std::max(0.0, again_), down_);
+  }
+
+  int ended_well(const StartOutcome& outcome, const RestartPolicy& policy) {
+    say("{}: {}", outcome.stop_signal == 0 ? "ended well" : "stopped as asked, and ended well",
+        summary(policy));
+    return 0;
+  }
+
+  int gives_up(const RestartPolicy& policy, int code, const std::string& why, const std::string& cause) {
+    say("given up: {}; start {}: {}; {}", why, start_, cause.empty() ? "not all ranks ended well" : cause,
+        summary(policy));
+    return code;
+  }
+
+  const RunOptions& options_;
+  std::ostream& err_;
+  RunTarget target_;
+  std::string mark_;
+  std::vector<RunHost> hosts_, there_;
+  uint64_t start_ = 1;
+  std::optional<StartOutcome::Clock::time_point> down_since_;
+  double again_ = 0, down_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::string> launcher_command(const RunOptions& options, int64_t ranks, const std::string& hosts,
+                                          const std::string& keeper,
+                                          const std::vector<std::string>& command) {
+  std::vector<std::string> words = {options.mpirun};
+  if (::geteuid() == 0) words.push_back("--allow-run-as-root");
+  // With recovery, ranks outlive one that died, and can say so; when told to end them, mpirun waits 2 s
+  // between SIGTERM and SIGKILL.
+  words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--enable-recovery", "--mca",
+                             "odls_base_sigkill_timeout", "2", "-x", "SHERD_RUN", "-x", "SHERD_RUN_START"});
+  if (!hosts.empty())
+    words.insert(words.end(), {"--mca", "plm_rsh_agent", options.remote_shell, "--host", hosts});
+  words.insert(words.end(), options.mpirun_arguments.begin(), options.mpirun_arguments.end());
+  words.insert(words.end(), {"-n", std::to_string(ranks), keeper, "run", "--keep-rank", "--"});
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
+}
+
+int run_with_restarts(const RunOptions& options, std::ostream& err) {
+  Run run(options, err);
+  adopt_orphans();
+  block_signals();
+  return run.run();
+}
+
+}  // namespace sherd::tools

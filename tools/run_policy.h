@@ -1,0 +1,78 @@
+// What follows a start that did not end well: how many ranks the next one has, or why there is none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "rank_choice.h"
+#include "run_start.h"
+
+namespace sherd::tools {
+
+struct PolicyOptions {
+  int64_t ranks = 1;      // at most
+  int64_t min_ranks = 1;  // and at least
+  int64_t max_restarts = 3;
+  /// Each rank that was killed, or stands stopped, when a start fails is one less in the next.
+  bool shrink = false;
+  /// Ranks that end with this exit code (when it is not 0) are, whatever `shrink` says.
+  int lost_code = 0;
+};
+
+/// A start that did not end well, as far as it matters to the next.
+struct FailedStart {
+  int64_t ranks = 1;
+  /// All ranks had begun.
+  bool began = true;
+  /// At least one step was finished.
+  bool progressed = false;
+  double seconds = 0;
+  /// What failed first, so that two failures in the same way are equal; and whether one rank was killed.
+  std::string way = {};
+  bool killed = false;
+  /// The exit code of the first failure; -1: there is none.
+  int code = -1;
+  /// Ranks that were killed or stand stopped; those that ended with lost_code.
+  int64_t dead = 0, lost = 0;
+};
+FailedStart failed_start(const StartOutcome& outcome, int64_t ranks, bool progressed,
+                         const PolicyOptions& options);
+
+struct NextStart {
+  int64_t ranks = 0;  // 0: there is none
+  /// Why there is none, or why it has fewer ranks than are left; empty: nothing to say.
+  std::string why = {};
+  /// Of the whole run when there is none.
+  int exit_code = 1;
+};
+
+/// Decides about one start after the other. On one machine a rank that died can be started again, and the
+/// number stays; it shrinks by ranks that count as lost (`shrink`, `lost_code`), by slots of hosts that do
+/// not answer, and by one when two starts in a row fail to begin, or the same rank is killed twice in a row,
+/// before a step is done. A program that ends by itself twice in the same way before a step is done (a crash
+/// loop) is given up, and so is one that refuses its arguments (exit code 2), unless it is the smaller number
+/// of ranks that it refuses.
+class RestartPolicy {
+ public:
+  RestartPolicy(PolicyOptions options, RankRules rules)
+      : options_(options), rules_(rules), left_(options.ranks) {}
+
+  /// The first start, of at most `capacity` ranks.
+  NextStart first(int64_t capacity);
+  /// The one after `failed`. @param capacity slots of the hosts that are there.
+  NextStart after(const FailedStart& failed, int64_t capacity);
+  int64_t restarts() const { return restarts_; }
+
+ private:
+  NextStart choose(int64_t capacity);
+
+  PolicyOptions options_;
+  RankRules rules_;
+  int64_t left_;  // ranks that do not count as lost
+  int64_t restarts_ = 0;
+  int64_t accepted_ = 0;  // the least number of ranks on which a step was finished
+  std::optional<FailedStart> before_;
+};
+
+}  // namespace sherd::tools

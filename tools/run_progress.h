@@ -1,0 +1,29 @@
+// Whether a start of `sherd run` finishes steps, by what the program leaves in its files.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+
+#include "run_target.h"
+
+namespace sherd::tools {
+
+class RunProgress {
+ public:
+  /// Looks at the files before a start. `target` outlives it.
+  explicit RunProgress(const RunTarget& target);
+  /// Whether a step was finished since: there is a new checkpoint, or a new line of --metrics has a "step".
+  /// False where the program has neither.
+  bool made() const;
+  /// From the newest checkpoint of this run, or from the construction where there is no later one, until now.
+  double seconds_since_checkpoint() const;
+
+ private:
+  const RunTarget& target_;
+  RunTarget::Newest before_;
+  std::filesystem::file_time_type begun_;
+  uintmax_t metrics_bytes_ = 0;
+};
+
+}  // namespace sherd::tools

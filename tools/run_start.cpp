@@ -1,0 +1,244 @@
+#include "run_start.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include "run_processes.h"
+
+namespace sherd::tools {
+namespace {
+
+using Clock = StartOutcome::Clock;
+using std::chrono::milliseconds;
+
+// The launcher's own time to end its ranks on all hosts; then whatever is left on this one is killed.
+constexpr milliseconds kLauncherEnds{5'000};
+constexpr milliseconds kSystemEnds{20'000};
+constexpr size_t kMaxWords = 300;
+
+sigset_t watched() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int s : {SIGTERM, SIGINT, SIGHUP, SIGCHLD}) ::sigaddset(&set, s);
+  return set;
+}
+
+void print(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t put = ::write(STDERR_FILENO, text.data(), text.size());
+    if (put == -1 && errno != EINTR) return;  // what does not get through is lost, as print_error() says
+    if (put > 0) text.remove_prefix(static_cast<size_t>(put));
+  }
+}
+
+/// Remembers the last line that says something.
+class LastLine {
+ public:
+  void add(std::string_view text) {
+    for (const char c : text) {
+      if (c != '\n' && c != '\r') {
+        if (now_.size() < kMaxWords) now_ += c;
+        continue;
+      }
+      // Frames of mpirun's messages say nothing, and neither do its complaints about a rank that went.
+      if (now_.find_first_not_of("- \t") != now_.npos && now_.find("PMIX ERROR") == now_.npos) last_ = now_;
+      now_.clear();
+    }
+  }
+  std::string get() const { return now_.find_first_not_of("- \t") != now_.npos ? now_ : last_; }
+
+ private:
+  std::string now_, last_;
+};
+
+class Start {
+ public:
+  explicit Start(const StartOptions& options)
+      : options_(options),
+        reader_([this](const RankReport& r) { hear(r); },
+                [this](std::string_view text) {
+                  print(text);
+                  lines_.add(text);
+                }) {}
+
+  StartOutcome run() {
+    out_.at = Clock::now();
+    process_ = start_process(options_.command, options_.environment);
+    const sigset_t set = watched();
+    signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    until_ = out_.at + options_.begin_within;
+    while (!launcher_over_) {
+      wait();
+      if (Clock::now() >= until_) escalate();
+    }
+    if (!end_descendants(kSystemEnds))
+      print(fmt::format("sherd run: processes {} do not end; a file system or a device may hang\n",
+                        fmt::join(descendants(), ", ")));
+    while (read_some()) {  // what was printed last
+    }
+    ::close(process_.error_output);
+    ::close(signals_);
+    finish();
+    return std::move(out_);
+  }
+
+ private:
+  // Until something happens, or the time is up.
+  void wait() {
+    pollfd files[2] = {{signals_, POLLIN, 0}, {process_.error_output, POLLIN, 0}};
+    const auto left = std::chrono::ceil<milliseconds>(until_ - Clock::now()).count();
+    ::poll(files, reading_ ? 2 : 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
+    if (reading_ && files[1].revents != 0) read_some();
+    signalfd_siginfo signal;
+    while (::read(signals_, &signal, sizeof signal) == sizeof signal)
+      if (signal.ssi_signo != SIGCHLD) stop(static_cast<int>(signal.ssi_signo));
+    int status = 0;
+    for (pid_t ended = 0; (ended = ::waitpid(-1, &status, WNOHANG)) > 0;) {
+      if (ended != process_.process) continue;
+      launcher_over_ = true;
+      out_.launcher_status = status;
+    }
+  }
+
+  bool read_some() {
+    pollfd file{process_.error_output, POLLIN, 0};
+    if (!reading_ || ::poll(&file, 1, 0) <= 0) return false;
+    char bytes[4096];
+    const ssize_t got = ::read(process_.error_output, bytes, sizeof bytes);
+    if (got > 0) reader_.add({bytes, static_cast<size_t>(got)});
+    if (got == 0 || (got == -1 && errno != EINTR)) reading_ = false;
+    return reading_;
+  }
+
+  void hear(const RankReport& report) {
+    using Kind = RankReport::Kind;
+    if (!ending_)
+      std::erase_if(out_.stopped, [&](const RankReport& r) {
+        return r.process == report.process && r.host == report.host;
+      });
+    if (report.kind == Kind::started) {
+      out_.begun.insert(report.rank);
+      if (static_cast<int64_t>(++begun_) != options_.ranks) return;
+      out_.began = true;
+      out_.all_begun = Clock::now();
+      if (!ending_ && !out_.first && out_.stop_signal == 0) until_ = Clock::time_point::max();
+    }
+    if (report.kind == Kind::stopped) out_.stopped.push_back(report);
+    if (report.over()) {
+      out_.ended.push_back(report);
+      if (!report.well() && !ending_ && !out_.first) {
+        out_.first = report;
+        out_.words = lines_.get();
+        fails();
+        until_ = std::min(until_, Clock::now() + options_.grace);
+      }
+    }
+    // Those that stand stopped have nothing to report, and the others have done so.
+    const bool all_said = out_.ended.size() + out_.stopped.size() == begun_;
+    if (out_.first && !ending_ && !out_.stopped.empty() && all_said) until_ = Clock::now();
+  }
+
+  void fails() {
+    if (out_.failed == Clock::time_point()) out_.failed = Clock::now();
+  }
+
+  // Whoever has asked twice wants it over.
+  void stop(int signal) {
+    if (out_.stop_signal == 0) {
+      ::kill(process_.process, SIGUSR1);
+      until_ = std::min(until_, Clock::now() + options_.stop_grace);
+    } else {
+      until_ = Clock::now();
+    }
+    out_.stop_signal = signal;
+  }
+
+  // SIGTERM to the launcher, which ends its ranks on all hosts; then SIGKILL to all that are left on this
+  // one.
+  void escalate() {
+    fails();
+    ::kill(process_.process, ending_ ? SIGKILL : SIGTERM);
+    if (ending_) end_descendants(kSystemEnds), launcher_over_ = true;
+    ending_ = true;
+    until_ = Clock::now() + kLauncherEnds;
+  }
+
+  void finish() {
+    out_.over = Clock::now();
+    std::set<int> ended;
+    for (const RankReport& r : out_.ended) ended.insert(r.rank);
+    for (const int rank : out_.begun)
+      if (!ended.contains(rank)) out_.lost.push_back(rank);
+    if (out_.well(options_.ranks)) return;
+    fails();
+    if (!out_.first && out_.words.empty()) out_.words = lines_.get();
+  }
+
+  const StartOptions& options_;
+  StartOutcome out_;
+  LastLine lines_;
+  ReportReader reader_;
+  StartedProcess process_;
+  int signals_ = -1;
+  size_t begun_ = 0;
+  bool reading_ = true, launcher_over_ = false, ending_ = false;
+  Clock::time_point until_;
+};
+
+}  // namespace
+
+bool StartOutcome::well(int64_t ranks) const {
+  return static_cast<int64_t>(ended.size()) == ranks &&
+         std::all_of(ended.begin(), ended.end(), [](const RankReport& r) { return r.well(); });
+}
+
+std::string StartOutcome::cause() const {
+  std::string text;
+  if (first) {
+    text = first->describe();
+    // A program that is killed has said nothing of it.
+    if (first->kind == RankReport::Kind::ended && !words.empty()) text += fmt::format(": {}", words);
+  } else if (!began) {
+    text = fmt::format("only {} ranks began{}", begun.size(), words.empty() ? "" : ": " + words);
+    if (WIFSIGNALED(launcher_status))
+      text += fmt::format("; the launcher was killed by signal {}", WTERMSIG(launcher_status));
+    else if (WIFEXITED(launcher_status))
+      text += fmt::format("; the launcher ended with exit code {}", WEXITSTATUS(launcher_status));
+  } else if (WIFSIGNALED(launcher_status)) {
+    text = fmt::format("the launcher was killed by signal {}", WTERMSIG(launcher_status));
+  } else if (!lost.empty()) {
+    text =
+        fmt::format("the launcher ended, and nothing was heard of the end of rank {}", fmt::join(lost, ", "));
+  } else {
+    return "";
+  }
+  for (const RankReport& r : stopped) text += fmt::format("; {}", r.describe());
+  return text;
+}
+
+StartOutcome run_start(const StartOptions& options) { return Start(options).run(); }
+
+void block_signals() {
+  const sigset_t set = watched();
+  ::sigprocmask(SIG_BLOCK, &set, nullptr);
+}
+
+int stop_asked(milliseconds time) {
+  sigset_t set = watched();
+  ::sigdelset(&set, SIGCHLD);
+  const timespec wait{time.count() / 1000, time.count() % 1000 * 1'000'000};
+  return std::max(0, ::sigtimedwait(&set, nullptr, &wait));
+}
+
+}  // namespace sherd::tools

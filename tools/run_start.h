@@ -1,0 +1,65 @@
+// One start of the program by `sherd run`: all its ranks, from the launcher's beginning until nothing is
+// left.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "run_report.h"
+
+namespace sherd::tools {
+
+struct StartOptions {
+  /// The launcher with all its arguments; what it starts are keepers (run_rank.h).
+  std::vector<std::string> command;
+  std::map<std::string, std::string> environment;
+  int64_t ranks = 1;
+  /// From the launcher's beginning until the last rank has begun.
+  std::chrono::milliseconds begin_within{120'000};
+  /// What the other ranks have to report a failure, from the first one on, before they are ended.
+  std::chrono::milliseconds grace{15'000};
+  /// What the ranks have to save and end when the supervisor was asked to stop.
+  std::chrono::milliseconds stop_grace{300'000};
+};
+
+struct StartOutcome {
+  using Clock = std::chrono::steady_clock;
+
+  /// Ended ranks, in the order in which they did.
+  std::vector<RankReport> ended;
+  std::set<int> begun;
+  /// The first that did not end well, and what was printed last before.
+  std::optional<RankReport> first;
+  std::string words;
+  /// Ranks that stood stopped when the start was ended.
+  std::vector<RankReport> stopped;
+  /// Ranks that had begun and did not end by themselves.
+  std::vector<int> lost;
+  bool began = false;       // all ranks had
+  int stop_signal = 0;      // what the supervisor was asked to stop by; 0: it was not
+  int launcher_status = 0;  // as waitpid() has it
+  Clock::time_point at, all_begun, failed, over;
+
+  /// All ranks ended, and with exit code 0.
+  bool well(int64_t ranks) const;
+  /// The first cause, in words; empty when all went well.
+  std::string cause() const;
+};
+
+/// Starts the command and returns when no process of it is left on this host. SIGTERM, SIGINT and SIGHUP to
+/// this process are passed on to the ranks (as SIGUSR1 of the launcher); a second one ends them at once.
+/// @pre block_signals() was called. @throws IoError when the launcher cannot be started.
+StartOutcome run_start(const StartOptions& options);
+
+/// Once, before the first start: SIGTERM, SIGINT, SIGHUP and SIGCHLD wait until run_start() or stop_asked()
+/// looks at them.
+void block_signals();
+/// The signal that asks this process to stop, when one has come since; 0: none. Waits for one up to `time`.
+int stop_asked(std::chrono::milliseconds time);
+
+}  // namespace sherd::tools

@@ -1,0 +1,57 @@
+// The program that `sherd run` starts: what of its command line matters to a restart.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rank_choice.h"
+
+namespace sherd::tools {
+
+/// A command whose flags are train_gpt's, by name: --save, --resume, --resume-parts, --init-weights,
+/// --overwrite,
+/// --metrics, --ranks, --batch, --grad-accum, --replicas, --tp and --expert-parallel, each "--flag value" or
+/// "--flag=value", the last of equal ones; and --config, a file of Protobuf text with the same names, which
+/// flags win over. Other flags are passed on unread. Any program that understands them can be run.
+class RunTarget {
+ public:
+  /// @param command program and arguments, not empty.
+  /// @throws IoError when the file of --config cannot be read, InvalidArgument when a number is none.
+  explicit RunTarget(std::vector<std::string> command);
+
+  /// The folder of --save; empty: the program saves nothing, and each restart begins anew.
+  std::filesystem::path save() const { return value("save"); }
+  /// The file of --metrics; empty: none.
+  std::filesystem::path metrics() const { return value("metrics"); }
+  /// What the command says of how its work is split. A batch that it does not name is taken from the newest
+  /// checkpoint of --resume, or of `save()`, as the program does.
+  RankRules rules() const;
+  /// The newest committed checkpoint of this run in save(): its step, and its sequence number; 0 and 0 where
+  /// there is none. With --overwrite those that lay there when this object was made are another run's.
+  struct Newest {
+    int64_t step = 0;
+    uint64_t sequence = 0;
+  };
+  Newest newest() const;
+  /// What to start. The first start goes on from what save() holds when the command says neither --resume nor
+  /// --overwrite; later ones (`restart`) go on from it whenever it holds a checkpoint of this run, and from
+  /// there alone: --resume, --resume-parts and --init-weights of the command are left out. A number of ranks
+  /// that the command gives becomes `ranks`.
+  std::vector<std::string> command(int64_t ranks, bool restart) const;
+
+ private:
+  bool has(std::string_view name) const { return values_.contains(name); }
+  std::string value(std::string_view name) const;
+  int64_t number(std::string_view name, int64_t otherwise) const;
+
+  std::vector<std::string> command_;
+  std::map<std::string, std::string, std::less<>> values_;  // by name, with underscores
+  std::map<std::string, std::string, std::less<>> in_file_;
+  uint64_t foreign_ = 0;  // checkpoints up to this sequence number are another run's
+};
+
+}  // namespace sherd::tools
