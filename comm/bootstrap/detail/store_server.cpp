@@ -20,6 +20,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kHelloTime = std::chrono::seconds(10);
 constexpr size_t kMostStrangers = 64;
 
+// Those that can still hear of a failure have done so after so long: a host that is cut off never says goodbye.
+constexpr auto kAfterFailure = std::chrono::seconds(4);
+
 /// Announces through the server's own table.
 class TableStore final : public Store {
  public:
@@ -51,11 +54,16 @@ StoreServer::~StoreServer() {
   thread_.join();
 }
 
+std::chrono::milliseconds StoreServer::linger() {
+  TableStore store(table_);
+  return announced(store) ? std::min<std::chrono::milliseconds>(linger_, kAfterFailure) : linger_;
+}
+
 void StoreServer::serve() {
   Socket::Deadline last = Socket::Deadline::max();
   std::vector<pollfd> polled;
   for (;;) {
-    if (stop_ && last == Socket::Deadline::max()) last = Clock::now() + linger_;
+    if (stop_ && last == Socket::Deadline::max()) last = Clock::now() + linger();
     const bool ranks_left =
         std::any_of(connections_.begin(), connections_.end(), [](const auto& c) { return c.rank >= 0; });
     if (stop_ && (!ranks_left || Clock::now() >= last)) return;

@@ -17,7 +17,7 @@ class StoreServer {
  public:
   /// @throws CommError when it cannot listen.
   StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job);
-  /// Waits for the ranks that are connected to say goodbye, at most `linger`.
+  /// Waits for the ranks that are connected to say goodbye, at most `linger`, and not so long after a failure.
   ~StoreServer();
 
   StoreTable& table() { return table_; }
@@ -32,6 +32,8 @@ class StoreServer {
     std::string in, out;
   };
   void serve();
+  /// How long to wait for goodbyes: less once a failure was announced.
+  std::chrono::milliseconds linger();
   void accept();
   bool read(Connection& c);
   bool write(Connection& c);

@@ -90,6 +90,8 @@ class Member final : public Recipient {
   void withdraw(const Meeting& meeting);
   /// The peers of a meeting that have not come, as world ranks; those alone that have left, if `left`.
   std::vector<int> missing(const Meeting& meeting, bool left);
+  /// The peers of a meeting that those processes have, as world ranks.
+  std::vector<int> ranks_of(const Meeting& meeting, const std::vector<int>& processes) const;
   [[noreturn]] void raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn);
   std::string place(const std::string& what) const;
 
