@@ -102,8 +102,8 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
   if (situation.bootstrap == Bootstrap::mpi) return {joining, "job.bootstrap = mpi"};
   const JobHint torch_or_other = job_in_environment(get);
   if (!torch_or_other.present) return {BackendKind::local, "no launcher's variables are set"};
-  if (torch_or_other.processes == 0) static_cast<void>(from_environment(get));  // says what is wrong with them
   if (const std::string wrong = disagreement(joining, get); !wrong.empty()) throw InvalidArgument(wrong);
+  if (torch_or_other.processes == 0) static_cast<void>(from_environment(get));  // says what is wrong with them
   const OuterJob outer = job_beside_torchrun(get);
   const JobHint& job = joining == BackendKind::mpi && outer.serves_mpi ? outer.hint : torch_or_other;
   const std::string reason = fmt::format("{} is {}", job.variable, job.processes);

@@ -24,7 +24,12 @@ usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self" >&2; exit 2; }
 skip() { echo "SKIPPED: hosts.sh: $*" >&2; exit 77; }
 inside() { [[ -e $base/count ]] || { echo "hosts.sh $1: there are no hosts here; start it by \`scripts/hosts.sh N COMMAND\`" >&2; exit 2; }; }
 count() { cat "$base/count"; }
-is_host() { [[ $1 =~ ^[1-9][0-9]*$ ]] && (($1 <= $(count))) || { echo "hosts.sh: there is no host $1; they are 1 to $(count)" >&2; exit 2; }; }
+is_host() {
+  if [[ ! $1 =~ ^[1-9][0-9]*$ ]] || (($1 > $(count))); then
+    echo "hosts.sh: there is no host $1; they are 1 to $(count)" >&2
+    exit 2
+  fi
+}
 
 # enter K COMMAND...: in the namespaces of host K. ip makes a mount namespace for the command, where /sys is the host's.
 enter() {
@@ -60,6 +65,7 @@ make_hosts() {
   printf '127.0.0.1 localhost\n%s' "$names" >"$base/names"
   mount --bind "$base/names" /etc/hosts
   # Open MPI starts its daemons with "AGENT HOST COMMAND", as with ssh.
+  # shellcheck disable=SC2016  # expanded there
   printf '#!/bin/sh\nhost=$1\nshift\nexec "%s" on "${host#host}" sh -c "$*"\n' "$self" >"$base/agent"
   printf '#!/bin/sh\nexec "%s" mpirun "$@"\n' "$self" >"$base/mpirun"
   chmod +x "$base/agent" "$base/mpirun"

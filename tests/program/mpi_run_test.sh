@@ -88,7 +88,8 @@ refused 2 'OMPI_COMM_WORLD_SIZE is 2: this is one of 2 processes' "$mpirun" -n 2
 refused 2 'WORLD_SIZE is 8, but OMPI_COMM_WORLD_SIZE is 2' env RANK=0 WORLD_SIZE=8 "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm auto --steps 1
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
-if "$mpirun" --version | grep -q 'Open MPI) 4'; then
+# (Over several hosts, as of scripts/hosts.sh, it is no child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
+if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -q 'Open MPI) 4'; then
   timeout -k 5 60 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 \
     >"$scratch/killed.out" 2>&1 </dev/null &
   job=$!
