@@ -27,12 +27,12 @@ NcclOptions nccl_options(const LaunchOptions& options) {
 }
 
 const std::array kBackends{
-    Backend{BackendKind::local, "local", false, false,
+    Backend{BackendKind::local, "local", false, false, [] { return true; },
             [](Devices devices, const LaunchOptions& o) -> Worlds {
               return make_local_world(devices, o.timeout, o.flight_recorder);
             },
             nullptr},
-    Backend{BackendKind::nccl, "nccl", true, false,
+    Backend{BackendKind::nccl, "nccl", true, false, has_nccl_backend,
             [](Devices devices, const LaunchOptions& o) -> Worlds {
               return make_nccl_world(devices, nccl_options(o));
             },
@@ -40,7 +40,7 @@ const std::array kBackends{
               const LaunchEnvironment& e = job.environment;
               return make_nccl_world(std::move(device), job.store, e.rank, e.size, nccl_options(o));
             }},
-    Backend{BackendKind::mpi, "mpi", true, true, nullptr,
+    Backend{BackendKind::mpi, "mpi", true, true, has_mpi_backend, nullptr,
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               MpiOptions mpi = o.mpi;
               mpi.timeout = o.timeout;

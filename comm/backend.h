@@ -20,6 +20,8 @@ struct Backend {
   bool one_gpu_a_rank;
   /// Its ranks are always processes that find each other by MPI, whatever job.bootstrap says.
   bool joins_by_mpi;
+  /// Whether this build has it; what follows throws NotCompiled where not.
+  bool (*is_built)();
   /// The world communicators of as many threads of this process as there are devices, by rank. They share
   /// ownership of the devices. @throws InvalidArgument for options that cannot be; NotCompiled.
   /// Null where each rank is a process.

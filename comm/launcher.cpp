@@ -13,6 +13,7 @@
 #include <vector>
 
 #include <sherd/comm/backend.h>
+#include <sherd/comm/backend_choice.h>
 #include <sherd/comm/core/detail/abort_domain.h>
 
 namespace sherd {
@@ -120,13 +121,7 @@ bool in_a_job(const LaunchOptions& options, const Backend& backend) {
   const bool part = is_part_of_a_job(options.job);
   if (backend.join) return part;
   if (!part) return false;
-  if (const JobHint hint = job_in_environment(); hint.processes > 1)
-    throw InvalidArgument(fmt::format(
-        "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by "
-        "itself; "
-        "give {} to make them the ranks of one job, or job.bootstrap = none where each is to run alone",
-        hint.variable, hint.processes, hint.processes, backend.name,
-        backends_that([](const Backend& b) { return b.join != nullptr; })));
+  if (const std::string lone = lone_copies(options); !lone.empty()) throw InvalidArgument(lone);
   return false;
 }
 

@@ -8,6 +8,8 @@
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
+#   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
+#   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
 # Every stage is run; the exit code is 1 when any failed.
 set -uo pipefail
@@ -33,6 +35,18 @@ stage "release, everything" env SHERD_NIGHTLY=1 \
   CONFIGURE="-DSHERD_PCH=OFF -DCMAKE_CUDA_ARCHITECTURES=80;90" scripts/test.sh
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
+
+over_hosts() {
+  local code=0
+  tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all || code=$?
+  [ $code -eq 77 ] || return $code
+}
+scripts/install_deps.sh openmpi-bin iproute2 || failed+=("hosts: packages")
+stage "hosts" over_hosts
+for comm in local mpi; do
+  stage "soak, $comm" env COMM=$comm OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
+    scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
+done
 
 [ ${#failed[@]} -eq 0 ] && exit 0
 printf 'nightly: failed: %s\n' "${failed[*]}" >&2

@@ -11,4 +11,6 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
       "libmpich-dev) is installed");
 }
 
+bool has_mpi_backend() { return false; }
+
 }  // namespace sherd

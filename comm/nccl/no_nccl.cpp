@@ -25,4 +25,6 @@ std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::
   not_compiled();
 }
 
+bool has_nccl_backend() { return false; }
+
 }  // namespace sherd

@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/comm/backend.h>
+#include <sherd/comm/backend_choice.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/train/command_line.h>
@@ -16,6 +18,7 @@
 #include "config_fields.h"
 #include "config_rules.h"
 #include "inheritance.h"
+#include "launch_flags.h"
 #include "model_rules.h"
 #include "model_source.h"
 #include "saved_model.h"
@@ -30,6 +33,22 @@ constexpr const char* kAbout =
 std::string help_with_defaults() {
   TrainConfig defaults;
   return sherd::help_text(kAbout, fields_of(defaults));
+}
+
+/// Puts what --comm auto stands for in its place.
+void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
+  TrainConfig& c = line.config;
+  if (c.comm != "auto") return;
+  try {
+    sherd::LaunchOptions options;
+    options.device.kind = sherd::parse_device_kind(c.device);
+    options.job.bootstrap = sherd::parse_bootstrap(c.bootstrap);
+    const sherd::BackendChoice choice = sherd::choose_backend(sherd::BackendSituation::of(options));
+    c.comm = sherd::name_of(choice.backend);
+    line.comm_choice = with_flags(fmt::format("comm: {}, because {}", c.comm, choice.reason));
+  } catch (const sherd::Error& e) {
+    problems.push_back(with_flags(e.what()));
+  }
 }
 
 /// Processes of a job that NCCL or MPI joins are its ranks; who does not say how many there are means all of them.
@@ -91,6 +110,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   std::string unread;
   Inherited inherited = inherit(line.config, is_given, problems, unread);
   line.inherited = std::move(inherited.flags);
+  choose_comm(line, problems);
   take_ranks_of_job(line.config, given);
   const auto& names = inherited.names;
   const bool balance_inherited = std::find(names.begin(), names.end(), "moe_aux") != names.end();

@@ -176,6 +176,8 @@ struct TrainConfig {
 struct CommandLine {
   TrainConfig config;
   std::optional<std::string> help;
+  /// Where --comm auto was given, config.comm is what that chose, and this a line that says why.
+  std::string comm_choice = {};
   /// Settings that are no defaults and come from the checkpoint of --resume, as flags: "--dim 36".
   std::vector<std::string> inherited;
   /// Lines on a --model that is not as the checkpoint of --resume has it, for a program to print once.

@@ -148,9 +148,9 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
       {"Machine",
        {{"device", &c.device, "cpu|cuda",
          "cuda: rank r (of a job's processes: the r-th of its host) computes on GPU r modulo their number"},
-        {"comm", &c.comm, "local|nccl|mpi",
+        {"comm", &c.comm, "local|nccl|mpi|auto",
          "local: ranks are threads; nccl: one GPU each, also as processes of torchrun, mpirun or srun; mpi: "
-         "processes of mpirun on CPUs"},
+         "processes of mpirun on CPUs; auto: what the launcher's variables and --device ask for"},
         {"bootstrap", &c.bootstrap, "env|mpi|none",
          "how a job's processes meet; env: by RANK, WORLD_SIZE ... as launchers set them; none: not at all, "
          "each has all ranks"},

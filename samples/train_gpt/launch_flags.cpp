@@ -5,8 +5,14 @@
 #include <chrono>
 #include <cmath>
 #include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <sherd/comm/backend.h>
+#include <sherd/comm/backend_choice.h>
+#include <sherd/kernels/device/error.h>
 
 namespace train_gpt {
 namespace {
@@ -77,6 +83,12 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.timeout = std::chrono::milliseconds(std::llround(config.comm_timeout * 1e3));
   launch.flight_recorder.folder = config.flight_recorder;
   return launch;
+}
+
+void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
+  const std::vector<std::string> found =
+      sherd::launch_contradictions(static_cast<int>(config.ranks), launch_options(config), get);
+  if (!found.empty()) throw sherd::InvalidArgument(with_flags(fmt::format("{}", fmt::join(found, "; "))));
 }
 
 std::string with_flags(const std::string& message) {

@@ -12,6 +12,10 @@ namespace train_gpt {
 /// What the flags under "Machine" ask for.
 sherd::LaunchOptions launch_options(const TrainConfig& config);
 
+/// What the flags contradict in the environment that a launcher made, before anything is started.
+/// @throws sherd::InvalidArgument naming all of it, with variables and remedies.
+void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
+
 /// A text of the library, which names options by their paths in sherd::LaunchOptions ("backend = nccl",
 /// "nccl.check_calls") or as members ("LoadOptions::allow_new_state"), with this program's flags in their
 /// place ("--comm nccl", "--nccl-check-calls", "--allow-new-state").

@@ -268,6 +268,7 @@ std::string run(const CommandLine& line) {
   const auto one_rank = [&](sherd::RankContext& rank) {
     std::optional<Output> output;
     if (rank.world->rank() == 0) output.emplace(line, start);
+    if (output && !line.comm_choice.empty()) output->say("{}\n", line.comm_choice);
     std::string doing;
     const std::string at_the_end =
         in_words(doing, [&] { return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing); });
@@ -287,6 +288,7 @@ int main_of(int argc, const char* const* argv) {
   CommandLine line;
   try {
     line = parse_config(argc, argv);
+    if (!line.help) check_launch(line.config);
   } catch (const std::exception& e) {
     warn(e.what());
     const bool missing_file = dynamic_cast<const sherd::IoError*>(&e) != nullptr;
@@ -303,6 +305,9 @@ int main_of(int argc, const char* const* argv) {
       warn(wrong);
       code = kFailure;
     }
+  } catch (const sherd::NotCompiled& e) {  // it can be seen from the flags alone
+    warn(e.what());
+    return kUsage;
   } catch (const std::exception& e) {
     std::fflush(stdout);
     warn(e.what());

@@ -59,7 +59,7 @@ refused() {
 
 for ranks in 2 4; do
   train threads local $ranks --steps 8
-  train processes mpi $ranks --steps 8
+  train processes mpi $ranks --steps 8 --comm auto
   alike "zero3 + Muon on $ranks" threads processes
 done
 train threads local 4 --steps 6 --tp 2
@@ -83,12 +83,15 @@ done
 
 refused 1 'mpirun -n 2' "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1
 refused 0 '' "$train_gpt" "${model[@]}" --comm mpi --steps 1
-refused 1 'the job has 2 processes' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --ranks 3 --steps 1
+refused 2 '--ranks 3, but OMPI_COMM_WORLD_SIZE is 2' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --ranks 3 --steps 1
+refused 2 'OMPI_COMM_WORLD_SIZE is 2: this is one of 2 processes' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --ranks 1 --steps 1
+refused 2 'WORLD_SIZE is 8, but OMPI_COMM_WORLD_SIZE is 2' env RANK=0 WORLD_SIZE=8 "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm auto --steps 1
 refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 : \
   -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 --adam-eps 1e-5
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
-if "$mpirun" --version | grep -q 'Open MPI) 4'; then
+# (Over several hosts, as of scripts/hosts.sh, it is no child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
+if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -q 'Open MPI) 4'; then
   timeout -k 5 60 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 \
     >"$scratch/killed.out" 2>&1 </dev/null &
   job=$!

@@ -7,10 +7,12 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/comm/backend.h>
 #include <sherd/kernels/device/error.h>
 
 #include "config.pb.h"
 #include "config_fields.h"
+#include "launch_flags.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {
@@ -569,6 +571,31 @@ TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
   EXPECT_EQ(parse({"--device", "cuda"}).ranks, 1);
   ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
   EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 1);
+}
+
+TEST(Config, CommAutoIsWhatTheEnvironmentAsksFor) {
+  const CommandLine alone = parse_line({"--comm", "auto", "--ranks", "3"});
+  EXPECT_EQ(alone.config.comm, "local");
+  EXPECT_EQ(alone.comm_choice, "comm: local, because no launcher's variables are set");
+  EXPECT_EQ(parse_line({}).comm_choice, "");
+  EXPECT_EQ(parse_line({"--comm", "auto", "--bootstrap", "none"}).comm_choice,
+            "comm: local, because --bootstrap none");
+  ASSERT_EQ(setenv("WORLD_SIZE", "8", 1), 0);
+  EXPECT_THAT(refusal({"--comm", "auto", "--ranks", "8"}),
+              AllOf(HasSubstr("--comm auto: WORLD_SIZE is 8"), HasSubstr("mpirun -n 8"), HasSubstr("--device cuda")));
+  EXPECT_THAT(message_of<InvalidArgument>([] { check_launch(parse({})); }),
+              AllOf(HasSubstr("WORLD_SIZE is 8"), HasSubstr("--comm nccl or --comm mpi")));
+  EXPECT_THAT(message_of<InvalidArgument>([] { check_launch(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "2"})); }),
+              HasSubstr("--ranks 2, but WORLD_SIZE is 8"));
+  ASSERT_EQ(setenv("OMPI_COMM_WORLD_SIZE", "8", 1), 0);
+  if (sherd::backend_of(sherd::BackendKind::mpi).is_built()) {
+    const CommandLine job = parse_line({"--comm", "auto"});
+    EXPECT_EQ(job.config.comm, "mpi");
+    EXPECT_EQ(job.config.ranks, 8);
+    EXPECT_EQ(job.comm_choice, "comm: mpi, because OMPI_COMM_WORLD_SIZE is 8");
+    check_launch(job.config);
+  }
+  ASSERT_EQ(unsetenv("WORLD_SIZE") + unsetenv("OMPI_COMM_WORLD_SIZE"), 0);
 }
 
 TEST(Config, UnknownFlagsAreNamed) {

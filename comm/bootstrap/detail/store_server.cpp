@@ -26,6 +26,9 @@ constexpr auto kRefusalTime = std::chrono::seconds(1);
 // While the system gives no further connection.
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
+// Those that can still hear of a failure have done so after so long: a host that is cut off never says goodbye.
+constexpr auto kAfterFailure = std::chrono::seconds(4);
+
 /// Announces through the server's own table.
 class TableStore final : public Store {
  public:
@@ -72,12 +75,17 @@ int StoreServer::poll_ms(bool stopping) const {
   return static_cast<int>(std::clamp<int64_t>(gate_.patience.count() / 4, 10, 1000));
 }
 
+std::chrono::milliseconds StoreServer::linger() {
+  TableStore store(job_.table);
+  return announced(store) ? std::min<std::chrono::milliseconds>(linger_, kAfterFailure) : linger_;
+}
+
 void StoreServer::serve() {
   Time last = Time::max();
   std::vector<pollfd> polled;
   for (;;) {
     const bool stopping = stop_;
-    if (stopping && last == Time::max()) last = Clock::now() + linger_;
+    if (stopping && last == Time::max()) last = Clock::now() + linger();
     if (stopping && (job_.present.empty() || Clock::now() >= last)) return;
 
     const bool accepting = Clock::now() >= accept_again_;

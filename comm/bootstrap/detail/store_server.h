@@ -22,7 +22,7 @@ class StoreServer {
   /// @throws CommError when it cannot listen.
   StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job,
               StoreGate gate);
-  /// Waits for the ranks that are connected to say goodbye, at most `linger`.
+  /// Waits for the ranks that are connected to say goodbye, at most `linger`, and not so long after a failure.
   ~StoreServer();
 
   StoreTable& table() { return job_.table; }
@@ -48,6 +48,8 @@ class StoreServer {
 
   void serve();
   int poll_ms(bool stopping) const;
+  /// How long to wait for goodbyes: less once a failure was announced.
+  std::chrono::milliseconds linger();
   void accept();
   /// Drops one stranger for another to have room. False when there is none.
   bool make_room();

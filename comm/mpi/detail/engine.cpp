@@ -32,6 +32,7 @@ struct Open {
   std::shared_ptr<std::string> letter;  // that is sent
   std::shared_ptr<Batch> batch;         // or what a transfer belongs to
   bool receives = false;
+  int process = 0;  // of a transfer
 };
 
 /// A letter that comes, or data that nobody wants.
@@ -202,7 +203,8 @@ class Engine::Impl {
           check_mpi(MPI_Isend(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Isend");
         else
           check_mpi(MPI_Irecv(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Irecv");
-        add(request, {.batch = o.batch, .receives = !t.sends});
+        note(*o.batch, t.process, t.sends, 1);
+        add(request, {.batch = o.batch, .receives = !t.sends, .process = t.process});
       }
     }
     finish_one_of(o.batch);  // that stood for the order itself
@@ -211,6 +213,12 @@ class Engine::Impl {
   void add(MPI_Request request, Open what) {
     open_.push_back(request);
     what_.push_back(std::move(what));
+  }
+
+  static void note(Batch& batch, int process, bool sends, int change) {
+    const std::lock_guard lock(batch.mutex_);
+    Batch::Open& open = batch.by_process_[process];
+    (sends ? open.sends : open.receives) += change;
   }
 
   static void finish_one_of(const std::shared_ptr<Batch>& batch) {
@@ -273,7 +281,10 @@ class Engine::Impl {
         MPI_Error_string(error, text, &length);
         failure = fmt::format("MPI: a message failed: {}", text);
       }
-      if (what_[at].batch) finish_one_of(what_[at].batch);
+      if (const Open& what = what_[at]; what.batch) {
+        note(*what.batch, what.process, !what.receives, -1);
+        finish_one_of(what.batch);
+      }
       what_[at] = {};
     }
     // What has ended has a null request.
@@ -322,6 +333,16 @@ class Engine::Impl {
 
   std::thread thread_;  // last: it uses all of these
 };
+
+std::vector<int> Batch::late() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> receives, sends;
+  for (const auto& [process, open] : by_process_) {
+    if (open.receives > 0) receives.push_back(process);
+    if (open.sends > 0) sends.push_back(process);
+  }
+  return receives.empty() ? sends : receives;
+}
 
 Engine::Engine(const MpiOptions& options, Handlers handlers)
     : impl_(std::make_unique<Impl>(options, std::move(handlers))) {}

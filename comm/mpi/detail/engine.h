@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -30,9 +32,16 @@ class Batch {
  public:
   /// All have ended: the memory is the caller's again.
   bool done() const { return open_.load(std::memory_order_acquire) == 0; }
+  /// Processes whose data has not come yet or, when all has, to which data is not sent yet; ascending.
+  std::vector<int> late() const;
 
  private:
   friend class Engine;
+  struct Open {
+    int64_t receives = 0, sends = 0;
+  };
+  mutable std::mutex mutex_;
+  std::map<int, Open> by_process_;  // under it
   std::atomic<int64_t> open_{0};
   std::function<void()> on_done_;
   std::shared_ptr<const void> keep_;

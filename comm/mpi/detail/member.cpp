@@ -1,6 +1,7 @@
 #include <sherd/comm/mpi/detail/member.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -97,6 +98,16 @@ void Member::count_arrivals(const Meeting& meeting) {
   std::vector<int64_t> times(world_ranks_.size(), -waited_ns_);
   for (const auto& [rank, letter] : meeting.letters_) times[static_cast<size_t>(rank)] = -letter.waited_ns;
   arrivals_seen_->add(world_ranks_, times);
+}
+
+std::vector<int> Member::ranks_of(const Meeting& meeting, const std::vector<int>& processes) const {
+  std::vector<int> ranks;
+  for (const int p : meeting.peers_) {
+    const int world = world_ranks_[static_cast<size_t>(p)];
+    if (std::ranges::find(processes, session_->process_of(world)) != processes.end()) ranks.push_back(world);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
 }
 
 void Member::withdraw(const Meeting& meeting) {
@@ -291,12 +302,15 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
   if (batch->done()) return;
   member_.withdraw(*this);
   if (!withdrawn.empty()) member_.raise_cause(lock, where_, withdrawn.front());
-  if (!domain.aborted())
+  if (!domain.aborted()) {
+    const std::vector<int> late = member_.ranks_of(*this, batch->late());
     domain.fail(
-        lock, -1, where_,
-        fmt::format("{}: all its ranks have called it, but its data did not move within {} ms: a process "
-                    "has stopped or the network does not carry it; raise the timeout if it is slow",
-                    where_, point.timeout.count()));
+        lock, late.empty() ? -1 : late.front(), where_,
+        fmt::format("{}: all its ranks have called it, but its data did not move within {} ms between here and "
+                    "rank{} {}: a process has stopped, a host is cut off or the network does not carry it; raise the "
+                    "timeout if it is slow",
+                    where_, point.timeout.count(), late.size() > 1 ? "s" : "", fmt::join(late, ", ")));
+  }
   lock.unlock();
   domain.raise(where_);
 }

@@ -102,6 +102,8 @@ class Member final : public Recipient {
   /// Of the collective before that one, in which each rank waited for so long as its letter says: the longer, the
   /// earlier it had come.
   void count_arrivals(const Meeting& meeting);
+  /// The peers of a meeting that those processes have, as world ranks.
+  std::vector<int> ranks_of(const Meeting& meeting, const std::vector<int>& processes) const;
   [[noreturn]] void raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn);
   std::string place(const std::string& what) const;
 

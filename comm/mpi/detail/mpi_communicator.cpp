@@ -183,4 +183,6 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   return worlds;
 }
 
+bool has_mpi_backend() { return true; }
+
 }  // namespace sherd

@@ -38,4 +38,7 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
                                                           std::shared_ptr<Store> store,
                                                           const MpiOptions& options = {});
 
+/// Whether this build can.
+bool has_mpi_backend();
+
 }  // namespace sherd

@@ -21,4 +21,6 @@ std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::
   return nccl::make_world(nccl::nccl_api(), devices, options);
 }
 
+bool has_nccl_backend() { return true; }
+
 }  // namespace sherd

@@ -39,4 +39,7 @@ std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device,
 std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::shared_ptr<Device>> devices,
                                                            const NcclOptions& options = {});
 
+/// Whether this build can.
+bool has_nccl_backend();
+
 }  // namespace sherd
