@@ -1,6 +1,8 @@
 // What a run takes over from the one whose checkpoint it goes on from.
 #include "inheritance.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -318,7 +320,8 @@ TEST_F(InheritedModel, HostileTextInACheckpointIsRefusedInALine) {
       if (gone) move_away();
       const std::string message = refusal({"--resume", path()});
       EXPECT_THAT(message,
-                  AllOf(HasSubstr(why), HasSubstr("step_00000010, its model"), Not(HasSubstr("\n"))));
+                  AllOf(HasSubstr(why), HasSubstr("step_00000010, its model"), HasSubstr("with --model")));
+      EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), 1) << message << " behind the heading";
       if (gone) std::filesystem::rename(folder_ / "elsewhere", folder_ / "llama");
     }
     EXPECT_THAT(parse_line({"--resume", path(), "--model", saved_.model}).notes, ElementsAre(HasSubstr(why)));
