@@ -11,6 +11,7 @@
 
 #include "hf/config_object.h"
 #include "model.h"
+#include "output.h"
 
 namespace train_gpt {
 
@@ -127,6 +128,11 @@ void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
   if (rank_0) {
     if (source.folder.empty() || source.folder_differs || c.from_scratch) {
       options.files = files_beside_weights(source);
+      if (is_absent_folder(c.model))
+        warn(fmt::format(
+            "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files are "
+            "written beside the weights",
+            c.export_hf, c.model));
     } else {
       options.like = sherd::StoredFolder::open(source.folder);
     }

@@ -104,8 +104,8 @@ void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, b
   if (same_name && is_absent_folder(c.model)) {
     require_described(*saved);
     notes.push_back(fmt::format(
-        "--model {}: there is no such folder any more; the model is as the checkpoint describes it{}",
-        c.model, c.export_hf.empty() ? "" : ", and --export-hf writes no tokenizer beside it"));
+        "--model {}: there is no such folder any more; the model is as the checkpoint describes it",
+        c.model));
     return follow(saved->text, saved->source);
   }
   ModelSource here;
