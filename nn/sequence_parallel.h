@@ -31,6 +31,9 @@ struct SequenceRows {
   /// regions: each rank has those of its rows alone. A group of one where rows are whole.
   TensorParallel partial() const { return splits() ? tp : TensorParallel{}; }
 
+  // These @throw ShapeMismatch, where rows are split, for a value of other rows than here() or, behind a
+  // region, `count`.
+
   /// x, which lies between regions, as column-parallel layers take it: all rows. Backward sums the ranks'
   /// gradients.
   Var enter(const Var& x) const;

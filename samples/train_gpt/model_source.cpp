@@ -11,6 +11,7 @@
 
 #include "hf/config_object.h"
 #include "model.h"
+#include "output.h"
 #include "run_options.h"
 
 namespace train_gpt {
@@ -154,6 +155,11 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
 void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
   const ModelSource source = model_source(c);
   const bool read_before = rank_0 && c.files && c.files->exported;
+  if (rank_0 && is_absent_folder(c.model))
+    warn(fmt::format(
+        "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files are "
+        "written beside the weights",
+        c.export_hf, c.model));
   export_weights(model, c.export_hf, hf::stored_forms(source.config.description),
                  read_before ? *c.files->exported : export_options(c, source, rank_0));
 }

@@ -20,10 +20,18 @@ namespace fs = std::filesystem;
 
 hf::ModelConfig described(const SavedModel& saved) {
   if (saved.text.size() > kMostModelText)
-    throw sherd::InvalidArgument(
-        fmt::format("{}: it has {} bytes, and at most {} are read; give --model FOLDER", saved.source,
-                    saved.text.size(), kMostModelText));
+    throw sherd::InvalidArgument(fmt::format("'{}': it has {} bytes, and at most {} are read", saved.source,
+                                             saved.text.size(), kMostModelText));
   return hf::parse_model_config(saved.text, saved.source);
+}
+
+/// Where nothing else can be followed.
+void require_described(const SavedModel& saved) {
+  try {
+    described(saved);
+  } catch (const sherd::InvalidArgument& e) {
+    throw sherd::InvalidArgument(fmt::format("{}; name the model's folder with --model", e.what()));
+  }
 }
 
 /// What training follows of a config.json, by key.
@@ -33,10 +41,18 @@ nlohmann::json followed(const hf::ModelConfig& config) {
   return keys;
 }
 
-/// "rope_theta" 10000.0 (in the checkpoint 500000.0); a few of them. Empty: the same model.
-std::string differences(const hf::ModelConfig& here, const hf::ModelConfig& saved) {
+/// "rope_theta" 10000.0 (in the checkpoint 500000.0); a few of them. Empty: the same model. Of a checkpoint's
+/// text that cannot be followed, why.
+std::string differences(const ModelSource& here, const SavedModel& saved) {
   constexpr size_t kShown = 3;
-  const nlohmann::json a = followed(here), b = followed(saved);
+  nlohmann::json a, b;
+  try {
+    const hf::ModelConfig its = described(saved);
+    if (nlohmann::json::parse(here.text) == nlohmann::json::parse(saved.text)) return "";
+    a = followed(here.config), b = followed(its);
+  } catch (const sherd::InvalidArgument& e) {
+    return e.what();
+  }
   std::vector<std::string> all;
   const auto shown = [](const nlohmann::json& of, const std::string& key) {
     return of.contains(key) ? of[key].dump() : "absent";
@@ -84,42 +100,34 @@ void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, b
                       c.model, kMostModelText));
   };
   const bool same_name = saved && saved->name == c.model;
+  if (same_name && !given) require_described(*saved);
   if (same_name && is_absent_folder(c.model)) {
-    described(*saved);
-    notes.push_back(
-        fmt::format("--model {}: there is no such folder any more; the model is as the checkpoint "
-                    "describes it{}",
-                    c.model, c.export_hf.empty() ? "" : ", and --export-hf writes no tokenizer beside it"));
+    require_described(*saved);
+    notes.push_back(fmt::format(
+        "--model {}: there is no such folder any more; the model is as the checkpoint describes it",
+        c.model));
     return follow(saved->text, saved->source);
   }
-  std::string text, unreadable;
-  hf::ModelConfig here;
+  ModelSource here;
+  std::string differs;
   try {
-    ModelSource source = model_source(c.model);
-    here = std::move(source.config);
-    text = std::move(source.text);
+    here = model_source(c.model);
+    if (saved) differs = differences(here, *saved);
   } catch (const sherd::Error& e) {
+    // The folder's, for the checkpoint's has been read.
     if (!same_name || given) throw;
-    unreadable = e.what();
-  }
-  if (!saved) return follow(std::move(text), here.source);
-  std::string differs = unreadable;
-  try {
-    if (unreadable.empty()) differs = differences(here, described(*saved));
-  } catch (const sherd::InvalidArgument& e) {
-    if (!given) throw;
     differs = e.what();
   }
-  if (differs.empty()) return follow(std::move(text), here.source);
+  if (differs.empty()) return follow(std::move(here.text), here.config.source);
+  const auto note = [&](const char* rest) {
+    notes.push_back(
+        fmt::format("--model {}: not the model of the checkpoint: {}; {}", c.model, differs, rest));
+  };
   if (given) {
-    notes.push_back(fmt::format("--model {}: not the model of the checkpoint: {}; going on with --model's",
-                                c.model, differs));
-    return follow(std::move(text), here.source);
+    note("going on with --model's");
+    return follow(std::move(here.text), here.config.source);
   }
-  described(*saved);
-  notes.push_back(
-      fmt::format("--model {}: not the model of the checkpoint any more: {}; going on with the checkpoint's",
-                  c.model, differs));
+  note("going on with the checkpoint's");
   follow(saved->text, saved->source);
 }
 

@@ -65,6 +65,22 @@ TEST(SequenceRows, RegionsSeeWhatTheySeeOfWholeRows) {
       });
 }
 
+TEST(SequenceRows, ValuesOfOtherRowsAreRefusedOnEveryRank) {
+  launch(2, [](RankContext& rank) {
+    const DeviceMesh mesh(rank.world, {{"tp", 2}});
+    const SequenceRows rows{nn::TensorParallel::of(mesh), 7, true};
+    const Var other = filled(*rank.device, {rank.world->rank() == 0 ? 4 : 3, 2}, 0);
+    try {
+      rows.enter(other);
+      FAIL();
+    } catch (const ShapeMismatch& e) {
+      EXPECT_NE(std::string(e.what()).find("of 7 rows in all"), std::string::npos) << e.what();
+    }
+    EXPECT_THROW(rows.enter_both(other), ShapeMismatch);
+    EXPECT_THROW(rows.leave(other), ShapeMismatch);
+  });
+}
+
 // 1 x 9 rows on 4 ranks, 2 x 5 on 4 and on 3, and 1 x 3 on 4 and on 2: uneven parts, and one without any. Key heads
 // that the ranks do not divide, biases behind sums, norms of heads, a vocabulary of which one rank has
 // nothing.

@@ -79,7 +79,9 @@ TEST_P(ModelRun, ArrangementsAgreeToRounding) {
   // The balancing loss is that of a microbatch, which is smaller on more ranks.
   const Flags common = GetParam() != "llama" ? Flags{"--moe-aux", "0"} : Flags{};
   const Outcome one = train(GetParam(), common);
-  std::vector<Flags> arrangements = {{"--ranks", "4", "--tp", "2"}, {"--ranks", "4", "--tp", "4"}};
+  std::vector<Flags> arrangements = {{"--ranks", "4", "--tp", "2"},
+                                     {"--ranks", "4", "--tp", "4"},
+                                     {"--ranks", "4", "--tp", "2", "--sequence-parallel", "true"}};
   if (GetParam() != "llama") {
     arrangements.push_back({"--ranks", "4", "--expert-parallel", "2"});
     arrangements.push_back({"--ranks", "4", "--expert-parallel", "2", "--tp", "2"});

@@ -168,6 +168,7 @@ std::vector<TrainConfig> other_runs() {
   experts.max_skipped_steps = standard.max_skipped_steps;
   for (TrainConfig* c : {&cut, &experts}) {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
+    c->sequence_parallel = false;                             // of models
     for (std::string* of_models : {&c->tokens, &c->model, &c->export_hf, &c->prompt_tokens, &c->tokenizer})
       of_models->clear();
   }
@@ -210,7 +211,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
   EXPECT_EQ(c.data, default_data_folder());
   const nlohmann::ordered_json expected = nlohmann::ordered_json::parse(R"({
     "data": "", "tokens": "", "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
-    "ranks": 1, "replicas": 1, "tp": 1, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
+    "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
     "model": "", "from_scratch": false, "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
