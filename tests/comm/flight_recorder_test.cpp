@@ -156,6 +156,24 @@ TEST_F(Ring, RecordsWhatEveryVerbDoes) {
   for (const json& r : j["records"]) EXPECT_EQ(r["state"], "done") << r;
 }
 
+TEST(FlightOptions, ThatCannotBeAreRefused) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("file", "");
+  const auto refusal = [](const FlightRecorderOptions& flights) -> std::string {
+    try {
+      const FlightRecorder recorder(flights, 0, 1);
+      return "accepted";
+    } catch (const Error& e) {
+      return e.what();
+    }
+  };
+  EXPECT_THAT(refusal({.operations = -1}), HasSubstr("flight_recorder.operations = -1: use 0 to 1048576"));
+  EXPECT_THAT(refusal({.operations = 0, .folder = folder / "x"}), HasSubstr("keep at least 1 operation"));
+  EXPECT_THAT(refusal({.folder = file}), AllOf(HasSubstr("flight_recorder.folder = " + file), HasSubstr("cannot be made")));
+  EXPECT_THAT(refusal({.folder = file + "/below"}), HasSubstr("cannot be made"));
+  EXPECT_EQ(refusal({.operations = 0}), "accepted");
+}
+
 TEST(ArrivalBoardTest, AddsUpLatenessOfEachRank) {
   ArrivalBoard board(4);
   board.add(std::vector{0, 1, 2, 3}, std::vector<int64_t>{100, 110, 150, 400});

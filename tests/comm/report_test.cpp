@@ -55,11 +55,11 @@ void gradients(RankContext& c, int64_t n = 16) {
 }
 
 TEST(TimeoutReport, SaysWhoWaitsForHowLongAndWhatTheOthersDidLast) {
-  for (const int ranks : {2, 3, 4}) {
-    const auto texts = errors(ranks, timeout_of(400ms), [&](RankContext& c) {
+  for (const int ranks : {2, 4}) {
+    const auto texts = errors(ranks, timeout_of(300ms), [&](RankContext& c) {
       c.world->barrier(c.device->compute());
       c.device->compute().synchronize();
-      if (c.world->rank() == ranks - 1) return std::this_thread::sleep_for(1200ms);
+      if (c.world->rank() == ranks - 1) return std::this_thread::sleep_for(700ms);
       gradients(c);
       c.device->compute().synchronize();
     });
@@ -67,7 +67,7 @@ TEST(TimeoutReport, SaysWhoWaitsForHowLongAndWhatTheOthersDidLast) {
     const std::string missing = std::to_string(ranks - 1);
     EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
                                             "'blocks.1' on rank"),
-                                  HasSubstr("waited 400 ms for rank " + missing + ", which did not call it"),
+                                  HasSubstr("waited 300 ms for rank " + missing + ", which did not call it"),
                                   HasSubstr("the last call of rank " + missing + " was barrier #1 (0 bytes) of 'world'"))));
     for (int r = 0; r < ranks - 1; ++r)
       EXPECT_THAT(texts, Each(ContainsRegex("rank " + std::to_string(r) + " \\(for [0-9]+ ms\\)")));
@@ -76,20 +76,20 @@ TEST(TimeoutReport, SaysWhoWaitsForHowLongAndWhatTheOthersDidLast) {
 }
 
 TEST(TimeoutReport, OfAMessageAndOfASplitSaysTheSame) {
-  const auto message = errors(2, timeout_of(400ms), [](RankContext& c) {
+  const auto message = errors(2, timeout_of(300ms), [](RankContext& c) {
     c.world->barrier(c.device->compute());
     c.device->compute().synchronize();
-    if (c.world->rank() == 1) return std::this_thread::sleep_for(1200ms);
+    if (c.world->rank() == 1) return std::this_thread::sleep_for(700ms);
     c.world->recv(c.device->compute(), make_tensor(*c.device, DType::f32, poison(2)), 1);
     c.device->compute().synchronize();
   });
   EXPECT_THAT(message, SizeIs(1));
   EXPECT_THAT(message, Each(AllOf(HasSubstr("recv #1 (f32, 2 elements, 8 bytes) on rank 0 from rank 1"),
                                   HasSubstr("rank 0 (for "), HasSubstr("the last call of rank 1 was barrier #1"))));
-  const auto split = errors(3, timeout_of(400ms), [](RankContext& c) {
+  const auto split = errors(3, timeout_of(300ms), [](RankContext& c) {
     c.world->barrier(c.device->compute());
     c.device->compute().synchronize();
-    if (c.world->rank() == 2) return std::this_thread::sleep_for(1200ms);
+    if (c.world->rank() == 2) return std::this_thread::sleep_for(700ms);
     c.world->split(0, 0);
   });
   EXPECT_THAT(split, SizeIs(2));
@@ -197,25 +197,6 @@ TEST(FlightFiles, AreWrittenOfRanksThatAreInNoCallWhenAnotherFails) {
   EXPECT_THAT(texts, SizeIs(0));
   for (const char* name : {"/flight_rank_00000.json", "/flight_rank_00001.json"})
     EXPECT_THAT(read_bytes(folder.path() + name), HasSubstr("rank 0 failed: of its own"));
-}
-
-TEST(FlightFiles, NeedOptionsThatCanBe) {
-  if (processes() > 1) GTEST_SKIP() << "every process would wait for the others to join";
-  const TemporaryFolder folder;
-  const std::string file = folder.write("file", "");
-  const auto refusal = [](const FlightRecorderOptions& flights) -> std::string {
-    try {
-      const comm::FlightRecorder recorder(flights, 0, 1);
-      return "accepted";
-    } catch (const Error& e) {
-      return e.what();
-    }
-  };
-  EXPECT_THAT(refusal({.operations = -1}), HasSubstr("flight_recorder.operations = -1: use 0 to 1048576"));
-  EXPECT_THAT(refusal({.operations = 0, .folder = folder / "x"}), HasSubstr("keep at least 1 operation"));
-  EXPECT_THAT(refusal({.folder = file}), AllOf(HasSubstr("flight_recorder.folder = " + file), HasSubstr("cannot be made")));
-  EXPECT_THAT(refusal({.folder = file + "/below"}), HasSubstr("cannot be made"));
-  EXPECT_EQ(refusal({.operations = 0}), "accepted");
 }
 
 TEST(Arrivals, NameTheRankThatComesLast) {
