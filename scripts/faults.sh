@@ -10,7 +10,7 @@
 #   throws    it cannot open files any more, so its next save throws, with --save-failure stop
 #   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
 #   network   SHERD_FAULTS_NETWORK="COMMAND ..." is called with the process and the seconds of a cut; skipped without
-# Prints a line for each run and a table: tried, hung (not over after LIMIT seconds), lost (ended badly, or with other
+# Prints a line for each run and a table: tried, hung (no step finished for LIMIT seconds), lost (ended badly, or with other
 # bits), and median and worst seconds from the fault to the next finished step. Exit code 1 when any hung or is lost.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -25,7 +25,7 @@ if ! [[ $runs =~ ^[0-9]+$ && -x $train_gpt && -x $sherd ]]; then
 fi
 mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: there is no mpirun (apt-get install openmpi-bin)" >&2; exit 77; }
 RANDOM=${SEED:=$RANDOM}
-echo "seed $SEED; $runs runs of $ranks ranks, at most $limit s each"
+echo "seed $SEED; $runs runs of $ranks ranks; $limit s without a step is a hang"
 
 scratch=$(mktemp -d)
 mounted=
@@ -80,7 +80,7 @@ same_bits() {
 
 declare -A tried hung lost times
 one_run() {
-  local number=$1 kind=$2 folder=$scratch/run job i begun at death before verdict=well seconds=- victims victim
+  local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim
   [[ $kind == disk ]] && folder=$scratch/disk/run
   rm -rf "$scratch"/run* "$scratch"/disk/*
   "$sherd" run --mpirun "$mpirun" --nproc "$ranks" --max-restarts 5 --grace 12 -- "$train_gpt" "${model[@]}" --comm mpi \
@@ -112,9 +112,14 @@ one_run() {
     network) $SHERD_FAULTS_NETWORK "$victim" 8 ;;
   esac
   # The next step: of another start where there is one, and of the same where the fault has no consequence.
+  local seen=-1
   while kill -0 $job 2>/dev/null && ((SECONDS - begun < limit)); do
+    at=$(steps_in "$scratch/run.metrics")
+    if [[ $at != "$seen" ]]; then
+      seen=$at
+      begun=$SECONDS
+    fi
     if [[ $seconds == - ]]; then
-      at=$(steps_in "$scratch/run.metrics")
       if [[ $kind == delayed || $kind == late ]]; then
         ((at > before)) && seconds=$(seconds_since "$death")
       elif grep -q 'start 2 of' "$scratch/run.err"; then

@@ -40,17 +40,18 @@ losses() {
 
 # comes_back NAME RANKS_AFTER SHERD_RUN_FLAGS...
 comes_back() {
-  local name=$1 after=$2 folder=$scratch/$1 job victims victim step
+  local name=$1 after=$2 folder=$scratch/$1 job victims victim step until i
   shift 2
   "$sherd" run --mpirun "$mpirun" --grace 10 "$@" -- "$train_gpt" "${model[@]}" --comm mpi --save "$folder" --save-every 20 \
     --async-save --metrics "$folder.metrics" --export-weights "$folder.weights" >"$folder.out" 2>"$folder.err" </dev/null &
   job=$!
-  # Soon after the first checkpoint, at no particular moment.
-  for ((i = 0; i < 600; ++i)); do
-    [[ -e $folder/latest ]] && break
-    sleep 0.05
+  # Somewhere between the first checkpoint and the middle, whatever the machine's speed.
+  until=$((25 + RANDOM % 120))
+  for ((i = 0; i < 10000; ++i)); do
+    [[ -e $folder/latest && $(grep -c '"step": ' "$folder.metrics") -ge $until ]] && break
+    kill -0 $job 2>/dev/null || break
+    sleep 0.02
   done
-  sleep "0.$((RANDOM % 10))"
   mapfile -t victims < <(ranks_below $job)
   victim=${victims[RANDOM % ${#victims[@]}]:-none}
   kill -KILL "$victim" || fail "$name: there is no rank to kill among '${victims[*]}': $(tail -5 "$folder.err")"
@@ -59,7 +60,7 @@ comes_back() {
     "$folder.err" || fail "$name: says $(grep 'sherd run:' "$folder.err")"
   [[ $(grep -c 'start . of' "$folder.err") == 2 ]] || fail "$name: $(grep -c 'start . of' "$folder.err") starts, not 2"
   step=$(sed -n 's/.*start 2 .*from step \([0-9]*\),.*/\1/p' "$folder.err")
-  timeout -k 5 60 "$train_gpt" "${model[@]}" --ranks "$after" --resume "$(printf '%s/step_%08d' "$folder" "$step")" \
+  timeout -k 5 300 "$train_gpt" "${model[@]}" --ranks "$after" --resume "$(printf '%s/step_%08d' "$folder" "$step")" \
     --metrics "$folder.clean.metrics" --export-weights "$folder.clean" >"$folder.clean.out" 2>&1 ||
     fail "$name: a clean resume: exit code $?: $(tail -5 "$folder.clean.out")"
   cmp "$folder.weights" "$folder.clean" >&2 || fail "$name: weights are not those of a clean resume from step $step"
@@ -73,11 +74,11 @@ comes_back fewer 2 --nproc 3 --shrink
 # Two runs in one folder: the second is told of the first, before it trains.
 "$train_gpt" "${model[@]}" --ranks 1 --steps 1000000 --save "$scratch/shared" --save-every 1 >"$scratch/first.out" 2>&1 &
 first=$!
-for ((i = 0; i < 600; ++i)); do
+for ((i = 0; i < 6000; ++i)); do
   [[ -e $scratch/shared/latest ]] && break
   sleep 0.05
 done
-said=$(timeout -k 5 60 "$train_gpt" "${model[@]}" --ranks 1 --steps 1 --save "$scratch/shared" --resume "$scratch/shared" 2>&1)
+said=$(timeout -k 5 300 "$train_gpt" "${model[@]}" --ranks 1 --steps 1 --save "$scratch/shared" --resume "$scratch/shared" 2>&1)
 code=$?
 kill -KILL $first
 wait $first 2>/dev/null
