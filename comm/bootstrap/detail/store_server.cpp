@@ -20,7 +20,8 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kHelloTime = std::chrono::seconds(10);
 constexpr size_t kMostStrangers = 64;
 
-// Those that can still hear of a failure have done so after so long: a host that is cut off never says goodbye.
+// Those that can still hear of a failure have done so after so long: a host that is cut off never says
+// goodbye.
 constexpr auto kAfterFailure = std::chrono::seconds(4);
 
 /// Announces through the server's own table.

@@ -17,7 +17,8 @@ class StoreServer {
  public:
   /// @throws CommError when it cannot listen.
   StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job);
-  /// Waits for the ranks that are connected to say goodbye, at most `linger`, and not so long after a failure.
+  /// Waits for the ranks that are connected to say goodbye, at most `linger`, and not so long after a
+  /// failure.
   ~StoreServer();
 
   StoreTable& table() { return table_; }
