@@ -59,24 +59,27 @@ std::string disagreement(BackendKind backend, const EnvironmentLookup& get) {
   }
   if (pairs.empty()) return "";
   return fmt::format(
-      "{}: two launchers do not agree about this process; unset torchrun's variables where they were left behind "
+      "{}: two launchers do not agree about this process; unset torchrun's variables where they were left "
+      "behind "
       "(`env -u RANK -u WORLD_SIZE -u LOCAL_RANK`), or start it by one launcher alone",
       fmt::join(pairs, " and "));
 }
 
 [[noreturn]] void no_launcher_of_mpi(const JobHint& job) {
-  throw InvalidArgument(fmt::format(
-      "backend = auto: {} is {}, so this is one of {} processes; they compute on CPUs, which MPI alone joins, and "
-      "nothing of MPI's launcher is in the environment: start them with `mpirun -n {}` or `srun --mpi=pmix`, give "
-      "device.kind = cuda, or give job.bootstrap = none where each is to run alone",
-      job.variable, job.processes, job.processes, job.processes));
+  throw InvalidArgument(
+      fmt::format("backend = auto: {} is {}, so this is one of {} processes; they compute on CPUs, which MPI "
+                  "alone joins, and "
+                  "nothing of MPI's launcher is in the environment: start them with `mpirun -n {}` or `srun "
+                  "--mpi=pmix`, give "
+                  "device.kind = cuda, or give job.bootstrap = none where each is to run alone",
+                  job.variable, job.processes, job.processes, job.processes));
 }
 
 void require_built(bool built, const char* name, const JobHint& job, const char* remedy) {
   if (built) return;
-  throw NotCompiled(
-      fmt::format("backend = auto: {} is {}, which asks for backend = {}, and this build does not have it; {}",
-                  job.variable, job.processes, name, remedy));
+  throw NotCompiled(fmt::format(
+      "backend = auto: {} is {}, which asks for backend = {}, and this build does not have it; {}",
+      job.variable, job.processes, name, remedy));
 }
 
 /// Names of the backends that join a job, as values of the option.
@@ -103,7 +106,8 @@ BackendChoice choose_backend(const BackendSituation& situation, const Environmen
   const JobHint torch_or_other = job_in_environment(get);
   if (!torch_or_other.present) return {BackendKind::local, "no launcher's variables are set"};
   if (const std::string wrong = disagreement(joining, get); !wrong.empty()) throw InvalidArgument(wrong);
-  if (torch_or_other.processes == 0) static_cast<void>(from_environment(get));  // says what is wrong with them
+  if (torch_or_other.processes == 0)
+    static_cast<void>(from_environment(get));  // says what is wrong with them
   const OuterJob outer = job_beside_torchrun(get);
   const JobHint& job = joining == BackendKind::mpi && outer.serves_mpi ? outer.hint : torch_or_other;
   const std::string reason = fmt::format("{} is {}", job.variable, job.processes);
@@ -122,12 +126,14 @@ std::string lone_copies(const LaunchOptions& options, const EnvironmentLookup& g
   const JobHint job = job_in_environment(get);
   if (backend.join || options.job.bootstrap == Bootstrap::none || job.processes <= 1) return "";
   return fmt::format(
-      "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by itself; give {} "
+      "{} is {}: this is one of {} processes, and with backend = {} each of them would run all ranks by "
+      "itself; give {} "
       "to make them the ranks of one job, or job.bootstrap = none where each is to run alone",
       job.variable, job.processes, job.processes, backend.name, joining_backends());
 }
 
-std::vector<std::string> launch_contradictions(int ranks, const LaunchOptions& options, const EnvironmentLookup& get) {
+std::vector<std::string> launch_contradictions(int ranks, const LaunchOptions& options,
+                                               const EnvironmentLookup& get) {
   std::vector<std::string> found;
   if (options.job.bootstrap == Bootstrap::none) return found;
   if (std::string lone = lone_copies(options, get); !lone.empty()) found.push_back(std::move(lone));
@@ -143,7 +149,8 @@ std::vector<std::string> launch_contradictions(int ranks, const LaunchOptions& o
   const JobHint job = by_mpi ? outer.hint : job_in_environment(get);
   if (job.processes > 0 && job.processes != ranks)
     found.push_back(fmt::format(
-        "ranks = {}, but {} is {}: with backend = {} each process of the job is one rank; give ranks = {}, leave it out, "
+        "ranks = {}, but {} is {}: with backend = {} each process of the job is one rank; give ranks = {}, "
+        "leave it out, "
         "or start {} process{}",
         ranks, job.variable, job.processes, backend.name, job.processes, ranks, ranks == 1 ? "" : "es"));
   return found;

@@ -36,8 +36,8 @@ struct BackendChoice {
 BackendChoice choose_backend(const BackendSituation& situation, const EnvironmentLookup& get = {});
 
 /// All that cannot be together of `options` for `ranks` ranks and the environment, in sentences that name the
-/// variables and what to do; empty: nothing was found. launch() finds them, too, one at a time and after it has
-/// begun.
+/// variables and what to do; empty: nothing was found. launch() finds them, too, one at a time and after it
+/// has begun.
 /// - local in a job of several processes, each of which would run all ranks by itself;
 /// - nccl or mpi with another number of ranks than the job has processes;
 /// - torchrun's RANK or WORLD_SIZE beside other ones of MPI's launcher, as when they were left behind in the

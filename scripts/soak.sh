@@ -36,7 +36,7 @@ fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 
 seq 1 20000 | awk '{ printf "%d is more than %d. ", $1, $1 - 1 }' >"$out/text"
 flags=(--data "$out/text" --dim 128 --layers 4 --heads 4 --seq 64 --batch 8 --optimizer muon --strategy zero3 --quiet
-  --steps 1000000000 --lr-schedule constant --save "$out/saved" --save-every 50 --keep 3 --async-save
+  --steps 1000000000 --lr-schedule constant --save "$out/saved" --save-every 10 --keep 3 --async-save
   --metrics "$out/metrics.jsonl" "$@")
 
 # start FLAG...: in the background; its processes are $processes.

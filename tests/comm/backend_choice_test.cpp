@@ -46,9 +46,10 @@ std::vector<std::string> found(int ranks, BackendKind backend, const Variables& 
 }
 
 const Variables kMpirun{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
-const Variables kTorchrun{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "h"},
-                          {"MASTER_PORT", "29500"}};
-const Variables kSrun{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "1"}};
+const Variables kTorchrun{
+    {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
+const Variables kSrun{
+    {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "1"}};
 
 Variables with(Variables v, const Variables& more) {
   for (const auto& [name, value] : more) v[name] = value;
@@ -58,7 +59,8 @@ Variables with(Variables v, const Variables& more) {
 TEST(BackendChoice, IsLocalWithoutAJob) {
   EXPECT_EQ(chosen({}), "local, because no launcher's variables are set");
   EXPECT_EQ(chosen({}, kGpu), "local, because no launcher's variables are set");
-  EXPECT_EQ(chosen({{"WORLD_SIZE", ""}, {"SLURM_NTASKS", "8"}}), "local, because no launcher's variables are set");
+  EXPECT_EQ(chosen({{"WORLD_SIZE", ""}, {"SLURM_NTASKS", "8"}}),
+            "local, because no launcher's variables are set");
   // The shell of a batch script or of salloc.
   EXPECT_EQ(chosen(with(kSrun, {{"SLURM_STEP_ID", "4294967291"}, {"PMIX_RANK", "0"}})),
             "local, because no launcher's variables are set");
@@ -104,7 +106,8 @@ TEST(BackendChoice, RefusesWhatNoBackendJoins) {
                                          HasSubstr("mpirun -n 4"), HasSubstr("device.kind = cuda")));
   BackendSituation bare = kCpu;
   bare.has_mpi = bare.has_nccl = false;
-  EXPECT_THAT(chosen(kMpirun, bare), AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("-DSHERD_MPI=ON")));
+  EXPECT_THAT(chosen(kMpirun, bare),
+              AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("-DSHERD_MPI=ON")));
   bare.device = DeviceKind::cuda;
   EXPECT_THAT(chosen(kTorchrun, bare), AllOf(HasSubstr("WORLD_SIZE is 4"), HasSubstr("-DSHERD_NCCL=ON")));
   EXPECT_THAT(chosen({{"RANK", "1"}}), HasSubstr("WORLD_SIZE is not set"));
@@ -113,8 +116,8 @@ TEST(BackendChoice, RefusesWhatNoBackendJoins) {
 
 TEST(BackendChoice, RefusesTwoLaunchersThatDisagree) {
   const std::string size = chosen(with(with(kTorchrun, kMpirun), {{"WORLD_SIZE", "8"}}));
-  EXPECT_THAT(size, AllOf(HasSubstr("WORLD_SIZE is 8, but OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("env -u RANK"),
-                          Not(HasSubstr("RANK is 1"))));
+  EXPECT_THAT(size, AllOf(HasSubstr("WORLD_SIZE is 8, but OMPI_COMM_WORLD_SIZE is 4"),
+                          HasSubstr("env -u RANK"), Not(HasSubstr("RANK is 1"))));
   EXPECT_THAT(chosen(with(kMpirun, {{"RANK", "0"}})), HasSubstr("RANK is 0, but OMPI_COMM_WORLD_RANK is 1"));
   EXPECT_THAT(chosen(with(kSrun, {{"PMIX_RANK", "1"}, {"RANK", "0"}, {"WORLD_SIZE", "4"}})),
               HasSubstr("RANK is 0, but SLURM_PROCID is 1"));
@@ -125,8 +128,9 @@ TEST(LaunchContradictions, AreNoneWhereAllIsWell) {
   EXPECT_THAT(found(4, BackendKind::mpi, kMpirun), IsEmpty());
   EXPECT_THAT(found(4, BackendKind::mpi, with(kMpirun, kTorchrun)), IsEmpty());
   EXPECT_THAT(found(4, BackendKind::nccl, kSrun), IsEmpty());
-  EXPECT_THAT(found(8, BackendKind::nccl, with(with(kSrun, kTorchrun), {{"WORLD_SIZE", "8"}, {"PMIX_RANK", "0"}})),
-              IsEmpty())
+  EXPECT_THAT(
+      found(8, BackendKind::nccl, with(with(kSrun, kTorchrun), {{"WORLD_SIZE", "8"}, {"PMIX_RANK", "0"}})),
+      IsEmpty())
       << "torchrun, or another launcher with its variables, inside a step";
   EXPECT_THAT(found(3, BackendKind::local, with(kTorchrun, {{"WORLD_SIZE", "1"}})), IsEmpty());
   for (const BackendKind kind : {BackendKind::local, BackendKind::nccl})
@@ -138,12 +142,13 @@ TEST(LaunchContradictions, AreNoneWhereAllIsWell) {
 TEST(LaunchContradictions, NameVariablesAndRemedies) {
   const auto lone = found(1, BackendKind::local, kMpirun);
   ASSERT_EQ(lone.size(), 1u);
-  EXPECT_THAT(lone[0], AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("backend = nccl or backend = mpi"),
-                             HasSubstr("job.bootstrap = none")));
+  EXPECT_THAT(lone[0],
+              AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("backend = nccl or backend = mpi"),
+                    HasSubstr("job.bootstrap = none")));
   const auto ranks = found(3, BackendKind::mpi, kMpirun);
   ASSERT_EQ(ranks.size(), 1u);
-  EXPECT_THAT(ranks[0], AllOf(HasSubstr("ranks = 3, but OMPI_COMM_WORLD_SIZE is 4"), HasSubstr("give ranks = 4"),
-                              HasSubstr("start 3 processes")));
+  EXPECT_THAT(ranks[0], AllOf(HasSubstr("ranks = 3, but OMPI_COMM_WORLD_SIZE is 4"),
+                              HasSubstr("give ranks = 4"), HasSubstr("start 3 processes")));
   EXPECT_THAT(found(1, BackendKind::nccl, kTorchrun).at(0), HasSubstr("ranks = 1, but WORLD_SIZE is 4"));
   EXPECT_THAT(found(2, BackendKind::nccl, with(kTorchrun, kMpirun), Bootstrap::mpi).at(0),
               HasSubstr("ranks = 2, but OMPI_COMM_WORLD_SIZE is 4"));

@@ -27,6 +27,7 @@ model=(--data "$scratch/text" --dim 36 --layers 3 --heads 4 --seq 24 --batch 12 
 train() {
   local name=$1 comm=$2 ranks=$3
   shift 3
+  rm -f "$scratch/$name.losses" "$scratch/$name.weights"  # of a run before
   local command=("$train_gpt" "${model[@]}" --comm "$comm" --metrics "$scratch/$name.metrics"
     --export-weights "$scratch/$name.weights" "$@")
   if [[ $comm == mpi ]]; then

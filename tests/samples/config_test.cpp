@@ -582,11 +582,14 @@ TEST(Config, CommAutoIsWhatTheEnvironmentAsksFor) {
   EXPECT_EQ(parse_line({"--comm", "auto", "--bootstrap", "none"}).comm_choice,
             "comm: local, because --bootstrap none");
   ASSERT_EQ(setenv("WORLD_SIZE", "8", 1), 0);
-  EXPECT_THAT(refusal({"--comm", "auto", "--ranks", "8"}),
-              AllOf(HasSubstr("--comm auto: WORLD_SIZE is 8"), HasSubstr("mpirun -n 8"), HasSubstr("--device cuda")));
+  EXPECT_THAT(
+      refusal({"--comm", "auto", "--ranks", "8"}),
+      AllOf(HasSubstr("--comm auto: WORLD_SIZE is 8"), HasSubstr("mpirun -n 8"), HasSubstr("--device cuda")));
   EXPECT_THAT(message_of<InvalidArgument>([] { check_launch(parse({})); }),
               AllOf(HasSubstr("WORLD_SIZE is 8"), HasSubstr("--comm nccl or --comm mpi")));
-  EXPECT_THAT(message_of<InvalidArgument>([] { check_launch(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "2"})); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                check_launch(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "2"}));
+              }),
               HasSubstr("--ranks 2, but WORLD_SIZE is 8"));
   ASSERT_EQ(setenv("OMPI_COMM_WORLD_SIZE", "8", 1), 0);
   if (sherd::backend_of(sherd::BackendKind::mpi).is_built()) {

@@ -37,7 +37,7 @@ model=(--data "$scratch/text" --dim 36 --layers 3 --heads 4 --seq 24 --batch 12 
 # suite PROCESSES GTEST_ARGUMENT...
 suite() {
   local began=$SECONDS
-  timeout -k 5 300 "$hosts" mpirun -n "$1" "$bin/test_comm_mpi" --gtest_brief=1 "${@:2}" >"$scratch/suite" 2>&1 </dev/null ||
+  timeout -k 5 900 "$hosts" mpirun -n "$1" "$bin/test_comm_mpi" --gtest_brief=1 "${@:2}" >"$scratch/suite" 2>&1 </dev/null ||
     { fail "the comm suite on $1 hosts: exit code $?: $(tail -20 "$scratch/suite")"; return; }
   echo "the comm suite, $1 processes: $(grep -c PASSED "$scratch/suite") passed all of theirs ($((SECONDS - began)) s)"
 }

@@ -306,10 +306,11 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
     const std::vector<int> late = member_.ranks_of(*this, batch->late());
     domain.fail(
         lock, late.empty() ? -1 : late.front(), where_,
-        fmt::format("{}: all its ranks have called it, but its data did not move within {} ms between here and "
-                    "rank{} {}: a process has stopped, a host is cut off or the network does not carry it; raise the "
-                    "timeout if it is slow",
-                    where_, point.timeout.count(), late.size() > 1 ? "s" : "", fmt::join(late, ", ")));
+        fmt::format(
+            "{}: all its ranks have called it, but its data did not move within {} ms between here and "
+            "rank{} {}: a process has stopped, a host is cut off or the network does not carry it; raise the "
+            "timeout if it is slow",
+            where_, point.timeout.count(), late.size() > 1 ? "s" : "", fmt::join(late, ", ")));
   }
   lock.unlock();
   domain.raise(where_);
