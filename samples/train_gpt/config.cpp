@@ -40,10 +40,10 @@ void choose_comm(CommandLine& line, std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
   if (c.comm != "auto") return;
   try {
-    sherd::LaunchOptions options;
-    options.device.kind = sherd::parse_device_kind(c.device);
-    options.job.bootstrap = sherd::parse_bootstrap(c.bootstrap);
-    const sherd::BackendChoice choice = sherd::choose_backend(sherd::BackendSituation::of(options));
+    TrainConfig undecided = c;
+    undecided.comm = TrainConfig().comm;
+    const auto situation = sherd::BackendSituation::of(launch_options(undecided));
+    const sherd::BackendChoice choice = sherd::choose_backend(situation);
     c.comm = sherd::name_of(choice.backend);
     line.comm_choice = with_flags(fmt::format("comm: {}, because {}", c.comm, choice.reason));
   } catch (const sherd::Error& e) {

@@ -189,7 +189,7 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
     problems.push_back("--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
   if (!c.model.empty() && !c.prompt.empty())
     problems.push_back("--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
-  if (given.has("sequence_parallel") && c.sequence_parallel && c.tp == 1)
+  if (given.flags.has("sequence_parallel") && c.sequence_parallel && c.tp == 1)
     problems.push_back(
         "--sequence-parallel: rows are split over the ranks of --tp, of which there is one; give --tp N");
   if (c.model.empty()) {

@@ -21,7 +21,7 @@ struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 20> kFlags{{
+constexpr std::array<OptionFlag, 21> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
