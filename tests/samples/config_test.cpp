@@ -575,7 +575,7 @@ TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
 }
 
 TEST(Config, CommAutoIsWhatTheEnvironmentAsksFor) {
-  const CommandLine alone = parse_line({"--comm", "auto", "--ranks", "3"});
+  const CommandLine alone = parse_line({"--comm", "auto", "--ranks", "2"});
   EXPECT_EQ(alone.config.comm, "local");
   EXPECT_EQ(alone.comm_choice, "comm: local, because no launcher's variables are set");
   EXPECT_EQ(parse_line({}).comm_choice, "");
