@@ -184,7 +184,7 @@ TEST(ModelFolders, AModelFromScratchGoesOutAsANewFolder) {
   const Finished second =
       run_train_gpt({"--model", out.string(), "--steps", "0", "--export-hf", again.string(), "--quiet"});
   ASSERT_EQ(second.exit_code, 0) << second.err;
-  EXPECT_EQ(read_file(again / "model.safetensors"), read_file(out / "model.safetensors"));
+  EXPECT_TRUE(read_file(again / "model.safetensors") == read_file(out / "model.safetensors"));
   // Without weights to follow nothing is trained in vain.
   fs::remove_all(again);
   fs::remove(in / "model.safetensors.index.json");
@@ -206,7 +206,7 @@ TEST(ModelFolders, AnOptimizerAloneGoesOnWithTheFoldersWeights) {
   const Finished run = run_train_gpt(
       {"--resume", saved.string(), "--resume-parts", "optimizer", "--export-hf", out.string(), "--quiet"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
-  EXPECT_EQ(read_file(out / "model.safetensors"), read_file(folder_of("llama") / "model.safetensors"));
+  EXPECT_TRUE(read_file(out / "model.safetensors") == read_file(folder_of("llama") / "model.safetensors"));
 }
 
 TEST(ModelFolders, WhatIsWrongWithTheEndIsSaidAtTheBeginning) {
