@@ -192,7 +192,7 @@ TEST(SaveLock, AnOldAttemptCommitsNothingMovesNoLatestAndRemovesNothing) {
 
 TEST(SaveLock, AHolderStoppedRightBeforeARenameFindsNothingToRename) {
   for (const int64_t step : {30, 20}) {  // a fresh name; a taken one, which is exchanged
-    for (const std::string at : {checkpoint_name(step), std::string("latest")}) {
+    for (const std::string& at : {checkpoint_name(step), std::string("latest")}) {
       const TemporaryFolder path;
       Interrupted files;
       CheckpointFolder old(path.path(), files, holder(2, "run", 1));
