@@ -2,8 +2,9 @@
 # Trains for MINUTES with all that usually happens: saves, crashes (kill -9), resumes, ranks that stand still for a while. Exit
 # code 0 when nothing grew and nothing was lost:
 #
-#   memory       of every process, resident (VmRSS), is flat within 1 %: medians of 10 samples after its first minute (its first
-#                half where it lives less than two) and at its end
+#   memory       of every process, resident (VmRSS), is flat within 1 %: medians of 10 samples, those after its first minute and
+#                20 saves (each is written by a new thread, and glibc gives threads memory of their own up to a bound) and
+#                those at its end; a process that came to no such point is a failure, too: give it more minutes
 #   checkpoints  every one that was committed verifies (`sherd ckpt verify`: all bytes, checksums, weights finite)
 #   metrics      have every step; those that a crash made to be done again have the same bits as before
 #   the end      the last resume ends by itself with exit code 0
@@ -30,13 +31,13 @@ if [[ -z $out ]]; then
 fi
 mkdir -p "$out/seen"
 rm -rf "${out:?}/saved" "$out/metrics.jsonl"
-echo "leg,process,seconds,kib" >"$out/memory.csv"
+echo "leg,process,seconds,kib,saves" >"$out/memory.csv"
 failures=0
 fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 
 seq 1 20000 | awk '{ printf "%d is more than %d. ", $1, $1 - 1 }' >"$out/text"
 flags=(--data "$out/text" --dim 128 --layers 4 --heads 4 --seq 64 --batch 8 --optimizer muon --strategy zero3 --quiet
-  --steps 1000000000 --lr-schedule constant --save "$out/saved" --save-every 10 --keep 3 --async-save
+  --steps 1000000000 --lr-schedule constant --save "$out/saved" --save-every 10 --async-save
   --metrics "$out/metrics.jsonl" "$@")
 
 # start FLAG...: in the background; its processes are $processes.
@@ -55,17 +56,19 @@ find_processes() {
 }
 
 checked=0
-# Each new checkpoint, by links of its own: the run deletes old ones meanwhile.
+# Each new checkpoint; those that are verified go, but for the newest three. A step that a crash undid is saved once more.
 verify_new() {
-  local folder name
+  local folder verified=()
   for folder in "$out"/saved/step_*; do
-    name=$(basename "$folder")
-    [[ -d $folder && $name =~ ^step_[0-9]+$ && ! -e $out/seen/$name ]] || continue
-    cp -al "$folder" "$out/look" 2>/dev/null || { rm -rf "$out/look"; continue; }  # deleted under our hands
-    "$sherd" ckpt verify --quiet "$out/look" >"$out/verify" 2>&1 || fail "$name: $(tail -3 "$out/verify")"
-    rm -rf "$out/look"
-    touch "$out/seen/$name"
+    [[ -d $folder && $folder =~ /step_[0-9]+$ ]] || continue
+    verified+=("$folder")
+    [[ ! $folder/manifest.binpb -ef $out/seen/${folder##*/} ]] || continue
+    "$sherd" ckpt verify --quiet "$folder" >"$out/verify" 2>&1 || fail "${folder##*/}: $(tail -3 "$out/verify")"
+    ln -f "$folder/manifest.binpb" "$out/seen/${folder##*/}"
     checked=$((checked + 1))
+  done
+  for folder in "${verified[@]:0:$((${#verified[@]} > 3 ? ${#verified[@]} - 3 : 0))}"; do
+    rm -r "$folder" "$out/seen/${folder##*/}"
   done
 }
 last_step() { grep -oE '"step": *[0-9]+' "$out/metrics.jsonl" 2>/dev/null | tail -1 | grep -oE '[0-9]+$' || echo 0; }
@@ -73,7 +76,7 @@ last_step() { grep -oE '"step": *[0-9]+' "$out/metrics.jsonl" 2>/dev/null | tail
 began=$SECONDS
 length=$((minutes * 60 / legs)) stalls=0
 for ((leg = 1; leg <= legs; ++leg)); do
-  leg_began=$SECONDS
+  leg_began=$SECONDS checked_before=$checked
   start
   while ((SECONDS - leg_began < length)); do
     sleep 2
@@ -81,7 +84,7 @@ for ((leg = 1; leg <= legs; ++leg)); do
     kill -0 "$job" 2>/dev/null || { fail "leg $leg ended by itself: $(tail -3 "$out/log")"; break 2; }
     for process in "${processes[@]}"; do
       rss=$(awk '/^VmRSS/ { print $2 }' "/proc/$process/status" 2>/dev/null)
-      [[ -z $rss ]] || echo "$leg,$process,$((SECONDS - leg_began)),$rss" >>"$out/memory.csv"
+      [[ -z $rss ]] || echo "$leg,$process,$((SECONDS - leg_began)),$rss,$((checked - checked_before))" >>"$out/memory.csv"
     done
     verify_new
     if ((RANDOM % 10 == 0)) && ((${#processes[@]} > 0)); then  # a rank stands still for a second
@@ -111,7 +114,7 @@ repeated=$(grep -oE '"(step|loss|grad_norm)": *[^,}]*' "$out/metrics.jsonl" | pa
 printf '%s minutes of %s ranks (%s), %s steps; %s crashes and resumes, %s stalls of a second\n' \
   "$(awk "BEGIN { printf \"%.1f\", $elapsed / 60 }")" "$ranks" "$comm" "$steps" "$legs" "$stalls"
 printf '%s checkpoints verified; %s steps done again after crashes, with the same bits\n\n' "$checked" "$(tail -1 <<<"$repeated")"
-awk -F, -v length_="$length" '
+awk -F, '
   function median(first, n,   i, j, t, v) {
     for (i = 0; i < n; ++i) v[i] = kib[first + i]
     for (i = 1; i < n; ++i) { t = v[i]; for (j = i; j > 0 && v[j - 1] > t; --j) v[j] = v[j - 1]; v[j] = t }
@@ -119,21 +122,21 @@ awk -F, -v length_="$length" '
   }
   function tell(   n, a, b, change) {
     n = count < 20 ? int(count / 2) : 10
-    if (n == 0) return
+    if (n == 0) { printf "%-5s %-9s did not settle: %d saves in %d s\n", leg, process, s[3], s[1]; bad = 1; return }
     a = median(0, n); b = median(count - n, n); change = 100 * (b / a - 1)
     printf "%-5s %-9s %8d %12.1f %12.1f %8.2f %%\n", leg, process, count, a / 1024, b / 1024, change
     if (change > 1) bad = 1
   }
-  BEGIN { print "leg   process    samples  MiB settled    MiB at end   growth"; warm = length_ < 120 ? length_ / 2 : 60 }
-  NR > 1 { rows[$1 "," $2] = rows[$1 "," $2] " " $3 ":" $4; if (!(($1 "," $2) in at)) { at[$1 "," $2] = ++keys; key[keys] = $1 "," $2 } }
+  BEGIN { print "leg   process    samples  MiB settled    MiB at end   growth" }
+  NR > 1 { rows[$1 "," $2] = rows[$1 "," $2] " " $3 ":" $4 ":" $5; if (!(($1 "," $2) in at)) { at[$1 "," $2] = ++keys; key[keys] = $1 "," $2 } }
   END {
     for (k = 1; k <= keys; ++k) {
       split(key[k], who, ","); leg = who[1]; process = who[2]
       all = split(rows[key[k]], r, " "); count = 0
-      for (i = 1; i <= all; ++i) { split(r[i], s, ":"); if (s[1] >= warm) kib[count++] = s[2] }
+      for (i = 1; i <= all; ++i) { split(r[i], s, ":"); if (s[1] >= 60 && s[3] >= 20) kib[count++] = s[2] }
       tell()
     }
     exit bad
-  }' "$out/memory.csv" || fail "memory grew by more than 1 %"
+  }' "$out/memory.csv" || fail "memory grew by more than 1 %, or did not settle"
 ((failures == 0)) && echo && echo "nothing grew, nothing was lost" && exit 0
 exit 1
