@@ -92,7 +92,7 @@ refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${mod
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
 # (Over several hosts, as of scripts/hosts.sh, it is no child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
-if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -q 'Open MPI) 4'; then
+if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -qE '(Open MPI|OpenRTE)\) 4'; then
   timeout -k 5 60 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 \
     >"$scratch/killed.out" 2>&1 </dev/null &
   job=$!
