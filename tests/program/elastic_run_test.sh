@@ -21,7 +21,7 @@ fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
   >"$scratch/text"
 model=(--data "$scratch/text" --dim 16 --layers 1 --heads 2 --seq 16 --batch 12 --seed 5 --threads 1 --quiet
-  --optimizer muon --strategy zero3 --measure-peak false --steps 300)
+  --optimizer muon --strategy zero3 --measure-peak false --steps 160)
 
 # Processes below $1 that run train_gpt.
 ranks_below() {
@@ -46,7 +46,7 @@ comes_back() {
     --async-save --metrics "$folder.metrics" --export-weights "$folder.weights" >"$folder.out" 2>"$folder.err" </dev/null &
   job=$!
   # Somewhere between the first checkpoint and the middle, whatever the machine's speed.
-  until=$((25 + RANDOM % 120))
+  until=$((25 + RANDOM % 60))
   for ((i = 0; i < 10000; ++i)); do
     [[ -e $folder/latest && $(grep -c '"step": ' "$folder.metrics") -ge $until ]] && break
     kill -0 $job 2>/dev/null || break
