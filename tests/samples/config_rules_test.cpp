@@ -1,0 +1,216 @@
+// Which settings are refused, by themselves and together, and what the job around them decides.
+#include <cstdlib>
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sherd/comm/backend.h>
+
+#include "config.h"
+#include "launch_flags.h"
+#include "parse_flags.h"
+#include "temporary_folder.h"
+
+namespace train_gpt {
+namespace {
+
+using sherd::InvalidArgument;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Config, BoundsAreChecked) {
+  const std::pair<const char*, const char*> wrong[] = {{"--ranks", "0"},
+                                                       {"--ranks", "-1"},
+                                                       {"--ranks", "1025"},
+                                                       {"--ranks", "99999999999999999999"},
+                                                       {"--ranks", "2x"},
+                                                       {"--ranks", "1.0"},
+                                                       {"--ranks", ""},
+                                                       {"--replicas", "0"},
+                                                       {"--tp", "0"},
+                                                       {"--prefetch", "-1"},
+                                                       {"--dim", "0"},
+                                                       {"--dim", "1000000000"},
+                                                       {"--layers", "0"},
+                                                       {"--heads", "0"},
+                                                       {"--seq", "0"},
+                                                       {"--experts", "-1"},
+                                                       {"--expert-parallel", "0"},
+                                                       {"--expert-top-k", "0"},
+                                                       {"--expert-top-k", "65"},
+                                                       {"--moe-aux", "-1"},
+                                                       {"--moe-aux", "nan"},
+                                                       {"--batch", "0"},
+                                                       {"--grad-accum", "0"},
+                                                       {"--steps", "-1"},
+                                                       {"--lr", "0"},
+                                                       {"--lr", "-0.1"},
+                                                       {"--lr", "nan"},
+                                                       {"--lr", "inf"},
+                                                       {"--lr", "1e999"},
+                                                       {"--lr", "fast"},
+                                                       {"--warmup", "-1"},
+                                                       {"--weight-decay", "-1"},
+                                                       {"--weight-decay", "nan"},
+                                                       {"--grad-clip", "-1"},
+                                                       {"--grad-clip", "nan"},
+                                                       {"--skip-non-finite", "maybe"},
+                                                       {"--max-skipped-steps", "-1"},
+                                                       {"--seed", "-1"},
+                                                       {"--seed", "18446744073709551616"},
+                                                       {"--precision", "fp16"},
+                                                       {"--optimizer", "sgd"},
+                                                       {"--export-dtype", "int8"},
+                                                       {"--lr-schedule", "step"},
+                                                       {"--layout", "even"},
+                                                       {"--kernels", "cuda"},
+                                                       {"--threads", "-1"},
+                                                       {"--comm-timeout", "0"},
+                                                       {"--comm-timeout", "-3"},
+                                                       {"--eval-every", "-1"},
+                                                       {"--sample", "-1"},
+                                                       {"--data", ""}};
+  for (const auto& [flag, value] : wrong) {
+    EXPECT_THAT(refusal({flag, value}), HasSubstr(std::string(flag))) << flag << " " << value;
+    EXPECT_THAT(refusal({flag, value}), HasSubstr("a problem in the arguments"))
+        << "exactly one: " << flag << " " << value;
+  }
+}
+
+TEST(Config, RulesAmongFields) {
+  EXPECT_THAT(refusal({"--ranks", "6", "--replicas", "4", "--batch", "12"}),
+              HasSubstr("--replicas 4: must divide --ranks 6"));
+  EXPECT_THAT(refusal({"--dim", "130", "--heads", "4"}),
+              HasSubstr("--dim 130: must be a multiple of --heads 4, e.g. 132"));
+  EXPECT_THAT(
+      refusal({"--ranks", "3", "--grad-accum", "2"}),
+      AllOf(HasSubstr("--batch 16"), HasSubstr("--ranks 3 x --grad-accum 2 = 6"), HasSubstr("e.g. 18")));
+  EXPECT_EQ(parse({"--ranks", "4", "--replicas", "2", "--batch", "24", "--grad-accum", "3"}).batch, 24);
+  EXPECT_THAT(refusal({"--ranks", "6", "--tp", "4", "--batch", "12"}),
+              HasSubstr("--tp 4: must divide --ranks 6"));
+  EXPECT_THAT(refusal({"--ranks", "4", "--replicas", "2", "--tp", "4"}),
+              HasSubstr("--replicas 2 x --tp 4 = 8: must divide --ranks 4"));
+  EXPECT_THAT(refusal({"--ranks", "3", "--tp", "3"}),
+              HasSubstr("--tp 3: must divide --heads 4 and 4 x --dim 128 and the 256 byte values"));
+  EXPECT_THAT(refusal({"--ranks", "8", "--tp", "2", "--batch", "6"}),
+              AllOf(HasSubstr("--ranks 8 / --tp 2 x --grad-accum 1 = 4"), HasSubstr("e.g. 8")));
+  EXPECT_EQ(parse({"--ranks", "8", "--tp", "4", "--batch", "2"}).data_ranks(), 2);
+}
+
+TEST(Config, BucketsNeedALayoutAndAStrategyThatHaveThem) {
+  using Flags = std::vector<std::string>;
+  for (const Flags& none : {Flags{}, Flags{"--strategy", "zero1"}, Flags{"--layout", "whole_param"},
+                            Flags{"--layout", "whole_param", "--strategy", "zero0"}}) {
+    Flags flags = none;
+    flags.insert(flags.end(), {"--bucket-size", "5"});
+    EXPECT_THAT(refusal(flags), AllOf(HasSubstr("--bucket-size 5: there are no buckets"),
+                                      HasSubstr("--layout whole_param and --strategy optim or optim_grads")));
+  }
+  EXPECT_EQ(parse({"--layout", "whole_param:ping_pong", "--strategy", "zero2", "--bucket-size", "5"}).bucket_size, 5);
+  EXPECT_EQ(parse({"--layout", "whole_param", "--strategy", "zero0", "--outer", "optim", "--ranks", "2", "--replicas",
+                   "2", "--bucket-size", "0"})
+                .bucket_size,
+            0);
+}
+
+TEST(Config, ExpertsFitTheRanks) {
+  EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2"}),
+              AllOf(HasSubstr("--expert-parallel 2"), HasSubstr("give --experts")));
+  EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2", "--expert-top-k", "1", "--moe-aux", "0"}),
+              AllOf(HasSubstr("a problem"), HasSubstr("--expert-parallel 2, --expert-top-k 1, --moe-aux 0: "
+                                                      "there are no experts; give --experts")));
+  EXPECT_EQ(parse({"--expert-top-k", "2", "--moe-aux", "0.01"}).experts, 0);
+  EXPECT_THAT(refusal({"--experts", "1"}), HasSubstr("--expert-top-k 2: there are only --experts 1"));
+  const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});
+  EXPECT_THAT(both, AllOf(HasSubstr("2 problems"), HasSubstr("--expert-parallel 3: must divide --experts 4"),
+                          HasSubstr("--expert-parallel 3: must divide --ranks 4")));
+  EXPECT_THAT(refusal({"--experts", "4", "--tp", "2", "--ranks", "2"}),
+              HasSubstr("--tp 2: blocks with --experts"));
+  EXPECT_EQ(parse({"--experts", "1", "--expert-top-k", "1"}).experts, 1);
+  const TrainConfig c =
+      parse({"--experts", "6", "--expert-parallel", "2", "--ranks", "4", "--replicas", "4"});
+  EXPECT_EQ(c.expert_parallel, 2);
+}
+
+TEST(Config, AnExportDtypeNeedsAnExport) {
+  EXPECT_THAT(refusal({"--export-dtype", "bf16"}),
+              AllOf(HasSubstr("a problem"), HasSubstr("--export-weights")));
+  EXPECT_EQ(parse({"--export-dtype", "fp16", "--export-weights", "out"}).export_dtype, "fp16");
+}
+
+TEST(Config, AllOffendersAreInOneMessage) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txt", "layers: 0\nmemory_limit: 'much'\nheads: 3");
+  const std::string message =
+      refusal({"--ranks", "two", "--config", file, "--seq", "0", "--frobnicate", "3", "--lr", "-1", "--batch",
+               "15", "--grad-accum", "2", "stray", "--warmup=-2"});
+  EXPECT_THAT(message,
+              AllOf(HasSubstr("10 problems"), HasSubstr("--ranks two: must be a whole number"),
+                    HasSubstr("--seq 0"), HasSubstr("--frobnicate: unknown flag"), HasSubstr("--lr -1"),
+                    HasSubstr("--batch 15"), HasSubstr("'stray'"), HasSubstr("--warmup -2")));
+  EXPECT_THAT(message, AllOf(HasSubstr(file + ": layers 0"), HasSubstr(file + ": memory_limit \"much\""),
+                             HasSubstr("--dim 128: must be a multiple of --heads 3"), Not(HasSubstr("'3'"))));
+}
+
+TEST(Config, WhatOnlyGpusHaveNeedsThem) {
+  EXPECT_EQ(parse({"--device", "cuda", "--kernels", "reference", "--threads", "3"}).device, "cuda");
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--tf32"}).comm, "nccl");
+  EXPECT_THAT(refusal({"--comm", "nccl"}), AllOf(HasSubstr("--comm nccl"), HasSubstr("--device cuda")));
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "mpi"}).bootstrap, "mpi");
+  EXPECT_EQ(parse({"--bootstrap", "none"}).bootstrap, "none");
+  EXPECT_THAT(refusal({"--bootstrap", "slurm"}), HasSubstr("must be one of env|mpi|none"));
+  EXPECT_THAT(refusal({"--bootstrap", "mpi", "--nccl-check-calls", "--device", "cuda"}),
+              HasSubstr("--bootstrap mpi, --nccl-check-calls: of NCCL alone; give --comm nccl"));
+  EXPECT_THAT(refusal({"--symmetric-products", "hopper"}), HasSubstr("give --device cuda"));
+  EXPECT_THAT(refusal({"--tf32", "--device", "cpu"}), AllOf(HasSubstr("--tf32"), HasSubstr("--device cuda")));
+  EXPECT_THAT(refusal({"--device", "gpu"}), HasSubstr("--device gpu: must be one of cpu|cuda"));
+  EXPECT_THAT(refusal({"--comm", "gloo"}), HasSubstr("must be one of local|nccl|mpi"));
+  EXPECT_EQ(parse({"--comm", "mpi"}).comm, "mpi");
+  EXPECT_EQ(parse({"--comm", "mpi", "--bootstrap", "mpi"}).bootstrap, "mpi") << "what it does anyway";
+  EXPECT_THAT(refusal({"--comm", "mpi", "--device", "cuda"}), HasSubstr("--comm mpi: moves memory of CPUs"));
+}
+
+TEST(Config, RanksAreTheJobsProcessesUnlessGiven) {
+  ASSERT_EQ(setenv("WORLD_SIZE", "8", 1), 0);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 8);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "1"}).ranks, 1);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "4"}).ranks, 4);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl", "--bootstrap", "none"}).ranks, 1);
+  EXPECT_EQ(parse({"--comm", "mpi"}).ranks, 8);
+  EXPECT_EQ(parse({"--device", "cuda"}).ranks, 1);
+  ASSERT_EQ(unsetenv("WORLD_SIZE"), 0);
+  EXPECT_EQ(parse({"--device", "cuda", "--comm", "nccl"}).ranks, 1);
+}
+
+TEST(Config, CommAutoIsWhatTheEnvironmentAsksFor) {
+  const CommandLine alone = parse_line({"--comm", "auto", "--ranks", "2"});
+  EXPECT_EQ(alone.config.comm, "local");
+  EXPECT_EQ(alone.comm_choice, "comm: local, because no launcher's variables are set");
+  EXPECT_EQ(parse_line({}).comm_choice, "");
+  EXPECT_EQ(parse_line({"--comm", "auto", "--bootstrap", "none"}).comm_choice,
+            "comm: local, because --bootstrap none");
+  ASSERT_EQ(setenv("WORLD_SIZE", "8", 1), 0);
+  EXPECT_THAT(
+      refusal({"--comm", "auto", "--ranks", "8"}),
+      AllOf(HasSubstr("--comm auto: WORLD_SIZE is 8"), HasSubstr("mpirun -n 8"), HasSubstr("--device cuda")));
+  EXPECT_THAT(message_of<InvalidArgument>([] { check_launch(parse({})); }),
+              AllOf(HasSubstr("WORLD_SIZE is 8"), HasSubstr("--comm nccl or --comm mpi")));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                check_launch(parse({"--device", "cuda", "--comm", "nccl", "--ranks", "2"}));
+              }),
+              HasSubstr("--ranks 2, but WORLD_SIZE is 8"));
+  ASSERT_EQ(setenv("OMPI_COMM_WORLD_SIZE", "8", 1), 0);
+  if (sherd::backend_of(sherd::BackendKind::mpi).is_built()) {
+    const CommandLine job = parse_line({"--comm", "auto"});
+    EXPECT_EQ(job.config.comm, "mpi");
+    EXPECT_EQ(job.config.ranks, 8);
+    EXPECT_EQ(job.comm_choice, "comm: mpi, because OMPI_COMM_WORLD_SIZE is 8");
+    check_launch(job.config);
+  }
+  ASSERT_EQ(unsetenv("WORLD_SIZE") + unsetenv("OMPI_COMM_WORLD_SIZE"), 0);
+}
+
+}  // namespace
+}  // namespace train_gpt
