@@ -5,16 +5,7 @@
 # 77 (skipped, and says so) where there is no mpirun.
 set -uo pipefail
 train_gpt=$1
-mpirun=${2:-$(command -v mpirun)}
-if [[ -z $mpirun || ! -x $mpirun ]]; then
-  echo "SKIPPED: there is no mpirun; install openmpi-bin to test --comm mpi" >&2
-  exit 77
-fi
-# Open MPI as root, and on fewer cores than processes; other launchers do not ask.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+source "$(dirname "$0")/mpi_environment.sh" "${2:-}"
 failures=0
 fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 

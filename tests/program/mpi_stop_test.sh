@@ -5,15 +5,7 @@
 # 77 (skipped, and says so) where there is no mpirun.
 set -uo pipefail
 train_gpt=$1
-mpirun=${2:-$(command -v mpirun)}
-if [[ -z $mpirun || ! -x $mpirun ]]; then
-  echo "SKIPPED: there is no mpirun; install openmpi-bin to test --comm mpi" >&2
-  exit 77
-fi
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
-export OMPI_MCA_hwloc_base_binding_policy=none PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+source "$(dirname "$0")/mpi_environment.sh" "${2:-}"
 fail() { echo "FAILED: $*" >&2; exit 1; }
 seq 1 4000 | awk '{ printf "%s%s", substr("theofandtoinisit", $1 * 7 % 13 + 1, 3), $1 % 9 ? " " : "\n" }' >"$scratch/text"
 model=(--data "$scratch/text" --dim 36 --layers 2 --heads 4 --seq 24 --batch 12 --seed 5 --threads 1 --quiet
