@@ -1,7 +1,9 @@
 // The job's store: its verbs, and every way in which processes fail to find each other or lose each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -145,15 +147,20 @@ TEST(Store, BarrierHoldsEverybodyAndNamesWhoIsMissing) {
   }
 }
 
+// Containers often have none. Socket::listen does not tell: it takes every address where the named one is not here.
+bool has_ipv6_loopback() {
+  sockaddr_in6 address{};
+  address.sin6_family = AF_INET6;
+  address.sin6_addr = in6addr_loopback;
+  const Socket s(::socket(AF_INET6, SOCK_STREAM, 0));
+  return s && ::bind(s.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
 TEST(Bootstrap, RanksMayComeBeforeRankZeroAndByIPv6) {
   for (const char* host : {"127.0.0.1", "localhost", "::1"}) {
     SCOPED_TRACE(host);
-    int port = 0;
-    try {
-      port = Socket::listen(host, 0).local_port();
-    } catch (const CommError&) {
-      continue;  // no IPv6 here
-    }
+    if (std::string(host) == "::1" && !has_ipv6_loopback()) continue;
+    const int port = Socket::listen(host, 0).local_port();
     std::jthread other([&] {
       const auto store = connect_store({1, 2, 1, host, port}, 10s);
       store->set("hello", "from 1");
