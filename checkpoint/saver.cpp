@@ -11,11 +11,11 @@
 #include <numeric>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/detail/copy_out.h>
+#include <sherd/checkpoint/detail/lasting_thread.h>
 #include <sherd/checkpoint/detail/shard_writer.h>
 
 namespace sherd {
@@ -104,12 +104,12 @@ struct CheckpointSaver::Impl {
   std::vector<int64_t> report_words;  // of each rank: block checksums, and two for each piece
 
   std::optional<Agreement> agreement, writing;  // of the rank's thread, of the one that writes
-  std::thread worker;
   bool in_flight = false;
   std::atomic<bool> done{false};
   std::exception_ptr failure;
   std::vector<SaveReport> reports;
   int exceptions_before = std::uncaught_exceptions();
+  LastingThread writer;  // last: it uses all of these
 };
 
 CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved, SaverOptions asked)
@@ -134,7 +134,6 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
 CheckpointSaver::Impl::~Impl() {
   if (std::uncaught_exceptions() > exceptions_before && agreement)
     agreement->abort("a rank failed while a checkpoint was written");
-  if (worker.joinable()) worker.join();
 }
 
 void CheckpointSaver::Impl::open_folder() {
@@ -309,9 +308,9 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
   }
 }
 
-// Joins the save in flight, on this rank, and throws what it failed with.
+// Waits for the save in flight, on this rank, and throws what it failed with.
 void CheckpointSaver::Impl::finish() {
-  if (worker.joinable()) worker.join();
+  writer.wait();
   in_flight = false;
   if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
 }
@@ -352,9 +351,8 @@ void CheckpointSaver::write() {
   if (!s.snapshot) throw InvalidArgument("CheckpointSaver::write: there is no snapshot to write");
   auto taken = *std::exchange(s.snapshot, {});
   s.copied = taken.copied;
-  s.in_flight = true;
   s.done = false;
-  s.worker = std::thread([&s, taken = std::move(taken)] {
+  s.writer.start([&s, taken = std::move(taken)] {
     try {
       s.write(taken.state, taken.start, taken.blocked);
     } catch (...) {
@@ -362,6 +360,7 @@ void CheckpointSaver::write() {
     }
     s.done = true;
   });
+  s.in_flight = true;
 }
 
 bool CheckpointSaver::idle() {

@@ -9,7 +9,8 @@
 #   delayed   SIGSTOP for less than that: nothing may happen at all
 #   throws    it cannot open files any more, so its next save throws, with --save-failure stop
 #   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
-#   network   SHERD_FAULTS_NETWORK="COMMAND ..." is called with the process and the seconds of a cut; skipped without
+#   network   ranks on hosts of their own, which are network namespaces (scripts/hosts.sh, root only): the cable of its host
+#             is pulled out for 8 s
 # Prints a line for each run and a table: tried, hung (no step finished for LIMIT seconds), lost (ended badly, or with other
 # bits), and median and worst seconds from the fault to the next finished step. Exit code 1 when any hung or is lost.
 set -uo pipefail
@@ -25,6 +26,13 @@ if ! [[ $runs =~ ^[0-9]+$ && -x $train_gpt && -x $sherd ]]; then
 fi
 mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: there is no mpirun (apt-get install openmpi-bin)" >&2; exit 77; }
 RANDOM=${SEED:=$RANDOM}
+export SEED
+# All of it among the hosts, where they can be: their processes have a namespace of their own, and are seen from here.
+hosts=scripts/hosts.sh
+if [[ ! -e /run/sherd-hosts/count ]]; then
+  why=$("$hosts" "$ranks" true 2>&1) && exec "$hosts" "$ranks" "$0" "$runs"
+  echo "SKIPPED: cut networks: $why" >&2
+fi
 echo "seed $SEED; $runs runs of $ranks ranks; $limit s without a step is a hang"
 
 scratch=$(mktemp -d)
@@ -42,9 +50,7 @@ if mount -t tmpfs -o size=64m tmpfs "$scratch/disk" 2>/dev/null; then
 else
   echo "SKIPPED: full disks, for no file system can be mounted here (that takes root)" >&2
 fi
-if [[ -n ${SHERD_FAULTS_NETWORK:-} ]]; then kinds+=(network); else
-  echo "SKIPPED: cut networks, for SHERD_FAULTS_NETWORK names no command that cuts one" >&2
-fi
+[[ ! -e /run/sherd-hosts/count ]] || kinds+=(network)
 command -v prlimit >/dev/null || { echo "SKIPPED: throws, for there is no prlimit" >&2; kinds=("${kinds[@]/throws/killed}"); }
 
 seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
@@ -59,6 +65,13 @@ ranks_below() {
   for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
     [[ $(readlink "/proc/$child/exe") == "$train_gpt" ]] && echo "$child"
     ranks_below "$child"
+  done
+}
+# The same of all hosts: Open MPI's daemons there are nobody's children.
+ranks_on_hosts() {
+  local process
+  for process in /proc/[0-9]*; do
+    [[ $(readlink "$process/exe") == "$train_gpt" ]] && echo "${process#/proc/}"
   done
 }
 steps_in() { grep -cE '"step": [0-9]' "$1" 2>/dev/null || true; }
@@ -80,17 +93,22 @@ same_bits() {
 
 declare -A tried hung lost times
 one_run() {
-  local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim
+  local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim host restored
   [[ $kind == disk ]] && folder=$scratch/disk/run
   rm -rf "$scratch"/run* "$scratch"/disk/*
-  "$sherd" run --mpirun "$mpirun" --nproc "$ranks" --max-restarts 5 --grace 12 -- "$train_gpt" "${model[@]}" --comm mpi \
+  local start=("$sherd" run --mpirun "$mpirun") find=ranks_below
+  if [[ $kind == network ]]; then
+    start=("$hosts" launcher "$sherd" run --hosts "$(seq -s, -f 'host%g:1' 1 "$ranks")" --remote-shell "$SHERD_HOSTS_AGENT")
+    find=ranks_on_hosts
+  fi
+  "${start[@]}" --nproc "$ranks" --max-restarts 5 --grace 12 -- "$train_gpt" "${model[@]}" --comm mpi \
     --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure stop --metrics "$scratch/run.metrics" \
     --export-weights "$scratch/run.weights" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
   job=$!
   begun=$SECONDS
   until [[ $(steps_in "$scratch/run.metrics") -gt 0 ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
   sleep "$(awk -v r=$RANDOM 'BEGIN { printf "%.3f", 3 * r / 32768 }')"
-  mapfile -t victims < <(ranks_below $job)
+  mapfile -t victims < <($find $job)
   victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
   [[ -z $victim ]] && kind=late  # it was over before
   before=$(steps_in "$scratch/run.metrics")
@@ -109,7 +127,12 @@ one_run() {
       sleep 2
       rm -f "$scratch/disk/filler"
       ;;
-    network) $SHERD_FAULTS_NETWORK "$victim" 8 ;;
+    network)
+      host=$(ip netns identify "$victim")
+      "$hosts" cut "${host#host}"
+      (sleep 8; exec "$hosts" restore "${host#host}") &
+      restored=$!
+      ;;
   esac
   # The next step: of another start where there is one, and of the same where the fault has no consequence.
   local seen=-1
@@ -136,6 +159,7 @@ one_run() {
   fi
   wait $job
   local code=$? last starts
+  [[ $kind != network ]] || wait $restored
   starts=$(grep -c 'start [0-9]* of' "$scratch/run.err")
   last=$(sed -n 's/.*start [0-9]* of at most [0-9]*: \([0-9]* rank.*\)/\1/p' "$scratch/run.err" | tail -1)
   local on=${last%% *} step=0

@@ -115,7 +115,7 @@ processes() {
   shift 2
   pids=() port=$((port + 10))
   for ((r = 0; r < count; ++r)); do
-    RANK=$r WORLD_SIZE=$count LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port NCCL_HOSTID=gpu_check_$r \
+    RANK=$r WORLD_SIZE=$count LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port SHERD_STORE_WITHOUT_SECRET=loopback NCCL_HOSTID=gpu_check_$r \
       NCCL_SOCKET_IFNAME=lo NCCL_IB_DISABLE=1 "$bin/train_gpt" --data "$data" --metrics "$work/logs/$name.jsonl" --quiet \
       --device "$device" --comm nccl --ranks "$count" "$@" >"$work/logs/$name.rank$r" 2>&1 &
     pids+=($!)

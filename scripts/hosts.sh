@@ -9,6 +9,8 @@
 # COMMAND may call these:
 #   scripts/hosts.sh on K COMMAND [ARG...]     runs COMMAND on hostK
 #   scripts/hosts.sh mpirun ARG...             Open MPI's mpirun on host1, over all hosts in turn: rank r on host (r mod N) + 1
+#   scripts/hosts.sh launcher COMMAND [ARG...]  runs COMMAND, which starts mpirun itself, on host1 with Open MPI's settings for
+#                                              these hosts; $SHERD_HOSTS_AGENT is the remote shell that reaches them
 #   scripts/hosts.sh cut K                     pulls the cable of hostK out: nothing is told, nothing comes through
 #   scripts/hosts.sh restore K                 and puts it back
 #
@@ -77,7 +79,7 @@ case ${1:-} in
     make_hosts "$2" || skip "the hosts cannot be made here"
     shift 2
     (($# > 0)) || set -- bash
-    export SHERD_HOSTS_MPIRUN=$base/mpirun
+    export SHERD_HOSTS_MPIRUN=$base/mpirun SHERD_HOSTS_AGENT=$base/agent
     status=0
     "$@" || status=$?
     exit "$status"
@@ -90,8 +92,13 @@ case ${1:-} in
     ;;
   mpirun)
     inside mpirun
-    command -v mpirun >/dev/null || skip "there is no mpirun; install openmpi-bin"
     hosts=$(seq -s, -f 'host%g' 1 "$(count)")
+    exec "$self" launcher mpirun --host "$hosts" --map-by node "${@:2}"
+    ;;
+  launcher)
+    inside launcher
+    (($# >= 2)) || usage
+    command -v mpirun >/dev/null || skip "there is no mpirun; install openmpi-bin"
     # Shared memory is left out, for hosts have none in common. A host that falls silent is noticed after 10 + 3 * 5 s by
     # mpirun as by the job's store, instead of after minutes.
     enter 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -99,7 +106,7 @@ case ${1:-} in
       OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include="$network.0/24" OMPI_MCA_oob_tcp_if_include="$network.0/24" \
       OMPI_MCA_oob_tcp_keepalive_time=10 OMPI_MCA_oob_tcp_keepalive_intvl=5 OMPI_MCA_oob_tcp_keepalive_probes=3 \
       OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none \
-      mpirun --host "$hosts" --map-by node "${@:2}"
+      "${@:2}"
     ;;
   cut | restore)
     inside "$1"

@@ -8,6 +8,7 @@
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
+#   faults        200 runs under MPI that a random fault strikes, or SHERD_FAULTS
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
@@ -36,16 +37,18 @@ stage "release, everything" env SHERD_NIGHTLY=1 \
 stage "kills" env SHERD_KILLS="${SHERD_KILLS:-1000}" build/release/bin/test_program --gtest_filter='KillRun.*'
 stage "preemptions" scripts/preempt.sh "${SHERD_PREEMPTIONS:-50}"
 
-over_hosts() {
+# What cannot be here (exit code 77) has said so.
+where_possible() {
   local code=0
-  tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all || code=$?
+  "$@" || code=$?
   [ $code -eq 77 ] || return $code
 }
 scripts/install_deps.sh openmpi-bin iproute2 || failed+=("hosts: packages")
-stage "hosts" over_hosts
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+stage "faults" where_possible scripts/faults.sh "${SHERD_FAULTS:-200}"
+stage "hosts" where_possible tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all
 for comm in local mpi; do
-  stage "soak, $comm" env COMM=$comm OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
-    scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
+  stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
 done
 
 [ ${#failed[@]} -eq 0 ] && exit 0

@@ -10,6 +10,7 @@
 #include <new>
 #include <system_error>
 
+#include <sherd/comm/abort_on_error.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/train/gemm_ceiling.h>
@@ -145,23 +146,10 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
   print("\n");
 }
 
-// Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
-// rank 0 alone writes.
-std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const StopSources& sources,
-                     const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
-                     std::string& doing) {
+// Everything that a rank does with its trainer. @returns as run_rank().
+std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
+                const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out, std::string& doing) {
   std::string wrong;
-  doing = "building the model";
-  check_same_flags(rank, config);
-  sherd::TraceOutput trace(rank, trace_options(config));
-  if (out && windows) out->say("{}\n", windows->summary());
-  if (config.trains() && config.measure_peak && !(config.metrics.empty() && config.log_dir.empty())) {
-    doing = "timing products of matrices";
-    const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
-    if (out) out->ceiling = ceiling;
-    doing = "building the model";
-  }
-  Trainer trainer(rank, config, windows);
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
   if (out && !trainer.ignored_tensors().empty())
@@ -211,6 +199,27 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const 
     sample(trainer, config, out);
   }
   return wrong;
+}
+
+// Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
+// rank 0 alone writes.
+std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const StopSources& sources,
+                     const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
+                     std::string& doing) {
+  doing = "building the model";
+  check_same_flags(rank, config);
+  sherd::TraceOutput trace(rank, trace_options(config));
+  if (out && windows) out->say("{}\n", windows->summary());
+  if (config.trains() && config.measure_peak && !(config.metrics.empty() && config.log_dir.empty())) {
+    doing = "timing products of matrices";
+    const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
+    if (out) out->ceiling = ceiling;
+    doing = "building the model";
+  }
+  Trainer trainer(rank, config, windows);
+  // The trainer outlives what fails, so that the other ranks hear of the cause.
+  return sherd::abort_on_error(*rank.world,
+                               [&] { return use(trainer, config, sources, windows.get(), trace, out, doing); });
 }
 
 constexpr const char* kLessMemory =

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/comm/abort_on_error.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/train/duration.h>
 #include <sherd/train/loss_spike.h>
@@ -196,7 +197,12 @@ class Loop {
 
 TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                   sherd::TraceOutput& trace, Output* out, std::string& doing) {
-  TrainingEnd end = Loop(trainer, config, sources, out).run(trace, doing);
+  TrainingEnd end;
+  {
+    Loop loop(trainer, config, sources, out);
+    // While what saves is still there, so that the other ranks hear of the cause.
+    end = sherd::abort_on_error(*trainer.world(), [&] { return loop.run(trace, doing); });
+  }
   if (end.stopped.empty() && sources.signals != nullptr) sources.signals->release();
   return end;
 }

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <cerrno>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <thread>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
@@ -171,6 +174,45 @@ TEST(Saver, AsyncSavesWhatTheTensorsHeldThen) {
   reader.read(*reader.find(Section::model, "big"), {&all, 1}, got.data());
   EXPECT_TRUE(got == big.values());
   EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000002"), IsEmpty());
+}
+
+/// Knows which threads have made files.
+class Watched : public FaultFileSystem {
+ public:
+  std::unique_ptr<WritableFile> create_new(const std::filesystem::path& path) override {
+    {
+      const std::lock_guard lock(mutex_);
+      threads_.insert(std::this_thread::get_id());
+    }
+    return FaultFileSystem::create_new(path);
+  }
+  std::set<std::thread::id> threads() const { return threads_; }
+
+ private:
+  std::mutex mutex_;
+  std::set<std::thread::id> threads_;
+};
+
+// New threads for each save have cost memory that the C library did not give back.
+TEST(Saver, OneThreadOfEachRankWritesAllAsyncSavesAndAFailedOneDoesNotEndIt) {
+  const TemporaryFolder folder;
+  Watched files;
+  launch(2, [&](RankContext& rank) {
+    const std::vector<Whole> all{even("a", {300'000}, 2)};
+    CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved", .async = true, .files = &files});
+    for (int step = 1; step <= 6; ++step) {
+      if (rank.world->rank() == 0 && step == 3) files.arm({.error = ENOSPC, .only = FileCall::sync});
+      saver.save({.step = step});
+      if (step == 3) {
+        EXPECT_THROW(saver.wait(), IoError);
+      } else {
+        saver.wait();
+      }
+    }
+    EXPECT_EQ(saver.take_reports().size(), 5u);
+  });
+  EXPECT_EQ(files.threads().size(), 2u);
+  EXPECT_FALSE(files.threads().contains(std::this_thread::get_id()));
 }
 
 std::vector<float> read_whole(const std::filesystem::path& checkpoint, const std::string& name, int64_t n) {

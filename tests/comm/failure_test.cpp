@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include <sherd/comm/abort_on_error.h>
 #include <sherd/comm/core/detail/abort_domain.h>
 
 #include "comm/integer_tensors.h"
@@ -353,6 +354,44 @@ TEST(Abort, WakesRanksWaitingAnywhereAndKeepsTheCausesType) {
   EXPECT_THAT(outcome.failed_ranks, Each(0));
   EXPECT_EQ(outcome.thrown_as<Boom>(), "boom");
   EXPECT_LT(outcome.seconds, 1.0);
+}
+
+/// As ShardRuntime and CheckpointSaver do when an exception destroys them.
+struct AbortsWhenItGoes {
+  ~AbortsWhenItGoes() { world.abort("something fails here"); }
+  Communicator& world;
+};
+
+TEST(AbortOnError, TheOthersHearTheCauseBeforeItIsTornDown) {
+  for (const bool told : {false, true}) {
+    const Outcome outcome = run(3, [&](RankContext& c) {
+      const auto fails = [&]() -> int {
+        std::this_thread::sleep_for(50ms);
+        throw Boom("boom");
+      };
+      if (c.world->rank() != 1) return c.world->barrier(c.device->compute());
+      const AbortsWhenItGoes runtime{*c.world};
+      if (told)
+        abort_on_error(*c.world, fails);
+      else
+        fails();
+    });
+    EXPECT_THAT(outcome.texts, SizeIs(2));
+    EXPECT_THAT(outcome.texts, Each(HasSubstr(told ? "rank 1 failed: boom" : "rank 1 failed: something fails here")));
+    EXPECT_EQ(outcome.thrown_as<Boom>(), "boom");
+  }
+}
+
+TEST(AbortOnError, ReturnsWhatTheWorkDoes) {
+  EXPECT_THAT(run(2, [](RankContext& c) {
+                int value = 3;
+                int& same = abort_on_error(*c.world, [&]() -> int& { return value; });
+                same = 4;
+                if (value != 4) throw Boom("a copy");
+                abort_on_error(*c.world, [] {});
+                c.world->barrier(c.device->compute());
+              }).thrown,
+              testing::IsEmpty());
 }
 
 TEST(Abort, FailsLaterCollectivesAndSplitsToo) {
