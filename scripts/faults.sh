@@ -11,8 +11,12 @@
 #   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
 #   network   ranks on hosts of their own, which are network namespaces (scripts/hosts.sh, root only): the cable of its host
 #             is pulled out for 8 s
-# Prints a line for each run and a table: tried, hung (no step finished for LIMIT seconds), lost (ended badly, or with other
-# bits), and median and worst seconds from the fault to the next finished step. Exit code 1 when any hung or is lost.
+# Prints a line for each run and a table: tried, hung, lost, and median and worst seconds from the fault to the next finished
+# step. Exit code 1 when any hung or is lost.
+#   hung      the ranks of the start that the fault struck have not all ended 10 s after the timeout (5 s) that follows the
+#             fault, or no step was finished for LIMIT seconds
+#   lost      it ended badly, or with other bits; it went on from an earlier checkpoint than the newest that was committed when
+#             the fault struck; or a survivor did not say which rank failed or what did
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 runs=${1:-20}
@@ -74,6 +78,17 @@ ranks_on_hosts() {
     [[ $(readlink "$process/exe") == "$train_gpt" ]] && echo "${process#/proc/}"
   done
 }
+# Those of the processes $@ that still run train_gpt.
+alive() {
+  local process
+  for process in "$@"; do [[ $(readlink "/proc/$process/exe") == "$train_gpt" ]] && echo "$process"; done
+}
+# The step of the newest checkpoint in folder $1; 0: there is none.
+newest_in() {
+  local name
+  name=$(find "$1" -maxdepth 1 -name 'step_????????' -printf '%f\n' 2>/dev/null | sort | tail -1)
+  echo $((10#${name#step_} + 0))
+}
 steps_in() { grep -cE '"step": [0-9]' "$1" 2>/dev/null || true; }
 now() { date +%s%N; }
 # seconds_since NANOSECONDS, with a decimal
@@ -94,6 +109,7 @@ same_bits() {
 declare -A tried hung lost times
 one_run() {
   local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim host restored
+  local survivors=() over=- committed first
   [[ $kind == disk ]] && folder=$scratch/disk/run
   rm -rf "$scratch"/run* "$scratch"/disk/*
   local start=("$sherd" run --mpirun "$mpirun") find=ranks_below
@@ -101,7 +117,7 @@ one_run() {
     start=("$hosts" launcher "$sherd" run --hosts "$(seq -s, -f 'host%g:1' 1 "$ranks")" --remote-shell "$SHERD_HOSTS_AGENT")
     find=ranks_on_hosts
   fi
-  "${start[@]}" --nproc "$ranks" --max-restarts 5 --grace 12 -- "$train_gpt" "${model[@]}" --comm mpi \
+  "${start[@]}" --nproc "$ranks" --max-restarts 5 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi \
     --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure stop --metrics "$scratch/run.metrics" \
     --export-weights "$scratch/run.weights" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
   job=$!
@@ -112,6 +128,8 @@ one_run() {
   victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
   [[ -z $victim ]] && kind=late  # it was over before
   before=$(steps_in "$scratch/run.metrics")
+  for at in "${victims[@]}"; do [[ $at == "$victim" ]] || survivors+=("$at"); done
+  committed=$(newest_in "$folder")
   death=$(now)
   case $kind in
     killed) kill -KILL "$victim" ;;
@@ -142,6 +160,7 @@ one_run() {
       seen=$at
       begun=$SECONDS
     fi
+    if [[ $over == - && -z $(alive "${survivors[@]}") ]]; then over=$(seconds_since "$death"); fi
     if [[ $seconds == - ]]; then
       if [[ $kind == delayed || $kind == late ]]; then
         ((at > before)) && seconds=$(seconds_since "$death")
@@ -168,11 +187,17 @@ one_run() {
     if [[ $code != 0 ]]; then verdict="lost (exit code $code)"; fi
     if [[ $code == 0 ]] && ! same_bits "$scratch/run.weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
     if [[ $kind == delayed && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
+    if [[ $kind == killed && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
+    first=$(sed -n 's/.*start 2 of .* from step \([0-9]*\).*/\1/p' "$scratch/run.err")
+    if ((starts > 1 && ${first:-0} < committed)); then verdict="lost (step $committed was committed, but it went on from ${first:-0})"; fi
+    if ((starts > 1)) && [[ $kind != disk && $over != - ]] && awk -v s="$over" 'BEGIN { exit !(s > 15) }'; then
+      verdict="hung (the others ended after $over s)"
+    fi
   fi
-  echo "run $number: $kind, rank process ${victim:-none}, after $before steps: $verdict, $starts starts, next step after $seconds s"
+  echo "run $number: $kind, rank process ${victim:-none}, after $before steps: $verdict, $starts starts, the others gone after $over s, next step after $seconds s"
   [[ $verdict == well ]] || sed 's/^/    /' "$scratch/run.err" | tail -15
   tried[$kind]=$((${tried[$kind]:-0} + 1))
-  [[ $verdict == hung ]] && hung[$kind]=$((${hung[$kind]:-0} + 1))
+  [[ $verdict == hung* ]] && hung[$kind]=$((${hung[$kind]:-0} + 1))
   [[ $verdict == lost* ]] && lost[$kind]=$((${lost[$kind]:-0} + 1))
   [[ $seconds == - ]] || times[$kind]+="$seconds "
 }

@@ -3,8 +3,7 @@
 # code 0 when nothing grew and nothing was lost:
 #
 #   memory       of every process, resident (VmRSS), is flat within 1 %: medians of 10 samples, those after its first minute and
-#                20 saves (each is written by a new thread, and glibc gives threads memory of their own up to a bound) and
-#                those at its end; a process that came to no such point is a failure, too: give it more minutes
+#                20 saves and those at its end; a process that came to no such point is a failure, too: give it more minutes
 #   checkpoints  every one that was committed verifies (`sherd ckpt verify`: all bytes, checksums, weights finite)
 #   metrics      have every step; those that a crash made to be done again have the same bits as before
 #   the end      the last resume ends by itself with exit code 0
@@ -93,6 +92,11 @@ for ((leg = 1; leg <= legs; ++leg)); do
     fi
   done
   find_processes
+  if ((${#processes[@]} == 0)); then
+    fail "leg $leg: no process of it is left, but its launcher is: $(tail -3 "$out/log")"
+    kill -KILL "$job"
+    break
+  fi
   kill -KILL "${processes[RANDOM % ${#processes[@]}]}"
   wait "$job" 2>/dev/null
 done

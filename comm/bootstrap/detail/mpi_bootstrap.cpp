@@ -57,6 +57,9 @@ int share_of_cores(MPI_Comm neighbours, int count) {
   return std::max(1, static_cast<int>(share + 1e-6));
 }
 
+/// A short timeout of calls is none for processes that have yet to be loaded.
+constexpr std::chrono::seconds kShortestStart{60};
+
 /// Where rank 0 listens, and what it wants to hear; a port of 0 says that it could not.
 struct Address {
   std::array<char, 256> host{};
@@ -67,6 +70,10 @@ struct Address {
 }  // namespace
 
 Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options) {
+  // Connecting to the store has the timeout itself, and says more.
+  const std::chrono::milliseconds year = std::chrono::hours(24 * 365);
+  const MpiDeadline deadline(std::max<std::chrono::milliseconds>(2 * std::min(timeout, year), kShortestStart),
+                             "MPI bootstrap");
   initialize_mpi();
   const ErrorsReturn errors_return;
   Job job;
@@ -105,7 +112,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
                                         std::string(), StoreGate{secret, options.log});
       address.port = server->port();
       job.store = server;
-    } catch (const CommError& error) {
+    } catch (const std::exception& error) {
       failure = error.what();  // the others wait for the broadcast
     }
   }
@@ -122,7 +129,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
   try {
     // Not connect_store(): SHERD_STORE_HOST may name another address of one host than its loopback.
     if (e.rank != 0) job.store = std::make_shared<ClientStore>(e.store_host, e, timeout);
-  } catch (const CommError&) {
+  } catch (const std::exception&) {
     unreachable = std::current_exception();
   }
   int connected = unreachable ? 0 : 1, all_connected = 0;

@@ -3,18 +3,48 @@
 #include <fmt/format.h>
 #include <mpi.h>
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/program.h>
 
 namespace sherd {
 namespace {
 
+constexpr std::chrono::seconds kFinalizeAfterFailure{5};
+
 // As there is one MPI in a process, there is one end of it.
-std::atomic<bool>& without_finalize() {
-  static std::atomic<bool> without{false};
-  return without;
+struct End {
+  std::atomic<bool> without_finalize{false}, badly{false};
+};
+End& the_end() {
+  static End end;
+  return end;
+}
+
+[[noreturn]] void leave_at_once(int status) {
+  std::fflush(nullptr);
+  _exit(status);
+}
+
+// When the process exits, with `status` if nothing is in its way.
+void end_mpi(int status, void*) {
+  const bool found_late = status == 0 && the_end().badly;
+  int finalized = 0;
+  if (!the_end().without_finalize && MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) {
+    if (status != 0)
+      std::thread([status] {
+        std::this_thread::sleep_for(kFinalizeAfterFailure);
+        leave_at_once(status);
+      }).detach();
+    MPI_Finalize();
+  }
+  if (found_late) leave_at_once(1);
 }
 
 }  // namespace
@@ -32,11 +62,8 @@ void initialize_mpi() {
   check_mpi(MPI_Initialized(&done), "MPI_Initialized");
   if (done) return;
   check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
-  without_finalize();  // made before, it goes after the function below
-  std::atexit([] {
-    int finalized = 0;
-    if (!without_finalize() && MPI_Finalized(&finalized) == MPI_SUCCESS && !finalized) MPI_Finalize();
-  });
+  the_end();  // made before, it goes after the function below
+  on_exit(end_mpi, nullptr);
 }
 
 MpiPlace mpi_place() {
@@ -55,8 +82,29 @@ MpiPlace mpi_place() {
   return place;
 }
 
-void mpi_ends_without_finalize() noexcept { without_finalize() = true; }
+void mpi_ends_without_finalize() noexcept { the_end().without_finalize = true; }
 
-bool ends_without_finalize() noexcept { return without_finalize(); }
+bool ends_without_finalize() noexcept { return the_end().without_finalize; }
+
+void mpi_ends_badly() noexcept { the_end().badly = true; }
+
+MpiDeadline::MpiDeadline(std::chrono::milliseconds limit, std::string what)
+    : watch_([this, limit, what = std::move(what)] {
+        std::unique_lock lock(mutex_);
+        if (changed_.wait_for(lock, limit, [this] { return over_; })) return;
+        print_error("sherd", fmt::format("{}: waited {} ms in MPI for the other processes: one has stopped, has gone, or "
+                                         "cannot be reached; MPI's calls cannot be left, so this process ends",
+                                         what, limit.count()));
+        leave_at_once(1);
+      }) {}
+
+MpiDeadline::~MpiDeadline() {
+  {
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+  }
+  changed_.notify_all();
+  watch_.join();
+}
 
 }  // namespace sherd

@@ -1,13 +1,20 @@
 // MPI in this process: its beginning and its end, of which there is one each, whatever uses it.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+
 namespace sherd {
 
 /// @throws CommError with MPI's own words for a result of `what` that is not MPI_SUCCESS.
 void check_mpi(int result, const char* what);
 
 /// Initialises MPI when nobody has: for any thread (MPI_THREAD_MULTIPLE, or what the library has), finalised
-/// when the process exits. @throws CommError.
+/// when the process exits. MPI_Finalize waits for all processes: one that exits with a failure waits for at most
+/// 5 s, for those that hear of it may have gone already. @throws CommError.
 void initialize_mpi();
 
 /// Who this process is in MPI_COMM_WORLD.
@@ -21,5 +28,23 @@ MpiPlace mpi_place();
 void mpi_ends_without_finalize() noexcept;
 /// Whether it will exit so.
 bool ends_without_finalize() noexcept;
+/// From now on an exit with code 0 is one with code 1: for a failure that was found when nobody was left to throw it to.
+void mpi_ends_badly() noexcept;
+
+/// MPI's blocking calls cannot be left, whatever becomes of the other processes. When a guard has lived for `limit`, the
+/// process ends with exit code 1 and a line on stderr that says what it waited for: it never hangs.
+class MpiDeadline {
+ public:
+  MpiDeadline(std::chrono::milliseconds limit, std::string what);
+  ~MpiDeadline();
+  MpiDeadline(const MpiDeadline&) = delete;
+  MpiDeadline& operator=(const MpiDeadline&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread watch_;  // last: it uses all of these
+};
 
 }  // namespace sherd

@@ -193,7 +193,7 @@ class Engine::Impl {
       check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process, kLetterTag,
                       comm_, &request),
             "MPI_Isend");
-      return add(request, {.letter = o.letter});
+      return add(request, {.letter = o.letter, .process = o.process});
     }
     for (const Transfer& t : o.transfers) {
       for (int64_t at = 0; at < t.bytes; at += options_.max_message) {
@@ -271,16 +271,17 @@ class Engine::Impl {
     if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
     if (count == MPI_UNDEFINED || count == 0) return;
     moved_ = true;
-    std::string failure;
+    for (int i = 0; i < count; ++i) {
+      const Open& what = what_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
+      const int error = result == MPI_ERR_IN_STATUS ? statuses_[static_cast<size_t>(i)].MPI_ERROR : MPI_SUCCESS;
+      if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
+      // The launch has failed before anybody takes the transfer for data that came.
+      if (what.batch) what.batch->failed_.store(true, std::memory_order_release);
+      handlers_.failed(fmt::format("MPI: a message {} process {} failed: {}", what.receives ? "from" : "to",
+                                   what.process, text_of(error)));
+    }
     for (int i = 0; i < count; ++i) {
       const auto at = static_cast<size_t>(indices_[static_cast<size_t>(i)]);
-      if (const int error = statuses_[static_cast<size_t>(i)].MPI_ERROR;
-          result == MPI_ERR_IN_STATUS && error != MPI_SUCCESS && failure.empty()) {
-        char text[MPI_MAX_ERROR_STRING] = "";
-        int length = 0;
-        MPI_Error_string(error, text, &length);
-        failure = fmt::format("MPI: a message failed: {}", text);
-      }
       if (const Open& what = what_[at]; what.batch) {
         note(*what.batch, what.process, !what.receives, -1);
         finish_one_of(what.batch);
@@ -296,7 +297,13 @@ class Engine::Impl {
     }
     open_.resize(kept);
     what_.resize(kept);
-    if (!failure.empty()) throw CommError(failure);
+  }
+
+  static std::string text_of(int error) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(error, text, &length);
+    return text;
   }
 
   void end() {

@@ -32,6 +32,8 @@ class Batch {
  public:
   /// All have ended: the memory is the caller's again.
   bool done() const { return open_.load(std::memory_order_acquire) == 0; }
+  /// A transfer of it ended in an error of MPI: what it was to receive is not there. Known when done().
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Processes whose data has not come yet or, when all has, to which data is not sent yet; ascending.
   std::vector<int> late() const;
 
@@ -43,6 +45,7 @@ class Batch {
   mutable std::mutex mutex_;
   std::map<int, Open> by_process_;  // under it
   std::atomic<int64_t> open_{0};
+  std::atomic<bool> failed_{false};
   std::function<void()> on_done_;
   std::shared_ptr<const void> keep_;
 };

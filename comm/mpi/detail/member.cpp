@@ -299,7 +299,11 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
   if (!over() && domain.aborted())
     point.changed.wait_until(lock, std::min(deadline, std::chrono::steady_clock::now() + kAfterFailure),
                              over);
-  if (batch->done()) return;
+  if (batch->done() && !batch->failed()) return;
+  if (batch->done()) {  // the launch failed before this was told
+    lock.unlock();
+    domain.raise(where_);
+  }
   member_.withdraw(*this);
   if (!withdrawn.empty()) member_.raise_cause(lock, where_, withdrawn.front());
   if (!domain.aborted()) {

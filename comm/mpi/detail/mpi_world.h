@@ -28,6 +28,8 @@ namespace sherd {
 ///
 /// Differences to what Communicator says:
 /// - That another rank has failed is seen within about one poll, not at once.
+/// - When a rank aborts right behind a collective, others may fail in that one although it is done there: what says
+///   so travels, and what it says has come may come later.
 /// - recover() throws NotSupported on every rank.
 /// - A failure ends all ranks with the first cause, but MPI's launcher may kill those that are left when a
 ///   process dies (docs/clusters.md).

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/kernels/device/program.h>
 
 namespace sherd::mpi {
 namespace {
@@ -80,6 +81,28 @@ void Session::say_goodbye() {
   const bool ended =
       engine_->close(together, together ? milliseconds(kFarewellAfterFailure) : milliseconds(0));
   if (!together || !ended) mpi_ends_without_finalize();
+  if (!together && !failed) tell_who_did_not_end();
+}
+
+// All calls were done, so nobody throws any more; still, a process that stands or is cut off has not done its part.
+void Session::tell_who_did_not_end() {
+  std::vector<int> missing;
+  {
+    std::lock_guard lock(point_->mutex);
+    for (int p = 0; p < engine_->processes(); ++p)
+      if (!goodbyes_.contains(p)) missing.push_back(p);
+  }
+  if (missing.empty()) return;  // it came in the last moment
+  const std::string text = fmt::format(
+      "process{} {} did not end within {} ms of process {}: stopped, cut off, or at work for longer (raise the timeout)",
+      missing.size() > 1 ? "es" : "", fmt::join(missing, ", "),
+      std::max<milliseconds>(options_.timeout, kShortestFarewell).count(), engine_->process());
+  print_error("sherd", text);
+  mpi_ends_badly();
+  try {
+    announce(*store_, {-1, text});
+  } catch (const std::exception&) {  // the store is gone with its process
+  }
 }
 
 int Session::take_tags(int count) {

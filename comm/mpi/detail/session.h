@@ -86,6 +86,7 @@ class Session {
   void watch();
   void look_at_store();
   void say_goodbye();
+  void tell_who_did_not_end();
 
   const MpiOptions options_;
   const std::vector<int> process_of_;
