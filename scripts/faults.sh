@@ -87,7 +87,8 @@ alive() {
 newest_in() {
   local name
   name=$(find "$1" -maxdepth 1 -name 'step_????????' -printf '%f\n' 2>/dev/null | sort | tail -1)
-  echo $((10#${name#step_} + 0))
+  name=${name:-step_0}
+  echo $((10#${name#step_}))
 }
 steps_in() { grep -cE '"step": [0-9]' "$1" 2>/dev/null || true; }
 now() { date +%s%N; }
