@@ -109,7 +109,7 @@ struct CheckpointSaver::Impl {
   std::exception_ptr failure;
   std::vector<SaveReport> reports;
   int exceptions_before = std::uncaught_exceptions();
-  LastingThread writer;  // last: it uses all of these
+  LastingThread background;  // last: it uses all of these
 };
 
 CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved, SaverOptions asked)
@@ -310,7 +310,7 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
 
 // Waits for the save in flight, on this rank, and throws what it failed with.
 void CheckpointSaver::Impl::finish() {
-  writer.wait();
+  background.wait();
   in_flight = false;
   if (failure) std::rethrow_exception(std::exchange(failure, nullptr));
 }
@@ -352,7 +352,7 @@ void CheckpointSaver::write() {
   auto taken = *std::exchange(s.snapshot, {});
   s.copied = taken.copied;
   s.done = false;
-  s.writer.start([&s, taken = std::move(taken)] {
+  s.background.start([&s, taken = std::move(taken)] {
     try {
       s.write(taken.state, taken.start, taken.blocked);
     } catch (...) {
