@@ -110,7 +110,7 @@ same_bits() {
 declare -A tried hung lost times
 one_run() {
   local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim host restored
-  local survivors=() over=- committed first
+  local survivors=() over=- committed first rank named
   [[ $kind == disk ]] && folder=$scratch/disk/run
   rm -rf "$scratch"/run* "$scratch"/disk/*
   local start=("$sherd" run --mpirun "$mpirun") find=ranks_below
@@ -118,7 +118,7 @@ one_run() {
     start=("$hosts" launcher "$sherd" run --hosts "$(seq -s, -f 'host%g:1' 1 "$ranks")" --remote-shell "$SHERD_HOSTS_AGENT")
     find=ranks_on_hosts
   fi
-  "${start[@]}" --nproc "$ranks" --max-restarts 5 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi \
+  "${start[@]}" --nproc "$ranks" --max-restarts 20 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi \
     --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure stop --metrics "$scratch/run.metrics" \
     --export-weights "$scratch/run.weights" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
   job=$!
@@ -131,6 +131,7 @@ one_run() {
   before=$(steps_in "$scratch/run.metrics")
   for at in "${victims[@]}"; do [[ $at == "$victim" ]] || survivors+=("$at"); done
   committed=$(newest_in "$folder")
+  rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p') 2>/dev/null
   death=$(now)
   case $kind in
     killed) kill -KILL "$victim" ;;
@@ -191,6 +192,12 @@ one_run() {
     if [[ $kind == killed && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
     first=$(sed -n 's/.*start 2 of .* from step \([0-9]*\).*/\1/p' "$scratch/run.err")
     if ((starts > 1 && ${first:-0} < committed)); then verdict="lost (step $committed was committed, but it went on from ${first:-0})"; fi
+    # Of the start that was struck: lines of its ranks that name the one that failed as another than their own.
+    named=$(sed '/start 2 of/,$d' "$scratch/run.err" | grep '^train_gpt: ' | sed 's/ on rank [0-9]*//g' |
+      grep -cE "ranks? ([0-9]+(, | and ))*$rank\\b")
+    if [[ $kind =~ ^(killed|stopped|network)$ ]] && ((starts > 1 && named < ${#survivors[@]})); then
+      verdict="lost ($named of ${#survivors[@]} survivors name rank $rank)"
+    fi
     if ((starts > 1)) && [[ $kind != disk && $over != - ]] && awk -v s="$over" 'BEGIN { exit !(s > 15) }'; then
       verdict="hung (the others ended after $over s)"
     fi
