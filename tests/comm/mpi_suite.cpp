@@ -110,6 +110,8 @@ std::vector<std::string> from_all_processes(const std::vector<std::string>& text
   return all;
 }
 
+std::shared_ptr<Store> common_store() { return next_store(); }
+
 // Messages and pieces so small that most calls need several, unless a test asks for others.
 void run_ranks(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
   const std::shared_ptr<Store> store = next_store();
