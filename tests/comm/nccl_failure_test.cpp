@@ -32,9 +32,10 @@ TEST(NcclFailure, ARankThatIsBehindIsNamedWithWhatItCalledLast) {
     };
     const auto [timeout, outcome] =
         run_until_late(queue, {}, "it waits for others: rank 2 came to barrier #1", body);
-    EXPECT_THAT(outcome.texts[0], AllOf(HasSubstr("all_reduce #2 (sum, f32, 8 elements, 32 bytes) on rank"),
-                                        HasSubstr(not_done(timeout) + "; it waits for others: rank 2 came to barrier #1"),
-                                        HasSubstr("nccl.check_calls compares every call")));
+    EXPECT_THAT(outcome.texts[0],
+                AllOf(HasSubstr("all_reduce #2 (sum, f32, 8 elements, 32 bytes) on rank"),
+                      HasSubstr(not_done(timeout) + "; it waits for others: rank 2 came to barrier #1"),
+                      HasSubstr("nccl.check_calls compares every call")));
     EXPECT_LT(outcome.seconds, 100);
   }
   const std::string silent = "it waits for others: rank 1 has called nothing there";
@@ -85,7 +86,8 @@ class StoreInFront : public Store {
   const std::shared_ptr<Store> store_;
 };
 
-/// A store that knows of a process's end a little later than NCCL: it is first told who asks after NCCL's error.
+/// A store that knows of a process's end a little later than NCCL: it is first told who asks after NCCL's
+/// error.
 class LateNotice final : public StoreInFront {
  public:
   LateNotice() : StoreInFront(make_memory_store()) {}
@@ -126,7 +128,7 @@ TEST(NcclFailure, TheNoticeOfAProcessThatEndedWinsOverTheErrorsItCauses) {
 
 TEST(NcclFailure, AnErrorOfNcclIsToldToAllRanksAndEndsEveryCommunicator) {
   const Outcome outcome =
-      run(cpu_devices(3), quick(10s), {.error_on = 1, .error_after = 4}, [](RankContext& c) {
+      run(cpu_devices(3), quick(60s), {.error_on = 1, .error_after = 4}, [](RankContext& c) {
         Stream& s = c.device->compute();
         const auto clone = c.world->clone();
         const Tensor t = make_tensor(*c.device, DType::f32, poison(8));
@@ -150,7 +152,8 @@ TEST(NcclFailure, ARankThatStopsAnsweringIsATimeoutEvenWithoutCheckedCalls) {
     c.world->all_reduce(s, t);
     s.synchronize();
   });
-  EXPECT_THAT(outcome.texts, Each(AllOf(HasSubstr(what), HasSubstr(not_done(timeout)), HasSubstr("check_calls"))));
+  EXPECT_THAT(outcome.texts,
+              Each(AllOf(HasSubstr(what), HasSubstr(not_done(timeout)), HasSubstr("check_calls"))));
   EXPECT_EQ(fake_nccl::log().aborted, 3);
   EXPECT_GT(outcome.seconds, 0.8 * std::chrono::duration<double>(timeout).count());
   EXPECT_LT(outcome.seconds, 100);
@@ -228,7 +231,7 @@ TEST(NcclFailure, InitialisationOfOneRankFailsForAll) {
     const auto devices = cpu_devices(3);
     std::string text;
     try {
-      nccl::make_world(fake_nccl::api(), devices, quick(10s));
+      nccl::make_world(fake_nccl::api(), devices, quick(60s));
     } catch (const CommError& e) {
       text = e.what();
     }

@@ -42,8 +42,8 @@ struct Outcome {
   double seconds = 0;
 };
 
-/// Makes a world over the devices and runs body on its ranks. Each that ends in a CommError gives its sign of that, where
-/// there are `signs`. Where there is no world, all ranks ended with the reason.
+/// Makes a world over the devices and runs body on its ranks. Each that ends in a CommError gives its sign of
+/// that, where there are `signs`. Where there is no world, all ranks ended with the reason.
 inline Outcome run(std::vector<std::shared_ptr<Device>> devices, const NcclOptions& options,
                    const fake_nccl::Faults& faults, const std::function<void(RankContext&)>& body,
                    Signs* signs = nullptr) {
@@ -73,8 +73,8 @@ inline Outcome run(std::vector<std::shared_ptr<Device>> devices, const NcclOptio
   return outcome;
 }
 
-/// A run of three ranks whose timeout is long enough for those that are to be in time: what ranks are told has `what`
-/// in it then.
+/// A run of three ranks whose timeout is long enough for those that are to be in time: what ranks are told
+/// has `what` in it then.
 inline std::pair<std::chrono::milliseconds, Outcome> run_until_late(
     bool queue, const fake_nccl::Faults& faults, const std::string& what,
     const std::function<void(RankContext&, Signs& signs)>& body) {
@@ -82,10 +82,13 @@ inline std::pair<std::chrono::milliseconds, Outcome> run_until_late(
       [&](std::chrono::milliseconds given) {
         Signs signs;
         const auto devices = queue ? queue_devices(3) : cpu_devices(3);
-        return run(devices, quick(given), faults, [&](RankContext& c) { body(c, signs); }, &signs);
+        return run(
+            devices, quick(given), faults, [&](RankContext& c) { body(c, signs); }, &signs);
       },
       [&](const Outcome& o) {
-        const auto has = [&](const std::string& text) { return text.empty() || text.find(what) != text.npos; };
+        const auto has = [&](const std::string& text) {
+          return text.empty() || text.find(what) != text.npos;
+        };
         return std::ranges::all_of(o.texts, has);
       });
 }

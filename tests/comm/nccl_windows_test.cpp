@@ -17,7 +17,7 @@ using testing::HasSubstr;
 constexpr int64_t kGranularity = int64_t{2} << 20;
 
 NcclOptions with_windows() {
-  NcclOptions options = quick(10s);
+  NcclOptions options = quick(60s);
   options.windows = true;
   return options;
 }
@@ -194,7 +194,7 @@ TEST(NcclWindows, AreNotRegisteredASecondTime) {
 }
 
 TEST(NcclWindows, ThereAreNoneUnlessAskedFor) {
-  const Outcome outcome = run(cpu_devices(2), quick(10s), {}, [](RankContext& c) {
+  const Outcome outcome = run(cpu_devices(2), quick(60s), {}, [](RankContext& c) {
     const Buffers buffers(c);
     buffers.set->share(*c.world);
     buffers.use(*c.world, c.device->compute());

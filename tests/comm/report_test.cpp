@@ -26,8 +26,8 @@ using testing::Not;
 using testing::SizeIs;
 
 /// What the ranks that ended in a CommError were told. Each gives its sign of that, where there are `signs`.
-std::vector<std::string> errors(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body,
-                                Signs* signs = nullptr) {
+std::vector<std::string> errors(int ranks, const LaunchOptions& options,
+                                const std::function<void(RankContext&)>& body, Signs* signs = nullptr) {
   std::mutex mutex;
   std::vector<std::string> texts;
   try {
@@ -58,8 +58,8 @@ void gradients(RankContext& c, int64_t n = 16) {
   c.world->all_reduce(c.device->compute(), make_tensor(*c.device, DType::f32, poison(n)));
 }
 
-/// After a barrier of all ranks the last one calls nothing further, and stays; the others make a call, `what` in
-/// messages. What they were told, and how long they have waited.
+/// After a barrier of all ranks the last one calls nothing further, and stays; the others make a call, `what`
+/// in messages. What they were told, and how long they have waited.
 std::pair<std::chrono::milliseconds, std::vector<std::string>> without_the_last(
     int ranks, const std::string& what, const std::function<void(RankContext&)>& call) {
   std::vector<int> others(static_cast<size_t>(ranks) - 1);
@@ -84,13 +84,16 @@ std::pair<std::chrono::milliseconds, std::vector<std::string>> without_the_last(
 
 TEST(TimeoutReport, SaysWhoWaitsForHowLongAndWhatTheOthersDidLast) {
   for (const int ranks : {2, 4}) {
-    const auto [timeout, texts] = without_the_last(ranks, "all_reduce #2", [](RankContext& c) { gradients(c); });
+    const auto [timeout, texts] =
+        without_the_last(ranks, "all_reduce #2", [](RankContext& c) { gradients(c); });
     EXPECT_THAT(texts, SizeIs(ranks - 1));
     const std::string missing = std::to_string(ranks - 1), waited = std::to_string(timeout.count());
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
-                                            "'blocks.1' on rank"),
-                                  HasSubstr("waited " + waited + " ms for rank " + missing + ", which did not call it"),
-                                  HasSubstr("the last call of rank " + missing + " was barrier #1 (0 bytes) of 'world'"))));
+    EXPECT_THAT(
+        texts,
+        Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
+                             "'blocks.1' on rank"),
+                   HasSubstr("waited " + waited + " ms for rank " + missing + ", which did not call it"),
+                   HasSubstr("the last call of rank " + missing + " was barrier #1 (0 bytes) of 'world'"))));
     for (int r = 0; r < ranks - 1; ++r)
       EXPECT_THAT(texts, Each(ContainsRegex("rank " + std::to_string(r) + " \\(for [0-9]+ ms\\)")));
     EXPECT_THAT(texts, Each(HasSubstr(ranks == 2 ? " has come and waits" : " have come and wait")));
@@ -210,7 +213,8 @@ TEST(FlightFiles, AreWrittenOfRanksThatAreInNoCallWhenAnotherFails) {
     signs.give("rank 1 is in no call");
     // It computes, and calls nothing: its file comes all the same.
     const auto last = std::chrono::steady_clock::now() + kLongEnough;
-    while (!std::filesystem::exists(folder.path() + "/flight_rank_00001.json") && std::chrono::steady_clock::now() < last)
+    while (!std::filesystem::exists(folder.path() + "/flight_rank_00001.json") &&
+           std::chrono::steady_clock::now() < last)
       std::this_thread::sleep_for(20ms);
   });
   EXPECT_THAT(texts, SizeIs(0));
@@ -218,14 +222,17 @@ TEST(FlightFiles, AreWrittenOfRanksThatAreInNoCallWhenAnotherFails) {
     EXPECT_THAT(read_bytes(folder.path() + name), HasSubstr("rank 0 failed: of its own"));
 }
 
-/// What is wrong with rank 0's totals where rank 1 came that much later than ranks 0 and 2 to twelve collectives.
+/// What is wrong with rank 0's totals where rank 1 came that much later than ranks 0 and 2 to twelve
+/// collectives.
 std::string wrong_with(const ArrivalTotals& totals, std::chrono::nanoseconds late) {
   if (totals.size() != 3) return "not three ranks";
   for (const RankArrivals& r : totals)
     if (r.collectives < 11) return "too few collectives";
   std::string wrong;
-  if (totals[1].last <= totals[0].last + totals[2].last) wrong += "rank 1 was not the last one for the most part; ";
-  if (totals[1].late_ns <= std::max(totals[0].late_ns, totals[2].late_ns)) wrong += "rank 1 was not late the most; ";
+  if (totals[1].last <= totals[0].last + totals[2].last)
+    wrong += "rank 1 was not the last one for the most part; ";
+  if (totals[1].late_ns <= std::max(totals[0].late_ns, totals[2].late_ns))
+    wrong += "rank 1 was not late the most; ";
   if (totals[1].after_median_ns <= 5 * late.count()) wrong += "rank 1 was hardly behind the median; ";
   return wrong;
 }
@@ -245,7 +252,8 @@ TEST(Arrivals, NameTheRankThatComesLast) {
           for (const char* other : {"0", "2"}) signs.await(place + other);
           std::this_thread::sleep_for(late);
         } else {
-          c.device->compute().submit("sign", [&, sign = place + rank](ExecutionContext&) { signs.give(sign); });
+          c.device->compute().submit("sign",
+                                     [&, sign = place + rank](ExecutionContext&) { signs.give(sign); });
         }
         gradients(c);
         c.device->compute().synchronize();

@@ -1,8 +1,12 @@
 // The job's secret: who gets into the store, who does not, and what those who do not can do to it, which is
 // nothing.
+#include <arpa/inet.h>
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -28,6 +32,7 @@ namespace sherd::test {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::_;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -287,6 +292,38 @@ TEST(Strangers, AThousandAtOnceKeepNobodyOut) {
   EXPECT_LE(lines->all().size(), 100u) << "a few lines, not one for each";
   EXPECT_GE(dropped(lines->all()), kMany);
   EXPECT_LE(dropped(lines->all()), kMany + 50);
+}
+
+/// A connection to the store from one of this host's many addresses.
+StorePeer peer_from(const std::string& address, int port) {
+  Socket s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in own{}, there{};
+  own.sin_family = there.sin_family = AF_INET;
+  EXPECT_EQ(inet_pton(AF_INET, address.c_str(), &own.sin_addr), 1);
+  EXPECT_EQ(inet_pton(AF_INET, kLoopback.c_str(), &there.sin_addr), 1);
+  there.sin_port = htons(static_cast<uint16_t>(port));
+  EXPECT_EQ(::bind(s.fd(), reinterpret_cast<const sockaddr*>(&own), sizeof own), 0);
+  EXPECT_EQ(::connect(s.fd(), reinterpret_cast<const sockaddr*>(&there), sizeof there), 0);
+  ::fcntl(s.fd(), F_SETFL, O_NONBLOCK);
+  return StorePeer(std::move(s));
+}
+
+TEST(Strangers, OfManyAddressesMakeRoomByAge) {
+  Lines lines;
+  ServerStore server(kLoopback, 0, 2, 1s, {}, {kSecret, lines.log(), 4, 60s});
+  std::vector<StorePeer> strangers;
+  // Two connections more than there is room for, which is two ranks' and four; the later, the lower as text.
+  for (int host = 9; host > 1; --host)
+    strangers.push_back(peer_from("127.0.0." + std::to_string(host), server.port()));
+  EXPECT_THAT(lines.wait(2), ElementsAre(HasSubstr("from 127.0.0.9 port"), HasSubstr("from 127.0.0.8 port")));
+  // A rank comes, the lowest of all; then one address has two, of which the older one goes.
+  const auto one = connect_store(rank_of(1, 2, server.port(), kSecret), 60s);
+  strangers.push_back(peer_from("127.0.0.2", server.port()));
+  strangers.push_back(peer_from("127.0.0.9", server.port()));
+  EXPECT_THAT(lines.wait(5), ElementsAre(_, _, HasSubstr("from 127.0.0.7 port"),
+                                         HasSubstr("from 127.0.0.6 port"), HasSubstr("from 127.0.0.2 port")));
+  one->set("k", "v");
+  EXPECT_EQ(server.get("k"), "v");
 }
 
 TEST(Strangers, ThatTakeTheProcesssLastHandlesAreSentAway) {

@@ -227,7 +227,8 @@ TEST(Bootstrap, AnotherJobOfEqualSizeIsRefusedWhereBothHaveNames) {
   one->set("k", "v");
   EXPECT_EQ(two->get("k"), "v");
   ServerStore longest(kLoopback, 0, 2, 1s, std::string(1000, 'x'));
-  connect_store({1, 2, 1, kLoopback, longest.port(), true, std::string(1000, 'x')}, kLongEnough)->set("k", "v");
+  connect_store({1, 2, 1, kLoopback, longest.port(), true, std::string(1000, 'x')}, kLongEnough)
+      ->set("k", "v");
 }
 
 // As when rank 0's process is stopped: the question has a limit of its own.
@@ -300,7 +301,8 @@ TEST(Hostile, WhatNoClientSendsIsCutOffAndOthersAreServed) {
     const Socket s = Socket::connect(kLoopback, server.port(), Clock::now() + kLongEnough, why);
     ASSERT_TRUE(s) << why;
     s.send(bytes, Clock::now() + kLongEnough, why);
-    EXPECT_FALSE(s.receive(answer, Clock::now() + kLongEnough, why)) << "the connection is closed without a word";
+    EXPECT_FALSE(s.receive(answer, Clock::now() + kLongEnough, why))
+        << "the connection is closed without a word";
     EXPECT_NE(why, "it did not answer in time");
     good->set("k", "v");
   }
