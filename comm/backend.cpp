@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/local/detail/local_communicator.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
 #include <sherd/comm/nccl/detail/nccl_world.h>
@@ -19,32 +20,45 @@ namespace {
 using Worlds = std::vector<std::shared_ptr<Communicator>>;
 using Devices = std::span<const std::shared_ptr<Device>>;
 
-NcclOptions nccl_options(const LaunchOptions& options) {
+/// The recorders' options of a launch, whose ranks share the store, or are threads of this process where
+/// there is none.
+FlightRecorderOptions flight_recorder(const LaunchOptions& options, Store* store) {
+  FlightRecorderOptions flights = options.flight_recorder;
+  if (flights.folder.empty() || !flights.launch.empty()) return flights;
+  for (const char c : store_proof::random_bytes().substr(0, 8))
+    flights.launch += fmt::format("{:02x}", static_cast<unsigned char>(c));
+  // Which rank's it is does not matter, as long as all have the same.
+  if (store) flights.launch = store->set_once("flight recorder/launch", flights.launch);
+  return flights;
+}
+
+NcclOptions nccl_options(const LaunchOptions& options, Store* store) {
   NcclOptions nccl = options.nccl;
   nccl.timeout = options.timeout;
-  nccl.flight_recorder = options.flight_recorder;
+  nccl.flight_recorder = flight_recorder(options, store);
   return nccl;
 }
 
 const std::array kBackends{
     Backend{BackendKind::local, "local", false, false, [] { return true; },
             [](Devices devices, const LaunchOptions& o) -> Worlds {
-              return make_local_world(devices, o.timeout, o.flight_recorder);
+              return make_local_world(devices, o.timeout, flight_recorder(o, nullptr));
             },
             nullptr},
     Backend{BackendKind::nccl, "nccl", true, false, has_nccl_backend,
             [](Devices devices, const LaunchOptions& o) -> Worlds {
-              return make_nccl_world(devices, nccl_options(o));
+              return make_nccl_world(devices, nccl_options(o, nullptr));
             },
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               const LaunchEnvironment& e = job.environment;
-              return make_nccl_world(std::move(device), job.store, e.rank, e.size, nccl_options(o));
+              return make_nccl_world(std::move(device), job.store, e.rank, e.size,
+                                     nccl_options(o, job.store.get()));
             }},
     Backend{BackendKind::mpi, "mpi", true, true, has_mpi_backend, nullptr,
             [](const Job& job, std::shared_ptr<Device> device, const LaunchOptions& o) {
               MpiOptions mpi = o.mpi;
               mpi.timeout = o.timeout;
-              mpi.flight_recorder = o.flight_recorder;
+              mpi.flight_recorder = flight_recorder(o, job.store.get());
               std::vector<int> processes(static_cast<size_t>(job.environment.size));
               std::iota(processes.begin(), processes.end(), 0);
               return make_mpi_world({&device, 1}, processes, job.store, mpi).at(0);

@@ -18,7 +18,8 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kHelp = R"(FILE is flight_rank_00003.json of one rank, or a folder that holds those of several. Ranks write them when a launch
+constexpr const char* kHelp =
+    R"(FILE is flight_rank_00003.json of one rank, or a folder that holds those of several. Ranks write them when a launch
 fails whose flight_recorder.folder is given (train_gpt --flight-recorder FOLDER): each its last operations.
 
 For example, rank 1 of 3 left its loop one step early:
@@ -39,9 +40,13 @@ the time is before the files were written. Divergences are ranks that called som
 sizes or arguments, and ranks that did not come while others waited: never called it, or queued it behind work that was not
 done. The first is likely to be the cause of the others.
 
+A run that is started again writes to the same folder, and a rank that is killed writes nothing: its file may be of an earlier
+launch. Such files are left out, and named.
+
 --json prints one object:
   files        path, rank, size, cause (why the rank's launch failed), recorded (operations of the rank, of which the last
                are in the file)
+  left_out     paths of files of earlier launches
   without_file ranks of the world of which no file was given; remarks: lines for people
   operations   the last ones, by time: communicator, epoch (recoveries before), lane (collective, split, message), from and to
                (of a message), sequence, before_ms, ranks [{rank, op, purpose, dtype, elements, bytes, state}], never_came,
@@ -102,11 +107,13 @@ ordered_json json_of(const Divergence& d) {
           {"text", d.text}};
 }
 
-std::string json_text(const std::vector<FlightFile>& files, const Comparison& c, size_t begin) {
+std::string json_text(const FlightFiles& read, const Comparison& c, size_t begin) {
+  const std::vector<FlightFile>& files = read.files;
   ordered_json j = {{"files", ordered_json::array()}};
   for (const FlightFile& f : files)
     j["files"].push_back(
         {{"path", f.path}, {"rank", f.rank}, {"size", f.size}, {"cause", f.cause}, {"recorded", f.recorded}});
+  j["left_out"] = read.of_earlier_launches;
   j["without_file"] = c.without_file;
   j["remarks"] = c.remarks;
   j["operations"] = ordered_json::array();
@@ -116,6 +123,17 @@ std::string json_text(const std::vector<FlightFile>& files, const Comparison& c,
   j["divergences"] = ordered_json::array();
   for (const Divergence& d : c.divergences) j["divergences"].push_back(json_of(d));
   return j.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+std::string left_out(const FlightFiles& read) {
+  constexpr size_t kMostNamed = 8;
+  const std::vector<std::string>& paths = read.of_earlier_launches;
+  std::string names;
+  for (size_t i = 0; i < std::min(paths.size(), kMostNamed); ++i)
+    names += (i == 0 ? "" : ", ") + printable(paths[i]);
+  if (paths.size() > kMostNamed) names += fmt::format(" and {} more", paths.size() - kMostNamed);
+  return fmt::format("left out, because {} of an earlier launch than the others: {}",
+                     paths.size() > 1 ? "they are" : "it is", names);
 }
 
 /// "ranks 0, 2 running, rank 1 never called it"
@@ -185,14 +203,15 @@ CLI::App* TraceCommand::add_to(CLI::App& app) {
 }
 
 void TraceCommand::run(std::ostream& out) const {
-  const std::vector<FlightFile> read = read_flight_files(files);
-  const Comparison compared = compare(read);
+  const FlightFiles read = read_flight_files(files);
+  Comparison compared = compare(read.files);
+  if (!read.of_earlier_launches.empty()) compared.remarks.insert(compared.remarks.begin(), left_out(read));
   const auto shown = static_cast<size_t>(last);
   const size_t begin = compared.operations.size() > shown ? compared.operations.size() - shown : 0;
   if (json)
     out << json_text(read, compared, begin);
   else
-    print(out, read, compared, begin);
+    print(out, read.files, compared, begin);
   if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
 }
 

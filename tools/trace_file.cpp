@@ -47,6 +47,9 @@ class Fields {
     if (!value.is_string()) refuse(name, "no text");
     return value.get<std::string>();
   }
+  std::string text_or_none(const char* name) const {
+    return object_.contains(name) ? text(name) : std::string();
+  }
   const json& list(const char* name) const {
     const json& value = at(name);
     if (!value.is_array()) refuse(name, "no list");
@@ -151,6 +154,7 @@ FlightFile read_flight_file(const fs::path& path) {
     top.refuse("sherd_flight", "not 1: the file is of another version of sherd");
   file.size = static_cast<int>(top.number("size", 1, kMostRanks));
   file.rank = static_cast<int>(top.number("rank", 0, file.size - 1));
+  file.launch = top.text_or_none("launch");
   file.cause = top.text("cause");
   file.recorded = top.number("recorded", 0, kMost);
   file.written_ns = top.number("written_ns", 0, kMost);
@@ -163,7 +167,9 @@ FlightFile read_flight_file(const fs::path& path) {
   return file;
 }
 
-std::vector<FlightFile> read_flight_files(const std::vector<std::string>& paths) {
+namespace {
+
+std::vector<fs::path> files_of(const std::vector<std::string>& paths) {
   std::vector<fs::path> wanted;
   for (const std::string& given : paths) {
     std::error_code error;
@@ -182,22 +188,38 @@ std::vector<FlightFile> read_flight_files(const std::vector<std::string>& paths)
                                         "recorder fails",
                                         given));
   }
+  return wanted;
+}
+
+}  // namespace
+
+FlightFiles read_flight_files(const std::vector<std::string>& paths) {
+  std::vector<FlightFile> all;
+  for (const fs::path& path : files_of(paths)) all.push_back(read_flight_file(path));
+  const auto newest = std::max_element(all.begin(), all.end(), [](const FlightFile& a, const FlightFile& b) {
+    return a.written_wall_ns < b.written_wall_ns;
+  });
+  const std::string launch = newest == all.end() ? "" : newest->launch;
+  FlightFiles result;
   std::map<int, FlightFile> by_rank;
-  for (const fs::path& path : wanted) {
-    FlightFile file = read_flight_file(path);
+  for (FlightFile& file : all) {
+    if (file.launch != launch) {
+      result.of_earlier_launches.push_back(file.path);
+      continue;
+    }
     if (!by_rank.empty() && by_rank.begin()->second.size != file.size)
       throw InvalidArgument(fmt::format("{} is of a world of {} ranks, {} of one of {}; give the files of one run",
                                         file.path, file.size, by_rank.begin()->second.path,
                                         by_rank.begin()->second.size));
     const int rank = file.rank;
+    const std::string path = file.path;
     const auto [other, is_new] = by_rank.emplace(rank, std::move(file));
     if (!is_new)
       throw InvalidArgument(fmt::format("{} and {} are both of rank {}; give the files of one run, each once",
-                                        path.string(), other->second.path, rank));
+                                        path, other->second.path, rank));
   }
-  std::vector<FlightFile> files;
-  for (auto& [rank, file] : by_rank) files.push_back(std::move(file));
-  return files;
+  for (auto& [rank, file] : by_rank) result.files.push_back(std::move(file));
+  return result;
 }
 
 }  // namespace sherd::tools

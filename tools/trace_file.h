@@ -34,6 +34,7 @@ struct FlightEntry {
 struct FlightFile {
   std::string path;
   int rank = 0, size = 1;
+  std::string launch;  // the same in the files of one launch alone; "": of a version that did not say
   std::string cause;
   int64_t recorded = 0;  // operations of the rank; the last of them are `entries`
   int64_t written_ns = 0, written_wall_ns = 0;
@@ -51,9 +52,17 @@ struct FlightFile {
 /// written.
 FlightFile read_flight_file(const std::filesystem::path& path);
 
-/// The files of these paths, by rank; of a folder all that are called as recorders call them.
-/// @throws as read_flight_file(); InvalidArgument for a folder without any, two files of one rank, and files of worlds of
-/// different sizes.
-std::vector<FlightFile> read_flight_files(const std::vector<std::string>& paths);
+struct FlightFiles {
+  std::vector<FlightFile> files;  // of one launch, by rank
+  /// Paths. A run that is started again in the same folder leaves those of ranks that wrote none in its last
+  /// launch.
+  std::vector<std::string> of_earlier_launches;
+};
+
+/// The files of these paths; of a folder all that are called as recorders call them. Where they are of
+/// several launches, those of the one that wrote last.
+/// @throws as read_flight_file(); InvalidArgument for a folder without any, and in one launch for two files
+/// of one rank and for files of worlds of different sizes.
+FlightFiles read_flight_files(const std::vector<std::string>& paths);
 
 }  // namespace sherd::tools

@@ -16,10 +16,12 @@ struct FlightRecorderOptions {
   /// How many of a rank's last operations are kept; 0: none. At most kMostOperations.
   int64_t operations = 256;
   static constexpr int64_t kMostOperations = int64_t{1} << 20;
-  /// Where each rank writes flight_rank_00003.json when its launch fails: after a CommError, or when a rank has
-  /// ended by an exception. Made at the start when it is not there. "": nothing is written. What another run has
-  /// left there stays until a failure overwrites it.
+  /// Where each rank writes flight_rank_00003.json when its launch fails: after a CommError, or when a rank
+  /// has ended by an exception. Made at the start when it is not there. "": nothing is written. What another
+  /// run has left there stays until a failure overwrites it; `sherd trace` tells such files by `launch`.
   std::string folder = {};
+  /// Stands in the files of all ranks of one launch, and of no other. launch() draws one where it is "".
+  std::string launch = {};
 };
 
 }  // namespace sherd

@@ -16,6 +16,7 @@
 #include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
 
+#include "comm/reserved_port.h"
 #include "comm/store_lines.h"
 #include "temporary_folder.h"
 
@@ -241,15 +242,12 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
 }
 
-/// A port that nobody listens on (at the moment).
-int free_port() { return Socket::listen(kLoopback, 0).local_port(); }
-
 /// Whether the store of a job of two that is told to listen on `host` answers on `address`.
 bool answers(const std::string& host, bool one_host, const std::string& address) {
-  const int port = free_port();
-  const auto store = connect_store({0, 2, 0, host, port, one_host}, 1s, {.linger = 1s});
+  const ReservedPort port;
+  const auto store = connect_store({0, 2, 0, host, port.number(), one_host}, 1s, {.linger = 1s});
   std::string why;
-  return static_cast<bool>(Socket::connect(address, port, Clock::now() + 5s, why));
+  return static_cast<bool>(Socket::connect(address, port.number(), Clock::now() + 60s, why));
 }
 
 // Kubernetes gives the first pod MASTER_ADDR=localhost and the others a name; or it is a service's address,
@@ -289,7 +287,8 @@ TEST(Bootstrap, ListensOnTheAddressThatTheOthersUseWhereItIsItsOwn) {
 
 TEST(WithoutASecret, SeveralHostsAreWarnedOfOnceOrRefused) {
   Lines lines;
-  const int port = free_port();
+  const ReservedPort reserved;
+  const int port = reserved.number();
   LaunchEnvironment e{0, 2, 0, "node0", port};
   connect_store(e, 1s, {.log = lines.log()});
   EXPECT_THAT(lines.all(), ElementsAre(AllOf(HasSubstr("no secret"), HasSubstr("SHERD_JOB_SECRET"),
@@ -310,7 +309,7 @@ TEST(WithoutASecret, SeveralHostsAreWarnedOfOnceOrRefused) {
   const auto store = connect_store(e, 1s, {.log = lines.log()});
   EXPECT_EQ(lines.all().size(), 1u);
   std::string why;
-  EXPECT_FALSE(Socket::connect("127.0.0.2", port, Clock::now() + 5s, why))
+  EXPECT_FALSE(Socket::connect("127.0.0.2", port, Clock::now() + 60s, why))
       << "on loopback's own address alone";
 }
 

@@ -48,8 +48,10 @@ void deliver(ncclComm_t comm) {
 }
 
 ncclResult_t look_at(ncclComm_t comm) {
-  if (comm->world_rank == world().faults.error_on && comm->operations > world().faults.error_after)
+  if (comm->world_rank == world().faults.error_on && comm->operations > world().faults.error_after) {
+    ++world().log.errors;
     return world().faults.error;
+  }
   if (comm->looks > 0) {
     --comm->looks;
     return ncclInProgress;

@@ -127,6 +127,9 @@ TEST_F(Ring, HoldsLivingCommunicatorsAndThoseOfRecords) {
 TEST_F(Ring, RecordsWhatEveryVerbDoes) {
   LaunchOptions options;
   options.flight_recorder.folder = folder_.path().string();
+  const auto launch_of = [&](int rank) {
+    return json::parse(read_bytes(folder_ / FlightRecorder::file_name(rank)))["launch"].get<std::string>();
+  };
   EXPECT_THROW(launch(2, options,
                       [](RankContext& c) {
                         Stream& s = c.device->compute();
@@ -155,6 +158,18 @@ TEST_F(Ring, RecordsWhatEveryVerbDoes) {
   EXPECT_EQ(j["records"][3]["peer"], 0);
   EXPECT_EQ(j["records"][3]["group"], "world/1.0");
   for (const json& r : j["records"]) EXPECT_EQ(r["state"], "done") << r;
+
+  const std::string name = launch_of(0);
+  EXPECT_EQ(name.size(), 16u);
+  EXPECT_EQ(launch_of(1), name);
+  const auto fail = [](RankContext& c) {
+    if (c.world->rank() == 1) throw std::runtime_error("the end");
+  };
+  EXPECT_THROW(launch(2, options, fail), std::runtime_error);
+  EXPECT_NE(launch_of(0), name) << "every launch has its own";
+  options.flight_recorder.launch = "given";
+  EXPECT_THROW(launch(2, options, fail), std::runtime_error);
+  EXPECT_EQ(launch_of(1), "given");
 }
 
 TEST(FlightOptions, ThatCannotBeAreRefused) {

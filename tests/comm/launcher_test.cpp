@@ -69,7 +69,7 @@ TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
                         for (;;) c.world->barrier(s);
                       }),
                IoError);
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 100s);
 }
 
 // Four ranks, two streams each with room for one piece of work, which wait for each other and for their peers.
@@ -216,10 +216,14 @@ TEST(Launch, AcceptsATimeoutOfForever) {
 TEST(Launch, RethrowsTheFirstFailure) {
   try {
     launch(3, [](RankContext& c) {
-      if (c.world->rank() == 0) std::this_thread::sleep_for(100ms);
-      if (c.world->rank() == 0) throw std::logic_error("late");
       if (c.world->rank() == 2) throw OutOfMemory("early");
-      c.world->barrier(c.device->compute());
+      try {
+        c.world->barrier(c.device->compute());
+        c.device->compute().synchronize();
+      } catch (const CommError&) {  // of rank 2's failure: what comes now is later
+        if (c.world->rank() == 0) throw std::logic_error("late");
+        throw;
+      }
     });
     FAIL();
   } catch (const OutOfMemory& e) {

@@ -110,6 +110,8 @@ std::vector<std::string> from_all_processes(const std::vector<std::string>& text
   return all;
 }
 
+std::shared_ptr<Store> common_store() { return next_store(); }
+
 // Messages and pieces so small that most calls need several, unless a test asks for others.
 void run_ranks(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body) {
   const std::shared_ptr<Store> store = next_store();
@@ -127,6 +129,8 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   if (mpi.max_message == MpiOptions().max_message) mpi.max_message = 3000;
   if (mpi.reduction_piece == MpiOptions().reduction_piece) mpi.reduction_piece = 1100;
   std::exception_ptr failure;
+  // However late a process is, it is not so for a test's short timeout.
+  store->barrier("here", job().environment.rank, job().environment.size, kPatience);
   {
     const auto worlds = make_mpi_world(devices, process_of(ranks), store, mpi);
     std::vector<RankContext> contexts;

@@ -98,7 +98,7 @@ TEST(Progress, NeedsNoCallOfTheHost) {
     std::atomic<bool> moved{false};
     c.world->all_gather(*side, all, all.flat(c.world->rank() * n, (c.world->rank() + 1) * n));
     side->submit("moved", [&](ExecutionContext&) { moved = true; });
-    const auto deadline = std::chrono::steady_clock::now() + 20s;
+    const auto deadline = std::chrono::steady_clock::now() + 100s;
     while (!moved && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
     EXPECT_TRUE(moved);
     side->synchronize();
@@ -112,10 +112,12 @@ TEST(Waiting, CostsNoCore) {
     c.world->barrier(s);
     s.synchronize();
     const double before = cpu_seconds();
+    const auto start = std::chrono::steady_clock::now();
     if (c.world->rank() == 0) std::this_thread::sleep_for(1s);
     c.world->barrier(s);
     s.synchronize();
-    EXPECT_LT(cpu_seconds() - before, 0.3);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+    EXPECT_LT(cpu_seconds() - before, 0.3 * took.count());
   });
 }
 

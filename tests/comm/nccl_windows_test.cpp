@@ -17,7 +17,7 @@ using testing::HasSubstr;
 constexpr int64_t kGranularity = int64_t{2} << 20;
 
 NcclOptions with_windows() {
-  NcclOptions options = quick(10s);
+  NcclOptions options = quick(60s);
   options.windows = true;
   return options;
 }
@@ -157,17 +157,23 @@ TEST(NcclWindows, NothingIsClosedAfterAFailureAndMemoryGoesLast) {
 }
 
 TEST(NcclWindows, ARankThatDoesNotShareIsNamed) {
-  NcclOptions options = with_windows();
-  options.timeout = 300ms;
-  const Outcome outcome = run(cpu_devices(3), options, {}, [](RankContext& c) {
-    const Buffers buffers(c);
-    if (c.world->rank() == 1)
-      std::this_thread::sleep_for(600ms);
-    else
+  const auto run_without_rank_1 = [](std::chrono::milliseconds timeout) {
+    NcclOptions options = with_windows();
+    options.timeout = timeout;
+    Signs signs;
+    const auto body = [&](RankContext& c) {
+      const Buffers buffers(c);
+      if (c.world->rank() == 1) return signs.await_failures({0, 2});
       buffers.set->share(*c.world);
-  });
-  EXPECT_THAT(outcome.texts[0],
-              AllOf(HasSubstr("making a window of 2097152 bytes (nccl.windows)"), HasSubstr("rank 1")));
+    };
+    return run(cpu_devices(3), options, {}, body, &signs);
+  };
+  const auto is_of_rank_1 =
+      AllOf(HasSubstr("making a window of 2097152 bytes (nccl.windows)"), HasSubstr("for rank 1,"));
+  const Outcome outcome = with_timeout(run_without_rank_1, [&](const Outcome& o) {
+                            return testing::Value(o.texts[0], is_of_rank_1);
+                          }).second;
+  EXPECT_THAT(outcome.texts[0], is_of_rank_1);
 }
 
 TEST(NcclWindows, AreNotRegisteredASecondTime) {
@@ -188,7 +194,7 @@ TEST(NcclWindows, AreNotRegisteredASecondTime) {
 }
 
 TEST(NcclWindows, ThereAreNoneUnlessAskedFor) {
-  const Outcome outcome = run(cpu_devices(2), quick(10s), {}, [](RankContext& c) {
+  const Outcome outcome = run(cpu_devices(2), quick(60s), {}, [](RankContext& c) {
     const Buffers buffers(c);
     buffers.set->share(*c.world);
     buffers.use(*c.world, c.device->compute());

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <sherd/comm/bootstrap/store.h>
 #include <sherd/comm/launcher.h>
 
 namespace sherd::test {
@@ -24,5 +26,7 @@ int ranks_here(int ranks);
 bool is_here(int rank, int ranks);
 /// Of all processes, one after the other; every process calls.
 std::vector<std::string> from_all_processes(const std::vector<std::string>& texts);
+/// A new store that all processes share; every process calls.
+std::shared_ptr<Store> common_store();
 
 }  // namespace sherd::test

@@ -26,7 +26,7 @@ class Lines {
   }
   /// Waits for so many, then a little for one too many.
   std::vector<std::string> wait(size_t count) const {
-    for (const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    for (const auto last = std::chrono::steady_clock::now() + std::chrono::seconds(60);
          all().size() < count && std::chrono::steady_clock::now() < last;)
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     std::this_thread::sleep_for(std::chrono::milliseconds(20));

@@ -66,7 +66,7 @@ class StorePeer {
   }
 
  private:
-  static Socket::Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(10); }
+  static Socket::Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(60); }
   static Socket connected(int port) {
     std::string why;
     Socket s = Socket::connect("127.0.0.1", port, soon(), why);

@@ -21,6 +21,7 @@ using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 const std::string kSecret = "the secret of this job";
+constexpr auto kStranger = DropLog::Kind::stranger;
 
 TEST(StoreWire, FramesThatAreCutOrChangedAreRefusedOrRead) {
   const std::string request =
@@ -73,8 +74,9 @@ TEST(DropLog, CountsWhereTheyAreMany) {
   const auto start = Clock::now();
   {
     DropLog log(lines.log());
-    for (int i = 0; i < 1000; ++i) log.dropped("192.0.2.1", std::to_string(i), "it said nothing", start);
-    log.dropped("192.0.2.2", "7", "it said nothing", start);
+    for (int i = 0; i < 1000; ++i)
+      log.dropped(kStranger, "192.0.2.1", std::to_string(i), "it said nothing", start);
+    log.dropped(kStranger, "192.0.2.2", "7", "it said nothing", start);
     EXPECT_EQ(lines.all().size(), 16u);
     EXPECT_EQ(lines.all().front(), "store: dropped a connection from 192.0.2.1 port 0: it said nothing");
     log.look(start + 9s);
@@ -83,12 +85,31 @@ TEST(DropLog, CountsWhereTheyAreMany) {
     EXPECT_EQ(lines.all().size(), 18u);
     EXPECT_EQ(lines.all()[16], "store: dropped 984 more connections from 192.0.2.1");
     EXPECT_EQ(lines.all()[17], "store: dropped 1 more connection from 192.0.2.2");
-    for (int i = 0; i < 100; ++i) log.dropped("192.0.2." + std::to_string(i), "1", "late", start + 20s);
+    for (int i = 0; i < 100; ++i)
+      log.dropped(kStranger, "192.0.2." + std::to_string(i), "1", "late", start + 20s);
   }
   EXPECT_EQ(lines.all().size(), 18u + 16 + DropLog::kHosts + 1) << "what was held back is told at the end";
   EXPECT_EQ(lines.all().back(), "store: dropped 76 more connections from other addresses");
   DropLog failing([](const std::string&) { throw std::runtime_error("no more room"); });
-  failing.dropped("192.0.2.1", "1", "it said nothing", start);
+  failing.dropped(kStranger, "192.0.2.1", "1", "it said nothing", start);
+}
+
+TEST(DropLog, NoNumberOfStrangersHidesARankThatIsRefused) {
+  Lines lines;
+  const auto start = Clock::now();
+  DropLog log(lines.log());
+  for (int i = 0; i < 1000; ++i) log.dropped(kStranger, "192.0.2.1", "1", "it said nothing", start);
+  for (int i = 0; i < 18; ++i)
+    log.dropped(DropLog::Kind::refused_rank, "192.0.2.7", "2", "it does not know this job's secret",
+                start + 1s);
+  ASSERT_EQ(lines.all().size(), 16u + 16);
+  EXPECT_EQ(lines.all()[16],
+            "store: dropped a connection from 192.0.2.7 port 2: it does not know this job's secret");
+  log.look(start + 10s);
+  ASSERT_EQ(lines.all().size(), 32u + 2);
+  EXPECT_EQ(lines.all()[32], "store: dropped 984 more connections from 192.0.2.1");
+  EXPECT_EQ(lines.all()[33],
+            "store: dropped 2 more connections from 192.0.2.7 that said which rank they are");
 }
 
 /// A session that has gone through the handshake as this rank.

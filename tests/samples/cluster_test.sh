@@ -44,11 +44,21 @@ echo 127.0.0.1
 echo 127.0.0.2
 SCONTROL
 chmod +x "$work/bin/srun" "$work/bin/scontrol"
-# What a batch script has, which is one process of no step.
+# What a batch script has, which is one process of no step. Its port follows from the job's number, and something else on
+# this machine may have it: the job then gets another number.
 submit() {
-  env PATH="$work/bin:$PATH" SLURM_JOB_ID=$((RANDOM + 1000)) SLURM_JOB_NODELIST="node[0-1]" SLURM_NTASKS=2 SLURM_PROCID=0 \
-    SLURM_CPUS_PER_TASK=1 "$@"
+  local status
+  for _ in 1 2 3 4 5; do
+    status=0
+    env PATH="$work/bin:$PATH" SLURM_JOB_ID=$((RANDOM + 1000)) SLURM_JOB_NODELIST="node[0-1]" SLURM_NTASKS=2 SLURM_PROCID=0 \
+      SLURM_CPUS_PER_TASK=1 "$@" >"$work/said" 2>&1 || status=$?
+    [[ $status != 0 ]] || break
+    grep -q "Address already in use" "$work/said" || break
+  done
+  cat "$work/said"
+  return "$status"
 }
+unset SHERD_JOB_SECRET SHERD_JOB_SECRET_FILE
 
 # What is missing is named.
 for script in slurm_cpu slurm_gpu; do
@@ -64,8 +74,9 @@ mkdir "$work/gpu"
 cat >"$work/gpu/train_gpt" <<'TRAIN'
 #!/usr/bin/env bash
 printf '%s\n' "$@" >"$WORK/arguments.$SLURM_PROCID"
+printf '%s' "${SHERD_JOB_SECRET-unset}" >"$WORK/secret.$SLURM_PROCID"
 [[ -n $MASTER_PORT && $MASTER_ADDR == 127.0.0.1 ]] || exit 3
-[[ ! -x $MEET ]] || exec timeout 60 "$MEET" env 2
+[[ ! -x $MEET ]] || exec timeout 100 "$MEET" env 2
 TRAIN
 chmod +x "$work/gpu/train_gpt"
 export MEET=$bin/mpi_ranks
@@ -74,10 +85,20 @@ cmp "$work/arguments.0" "$work/arguments.1"
 called=$(tr '\n' ' ' <"$work/arguments.0")
 [[ $called == *"--device cuda --comm nccl "* && $called == *" --seed 7 " ]] || fail "slurm_gpu called train_gpt with: $called"
 ! grep -q resume "$work/arguments.0" || fail "slurm_gpu resumes what is not there"
+# The ranks have a secret, the same one, which stands in no command line, and the next job has another.
+cmp "$work/secret.0" "$work/secret.1"
+secret=$(cat "$work/secret.0")
+[[ $secret =~ ^[0-9a-f]{64}$ ]] || fail "slurm_gpu: SHERD_JOB_SECRET is $secret"
+! grep -qF "$secret" "$work/arguments.0" || fail "slurm_gpu shows the secret to all users of the host"
 mkdir -p "$work/gpu/run/checkpoints"
 touch "$work/gpu/run/checkpoints/latest"
 submit env BUILD="$work/gpu" OUT="$work/gpu/run" bash "$root/samples/cluster/slurm_gpu.sbatch" || fail "slurm_gpu, again"
 grep -qx -- --resume "$work/arguments.0" || fail "slurm_gpu does not resume"
+[[ $(cat "$work/secret.0") != "$secret" ]] || fail "slurm_gpu: two jobs have one secret"
+(umask 077 && echo "of the user's own" >"$work/own_secret")
+submit env SHERD_JOB_SECRET_FILE="$work/own_secret" BUILD="$work/gpu" OUT="$work/gpu/run" \
+  bash "$root/samples/cluster/slurm_gpu.sbatch" || fail "slurm_gpu with a secret of the user's"
+[[ $(cat "$work/secret.1") == unset ]] || fail "slurm_gpu does not keep to SHERD_JOB_SECRET_FILE"
 echo "slurm_gpu: $([[ -x $MEET ]] && echo "two tasks met by Slurm's variables" || echo "called; mpi_ranks is not built")"
 
 # CPUs.

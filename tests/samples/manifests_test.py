@@ -34,7 +34,7 @@ def check_pods(file, spec, dns_name):
     require(len(pod["containers"]) == 1, f"{file}: one container is one rank")
     container = pod["containers"][0]
     env = {e["name"]: e for e in container["env"]}
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SHERD_STORE_PORT"):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "SHERD_STORE_PORT", "SHERD_JOB_SECRET"):
         require(name in env, f"{file}: {name} is not set")
     for name, e in env.items():
         require(isinstance(e.get("value", ""), str), f"{file}: the value of {name} is no text; put it in quotes")
@@ -42,6 +42,9 @@ def check_pods(file, spec, dns_name):
     path = env["RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
     require(path == "metadata.annotations['batch.kubernetes.io/job-completion-index']", f"{file}: RANK is {path}")
     require(env["MASTER_ADDR"]["value"] == dns_name, f"{file}: MASTER_ADDR is not {dns_name}")
+    secret = env["SHERD_JOB_SECRET"]["valueFrom"]["secretKeyRef"]
+    made = f"kubectl create secret generic {secret['name']} --from-file={secret['key']}=/dev/stdin"
+    require(made in (folder / file).read_text(), f"{file}: does not say how its Secret is made: {made}")
     ports = [p["containerPort"] for p in container["ports"]]
     require(ports == [int(env["SHERD_STORE_PORT"]["value"])], f"{file}: the store's port is not the container's")
     require(container["command"] == ["/bin/sh", "-c"], f"{file}: the arguments are for a shell")

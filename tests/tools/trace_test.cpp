@@ -235,6 +235,41 @@ TEST_F(Trace, FilesOfOneRunOnce) {
   EXPECT_THAT(run_sherd(folder_, "trace " + folder_ / "empty").err, HasSubstr("holds no flight_rank_*.json"));
 }
 
+TEST_F(Trace, FilesOfEarlierLaunchesAreLeftOutAndNamed) {
+  const auto of_launch = [](const std::string& launch, int64_t later_ns, json j) {
+    j["launch"] = launch;
+    j["written_wall_ns"] = kWall + later_ns;
+    return j;
+  };
+  // Rank 2 was killed in the second launch and wrote nothing; its file of the first one says other things.
+  const json first_2 = of_launch("a", 0, file_of(2, {"all_gather!"}));
+  const std::vector<json> files{of_launch("b", 9, file_of(0, {"barrier", "all_reduce!"})), first_2,
+                                of_launch("b", 8, file_of(1, {"barrier", "all_reduce!"}))};
+  const Finished f = trace(files);
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.out,
+              AllOf(StartsWith("2 of 3 ranks"), Not(HasSubstr("all_gather")), HasSubstr("no divergence"),
+                    HasSubstr("note: left out, because it is of an earlier launch than the others: "),
+                    HasSubstr("f1.json"), HasSubstr("no file of rank 2 is here")));
+  const json j = json::parse(trace(files, "--json").out);
+  EXPECT_EQ(j["left_out"], json({folder_ / "f1.json"}));
+  EXPECT_EQ(j["without_file"], json({2}));
+  EXPECT_EQ(j["files"].size(), 2u);
+
+  // A launch of fewer ranks in the folder of one of more; and files that do not say of which launch they are.
+  json before = file_of(2, {"barrier"});
+  before["size"] = 4;
+  EXPECT_THAT(trace({files[0], before}).out, HasSubstr("left out"));
+  before["written_wall_ns"] = kWall + 100;
+  EXPECT_THAT(trace({files[0], before}).out, StartsWith("1 of 4 ranks"));
+  // In one launch that cannot be.
+  EXPECT_THAT(trace({files[0], of_launch("b", 0, before)}).err, HasSubstr("is of a world of 4 ranks"));
+  EXPECT_THAT(trace({files[0], files[0]}).err, HasSubstr("are both of rank 0"));
+  json odd = files[0];
+  odd["launch"] = 3;
+  EXPECT_THAT(trace({odd}).err, HasSubstr("launch is no text"));
+}
+
 TEST_F(Trace, WrongFlagsExitWith2AndHelpExplains) {
   for (const char* arguments : {"trace", "trace --last 0 x", "trace --last many x", "trace --frob x"})
     EXPECT_EQ(run_sherd(folder_, arguments).exit_code, 2) << arguments;

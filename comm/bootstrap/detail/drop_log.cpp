@@ -13,32 +13,37 @@ void say(const StoreLog& log, const std::string& line) noexcept {
   }
 }
 
-void DropLog::dropped(const std::string& host, const std::string& port, const std::string& why, Time now) {
+void DropLog::dropped(Kind kind, const std::string& host, const std::string& port, const std::string& why,
+                      Time now) {
   look(now);
-  if (lines_ == 0) begin_ = now;
-  if (lines_ < kLines) {
-    ++lines_;
+  if (strangers_.lines + refused_ranks_.lines == 0) begin_ = now;
+  Told& told = kind == Kind::stranger ? strangers_ : refused_ranks_;
+  if (told.lines < kLines) {
+    ++told.lines;
     say(log_, fmt::format("store: dropped a connection from {} port {}: {}", host, port, why));
-  } else if (held_.contains(host) || held_.size() < kHosts) {
-    ++held_[host];
+  } else if (told.held.contains(host) || told.held.size() < kHosts) {
+    ++told.held[host];
   } else {
-    ++held_elsewhere_;
+    ++told.held_elsewhere;
   }
 }
 
 void DropLog::look(Time now) {
-  if (lines_ > 0 && now >= begin_ + kWindow) flush();
+  if (strangers_.lines + refused_ranks_.lines > 0 && now >= begin_ + kWindow) flush();
 }
 
 void DropLog::flush() {
-  const auto tell = [&](int64_t count, const std::string& where) {
-    say(log_, fmt::format("store: dropped {} more connection{} from {}", count, count > 1 ? "s" : "", where));
+  const auto tell = [&](Told& told, const char* who) {
+    const auto line = [&](int64_t count, const std::string& where) {
+      say(log_, fmt::format("store: dropped {} more connection{} from {}{}", count, count > 1 ? "s" : "",
+                            where, who));
+    };
+    for (const auto& [host, count] : told.held) line(count, host);
+    if (told.held_elsewhere > 0) line(told.held_elsewhere, "other addresses");
+    told = {};
   };
-  for (const auto& [host, count] : held_) tell(count, host);
-  if (held_elsewhere_ > 0) tell(held_elsewhere_, "other addresses");
-  held_.clear();
-  held_elsewhere_ = 0;
-  lines_ = 0;
+  tell(strangers_, "");
+  tell(refused_ranks_, " that said which rank they are");
 }
 
 }  // namespace sherd

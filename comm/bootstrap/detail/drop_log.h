@@ -13,10 +13,15 @@ namespace sherd {
 /// Gives the line to `log`; to stderr as "sherd: LINE" when that is empty. What `log` throws is lost.
 void say(const StoreLog& log, const std::string& line) noexcept;
 
-/// A line for each dropped connection, up to kLines in kWindow; for those past that one per address, with
-/// their number, when the window is over. Of one thread.
+/// A line for each dropped connection, up to kLines of a kind in kWindow; for those past that one per
+/// address, with their number, when the window is over. Of one thread.
 class DropLog {
  public:
+  /// Counted apart, so that no number of strangers hides a rank whose secret is wrong.
+  enum class Kind {
+    stranger,     // who did not say what rank it is, or sent something else
+    refused_rank  // who said it, and is none
+  };
   using Time = std::chrono::steady_clock::time_point;
   static constexpr int kLines = 16;
   static constexpr size_t kHosts = 8;  // addresses counted apart
@@ -27,18 +32,22 @@ class DropLog {
   ~DropLog() { flush(); }
   DropLog(const DropLog&) = delete;
 
-  void dropped(const std::string& host, const std::string& port, const std::string& why, Time now);
+  void dropped(Kind kind, const std::string& host, const std::string& port, const std::string& why, Time now);
   /// To be called now and then.
   void look(Time now);
 
  private:
+  /// What the window has had of one kind.
+  struct Told {
+    int lines = 0;
+    std::map<std::string, int64_t> held = {};
+    int64_t held_elsewhere = 0;
+  };
   void flush();
 
   const StoreLog log_;
   Time begin_{};
-  int lines_ = 0;
-  std::map<std::string, int64_t> held_;
-  int64_t held_elsewhere_ = 0;
+  Told strangers_, refused_ranks_;
 };
 
 }  // namespace sherd

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -122,7 +123,7 @@ void StoreServer::accept() {
     try {
       nonce = store_proof::random_bytes();
     } catch (const CommError& e) {
-      log_.dropped(host, port, e.what(), Clock::now());
+      log_.dropped(DropLog::Kind::stranger, host, port, e.what(), Clock::now());
       continue;
     }
     connections_.emplace_back(std::move(s), std::move(host), std::move(port), Clock::now() + gate_.patience,
@@ -135,9 +136,11 @@ bool StoreServer::make_room() {
   for (const Connection& c : connections_)
     if (c.session.rank() < 0) ++strangers[c.host];
   if (strangers.empty()) return false;
-  const auto most = std::ranges::max_element(strangers, {}, [](const auto& s) { return s.second; });
-  const auto oldest = std::ranges::find_if(
-      connections_, [&](const Connection& c) { return c.session.rank() < 0 && c.host == most->first; });
+  const int most = std::ranges::max(strangers | std::views::values);
+  // Of several such addresses the one that came first: a rank that has just come is not the one to go.
+  const auto oldest = std::ranges::find_if(connections_, [&](const Connection& c) {
+    return c.session.rank() < 0 && strangers.at(c.host) == most;
+  });
   tell(*oldest, "too many connections at once that have not said who they are", Clock::now());
   close(oldest);
   return true;
@@ -183,7 +186,8 @@ bool StoreServer::write(Connection& c) {
 }
 
 void StoreServer::tell(Connection& c, const std::string& why, Time now) {
-  if (!std::exchange(c.told, true)) log_.dropped(c.host, c.port, why, now);
+  const DropLog::Kind kind = c.session.refused() ? DropLog::Kind::refused_rank : DropLog::Kind::stranger;
+  if (!std::exchange(c.told, true)) log_.dropped(kind, c.host, c.port, why, now);
 }
 
 StoreServer::Connections::iterator StoreServer::close(Connections::iterator at) {

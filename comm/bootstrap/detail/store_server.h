@@ -51,7 +51,8 @@ class StoreServer {
   /// How long to wait for goodbyes: less once a failure was announced.
   std::chrono::milliseconds linger();
   void accept();
-  /// Drops one stranger for another to have room. False when there is none.
+  /// Drops one stranger for another to have room: of the address that has most of them, the oldest. False
+  /// when there is none.
   bool make_room();
   /// What poll() saw of it. False when the connection is to be closed.
   bool attend(Connection& c, short seen, Time now);

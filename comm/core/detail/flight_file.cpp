@@ -81,6 +81,7 @@ std::string FlightRecorder::content(const std::string& cause) const {
   ordered_json j = {{"sherd_flight", 1},
                     {"rank", world_rank_},
                     {"size", world_size_},
+                    {"launch", options_.launch},
                     {"cause", cause},
                     {"written_ns", now_ns<std::chrono::steady_clock>()},
                     {"written_wall_ns", now_ns<std::chrono::system_clock>()},
