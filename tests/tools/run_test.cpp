@@ -65,9 +65,11 @@ class Run : public ::testing::Test {
            "[[ $rank == 0 ]] && echo \"program $*\" >>\"$here/log\"\n" +
                body + "\n");
   }
+  /// With a short --grace, unless the flags say another.
   std::string arguments(const std::string& flags, const std::string& of_program = "") const {
-    return fmt::format("run --mpirun {} --grace 1 {} -- {} {}", folder_ / "mpirun", flags,
-                       folder_ / "program", of_program);
+    return fmt::format("run --mpirun {} {} {} -- {} {}", folder_ / "mpirun",
+                       flags.find("--grace") == flags.npos ? "--grace 1" : "", flags, folder_ / "program",
+                       of_program);
   }
   Finished run(const std::string& flags, const std::string& of_program = "") const {
     return run_sherd(folder_, arguments(flags, of_program));
@@ -152,8 +154,9 @@ if [[ $rank == 0 ]]; then
   [[ $start != 2 ]] || { cp -r $here/mine/step_00000040 $here/saved/step_00000020; }
   echo "{\"config\": {\"steps\": 9}}" >>$here/metrics
   [[ $start -gt 3 ]] || echo "{\"step\": $step, \"loss\": 1}" >>$here/metrics
+  touch $here/done.$start
 fi
-sleep 0.2
+while [[ ! -e $here/done.$start ]]; do sleep 0.05; done
 [[ $start == 6 ]] || exit 1)");
   const Finished f =
       run("--nproc 2 --max-restarts 50",
@@ -182,24 +185,49 @@ TEST_F(Run, GoesOnFromWhatItsFolderHoldsUnlessThatIsAnotherRuns) {
   EXPECT_THAT(log(), Not(HasSubstr("--resume")));
 }
 
-TEST_F(Run, RanksThatHangAreEndedAndNamed) {
+TEST_F(Run, RanksThatHangAreEnded) {
   program(
-      "[[ $start == 2 ]] && exit 0\n[[ $rank == 2 ]] && kill -STOP $$\n[[ $rank == 0 ]] && { sleep 0.5; exit "
-      "1; }\n"
-      "trap '' TERM\nwhile :; do sleep 0.1; done");
-  const Finished f = run("--nproc 3");
+      "[[ $start == 2 ]] && exit 0\n[[ $rank == 0 ]] && exit 1\ntrap '' TERM\nwhile :; do sleep 0.1; done");
+  const Finished f = run("--nproc 2");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, ContainsRegex("start 2 .* because rank 0 .* ended with exit code 1"));
+}
+
+// What rank 1 does to stop, and how rank 0 knows that it stands.
+constexpr const char* kStops = R"(
+stands() { [[ -s $here/pid ]] && grep -q '^State:.T' /proc/$(cat $here/pid)/status; }
+if [[ $rank == 1 && ! -e $here/pid ]]; then
+  echo $$ >$here/pid.new; mv $here/pid.new $here/pid
+  kill -STOP $$
+fi
+[[ $rank == 0 && $start == 1 ]] && until stands; do sleep 0.05; done
+)";
+
+TEST_F(Run, RanksThatStandStoppedAreNamedAndNotWaitedFor) {
+  program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
+  const Finished f = run("--nproc 2 --grace 3600");
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_THAT(
-      f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 2 .* was stopped by signal 19"));
+      f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 1 .* was stopped by signal 19"));
 }
 
 TEST_F(Run, RanksThatNeverBeginAreEnded) {
-  script("mpirun", "#!/bin/bash\necho \"launcher \" >>${0%/*}/log\necho 'no route to host' >&2\nsleep 60\n");
+  script("mpirun", "#!/bin/bash\nexec sleep 600\n");
   program("true");
-  const Finished f = run("--nproc 2 --begin-within 1 --max-restarts 2");
+  const Finished f = run("--nproc 2 --begin-within 1 --max-restarts 0");
   EXPECT_EQ(f.exit_code, 1);
-  EXPECT_THAT(f.err, HasSubstr("only 0 ranks began: no route to host"));
-  EXPECT_EQ(starts(), 3) << "two ranks twice, then one";
+  EXPECT_THAT(f.err, HasSubstr("only 0 ranks began"));
+}
+
+TEST_F(Run, ALauncherThatTwiceStartsNothingGetsFewerRanks) {
+  script("mpirun", "#!/bin/bash\necho \"launcher \" >>${0%/*}/log\necho 'no route to host' >&2\nexit 1\n");
+  program("true");
+  const Finished f = run("--nproc 2 --max-restarts 2");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err,
+              AllOf(HasSubstr("only 0 ranks began: no route to host"),
+                    HasSubstr("start 2 of at most 3: 2 ranks"), HasSubstr("start 3 of at most 3: 1 rank,")));
+  EXPECT_EQ(starts(), 3);
 }
 
 TEST_F(Run, HostsThatDoNotAnswerAreLeftOut) {
