@@ -81,6 +81,23 @@ comes_back() {
 comes_back same 3 --nproc 3
 comes_back fewer 2 --nproc 3 --shrink
 
+# A run that ends for good, saved, though something is wrong with it: another start would find less wrong, and end well.
+# skips WORDS...: these words before train_gpt's.
+skips() {
+  local code=0
+  rm -rf "$scratch/wrong"
+  timeout -k 5 300 "$@" "$train_gpt" "${model[@]}" --comm auto --optimizer adamw --lr 1e6 --max-skipped-steps 4 --steps 12 \
+    --save "$scratch/wrong" >"$scratch/wrong.out" 2>&1 </dev/null || code=$?
+  if [[ $code != 1 || ! -e $scratch/wrong/latest ]] || ! grep -q 'training ended, but' "$scratch/wrong.out"; then
+    fail "a run of skipped steps ($*): exit code $code: $(tail -5 "$scratch/wrong.out")"
+  fi
+}
+skips env
+skips "$sherd" run --mpirun "$mpirun" --nproc 2 --
+[[ $(grep -c 'start . of' "$scratch/wrong.out") == 1 ]] || fail "a run of skipped steps is started again: $(grep 'sherd run:' "$scratch/wrong.out")"
+grep -q 'given up: .*ended with exit code 3' "$scratch/wrong.out" || fail "a run of skipped steps: $(grep 'sherd run:' "$scratch/wrong.out")"
+echo "a run of skipped steps: $(grep 'given up' "$scratch/wrong.out")"
+
 # Two runs in one folder: the second is told of the first, before it trains.
 "$train_gpt" "${model[@]}" --ranks 1 --steps 1000000 --save "$scratch/shared" --save-every 1 >"$scratch/first.out" 2>&1 &
 first=$!
