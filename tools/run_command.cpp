@@ -16,10 +16,11 @@ constexpr int64_t kMaxRanks = 65536, kMaxRestarts = 1'000'000, kMaxSeconds = 1'0
 constexpr const char* kHelp =
     R"(COMMAND is a program and its arguments behind `--`, such as train_gpt --comm mpi --save DIR --save-every 100.
 mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program have the
-same paths. When a rank fails (it is killed, throws, ends with an exit code that is not 0, or the others wait
-for it longer than their own --comm-timeout), the others have --grace to report, then all are ended (SIGTERM,
-then SIGKILL) and started again from the newest checkpoint of --save: --resume DIR is added to the command, which
-goes on in its --metrics file. A line on stderr for each start says why, on how many ranks and from which step.
+same paths. When a rank fails (it is killed, throws, ends with an exit code that is not 0, stands stopped for
+--stopped-for, or the others wait for it longer than their own --comm-timeout), the others have --grace to
+report, then all are ended (SIGTERM, then SIGKILL) and started again from the newest checkpoint of --save:
+--resume DIR is added to the command, which goes on in its --metrics file. A line on stderr for each start says
+why, on how many ranks and from which step.
 
 Ranks. A restart has the ranks that are left, down to the largest number, from --min-ranks on, that splits the
 command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --expert-parallel (flags, its
@@ -27,8 +28,10 @@ command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --
 --lost-code take away; of --hosts those count that answer. When two starts in a row fail to begin, or the same
 rank is killed twice before a step is done, there is one less.
 
-It gives up when --max-restarts are used up, when the program refuses its arguments (exit code 2), when no number
-of ranks is left, and when it ends twice in the same way before it has done a step (a crash loop).
+It gives up when --max-restarts are used up, when the program refuses its arguments (exit code 2), when it has
+ended for good with something wrong (exit code 3: train_gpt, for which SHERD_RUN is set in the environment, has
+done its last step, and lines of --metrics are missing, say), when no number of ranks is left, and when it ends
+twice in the same way before it has done a step (a crash loop).
 
 SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank; there is no restart then, and a second one ends
 them at once. Nothing outlives this program on its host, even when it is killed.
@@ -81,6 +84,10 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   seconds("--grace", options_.grace, "that the others have to report a failure [15]");
   seconds("--stop-grace", options_.stop_grace,
           "that they have to save and end when stopped by a signal [300]");
+  seconds("--stopped-for", options_.stopped_for,
+          "a rank that stands stopped (SIGSTOP) for longer has failed [60]");
+  seconds("--end-within", options_.end_within,
+          "longest time from the first rank's end with code 0 to the last's [3600]");
   app_->add_flag("--keep-rank", keep_rank_)->group("");  // what mpirun starts
   app_->footer(kHelp);
   return app_;

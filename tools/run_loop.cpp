@@ -59,10 +59,11 @@ class Run {
     for (start_ = 1;; ++start_) {
       const RunTarget::Newest from = target_.newest();
       const std::vector<std::string> command = target_.command(next.ranks, start_ > 1);
-      const bool resumes = std::find(command.begin(), command.end(), "--resume") != command.end();
       say("start {} of at most {}: {} rank{}, {}{}{}", start_, 1 + options_.policy.max_restarts, next.ranks,
           next.ranks == 1 ? "" : "s",
-          from.sequence > 0 && resumes ? fmt::format("from step {}", from.step) : "from the beginning",
+          from.sequence > 0          ? fmt::format("from step {}", from.step)
+          : target_.resume().empty() ? "from the beginning"
+                                     : fmt::format("from its --resume {}", target_.resume()),
           because.empty() ? "" : ", because " + because, next.why.empty() ? "" : " (" + next.why + ")");
       const RunProgress progress(target_);
       const StartOutcome outcome = run_start(start_options(next.ranks, command));
@@ -76,6 +77,7 @@ class Run {
         return gives_up(policy, 1, fmt::format("stopped by signal {} ({})", stopped, ::strsignal(stopped)),
                         cause);
       const FailedStart failed = failed_start(outcome, next.ranks, progress.made(), options_.policy);
+      policy.set_rules(target_.rules());
       next = policy.after(failed, capacity());
       if (next.ranks == 0) return gives_up(policy, next.exit_code, next.why, cause);
       because = fmt::format("{} after {:.1f} s", cause, seconds);
@@ -128,7 +130,9 @@ class Run {
             .ranks = ranks,
             .begin_within = milliseconds_of(options_.begin_within),
             .grace = milliseconds_of(options_.grace),
-            .stop_grace = milliseconds_of(options_.stop_grace)};
+            .stop_grace = milliseconds_of(options_.stop_grace),
+            .stopped_for = milliseconds_of(options_.stopped_for),
+            .end_within = milliseconds_of(options_.end_within)};
   }
 
   void count_lost(const StartOutcome& outcome, const RunProgress& progress) {

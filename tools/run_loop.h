@@ -19,7 +19,7 @@ struct RunOptions {
   /// Further arguments of mpirun.
   std::vector<std::string> mpirun_arguments;
   /// In seconds, as StartOptions.
-  double begin_within = 120, grace = 15, stop_grace = 300;
+  double begin_within = 120, grace = 15, stop_grace = 300, stopped_for = 60, end_within = 3600;
   /// Program and arguments.
   std::vector<std::string> command;
 };

@@ -31,18 +31,19 @@ FailedStart failed_start(const StartOutcome& outcome, int64_t ranks, bool progre
                          const PolicyOptions& options) {
   FailedStart f{.ranks = ranks, .began = outcome.began, .progressed = progressed};
   f.seconds = std::chrono::duration<double>(outcome.over - outcome.at).count();
-  for (const RankReport& r : outcome.ended) {
-    const bool lost =
-        options.lost_code != 0 && r.kind == RankReport::Kind::ended && r.value == options.lost_code;
+  for (size_t i = 0; i < outcome.on_their_own; ++i) {
+    const RankReport& r = outcome.ended[i];
+    const bool ended = r.kind == RankReport::Kind::ended;
     if (r.kind == RankReport::Kind::killed) ++f.dead;
-    if (lost) ++f.lost;
+    if (options.lost_code != 0 && ended && r.value == options.lost_code) ++f.lost;
+    if (ended && r.value == kForGood) f.for_good = true;
   }
   f.dead += static_cast<int64_t>(outcome.stopped.size());
   if (!outcome.first) {
     f.way = outcome.began ? "launcher" : "begin " + without_numbers(outcome.words);
     return f;
   }
-  f.killed = outcome.first->kind == RankReport::Kind::killed;
+  f.killed = outcome.first->kind != RankReport::Kind::ended;
   if (!f.killed) f.code = outcome.first->value;
   f.way = f.killed ? fmt::format("rank {} signal {}", outcome.first->rank, outcome.first->value)
                    : fmt::format("exit {} {}", f.code, without_numbers(outcome.words));
@@ -64,8 +65,13 @@ NextStart RestartPolicy::first(int64_t capacity) { return choose(capacity); }
 
 NextStart RestartPolicy::after(const FailedStart& failed, int64_t capacity) {
   const std::optional<FailedStart> before = std::exchange(before_, failed);
-  if (failed.progressed) accepted_ = accepted_ == 0 ? failed.ranks : std::min(accepted_, failed.ranks);
   const bool refused = failed.code == kUsage && !failed.progressed;
+  if (failed.progressed || (failed.began && !refused))
+    accepted_ = accepted_ == 0 ? failed.ranks : std::min(accepted_, failed.ranks);
+  if (failed.for_good)
+    return {.why =
+                "the program has done all that it can, and something is wrong with it: another start would "
+                "not mend that"};
   const bool fewer = accepted_ > failed.ranks;
   if (refused && !fewer) return {.why = "the program refuses its arguments", .exit_code = kUsage};
   if (restarts_ == options_.max_restarts)

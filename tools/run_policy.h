@@ -10,6 +10,11 @@
 
 namespace sherd::tools {
 
+/// The exit code of a program that has nothing left to do, though something is wrong with what it did:
+/// another start would find no work, and end well. Only under `sherd run`, which sets SHERD_RUN in its
+/// environment.
+constexpr int kForGood = 3;
+
 struct PolicyOptions {
   int64_t ranks = 1;      // at most
   int64_t min_ranks = 1;  // and at least
@@ -28,12 +33,16 @@ struct FailedStart {
   /// At least one step was finished.
   bool progressed = false;
   double seconds = 0;
-  /// What failed first, so that two failures in the same way are equal; and whether one rank was killed.
+  /// What failed first, so that two failures in the same way are equal; and whether that was a rank that was
+  /// killed, or stopped.
   std::string way = {};
   bool killed = false;
   /// The exit code of the first failure; -1: there is none.
   int code = -1;
-  /// Ranks that were killed or stand stopped; those that ended with lost_code.
+  /// A rank ended with kForGood.
+  bool for_good = false;
+  /// Ranks that were killed or stand stopped; those that ended with lost_code. Only those count that had come
+  /// to it before the supervisor ended the others.
   int64_t dead = 0, lost = 0;
 };
 FailedStart failed_start(const StartOutcome& outcome, int64_t ranks, bool progressed,
@@ -51,8 +60,8 @@ struct NextStart {
 /// number stays; it shrinks by ranks that count as lost (`shrink`, `lost_code`), by slots of hosts that do
 /// not answer, and by one when two starts in a row fail to begin, or the same rank is killed twice in a row,
 /// before a step is done. A program that ends by itself twice in the same way before a step is done (a crash
-/// loop) is given up, and so is one that refuses its arguments (exit code 2), unless it is the smaller number
-/// of ranks that it refuses.
+/// loop) is given up, and so is one that ends for good (kForGood), and one that refuses its arguments (exit
+/// code 2), unless it is the smaller number of ranks that it refuses: then the next smaller one is tried.
 class RestartPolicy {
  public:
   RestartPolicy(PolicyOptions options, RankRules rules)
@@ -63,6 +72,8 @@ class RestartPolicy {
   /// The one after `failed`. @param capacity slots of the hosts that are there.
   NextStart after(const FailedStart& failed, int64_t capacity);
   int64_t restarts() const { return restarts_; }
+  /// What further numbers of ranks must fit: more is known once there is a checkpoint.
+  void set_rules(const RankRules& rules) { rules_ = rules; }
 
  private:
   NextStart choose(int64_t capacity);
@@ -71,7 +82,7 @@ class RestartPolicy {
   RankRules rules_;
   int64_t left_;  // ranks that do not count as lost
   int64_t restarts_ = 0;
-  int64_t accepted_ = 0;  // the least number of ranks on which a step was finished
+  int64_t accepted_ = 0;  // the least number of ranks that the program did not refuse
   std::optional<FailedStart> before_;
 };
 

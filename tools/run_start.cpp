@@ -24,6 +24,10 @@ using std::chrono::milliseconds;
 
 // The launcher's own time to end its ranks on all hosts; then whatever is left on this one is killed.
 constexpr milliseconds kLauncherEnds{5'000};
+// What the launcher has to bring the last output of ranks that have all ended.
+constexpr milliseconds kLauncherEndsItself{60'000};
+// This process was stopped itself, or got no CPU, when it sleeps for so much longer than it wanted to.
+constexpr milliseconds kOverslept{2'000};
 constexpr milliseconds kSystemEnds{20'000};
 constexpr size_t kMaxWords = 300;
 
@@ -80,7 +84,9 @@ class Start {
     until_ = out_.at + options_.begin_within;
     while (!launcher_over_) {
       wait();
-      if (Clock::now() >= until_) escalate();
+      if (Clock::now() < deadline()) continue;
+      catch_up();
+      if (Clock::now() >= deadline()) escalate();
     }
     if (!end_descendants(kSystemEnds))
       print(fmt::format("sherd run: processes {} do not end; a file system or a device may hang\n",
@@ -94,11 +100,30 @@ class Start {
   }
 
  private:
+  /// A rank that stands stopped.
+  struct Standing {
+    RankReport rank;
+    Clock::time_point since;
+  };
+
+  // When the start is to be ended, as far as is known.
+  Clock::time_point deadline() const {
+    Clock::time_point at = until_;
+    if (ending_) return at;
+    // Once something has failed, the grace counts.
+    if (!out_.first && !standing_.empty()) at = std::min(at, standing_.front().since + options_.stopped_for);
+    if (!out_.first && ended_well_) at = std::min(at, *ended_well_ + options_.end_within);
+    return at;
+  }
+
   // Until something happens, or the time is up.
   void wait() {
     pollfd files[2] = {{signals_, POLLIN, 0}, {process_.error_output, POLLIN, 0}};
-    const auto left = std::chrono::ceil<milliseconds>(until_ - Clock::now()).count();
-    ::poll(files, reading_ ? 2 : 1, static_cast<int>(std::clamp<int64_t>(left, 0, 60'000)));
+    const auto begin = Clock::now();
+    const milliseconds left(
+        std::clamp<int64_t>(std::chrono::ceil<milliseconds>(deadline() - begin).count(), 0, 60'000));
+    ::poll(files, reading_ ? 2 : 1, static_cast<int>(left.count()));
+    if (const auto late = Clock::now() - begin - left; late > kOverslept) postpone(late);
     if (reading_ && files[1].revents != 0) read_some();
     signalfd_siginfo signal;
     while (::read(signals_, &signal, sizeof signal) == sizeof signal)
@@ -108,6 +133,21 @@ class Start {
       if (ended != process_.process) continue;
       launcher_over_ = true;
       out_.launcher_status = status;
+    }
+  }
+
+  // Where this process could not run, ranks may not have been able to either, as in a suspended job: such
+  // time counts for nothing.
+  void postpone(Clock::duration by) {
+    if (until_ != Clock::time_point::max()) until_ += by;
+    for (Standing& s : standing_) s.since += by;
+    if (ended_well_) *ended_well_ += by;
+  }
+
+  // Whatever was said before counts as said in time. Not more than a pipe holds: what is printed without end
+  // must not keep this from ending.
+  void catch_up() {
+    for (int i = 0; i < 32 && read_some(); ++i) {
     }
   }
 
@@ -124,8 +164,8 @@ class Start {
   void hear(const RankReport& report) {
     using Kind = RankReport::Kind;
     if (!ending_)
-      std::erase_if(out_.stopped, [&](const RankReport& r) {
-        return r.process == report.process && r.host == report.host;
+      std::erase_if(standing_, [&](const Standing& s) {
+        return s.rank.process == report.process && s.rank.host == report.host;
       });
     if (report.kind == Kind::started) {
       out_.begun.insert(report.rank);
@@ -134,19 +174,35 @@ class Start {
       out_.all_begun = Clock::now();
       if (!ending_ && !out_.first && out_.stop_signal == 0) until_ = Clock::time_point::max();
     }
-    if (report.kind == Kind::stopped) out_.stopped.push_back(report);
+    if (report.kind == Kind::stopped && !ending_) standing_.push_back({report, Clock::now()});
     if (report.over()) {
       out_.ended.push_back(report);
-      if (!report.well() && !ending_ && !out_.first) {
-        out_.first = report;
-        out_.words = lines_.get();
-        fails();
-        until_ = std::min(until_, Clock::now() + options_.grace);
-      }
+      if (!ending_) hear_end(report);
     }
     // Those that stand stopped have nothing to report, and the others have done so.
-    const bool all_said = out_.ended.size() + out_.stopped.size() == begun_;
-    if (out_.first && !ending_ && !out_.stopped.empty() && all_said) until_ = Clock::now();
+    const bool all_said = out_.ended.size() + standing_.size() == begun_;
+    if (out_.first && !ending_ && !standing_.empty() && all_said) until_ = Clock::now();
+  }
+
+  void hear_end(const RankReport& report) {
+    if (report.well()) {
+      if (!ended_well_) ended_well_ = Clock::now();
+    } else if (!out_.first) {
+      out_.first = report;
+      out_.words = lines_.get();
+      fails();
+      until_ = std::min(until_, Clock::now() + options_.grace);
+    } else if (out_.first->kind == RankReport::Kind::ended && was_killed(report)) {
+      // Those that missed the killed one were only heard earlier.
+      out_.first = report;
+    }
+    if (static_cast<int64_t>(out_.ended.size()) == options_.ranks)
+      until_ = std::min(until_, Clock::now() + std::min(kLauncherEndsItself, options_.end_within));
+  }
+
+  // By SIGTERM processes are ended when another has failed.
+  static bool was_killed(const RankReport& report) {
+    return report.kind == RankReport::Kind::killed && report.value != SIGTERM;
   }
 
   void fails() {
@@ -167,19 +223,40 @@ class Start {
   // SIGTERM to the launcher, which ends its ranks on all hosts; then SIGKILL to all that are left on this
   // one.
   void escalate() {
-    fails();
+    if (!ending_) judge();
     ::kill(process_.process, ending_ ? SIGKILL : SIGTERM);
     if (ending_) end_descendants(kSystemEnds), launcher_over_ = true;
     ending_ = true;
     until_ = Clock::now() + kLauncherEnds;
   }
 
+  // Why the start is ended, where no rank's end is the reason.
+  void judge() {
+    out_.on_their_own = out_.ended.size();
+    if (out_.well(options_.ranks)) {
+      print("sherd run: all ranks have ended well, and the launcher has not: it is ended\n");
+      return;
+    }
+    fails();
+    const auto now = Clock::now();
+    if (out_.first || now >= until_) return;
+    if (!standing_.empty() && now >= standing_.front().since + options_.stopped_for)
+      out_.first = standing_.front().rank;
+    else
+      out_.late = not_ended();
+  }
+
+  std::vector<int> not_ended() const {
+    std::set<int> left = out_.begun;
+    for (const RankReport& r : out_.ended) left.erase(r.rank);
+    return {left.begin(), left.end()};
+  }
+
   void finish() {
     out_.over = Clock::now();
-    std::set<int> ended;
-    for (const RankReport& r : out_.ended) ended.insert(r.rank);
-    for (const int rank : out_.begun)
-      if (!ended.contains(rank)) out_.lost.push_back(rank);
+    out_.lost = not_ended();
+    if (!ending_) out_.on_their_own = out_.ended.size();
+    for (const Standing& s : standing_) out_.stopped.push_back(s.rank);
     if (out_.well(options_.ranks)) return;
     fails();
     if (!out_.first && out_.words.empty()) out_.words = lines_.get();
@@ -194,6 +271,8 @@ class Start {
   size_t begun_ = 0;
   bool reading_ = true, launcher_over_ = false, ending_ = false;
   Clock::time_point until_;
+  std::vector<Standing> standing_;               // the longest first; as it was when the ranks were ended
+  std::optional<Clock::time_point> ended_well_;  // when the first rank did
 };
 
 }  // namespace
@@ -209,6 +288,10 @@ std::string StartOutcome::cause() const {
     text = first->describe();
     // A program that is killed has said nothing of it.
     if (first->kind == RankReport::Kind::ended && !words.empty()) text += fmt::format(": {}", words);
+    if (first->kind == RankReport::Kind::stopped) text += " and did not go on";
+  } else if (!late.empty()) {
+    text = fmt::format("nothing was heard of the end of rank {} for too long after others had ended well",
+                       fmt::join(late, ", "));
   } else if (!began) {
     text = fmt::format("only {} ranks began{}", begun.size(), words.empty() ? "" : ": " + words);
     if (WIFSIGNALED(launcher_status))
@@ -223,7 +306,10 @@ std::string StartOutcome::cause() const {
   } else {
     return "";
   }
-  for (const RankReport& r : stopped) text += fmt::format("; {}", r.describe());
+  for (const RankReport& r : stopped) {
+    const bool said = first && first->kind == RankReport::Kind::stopped && first->rank == r.rank;
+    if (!said) text += fmt::format("; {}", r.describe());
+  }
   return text;
 }
 

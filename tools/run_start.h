@@ -25,21 +25,33 @@ struct StartOptions {
   std::chrono::milliseconds grace{15'000};
   /// What the ranks have to save and end when the supervisor was asked to stop.
   std::chrono::milliseconds stop_grace{300'000};
+  /// How long a rank may stand stopped (SIGSTOP): those that wait for it may wait for hours, so the start
+  /// then counts as failed by it.
+  std::chrono::milliseconds stopped_for{60'000};
+  /// From the end of the first rank that ended well to the end of the last. The launcher has as long, but no
+  /// more than a minute, to end after that.
+  std::chrono::milliseconds end_within{3'600'000};
 };
 
 struct StartOutcome {
   using Clock = std::chrono::steady_clock;
 
-  /// Ended ranks, in the order in which they did.
+  /// Ended ranks, in the order in which they did. The first `on_their_own` of them were not ended by the
+  /// supervisor, which had not begun to end ranks.
   std::vector<RankReport> ended;
+  size_t on_their_own = 0;
   std::set<int> begun;
-  /// The first that did not end well, and what was printed last before.
+  /// The first that did not end well, or that stood stopped for too long, and what was printed last before. A
+  /// rank that was killed comes before those that ended with an exit code: they may have been heard earlier,
+  /// but missed it.
   std::optional<RankReport> first;
   std::string words;
   /// Ranks that stood stopped when the start was ended.
   std::vector<RankReport> stopped;
-  /// Ranks that had begun and did not end by themselves.
+  /// Ranks that had begun, and of whose end nothing was heard.
   std::vector<int> lost;
+  /// Ranks that did not end within `end_within` after others had ended well.
+  std::vector<int> late;
   bool began = false;       // all ranks had
   int stop_signal = 0;      // what the supervisor was asked to stop by; 0: it was not
   int launcher_status = 0;  // as waitpid() has it

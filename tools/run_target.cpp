@@ -90,7 +90,16 @@ RunTarget::RunTarget(std::vector<std::string> command) : command_(std::move(comm
     for (const auto& [name, text] : in_file_)
       if (kRead.contains(name) || kSwitches.contains(name)) values_.try_emplace(name, text);
   }
-  if (value("overwrite") == "true") foreign_ = newest().sequence;
+  if (!goes_on_in_save()) foreign_ = newest().sequence;
+}
+
+// Whether the command's first start goes on from the newest checkpoint in save(), where there is one.
+bool RunTarget::goes_on_in_save() const {
+  if (value("overwrite") == "true") return false;
+  const std::string from = resume(), parts = value("resume_parts");
+  if (from.empty()) return true;  // command() adds it
+  std::error_code missing;
+  return std::filesystem::equivalent(from, save(), missing) && (parts.empty() || parts == "all");
 }
 
 std::string RunTarget::value(std::string_view name) const {
@@ -115,7 +124,7 @@ RankRules RunTarget::rules() const {
                   .replicas = number("replicas", 1),
                   .tp = number("tp", 1),
                   .ep = number("expert_parallel", number("ep", 1))};
-  const std::string from = has("resume") ? value("resume") : newest().sequence > 0 ? value("save") : "";
+  const std::string from = newest().sequence > 0 ? value("save") : resume();
   if (from.empty() || (has("batch") && has("grad_accum"))) return rules;
   try {
     const auto& info = saved_training(from).training.info;
@@ -142,7 +151,7 @@ RunTarget::Newest RunTarget::newest() const {
 std::vector<std::string> RunTarget::command(int64_t ranks, bool restart) const {
   std::vector<std::string> words = command_;
   if (has("ranks")) words.insert(words.end(), {"--ranks", std::to_string(ranks)});
-  const bool asked = has("resume") || value("overwrite") == "true";
+  const bool asked = !resume().empty() || value("overwrite") == "true";
   if (newest().sequence == 0 || (asked && !restart)) return words;
   for (size_t i = 1; i < words.size();) {
     const std::string name = name_of_flag(words[i]);

@@ -27,11 +27,15 @@ class RunTarget {
   std::filesystem::path save() const { return value("save"); }
   /// The file of --metrics; empty: none.
   std::filesystem::path metrics() const { return value("metrics"); }
+  /// The command's own --resume; empty: it has none.
+  std::string resume() const { return value("resume"); }
   /// What the command says of how its work is split. A batch that it does not name is taken from the newest
-  /// checkpoint of --resume, or of `save()`, as the program does.
+  /// checkpoint of this run, or of --resume, as the program does.
   RankRules rules() const;
   /// The newest committed checkpoint of this run in save(): its step, and its sequence number; 0 and 0 where
-  /// there is none. With --overwrite those that lay there when this object was made are another run's.
+  /// there is none. Those that lay there when this object was made are this run's only when the command, too,
+  /// goes on from the newest of them with all that it holds; not with --overwrite, nor with --resume for one
+  /// of them, or for another folder, nor with --resume-parts.
   struct Newest {
     int64_t step = 0;
     uint64_t sequence = 0;
@@ -39,13 +43,14 @@ class RunTarget {
   Newest newest() const;
   /// What to start. The first start goes on from what save() holds when the command says neither --resume nor
   /// --overwrite; later ones (`restart`) go on from it whenever it holds a checkpoint of this run, and from
-  /// there alone: --resume, --resume-parts and --init-weights of the command are left out. A number of ranks
-  /// that the command gives becomes `ranks`.
+  /// there alone: --resume, --resume-parts and --init-weights of the command are left out. Until there is
+  /// one, they are as the command has them. A number of ranks that the command gives becomes `ranks`.
   std::vector<std::string> command(int64_t ranks, bool restart) const;
 
  private:
   bool has(std::string_view name) const { return values_.contains(name); }
   std::string value(std::string_view name) const;
+  bool goes_on_in_save() const;
   int64_t number(std::string_view name, int64_t otherwise) const;
 
   std::vector<std::string> command_;

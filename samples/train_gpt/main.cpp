@@ -2,9 +2,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <new>
@@ -38,6 +40,8 @@ namespace train_gpt {
 namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
+// Told to `sherd run`, which would start a failed run again, and see it end well for lack of work.
+constexpr int kForGood = 3;
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<sherd::RankMemory> memory = trainer.memory();
@@ -148,7 +152,8 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
 
 // Everything that a rank does with its trainer. @returns as run_rank().
 std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
-                const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out, std::string& doing) {
+                const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out, std::string& doing,
+                std::atomic<bool>& for_good) {
   std::string wrong;
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
@@ -165,6 +170,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   } else if (trainer.step() < config.last_step()) {
     TrainingEnd end = train(trainer, config, sources, trace, out, doing);
     wrong = std::move(end.wrong);
+    if (end.for_good) for_good = true;
     doing = "writing the results";
     const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
@@ -205,7 +211,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
 // rank 0 alone writes.
 std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const StopSources& sources,
                      const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
-                     std::string& doing) {
+                     std::string& doing, std::atomic<bool>& for_good) {
   doing = "building the model";
   check_same_flags(rank, config);
   sherd::TraceOutput trace(rank, trace_options(config));
@@ -219,7 +225,7 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const 
   Trainer trainer(rank, config, windows);
   // The trainer outlives what fails, so that the other ranks hear of the cause.
   return sherd::abort_on_error(*rank.world,
-                               [&] { return use(trainer, config, sources, windows.get(), trace, out, doing); });
+                               [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, for_good); });
 }
 
 constexpr const char* kLessMemory =
@@ -254,8 +260,8 @@ std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
                                 .program = "train_gpt"});
 }
 
-// @returns as run_rank().
-std::string run(const CommandLine& line) {
+// @returns as run_rank(). @param for_good becomes true when there is nothing to go on with (TrainingEnd).
+std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   const TrainConfig config = with_model_files(line.config);
   StopSources sources;
@@ -280,7 +286,7 @@ std::string run(const CommandLine& line) {
     if (output && !line.comm_choice.empty()) output->say("{}\n", line.comm_choice);
     std::string doing;
     const std::string at_the_end =
-        in_words(doing, [&] { return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing); });
+        in_words(doing, [&] { return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing, for_good); });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
   };
@@ -309,10 +315,11 @@ int main_of(int argc, const char* const* argv) {
   }
   int code = 0;
   try {
-    if (const std::string wrong = run(line); !wrong.empty()) {
+    std::atomic<bool> for_good = false;
+    if (const std::string wrong = run(line, for_good); !wrong.empty()) {
       std::fflush(stdout);
       warn(wrong);
-      code = kFailure;
+      code = for_good && std::getenv("SHERD_RUN") != nullptr ? kForGood : kFailure;
     }
   } catch (const sherd::NotCompiled& e) {  // it can be seen from the flags alone
     warn(e.what());

@@ -70,7 +70,10 @@ class Loop {
       wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
     }
     if (out_) out_->seconds = progress_.seconds();
-    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_->limit())};
+    // A guard other than that against skipped steps wants the run to go on from an earlier checkpoint.
+    const bool for_good = ended == trainer_.too_many_skipped() && saving_.last_failure().empty() &&
+                          (!ended.empty() || trainer_.step() >= config_.last_step());
+    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_->limit()), .for_good = for_good};
   }
 
  private:

@@ -6,20 +6,28 @@
 set -uo pipefail
 train_gpt=$1
 source "$(dirname "$0")/mpi_environment.sh" "${2:-}"
-fail() { echo "FAILED: $*" >&2; exit 1; }
+job=
+fail() {
+  echo "FAILED: $*" >&2
+  [[ -z $job ]] || kill "$job" 2>/dev/null
+  exit 1
+}
 seq 1 4000 | awk '{ printf "%s%s", substr("theofandtoinisit", $1 * 7 % 13 + 1, 3), $1 % 9 ? " " : "\n" }' >"$scratch/text"
 model=(--data "$scratch/text" --dim 36 --layers 2 --heads 4 --seq 24 --batch 12 --seed 5 --threads 1 --quiet
   --optimizer muon --measure-peak false)
 figures() { grep -oE '"(step|loss|grad_norm)": [^,}]*' "$1"; }
 
-timeout -k 5 120 "$mpirun" -n 3 sh -c 'echo $$ >"$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$scratch/pid" "$train_gpt" "${model[@]}" \
-  --comm mpi --steps 1000000 --metrics "$scratch/metrics" --save "$scratch/run" >"$scratch/out" 2>&1 </dev/null &
+timeout -k 5 500 "$mpirun" -n 3 sh -c 'echo $$ >"$0.$OMPI_COMM_WORLD_RANK"; exec "$@"' "$scratch/pid" "$train_gpt" "${model[@]}" \
+  --comm mpi --steps 1000000 --grace 300 --metrics "$scratch/metrics" --save "$scratch/run" >"$scratch/out" 2>&1 </dev/null &
 job=$!
-for ((i = 0; i < 600; ++i)); do
-  [[ -f $scratch/metrics ]] && (($(wc -l <"$scratch/metrics") > 3)) && break
+# Only a job that trains takes the signal: before, it has no handler yet. A busy machine may need minutes to come there.
+trains() { [[ -f $scratch/metrics ]] && (($(grep -c '"step":' "$scratch/metrics") >= 3)); }
+for ((i = 0; i < 3000; ++i)); do
+  trains && break
+  kill -0 $job 2>/dev/null || break
   sleep 0.1
 done
-[[ -s $scratch/pid.1 ]] || fail "rank 1 did not start: $(cat "$scratch/out")"
+trains || fail "the job does not train: $(tail -5 "$scratch/out")"
 kill -TERM "$(cat "$scratch/pid.1")"
 wait $job || fail "exit code $?: $(tail -5 "$scratch/out")"
 step=$(grep -c '"step":' "$scratch/metrics")

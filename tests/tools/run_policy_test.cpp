@@ -138,6 +138,51 @@ TEST(RestartPolicy, ArgumentsThatAreRefusedAreNotTriedAgainButASmallerNumberIs) 
   EXPECT_EQ(last.ranks, 0);
 }
 
+TEST(RestartPolicy, RulesThatAreNotKnownYetAreFoundByTryingOrLearntFromACheckpoint) {
+  // Killed before the first checkpoint: the program took four ranks, so it is their number that it refuses.
+  RestartPolicy shrinks({.ranks = 4, .max_restarts = 100, .shrink = true}, {});
+  EXPECT_EQ(shrinks.after(killed(4, 1), kAny).ranks, 3);
+  EXPECT_EQ(shrinks.after(ended(3, 2, "--batch 16: must be a multiple"), kAny).ranks, 2);
+  RestartPolicy twice({.ranks = 4, .max_restarts = 100}, {});
+  EXPECT_EQ(twice.after(killed(4, 1), kAny).ranks, 4);
+  EXPECT_EQ(twice.after(killed(4, 1), kAny).ranks, 3);
+  EXPECT_EQ(twice.after(ended(3, 2, "--batch 16: must be a multiple"), kAny).ranks, 2);
+  FailedStart not_begun = killed(4, 1);
+  not_begun.began = false;
+  RestartPolicy unknown({.ranks = 4, .shrink = true}, {});
+  EXPECT_EQ(unknown.after(not_begun, kAny).ranks, 3);
+  EXPECT_EQ(unknown.after(ended(3, 2, "usage"), kAny).exit_code, 2) << "it has not taken any number";
+  RestartPolicy learns({.ranks = 4, .max_restarts = 100, .shrink = true}, {});
+  learns.set_rules({.batch = 16});
+  EXPECT_EQ(learns.after(killed(4, 1, true), kAny).ranks, 2);
+}
+
+TEST(RestartPolicy, WhatHasEndedForGoodIsGivenUpAndEndedRanksAreNotLost) {
+  RestartPolicy policy({.ranks = 4, .max_restarts = 100}, {});
+  FailedStart for_good = ended(4, kForGood, "lines are missing", true);
+  for_good.for_good = true;
+  const NextStart last = policy.after(for_good, kAny);
+  EXPECT_EQ(last.ranks, 0);
+  EXPECT_EQ(last.exit_code, 1);
+
+  using Kind = RankReport::Kind;
+  StartOutcome outcome;
+  outcome.began = true;
+  outcome.ended = {{Kind::ended, 2, "h", 1, 1}, {Kind::killed, 1, "h", 2, 9}, {Kind::killed, 0, "h", 3, 15}};
+  outcome.on_their_own = 2;
+  outcome.first = outcome.ended[1];
+  EXPECT_EQ(failed_start(outcome, 3, false, {}).dead, 1);
+  outcome.first = RankReport{Kind::stopped, 3, "h", 4, 19};
+  outcome.stopped = {*outcome.first};
+  const FailedStart stopped = failed_start(outcome, 4, false, {});
+  EXPECT_EQ(stopped.dead, 2);
+  EXPECT_EQ(stopped.code, -1) << "19 is a signal";
+  EXPECT_TRUE(stopped.killed);
+  EXPECT_FALSE(stopped.for_good);
+  outcome.ended[0].value = kForGood;
+  EXPECT_TRUE(failed_start(outcome, 4, false, {}).for_good);
+}
+
 TEST(RunReport, IsFoundAmongWhatIsPrintedHoweverItIsCut) {
   const RankReport said{RankReport::Kind::killed, 3, "node1", 4711, 9};
   EXPECT_EQ(said.describe(), "rank 3 (process 4711 on node1) was killed by signal 9 (Killed)");

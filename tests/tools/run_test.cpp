@@ -65,9 +65,11 @@ class Run : public ::testing::Test {
            "[[ $rank == 0 ]] && echo \"program $*\" >>\"$here/log\"\n" +
                body + "\n");
   }
+  /// With a short --grace, unless the flags say another.
   std::string arguments(const std::string& flags, const std::string& of_program = "") const {
-    return fmt::format("run --mpirun {} --grace 1 {} -- {} {}", folder_ / "mpirun", flags,
-                       folder_ / "program", of_program);
+    return fmt::format("run --mpirun {} {} {} -- {} {}", folder_ / "mpirun",
+                       flags.find("--grace") == flags.npos ? "--grace 1" : "", flags, folder_ / "program",
+                       of_program);
   }
   Finished run(const std::string& flags, const std::string& of_program = "") const {
     return run_sherd(folder_, arguments(flags, of_program));
@@ -119,12 +121,46 @@ TEST_F(Run, AKilledRankIsNamedAndAllAreStartedAgain) {
 }
 
 TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
-  program("[[ $rank == 1 ]] && { echo 'cannot open the data' >&2; exit 3; }\nsleep 0.3");
+  program("[[ $rank == 1 ]] && { echo 'cannot open the data' >&2; exit 4; }\nsleep 0.3");
   const Finished f = run("--nproc 2 --max-restarts 50");
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(starts(), 2) << "a crash loop is no reason for 50 restarts";
   EXPECT_THAT(f.err, AllOf(HasSubstr("given up: it failed twice in the same way before a step was done"),
-                           HasSubstr("ended with exit code 3: cannot open the data")));
+                           HasSubstr("ended with exit code 4: cannot open the data")));
+}
+
+TEST_F(Run, TheKilledRankIsTheCauseThoughOneThatMissedItIsHeardFirst) {
+  // Rank 1 waits until rank 0's keeper, which tells of its end, is gone.
+  program(R"(
+[[ $start == 2 ]] && exit 0
+if [[ $rank == 0 ]]; then
+  echo $PPID >$here/keeper.new; mv $here/keeper.new $here/keeper
+  echo 'rank 1 is gone' >&2
+  exit 1
+fi
+until [[ -s $here/keeper ]] && ! kill -0 $(cat $here/keeper) 2>/dev/null; do sleep 0.05; done
+kill -KILL $$)");
+  const Finished f = run("--nproc 2 --grace 3600");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err,
+              ContainsRegex("start 2 of at most 4: 2 ranks, from the beginning, because rank 1 [^:]* was "
+                            "killed by signal 9 \\(Killed\\) after"));
+}
+
+TEST_F(Run, RanksThatTheSupervisorEndsAreNotLost) {
+  program("[[ $start == 2 ]] && exit 0\n[[ $rank == 1 ]] && kill -KILL $$\nexec sleep 600");
+  const Finished f = run("--nproc 3 --shrink");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, HasSubstr("start 2 of at most 4: 2 ranks"));
+}
+
+TEST_F(Run, WhatHasEndedForGoodIsNotStartedAgain) {
+  program("[[ $rank == 1 ]] || { echo '2 lines are missing' >&2; exit 3; }");
+  const Finished f = run("--nproc 2");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_EQ(starts(), 1);
+  EXPECT_THAT(f.err, AllOf(HasSubstr("given up: the program has done all that it can"),
+                           HasSubstr("ended with exit code 3: 2 lines are missing")));
 }
 
 TEST_F(Run, WhatRefusesItsArgumentsIsNotStartedAgain) {
@@ -152,8 +188,9 @@ if [[ $rank == 0 ]]; then
   [[ $start != 2 ]] || { cp -r $here/mine/step_00000040 $here/saved/step_00000020; }
   echo "{\"config\": {\"steps\": 9}}" >>$here/metrics
   [[ $start -gt 3 ]] || echo "{\"step\": $step, \"loss\": 1}" >>$here/metrics
+  touch $here/done.$start
 fi
-sleep 0.2
+while [[ ! -e $here/done.$start ]]; do sleep 0.05; done
 [[ $start == 6 ]] || exit 1)");
   const Finished f =
       run("--nproc 2 --max-restarts 50",
@@ -161,7 +198,7 @@ sleep 0.2
                       folder_.path().string()));
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(starts(), 5) << f.err;  // three with steps, two without
-  EXPECT_THAT(f.err, HasSubstr("start 2 of at most 51: 2 ranks, from the beginning"));
+  EXPECT_THAT(f.err, HasSubstr("start 2 of at most 51: 2 ranks, from its --resume "));
   EXPECT_THAT(f.err, HasSubstr("start 3 of at most 51: 2 ranks, from step 20, because rank"));
   EXPECT_THAT(log(), HasSubstr(fmt::format(
                          "program --save {0}/saved --resume {0}/other --resume-parts model --metrics",
@@ -182,24 +219,104 @@ TEST_F(Run, GoesOnFromWhatItsFolderHoldsUnlessThatIsAnotherRuns) {
   EXPECT_THAT(log(), Not(HasSubstr("--resume")));
 }
 
-TEST_F(Run, RanksThatHangAreEndedAndNamed) {
+TEST_F(Run, ABranchThatTheCommandPassesOverIsNotGoneOnFrom) {
+  checkpoint("saved/step_00000040", 4);
+  checkpoint("saved/step_00000100", 5);
+  checkpoint("mine/step_00000060", 6);
+  program(R"(
+[[ $start == 2 ]] && cp -r $here/mine/step_00000060 $here/saved/
+[[ $start == 3 ]] || { echo $start >&2; kill -KILL $$; })");
+  const std::string saved = folder_ / "saved";
+  const Finished f = run("--nproc 1", fmt::format("--resume {0}/step_00000040 --save {0}", saved));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  const std::string as_given = fmt::format("program --resume {0}/step_00000040 --save {0}\n", saved);
+  const size_t first = log().find(as_given), second = log().rfind(as_given);
+  EXPECT_TRUE(first != std::string::npos && second != first) << log();
+  EXPECT_THAT(log(), HasSubstr(fmt::format("program --save {0} --resume {0}\n", saved)));
+  EXPECT_THAT(f.err,
+              AllOf(HasSubstr("start 2 of at most 4: 1 rank, from its --resume " + saved + "/step_00000040"),
+                    HasSubstr("start 3 of at most 4: 1 rank, from step 60")));
+}
+
+TEST_F(Run, RanksThatHangAreEnded) {
   program(
-      "[[ $start == 2 ]] && exit 0\n[[ $rank == 2 ]] && kill -STOP $$\n[[ $rank == 0 ]] && { sleep 0.5; exit "
-      "1; }\n"
-      "trap '' TERM\nwhile :; do sleep 0.1; done");
-  const Finished f = run("--nproc 3");
+      "[[ $start == 2 ]] && exit 0\n[[ $rank == 0 ]] && exit 1\ntrap '' TERM\nwhile :; do sleep 0.1; done");
+  const Finished f = run("--nproc 2");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, ContainsRegex("start 2 .* because rank 0 .* ended with exit code 1"));
+}
+
+// What rank 1 does to stop, and how rank 0 knows that it stands.
+constexpr const char* kStops = R"(
+stands() { [[ -s $here/pid ]] && grep -q '^State:.T' /proc/$(cat $here/pid)/status; }
+if [[ $rank == 1 && ! -e $here/pid ]]; then
+  echo $$ >$here/pid.new; mv $here/pid.new $here/pid
+  kill -STOP $$
+fi
+[[ $rank == 0 && $start == 1 ]] && until stands; do sleep 0.05; done
+)";
+
+TEST_F(Run, RanksThatStandStoppedAreNamedAndNotWaitedFor) {
+  program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
+  const Finished f = run("--nproc 2 --grace 3600");
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_THAT(
-      f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 2 .* was stopped by signal 19"));
+      f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 1 .* was stopped by signal 19"));
+}
+
+TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
+  program(std::string(kStops) + "[[ $start == 2 ]] || exec sleep 600");
+  const Finished f = run("--nproc 2 --stopped-for 1");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 2);
+  EXPECT_THAT(f.err,
+              ContainsRegex("because rank 1 [^;]* was stopped by signal 19 [^;]* and did not go on after"));
+}
+
+TEST_F(Run, ARankThatGoesOnHasNotFailed) {
+  program(std::string(kStops) + "[[ $rank == 1 ]] || { kill -CONT $(cat $here/pid); sleep 6; }");
+  const Finished f = run("--nproc 2 --stopped-for 5");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 1) << f.err;
+}
+
+TEST_F(Run, RanksThatDoNotEndWithTheOthersAreNamed) {
+  program("[[ $start == 2 || $rank == 0 ]] || exec sleep 600");
+  const Finished f = run("--nproc 2 --end-within 3");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(starts(), 2) << f.err;
+  EXPECT_THAT(
+      f.err, HasSubstr("because nothing was heard of the end of rank 1 for too long after others had ended"));
+}
+
+TEST_F(Run, ALauncherThatDoesNotEndWithItsRanksIsEnded) {
+  std::string hangs = kLauncher;
+  hangs.replace(hangs.rfind("exit 0"), 6, "sleep 600");
+  script("mpirun", hangs);
+  program("true");
+  const Finished f = run("--nproc 1 --end-within 1");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("all ranks have ended well, and the launcher has not"),
+                           HasSubstr("sherd run: ended well: 0 restarts; 0.0 s of work lost")));
 }
 
 TEST_F(Run, RanksThatNeverBeginAreEnded) {
-  script("mpirun", "#!/bin/bash\necho \"launcher \" >>${0%/*}/log\necho 'no route to host' >&2\nsleep 60\n");
+  script("mpirun", "#!/bin/bash\nexec sleep 600\n");
   program("true");
-  const Finished f = run("--nproc 2 --begin-within 1 --max-restarts 2");
+  const Finished f = run("--nproc 2 --begin-within 1 --max-restarts 0");
   EXPECT_EQ(f.exit_code, 1);
-  EXPECT_THAT(f.err, HasSubstr("only 0 ranks began: no route to host"));
-  EXPECT_EQ(starts(), 3) << "two ranks twice, then one";
+  EXPECT_THAT(f.err, HasSubstr("only 0 ranks began"));
+}
+
+TEST_F(Run, ALauncherThatTwiceStartsNothingGetsFewerRanks) {
+  script("mpirun", "#!/bin/bash\necho \"launcher \" >>${0%/*}/log\necho 'no route to host' >&2\nexit 1\n");
+  program("true");
+  const Finished f = run("--nproc 2 --max-restarts 2");
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err,
+              AllOf(HasSubstr("only 0 ranks began: no route to host"),
+                    HasSubstr("start 2 of at most 3: 2 ranks"), HasSubstr("start 3 of at most 3: 1 rank,")));
+  EXPECT_EQ(starts(), 3);
 }
 
 TEST_F(Run, HostsThatDoNotAnswerAreLeftOut) {
