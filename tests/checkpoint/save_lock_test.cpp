@@ -136,14 +136,19 @@ TEST(SaveLock, OfAProcessThatIsDeadIsTakenSilentlyOfOneThatIsStoppedNot) {
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const CheckpointFolder held(path.path(), files);
-    if (::write(ready[1], "x", 1) == 1) ::pause();
-    ::_exit(0);
+    ::close(ready[0]);
+    try {
+      const CheckpointFolder held(path.path(), files);
+      if (::write(ready[1], "x", 1) == 1) ::pause();
+    } catch (const std::exception&) {  // the child must not go on with the parent's tests
+    }
+    ::_exit(1);
   }
+  ::close(ready[1]);  // so that a child that fails ends the wait for its byte
   char byte = 0;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  const ssize_t got = ::read(ready[0], &byte, 1);
   ::close(ready[0]);
-  ::close(ready[1]);
+  ASSERT_EQ(got, 1) << "the child could not take the folder";
   ::kill(child, SIGSTOP);
   EXPECT_THAT(message_of<IoError>([&] { CheckpointFolder(path.path(), files); }),
               HasSubstr(fmt::format("process {} on", child)));
