@@ -366,7 +366,7 @@ TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
 // A disk that is slower than the longest wait for another rank is no dead rank. That wait is long enough for what the
 // constructor exchanges on a loaded machine.
 TEST(Saver, SlowFilesAreNoDeadPeer) {
-  constexpr std::chrono::seconds kTimeout{8};
+  static constexpr std::chrono::seconds kTimeout{8};
   const TemporaryFolder folder;
   launch(2, {.timeout = kTimeout}, [&](RankContext& rank) {
     LocalTensor t = pieces_of(rank, {even("a", {4}, 2)})[0];
@@ -392,7 +392,7 @@ TEST(Saver, SlowFilesAreNoDeadPeer) {
 TEST(Saver, AVanishedRankEndsTheOthersSave) {
   for (const bool async : {false, true}) {
     const TemporaryFolder folder;
-    constexpr std::chrono::seconds kTimeout{120};
+    static constexpr std::chrono::seconds kTimeout{120};
     const auto run = [&] {
       launch(3, {.timeout = kTimeout}, [&](RankContext& rank) {
         CheckpointSaver saver(rank.world, pieces_of(rank, {even("a", {40, 10}, 3)}),
