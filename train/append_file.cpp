@@ -1,6 +1,8 @@
 #include <sherd/train/append_file.h>
 
 #include <cerrno>
+#include <filesystem>
+#include <random>
 #include <system_error>
 #include <utility>
 
@@ -18,18 +20,56 @@ constexpr size_t kMostWaiting = size_t{16} << 20;
 
 }  // namespace
 
-AppendFile::AppendFile(std::string path, const char* what, const char* record, bool keep)
-    : path_(std::move(path)), what_(what), record_(record), file_(std::fopen(path_.c_str(), "ae")) {
-  if (!file_) fail();
-  struct stat status;
-  if (::fstat(::fileno(file_.get()), &status) == -1) fail();
-  if (!S_ISREG(status.st_mode)) return;
-  if (::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) == -1 && errno == EWOULDBLOCK)
-    throw IoError(fmt::format(
-        "cannot write the {} '{}': another run writes them there; stop that run, or name another file", what_,
-        path_));
+AppendFile::AppendFile(std::string path, const char* what, const char* record, bool keep,
+                       const std::function<bool()>& takes_over)
+    : path_(std::move(path)), what_(what), record_(record) {
+  for (;;) {
+    open(path_, "ae");
+    struct stat opened, named;
+    if (::fstat(::fileno(file_.get()), &opened) == -1) fail();
+    if (!S_ISREG(opened.st_mode)) return;
+    if (!lock()) {
+      if (takes_over && takes_over()) {
+        take_over(keep);
+        return;
+      }
+      throw IoError(fmt::format(
+          "cannot write the {} '{}': another run writes them there; stop that run, or name another file", what_, path_));
+    }
+    // Otherwise the name went to a copy since the file was opened, and the lock on this one means nothing.
+    if (::stat(path_.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) break;
+  }
   // Only now: it may have been another run's.
   if (!keep && ::ftruncate(::fileno(file_.get()), 0) == -1) fail();
+}
+
+void AppendFile::open(const std::string& path, const char* mode) {
+  file_.reset(std::fopen(path.c_str(), mode));
+  if (!file_) fail();
+}
+
+// Whether nobody else holds it, as far as the file system can tell.
+bool AppendFile::lock() {
+  return ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+void AppendFile::take_over(bool keep) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::canonical(path_, error);  // of a link, what it stands for
+  const std::string made = fmt::format("{}.tmp-{:08x}", target.string(), static_cast<uint32_t>(std::random_device()()));
+  const auto check = [&] {
+    if (!error) return;
+    std::error_code ignored;
+    std::filesystem::remove(made, ignored);
+    errno = error.value();
+    fail();
+  };
+  if (!error && keep) std::filesystem::copy_file(target, made, error);
+  check();
+  open(made, "ae");
+  lock();  // before it has the name, so that it is locked whenever somebody asks
+  std::filesystem::rename(made, target, error);
+  check();
 }
 
 void AppendFile::fail() const {

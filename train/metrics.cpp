@@ -46,6 +46,24 @@ bool ends_in_the_middle_of_a_line(const std::string& path) {
   return file.get() != '\n';
 }
 
+// Whether the one who began to write last is of the same run under `sherd run`, and earlier.
+bool is_of_an_earlier_start(const std::string& path, const LockHolder& self) {
+  if (self.run.empty()) return false;
+  LockHolder last;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(R"({"config":)")) continue;
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    const auto run = json.value("run", nlohmann::json::object());
+    const bool whole = run.is_object() && run.contains("mark") && run["mark"].is_string() && run.contains("start") &&
+                       run["start"].is_number_unsigned();
+    last.run = whole ? run["mark"].get<std::string>() : "";
+    last.start = whole ? run["start"].get<uint64_t>() : 0;
+  }
+  return last.run == self.run && last.start < self.start;
+}
+
 }  // namespace
 
 std::string format_metrics(const StepResult& s) {
@@ -82,9 +100,13 @@ void read_losses(const std::string& path, int64_t steps, std::vector<double>& lo
   held_out.insert(held_out.end(), evaluated.begin(), evaluated.end());
 }
 
-MetricsWriter::MetricsWriter(const std::string& path, const std::string& config, bool go_on)
-    : file_(path, "metrics", "line", go_on) {
-  file_.write_head(fmt::format("{}{{\"config\":{}}}\n", ends_in_the_middle_of_a_line(path) ? "\n" : "", config));
+MetricsWriter::MetricsWriter(const std::string& path, const std::string& config, bool go_on, const LockHolder& self)
+    : file_(path, "metrics", "line", go_on, [&] { return is_of_an_earlier_start(path, self); }) {
+  const std::string run =
+      self.run.empty() ? ""
+                       : fmt::format(R"(,"run":{})", nlohmann::json{{"mark", self.run}, {"start", self.start}}.dump(
+                                                         -1, ' ', false, nlohmann::json::error_handler_t::replace));
+  file_.write_head(fmt::format("{}{{\"config\":{}{}}}\n", ends_in_the_middle_of_a_line(path) ? "\n" : "", config, run));
 }
 
 void MetricsWriter::write(const StepResult& step) { file_.write(format_metrics(step) + '\n'); }

@@ -6,12 +6,14 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/train/append_file.h>
 #include <sherd/train/step_result.h>
 
 namespace sherd {
 
-/// Line 1 is {"config": {...}}, every other line one step:
+/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {"mark": "...", "start": 2}} with the
+/// supervisor's mark and which of its starts wrote it; every other line is one step:
 ///
 ///   step          from 1
 ///   epoch         of token files, where there are some: how often the first stream's windows have been seen
@@ -42,10 +44,14 @@ class MetricsWriter {
  public:
   /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
   /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
-  /// cannot share one.
+  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save folder
+  /// (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file without a name from then
+  /// on.
   /// @param config the settings as a JSON object: config_text().
+  /// @param self of which `run` and `start` are looked at.
   /// @throws IoError.
-  MetricsWriter(const std::string& path, const std::string& config, bool go_on = false);
+  MetricsWriter(const std::string& path, const std::string& config, bool go_on = false,
+                const LockHolder& self = LockHolder::of_this_process());
 
   /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
   /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16

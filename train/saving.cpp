@@ -63,7 +63,9 @@ bool Saving::falls_due(int64_t step) const {
 }
 
 bool Saving::stops_after(int64_t step) const {
-  return saver_ && falls_due(step) && (!options_.async || step == last_);
+  if (!saver_) return false;
+  if (options_.may_save && (due_ || falls_due(step))) return true;
+  return falls_due(step) && (!options_.async || step == last_);
 }
 
 void Saving::told(int64_t step) {
@@ -90,15 +92,17 @@ std::optional<double> Saving::after_step(int64_t step) {
   });
   if (!idle) return std::nullopt;
   due_ = false;
+  if (options_.may_save && !options_.may_save(step)) return std::nullopt;
   if (options_.async && !last) {
     runtime_of(run_.model).hold_weights(saver_->snapshot(run_.state()));
     snapshot_of_ = behind_ = step;
     told(told_);
   } else {
-    attempt(step, [&] {
+    const bool saved = attempt(step, [&] {
       saver_->save(run_.state());
       saver_->wait();
     });
+    last_is_saved_ = last && saved;
   }
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }

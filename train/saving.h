@@ -43,6 +43,9 @@ struct SavingOptions {
   SaveFailure on_failure = SaveFailure::warn;
   /// The step that the run ends with.
   int64_t last_step = 0;
+  /// Asked on every rank alike right before a checkpoint of `step` is begun, when that step is told of and none issued
+  /// after it. False: it is not saved, and not tried again. May be collective. Null: all may be saved.
+  std::function<bool(int64_t step)> may_save = {};
   /// Null: FileSystem::posix(). Outlives Saving.
   FileSystem* files = nullptr;
 };
@@ -55,7 +58,8 @@ class Saving {
   /// Does nothing without a folder. Collective.
   /// @throws IoError when another run saves there now, or did (check_save_folder()).
   Saving(SavedRun run, SavingOptions options);
-  /// Whether `step` must be told of before after_step(): training waits while it is saved.
+  /// Whether `step` must be told of before after_step(): training waits while it is saved, or while SavingOptions::may_save
+  /// is asked.
   bool stops_after(int64_t step) const;
   /// Steps up to this one are told of, in the metrics, too: they may be committed.
   void told(int64_t step);
@@ -65,7 +69,7 @@ class Saving {
   /// in ms; nothing when none was due. With `async` training waits neither for the step nor for the
   /// disk: the step's weights are copied beside the coming step, and written once it is told of; what falls
   /// due while another checkpoint is being written is saved after the first step that finds that one
-  /// finished. The last step waits until everything is on disk.
+  /// finished. The last step waits until everything is on disk. What SavingOptions::may_save takes is part of the wait.
   ///
   /// A save that failed is a warning, and what falls due next is tried as if nothing had been.
   /// @throws IoError for it with SaveFailure::stop, also when it was written behind.
@@ -83,7 +87,9 @@ class Saving {
   std::optional<double> longest_save() const { return longest_save_; }
   /// Whether checkpoints are saved at all.
   bool saves() const { return saver_.has_value(); }
-  /// Why the checkpoint of the last step is missing, when it is; the same on every rank.
+  /// Whether the checkpoint of the last step is there; the same on every rank.
+  bool last_is_saved() const { return last_is_saved_; }
+  /// Why the checkpoint of the last step is missing, when a save of it failed; the same on every rank.
   const std::string& last_failure() const { return last_failure_; }
 
  private:
@@ -101,6 +107,7 @@ class Saving {
   std::vector<std::string> lines_, warnings_;
   std::string last_failure_;
   int64_t last_;             // step of training
+  bool last_is_saved_ = false;
   int64_t behind_ = 0;       // the step that is being written behind training
   bool heard_ = false;       // that it failed
   bool due_ = false;         // a save, as soon as none is in flight

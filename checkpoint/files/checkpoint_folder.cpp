@@ -233,7 +233,7 @@ bool CheckpointFolder::is_finite(const CommittedCheckpoint& c) {
 
 std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& rule) {
   if (keep < 1) throw InvalidArgument(fmt::format("checkpoints to keep: {}; must be 1 or more", keep));
-  std::vector<std::string> names;
+  std::vector<CommittedCheckpoint> old;
   std::string newest;
   int64_t left = keep, finite_left = keep;
   for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
@@ -246,44 +246,63 @@ std::vector<std::string> CheckpointFolder::prune(int64_t keep, const PruneRule& 
       if (counts_as_finite) --finite_left;
     }
     if (stays && newest.empty()) newest = c.name;
-    if (!stays && (!rule.removable || rule.removable(c))) names.push_back(c.name);
+    if (!stays && (!rule.removable || rule.removable(c))) old.push_back(c);
   }
-  remove_all(names, newest);
-  return names;
+  return remove_all(old, newest);
 }
 
 std::vector<std::string> CheckpointFolder::remove(
     const std::function<bool(const CommittedCheckpoint&)>& removable) {
-  std::vector<std::string> names;
+  std::vector<CommittedCheckpoint> old;
   std::string newest;
   for (const CommittedCheckpoint& c : list_checkpoints(path_, files_)) {
     if (removable(c)) {
-      names.push_back(c.name);
+      old.push_back(c);
     } else if (newest.empty()) {
       newest = c.name;
     }
   }
   if (newest.empty())
     throw InvalidArgument(fmt::format("'{}': no checkpoint would stay; none is removed", path_.string()));
-  remove_all(names, newest);
-  return names;
+  return remove_all(old, newest);
 }
 
-// `newest` is one that stays.
-void CheckpointFolder::remove_all(const std::vector<std::string>& names, const std::string& newest) {
-  if (names.empty()) return;
+bool CheckpointFolder::holds(const fs::path& path, uint64_t sequence) {
+  try {
+    return sequence_of(path / kManifestFile, files_) == sequence;
+  } catch (const Error&) {  // torn, or gone
+    return false;
+  }
+}
+
+// `newest` is one that stays. Returns the names removed.
+std::vector<std::string> CheckpointFolder::remove_all(const std::vector<CommittedCheckpoint>& old,
+                                                      const std::string& newest) {
+  std::vector<std::string> names;
+  for (const CommittedCheckpoint& c : old) names.push_back(c.name);
+  if (names.empty()) return names;
   // After a crash `latest` may name one of those that go.
   const std::string named = latest();
   if (named.empty() || std::find(names.begin(), names.end(), named) != names.end()) write_latest(newest);
 
   std::vector<fs::path> removed;
-  for (const std::string& name : names) {
-    removed.push_back(temporary_name(name));
-    lock_->require(fmt::format("'{}' is not removed", (path_ / name).string()));
-    files_.rename(path_ / name, removed.back());
+  for (const CommittedCheckpoint& c : old) {
+    const fs::path aside = temporary_name(c.name);
+    const std::string what = fmt::format("'{}' is not removed", (path_ / c.name).string());
+    lock_->require(what);
+    files_.rename(path_ / c.name, aside);
+    if (!holds(aside, c.sequence)) {
+      // This process was stopped after require(), and whoever took the folder over has a checkpoint of this name.
+      files_.rename(aside, path_ / c.name);
+      files_.sync_folder(path_);
+      lock_->require(what);
+      throw IoError(fmt::format("{}: another checkpoint has taken its place", what));
+    }
+    removed.push_back(aside);
   }
   files_.sync_folder(path_);
   for (const fs::path& path : removed) files_.remove_all(path);
+  return names;
 }
 
 std::string CheckpointFolder::latest() {

@@ -94,7 +94,9 @@ class CheckpointFolder {
   void sweep();
   bool is_finite(const CommittedCheckpoint& checkpoint);
   bool is_finite(const std::string& name);
-  void remove_all(const std::vector<std::string>& names, const std::string& newest);
+  std::vector<std::string> remove_all(const std::vector<CommittedCheckpoint>& old, const std::string& newest);
+  /// Whether the checkpoint at `path` is the one of this number.
+  bool holds(const std::filesystem::path& path, uint64_t sequence);
   /// The name in `latest`; empty when there is none.
   std::string latest();
   void write_latest(const std::string& name);

@@ -61,7 +61,8 @@ class SaveLock {
  public:
   /// Takes the lock of `folder`, which is there. `temporary` makes up names in it for a file that becomes the
   /// lock by one rename.
-  /// @throws IoError that names the holder, when it is not this run's own earlier start.
+  /// @throws IoError that names the holder, when it is not this run's own earlier start; LostFolder when somebody else
+  /// took it meanwhile.
   SaveLock(std::filesystem::path folder, FileSystem& files, LockHolder self,
            std::function<std::filesystem::path()> temporary);
   ~SaveLock();
@@ -77,7 +78,7 @@ class SaveLock {
  private:
   LockHolder read() const;
   std::unique_ptr<FileLock> acquire(LockHolder& before);
-  void replace();
+  void replace(const std::string& before);
 
   std::filesystem::path folder_, path_;
   FileSystem& files_;

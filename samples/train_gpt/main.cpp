@@ -89,12 +89,18 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
   if (trainer.step() >= config.last_step()) out.say("nothing is left to train\n");
 }
 
+// What is asked for after the last step.
+std::vector<std::string> what_follows(const TrainConfig& config) {
+  std::vector<std::string> flags;
+  if (!config.export_weights.empty()) flags.push_back("--export-weights");
+  if (!config.export_hf.empty()) flags.push_back("--export-hf");
+  if (config.sample_bytes() > 0) flags.push_back("--sample");
+  return flags;
+}
+
 // What a run that was asked to stop has kept, and what it left out.
 void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::string& why, const Output& out) {
-  std::vector<std::string> left_out;
-  if (!config.export_weights.empty()) left_out.push_back("--export-weights");
-  if (!config.export_hf.empty()) left_out.push_back("--export-hf");
-  if (config.sample_bytes() > 0) left_out.push_back("--sample");
+  const std::vector<std::string> left_out = what_follows(config);
   const std::string rest =
       left_out.empty() ? "" : fmt::format("; {} left to the run that ends", fmt::join(left_out, ", "));
   if (config.save.empty()) {
@@ -176,8 +182,10 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     summarise(trainer, config, out);
     if (out)
       for (const std::string& line : traced) out->say("{}\n", line);
-    // Whoever sent a signal may not wait long: what else is asked for is left to the run that reaches its last step.
-    if (!end.stopped.empty() && trainer.step() < config.last_step()) {
+    // Whoever sent a signal may not wait long: what else is asked for is left to the run that goes on. A run that has
+    // trained all its steps and kept none of them is the only one that can do it.
+    const bool over = trainer.step() >= config.last_step();
+    if (!end.stopped.empty() && (!over || (end.saved && !what_follows(config).empty()))) {
       if (out && wrong.empty()) say_stopped(trainer, config, end.stopped, *out);
       return wrong;
     }
@@ -216,7 +224,8 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const 
   check_same_flags(rank, config);
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
-  if (config.trains() && config.measure_peak && !(config.metrics.empty() && config.log_dir.empty())) {
+  const bool has_metrics = as_rank_0_says(rank, config, !(config.metrics.empty() && config.log_dir.empty()));
+  if (config.trains() && config.measure_peak && has_metrics) {
     doing = "timing products of matrices";
     const double ceiling = sherd::gemm_ceiling(*rank.world, *rank.device, dtype_named(config.precision));
     if (out) out->ceiling = ceiling;

@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/comm/core/require_equal.h>
+#include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/random.h>
 
 #include "config_fields.h"
@@ -18,11 +19,15 @@ namespace train_gpt {
 namespace {
 
 constexpr std::array<std::string_view, 5> kGroups{"Data", "Ranks and sharding", "Model", "Training", "Muon"};
-constexpr std::array<std::string_view, 9> kOthers{"save_every", "async_save",  "eval_every", "resume_parts", "eval_only",
-                                                  "sample_only", "sample", "prompt",     "prompt_tokens"};
+constexpr std::array<std::string_view, 19> kOthers{
+    "check_replicas", "verify_step",   "max_wall",        "save_every",  "async_save",
+    "save_failure",   "resume_parts",  "allow_new_state", "eval_every",  "measure_peak",
+    "trace_steps",    "export_dtype",  "eval_only",       "sample_only", "sample",
+    "prompt",         "prompt_tokens", "temperature",     "top_p"};
 // Of paths it matters only whether there is one: hosts may have the same files in different places.
-constexpr std::array<std::string_view, 8> kPaths{"data", "tokens", "valid_tokens",   "init_weights",
-                                                 "save", "resume", "export_weights", "export_hf"};
+constexpr std::array<std::string_view, 10> kPaths{
+    "data",   "tokens", "valid_tokens", "init_weights",   "save",
+    "resume", "trace",  "timeline",     "export_weights", "export_hf"};
 
 struct Flag {
   std::string name, value;
@@ -69,6 +74,17 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config)
                   "all with the same",
                   rank.world->rank(), fmt::join(wrong, ", ")),
       odd);
+}
+
+bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine) {
+  if (config.comm == "local") return mine;
+  int64_t value = mine ? 1 : 0;
+  sherd::Stream& s = rank.device->compute();
+  const sherd::Tensor word = sherd::Tensor::empty(*rank.device, {1}, sherd::DType::i64, "flags");
+  sherd::ops::copy_from_host(s, word, &value, sizeof value);
+  rank.world->broadcast(s, word, 0);
+  sherd::ops::copy_to_host(s, &value, word);
+  return value != 0;
 }
 
 }  // namespace train_gpt

@@ -10,6 +10,7 @@
 
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/kernels/ops/ops.h>
 #include <sherd/train/duration.h>
 #include <sherd/train/loss_spike.h>
 #include <sherd/train/saving.h>
@@ -35,7 +36,7 @@ class Loop {
         out_(out),
         progress_(
             sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
-        saving_(trainer.saved_run(), saving_options(config)),
+        saving_(trainer.saved_run(), checked(saving_options(config))),
         spikes_(config.loss_spike),
         wall_(std::make_shared<sherd::WallLimit>(sherd::parse_duration(config.max_wall).value_or(0))),
         stop_(std::make_shared<sherd::StopAgreement>(sources.signals, out ? wall_ : nullptr, sources.start)) {
@@ -56,12 +57,12 @@ class Loop {
 
   TrainingEnd run(sherd::TraceOutput& trace, std::string& doing) {
     std::string ended;  // why training ended before its last step, for the worse
-    while (trainer_.step() < config_.last_step() && ended.empty() && !stop_->stops()) {
+    while (trainer_.step() < config_.last_step() && ended.empty() && unsound_.empty() && !stop_->stops()) {
       const auto begin = Clock::now();
       trace.before_step(trainer_.step() + 1);
       doing = fmt::format("training step {}", trainer_.step() + 1);
       ended = next_step();
-      if (ended.empty()) {
+      if (ended.empty() && unsound_.empty()) {
         ended = trainer_.too_many_skipped();
         // All ranks leave together, and what is being saved is not lost: nothing is thrown.
         if (!ended.empty() || stop_->stops()) saving_.ends_with(trainer_.step());
@@ -70,10 +71,15 @@ class Loop {
       wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
     }
     if (out_) out_->seconds = progress_.seconds();
+    // What came after the last step had asked, while it was evaluated or saved.
+    if (!stop_->stops()) stop_->hear(largest(stop_->want()));
     // A guard other than that against skipped steps wants the run to go on from an earlier checkpoint.
     const bool for_good = ended == trainer_.too_many_skipped() && saving_.last_failure().empty() &&
                           (!ended.empty() || trainer_.step() >= config_.last_step());
-    return {.wrong = problems(std::move(ended)), .stopped = stop_->reason(wall_->limit()), .for_good = for_good};
+    return {.wrong = problems(std::move(ended)),
+            .stopped = stop_->reason(wall_->limit()),
+            .saved = saving_.last_is_saved(),
+            .for_good = for_good};
   }
 
  private:
@@ -104,8 +110,30 @@ class Loop {
       before_ = std::move(now);
     }
     std::string wrong = verified ? judge(step, verified->repeated) : "";
-    if (wrong.empty() && check) wrong = compare_replicas(step);
+    if (wrong.empty() && check) compare_replicas(step);
     return wrong;
+  }
+
+  // A checkpoint takes its parts from all replicas, so that wrong bits of one are every replica's after a resume, and no
+  // later comparison finds them: none is saved that was not compared.
+  sherd::SavingOptions checked(sherd::SavingOptions options) {
+    if (config_.check_replicas > 0)
+      options.may_save = [this](int64_t step) {
+        compare_replicas(step);
+        return unsound_.empty();
+      };
+    return options;
+  }
+
+  // Of all ranks. Collective.
+  int64_t largest(int64_t value) {
+    sherd::Communicator& world = *trainer_.world();
+    sherd::Stream& s = world.device().compute();
+    const sherd::Tensor word = sherd::Tensor::empty(world.device(), {1}, sherd::DType::i64, "stop");
+    sherd::ops::copy_from_host(s, word, &value, sizeof value);
+    world.all_reduce(s, word, sherd::ReduceOp::max);
+    sherd::ops::copy_to_host(s, &value, word);
+    return value;
   }
 
   void tell(sherd::StepResult result, bool evaluate) {
@@ -149,10 +177,11 @@ class Loop {
                      step);
   }
 
-  std::string compare_replicas(int64_t step) {
+  void compare_replicas(int64_t step) {
+    if (std::exchange(compared_, step) == step) return;
     const sherd::ReplicaCheck check = trainer_.check_replicas();
-    if (check.differences.empty()) return "";
-    return fmt::format(
+    if (check.differences.empty()) return;
+    unsound_ = fmt::format(
         "after step {} ranks that should hold the same weights do not: {}. The step was not saved; take "
         "the machine of such a rank out of the job, and go on from an earlier checkpoint",
         step, check.describe());
@@ -169,6 +198,7 @@ class Loop {
   std::string problems(std::string ended) {
     std::vector<std::string> wrong;
     if (!ended.empty()) wrong.push_back(std::move(ended));
+    if (!unsound_.empty()) wrong.push_back(unsound_);
     if (!std::isfinite(loss_))
       wrong.push_back(fmt::format("the loss of step {} is {}", trainer_.step(),
                                   std::isnan(loss_) ? "no number" : "infinite"));
@@ -192,6 +222,8 @@ class Loop {
   std::shared_ptr<sherd::WallLimit> wall_;
   std::shared_ptr<sherd::StopAgreement> stop_;
   double loss_ = 0;                    // of the latest step that was told of
+  int64_t compared_ = 0;               // the latest step after which replicas were
+  std::string unsound_;                // why nothing may be saved: how they differ
   std::optional<double> waited_;       // for the latest checkpoint, in ms
   std::optional<PendingStep> before_;  // under way: the device is never without work while the host tells
 };

@@ -25,15 +25,18 @@ struct StopSources {
 struct TrainingEnd {
   /// What is wrong with the end of it, in words; empty: nothing.
   std::string wrong;
-  /// Why it stopped early, saved if it was to be, in words: a signal, --max-wall. Empty: it did not.
+  /// Why it was asked to stop, in words: a signal, --max-wall, which may have come as late as while the last checkpoint
+  /// was saved. Empty: it was not.
   std::string stopped;
+  /// Whether the checkpoint of the last step that was trained is there.
+  bool saved = false;
   /// There is nothing to go on with, whatever is wrong: all steps are done and the last is saved, if it was to be, or too
   /// many steps in a row were skipped.
   bool for_good = false;
 };
 
 /// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective. A run that was not
-/// stopped gives the signals back: what follows its last step is saved already, and a signal ends it as ever.
+/// asked to stop gives the signals back: its last step is saved already, and a signal ends what follows as ever.
 /// @param out null but on rank 0. @param doing what messages about failures say the rank is at.
 TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                   sherd::TraceOutput& trace, Output* out, std::string& doing);

@@ -66,29 +66,39 @@ std::vector<std::string> checkpoints(const TemporaryFolder& folder) {
 /// Lets something happen in the moment before a name changes, as to a process that is stopped there.
 class Interrupted : public FaultFileSystem {
  public:
-  void before(const std::string& to, std::function<void()> what) {
-    to_ = to;
+  /// Before this name is given to something, or taken from it.
+  void before(const std::string& name, std::function<void()> what) {
+    changed_ = name;
     what_ = std::move(what);
   }
+  /// Before a temporary file is made that is to get this name.
+  void before_making(const std::string& name, std::function<void()> what) {
+    made_ = name + ".tmp-";
+    what_ = std::move(what);
+  }
+  std::unique_ptr<WritableFile> create_new(const fs::path& path) override {
+    interrupt(!made_.empty() && path.filename().string().starts_with(made_));
+    return FaultFileSystem::create_new(path);
+  }
   void rename(const fs::path& from, const fs::path& to) override {
-    interrupt(to);
+    interrupt(from.filename() == changed_ || to.filename() == changed_);
     FaultFileSystem::rename(from, to);
   }
   void exchange(const fs::path& a, const fs::path& b) override {
-    interrupt(b);
+    interrupt(b.filename() == changed_);
     FaultFileSystem::exchange(a, b);
   }
 
  private:
-  void interrupt(const fs::path& to) {
-    if (what_ && to.filename() == to_) std::exchange(what_, nullptr)();
+  void interrupt(bool here) {
+    if (what_ && here) std::exchange(what_, nullptr)();
   }
-  std::string to_;
+  std::string changed_, made_;
   std::function<void()> what_;
 };
 
 /// Mounted by several hosts: what others lock may not be seen here.
-class Shared : public FaultFileSystem {
+class Shared : public Interrupted {
  public:
   bool sees_all_locks(const fs::path&) override { return false; }
 };
@@ -136,14 +146,19 @@ TEST(SaveLock, OfAProcessThatIsDeadIsTakenSilentlyOfOneThatIsStoppedNot) {
   ASSERT_EQ(::pipe(ready), 0);
   const pid_t child = ::fork();
   if (child == 0) {
-    const CheckpointFolder held(path.path(), files);
-    if (::write(ready[1], "x", 1) == 1) ::pause();
-    ::_exit(0);
+    ::close(ready[0]);
+    try {
+      const CheckpointFolder held(path.path(), files);
+      if (::write(ready[1], "x", 1) == 1) ::pause();
+    } catch (const std::exception&) {  // the child must not go on with the parent's tests
+    }
+    ::_exit(1);
   }
+  ::close(ready[1]);  // so that a child that fails ends the wait for its byte
   char byte = 0;
-  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  const ssize_t got = ::read(ready[0], &byte, 1);
   ::close(ready[0]);
-  ::close(ready[1]);
+  ASSERT_EQ(got, 1) << "the child could not take the folder";
   ::kill(child, SIGSTOP);
   EXPECT_THAT(message_of<IoError>([&] { CheckpointFolder(path.path(), files); }),
               HasSubstr(fmt::format("process {} on", child)));
@@ -228,6 +243,75 @@ TEST(SaveLock, AHolderStoppedWhileItTakesTheFolderDoesNotGetIt) {
   EXPECT_THROW(CheckpointFolder(path.path(), files, holder(2, "run", 1)), Error);
   ASSERT_TRUE(now);
   EXPECT_NO_THROW(save(*now, FileSystem::posix(), 1));
+}
+
+// Then its new file is made after the sweep, and the rename finds it.
+TEST(SaveLock, AHolderStoppedBeforeItMakesItsLockDoesNotGetItEither) {
+  const TemporaryFolder path;
+  Interrupted files;
+  std::optional<CheckpointFolder> now;
+  fs::path unfinished;
+  files.before_making("lock", [&] {
+    now.emplace(path.path(), FileSystem::posix(), holder(3, "run", 2));
+    unfinished = now->temporary(5);
+    FileSystem::posix().create_folder(unfinished);
+  });
+  path.write("lock", encode_lock(holder(1, "run", 0)));
+  EXPECT_THAT(message_of<LostFolder>([&] { CheckpointFolder(path.path(), files, holder(2, "run", 1)); }),
+              AllOf(HasSubstr("process 2 on here"), HasSubstr("process 3 on here"), HasSubstr("another folder")));
+  ASSERT_TRUE(now);
+  EXPECT_EQ(files.kind(unfinished), FileSystem::Kind::folder) << "what the later start has begun is not swept";
+  EXPECT_NO_THROW(save(*now, FileSystem::posix(), 1));
+  files.remove_all(unfinished);
+  EXPECT_EQ(FileSystem::posix().list(path.path()), (std::vector<std::string>{"latest", "lock", "step_00000001"}))
+      << "the file that was to become the lock is removed";
+}
+
+TEST(SaveLock, AHolderStoppedWhileItGivesTheFolderBackLeavesItToWhoHasTakenIt) {
+  const TemporaryFolder path;
+  Shared files;
+  std::optional<CheckpointFolder> now;
+  {
+    const CheckpointFolder old(path.path(), files, holder(2, "run", 1, "node1"));
+    files.before_making("lock", [&] { now.emplace(path.path(), files, holder(3, "run", 2, "node2")); });
+  }
+  ASSERT_TRUE(now);
+  EXPECT_EQ(lock_of(path).process, 3);
+  EXPECT_FALSE(lock_of(path).released);
+  EXPECT_NO_THROW(save(*now, files, 1));
+}
+
+// Between the look at the lock and the rename it holds a name, not a checkpoint.
+TEST(SaveLock, AHolderStoppedRightBeforeARemovalRemovesNoCheckpointOfTheNextOne) {
+  for (const bool committed_anew : {false, true}) {
+    const TemporaryFolder path;
+    Interrupted files;
+    FileSystem& posix = FileSystem::posix();
+    {
+      CheckpointFolder foreign(path.path(), posix, holder(1));
+      save(foreign, posix, 20);
+    }
+    CheckpointFolder old(path.path(), files, holder(2, "run", 1));
+    save(old, files, 10);
+    std::optional<CheckpointFolder> now;
+    files.before("step_00000020", [&] {
+      now.emplace(path.path(), posix, holder(3, "run", 2));
+      if (committed_anew) save(*now, posix, 20);
+    });
+    const auto removes = [&] { old.remove([](const CommittedCheckpoint& c) { return c.sequence <= 1; }); };
+    if (committed_anew) {
+      EXPECT_THAT(message_of<LostFolder>(removes),
+                  AllOf(HasSubstr("step_00000020' is not removed"), HasSubstr("process 3 on here")));
+      EXPECT_EQ(checkpoints(path), (std::vector<std::string>{"step_00000020", "step_00000010"}));
+      EXPECT_EQ(list_checkpoints(path.path(), posix).front().sequence, 3u);
+    } else {
+      EXPECT_NO_THROW(removes()) << "decided and checked before";
+      EXPECT_EQ(checkpoints(path), std::vector<std::string>{"step_00000010"});
+    }
+    ASSERT_TRUE(now);
+    EXPECT_NO_THROW(save(*now, posix, 30));
+    for (const std::string& name : posix.list(path.path())) EXPECT_FALSE(is_temporary_name(name)) << name;
+  }
 }
 
 TEST(SaveLock, OnAFileSystemOfSeveralHostsAnotherHostsHolderIsBelieved) {

@@ -1,4 +1,5 @@
-// Whatever goes wrong ends every rank within seconds, with one message and the right exit code.
+// Whatever goes wrong ends every rank, with one message and the right exit code. A rank that waits in vain for another one
+// shows, however loaded the machine is: run_train_gpt() ends a run long before --comm-timeout does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +24,6 @@ void expect_failure(const Flags& flags, int code, const std::vector<std::string>
   std::string line;
   for (auto& a : flags) line += a + " ";
   EXPECT_EQ(f.exit_code, code) << line << "\n" << f.err;
-  EXPECT_LT(f.seconds, 10) << line;
   for (auto& w : words) EXPECT_THAT(f.err, HasSubstr(w)) << line;
   EXPECT_EQ(f.err.rfind("train_gpt: ", 0), 0u) << f.err;
   size_t messages = 0;
@@ -151,14 +151,20 @@ TEST(FailureRun, OutputThatDoesNotGetThroughIsAFailure) {
 }
 
 TEST(FailureRun, MessagesThatDoNotGetThroughEndNoProgram) {
-  const Flags diverges = small({"--lr", "1e6", "--steps", "4", "--max-skipped-steps", "0", "--quiet"});
+  // The one warns of steps that are skipped and ends well, the other ends with a message.
+  const Flags skips = small({"--lr", "1e6", "--steps", "4", "--max-skipped-steps", "0", "--quiet"});
+  const Flags diverges = small({"--lr", "1e6", "--weight-decay", "1e6", "--skip-non-finite", "false", "--steps", "4", "--quiet"});
+  const Finished heard = run_train_gpt(skips);
+  EXPECT_THAT(heard.err, HasSubstr("was skipped on all ranks"));
   for (const char* streams : {">/dev/full 2>&1", ">&- 2>&-"}) {
     EXPECT_EQ(exit_code_of(TRAIN_GPT, {"--help"}, streams), kFailure) << streams;
     EXPECT_EQ(exit_code_of(TRAIN_GPT, {"--no-such-flag"}, streams), kUsage) << streams;
-    const auto metrics = scratch("silent");
-    std::filesystem::remove(metrics);
-    EXPECT_LE(exit_code_of(TRAIN_GPT, diverges + Flags{"--metrics", metrics.string()}, streams), kFailure);
-    EXPECT_EQ(read_steps(metrics).size(), 4u) << streams << ": every line of the file is one of its own";
+    for (const auto& [flags, code] : {std::pair{skips, heard.exit_code}, std::pair{diverges, kFailure}}) {
+      const auto metrics = scratch("silent");
+      std::filesystem::remove(metrics);
+      EXPECT_EQ(exit_code_of(TRAIN_GPT, flags + Flags{"--metrics", metrics.string()}, streams), code) << streams;
+      EXPECT_EQ(read_steps(metrics).size(), 4u) << streams << ": every line of the file is one of its own";
+    }
     EXPECT_EQ(exit_code_of(SHERD_TOOL, {"layout"}, streams), kUsage) << streams;
     EXPECT_EQ(exit_code_of(SHERD_TOOL, {"ckpt", "verify", "/nowhere"}, streams), kFailure) << streams;
   }

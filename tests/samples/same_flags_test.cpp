@@ -48,6 +48,34 @@ TEST(SameFlags, AreNamedWithTheRankOnEveryRank) {
                                 HasSubstr("--lr of rank 2"), Not(HasSubstr("--metrics")), Not(HasSubstr("--threads")))));
 }
 
+TEST(SameFlags, ThatMakeRanksMeetAreCompared) {
+  const auto texts = told([](TrainConfig& c) {
+    c.check_replicas = 3, c.verify_step = 7, c.measure_peak = false, c.save_failure = "stop", c.allow_new_state = true;
+    c.trace = "trace.json", c.timeline = "t.svg", c.trace_steps = 7, c.max_wall = "1h", c.temperature = 0.5, c.log_dir = "l";
+  });
+  EXPECT_THAT(texts, SizeIs(3));
+  for (const char* flag : {"--check-replicas", "--verify-step", "--measure-peak", "--save-failure", "--allow-new-state",
+                           "--trace", "--timeline", "--trace-steps", "--max-wall", "--temperature"})
+    EXPECT_THAT(texts, Each(HasSubstr(std::string(flag) + " of rank 2")));
+  EXPECT_THAT(texts, Each(Not(HasSubstr("--log-dir"))));
+}
+
+// Metrics are rank 0's alone, but all ranks time products for them.
+TEST(SameFlags, Rank0DecidesForAllWhatItAloneWrites) {
+  for (const int has_it : {0, 2}) {
+    std::mutex mutex;
+    std::vector<bool> heard;
+    sherd::launch(3, [&](sherd::RankContext& rank) {
+      TrainConfig config;
+      config.comm = "mpi";
+      const bool answer = as_rank_0_says(rank, config, rank.world->rank() == has_it);
+      const std::lock_guard lock(mutex);
+      heard.push_back(answer);
+    });
+    EXPECT_EQ(heard, std::vector<bool>(3, has_it == 0));
+  }
+}
+
 TEST(SameFlags, MayNameFilesInDifferentPlacesButNotHaveThemHereAndThere) {
   EXPECT_THAT(told([](TrainConfig& c) { c.data = "/elsewhere"; }), SizeIs(0));
   const auto texts = told([](TrainConfig& c) { c.save = "/a/folder"; });

@@ -1,9 +1,12 @@
 // Where the training loop ends a run by itself, triggered on one rank alone.
 #include "training_loop.h"
 
+#include <atomic>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include <gmock/gmock.h>
@@ -41,11 +44,14 @@ struct TrainingLoop : testing::Test {
   struct Ended {
     std::set<std::string> wrong, stopped;
     std::set<int64_t> steps;
+    std::set<bool> saved;
   };
   template <class Before>
   Ended train(Before before) {
-    const auto windows =
-        std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
+    return train(std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq), before);
+  }
+  template <class Before>
+  Ended train(const std::shared_ptr<const sherd::TokenWindows>& windows, Before before) {
     Ended ended;
     std::mutex mutex;
     const sherd::LaunchOptions launch = {
@@ -55,11 +61,14 @@ struct TrainingLoop : testing::Test {
       Trainer trainer(rank, config, windows);
       const StopSources sources = before(trainer, rank.world->rank());
       std::string doing;
-      const TrainingEnd end = train_gpt::train(trainer, config, sources, trace, nullptr, doing);
+      std::optional<Output> out;
+      if (rank.world->rank() == 0) out.emplace(CommandLine{.config = config}, sherd::ProcessMemory::now());
+      const TrainingEnd end = train_gpt::train(trainer, config, sources, trace, out ? &*out : nullptr, doing);
       const std::lock_guard lock(mutex);
       ended.wrong.insert(end.wrong);
       ended.stopped.insert(end.stopped);
       ended.steps.insert(trainer.step());
+      ended.saved.insert(end.saved);
     });
     return ended;
   }
@@ -72,32 +81,117 @@ struct TrainingLoop : testing::Test {
   TrainConfig config;
 };
 
+/// Changes a bit of memory of rank 3.
+void corrupt(Trainer& trainer, int rank) {
+  if (rank != 3) return;
+  for (auto& [name, p] : trainer.saved_run().model.named_parameters()) {
+    if (p.shard().numel() == 0) continue;
+    sherd::ops::fill(trainer.world()->device().compute(), p.shard().flat(0, 1), 0.75);
+    break;
+  }
+}
+
+// Also between two comparisons: what is saved comes from every replica, and would be the same wrong bits on all of them
+// after a resume.
 TEST_F(TrainingLoop, CorruptWeightsOfOneRankEndTheRunBeforeTheyAreSaved) {
-  config.save_every = 2;
-  config.check_replicas = 2;
-  // Step 2 is sound; before step 3 a bit of memory changes on rank 3.
-  config.stop_at = 2;
-  const auto nothing = [](Trainer&, int) { return StopSources{}; };
-  EXPECT_EQ(train(nothing).wrong, std::set<std::string>{""});
-  ASSERT_TRUE(saved(2));
-  config.stop_at = 0;
-  config.resume = config.save;
-  const Ended ended = train([](Trainer& trainer, int rank) {
-    if (rank == 3) {
-      for (auto& [name, p] : trainer.saved_run().model.named_parameters()) {
-        if (p.shard().numel() == 0) continue;
-        sherd::ops::fill(trainer.world()->device().compute(), p.shard().flat(0, 1), 0.75);
-        break;
-      }
-    }
-    return StopSources{};
+  config.save_every = 1;
+  config.check_replicas = 4;
+  for (const bool async : {false, true}) {
+    config.async_save = async;
+    config.resume.clear();
+    config.save = folder / (async ? "async" : "sync");
+    // Step 2 is sound; before step 3 a bit of memory changes on rank 3.
+    config.stop_at = 2;
+    const auto nothing = [](Trainer&, int) { return StopSources{}; };
+    const Ended sound = train(nothing);
+    EXPECT_EQ(sound.wrong, std::set<std::string>{""});
+    EXPECT_EQ(sound.saved, std::set<bool>{true});
+    ASSERT_TRUE(saved(2));
+    config.stop_at = 0;
+    config.resume = config.save;
+    const Ended ended = train([](Trainer& trainer, int rank) {
+      corrupt(trainer, rank);
+      return StopSources{};
+    });
+    ASSERT_EQ(ended.wrong.size(), 1u) << "all ranks end alike";
+    EXPECT_THAT(*ended.wrong.begin(),
+                AllOf(HasSubstr("after step 3"), HasSubstr("ranks 1, 3 differ"), HasSubstr("was not saved")));
+    EXPECT_EQ(ended.steps, std::set<int64_t>{3});
+    EXPECT_EQ(ended.saved, std::set<bool>{false});
+    EXPECT_TRUE(saved(2));
+    for (int step = 3; step <= 6; ++step) EXPECT_FALSE(saved(step)) << step;
+  }
+}
+
+TEST_F(TrainingLoop, ARunThatIsAskedToStopSavesNoCorruptWeightsEither) {
+  config.check_replicas = 1000;
+  config.steps = 100'000;
+  sherd::StopRequest request({.signals = {SIGUSR2}});
+  ::raise(SIGUSR2);
+  const Ended ended = train([&](Trainer& trainer, int rank) {
+    corrupt(trainer, rank);
+    return StopSources{.signals = &request};
   });
-  ASSERT_EQ(ended.wrong.size(), 1u) << "all ranks end alike";
-  EXPECT_THAT(*ended.wrong.begin(),
-              AllOf(HasSubstr("after step 4"), HasSubstr("ranks 1, 3 differ"), HasSubstr("was not saved")));
-  EXPECT_EQ(ended.steps, std::set<int64_t>{4});
-  EXPECT_TRUE(saved(2));
-  EXPECT_FALSE(saved(4));
+  ASSERT_EQ(ended.wrong.size(), 1u);
+  EXPECT_THAT(*ended.wrong.begin(), AllOf(HasSubstr("ranks 1, 3 differ"), HasSubstr("was not saved")));
+  EXPECT_EQ(ended.saved, std::set<bool>{false});
+  for (int step = 1; step <= 3; ++step) EXPECT_FALSE(saved(step)) << step;
+}
+
+/// A file that asks for a stop when it is read, once it is armed.
+class StopsWhenRead : public sherd::FileBytes {
+ public:
+  const std::filesystem::path& path() const override { return path_; }
+  int64_t size() const override { return 1000; }
+  void read(int64_t, void* to, int64_t bytes) const override {
+    std::memset(to, 'x', static_cast<size_t>(bytes));
+    if (armed.exchange(false)) ::raise(SIGUSR2);
+  }
+  mutable std::atomic<bool> armed{false};
+
+ private:
+  const std::filesystem::path path_ = "held-out";
+};
+
+// After the last step no other one asks: the held-out data is read when that is done, and before it is saved.
+TEST_F(TrainingLoop, ASignalBehindTheLastStepIsHeardOnAllRanks) {
+  config.eval_every = 1000;
+  const auto held_out = std::make_shared<StopsWhenRead>();
+  const auto validation = std::make_shared<const sherd::TokenStream>(
+      "held-out", std::vector<sherd::TokenFile>{{.bytes = held_out, .begin = 0, .count = 1000}});
+  const auto windows = std::make_shared<const sherd::TokenWindows>(
+      std::vector<sherd::SharedTokens>{{sherd::ByteData::load(config.data)}}, validation,
+      sherd::TokenWindowsOptions{.seq = config.seq});
+  sherd::StopRequest request({.signals = {SIGUSR2}});
+  windows->describe();  // which reads all of the file, and does so once
+  held_out->armed = true;
+  const Ended ended = train(windows, [&](Trainer&, int rank) {
+    return StopSources{.signals = rank == 2 ? &request : nullptr};
+  });
+  EXPECT_EQ(ended.wrong, std::set<std::string>{""});
+  EXPECT_EQ(ended.stopped, std::set<std::string>{"SIGUSR2 came"});
+  EXPECT_EQ(ended.steps, std::set<int64_t>{6});
+  EXPECT_EQ(ended.saved, std::set<bool>{true});
+  EXPECT_TRUE(saved(6));
+}
+
+// A save that nobody has measured is taken to last a minute of an hour, and one and a half times that is kept for it.
+TEST_F(TrainingLoop, ALimitOfTimeKeepsRoomForTheSave) {
+  config.max_wall = "1h";
+  const auto with_seconds_left = [&](int seconds) {
+    config.save = folder / std::to_string(seconds);
+    const auto start = std::chrono::steady_clock::now() - std::chrono::seconds(3600 - seconds);
+    return train([&](Trainer&, int) { return StopSources{.start = start}; });
+  };
+  const Ended enough = with_seconds_left(3000);
+  EXPECT_EQ(enough.stopped, std::set<std::string>{""});
+  EXPECT_EQ(enough.steps, std::set<int64_t>{6});
+  config.steps = 100'000;
+  const Ended late = with_seconds_left(80);
+  EXPECT_EQ(late.stopped, std::set<std::string>{"the limit of 1h0m0s is near"});
+  ASSERT_EQ(late.steps.size(), 1u);
+  EXPECT_LE(*late.steps.begin(), 3);
+  EXPECT_EQ(late.saved, std::set<bool>{true});
 }
 
 // The signal reaches one rank's process; the others learn of it by the step's own reduction.

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -156,6 +157,39 @@ TEST(Metrics, AFileBelongsToOneRun) {
     EXPECT_EQ(read_bytes(path), before) << "it is the other run's: not emptied";
   }
   const MetricsWriter next(path, "{}");
+}
+
+// As rank 0 of a start that is stopped, or on a host that is cut off: it holds the file and may go on at any time.
+TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMore) {
+  const auto start = [](const std::string& run, uint64_t number) {
+    LockHolder holder;
+    holder.run = run;
+    holder.start = number;
+    return holder;
+  };
+  const TemporaryFolder folder;
+  const std::string path = folder / "m.jsonl", link = folder / "link";
+  std::filesystem::create_symlink("m.jsonl", link);
+  MetricsWriter first(path, "{}", false, start("run \"a\"", 1));
+  first.write(result_of(1));
+  for (const LockHolder& other : {start("", 0), start("run-b", 2), start("run \"a\"", 1), start("run \"a\"", 0)})
+    EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer(path, "{}", true, other); }), HasSubstr("another run"));
+  MetricsWriter second(link, "{}", true, start("run \"a\"", 2));
+  first.write(result_of(2));
+  second.write(result_of(3));
+  EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer(path, "{}", true); }), HasSubstr("another run"))
+      << "the file that has the name is locked";
+  const auto lines = lines_of(read_bytes(path));
+  ASSERT_EQ(lines.size(), 4u);
+  EXPECT_EQ(json::parse(lines[0])["run"], json::parse(R"({"mark": "run \"a\"", "start": 1})"));
+  EXPECT_EQ(json::parse(lines[1])["step"], 1);
+  EXPECT_EQ(json::parse(lines[2])["run"]["start"], 2);
+  EXPECT_EQ(json::parse(lines[3])["step"], 3);
+  MetricsWriter third(path, "{}", false, start("run \"a\"", 3));
+  second.write(result_of(4));
+  EXPECT_EQ(lines_of(read_bytes(path)).size(), 1u) << "a run that begins anew empties it";
+  EXPECT_TRUE(std::filesystem::is_symlink(link));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2) << "nothing else is left there";
 }
 
 }  // namespace
