@@ -21,7 +21,7 @@ using namespace std::chrono_literals;
 constexpr auto kPatience = 60s;
 
 /// A part of the job's store for one run: joining the job for each would cost more than most runs.
-class StoreOfARun final : public Store {
+class StoreOfARun : public Store {
  public:
   StoreOfARun(std::shared_ptr<Store> whole, std::string prefix)
       : whole_(std::move(whole)), prefix_(std::move(prefix)) {}
@@ -65,6 +65,19 @@ class StoreOfARun final : public Store {
  private:
   const std::shared_ptr<Store> whole_;
   const std::string prefix_;
+};
+
+/// For a process without a rank, which takes part in the making of the world alone: a failure of the ranks,
+/// which may be over with theirs, must not end that, or MPI would be left without a process.
+class StoreWithoutNotices final : public StoreOfARun {
+ public:
+  explicit StoreWithoutNotices(std::shared_ptr<Store> store) : StoreOfARun(std::move(store), "") {}
+
+ protected:
+  StoreReply ask(const StoreRequest& request) override {
+    if (request.op == StoreRequest::Op::get && request.key == "sherd/abort") return {};
+    return StoreOfARun::ask(request);
+  }
 };
 
 /// Of this process, from the beginning of main() to its end.
@@ -129,10 +142,15 @@ void run_ranks(int ranks, const LaunchOptions& options, const std::function<void
   if (mpi.max_message == MpiOptions().max_message) mpi.max_message = 3000;
   if (mpi.reduction_piece == MpiOptions().reduction_piece) mpi.reduction_piece = 1100;
   std::exception_ptr failure;
-  // However late a process is, it is not so for a test's short timeout.
-  store->barrier("here", job().environment.rank, job().environment.size, kPatience);
+  const std::vector<int> processes_of_ranks = process_of(ranks);
+  const int me = job().environment.rank, size = job().environment.size;
+  // Who is late has not used up a test's short timeout.
+  store->barrier("before the world", me, size, kPatience);
   {
-    const auto worlds = make_mpi_world(devices, process_of(ranks), store, mpi);
+    const auto told = devices.empty() ? std::make_shared<StoreWithoutNotices>(store) : store;
+    const auto worlds = make_mpi_world(devices, processes_of_ranks, told, mpi);
+    // No rank fails while the process of another one still makes the world, which would then have none.
+    if (!devices.empty()) store->barrier("in the world", me, processes_of_ranks.back() + 1, kPatience);
     std::vector<RankContext> contexts;
     for (size_t i = 0; i < devices.size(); ++i) contexts.push_back({devices[i], worlds[i]});
     try {
