@@ -11,6 +11,7 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -19,6 +20,7 @@
 #include <sherd/checkpoint/format/manifest.h>
 
 #include "program.h"
+#include "run_target.h"
 
 namespace sherd::tools {
 namespace {
@@ -236,6 +238,23 @@ TEST_F(Run, ABranchThatTheCommandPassesOverIsNotGoneOnFrom) {
   EXPECT_THAT(f.err,
               AllOf(HasSubstr("start 2 of at most 4: 1 rank, from its --resume " + saved + "/step_00000040"),
                     HasSubstr("start 3 of at most 4: 1 rank, from step 60")));
+}
+
+TEST_F(Run, ItsOwnIsOnlyTheNewestCheckpointWithAllThatItHolds) {
+  checkpoint("saved/step_00000040", 4);
+  const std::string saved = folder_ / "saved";
+  const auto own = [&](std::vector<std::string> flags) {
+    flags.insert(flags.begin(), {"program", "--save", saved});
+    return RunTarget(flags).newest().step;
+  };
+  EXPECT_EQ(own({}), 40);
+  EXPECT_EQ(own({"--resume="}), 40);
+  EXPECT_EQ(own({"--resume", saved + "/"}), 40);
+  EXPECT_EQ(own({"--resume", saved, "--resume-parts", "all"}), 40);
+  EXPECT_EQ(own({"--resume", saved, "--resume-parts=optimizer"}), 0);
+  EXPECT_EQ(own({"--resume", saved + "/step_00000040"}), 0) << "a step by name";
+  EXPECT_EQ(own({"--resume", folder_ / "other"}), 0);
+  EXPECT_EQ(own({"--overwrite"}), 0);
 }
 
 TEST_F(Run, RanksThatHangAreEnded) {
