@@ -34,10 +34,12 @@ AppendFile::AppendFile(std::string path, const char* what, const char* record, b
         return;
       }
       throw IoError(fmt::format(
-          "cannot write the {} '{}': another run writes them there; stop that run, or name another file", what_, path_));
+          "cannot write the {} '{}': another run writes them there; stop that run, or name another file",
+          what_, path_));
     }
     // Otherwise the name went to a copy since the file was opened, and the lock on this one means nothing.
-    if (::stat(path_.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino) break;
+    if (::stat(path_.c_str(), &named) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
+      break;
   }
   // Only now: it may have been another run's.
   if (!keep && ::ftruncate(::fileno(file_.get()), 0) == -1) fail();
@@ -55,8 +57,10 @@ bool AppendFile::lock() {
 
 void AppendFile::take_over(bool keep) {
   std::error_code error;
-  const std::filesystem::path target = std::filesystem::canonical(path_, error);  // of a link, what it stands for
-  const std::string made = fmt::format("{}.tmp-{:08x}", target.string(), static_cast<uint32_t>(std::random_device()()));
+  const std::filesystem::path target =
+      std::filesystem::canonical(path_, error);  // of a link, what it stands for
+  const std::string made =
+      fmt::format("{}.tmp-{:08x}", target.string(), static_cast<uint32_t>(std::random_device()()));
   const auto check = [&] {
     if (!error) return;
     std::error_code ignored;

@@ -17,11 +17,12 @@ class AppendFile {
   /// one. Pipes and devices are neither locked nor emptied.
   /// @param what names it in messages: "metrics", of which a record is a "line". Both outlive the object.
   /// @param keep what is in it already; otherwise it is emptied.
-  /// @param takes_over asked when another process holds the file: whether that is an earlier start of this run, which may
-  /// be stopped or on a host that nobody reaches. Then a copy takes the file's name, and what the other one still writes
-  /// goes to the file that has lost its name. Null: that is refused.
+  /// @param takes_over asked when another process holds the file: whether that is an earlier start of this
+  /// run, which may be stopped or on a host that nobody reaches. Then a copy takes the file's name, and what
+  /// the other one still writes goes to the file that has lost its name. Null: that is refused.
   /// @throws IoError.
-  AppendFile(std::string path, const char* what, const char* record, bool keep, const std::function<bool()>& takes_over = {});
+  AppendFile(std::string path, const char* what, const char* record, bool keep,
+             const std::function<bool()>& takes_over = {});
 
   /// Appends a record; it is in the file (handed to the system) when this returns, unless failure() says
   /// otherwise: records then wait, and are tried again before the next one and by flush(). Of more than 16

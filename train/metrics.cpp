@@ -56,8 +56,8 @@ bool is_of_an_earlier_start(const std::string& path, const LockHolder& self) {
     const auto json = nlohmann::json::parse(line, nullptr, false);
     if (!json.is_object()) continue;
     const auto run = json.value("run", nlohmann::json::object());
-    const bool whole = run.is_object() && run.contains("mark") && run["mark"].is_string() && run.contains("start") &&
-                       run["start"].is_number_unsigned();
+    const bool whole = run.is_object() && run.contains("mark") && run["mark"].is_string() &&
+                       run.contains("start") && run["start"].is_number_unsigned();
     last.run = whole ? run["mark"].get<std::string>() : "";
     last.start = whole ? run["start"].get<uint64_t>() : 0;
   }
@@ -100,13 +100,16 @@ void read_losses(const std::string& path, int64_t steps, std::vector<double>& lo
   held_out.insert(held_out.end(), evaluated.begin(), evaluated.end());
 }
 
-MetricsWriter::MetricsWriter(const std::string& path, const std::string& config, bool go_on, const LockHolder& self)
+MetricsWriter::MetricsWriter(const std::string& path, const std::string& config, bool go_on,
+                             const LockHolder& self)
     : file_(path, "metrics", "line", go_on, [&] { return is_of_an_earlier_start(path, self); }) {
   const std::string run =
-      self.run.empty() ? ""
-                       : fmt::format(R"(,"run":{})", nlohmann::json{{"mark", self.run}, {"start", self.start}}.dump(
-                                                         -1, ' ', false, nlohmann::json::error_handler_t::replace));
-  file_.write_head(fmt::format("{}{{\"config\":{}{}}}\n", ends_in_the_middle_of_a_line(path) ? "\n" : "", config, run));
+      self.run.empty()
+          ? ""
+          : fmt::format(R"(,"run":{})", nlohmann::json{{"mark", self.run}, {"start", self.start}}.dump(
+                                            -1, ' ', false, nlohmann::json::error_handler_t::replace));
+  file_.write_head(
+      fmt::format("{}{{\"config\":{}{}}}\n", ends_in_the_middle_of_a_line(path) ? "\n" : "", config, run));
 }
 
 void MetricsWriter::write(const StepResult& step) { file_.write(format_metrics(step) + '\n'); }

@@ -12,25 +12,25 @@
 
 namespace sherd {
 
-/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {"mark": "...", "start": 2}} with the
-/// supervisor's mark and which of its starts wrote it; every other line is one step:
+/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {"mark": "...", "start":
+/// 2}} with the supervisor's mark and which of its starts wrote it; every other line is one step:
 ///
 ///   step          from 1
 ///   epoch         of token files, where there are some: how often the first stream's windows have been seen
 ///   loss          mean over the step's tokens, nats
-///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
-///   grad_norm     before clipping; num_zeros: gradient elements that are zero
-///   skipped       whether gradients were not finite, so that nothing was updated
-///   skipped_steps how many were, in this run up to this step
-///   loss_spike    true, in steps whose loss was one (loss_spike.h)
-///   lr            of this step; tokens_per_s
-///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
+///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity,
+///   e^eval_loss grad_norm     before clipping; num_zeros: gradient elements that are zero skipped whether
+///   gradients were not finite, so that nothing was updated skipped_steps how many were, in this run up to
+///   this step loss_spike    true, in steps whose loss was one (loss_spike.h) lr            of this step;
+///   tokens_per_s flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of
+///   the
 ///                 measured ceiling (gemm_ceiling.h), where there is one
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
-///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the step
+///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
+///   step
 ///                 before, each rank's time behind the first to come added up; over ranks, and whose is the
 ///                 worst. Of the collectives that Communicator::arrivals() tells of on rank 0;
 ///                 missing where it tells of none
@@ -44,9 +44,9 @@ class MetricsWriter {
  public:
   /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
   /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
-  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save folder
-  /// (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file without a name from then
-  /// on.
+  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save
+  /// folder (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file
+  /// without a name from then on.
   /// @param config the settings as a JSON object: config_text().
   /// @param self of which `run` and `start` are looked at.
   /// @throws IoError.

@@ -43,8 +43,9 @@ struct SavingOptions {
   SaveFailure on_failure = SaveFailure::warn;
   /// The step that the run ends with.
   int64_t last_step = 0;
-  /// Asked on every rank alike right before a checkpoint of `step` is begun, when that step is told of and none issued
-  /// after it. False: it is not saved, and not tried again. May be collective. Null: all may be saved.
+  /// Asked on every rank alike right before a checkpoint of `step` is begun, when that step is told of and
+  /// none issued after it. False: it is not saved, and not tried again. May be collective. Null: all may be
+  /// saved.
   std::function<bool(int64_t step)> may_save = {};
   /// Null: FileSystem::posix(). Outlives Saving.
   FileSystem* files = nullptr;
@@ -58,8 +59,8 @@ class Saving {
   /// Does nothing without a folder. Collective.
   /// @throws IoError when another run saves there now, or did (check_save_folder()).
   Saving(SavedRun run, SavingOptions options);
-  /// Whether `step` must be told of before after_step(): training waits while it is saved, or while SavingOptions::may_save
-  /// is asked.
+  /// Whether `step` must be told of before after_step(): training waits while it is saved, or while
+  /// SavingOptions::may_save is asked.
   bool stops_after(int64_t step) const;
   /// Steps up to this one are told of, in the metrics, too: they may be committed.
   void told(int64_t step);
@@ -69,7 +70,8 @@ class Saving {
   /// in ms; nothing when none was due. With `async` training waits neither for the step nor for the
   /// disk: the step's weights are copied beside the coming step, and written once it is told of; what falls
   /// due while another checkpoint is being written is saved after the first step that finds that one
-  /// finished. The last step waits until everything is on disk. What SavingOptions::may_save takes is part of the wait.
+  /// finished. The last step waits until everything is on disk. What SavingOptions::may_save takes is part of
+  /// the wait.
   ///
   /// A save that failed is a warning, and what falls due next is tried as if nothing had been.
   /// @throws IoError for it with SaveFailure::stop, also when it was written behind.

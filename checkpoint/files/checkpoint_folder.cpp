@@ -292,7 +292,8 @@ std::vector<std::string> CheckpointFolder::remove_all(const std::vector<Committe
     lock_->require(what);
     files_.rename(path_ / c.name, aside);
     if (!holds(aside, c.sequence)) {
-      // This process was stopped after require(), and whoever took the folder over has a checkpoint of this name.
+      // This process was stopped after require(), and whoever took the folder over has a checkpoint of this
+      // name.
       files_.rename(aside, path_ / c.name);
       files_.sync_folder(path_);
       lock_->require(what);

@@ -128,7 +128,8 @@ SaveLock::~SaveLock() {
     if (files_.sees_all_locks(folder_) || read().token != self_.token) return;
     self_.released = true;
     replace(self_.token);
-  } catch (const std::exception&) {  // the file then says that this process holds it, as after a crash; or another one has it
+  } catch (const std::exception&) {
+    // The file then says that this process holds it, as after a crash, or another one has it.
   }
 }
 
@@ -170,9 +171,9 @@ std::unique_ptr<FileLock> SaveLock::acquire(LockHolder& before) {
 
 // The new file is locked before it has the name: at no time can anybody else lock what the name stands for.
 //
-// `before` is the token in the file that is to be replaced. It is read again once the new file is there, for this process
-// may have been stopped before, while a later start took the folder and swept it. Whoever takes it after the new file was
-// made removes that in the sweep, and the rename finds nothing.
+// `before` is the token in the file that is to be replaced. It is read again once the new file is there, for
+// this process may have been stopped before, while a later start took the folder and swept it. Whoever takes
+// it after the new file was made removes that in the sweep, and the rename finds nothing.
 void SaveLock::replace(const std::string& before) {
   const fs::path made = temporary_();
   const std::string text = encode_lock(self_);
@@ -187,9 +188,10 @@ void SaveLock::replace(const std::string& before) {
   if (!lock) throw IoError(fmt::format("cannot lock '{}': another process holds it", made.string()));
   if (const LockHolder now = read(); now.token != before) {
     files_.remove_all(made);
-    throw LostFolder(fmt::format("cannot save checkpoints in '{}': while {} took '{}', it came to be of {}; save in another "
-                                 "folder, or start this run again once that one has ended",
-                                 folder_.string(), self_.describe(), path_.string(), now.describe()));
+    throw LostFolder(fmt::format(
+        "cannot save checkpoints in '{}': while {} took '{}', it came to be of {}; save in another "
+        "folder, or start this run again once that one has ended",
+        folder_.string(), self_.describe(), path_.string(), now.describe()));
   }
   rename_durably(files_, made, path_);
   lock_ = std::move(lock);

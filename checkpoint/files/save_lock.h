@@ -61,8 +61,8 @@ class SaveLock {
  public:
   /// Takes the lock of `folder`, which is there. `temporary` makes up names in it for a file that becomes the
   /// lock by one rename.
-  /// @throws IoError that names the holder, when it is not this run's own earlier start; LostFolder when somebody else
-  /// took it meanwhile.
+  /// @throws IoError that names the holder, when it is not this run's own earlier start; LostFolder when
+  /// somebody else took it meanwhile.
   SaveLock(std::filesystem::path folder, FileSystem& files, LockHolder self,
            std::function<std::filesystem::path()> temporary);
   ~SaveLock();

@@ -111,8 +111,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "do step N twice from the same state and compare all bits; a difference ends the run with exit code 1; 0: no", 0,
          kAny},
         {"check_replicas", &c.check_replicas, "K",
-         "every K steps, and before every checkpoint, compare, in bits, the weights that several ranks hold; a difference "
-         "ends the run with exit code 1, unsaved; 0: never",
+         "every K steps, and before every checkpoint, compare, in bits, the weights that several ranks hold; "
+         "a difference ends the run with exit code 1, unsaved; 0: never",
          0, kAny},
         {"grace", &c.grace, "SECONDS",
          "after SIGTERM, SIGINT or SIGUSR1 for the step that runs and the save; longer ends the run with exit code 1; 0: "

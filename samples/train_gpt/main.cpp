@@ -182,8 +182,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     summarise(trainer, config, out);
     if (out)
       for (const std::string& line : traced) out->say("{}\n", line);
-    // Whoever sent a signal may not wait long: what else is asked for is left to the run that goes on. A run that has
-    // trained all its steps and kept none of them is the only one that can do it.
+    // Whoever sent a signal may not wait long: what else is asked for is left to the run that goes on. A run
+    // that has trained all its steps and kept none of them is the only one that can do it.
     const bool over = trainer.step() >= config.last_step();
     if (!end.stopped.empty() && (!over || (end.saved && !what_follows(config).empty()))) {
       if (out && wrong.empty()) say_stopped(trainer, config, end.stopped, *out);

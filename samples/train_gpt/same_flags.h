@@ -7,14 +7,15 @@
 
 namespace train_gpt {
 
-/// Compares what all ranks must have alike to train one model together: flags of data, sharding, model, training, Muon
-/// and of when they save, check, evaluate, trace and generate. Where files lie, and what a process computes with, is each rank's own
-/// affair, but for whether there is such a file at all. Collective; nothing to do where all ranks are one process.
+/// Compares what all ranks must have alike to train one model together: flags of data, sharding, model,
+/// training, Muon and of when they save, check, evaluate, trace and generate. Where files lie, and what a
+/// process computes with, is each rank's own affair, but for whether there is such a file at all. Collective;
+/// nothing to do where all ranks are one process.
 /// @throws sherd::RanksDiffer on every rank that names the flags, the odd ranks and this rank's values.
 void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config);
 
-/// What rank 0 passes for `mine`: for what all ranks do together because rank 0 alone writes a file, whose flag the others
-/// need not be given. Collective; `mine` where all ranks are one process.
+/// What rank 0 passes for `mine`: for what all ranks do together because rank 0 alone writes a file, whose
+/// flag the others need not be given. Collective; `mine` where all ranks are one process.
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine);
 
 }  // namespace train_gpt

@@ -114,8 +114,8 @@ class Loop {
     return wrong;
   }
 
-  // A checkpoint takes its parts from all replicas, so that wrong bits of one are every replica's after a resume, and no
-  // later comparison finds them: none is saved that was not compared.
+  // A checkpoint takes its parts from all replicas, so that wrong bits of one are every replica's after a
+  // resume, and no later comparison finds them: none is saved that was not compared.
   sherd::SavingOptions checked(sherd::SavingOptions options) {
     if (config_.check_replicas > 0)
       options.may_save = [this](int64_t step) {

@@ -25,8 +25,8 @@ struct StopSources {
 struct TrainingEnd {
   /// What is wrong with the end of it, in words; empty: nothing.
   std::string wrong;
-  /// Why it was asked to stop, in words: a signal, --max-wall, which may have come as late as while the last checkpoint
-  /// was saved. Empty: it was not.
+  /// Why it was asked to stop, in words: a signal, --max-wall, which may have come as late as while the last
+  /// checkpoint was saved. Empty: it was not.
   std::string stopped;
   /// Whether the checkpoint of the last step that was trained is there.
   bool saved = false;
@@ -35,8 +35,9 @@ struct TrainingEnd {
   bool for_good = false;
 };
 
-/// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective. A run that was not
-/// asked to stop gives the signals back: its last step is saved already, and a signal ends what follows as ever.
+/// Trains until --steps or --stop-at, a signal, --max-wall, or until a guard ends the run. Collective. A run
+/// that was not asked to stop gives the signals back: its last step is saved already, and a signal ends what
+/// follows as ever.
 /// @param out null but on rank 0. @param doing what messages about failures say the rank is at.
 TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
                   sherd::TraceOutput& trace, Output* out, std::string& doing);

@@ -257,13 +257,16 @@ TEST(SaveLock, AHolderStoppedBeforeItMakesItsLockDoesNotGetItEither) {
     FileSystem::posix().create_folder(unfinished);
   });
   path.write("lock", encode_lock(holder(1, "run", 0)));
-  EXPECT_THAT(message_of<LostFolder>([&] { CheckpointFolder(path.path(), files, holder(2, "run", 1)); }),
-              AllOf(HasSubstr("process 2 on here"), HasSubstr("process 3 on here"), HasSubstr("another folder")));
+  EXPECT_THAT(
+      message_of<LostFolder>([&] { CheckpointFolder(path.path(), files, holder(2, "run", 1)); }),
+      AllOf(HasSubstr("process 2 on here"), HasSubstr("process 3 on here"), HasSubstr("another folder")));
   ASSERT_TRUE(now);
-  EXPECT_EQ(files.kind(unfinished), FileSystem::Kind::folder) << "what the later start has begun is not swept";
+  EXPECT_EQ(files.kind(unfinished), FileSystem::Kind::folder)
+      << "what the later start has begun is not swept";
   EXPECT_NO_THROW(save(*now, FileSystem::posix(), 1));
   files.remove_all(unfinished);
-  EXPECT_EQ(FileSystem::posix().list(path.path()), (std::vector<std::string>{"latest", "lock", "step_00000001"}))
+  EXPECT_EQ(FileSystem::posix().list(path.path()),
+            (std::vector<std::string>{"latest", "lock", "step_00000001"}))
       << "the file that was to become the lock is removed";
 }
 

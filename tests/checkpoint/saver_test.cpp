@@ -363,8 +363,8 @@ TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
                         "others (1)"));
 }
 
-// A disk that is slower than the longest wait for another rank is no dead rank. That wait is long enough for what the
-// constructor exchanges on a loaded machine.
+// A disk that is slower than the longest wait for another rank is no dead rank. That wait is long enough for
+// what the constructor exchanges on a loaded machine.
 TEST(Saver, SlowFilesAreNoDeadPeer) {
   static constexpr std::chrono::seconds kTimeout{8};
   const TemporaryFolder folder;

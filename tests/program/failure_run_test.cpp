@@ -1,5 +1,6 @@
-// Whatever goes wrong ends every rank, with one message and the right exit code. A rank that waits in vain for another one
-// shows, however loaded the machine is: run_train_gpt() ends a run long before --comm-timeout does.
+// Whatever goes wrong ends every rank, with one message and the right exit code. A rank that waits in vain
+// for another one shows, however loaded the machine is: run_train_gpt() ends a run long before --comm-timeout
+// does.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -153,7 +154,8 @@ TEST(FailureRun, OutputThatDoesNotGetThroughIsAFailure) {
 TEST(FailureRun, MessagesThatDoNotGetThroughEndNoProgram) {
   // The one warns of steps that are skipped and ends well, the other ends with a message.
   const Flags skips = small({"--lr", "1e6", "--steps", "4", "--max-skipped-steps", "0", "--quiet"});
-  const Flags diverges = small({"--lr", "1e6", "--weight-decay", "1e6", "--skip-non-finite", "false", "--steps", "4", "--quiet"});
+  const Flags diverges = small(
+      {"--lr", "1e6", "--weight-decay", "1e6", "--skip-non-finite", "false", "--steps", "4", "--quiet"});
   const Finished heard = run_train_gpt(skips);
   EXPECT_THAT(heard.err, HasSubstr("was skipped on all ranks"));
   for (const char* streams : {">/dev/full 2>&1", ">&- 2>&-"}) {
@@ -162,7 +164,8 @@ TEST(FailureRun, MessagesThatDoNotGetThroughEndNoProgram) {
     for (const auto& [flags, code] : {std::pair{skips, heard.exit_code}, std::pair{diverges, kFailure}}) {
       const auto metrics = scratch("silent");
       std::filesystem::remove(metrics);
-      EXPECT_EQ(exit_code_of(TRAIN_GPT, flags + Flags{"--metrics", metrics.string()}, streams), code) << streams;
+      EXPECT_EQ(exit_code_of(TRAIN_GPT, flags + Flags{"--metrics", metrics.string()}, streams), code)
+          << streams;
       EXPECT_EQ(read_steps(metrics).size(), 4u) << streams << ": every line of the file is one of its own";
     }
     EXPECT_EQ(exit_code_of(SHERD_TOOL, {"layout"}, streams), kUsage) << streams;

@@ -104,8 +104,9 @@ int64_t step_of_the_end(const fs::path& folder, const fs::path& metrics) {
   return step;
 }
 
-// Stopped at random instants and resumed until it is done, a run has the bits of one that nobody stopped. Where it ends is
-// known only once it was stopped: a loaded machine lets it do many steps before it hears a signal.
+// Stopped at random instants and resumed until it is done, a run has the bits of one that nobody stopped.
+// Where it ends is known only once it was stopped: a loaded machine lets it do many steps before it hears a
+// signal.
 TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
   const Flags arrangements[] = {{"--ranks", "4", "--strategy", "zero3", "--optimizer", "muon"},
                                 {"--ranks", "4", "--replicas", "2", "--grad-accum", "2", "--async-save"}};
@@ -123,7 +124,8 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
       // Each run begins with a line that is no step.
       const int before = run == 0 ? 0 : static_cast<int>(read_steps(metrics).size()) + run;
       Running training(flags + outputs + (run == 0 ? Flags{} : Flags{"--resume", folder.string()}));
-      // A step further at least, and then at any time: in a step, between two, or while a checkpoint is written.
+      // A step further at least, and then at any time: in a step, between two, or while a checkpoint is
+      // written.
       ASSERT_TRUE(training.wrote(metrics, before + 2));
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 30'000));
       training.signal(run % 2 == 0 ? SIGTERM : SIGINT);
@@ -138,9 +140,9 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
     const Finished last = run_train_gpt(flags + outputs + to_the_end + Flags{"--resume", folder.string()});
     ASSERT_EQ(last.exit_code, 0) << last.err;
     EXPECT_EQ(step_of_the_end(folder, metrics), step + 10);
-    const Finished whole = run_train_gpt(flags + to_the_end +
-                                         Flags{"--metrics", whole_metrics.string(), "--export-weights",
-                                               whole_weights.string()});
+    const Finished whole =
+        run_train_gpt(flags + to_the_end +
+                      Flags{"--metrics", whole_metrics.string(), "--export-weights", whole_weights.string()});
     ASSERT_EQ(whole.exit_code, 0) << whole.err;
     const auto got = read_steps(metrics), want = read_steps(whole_metrics);
     ASSERT_EQ(got.size(), want.size());
@@ -167,8 +169,10 @@ TEST(StopRun, WithoutSaveItStopsAndSaysThatNothingWasKept) {
 TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToARunThatGoesOn) {
   for (int attempt = 0; attempt < 5; ++attempt) {
     const fs::path folder = fresh("last"), metrics = fresh("last.jsonl"), weights = fresh("last.weights");
-    const Flags outputs = {"--save", folder.string(), "--metrics", metrics.string(), "--export-weights", weights.string()};
-    Running training(small({"--ranks", "2", "--steps", "1", "--batch", "4096", "--grad-accum", "2048"}) + outputs);
+    const Flags outputs = {"--save",         folder.string(),    "--metrics",
+                           metrics.string(), "--export-weights", weights.string()};
+    Running training(small({"--ranks", "2", "--steps", "1", "--batch", "4096", "--grad-accum", "2048"}) +
+                     outputs);
     ASSERT_TRUE(training.wrote(metrics, 1));
     training.signal(SIGUSR1);
     const Finished f = training.finish();

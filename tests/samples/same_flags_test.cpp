@@ -50,12 +50,15 @@ TEST(SameFlags, AreNamedWithTheRankOnEveryRank) {
 
 TEST(SameFlags, ThatMakeRanksMeetAreCompared) {
   const auto texts = told([](TrainConfig& c) {
-    c.check_replicas = 3, c.verify_step = 7, c.measure_peak = false, c.save_failure = "stop", c.allow_new_state = true;
-    c.trace = "trace.json", c.timeline = "t.svg", c.trace_steps = 7, c.max_wall = "1h", c.temperature = 0.5, c.log_dir = "l";
+    c.check_replicas = 3, c.verify_step = 7, c.measure_peak = false, c.save_failure = "stop",
+    c.allow_new_state = true;
+    c.trace = "trace.json", c.timeline = "t.svg", c.trace_steps = 7, c.max_wall = "1h", c.temperature = 0.5,
+    c.log_dir = "l";
   });
   EXPECT_THAT(texts, SizeIs(3));
-  for (const char* flag : {"--check-replicas", "--verify-step", "--measure-peak", "--save-failure", "--allow-new-state",
-                           "--trace", "--timeline", "--trace-steps", "--max-wall", "--temperature"})
+  for (const char* flag :
+       {"--check-replicas", "--verify-step", "--measure-peak", "--save-failure", "--allow-new-state",
+        "--trace", "--timeline", "--trace-steps", "--max-wall", "--temperature"})
     EXPECT_THAT(texts, Each(HasSubstr(std::string(flag) + " of rank 2")));
   EXPECT_THAT(texts, Each(Not(HasSubstr("--log-dir"))));
 }

@@ -48,7 +48,8 @@ struct TrainingLoop : testing::Test {
   };
   template <class Before>
   Ended train(Before before) {
-    return train(std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq), before);
+    return train(std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq),
+                 before);
   }
   template <class Before>
   Ended train(const std::shared_ptr<const sherd::TokenWindows>& windows, Before before) {
@@ -91,8 +92,8 @@ void corrupt(Trainer& trainer, int rank) {
   }
 }
 
-// Also between two comparisons: what is saved comes from every replica, and would be the same wrong bits on all of them
-// after a resume.
+// Also between two comparisons: what is saved comes from every replica, and would be the same wrong bits on
+// all of them after a resume.
 TEST_F(TrainingLoop, CorruptWeightsOfOneRankEndTheRunBeforeTheyAreSaved) {
   config.save_every = 1;
   config.check_replicas = 4;
@@ -165,9 +166,8 @@ TEST_F(TrainingLoop, ASignalBehindTheLastStepIsHeardOnAllRanks) {
   sherd::StopRequest request({.signals = {SIGUSR2}});
   windows->describe();  // which reads all of the file, and does so once
   held_out->armed = true;
-  const Ended ended = train(windows, [&](Trainer&, int rank) {
-    return StopSources{.signals = rank == 2 ? &request : nullptr};
-  });
+  const Ended ended = train(
+      windows, [&](Trainer&, int rank) { return StopSources{.signals = rank == 2 ? &request : nullptr}; });
   EXPECT_EQ(ended.wrong, std::set<std::string>{""});
   EXPECT_EQ(ended.stopped, std::set<std::string>{"SIGUSR2 came"});
   EXPECT_EQ(ended.steps, std::set<int64_t>{6});
@@ -175,7 +175,8 @@ TEST_F(TrainingLoop, ASignalBehindTheLastStepIsHeardOnAllRanks) {
   EXPECT_TRUE(saved(6));
 }
 
-// A save that nobody has measured is taken to last a minute of an hour, and one and a half times that is kept for it.
+// A save that nobody has measured is taken to last a minute of an hour, and one and a half times that is kept
+// for it.
 TEST_F(TrainingLoop, ALimitOfTimeKeepsRoomForTheSave) {
   config.max_wall = "1h";
   const auto with_seconds_left = [&](int seconds) {

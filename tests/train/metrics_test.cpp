@@ -159,7 +159,8 @@ TEST(Metrics, AFileBelongsToOneRun) {
   const MetricsWriter next(path, "{}");
 }
 
-// As rank 0 of a start that is stopped, or on a host that is cut off: it holds the file and may go on at any time.
+// As rank 0 of a start that is stopped, or on a host that is cut off: it holds the file and may go on at any
+// time.
 TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMore) {
   const auto start = [](const std::string& run, uint64_t number) {
     LockHolder holder;
@@ -172,8 +173,10 @@ TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMo
   std::filesystem::create_symlink("m.jsonl", link);
   MetricsWriter first(path, "{}", false, start("run \"a\"", 1));
   first.write(result_of(1));
-  for (const LockHolder& other : {start("", 0), start("run-b", 2), start("run \"a\"", 1), start("run \"a\"", 0)})
-    EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer(path, "{}", true, other); }), HasSubstr("another run"));
+  for (const LockHolder& other :
+       {start("", 0), start("run-b", 2), start("run \"a\"", 1), start("run \"a\"", 0)})
+    EXPECT_THAT(message_of<IoError>([&] { MetricsWriter writer(path, "{}", true, other); }),
+                HasSubstr("another run"));
   MetricsWriter second(link, "{}", true, start("run \"a\"", 2));
   first.write(result_of(2));
   second.write(result_of(3));
@@ -189,7 +192,8 @@ TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMo
   second.write(result_of(4));
   EXPECT_EQ(lines_of(read_bytes(path)).size(), 1u) << "a run that begins anew empties it";
   EXPECT_TRUE(std::filesystem::is_symlink(link));
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2) << "nothing else is left there";
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder.path()), {}), 2)
+      << "nothing else is left there";
 }
 
 }  // namespace
