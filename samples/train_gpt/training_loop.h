@@ -27,8 +27,8 @@ struct TrainingEnd {
   std::string wrong;
   /// Why it stopped early, saved if it was to be, in words: a signal, --max-wall. Empty: it did not.
   std::string stopped;
-  /// There is nothing to go on with, whatever is wrong: all steps are done and the last is saved, if it was to be, or too
-  /// many steps in a row were skipped.
+  /// There is nothing to go on with, whatever is wrong: all steps are done and the last is saved, if it was to be, or
+  /// too many steps in a row were skipped.
   bool for_good = false;
 };
 
