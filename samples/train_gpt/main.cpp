@@ -233,8 +233,9 @@ std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const 
   }
   Trainer trainer(rank, config, windows);
   // The trainer outlives what fails, so that the other ranks hear of the cause.
-  return sherd::abort_on_error(*rank.world,
-                               [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, for_good); });
+  return sherd::abort_on_error(*rank.world, [&] {
+    return use(trainer, config, sources, windows.get(), trace, out, doing, for_good);
+  });
 }
 
 constexpr const char* kLessMemory =
@@ -295,7 +296,9 @@ std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
     if (output && !line.comm_choice.empty()) output->say("{}\n", line.comm_choice);
     std::string doing;
     const std::string at_the_end =
-        in_words(doing, [&] { return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing, for_good); });
+        in_words(doing, [&] {
+          return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing, for_good);
+        });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
   };

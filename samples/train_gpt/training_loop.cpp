@@ -74,7 +74,7 @@ class Loop {
     // What came after the last step had asked, while it was evaluated or saved.
     if (!stop_->stops()) stop_->hear(largest(stop_->want()));
     // A guard other than that against skipped steps wants the run to go on from an earlier checkpoint.
-    const bool for_good = ended == trainer_.too_many_skipped() && saving_.last_failure().empty() &&
+    const bool for_good = ended == trainer_.too_many_skipped() && unsound_.empty() && saving_.last_failure().empty() &&
                           (!ended.empty() || trainer_.step() >= config_.last_step());
     return {.wrong = problems(std::move(ended)),
             .stopped = stop_->reason(wall_->limit()),

@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
-#include <ranges>
 #include <utility>
 #include <vector>
 
@@ -136,9 +135,10 @@ bool StoreServer::make_room() {
   for (const Connection& c : connections_)
     if (c.session.rank() < 0) ++strangers[c.host];
   if (strangers.empty()) return false;
-  const int most = std::ranges::max(strangers | std::views::values);
+  int most = 0;
+  for (const auto& [host, connections] : strangers) most = std::max(most, connections);
   // Of several such addresses the one that came first: a rank that has just come is not the one to go.
-  const auto oldest = std::ranges::find_if(connections_, [&](const Connection& c) {
+  const auto oldest = std::find_if(connections_.begin(), connections_.end(), [&](const Connection& c) {
     return c.session.rank() < 0 && strangers.at(c.host) == most;
   });
   tell(*oldest, "too many connections at once that have not said who they are", Clock::now());
