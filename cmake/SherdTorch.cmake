@@ -5,12 +5,16 @@
 #   SHERD_TORCH_DIR  folder with include/ and lib/ of PyTorch 2.11 or newer: site-packages/torch, or libtorch unpacked
 #   SHERD_TORCH_PYTHON  a Python that has torch, asked when SHERD_TORCH_DIR is not given (scripts/install_torch.sh makes
 #                    build/venv, which is looked at first)
-option(SHERD_TORCH "Build the adapter for libtorch modules (needs PyTorch 2.11 or newer)" OFF)
+if(NOT DEFINED SHERD_TORCH)
+  option(SHERD_TORCH "Build the adapter for libtorch modules (needs PyTorch 2.11 or newer)" OFF)
+endif()
 if(NOT SHERD_TORCH)
   return()
 endif()
 
-set(SHERD_TORCH_DIR "" CACHE PATH "Folder with include/ and lib/ of PyTorch; empty: ask SHERD_TORCH_PYTHON")
+if(NOT DEFINED SHERD_TORCH_DIR)
+  set(SHERD_TORCH_DIR "" CACHE PATH "Folder with include/ and lib/ of PyTorch; empty: ask SHERD_TORCH_PYTHON")
+endif()
 set(sherd_torch_dir "${SHERD_TORCH_DIR}")
 if(NOT sherd_torch_dir)
   if(NOT SHERD_TORCH_PYTHON)

@@ -10,6 +10,7 @@
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
+#include <sherd/comm/backend.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
@@ -28,7 +29,7 @@ namespace {
 
 struct Config {
   std::string data, init_weights, export_weights, metrics, save, resume;
-  std::string strategy = "optim_grads_params", optimizer = "adamw", precision = "fp32", lr_schedule = "constant";
+  std::string comm = "local", strategy = "optim_grads_params", optimizer = "adamw", precision = "fp32", lr_schedule = "constant";
   int64_t seq = 128, batch = 16, grad_accum = 1, ranks = 1, threads = 0, steps = 100, warmup = 0;
   int64_t dim = 128, layers = 4, heads = 4, prefetch = 1;
   uint64_t seed = 0;
@@ -49,7 +50,8 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
             {"batch", &c.batch, "N", "sequences per step over all ranks", 1, kMost},
             {"grad_accum", &c.grad_accum, "N", "microbatches each rank splits its sequences into", 1, kMost}}},
           {"Ranks and sharding",
-           {{"ranks", &c.ranks, "N", "ranks, threads of this process", 1, 1024},
+           {{"ranks", &c.ranks, "N", "all ranks", 1, 1024},
+            {"comm", &c.comm, "local|mpi", "ranks are threads of this process, or the processes of mpirun"},
             {"strategy", &c.strategy, "no_shard|optim|optim_grads|optim_grads_params",
              "what is sharded; also known as zero0, zero1, zero2, zero3", 0, 0, canonical_strategy},
             {"reshard_after_forward", &c.reshard_after_forward, "true|false", "give weights back between forward and backward"},
@@ -190,7 +192,7 @@ void run(const Config& config, const std::string& settings) {
   const int threads = config.threads > 0 ? static_cast<int>(config.threads) : std::max(1, cores / static_cast<int>(config.ranks));
   at::set_num_threads(threads);
   std::mutex generator;
-  const sherd::LaunchOptions launch{.device = {.threads = threads}};
+  const sherd::LaunchOptions launch{.device = {.threads = threads}, .backend = sherd::parse_backend(config.comm)};
   sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
     at::set_num_threads(threads);  // of this thread
     Trainer trainer(rank, config, windows, generator);

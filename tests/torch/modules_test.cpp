@@ -1,4 +1,5 @@
 // Modules of any signature and kind, what programs do wrong, and exceptions.
+#include <sherd/fsdp/accumulate.h>
 #include <sherd/torch/unsharded.h>
 
 #include "torch/net.h"
@@ -102,6 +103,63 @@ void wrap_odd(OddNet& m, const sherd::DeviceMesh& mesh, const FullyShardOptions&
 
 TEST(TorchModules, TiedFrozenUnusedAndCalledTwice) {
   Comparison<OddNet>{odd_loss, wrap_odd, /*allow_unused=*/true}.run();
+}
+
+// Two heads of which one has no part in the objective, in some of the microbatches; its result lives through backward.
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() : trunk(register_module("trunk", torch::nn::Linear(4, 4))) {
+    register_module("a", a);
+    register_module("b", b);
+  }
+  std::vector<Tensor> forward(const Tensor& x) {
+    const Tensor h = torch::tanh(trunk(x));
+    return {a(h), b(h)};
+  }
+  torch::nn::Linear trunk;
+  sherd::torch::Holder<torch::nn::LinearImpl> a{4, 3}, b{4, 2};
+};
+SHERD_TORCH_MODULE(TwoHeads);
+
+TEST(TorchModules, ResultsThatAreNotUsed) {
+  const auto wrap = [](TwoHeads& m, const auto& mesh, const auto& o) {
+    sherd::torch::wrap(*m->a, mesh, o);
+    sherd::torch::wrap(*m->b, mesh, o);
+  };
+  Comparison<TwoHeads>{[](TwoHeads& m, int r) {
+                         const auto y = m(random({3, 4}, r));
+                         const Tensor loss = y[1].square().mean();
+                         loss.backward({}, /*retain_graph=*/false);
+                         return torch::zeros({}, torch::requires_grad());  // whose own backward does nothing
+                       },
+                       wrap, /*allow_unused=*/true}
+      .run();
+  torch::manual_seed(3);
+  TwoHeads first, plain;
+  copy_weights(*first, *plain);
+  const auto loss = [](TwoHeads& m, size_t head) {
+    const auto y = m(random({3, 4}, 9));
+    return y[head].square().mean();
+  };
+  at::set_num_threads(1);
+  for (const size_t head : {size_t{0}, size_t{1}, size_t{1}}) loss(plain, head).backward();
+  const Values want = gradients(*plain);
+  for (const Strategy strategy : strategies()) {
+    launch(1, [&](RankContext& rank) {
+      TwoHeads model;
+      copy_weights(*first, *model);
+      FullyShardOptions o;
+      o.strategy = strategy;
+      wrap(model, mesh_of(rank), o);
+      sherd::torch::fully_shard(*model, mesh_of(rank), o);
+      {
+        const sherd::Accumulate accumulate(sherd::torch::root_of(*model));
+        loss(model, 0).backward();
+        loss(model, 1).backward();
+      }
+      loss(model, 1).backward();
+      expect_gradients(*model, want, where(rank, strategy));
+    });
+  }
 }
 
 TEST(TorchModules, UnusedParametersAreNamed) {

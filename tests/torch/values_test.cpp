@@ -107,34 +107,77 @@ TEST(TorchValues, Accumulation) {
   }
 }
 
-// Both objectives' graphs are there before the first backward.
+// Both objectives' graphs are there before the first backward; or one backward goes through both calls of every unit.
 TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
   torch::manual_seed(7);
   Net first;
-  Net plain;
-  copy_weights(*first, *plain);
-  const auto two = [](Net& model) {
-    const torch::Tensor a = net_loss(model, 1), b = net_loss(model, 2);
-    return std::pair(a, b);
-  };
+  for (const bool together : {false, true}) {
+    const auto pass = [together](Net& model, int r) {
+      const torch::Tensor a = net_loss(model, 2 * r), b = net_loss(model, 2 * r + 1);
+      if (together) return (a + b).backward();
+      a.backward();
+      b.backward();
+    };
+    for (const int ranks : {1, 3}) {
+      at::set_num_threads(1);
+      std::vector<Values> each;
+      for (int r = 0; r < ranks; ++r) {
+        Net plain;
+        copy_weights(*first, *plain);
+        pass(plain, r);
+        each.push_back(gradients(*plain));
+      }
+      const Values want = mean(each);
+      for (const Strategy strategy : strategies()) {
+        // Backwards of their own are summed over ranks one by one.
+        if (ranks > 1 && !together && (strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params)) continue;
+        launch(ranks, [&](RankContext& rank) {
+          Net model;
+          copy_weights(*first, *model);
+          FullyShardOptions o;
+          o.strategy = strategy;
+          sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+          pass(model, rank.world->rank());
+          expect_gradients(*model, want, where(rank, strategy));
+        });
+      }
+    }
+  }
+}
+
+// Forwards without a backward, with and without a graph, and one whose graph lives on, leave no trace.
+TEST(TorchValues, EvaluationAndDroppedGraphs) {
+  torch::manual_seed(7);
+  Net first;
   at::set_num_threads(1);
-  auto [a, b] = two(plain);
-  a.backward();
-  b.backward();
-  const Values want = gradients(*plain);
+  std::vector<Values> each;
+  for (int r = 0; r < 3; ++r) {
+    Net plain;
+    copy_weights(*first, *plain);
+    net_loss(plain, r).backward();
+    each.push_back(gradients(*plain));
+  }
+  const Values want = mean(each);
   for (const Strategy strategy : strategies()) {
-    launch(1, [&](RankContext& rank) {
+    launch(3, [&](RankContext& rank) {
       Net model;
       copy_weights(*first, *model);
       FullyShardOptions o;
       o.strategy = strategy;
       sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
-      auto [mine_a, mine_b] = two(model);
-      mine_a.backward();
-      mine_b.backward();
-      expect_gradients(*model, want, where(rank, strategy));
-      // The sum of both, in one backward.
-      sherd::zero_grad(sherd::torch::root_of(*model));
+      sherd::torch::LocalShards shards(*model);
+      torch::Tensor kept;
+      for (int step = 0; step < 3; ++step) {
+        {
+          const torch::NoGradGuard no_grad;
+          EXPECT_TRUE(torch::equal(net_loss(model, 5), net_loss(first, 5)));
+        }
+        net_loss(model, 6);  // its graph goes at once
+        net_loss(model, rank.world->rank()).backward();
+        expect_gradients(*model, want, where(rank, strategy));
+        kept = net_loss(model, 7);  // and this one in the middle of the next step
+        EXPECT_TRUE(shards.step([] {}));
+      }
     });
   }
 }
