@@ -121,6 +121,7 @@ class Trainer {
 
   sherd::StepResult train_step() {
     const auto begin = std::chrono::steady_clock::now();
+    const sherd::CommCounts before = rank_.world->counts();
     const int64_t micro = config_.batch / (config_.ranks * config_.grad_accum);
     double loss = 0;
     for (int64_t m = 0; m < config_.grad_accum; ++m) {
@@ -157,7 +158,12 @@ class Trainer {
     skipped_ = r.skipped_steps;
     r.step_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
     r.tokens_per_s = tokens / r.step_ms * 1e3;
-    r.peak_bytes = rank_.device->allocator().peak_bytes();
+    r.comm = rank_.world->counts();
+    for (auto& [name, count] : before) {
+      r.comm[name].calls -= count.calls;
+      r.comm[name].bytes -= count.bytes;
+    }
+    r.peak_bytes = rank_.device->allocator().peak_bytes();  // libtorch's own memory, activations above all, not included
     return r;
   }
 

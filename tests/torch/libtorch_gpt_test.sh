@@ -15,7 +15,7 @@ flags=(--data "$data" "${model[@]}" --batch 12 --lr 0.003 --quiet --threads 1 --
 "$bin/libtorch_gpt" --steps 0 --export-weights init.safetensors "${model[@]}"
 
 # "STEP LOSS NORM" of every step of a metrics file.
-figures() { sed -nE 's/^\{.*"step":([0-9]+).*"loss":([^,}]+).*"grad_norm":([^,}]+).*/\1 \2 \3/p' "$1"; }
+figures() { sed -nE 's/^\{"step": ([0-9]+),.*"loss": ([^,}]+).*"grad_norm": ([^,}]+).*/\1 \2 \3/p' "$1"; }
 # same_figures A B: of every step that B has.
 same_figures() {
   awk -v a="$1" -v b="$2" '
