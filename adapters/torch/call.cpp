@@ -23,10 +23,11 @@ class Forward {
     if (!model_) u.pre_forward(false);  // says what is wrong
     const uint64_t step = model_->step();
     if (recorded && model_->pass.lock())
-      throw NotSupported(fmt::format(
-          "a call of unit '{}' inside of a backward, to compute it again: recompute what is inside of the wrapped module, "
-          "so that the recomputation lies within the unit's own call",
-          u.name()));
+      throw NotSupported(
+          fmt::format("a call of unit '{}' inside of a backward, to compute it again: recompute what is "
+                      "inside of the wrapped module, "
+                      "so that the recomputation lies within the unit's own call",
+                      u.name()));
     recorded ? u.pre_recorded_forward() : u.pre_forward(false);
     try {
       unit_->bind();
@@ -36,8 +37,7 @@ class Forward {
       auto& around = model_->forwards;
       call_ = c10::make_intrusive<Call>(
           unit_,
-          around.empty() ? c10::intrusive_ptr<Call>()
-                         : c10::intrusive_ptr<Call>::reclaim_copy(around.back()),
+          around.empty() ? c10::intrusive_ptr<Call>() : c10::intrusive_ptr<Call>::reclaim_copy(around.back()),
           step);
       around.push_back(call_.get());
     } catch (...) {
@@ -120,7 +120,8 @@ void CallScope::outputs(const std::vector<at::Tensor*>& tensors) {
   if (!impl_) return;
   cast(tensors, impl_->forward.unit().unit().precision().outputs);
   if (impl_->forward.call() == nullptr) return;
-  impl_->wanted = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) { return t->requires_grad(); });
+  impl_->wanted =
+      std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) { return t->requires_grad(); });
   detail::mark_outputs(impl_->forward.call(), tensors);
 }
 
@@ -143,7 +144,8 @@ Unsharded::Unsharded(::torch::nn::Module& module) : impl_(std::make_unique<Impl>
   };
   if (!open(module))
     throw InvalidArgument(
-        "sherd::torch::Unsharded of a module that is not wrapped; take the wrapped module that it lies in, or the root");
+        "sherd::torch::Unsharded of a module that is not wrapped; take the wrapped module that it lies in, "
+        "or the root");
   for (const auto& m : module.modules(/*include_self=*/false)) open(*m);
 }
 

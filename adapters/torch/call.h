@@ -14,8 +14,8 @@
 
 namespace sherd::torch {
 
-/// One call of a module that may be wrapped: its unit's weights are there from the constructor to end(). Destroyed
-/// without end(), an exception has ended the forward. For call(), which people use.
+/// One call of a module that may be wrapped: its unit's weights are there from the constructor to end().
+/// Destroyed without end(), an exception has ended the forward. For call(), which people use.
 class CallScope {
  public:
   explicit CallScope(::torch::nn::Module& module);
@@ -37,7 +37,8 @@ class CallScope {
 
 namespace detail {
 
-/// Arguments whose tensors are found are copied (tensors share their memory), others are handed on as they are.
+/// Arguments whose tensors are found are copied (tensors share their memory), others are handed on as they
+/// are.
 template <class T>
 using Held = std::conditional_t<Tensors<std::decay_t<T>>::known, std::decay_t<T>, T&&>;
 
@@ -50,20 +51,22 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 
 }  // namespace detail
 
-/// f(args...) as a call of `module`: whatever uses its weights, forward or another function of the program's own. In
-/// grad mode backward gathers them again and reduces the gradients. Without wrap, it is just f(args...).
+/// f(args...) as a call of `module`: whatever uses its weights, forward or another function of the program's
+/// own. In grad mode backward gathers them again and reduces the gradients. Without wrap, it is just
+/// f(args...).
 ///
 ///     at::Tensor h = sherd::torch::call(*model, [&](const at::Tensor& x) { return model->encode(x); }, x);
 ///
-/// All tensors that lead to a gradient of the module's weights have to be in the result: what f leaves elsewhere (a
-/// member, say) has no weights in backward, which is an error that names the unit. Inputs are views in there: operations
-/// in place on an input itself that needs a gradient are refused by libtorch.
-/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone; NotSupported for a
-/// call inside of a backward.
+/// All tensors that lead to a gradient of the module's weights have to be in the result: what f leaves
+/// elsewhere (a member, say) has no weights in backward, which is an error that names the unit. Inputs are
+/// views in there: operations in place on an input itself that needs a gradient are refused by libtorch.
+/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone;
+/// NotSupported for a call inside of a backward.
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;
-  static_assert(std::is_void_v<Result> || Tensors<std::decay_t<Result>>::known || !std::is_class_v<std::decay_t<Result>>,
+  static_assert(std::is_void_v<Result> || Tensors<std::decay_t<Result>>::known ||
+                    !std::is_class_v<std::decay_t<Result>>,
                 "sherd does not know where the tensors are in what this module returns: specialize "
                 "sherd::torch::Tensors for it");
   CallScope scope(module);
@@ -103,8 +106,9 @@ class Calling<M, Result (C::*)(Args...)> : public M {
  public:
   using M::M;
   std::decay_t<Result> forward(Args... args) {
-    return call(*this, [this](auto&... each) -> decltype(auto) { return M::forward(static_cast<Args&&>(each)...); },
-                std::forward<Args>(args)...);
+    return call(
+        *this, [this](auto&... each) -> decltype(auto) { return M::forward(static_cast<Args&&>(each)...); },
+        std::forward<Args>(args)...);
   }
 };
 
@@ -121,7 +125,8 @@ class Calling<M, void> : public M {
   using M::M;
   template <class... Args>
   auto forward(Args&&... args) {
-    return call(*this, [this](auto&... each) { return M::forward(each...); }, std::forward<Args>(args)...);
+    return call(
+        *this, [this](auto&... each) { return M::forward(each...); }, std::forward<Args>(args)...);
   }
 };
 
@@ -136,7 +141,8 @@ struct ForwardOf<M, std::void_t<decltype(&M::forward)>> {
 
 }  // namespace detail
 
-/// Module M, whose calls gather its unit's weights when it is wrapped: its forward() is that of M inside of call().
+/// Module M, whose calls gather its unit's weights when it is wrapped: its forward() is that of M inside of
+/// call().
 ///
 ///     auto model = std::make_shared<sherd::torch::Sharded<Net>>();
 ///     torch::nn::Sequential layers(sherd::torch::Sharded<torch::nn::LinearImpl>(8, 8), torch::nn::ReLU());
@@ -157,14 +163,15 @@ class Holder : public ::torch::nn::ModuleHolder<Sharded<M>> {
   template <class... Args>
   auto operator()(Args&&... args) {
     M& module = *this->impl_;
-    return call(module, [&module](auto&... each) { return module.M::forward(each...); }, std::forward<Args>(args)...);
+    return call(
+        module, [&module](auto&... each) { return module.M::forward(each...); }, std::forward<Args>(args)...);
   }
 };
 
 }  // namespace sherd::torch
 
 /// In the place of TORCH_MODULE(Name): a holder of NameImpl that can be wrapped by sherd::torch::wrap().
-#define SHERD_TORCH_MODULE(Name)                          \
+#define SHERD_TORCH_MODULE(Name)                           \
   class Name : public ::sherd::torch::Holder<Name##Impl> { \
    public:                                                 \
     using ::sherd::torch::Holder<Name##Impl>::Holder;      \

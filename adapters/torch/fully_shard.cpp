@@ -22,10 +22,11 @@ Attached& attach_to(::torch::nn::Module& module) {
 
 void Attached::refuse(const char* what) const {
   if (!unit) return;
-  throw InvalidArgument(fmt::format(
-      "Module::{} of unit '{}', whose parameters are sharded: move, convert or copy the module before fully_shard(); the "
-      "dtype to compute in is FullyShardOptions::compute_dtype",
-      what, unit->unit().name()));
+  throw InvalidArgument(
+      fmt::format("Module::{} of unit '{}', whose parameters are sharded: move, convert or copy the module "
+                  "before fully_shard(); the "
+                  "dtype to compute in is FullyShardOptions::compute_dtype",
+                  what, unit->unit().name()));
 }
 
 void Attached::to(::torch::Device, ::torch::Dtype, bool) { refuse("to()"); }
@@ -68,10 +69,11 @@ Model& model_of(::torch::nn::Module& root) {
 void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   detail::Attached& attached = detail::attach_to(module);
   if (attached.unit && attached.unit->unit().attached())
-    throw InvalidArgument(fmt::format(
-        "sherd::torch::wrap: the module belongs to unit '{}' of a tree that is sharded already; wrap inner modules "
-        "before fully_shard() of the root",
-        attached.unit->unit().name()));
+    throw InvalidArgument(
+        fmt::format("sherd::torch::wrap: the module belongs to unit '{}' of a tree that is sharded already; "
+                    "wrap inner modules "
+                    "before fully_shard() of the root",
+                    attached.unit->unit().name()));
   attached.unit.reset();
   attached.noted = Wrap{mesh, options};
 }

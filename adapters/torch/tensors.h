@@ -15,20 +15,21 @@
 
 namespace sherd::torch {
 
-/// How calls of wrapped modules find the tensors inside of a value of type T: `known`, and visit(value, f), which calls
-/// f(at::Tensor&) for each of them, always in the same order; f may put another tensor in its place.
+/// How calls of wrapped modules find the tensors inside of a value of type T: `known`, and visit(value, f),
+/// which calls f(at::Tensor&) for each of them, always in the same order; f may put another tensor in its
+/// place.
 ///
-/// Known are tensors, and std::vector, array, optional, pair, tuple and map of what is known. A program that passes
-/// structures of its own says how:
+/// Known are tensors, and std::vector, array, optional, pair, tuple and map of what is known. A program that
+/// passes structures of its own says how:
 ///
 ///     template <> struct sherd::torch::Tensors<Output> {
 ///       static constexpr bool known = true;
 ///       template <class F> static void visit(Output& o, F&& f) { f(o.logits); f(o.hidden); }
 ///     };
 ///
-/// An argument of a type that is not known is handed on as it is: tensors inside get no gradient through the module's
-/// end of backward, so that its gradients are reduced later than they could be, and are not cast. A result has to be of
-/// a known type, or hold nothing (bool, numbers, void).
+/// An argument of a type that is not known is handed on as it is: tensors inside get no gradient through the
+/// module's end of backward, so that its gradients are reduced later than they could be, and are not cast. A
+/// result has to be of a known type, or hold nothing (bool, numbers, void).
 template <class T>
 struct Tensors {
   static constexpr bool known = false;
@@ -64,16 +65,15 @@ struct TensorsInside {
 }  // namespace detail
 
 template <class T>
-  requires Tensors<T>::known
-struct Tensors<std::vector<T>> : detail::TensorsInside<T> {};
+requires Tensors<T>::known struct Tensors<std::vector<T>> : detail::TensorsInside<T> {
+};
 
 template <class T, size_t N>
-  requires Tensors<T>::known
-struct Tensors<std::array<T, N>> : detail::TensorsInside<T> {};
+requires Tensors<T>::known struct Tensors<std::array<T, N>> : detail::TensorsInside<T> {
+};
 
 template <class T>
-  requires Tensors<T>::known
-struct Tensors<std::optional<T>> {
+requires Tensors<T>::known struct Tensors<std::optional<T>> {
   static constexpr bool known = true;
   template <class F>
   static void visit(std::optional<T>& value, F&& f) {
@@ -82,8 +82,7 @@ struct Tensors<std::optional<T>> {
 };
 
 template <class A, class B>
-  requires(Tensors<A>::known || Tensors<B>::known)
-struct Tensors<std::pair<A, B>> {
+requires(Tensors<A>::known || Tensors<B>::known) struct Tensors<std::pair<A, B>> {
   static constexpr bool known = true;
   template <class F>
   static void visit(std::pair<A, B>& value, F&& f) {
@@ -93,8 +92,7 @@ struct Tensors<std::pair<A, B>> {
 };
 
 template <class... Ts>
-  requires(Tensors<Ts>::known || ...)
-struct Tensors<std::tuple<Ts...>> {
+requires(Tensors<Ts>::known || ...) struct Tensors<std::tuple<Ts...>> {
   static constexpr bool known = true;
   template <class F>
   static void visit(std::tuple<Ts...>& value, F&& f) {
@@ -103,8 +101,7 @@ struct Tensors<std::tuple<Ts...>> {
 };
 
 template <class K, class T>
-  requires Tensors<T>::known
-struct Tensors<std::map<K, T>> {
+requires Tensors<T>::known struct Tensors<std::map<K, T>> {
   static constexpr bool known = true;
   template <class F>
   static void visit(std::map<K, T>& values, F&& f) {

@@ -1,5 +1,5 @@
-// The model of train_gpt as libtorch modules: the same names, shapes and formulas. Nothing here knows of ranks; what is
-// sherd's are the two holders.
+// The model of train_gpt as libtorch modules: the same names, shapes and formulas. Nothing here knows of
+// ranks; what is sherd's are the two holders.
 #pragma once
 
 #include <torch/torch.h>
@@ -36,14 +36,17 @@ struct BlockImpl : torch::nn::Module {
       : heads(s.heads),
         norm1(register_module("norm1", RmsNorm(s.dim))),
         qkv(register_module("qkv", linear(s.dim, 3 * s.dim, 0.02))),
-        proj(register_module("proj", linear(s.dim, s.dim, 0.02 / std::sqrt(2.0 * static_cast<double>(s.layers))))),
+        proj(register_module("proj",
+                             linear(s.dim, s.dim, 0.02 / std::sqrt(2.0 * static_cast<double>(s.layers))))),
         norm2(register_module("norm2", RmsNorm(s.dim))),
         fc(register_module("fc", linear(s.dim, 4 * s.dim, 0.02))),
-        out(register_module("out", linear(4 * s.dim, s.dim, 0.02 / std::sqrt(2.0 * static_cast<double>(s.layers))))) {}
+        out(register_module(
+            "out", linear(4 * s.dim, s.dim, 0.02 / std::sqrt(2.0 * static_cast<double>(s.layers))))) {}
   Tensor forward(const Tensor& x) {
     const int64_t b = x.size(0), t = x.size(1), d = x.size(2);
     const auto parts = qkv(norm1(x)).view({b, t, 3, heads, d / heads}).permute({2, 0, 3, 1, 4}).unbind(0);
-    const Tensor attended = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
+    const Tensor attended =
+        at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0.0, /*is_causal=*/true);
     const Tensor mid = x + proj(attended.transpose(1, 2).reshape({b, t, d}));
     return mid + out(torch::gelu(fc(norm2(mid)), "tanh"));
   }

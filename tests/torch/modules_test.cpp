@@ -11,7 +11,8 @@ using torch::Tensor;
 
 // Two inputs of which one needs a gradient, and a tuple of results of which one is not used.
 struct PairImpl : torch::nn::Module {
-  PairImpl() : a(register_module("a", torch::nn::Linear(4, 4))), b(register_module("b", torch::nn::Linear(4, 4))) {}
+  PairImpl()
+      : a(register_module("a", torch::nn::Linear(4, 4))), b(register_module("b", torch::nn::Linear(4, 4))) {}
   std::tuple<Tensor, std::optional<Tensor>, int64_t> forward(const Tensor& x, Tensor y, bool both = true) {
     return {torch::tanh(a(x)) * b(y), both ? std::optional(a(y)) : std::nullopt, x.size(0)};
   }
@@ -37,7 +38,9 @@ struct PairNetImpl : torch::nn::Module {
 SHERD_TORCH_MODULE(PairNet);
 
 TEST(TorchModules, SeveralInputsAndResults) {
-  Comparison<PairNet>{[](PairNet& m, int r) { return m(random({3, 4}, r)).square().mean(); },
+  Comparison<PairNet>{[](PairNet& m, int r) {
+                        return m(random({3, 4}, r)).square().mean();
+                      },
                       [](PairNet& m, const auto& mesh, const auto& o) {
                         sherd::torch::wrap(*m->one, mesh, o);
                         sherd::torch::wrap(*m->two, mesh, o);
@@ -45,9 +48,10 @@ TEST(TorchModules, SeveralInputsAndResults) {
       .run();
 }
 
-// A weight that two wrapped modules share, and one that the root has besides; a frozen block, a parameter that nothing
-// uses, a module that is called several times, one inside of another that is wrapped, too. Nothing has more than two uses:
-// what comes together at the argument of a wrapped module is summed there first, and sums of three terms show it.
+// A weight that two wrapped modules share, and one that the root has besides; a frozen block, a parameter
+// that nothing uses, a module that is called several times, one inside of another that is wrapped, too.
+// Nothing has more than two uses: what comes together at the argument of a wrapped module is summed there
+// first, and sums of three terms show it.
 struct ScaleImpl : torch::nn::Module {
   explicit ScaleImpl(const Tensor& w) : weight(register_parameter("weight", w)) {}
   Tensor forward(const Tensor& x) { return x * weight; }
@@ -93,7 +97,8 @@ Tensor odd_loss(OddNet& m, int r) {
   return m(torch::randint(0, 11, {5}, generator, torch::kLong)).square().mean();
 }
 void wrap_odd(OddNet& m, const sherd::DeviceMesh& mesh, const FullyShardOptions& o) {
-  sherd::torch::wrap(*m->tokens, mesh, o);  // whose only weight is the root's, too: it has no parameters of its own
+  sherd::torch::wrap(*m->tokens, mesh,
+                     o);  // whose only weight is the root's, too: it has no parameters of its own
   sherd::torch::wrap(*m->share->inner, mesh, o);
   sherd::torch::wrap(*m->share, mesh, o);
   sherd::torch::wrap(*m->frozen, mesh, o);
@@ -105,7 +110,8 @@ TEST(TorchModules, TiedFrozenUnusedAndCalledTwice) {
   Comparison<OddNet>{odd_loss, wrap_odd, /*allow_unused=*/true}.run();
 }
 
-// Two heads of which one has no part in the objective, in some of the microbatches; its result lives through backward.
+// Two heads of which one has no part in the objective, in some of the microbatches; its result lives through
+// backward.
 struct TwoHeadsImpl : torch::nn::Module {
   TwoHeadsImpl() : trunk(register_module("trunk", torch::nn::Linear(4, 4))) {
     register_module("a", a);
@@ -177,10 +183,11 @@ TEST(TorchModules, UnusedParametersAreNamed) {
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
     layers = register_module(
-        "layers", torch::nn::Sequential(
-                      sherd::torch::Sharded<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 5, 3).padding(1)),
-                      torch::nn::BatchNorm2d(5), torch::nn::ReLU(torch::nn::ReLUOptions(true)),
-                      sherd::torch::Sharded<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(5, 4, 3))));
+        "layers",
+        torch::nn::Sequential(
+            sherd::torch::Sharded<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(3, 5, 3).padding(1)),
+            torch::nn::BatchNorm2d(5), torch::nn::ReLU(torch::nn::ReLUOptions(true)),
+            sherd::torch::Sharded<torch::nn::Conv2dImpl>(torch::nn::Conv2dOptions(5, 4, 3))));
     last = torch::nn::AnyModule(sherd::torch::Sharded<torch::nn::LinearImpl>(4, 2));
     register_module("last", last.ptr());
   }
@@ -191,9 +198,12 @@ struct ConvNetImpl : torch::nn::Module {
 SHERD_TORCH_MODULE(ConvNet);
 
 TEST(TorchModules, ConvolutionsBatchNormSequentialAndAnyModule) {
-  Comparison<ConvNet>{[](ConvNet& m, int r) { return m(random({2, 3, 6, 6}, r)).square().mean(); },
+  Comparison<ConvNet>{[](ConvNet& m, int r) {
+                        return m(random({2, 3, 6, 6}, r)).square().mean();
+                      },
                       [](ConvNet& m, const auto& mesh, const auto& o) {
-                        for (const size_t i : {size_t{0}, size_t{3}}) sherd::torch::wrap(*m->layers->ptr(i), mesh, o);
+                        for (const size_t i : {size_t{0}, size_t{3}})
+                          sherd::torch::wrap(*m->layers->ptr(i), mesh, o);
                         sherd::torch::wrap(*m->last.ptr(), mesh, o);
                       }}
       .run();
@@ -216,7 +226,9 @@ struct LstmNetImpl : torch::nn::Module {
 SHERD_TORCH_MODULE(LstmNet);
 
 TEST(TorchModules, Lstm) {
-  Comparison<LstmNet>{[](LstmNet& m, int r) { return m(random({3, 2, 4}, r)).square().mean(); },
+  Comparison<LstmNet>{[](LstmNet& m, int r) {
+                        return m(random({3, 2, 4}, r)).square().mean();
+                      },
                       [](LstmNet& m, const auto& mesh, const auto& o) {
                         sherd::torch::wrap(*m->first, mesh, o);
                         sherd::torch::wrap(*m->second, mesh, o);
@@ -258,7 +270,9 @@ TEST(TorchMisuse, CallsPastTheHolder) {
     alone(
         [](Net& model) {
           BlockImpl& block = *model->blocks[1]->as<BlockImpl>();
-          expect_message({"blocks.1.norm.weight", "blocks.1"}, [&] { block.forward(torch::ones({1, NetImpl::kWidth})); });
+          expect_message({"blocks.1.norm.weight", "blocks.1"}, [&] {
+            block.forward(torch::ones({1, NetImpl::kWidth}));
+          });
           expect_message({"tokens.weight"}, [&] { model->tokens->weight.sum(); });
           net_loss(model, 0).backward();
         },
@@ -309,8 +323,16 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
                    [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
     Net other;
     for (auto& p : other->parameters()) p.data().fill_(static_cast<float>(rank.world->rank()));
-    expect_message({"different weights", "manual_seed"}, [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
+    expect_message({"different weights", "manual_seed"},
+                   [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
     for (auto& p : other->parameters()) p.data().fill_(0.5f);
+    FullyShardOptions wrong;
+    wrong.prefetch = -1;
+    expect_message({"prefetch -1"},
+                   [&] { sherd::torch::fully_shard<BlockImpl>(*other, mesh_of(rank), wrong); });
+    expect_message({"BlockImpl"},
+                   [&] { sherd::torch::fully_shard<torch::nn::Conv2dImpl>(*other, mesh_of(rank)); });
+    EXPECT_EQ(other->head->weight.sum().item<float>(), 85.0f);  // nothing has happened
     sherd::torch::fully_shard(*other, mesh_of(rank));
     expect_message({"sharded already"}, [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
     expect_message({"sharded already", "root"}, [&] { sherd::torch::wrap(*other, mesh_of(rank)); });
@@ -342,22 +364,29 @@ TEST(TorchExceptions, ForwardAndBackward) {
         EXPECT_THROW(
             {
               if (place == 0) {  // in the forward of the root, behind two blocks
-                sherd::torch::call(*model, [&](const Tensor& x) -> Tensor {
-                  Tensor h = model->tokens(x);
-                  for (int i = 0; i < 2; ++i) h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
-                  throw Failure("forward");
-                }, batch(0));
+                sherd::torch::call(
+                    *model,
+                    [&](const Tensor& x) -> Tensor {
+                      Tensor h = model->tokens(x);
+                      for (int i = 0; i < 2; ++i)
+                        h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
+                      throw Failure("forward");
+                    },
+                    batch(0));
               }
               Tensor inside;
-              const Tensor y = sherd::torch::call(*model, [&](const Tensor& x) {
-                Tensor h = model->tokens(x);
-                for (int i = 0; i < 3; ++i) {
-                  if (i == place) inside = h;
-                  h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
-                }
-                if (place == 3) inside = h;
-                return model->head(h);
-              }, batch(0));
+              const Tensor y = sherd::torch::call(
+                  *model,
+                  [&](const Tensor& x) {
+                    Tensor h = model->tokens(x);
+                    for (int i = 0; i < 3; ++i) {
+                      if (i == place) inside = h;
+                      h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
+                    }
+                    if (place == 3) inside = h;
+                    return model->head(h);
+                  },
+                  batch(0));
               inside.register_hook([](const Tensor&) { throw Failure("backward"); });
               y.sum().backward();
             },
@@ -385,7 +414,8 @@ TEST(TorchModules, UnshardedShowsTheWholeWeights) {
       sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
       const sherd::torch::Unsharded whole(*model);
       const auto want = first->named_parameters();
-      for (auto& p : model->named_parameters()) EXPECT_TRUE(torch::equal(p.value(), want[p.key()])) << p.key();
+      for (auto& p : model->named_parameters())
+        EXPECT_TRUE(torch::equal(p.value(), want[p.key()])) << p.key();
       at::set_num_threads(1);
       const torch::NoGradGuard no_grad;
       EXPECT_TRUE(torch::equal(model(batch(1)), first(batch(1))));

@@ -1,4 +1,5 @@
-// A small language model of libtorch modules, written as a program that knows nothing of sherd would, but for the holders.
+// A small language model of libtorch modules, written as a program that knows nothing of sherd would, but for
+// the holders.
 #pragma once
 
 #include "torch/support.h"

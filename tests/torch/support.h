@@ -1,4 +1,5 @@
-// What tests of the adapter share: a model of libtorch modules on one rank and sharded over several, on the same data.
+// What tests of the adapter share: a model of libtorch modules on one rank and sharded over several, on the
+// same data.
 #pragma once
 
 #include <fmt/format.h>
@@ -84,7 +85,8 @@ inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) 
 }
 
 /// This rank's pieces of the gradients (or weights) are, bit for bit, those of `want`.
-inline void expect_shards(torch::nn::Module& model, const Values& want, bool of_gradients, const std::string& where) {
+inline void expect_shards(torch::nn::Module& model, const Values& want, bool of_gradients,
+                          const std::string& where) {
   sherd::ModuleBase& root = sherd::torch::root_of(model);
   sherd::Stream& compute = sherd::runtime_of(root).device().compute();
   for (auto& [name, p] : root.named_parameters()) {
@@ -132,8 +134,8 @@ inline std::string message_of(const std::function<void()>& f) {
   return "";
 }
 
-/// For models that SHERD_TORCH_MODULE wraps, and their data: what one rank would do with each rank's batch, and what the
-/// sharded model does.
+/// For models that SHERD_TORCH_MODULE wraps, and their data: what one rank would do with each rank's batch,
+/// and what the sharded model does.
 template <class Net>
 struct Comparison {
   using Loss = std::function<torch::Tensor(Net&, int rank)>;

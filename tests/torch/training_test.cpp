@@ -1,4 +1,5 @@
-// Optimizers, clipping, checkpoints and weights of models of libtorch modules; what libtorch itself runs with.
+// Optimizers, clipping, checkpoints and weights of models of libtorch modules; what libtorch itself runs
+// with.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -53,7 +54,9 @@ struct Trainer {
     optimizer->step(1e-2);
     return norm;
   }
-  sherd::StateDict state() { return sherd::state_dict(sherd::torch::root_of(*model), &*optimizer, sherd::DictKind::on_all); }
+  sherd::StateDict state() {
+    return sherd::state_dict(sherd::torch::root_of(*model), &*optimizer, sherd::DictKind::on_all);
+  }
   Net model;
   std::optional<sherd::Optimizer> optimizer;
 };
@@ -146,7 +149,8 @@ TEST(TorchTraining, CheckpointsGoOnWithOtherRanksAndStrategies) {
     for (const Strategy strategy : strategies()) {
       launch(2, [&](RankContext& rank) {
         Trainer trainer(rank, first, strategy, algorithm, 1);
-        const sherd::Resumed resumed = sherd::resume(save, sherd::torch::root_of(*trainer.model), &*trainer.optimizer);
+        const sherd::Resumed resumed =
+            sherd::resume(save, sherd::torch::root_of(*trainer.model), &*trainer.optimizer);
         EXPECT_EQ(resumed.report.training.step, 2);
         expect_same(*saved, trainer.state());
         trainer.step(0);
@@ -156,11 +160,13 @@ TEST(TorchTraining, CheckpointsGoOnWithOtherRanksAndStrategies) {
         for (const auto& [name, value] : fresh.state().model)
           EXPECT_TRUE(value.data == saved->model.at(name).data) << name;
         const torch::NoGradGuard no_grad;
-        EXPECT_TRUE(std::isfinite(net_loss(fresh.model, 0).item<float>()));  // the new weights are what is gathered
+        EXPECT_TRUE(
+            std::isfinite(net_loss(fresh.model, 0).item<float>()));  // the new weights are what is gathered
       });
     }
     for (auto& p : first->named_parameters())
-      EXPECT_EQ(saved->model.at(p.key()).shape, sherd::Shape(p.value().sizes().begin(), p.value().sizes().end()));
+      EXPECT_EQ(saved->model.at(p.key()).shape,
+                sherd::Shape(p.value().sizes().begin(), p.value().sizes().end()));
   }
 }
 
@@ -175,7 +181,8 @@ TEST(TorchTraining, BuffersAreSavedAndLoaded) {
     sherd::ModuleBase& root = sherd::torch::root_of(*model);
     sherd::StateDict dict = sherd::state_dict(root, nullptr, sherd::DictKind::on_all);
     const auto mean = dict.model.at("norm.running_mean").values<float>();
-    for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(mean[static_cast<size_t>(i)], model->norm->running_mean[i].item<float>());
+    for (int64_t i = 0; i < 4; ++i)
+      EXPECT_EQ(mean[static_cast<size_t>(i)], model->norm->running_mean[i].item<float>());
     EXPECT_NE(mean[0], 0.0f);
     EXPECT_EQ(dict.model.at("norm.num_batches_tracked").values<int64_t>()[0], 1);
     EXPECT_EQ(dict.model.at("mask").values<uint8_t>()[1], 1);
@@ -230,7 +237,8 @@ TEST(TorchBuild, TorchHasItsOwnBlas) {
     void* function = dlsym(RTLD_DEFAULT, name);
     Dl_info where{};
     ASSERT_TRUE(function != nullptr && dladdr(function, &where) != 0) << name;
-    EXPECT_NE(std::string(where.dli_fname).find("libtorch_cpu"), std::string::npos) << name << " is of " << where.dli_fname;
+    EXPECT_NE(std::string(where.dli_fname).find("libtorch_cpu"), std::string::npos)
+        << name << " is of " << where.dli_fname;
   }
 }
 

@@ -1,5 +1,6 @@
 // Sharded models of libtorch modules compute what one rank does, bit for bit.
 #include <sherd/fsdp/accumulate.h>
+#include <sherd/optim/optimizer.h>
 #include <sherd/torch/local_shards.h>
 
 #include "torch/net.h"
@@ -11,6 +12,103 @@ TEST(TorchValues, Gradients) { Comparison<Net>{net_loss, wrap_blocks}.run(); }
 
 TEST(TorchValues, RootAlone) {
   Comparison<Net>{net_loss, [](Net&, const auto&, const auto&) {}}.run();
+}
+
+/// Gradients of four ranks with other options: any mesh, layout and routing.
+void expect_gradients_of_four(const std::function<sherd::DeviceMesh(const RankContext&)>& mesh_for,
+                              FullyShardOptions options) {
+  torch::manual_seed(7);
+  Net first;
+  at::set_num_threads(1);
+  std::vector<Values> each;
+  for (int r = 0; r < 4; ++r) {
+    Net plain;
+    copy_weights(*first, *plain);
+    net_loss(plain, r).backward();
+    each.push_back(gradients(*plain));
+  }
+  const Values want = mean(each);
+  for (const Strategy strategy : strategies()) {
+    launch(4, [&](RankContext& rank) {
+      Net model;
+      copy_weights(*first, *model);
+      FullyShardOptions o = options;
+      o.strategy = strategy;
+      sherd::ModuleBase& root = sherd::torch::root_of(*model);
+      const sherd::Routing routing = sherd::route(root, {.optimizer = sherd::Algorithm::muon});
+      sherd::torch::fully_shard<BlockImpl>(*model, mesh_for(rank), o);
+      sherd::Optimizer optimizer(root, routing, {});
+      for (int step = 0; step < 2; ++step) {  // the second gathers ahead
+        net_loss(model, rank.world->rank()).backward();
+        expect_gradients(*model, want, where(rank, strategy));
+        optimizer.step(0);
+      }
+    });
+  }
+}
+
+TEST(TorchValues, Layouts) {
+  for (const sherd::LayoutPolicy layout :
+       {sherd::LayoutPolicy::even_rows, sherd::LayoutPolicy::whole_param}) {
+    FullyShardOptions o;
+    o.layout = layout;
+    o.bucket_elements = 500;
+    expect_gradients_of_four(mesh_of, o);
+  }
+}
+
+TEST(TorchValues, Options) {
+  FullyShardOptions o;
+  o.prefetch = 0;
+  o.overlap_reduce = false;
+  expect_gradients_of_four(mesh_of, o);
+  o.prefetch = 3;
+  o.reshard_after_forward = false;
+  expect_gradients_of_four(mesh_of, o);
+}
+
+TEST(TorchValues, Replicas) {
+  for (const sherd::Outer outer : {sherd::Outer::no_shard, sherd::Outer::optim}) {
+    FullyShardOptions o;
+    o.outer = outer;
+    expect_gradients_of_four(
+        [](const RankContext& rank) {
+          return sherd::DeviceMesh(rank.world, {{"replicate", 2}, {"shard", 2}});
+        },
+        o);
+  }
+}
+
+// Two models in one backward, the result of one being the argument of the other.
+TEST(TorchValues, TwoModelsInOneBackward) {
+  torch::manual_seed(7);
+  Block first(5), second(5);
+  const auto loss = [](Block& a, Block& b, int r) { return b(a(random({3, 5}, r))).square().mean(); };
+  at::set_num_threads(1);
+  std::vector<Values> each_a, each_b;
+  for (int r = 0; r < 2; ++r) {
+    Block a(5), b(5);
+    copy_weights(*first, *a);
+    copy_weights(*second, *b);
+    loss(a, b, r).backward();
+    each_a.push_back(gradients(*a));
+    each_b.push_back(gradients(*b));
+  }
+  const Values want_a = mean(each_a), want_b = mean(each_b);
+  for (const Strategy strategy : strategies()) {
+    launch(2, [&](RankContext& rank) {
+      Block a(5), b(5);
+      copy_weights(*first, *a);
+      copy_weights(*second, *b);
+      FullyShardOptions o;
+      o.strategy = strategy;
+      sherd::torch::fully_shard(*a, mesh_of(rank), o);
+      sherd::torch::fully_shard(*b, mesh_of(rank), o);
+      loss(a, b, rank.world->rank()).backward();
+      expect_gradients(*a, want_a, where(rank, strategy));
+      expect_gradients(*b, want_b, where(rank, strategy));
+    });
+  }
 }
 
 TEST(TorchValues, SeveralStepsOfTorchsOwnAdamW) {
@@ -107,7 +205,8 @@ TEST(TorchValues, Accumulation) {
   }
 }
 
-// Both objectives' graphs are there before the first backward; or one backward goes through both calls of every unit.
+// Both objectives' graphs are there before the first backward; or one backward goes through both calls of
+// every unit.
 TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
   torch::manual_seed(7);
   Net first;
@@ -130,7 +229,9 @@ TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
       const Values want = mean(each);
       for (const Strategy strategy : strategies()) {
         // Backwards of their own are summed over ranks one by one.
-        if (ranks > 1 && !together && (strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params)) continue;
+        if (ranks > 1 && !together &&
+            (strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params))
+          continue;
         launch(ranks, [&](RankContext& rank) {
           Net model;
           copy_weights(*first, *model);
@@ -182,11 +283,21 @@ TEST(TorchValues, EvaluationAndDroppedGraphs) {
   }
 }
 
+// bf16 in forward and backward, f32 in sums: the same bits under all strategies, close to f32.
 TEST(TorchValues, MixedPrecision) {
   torch::manual_seed(7);
   Net first;
+  at::set_num_threads(1);
+  std::vector<Values> each;
+  for (int r = 0; r < 2; ++r) {
+    Net plain;
+    copy_weights(*first, *plain);
+    plain(batch(r)).square().mean().backward();
+    each.push_back(gradients(*plain));
+  }
+  const Values want = mean(each);
   launch(2, [&](RankContext& rank) {
-    std::vector<std::vector<float>> before;
+    std::map<std::string, std::vector<float>> before;
     for (const Strategy strategy : strategies()) {
       Net model;
       copy_weights(*first, *model);
@@ -194,18 +305,28 @@ TEST(TorchValues, MixedPrecision) {
       o.strategy = strategy;
       o.compute_dtype = sherd::DType::bf16;
       sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+      EXPECT_EQ(model->head->weight.scalar_type(), torch::kBFloat16);
       const torch::Tensor logits = model(batch(rank.world->rank()));
       EXPECT_EQ(logits.scalar_type(), torch::kBFloat16);
       logits.to(torch::kFloat).square().mean().backward();
-      std::vector<std::vector<float>> sums;
       for (auto& [name, p] : sherd::torch::root_of(*model).named_parameters()) {
-        EXPECT_EQ(p.grad_shard().dtype(), sherd::DType::f32);
-        if (strategy == Strategy::no_shard || strategy == Strategy::optim_grads_params)
-          sums.push_back(sherd::ops::to_floats(rank.device->compute(), p.grad_shard()));
+        // Of all ranks: the pieces of the same name differ with the strategy's cut, the whole does not.
+        const auto mine = sherd::ops::to_floats(rank.device->compute(), p.grad_shard());
+        const auto near = part_of(want.at(name), p.shard_range());
+        ASSERT_EQ(mine.size(), near.size());
+        double error = 0, size = 0;
+        for (size_t i = 0; i < mine.size(); ++i) {
+          error += (mine[i] - near[i]) * (mine[i] - near[i]);
+          size += near[i] * near[i];
+        }
+        EXPECT_LE(error, 0.03 * 0.03 * size + 1e-12) << name << ", " << where(rank, strategy);
+        if (strategy == Strategy::optim) {
+          before[name] = mine;
+        } else if (strategy != Strategy::no_shard) {
+          EXPECT_TRUE(same_bits(before[name], mine)) << name << ", " << where(rank, strategy);
+        }
       }
-      if (strategy == Strategy::no_shard) before = sums;
     }
-    EXPECT_FALSE(before.empty());
   });
 }
 

@@ -17,15 +17,15 @@ class UnitUse;
 /// The name under which it is registered.
 inline constexpr const char* kAttached = "_sherd";
 
-/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch tells its children of what is done
-/// to a module: to() and clone() are refused so, and zero_grad() is heard.
+/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch tells its children of
+/// what is done to a module: to() and clone() are refused so, and zero_grad() is heard.
 class Attached final : public ::torch::nn::Module {
  public:
   Attached() : ::torch::nn::Module("sherd::torch") {}
 
-  std::optional<Wrap> noted;       // by wrap(), until the root is sharded
-  std::shared_ptr<UnitUse> unit;   // of a sharded tree
-  std::shared_ptr<Model> model;    // of its root
+  std::optional<Wrap> noted;      // by wrap(), until the root is sharded
+  std::shared_ptr<UnitUse> unit;  // of a sharded tree
+  std::shared_ptr<Model> model;   // of its root
 
   void to(::torch::Device device, ::torch::Dtype dtype, bool non_blocking) override;
   void to(::torch::Dtype dtype, bool non_blocking) override;

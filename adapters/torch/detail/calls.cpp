@@ -31,12 +31,13 @@ autograd::variable_list passed(autograd::variable_list gradients) {
 }
 
 struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
-  static autograd::variable_list forward(autograd::AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                                         at::TensorList inputs) {
+  static autograd::variable_list forward(autograd::AutogradContext* context,
+                                         const c10::intrusive_ptr<Call>& call, at::TensorList inputs) {
     noted(context, call);
     return inputs.vec();
   }
-  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          autograd::variable_list gradients) {
     call_of(context)->leave();
     return passed(std::move(gradients));
   }
@@ -44,14 +45,15 @@ struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
 
 struct SherdUnitOutputs : autograd::Function<SherdUnitOutputs> {
   // Not the tensors themselves, which would come out as views that nobody may write to in place.
-  static autograd::variable_list forward(autograd::AutogradContext* context, const c10::intrusive_ptr<Call>& call,
-                                         at::TensorList outputs) {
+  static autograd::variable_list forward(autograd::AutogradContext* context,
+                                         const c10::intrusive_ptr<Call>& call, at::TensorList outputs) {
     noted(context, call);
     autograd::variable_list same;
     for (const at::Tensor& t : outputs) same.push_back(t.detach());
     return same;
   }
-  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          autograd::variable_list gradients) {
     call_of(context)->enter();
     return passed(std::move(gradients));
   }
@@ -105,22 +107,24 @@ void Call::enter() {
   if (state_ == State::backward) return;  // for a call inside of it, or by another of its results
   const std::string& name = unit_->unit().name();
   if (state_ == State::forward)
-    throw InvalidArgument(fmt::format("backward through a call of unit '{}' whose forward has not ended", name));
+    throw InvalidArgument(
+        fmt::format("backward through a call of unit '{}' whose forward has not ended", name));
   if (state_ != State::due)
-    throw InvalidArgument(fmt::format(
-        "a second backward through a call of unit '{}': its gradients are reduced already; add the objectives up and run "
-        "one backward, or run the forward again",
-        name));
+    throw InvalidArgument(
+        fmt::format("a second backward through a call of unit '{}': its gradients are reduced already; add "
+                    "the objectives up and run "
+                    "one backward, or run the forward again",
+                    name));
   if (c10::GradMode::is_enabled())
     throw NotSupported(fmt::format(
         "backward with create_graph through unit '{}': gradients of gradients of sharded parameters", name));
   const auto model = unit_->model();
   if (!model) unit_->unit().pre_backward();  // says what is wrong
   if (model->step() != step_)
-    throw InvalidArgument(
-        fmt::format("backward through a call of unit '{}' from before the latest optimizer step or reset_step(); run the "
-                    "forward again",
-                    name));
+    throw InvalidArgument(fmt::format(
+        "backward through a call of unit '{}' from before the latest optimizer step or reset_step(); run the "
+        "forward again",
+        name));
   // The call around this one has weights of its own to gather, and is to end after it.
   if (parent_ && parent_->state_ == State::due) parent_->enter();
   Pass::of(model)->enter(c10::intrusive_ptr<Call>::reclaim_copy(this));

@@ -11,10 +11,10 @@
 
 namespace sherd::torch::detail {
 
-/// One recorded forward of a unit and its backward. Autograd's graph holds it by two functions around the module's own:
-/// one on the results, which backward comes to first, and one on the arguments, which it comes to when it has done all
-/// else of the call (autograd takes what was recorded later first). Arguments that need no gradient have no such
-/// function: that call ends with the call around it, or with the pass.
+/// One recorded forward of a unit and its backward. Autograd's graph holds it by two functions around the
+/// module's own: one on the results, which backward comes to first, and one on the arguments, which it comes
+/// to when it has done all else of the call (autograd takes what was recorded later first). Arguments that
+/// need no gradient have no such function: that call ends with the call around it, or with the pass.
 class Call final : public ::torch::CustomClassHolder {
  public:
   /// In the forward of `parent`, if not null.
@@ -33,7 +33,7 @@ class Call final : public ::torch::CustomClassHolder {
  private:
   friend class Pass;
   enum class State {
-    forward,   // runs, or has left nothing to go backward through
+    forward,  // runs, or has left nothing to go backward through
     due,
     backward,  // runs
     left,      // has ended, but what it began is open: a further call of the unit may come in this pass
@@ -47,8 +47,8 @@ class Call final : public ::torch::CustomClassHolder {
   State state_ = State::forward;
 };
 
-/// One backward of autograd's through calls of one model. Autograd's engine owns it by its final callback: destroyed
-/// before finish(), an exception has ended the backward.
+/// One backward of autograd's through calls of one model. Autograd's engine owns it by its final callback:
+/// destroyed before finish(), an exception has ended the backward.
 class Pass {
  public:
   explicit Pass(std::shared_ptr<Model> model) : model_(std::move(model)) {}

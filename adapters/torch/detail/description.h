@@ -39,8 +39,10 @@ class Description {
 
  private:
   Mirror& describe(::torch::nn::Module& module, const std::string& prefix);
-  void describe_parameter(Mirror& mirror, const std::string& name, const std::string& full, const at::Tensor& tensor);
-  void describe_buffer(Mirror& mirror, const std::string& name, const std::string& full, const at::Tensor& tensor);
+  void describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
+                          const at::Tensor& tensor);
+  void describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
+                       const at::Tensor& tensor);
 
   std::vector<std::unique_ptr<Mirror>> mirrors_;  // the root first, which goes first
   std::map<const ::torch::nn::Module*, Mirror*> mirror_of_;

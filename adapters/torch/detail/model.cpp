@@ -61,12 +61,13 @@ UnitUse::~UnitUse() {
 
 void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   const std::string name = parameter.name();
-  weights_.push_back({parameter, tensor,
-                      fmt::format("parameter '{}' is sharded by sherd: its values are there inside calls of the module "
-                                  "of unit '{}' (through its holder, Sharded<M> or sherd::torch::call()), or while an "
-                                  "Unsharded of it lives. What moves or converts a module (Module::to()) comes before "
-                                  "fully_shard()",
-                                  name, unit_->name())});
+  weights_.push_back(
+      {parameter, tensor,
+       fmt::format("parameter '{}' is sharded by sherd: its values are there inside calls of the module "
+                   "of unit '{}' (through its holder, Sharded<M> or sherd::torch::call()), or while an "
+                   "Unsharded of it lives. What moves or converts a module (Module::to()) comes before "
+                   "fully_shard()",
+                   name, unit_->name())});
   const at::ScalarType type = scalar_type_of(parameter.group().plan().dtype);
   const at::NoGradGuard no_grad;
   tensor.mutable_grad() = at::Tensor();
@@ -101,7 +102,8 @@ void UnitUse::take_gradient(size_t w) {
   if (!arrived.defined()) return;
   if (backwards == 0)
     throw InvalidArgument(fmt::format(
-        "a gradient of parameter '{}' came outside of the backward of unit '{}': the parameter was used outside of a "
+        "a gradient of parameter '{}' came outside of the backward of unit '{}': the parameter was used "
+        "outside of a "
         "call of that module, or a tensor left the call otherwise than in its result; put such uses into "
         "sherd::torch::call(), and return every tensor that leads to a gradient",
         weight.parameter.name(), unit_->name()));
@@ -109,7 +111,8 @@ void UnitUse::take_gradient(size_t w) {
   const GradTarget target = weight.parameter.grad_for_overwrite();
   const at::Tensor sum = view_of(target.grad, weight.tensor.sizes(), at::kFloat);
   const at::Tensor dense = arrived.is_sparse() ? arrived.to_dense() : arrived;
-  // The first is copied, not added to zeros: the bits are then those of the gradient, and less memory is touched.
+  // The first is copied, not added to zeros: the bits are then those of the gradient, and less memory is
+  // touched.
   if (target.beta == 0) {
     sum.copy_(dense);
   } else {
@@ -130,7 +133,8 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
   if (mesh.world()->device().kind() != DeviceKind::cpu)
     throw NotSupported(
-        "sherd::torch::fully_shard: the ranks' devices are GPUs; libtorch modules are sharded over CPUs so far");
+        "sherd::torch::fully_shard: the ranks' devices are GPUs; libtorch modules are sharded over CPUs so "
+        "far");
   description_.require_unchanged(root);
   require_alike(*mesh.world());
   // Modules are listed before those inside of them, and inner units come first.
@@ -154,11 +158,12 @@ void Model::require_alike(Communicator& world) const {
                     std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
   }
   Tensor scratch;
-  require_equal(world, world.device().compute(), digest,
-                "sherd::torch::fully_shard: the modules of the ranks hold different weights; make them with the same "
-                "seed (torch::manual_seed(), one rank after the other where ranks are threads, for libtorch has one "
-                "generator for all of them), or load the same weights into each",
-                scratch);
+  require_equal(
+      world, world.device().compute(), digest,
+      "sherd::torch::fully_shard: the modules of the ranks hold different weights; make them with the same "
+      "seed (torch::manual_seed(), one rank after the other where ranks are threads, for libtorch has one "
+      "generator for all of them), or load the same weights into each",
+      scratch);
 }
 
 void Model::fill_shards() {
@@ -177,7 +182,8 @@ void Model::fill_shards() {
   for (const auto& [buffer, tensor] : description_.buffers()) {
     const at::Tensor values = tensor.detach().contiguous();
     const Tensor memory = buffer.data();
-    if (memory.nbytes() > 0) std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
+    if (memory.nbytes() > 0)
+      std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
     tensor.set_data(view_of(memory, tensor.sizes(), tensor.scalar_type()));
   }
 }
@@ -188,7 +194,8 @@ void Model::take_over(::torch::nn::Module& root) {
     size_t w = 0;
     for (const Parameter& p : unit->params()) {
       const auto& all = description_.parameters();
-      const auto found = std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == p; });
+      const auto found =
+          std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == p; });
       use->add(p, found->second);
       const size_t weight = w++;
       if (!p.trainable()) continue;
@@ -203,8 +210,8 @@ void Model::take_over(::torch::nn::Module& root) {
     const Mirror* mirror = description_.mirror_of(module);
     if (mirror == nullptr || !mirror->unit()) return;
     Attached& attached = attach_to(module);
-    const auto found =
-        std::find_if(units_.begin(), units_.end(), [&](const auto& u) { return &u->unit() == mirror->unit().get(); });
+    const auto found = std::find_if(units_.begin(), units_.end(),
+                                    [&](const auto& u) { return &u->unit() == mirror->unit().get(); });
     attached.unit = *found;
     attached.noted.reset();
   };

@@ -1,4 +1,5 @@
-// A sharded tree of libtorch's modules: its units, whose memory moves under the parameters, and what calls share.
+// A sharded tree of libtorch's modules: its units, whose memory moves under the parameters, and what calls
+// share.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,9 +17,9 @@ class Call;
 class Model;
 class Pass;
 
-/// A unit and the tensors of libtorch's that its parameters are. A tensor keeps one storage for good, and so do all
-/// views that autograd has saved; the address in it is that of the unit's buffer while the unit is in use, and none
-/// otherwise: reading it then throws an error that names the parameter.
+/// A unit and the tensors of libtorch's that its parameters are. A tensor keeps one storage for good, and so
+/// do all views that autograd has saved; the address in it is that of the unit's buffer while the unit is in
+/// use, and none otherwise: reading it then throws an error that names the parameter.
 class UnitUse {
  public:
   struct Weight {
@@ -26,7 +27,8 @@ class UnitUse {
     at::Tensor tensor;
     std::string absent;  // what reading it throws while the weights are elsewhere
   };
-  UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit) : model_(std::move(model)), unit_(std::move(unit)) {}
+  UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit)
+      : model_(std::move(model)), unit_(std::move(unit)) {}
   ~UnitUse();
   UnitUse(const UnitUse&) = delete;
   UnitUse& operator=(const UnitUse&) = delete;
@@ -72,10 +74,11 @@ class Model : public std::enable_shared_from_this<Model> {
   UnitUse& root_unit() const { return *root_unit_; }
   void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options);
 
-  /// Blocks until all that sherd has queued is done, so that this thread may read and write what the compute stream
-  /// would from here on.
+  /// Blocks until all that sherd has queued is done, so that this thread may read and write what the compute
+  /// stream would from here on.
   void join() const { runtime().device().compute().synchronize(); }
-  /// Changes with each step: calls of another one have no backward any more. Forgets what is due, when it has changed.
+  /// Changes with each step: calls of another one have no backward any more. Forgets what is due, when it has
+  /// changed.
   uint64_t step();
 
   /// The recorded forwards that run, innermost last.
