@@ -26,6 +26,18 @@ mkdir -p build
   echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
   exit 1
 }
-$venv/bin/pip install --quiet --disable-pip-version-check --no-deps "torch${version:+==$version}" \
-  nvidia-cuda-runtime nvidia-cuda-cupti
+pip=($venv/bin/pip install --quiet --disable-pip-version-check --no-deps)
+"${pip[@]}" "torch${version:+==$version}"
+# Of CUDA's parts those two, in the version that this torch wants: said part by part, or as one of the whole toolkit.
+mapfile -t parts < <($venv/bin/python - <<'END'
+import importlib.metadata, re
+for wanted in importlib.metadata.requires("torch") or []:
+    if part := re.match(r"(nvidia-cuda-(?:runtime|cupti)[\w-]*) *== *([\d.]+)", wanted):
+        print(f"{part[1]}=={part[2]}")
+    elif toolkit := re.match(r"cuda-toolkit\[.*\] *== *(\d+)\.(\d+)", wanted):
+        for name in ("nvidia-cuda-runtime", "nvidia-cuda-cupti"):
+            print(f"{name}=={toolkit[1]}.{toolkit[2]}.*")
+END
+)
+[ ${#parts[@]} -eq 0 ] || "${pip[@]}" $(printf '%s\n' "${parts[@]}" | sort -u)
 echo "torch is in $venv: configure with -DSHERD_TORCH=ON"
