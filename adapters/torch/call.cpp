@@ -22,12 +22,6 @@ class Forward {
     Unit& u = unit_->unit();
     if (!model_) u.pre_forward(false);  // says what is wrong
     const uint64_t step = model_->step();
-    if (recorded && model_->pass.lock())
-      throw NotSupported(
-          fmt::format("a call of unit '{}' inside of a backward, to compute it again: recompute what is "
-                      "inside of the wrapped module, "
-                      "so that the recomputation lies within the unit's own call",
-                      u.name()));
     recorded ? u.pre_recorded_forward() : u.pre_forward(false);
     try {
       unit_->bind();
@@ -35,10 +29,13 @@ class Forward {
       model_->join();
       if (!recorded) return;
       auto& around = model_->forwards;
-      call_ = c10::make_intrusive<Call>(
-          unit_,
-          around.empty() ? c10::intrusive_ptr<Call>() : c10::intrusive_ptr<Call>::reclaim_copy(around.back()),
-          step);
+      c10::intrusive_ptr<Call> parent;
+      if (!around.empty()) {
+        parent = c10::intrusive_ptr<Call>::reclaim_copy(around.back());
+      } else if (const auto pass = model_->pass.lock()) {
+        parent = pass->innermost();  // computed again inside of its backward
+      }
+      call_ = c10::make_intrusive<Call>(unit_, std::move(parent), step);
       around.push_back(call_.get());
     } catch (...) {
       cancel();

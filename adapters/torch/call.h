@@ -60,8 +60,10 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 /// All tensors that lead to a gradient of the module's weights have to be in the result: what f leaves
 /// elsewhere (a member, say) has no weights in backward, which is an error that names the unit. Inputs are
 /// views in there: operations in place on an input itself that needs a gradient are refused by libtorch.
-/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone;
-/// NotSupported for a call inside of a backward.
+///
+/// A call in grad mode inside of a backward, to compute it again, has its own backward in there: its first run was under
+/// NoGradGuard, as functions for activation recomputation (checkpointing) do it, and counts for nothing.
+/// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone.
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;

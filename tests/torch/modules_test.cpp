@@ -110,6 +110,67 @@ TEST(TorchModules, TiedFrozenUnusedAndCalledTwice) {
   Comparison<OddNet>{odd_loss, wrap_odd, /*allow_unused=*/true}.run();
 }
 
+// Activations that are dropped and computed again in backward, as a program does it with libtorch: a wrapped
+// block around it, or inside of it.
+struct Again : torch::autograd::Function<Again> {
+  using Run = std::function<Tensor(const Tensor&)>;
+  struct Held : torch::CustomClassHolder {
+    Run run;
+  };
+  static Tensor forward(torch::autograd::AutogradContext* context, const Run& run, const Tensor& x) {
+    auto held = c10::make_intrusive<Held>();
+    held->run = run;
+    context->saved_data["run"] = c10::IValue::make_capsule(held);
+    context->save_for_backward({x});
+    return run(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto held = c10::static_intrusive_pointer_cast<Held>(context->saved_data.at("run").toCapsule());
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    {
+      const torch::AutoGradMode grad(true);
+      torch::autograd::backward({held->run(x)}, {gradients[0]});
+    }
+    return {Tensor(), x.grad()};
+  }
+};
+struct AgainNetImpl : torch::nn::Module {
+  AgainNetImpl() : in(register_module("in", torch::nn::Linear(4, 6))) {
+    for (int i = 0; i < 3; ++i) blocks->push_back(Block(6));
+    register_module("blocks", blocks);
+    wide = register_module("wide", Block(6));
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = in(x);
+    for (const auto& block : *blocks) {
+      auto* const module = block->as<sherd::torch::Sharded<BlockImpl>>();
+      h = Again::apply(Again::Run([module](const Tensor& y) { return module->forward(y); }), h);
+    }
+    return sherd::torch::call(
+        *wide,
+        [this](const Tensor& y) {
+          return Again::apply(Again::Run([this](const Tensor& z) { return wide->BlockImpl::forward(z); }), y);
+        },
+        h);
+  }
+  torch::nn::Linear in;
+  torch::nn::ModuleList blocks;
+  std::shared_ptr<sherd::torch::Sharded<BlockImpl>> wide;
+};
+SHERD_TORCH_MODULE(AgainNet);
+
+TEST(TorchModules, Recomputation) {
+  Comparison<AgainNet>{[](AgainNet& m, int r) {
+                         return m(random({3, 4}, r)).square().mean();
+                       },
+                       [](AgainNet& m, const auto& mesh, const auto& o) {
+                         for (const auto& block : *m->blocks) sherd::torch::wrap(*block, mesh, o);
+                         sherd::torch::wrap(*m->wide, mesh, o);
+                       }}
+      .run();
+}
+
 // Two heads of which one has no part in the objective, in some of the microbatches; its result lives through
 // backward.
 struct TwoHeadsImpl : torch::nn::Module {

@@ -61,6 +61,10 @@ class Pass {
   void enter(c10::intrusive_ptr<Call> call);
   void leave(Call& call);
   void finish();
+  /// The call in whose backward we are; null between calls.
+  c10::intrusive_ptr<Call> innermost() const {
+    return open_.empty() ? c10::intrusive_ptr<Call>() : open_.back();
+  }
 
  private:
   static bool inside(const Call& call, const Call& other);

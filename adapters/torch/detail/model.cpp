@@ -198,7 +198,6 @@ void Model::take_over(::torch::nn::Module& root) {
           std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == p; });
       use->add(p, found->second);
       const size_t weight = w++;
-      if (!p.trainable()) continue;
       auto before = std::move(autograd::impl::post_acc_grad_hooks(found->second));
       autograd::impl::set_post_acc_grad_hooks(
           found->second, std::make_unique<GradientArrived>(use, weight, std::move(before)));
