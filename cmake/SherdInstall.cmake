@@ -10,6 +10,12 @@ foreach(header IN LISTS headers)
 endforeach()
 install(FILES include/sherd/sherd.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd)
 
+if(SHERD_TORCH)
+  install(TARGETS sherd_torch EXPORT sherdTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  file(GLOB torch_headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/adapters/torch/*.h)
+  install(FILES ${torch_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/sherd/torch)
+  install(FILES cmake/SherdTorch.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
+endif()
 install(EXPORT sherdTargets NAMESPACE sherd:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
 configure_package_config_file(cmake/sherdConfig.cmake.in ${CMAKE_BINARY_DIR}/sherdConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)

@@ -67,6 +67,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// different numbers of steps.
   void reset_step();
 
+  /// A number that changes whenever a step begins: with every WeightsChange and reset_step(). Backwards of forwards
+  /// from before are not due any more.
+  uint64_t step() const { return steps_; }
+
   /// Gives up gradients that are final, or still summed up over microbatches, without a step: of `set`, or of all
   /// parameters. The next backward starts them from zero. Weights and optimizer states, forwards whose backward is
   /// still to come, whole parameters and counts of steps stay as they are; where there is nothing to give up, nothing

@@ -26,6 +26,16 @@ for folder in optim checkpoint train; do
     complain "folder $folder includes nn, which only programs use:"$'\n'"$found"
 done
 
+# Adapters are clients: of the folders none includes them, programs do; and they include no program.
+for folder in "${order[@]}"; do
+  found=$(grep -rnE '#include [<"]sherd/torch/' "$folder" --include=*.h --include=*.cpp) &&
+    complain "folder $folder includes an adapter, which only programs use:"$'\n'"$found"
+done
+found=$(grep -rnE '#include "(samples|tools|bench|tests)/' adapters --include=*.h --include=*.cpp) &&
+  complain "an adapter includes a program's header:"$'\n'"$found"
+found=$(grep -lE '#include <sherd/torch/detail/' adapters/torch/*.h) &&
+  complain "public headers of an adapter include private ones:"$'\n'"$found"
+
 "$here/component_cycles.sh" . "${order[@]}" || failed=1
 
 while IFS= read -r file; do

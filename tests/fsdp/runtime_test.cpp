@@ -91,6 +91,26 @@ TEST(Runtime, TheFirstStepAloneIsIssuedInOrder) {
   });
 }
 
+TEST(Runtime, StepTellsWhenAStepBegins) {
+  launch(2, [](RankContext& r) {
+    Rig rig(r, {});
+    ShardRuntime& runtime = runtime_of(rig.model);
+    const uint64_t first = runtime.step();
+    rig.forward();
+    rig.backward();
+    EXPECT_EQ(runtime.step(), first);
+    zero_grad(rig.model);  // gives gradients up, not the step
+    EXPECT_EQ(runtime.step(), first);
+    rig.step();
+    const uint64_t second = runtime.step();
+    EXPECT_NE(second, first);
+    rig.forward();
+    reset_step(rig.model);
+    EXPECT_NE(runtime.step(), second);
+    EXPECT_NE(runtime.step(), first);
+  });
+}
+
 TEST(Runtime, EventOrderIsThatOfFsdp2) {
   launch(2, [](RankContext& r) {
     Rig rig(r, {});

@@ -1,0 +1,159 @@
+#include <sherd/torch/call.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <sherd/torch/detail/attached.h>
+#include <sherd/torch/detail/calls.h>
+#include <sherd/torch/unsharded.h>
+
+namespace sherd::torch {
+namespace detail {
+
+/// A forward of a unit, from its weights being there to their being given back.
+class Forward {
+ public:
+  /// `recorded`: autograd may go backward through it.
+  Forward(std::shared_ptr<UnitUse> unit, bool recorded) : unit_(std::move(unit)), model_(unit_->model()) {
+    Unit& u = unit_->unit();
+    if (!model_) u.pre_forward(false);  // says what is wrong
+    const uint64_t step = model_->step();
+    recorded ? u.pre_recorded_forward() : u.pre_forward(false);
+    try {
+      unit_->bind();
+      bound_ = true;
+      model_->join();
+      if (!recorded) return;
+      auto& around = model_->forwards;
+      c10::intrusive_ptr<Call> parent;
+      if (!around.empty()) {
+        parent = c10::intrusive_ptr<Call>::reclaim_copy(around.back());
+      } else if (const auto pass = model_->pass.lock()) {
+        parent = pass->innermost();  // computed again inside of its backward
+      }
+      call_ = c10::make_intrusive<Call>(unit_, std::move(parent), step);
+      around.push_back(call_.get());
+    } catch (...) {
+      cancel();
+      throw;
+    }
+  }
+  ~Forward() {
+    if (open_) cancel();
+  }
+  Forward(const Forward&) = delete;
+  Forward& operator=(const Forward&) = delete;
+
+  const UnitUse& unit() const { return *unit_; }
+  /// Null when it is not recorded.
+  const c10::intrusive_ptr<Call>& call() const { return call_; }
+  /// `wanted`: something of the result has a gradient.
+  void end(bool wanted) {
+    release();
+    unit_->unit().post_forward();
+    open_ = false;
+    if (call_ == nullptr) return;
+    if (wanted) {
+      call_->recorded();
+    } else {
+      unit_->unit().give_up_backward(false);
+    }
+  }
+
+ private:
+  void release() {
+    if (std::exchange(bound_, false)) unit_->unbind();
+    if (call_ != nullptr) std::erase(model_->forwards, call_.get());
+  }
+  void cancel() noexcept {
+    release();
+    open_ = false;
+    unit_->unit().cancel_forward();
+  }
+
+  std::shared_ptr<UnitUse> unit_;
+  std::shared_ptr<Model> model_;
+  c10::intrusive_ptr<Call> call_;
+  bool bound_ = false, open_ = true;
+};
+
+}  // namespace detail
+
+namespace {
+
+void cast(const std::vector<at::Tensor*>& tensors, const std::optional<DType>& dtype) {
+  if (!dtype) return;
+  const at::ScalarType to = detail::scalar_type_of(*dtype);
+  for (at::Tensor* t : tensors)
+    if (t->scalar_type() == at::kFloat || t->scalar_type() == at::kBFloat16) *t = t->to(to);
+}
+
+}  // namespace
+
+struct CallScope::Impl {
+  detail::Forward forward;
+  bool wanted = false;
+};
+
+CallScope::CallScope(::torch::nn::Module& module) {
+  const detail::Attached* attached = detail::attached_to(module);
+  if (attached == nullptr || !attached->unit) return;
+  impl_.reset(new Impl{detail::Forward(attached->unit, at::GradMode::is_enabled())});
+}
+
+CallScope::~CallScope() = default;
+
+void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
+  if (!impl_) return;
+  if (impl_->forward.call() != nullptr) detail::mark_inputs(impl_->forward.call(), tensors);
+  cast(tensors, impl_->forward.unit().unit().precision().inputs);
+}
+
+void CallScope::outputs(const std::vector<at::Tensor*>& tensors) {
+  if (!impl_) return;
+  cast(tensors, impl_->forward.unit().unit().precision().outputs);
+  if (impl_->forward.call() == nullptr) return;
+  impl_->wanted =
+      std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) { return t->requires_grad(); });
+  detail::mark_outputs(impl_->forward.call(), tensors);
+}
+
+void CallScope::end() {
+  if (!impl_) return;
+  impl_->forward.end(impl_->wanted);
+}
+
+struct Unsharded::Impl {
+  std::vector<std::unique_ptr<detail::Forward>> open;
+  at::NoGradGuard no_grad;
+};
+
+Unsharded::Unsharded(::torch::nn::Module& module) : impl_(std::make_unique<Impl>()) {
+  const auto open = [&](const ::torch::nn::Module& m) {
+    const detail::Attached* attached = detail::attached_to(m);
+    if (attached == nullptr || !attached->unit) return false;
+    impl_->open.push_back(std::make_unique<detail::Forward>(attached->unit, false));
+    return true;
+  };
+  if (!open(module))
+    throw InvalidArgument(
+        "sherd::torch::Unsharded of a module that is not wrapped; take the wrapped module that it lies in, "
+        "or the root");
+  for (const auto& m : module.modules(/*include_self=*/false)) open(*m);
+}
+
+Unsharded::~Unsharded() {
+  while (!impl_->open.empty()) {
+    try {
+      impl_->open.back()->end(false);
+    } catch (...) {  // a stream that failed tells it again to whoever uses it next
+    }
+    impl_->open.pop_back();
+  }
+}
+
+}  // namespace sherd::torch

@@ -1,0 +1,47 @@
+// What sherd hangs on a module of libtorch's: a child of its own kind, for those modules have no other place.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <optional>
+#include <ostream>
+
+#include <sherd/fsdp/wrap.h>
+
+namespace sherd::torch::detail {
+
+class Model;
+class UnitUse;
+
+/// The name under which it is registered.
+inline constexpr const char* kAttached = "_sherd";
+
+/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch tells its children of
+/// what is done to a module: to() and clone() are refused so, and zero_grad() is heard.
+class Attached final : public ::torch::nn::Module {
+ public:
+  Attached() : ::torch::nn::Module("sherd::torch") {}
+
+  std::optional<Wrap> noted;      // by wrap(), until the root is sharded
+  std::shared_ptr<UnitUse> unit;  // of a sharded tree
+  std::shared_ptr<Model> model;   // of its root
+
+  void to(::torch::Device device, ::torch::Dtype dtype, bool non_blocking) override;
+  void to(::torch::Dtype dtype, bool non_blocking) override;
+  void to(::torch::Device device, bool non_blocking) override;
+  void zero_grad(bool set_to_none) override;
+  std::shared_ptr<::torch::nn::Module> clone(const std::optional<::torch::Device>& device) const override;
+  bool is_serializable() const override { return false; }
+  void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void refuse(const char* what) const;
+};
+
+/// Null when the module has none.
+Attached* attached_to(const ::torch::nn::Module& module);
+/// The module's, made now if it has none.
+Attached& attach_to(::torch::nn::Module& module);
+
+}  // namespace sherd::torch::detail

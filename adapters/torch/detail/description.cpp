@@ -1,0 +1,161 @@
+#include <sherd/torch/detail/description.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <optional>
+
+#include <sherd/torch/detail/attached.h>
+
+namespace sherd::torch::detail {
+namespace {
+
+std::string join(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + "." + name;
+}
+
+// The dtype of sherd's in which memory of this type is kept, saved and loaded.
+std::optional<DType> dtype_of_memory(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return DType::f32;
+    case at::kBFloat16:
+      return DType::bf16;
+    case at::kHalf:
+      return DType::f16;
+    case at::kDouble:
+      return DType::f64;
+    case at::kInt:
+      return DType::i32;
+    case at::kLong:
+      return DType::i64;
+    case at::kByte:
+    case at::kBool:
+      return DType::u8;
+    default:
+      return std::nullopt;
+  }
+}
+
+// Everything that a description depends on, in the order in which it was looked at.
+void list(const ::torch::nn::Module& module, const std::string& prefix, std::string& tree) {
+  for (const auto& p : module.named_parameters(/*recurse=*/false))
+    tree += fmt::format("{} {} {}\n", join(prefix, p.key()),
+                        static_cast<const void*>(p.value().unsafeGetTensorImpl()), p.value().requires_grad());
+  for (const auto& b : module.named_buffers(/*recurse=*/false))
+    tree += fmt::format("{} {}\n", join(prefix, b.key()),
+                        static_cast<const void*>(b.value().unsafeGetTensorImpl()));
+  for (const auto& child : module.named_children())
+    if (dynamic_cast<const Attached*>(child.value().get()) == nullptr)
+      list(*child.value(), join(prefix, child.key()), tree);
+}
+
+}  // namespace
+
+at::ScalarType scalar_type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return at::kFloat;
+    case DType::bf16:
+      return at::kBFloat16;
+    case DType::f16:
+      return at::kHalf;
+    case DType::f64:
+      return at::kDouble;
+    case DType::i32:
+      return at::kInt;
+    case DType::i64:
+      return at::kLong;
+    case DType::u8:
+      return at::kByte;
+  }
+  throw InvalidArgument("a dtype that libtorch has no like of");
+}
+
+Description::Description(::torch::nn::Module& root) {
+  describe(root, "");
+  if (!wrong_.empty()) throw InvalidArgument(fmt::format("sherd::torch: {}", fmt::join(wrong_, "; ")));
+  list(root, "", tree_);
+}
+
+Mirror* Description::mirror_of(const ::torch::nn::Module& module) const {
+  const auto found = mirror_of_.find(&module);
+  return found == mirror_of_.end() ? nullptr : found->second;
+}
+
+void Description::require_unchanged(::torch::nn::Module& root) const {
+  std::string now;
+  list(root, "", now);
+  if (now == tree_) return;
+  throw InvalidArgument(
+      "sherd::torch: modules, parameters or requires_grad have changed since root_of() described the tree; "
+      "call it when "
+      "the model is complete");
+}
+
+Mirror& Description::describe(::torch::nn::Module& module, const std::string& prefix) {
+  Mirror& mirror = *mirrors_.emplace_back(std::make_unique<Mirror>());
+  // A module that is registered in two places is described twice, its parameters tied: the first of them can
+  // be wrapped.
+  mirror_of_.try_emplace(&module, &mirror);
+  for (const auto& p : module.named_parameters(/*recurse=*/false))
+    describe_parameter(mirror, p.key(), join(prefix, p.key()), p.value());
+  for (const auto& b : module.named_buffers(/*recurse=*/false))
+    describe_buffer(mirror, b.key(), join(prefix, b.key()), b.value());
+  for (const auto& child : module.named_children())
+    if (dynamic_cast<Attached*>(child.value().get()) == nullptr)
+      mirror.child(child.key(), describe(*child.value(), join(prefix, child.key())));
+  return mirror;
+}
+
+void Description::describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
+                                     const at::Tensor& tensor) {
+  if (const auto found = known_.find(tensor.unsafeGetTensorImpl()); found != known_.end()) {
+    mirror.tie(name, found->second);
+    return;
+  }
+  if (tensor.device().is_meta()) {
+    wrong_.push_back(fmt::format(
+        "parameter '{}' is on the meta device and has no values; make the module on the CPU", full));
+    return;
+  }
+  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+    wrong_.push_back(
+        fmt::format("parameter '{}' is not a dense tensor on the CPU; move the module there first", full));
+    return;
+  }
+  if (tensor.scalar_type() != at::kFloat) {
+    wrong_.push_back(fmt::format(
+        "parameter '{}' is {}: master weights are f32, call module.to(torch::kFloat) first, and set "
+        "FullyShardOptions::compute_dtype for the dtype to compute in",
+        full, at::toString(tensor.scalar_type())));
+    return;
+  }
+  if (!tensor.is_leaf()) {
+    wrong_.push_back(
+        fmt::format("parameter '{}' was computed from other tensors; register what it was made of", full));
+    return;
+  }
+  Parameter p = mirror.param(name, Shape(tensor.sizes().begin(), tensor.sizes().end()), constant(0));
+  if (!tensor.requires_grad()) p.freeze();
+  known_.emplace(tensor.unsafeGetTensorImpl(), p);
+  parameters_.emplace_back(p, tensor);
+}
+
+void Description::describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
+                                  const at::Tensor& tensor) {
+  for (const auto& [buffer, known] : buffers_)
+    if (known.is_same(tensor)) return;  // saved under its first name
+  const auto dtype = dtype_of_memory(tensor.scalar_type());
+  if (!dtype || tensor.layout() != at::kStrided || !tensor.device().is_cpu() || !tensor.is_leaf()) {
+    wrong_.push_back(
+        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU of a type that sherd knows (f32, "
+                    "bf16, f16, f64, i32, i64, u8, bool)",
+                    full, at::toString(tensor.scalar_type())));
+    return;
+  }
+  const Shape shape(tensor.sizes().begin(), tensor.sizes().end());
+  buffers_.emplace_back(mirror.buffer(name, shape, *dtype, constant(0)), tensor);
+}
+
+}  // namespace sherd::torch::detail

@@ -1,0 +1,222 @@
+#include <sherd/torch/detail/model.h>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <sherd/comm/core/require_equal.h>
+#include <sherd/fsdp/weights_change.h>
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/ops/random.h>
+#include <sherd/torch/detail/attached.h>
+
+namespace sherd::torch::detail {
+namespace {
+
+namespace autograd = ::torch::autograd;
+
+// Told of every gradient that autograd has left in the grad() of a parameter.
+class GradientArrived final : public autograd::PostAccumulateGradHook {
+ public:
+  GradientArrived(std::weak_ptr<UnitUse> unit, size_t weight, std::unique_ptr<PostAccumulateGradHook> before)
+      : unit_(std::move(unit)), weight_(weight), before_(std::move(before)) {}
+  void operator()(const autograd::Variable& tensor) override {
+    if (before_) (*before_)(tensor);
+    if (const auto unit = unit_.lock()) unit->take_gradient(weight_);
+  }
+
+ private:
+  std::weak_ptr<UnitUse> unit_;
+  size_t weight_;
+  std::unique_ptr<PostAccumulateGradHook> before_;  // the program's own: a tensor has one place for them
+};
+
+/// Memory of sherd's as a tensor of libtorch's, which does not own it.
+at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type) {
+  return at::from_blob(memory.raw(), sizes, at::TensorOptions(type));
+}
+
+// A tensor of these sizes without memory.
+at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type) {
+  at::Tensor t = at::empty({0}, at::TensorOptions(type));
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
+  t.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                                               c10::DataPtr(nullptr, at::kCPU), nullptr,
+                                                               /*resizable=*/false));
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return t;
+}
+
+}  // namespace
+
+UnitUse::~UnitUse() {
+  for (Weight& w : weights_) set_address(w, nullptr);
+}
+
+void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
+  const std::string name = parameter.name();
+  weights_.push_back(
+      {parameter, tensor,
+       fmt::format("parameter '{}' is sharded by sherd: its values are there inside calls of the module "
+                   "of unit '{}' (through its holder, Sharded<M> or sherd::torch::call()), or while an "
+                   "Unsharded of it lives. What moves or converts a module (Module::to()) comes before "
+                   "fully_shard()",
+                   name, unit_->name())});
+  const at::ScalarType type = scalar_type_of(parameter.group().plan().dtype);
+  const at::NoGradGuard no_grad;
+  tensor.mutable_grad() = at::Tensor();
+  tensor.set_data(without_memory(tensor.sizes(), type));
+  set_address(weights_.back(), nullptr);
+}
+
+void UnitUse::set_address(Weight& weight, void* address) {
+  c10::StorageImpl& storage = *weight.tensor.storage().unsafeGetStorageImpl();
+  storage.set_data_ptr_noswap(c10::DataPtr(address, at::kCPU));
+  // An empty parameter has no memory at any time, and nothing to read.
+  if (address != nullptr || weight.tensor.numel() == 0) {
+    storage.clear_data_ptr_access_error_msg_();
+  } else {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(weight.absent);
+  }
+}
+
+void UnitUse::bind() {
+  if (bound_++ > 0) return;
+  for (Weight& w : weights_) set_address(w, w.parameter.data().raw());
+}
+
+void UnitUse::unbind() noexcept {
+  if (--bound_ > 0) return;
+  for (Weight& w : weights_) set_address(w, nullptr);
+}
+
+void UnitUse::take_gradient(size_t w) {
+  Weight& weight = weights_[w];
+  const at::Tensor arrived = std::exchange(weight.tensor.mutable_grad(), at::Tensor());
+  if (!arrived.defined()) return;
+  if (backwards == 0)
+    throw InvalidArgument(fmt::format(
+        "a gradient of parameter '{}' came outside of the backward of unit '{}': the parameter was used "
+        "outside of a "
+        "call of that module, or a tensor left the call otherwise than in its result; put such uses into "
+        "sherd::torch::call(), and return every tensor that leads to a gradient",
+        weight.parameter.name(), unit_->name()));
+  const at::NoGradGuard no_grad;
+  const GradTarget target = weight.parameter.grad_for_overwrite();
+  const at::Tensor sum = view_of(target.grad, weight.tensor.sizes(), at::kFloat);
+  const at::Tensor dense = arrived.is_sparse() ? arrived.to_dense() : arrived;
+  // The first is copied, not added to zeros: the bits are then those of the gradient, and less memory is
+  // touched.
+  if (target.beta == 0) {
+    sum.copy_(dense);
+  } else {
+    sum.add_(dense);
+  }
+}
+
+Model::~Model() = default;
+
+uint64_t Model::step() {
+  const uint64_t now = runtime().step();
+  if (std::exchange(step_, now) != now)
+    for (auto& u : units_) u->due = 0;
+  return step_;
+}
+
+void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
+  if (mesh.world()->device().kind() != DeviceKind::cpu)
+    throw NotSupported(
+        "sherd::torch::fully_shard: the ranks' devices are GPUs; libtorch modules are sharded over CPUs so "
+        "far");
+  description_.require_unchanged(root);
+  require_alike(*mesh.world());
+  // Modules are listed before those inside of them, and inner units come first.
+  const auto modules = root.modules(/*include_self=*/false);
+  for (auto m = modules.rbegin(); m != modules.rend(); ++m) {
+    const Attached* attached = attached_to(**m);
+    if (attached == nullptr || !attached->noted) continue;
+    Mirror& mirror = *description_.mirror_of(**m);
+    if (mirror.wrap() == nullptr) sherd::fully_shard(mirror, attached->noted->mesh, attached->noted->options);
+  }
+  sherd::fully_shard(description_.root(), mesh, options);
+  fill_shards();
+  take_over(root);
+}
+
+void Model::require_alike(Communicator& world) const {
+  uint64_t digest = 0;
+  for (const auto& [parameter, tensor] : description_.parameters()) {
+    const at::Tensor values = tensor.detach().contiguous();
+    digest = hash64(digest ^ hash64(digest, parameter.name()),
+                    std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+  }
+  Tensor scratch;
+  require_equal(
+      world, world.device().compute(), digest,
+      "sherd::torch::fully_shard: the modules of the ranks hold different weights; make them with the same "
+      "seed (torch::manual_seed(), one rank after the other where ranks are threads, for libtorch has one "
+      "generator for all of them), or load the same weights into each",
+      scratch);
+}
+
+void Model::fill_shards() {
+  Stream& compute = runtime().device().compute();
+  const at::NoGradGuard no_grad;
+  WeightsChange change(runtime());
+  for (const auto& [parameter, tensor] : description_.parameters()) {
+    const ParamRange range = parameter.shard_range();
+    if (range.empty()) continue;
+    const at::Tensor values = tensor.detach().contiguous();
+    ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
+                        range.size() * size_of(DType::f32));
+  }
+  change.end();
+  join();
+  for (const auto& [buffer, tensor] : description_.buffers()) {
+    const at::Tensor values = tensor.detach().contiguous();
+    const Tensor memory = buffer.data();
+    if (memory.nbytes() > 0)
+      std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
+    tensor.set_data(view_of(memory, tensor.sizes(), tensor.scalar_type()));
+  }
+}
+
+void Model::take_over(::torch::nn::Module& root) {
+  for (const auto& unit : runtime().units()) {
+    auto use = std::make_shared<UnitUse>(weak_from_this(), unit);
+    size_t w = 0;
+    for (const Parameter& p : unit->params()) {
+      const auto& all = description_.parameters();
+      const auto found =
+          std::find_if(all.begin(), all.end(), [&](const auto& each) { return each.first == p; });
+      use->add(p, found->second);
+      const size_t weight = w++;
+      auto before = std::move(autograd::impl::post_acc_grad_hooks(found->second));
+      autograd::impl::set_post_acc_grad_hooks(
+          found->second, std::make_unique<GradientArrived>(use, weight, std::move(before)));
+    }
+    units_.push_back(use);
+    if (unit->root()) root_unit_ = use;
+  }
+  const auto give = [&](::torch::nn::Module& module) {
+    const Mirror* mirror = description_.mirror_of(module);
+    if (mirror == nullptr || !mirror->unit()) return;
+    Attached& attached = attach_to(module);
+    const auto found = std::find_if(units_.begin(), units_.end(),
+                                    [&](const auto& u) { return &u->unit() == mirror->unit().get(); });
+    attached.unit = *found;
+    attached.noted.reset();
+  };
+  give(root);
+  for (const auto& module : root.modules(/*include_self=*/false)) give(*module);
+  step();
+}
+
+}  // namespace sherd::torch::detail

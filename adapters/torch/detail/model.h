@@ -1,0 +1,100 @@
+// A sharded tree of libtorch's modules: its units, whose memory moves under the parameters, and what calls
+// share.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <sherd/fsdp/fully_shard.h>
+#include <sherd/torch/detail/description.h>
+
+namespace sherd::torch::detail {
+
+class Call;
+class Model;
+class Pass;
+
+/// A unit and the tensors of libtorch's that its parameters are. A tensor keeps one storage for good, and so
+/// do all views that autograd has saved; the address in it is that of the unit's buffer while the unit is in
+/// use, and none otherwise: reading it then throws an error that names the parameter.
+class UnitUse {
+ public:
+  struct Weight {
+    Parameter parameter;
+    at::Tensor tensor;
+    std::string absent;  // what reading it throws while the weights are elsewhere
+  };
+  UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit)
+      : model_(std::move(model)), unit_(std::move(unit)) {}
+  ~UnitUse();
+  UnitUse(const UnitUse&) = delete;
+  UnitUse& operator=(const UnitUse&) = delete;
+
+  /// Takes a parameter over: what `tensor` held is given up, its memory is the unit's from now on.
+  void add(const Parameter& parameter, const at::Tensor& tensor);
+  Unit& unit() const { return *unit_; }
+  /// Null once the root is gone.
+  std::shared_ptr<Model> model() const { return model_.lock(); }
+
+  /// The unit is unsharded, and the host may read its memory: until as many unbind().
+  void bind();
+  void unbind() noexcept;
+  /// A gradient has come to tensor `w` in its grad(): it goes to the unit's buffer.
+  void take_gradient(size_t w);
+
+  /// Recorded calls of this step whose backward has neither ended nor been given up.
+  int due = 0;
+  /// Calls in whose backward we are.
+  int backwards = 0;
+
+ private:
+  void set_address(Weight& weight, void* address);
+
+  std::weak_ptr<Model> model_;
+  std::shared_ptr<Unit> unit_;
+  std::vector<Weight> weights_;
+  int bound_ = 0;
+};
+
+/// Owned by what is attached to the tree's root.
+class Model : public std::enable_shared_from_this<Model> {
+ public:
+  explicit Model(::torch::nn::Module& root) : description_(root) {}
+  ~Model();
+  Model(const Model&) = delete;
+  Model& operator=(const Model&) = delete;
+
+  const Description& description() const { return description_; }
+  ModuleBase& root() const { return description_.root(); }
+  bool sharded() const { return root_unit_ != nullptr; }
+  ShardRuntime& runtime() const { return runtime_of(root()); }
+  UnitUse& root_unit() const { return *root_unit_; }
+  void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options);
+
+  /// Blocks until all that sherd has queued is done, so that this thread may read and write what the compute
+  /// stream would from here on.
+  void join() const { runtime().device().compute().synchronize(); }
+  /// Changes with each step: calls of another one have no backward any more. Forgets what is due, when it has
+  /// changed.
+  uint64_t step();
+
+  /// The recorded forwards that run, innermost last.
+  std::vector<Call*> forwards;
+  /// The backward that runs.
+  std::weak_ptr<Pass> pass;
+
+ private:
+  void require_alike(Communicator& world) const;
+  void fill_shards();
+  void take_over(::torch::nn::Module& root);
+
+  Description description_;
+  std::vector<std::shared_ptr<UnitUse>> units_;
+  std::shared_ptr<UnitUse> root_unit_;
+  uint64_t step_ = 0;
+};
+
+}  // namespace sherd::torch::detail

@@ -1,0 +1,94 @@
+#include <sherd/torch/fully_shard.h>
+
+#include <fmt/format.h>
+
+#include <sherd/torch/detail/attached.h>
+#include <sherd/torch/detail/model.h>
+
+namespace sherd::torch {
+namespace detail {
+
+Attached* attached_to(const ::torch::nn::Module& module) {
+  const auto children = module.children();
+  for (auto child = children.rbegin(); child != children.rend(); ++child)
+    if (auto* attached = dynamic_cast<Attached*>(child->get())) return attached;
+  return nullptr;
+}
+
+Attached& attach_to(::torch::nn::Module& module) {
+  if (Attached* there = attached_to(module)) return *there;
+  return *module.register_module(kAttached, std::make_shared<Attached>());
+}
+
+void Attached::refuse(const char* what) const {
+  if (!unit) return;
+  throw InvalidArgument(
+      fmt::format("Module::{} of unit '{}', whose parameters are sharded: move, convert or copy the module "
+                  "before fully_shard(); the "
+                  "dtype to compute in is FullyShardOptions::compute_dtype",
+                  what, unit->unit().name()));
+}
+
+void Attached::to(::torch::Device, ::torch::Dtype, bool) { refuse("to()"); }
+void Attached::to(::torch::Dtype, bool) { refuse("to()"); }
+void Attached::to(::torch::Device, bool) { refuse("to()"); }
+
+// Of the root alone: what a part of a model has gathered is not known apart.
+void Attached::zero_grad(bool) {
+  if (model && model->sharded()) sherd::zero_grad(model->root());
+}
+
+std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch::Device>&) const {
+  refuse("clone()");
+  return std::make_shared<Attached>();
+}
+
+void Attached::pretty_print(std::ostream& stream) const {
+  if (unit) {
+    stream << "sherd::torch unit '" << unit->unit().name() << "'";
+  } else {
+    stream << "sherd::torch";
+  }
+}
+
+namespace {
+
+Model& model_of(::torch::nn::Module& root) {
+  Attached& attached = attach_to(root);
+  if (attached.unit && !attached.model)
+    throw InvalidArgument(fmt::format(
+        "sherd::torch: the module of unit '{}' is part of a tree that is sharded already; its root is meant",
+        attached.unit->unit().name()));
+  if (!attached.model) attached.model = std::make_shared<Model>(root);
+  return *attached.model;
+}
+
+}  // namespace
+}  // namespace detail
+
+void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  detail::Attached& attached = detail::attach_to(module);
+  if (attached.unit && attached.unit->unit().attached())
+    throw InvalidArgument(
+        fmt::format("sherd::torch::wrap: the module belongs to unit '{}' of a tree that is sharded already; "
+                    "wrap inner modules "
+                    "before fully_shard() of the root",
+                    attached.unit->unit().name()));
+  attached.unit.reset();
+  attached.noted = Wrap{mesh, options};
+}
+
+void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  detail::model_of(root).shard(root, mesh, options);
+}
+
+void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options) {
+  options.strategy = Strategy::no_shard;
+  fully_shard(root, mesh, options);
+}
+
+ModuleBase& root_of(::torch::nn::Module& root) { return detail::model_of(root).root(); }
+
+void reset_step(::torch::nn::Module& root) { sherd::reset_step(root_of(root)); }
+
+}  // namespace sherd::torch

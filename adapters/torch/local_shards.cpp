@@ -1,0 +1,65 @@
+#include <sherd/torch/local_shards.h>
+
+#include <ATen/ATen.h>
+#include <sherd/fsdp/weights_change.h>
+#include <sherd/kernels/ops/copy.h>
+#include <sherd/torch/fully_shard.h>
+
+namespace sherd::torch {
+namespace {
+
+at::Tensor flat_view(const Tensor& memory) {
+  return at::from_blob(memory.raw(), {memory.numel()}, at::TensorOptions(at::kFloat));
+}
+
+}  // namespace
+
+struct LocalShards::Impl {
+  struct Shard {
+    Parameter parameter;
+    at::Tensor values;
+  };
+  std::weak_ptr<ShardRuntime> runtime;
+  std::vector<Shard> shards;
+};
+
+LocalShards::LocalShards(::torch::nn::Module& root) : impl_(std::make_unique<Impl>()) {
+  ModuleBase& model = root_of(root);
+  impl_->runtime = runtime_of(model).weak_from_this();
+  for (const auto& [name, parameter] : model.named_parameters())
+    if (parameter.trainable())
+      impl_->shards.push_back({parameter, flat_view(parameter.shard()).requires_grad_(true)});
+}
+
+LocalShards::~LocalShards() = default;
+
+std::vector<at::Tensor> LocalShards::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const auto& s : impl_->shards) all.push_back(s.values);
+  return all;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> LocalShards::named_parameters() const {
+  std::vector<std::pair<std::string, at::Tensor>> all;
+  for (const auto& s : impl_->shards) all.emplace_back(s.parameter.name(), s.values);
+  return all;
+}
+
+bool LocalShards::step(const std::function<void()>& update) {
+  const auto runtime = impl_->runtime.lock();
+  if (!runtime) throw InvalidArgument("LocalShards::step(): the model is gone");
+  runtime->require_gradients("LocalShards::step()");
+  Stream& compute = runtime->device().compute();
+  int64_t skip = 0;
+  if (runtime->skip().defined()) ops::copy_to_host(compute, &skip, runtime->skip());
+  WeightsChange change(*runtime);
+  compute.synchronize();  // the reductions, and whoever still reads the weights
+  if (skip == 0) {
+    for (auto& s : impl_->shards) s.values.mutable_grad() = flat_view(s.parameter.grad_shard());
+    update();
+  }
+  change.end();
+  return skip == 0;
+}
+
+}  // namespace sherd::torch

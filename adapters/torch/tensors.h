@@ -1,0 +1,112 @@
+// Where the tensors are in what modules take and return.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace sherd::torch {
+
+/// How calls of wrapped modules find the tensors inside of a value of type T: `known`, and visit(value, f),
+/// which calls f(at::Tensor&) for each of them, always in the same order; f may put another tensor in its
+/// place.
+///
+/// Known are tensors, and std::vector, array, optional, pair, tuple and map of what is known. A program that
+/// passes structures of its own says how:
+///
+///     template <> struct sherd::torch::Tensors<Output> {
+///       static constexpr bool known = true;
+///       template <class F> static void visit(Output& o, F&& f) { f(o.logits); f(o.hidden); }
+///     };
+///
+/// An argument of a type that is not known is handed on as it is: tensors inside get no gradient through the
+/// module's end of backward, so that its gradients are reduced later than they could be, and are not cast. A
+/// result has to be of a known type, or hold nothing (bool, numbers, void).
+template <class T>
+struct Tensors {
+  static constexpr bool known = false;
+};
+
+template <>
+struct Tensors<at::Tensor> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(at::Tensor& t, F&& f) {
+    if (t.defined()) f(t);
+  }
+};
+
+namespace detail {
+
+/// What is known of a value; without effect for others.
+template <class T, class F>
+void visit_known(T& value, F&& f) {
+  if constexpr (Tensors<T>::known) Tensors<T>::visit(value, f);
+}
+
+/// Of a container of values of one type.
+template <class T>
+struct TensorsInside {
+  static constexpr bool known = true;
+  template <class C, class F>
+  static void visit(C& values, F&& f) {
+    for (T& value : values) Tensors<T>::visit(value, f);
+  }
+};
+
+}  // namespace detail
+
+template <class T>
+requires Tensors<T>::known struct Tensors<std::vector<T>> : detail::TensorsInside<T> {
+};
+
+template <class T, size_t N>
+requires Tensors<T>::known struct Tensors<std::array<T, N>> : detail::TensorsInside<T> {
+};
+
+template <class T>
+requires Tensors<T>::known struct Tensors<std::optional<T>> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(std::optional<T>& value, F&& f) {
+    if (value) Tensors<T>::visit(*value, f);
+  }
+};
+
+template <class A, class B>
+requires(Tensors<A>::known || Tensors<B>::known) struct Tensors<std::pair<A, B>> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(std::pair<A, B>& value, F&& f) {
+    detail::visit_known(value.first, f);
+    detail::visit_known(value.second, f);
+  }
+};
+
+template <class... Ts>
+requires(Tensors<Ts>::known || ...) struct Tensors<std::tuple<Ts...>> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(std::tuple<Ts...>& value, F&& f) {
+    std::apply([&](Ts&... each) { (detail::visit_known(each, f), ...); }, value);
+  }
+};
+
+template <class K, class T>
+requires Tensors<T>::known struct Tensors<std::map<K, T>> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(std::map<K, T>& values, F&& f) {
+    for (auto& [key, value] : values) Tensors<T>::visit(value, f);
+  }
+};
+
+}  // namespace sherd::torch

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs PyTorch's CPU half for the adapter (-DSHERD_TORCH=ON) into build/venv, from PyPI: about 1 GB.
+# Usage: scripts/install_torch.sh [VERSION]     (2.11 or newer; the newest unless told)
+#
+# The wheel of PyPI is built for CUDA; of what it depends on, libtorch_cpu.so needs two libraries alone. Does nothing when
+# a torch is there that is new enough.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+venv=build/venv
+version=${1:-}
+
+if [ -x $venv/bin/python ] && $venv/bin/python - "$version" <<'END'
+import importlib.metadata as m, sys
+try:
+    have = m.version("torch").split("+")[0]
+except m.PackageNotFoundError:
+    sys.exit(1)
+number = [int(x) for x in have.split(".")[:2]]
+sys.exit(0 if (have == sys.argv[1] if sys.argv[1] else number >= [2, 11]) else 1)
+END
+then
+  exit 0
+fi
+mkdir -p build
+[ -x $venv/bin/python ] || python3 -m venv $venv || {
+  echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
+  exit 1
+}
+pip=($venv/bin/pip install --quiet --disable-pip-version-check --no-deps)
+"${pip[@]}" "torch${version:+==$version}"
+# Of CUDA's parts those two, in the version that this torch wants: said part by part, or as one of the whole toolkit.
+mapfile -t parts < <($venv/bin/python - <<'END'
+import importlib.metadata, re
+for wanted in importlib.metadata.requires("torch") or []:
+    if part := re.match(r"(nvidia-cuda-(?:runtime|cupti)[\w-]*) *== *([\d.]+)", wanted):
+        print(f"{part[1]}=={part[2]}")
+    elif toolkit := re.match(r"cuda-toolkit\[.*\] *== *(\d+)\.(\d+)", wanted):
+        for name in ("nvidia-cuda-runtime", "nvidia-cuda-cupti"):
+            print(f"{name}=={toolkit[1]}.{toolkit[2]}.*")
+END
+)
+[ ${#parts[@]} -eq 0 ] || "${pip[@]}" $(printf '%s\n' "${parts[@]}" | sort -u)
+echo "torch is in $venv: configure with -DSHERD_TORCH=ON"

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# libtorch_gpt against train_gpt: the same weights and data give the same losses and gradient norms to 1e-5 on any number of
+# ranks, and the same weights, byte for byte, under every strategy; a run that is resumed elsewhere goes on.
+# Usage: libtorch_gpt_test.sh BIN_FOLDER DATA_FOLDER
+set -euo pipefail
+bin=$1 data=$2
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+cd "$scratch"
+failed=0
+complain() { echo "$*"; failed=1; }
+
+model=(--dim 32 --layers 2 --heads 2 --seq 32)
+flags=(--data "$data" "${model[@]}" --batch 12 --lr 0.003 --quiet --threads 1 --init-weights init.safetensors)
+"$bin/libtorch_gpt" --steps 0 --export-weights init.safetensors "${model[@]}"
+
+# "STEP LOSS NORM" of every step of a metrics file.
+figures() { sed -nE 's/^\{"step": ([0-9]+),.*"loss": ([^,}]+).*"grad_norm": ([^,}]+).*/\1 \2 \3/p' "$1"; }
+# same_figures A B: of every step that B has.
+same_figures() {
+  awk -v a="$1" -v b="$2" '
+    FNR == NR { loss[$1] = $2; norm[$1] = $3; next }
+    { ++n; d = $2 - loss[$1]; e = $3 - norm[$1]; if (d * d > 1e-10 || e * e > 1e-10 || !($1 in loss)) { print b ": step " $1 ": " $2 ", " $3 "; " a ": " loss[$1] ", " norm[$1]; bad = 1 } }
+    END { if (n == 0) { print b " has no steps"; bad = 1 } exit bad }' <(figures "$1") <(figures "$2") || failed=1
+}
+
+for optimizer in adamw muon; do
+  run=("${flags[@]}" --steps 8 --optimizer "$optimizer")
+  "$bin/train_gpt" "${run[@]}" --metrics train.$optimizer
+  for arrangement in 1.zero0 1.zero3 3.zero0 3.zero1 3.zero2 3.zero3 4.zero0 4.zero3; do
+    ranks=${arrangement%.*} strategy=${arrangement#*.} name=$optimizer.$arrangement
+    "$bin/libtorch_gpt" "${run[@]}" --ranks $ranks --strategy $strategy --metrics metrics.$name --export-weights weights.$name
+    same_figures train.$optimizer metrics.$name
+    cmp weights.$optimizer.$ranks.zero0 weights.$name || failed=1
+  done
+done
+"$bin/libtorch_gpt" "${flags[@]}" --steps 8 --ranks 3 --grad-accum 2 --metrics metrics.accumulated
+same_figures train.adamw metrics.accumulated
+"$bin/libtorch_gpt" "${flags[@]}" --steps 4 --ranks 3 --save saved
+"$bin/libtorch_gpt" "${flags[@]}" --steps 8 --ranks 4 --strategy zero1 --resume saved --metrics metrics.resumed
+same_figures train.adamw metrics.resumed
+[ "$(figures metrics.resumed | head -1 | cut -d' ' -f1)" = 5 ] || complain "the resumed run did not begin with step 5"
+
+code=0
+"$bin/libtorch_gpt" --heads 3 --ranks 5 2>usage || code=$?
+[ $code -eq 2 ] || complain "wrong flags: exit status $code"
+grep -q -- --heads usage && grep -q -- --batch usage && grep -q -- --data usage || complain "not all wrong flags are named: $(cat usage)"
+exit $failed

@@ -1,0 +1,193 @@
+// What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+#include <sherd/torch/unsharded.h>
+
+#include "torch/net.h"
+
+namespace torch_test {
+namespace {
+
+using torch::Tensor;
+
+// A model on one rank, for what goes wrong.
+void alone(const std::function<void(Net&)>& body, const FullyShardOptions& options = {}, int ranks = 2) {
+  torch::manual_seed(7);
+  Net first;
+  launch(ranks, [&](RankContext& rank) {
+    Net model;
+    copy_weights(*first, *model);
+    sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), options);
+    body(model);
+  });
+}
+void expect_message(const std::vector<std::string>& parts, const std::function<void()>& f) {
+  const std::string message = message_of(f);
+  for (auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+}
+
+TEST(TorchMisuse, MovingAndCopyingAreRefused) {
+  alone([](Net& model) {
+    expect_message({"Module::to()", "fully_shard"}, [&] { model->blocks->ptr(1)->to(torch::kFloat); });
+    expect_message({"sherd", "before fully_shard"}, [&] { model->to(torch::kDouble); });
+    std::ostringstream file;
+    expect_message({"sherd"}, [&] { torch::save(model.ptr(), file); });
+    expect_message({"clone"}, [&] { model->blocks->ptr(1)->clone(); });
+    net_loss(model, 0).backward();  // and it still works
+  });
+}
+
+TEST(TorchMisuse, CallsPastTheHolder) {
+  for (const Strategy strategy : strategies()) {
+    FullyShardOptions o;
+    o.strategy = strategy;
+    alone(
+        [](Net& model) {
+          BlockImpl& block = *model->blocks[1]->as<BlockImpl>();
+          expect_message({"blocks.1.norm.weight", "blocks.1"}, [&] {
+            block.forward(torch::ones({1, NetImpl::kWidth}));
+          });
+          expect_message({"tokens.weight"}, [&] { model->tokens->weight.sum(); });
+          net_loss(model, 0).backward();
+        },
+        o);
+  }
+}
+
+TEST(TorchMisuse, SecondBackwardAndStaleGraphs) {
+  alone([](Net& model) {
+    sherd::ModuleBase& root = sherd::torch::root_of(*model);
+    const Tensor loss = net_loss(model, 0);
+    loss.backward({}, /*retain_graph=*/true);
+    expect_message({"second backward", "root"}, [&] { loss.backward(); });
+    sherd::torch::reset_step(*model);
+    const Tensor stale = net_loss(model, 0);
+    sherd::torch::reset_step(*model);
+    expect_message({"from before"}, [&] { stale.backward(); });
+    sherd::torch::reset_step(*model);
+    net_loss(model, 0).backward();
+    expect_message({"gradients are final"}, [&] { net_loss(model, 0).backward(); });
+    sherd::torch::reset_step(*model);
+    expect_message({"create_graph"}, [&] { net_loss(model, 0).backward({}, true, /*create_graph=*/true); });
+    sherd::torch::reset_step(*model);
+    (void)root;
+  });
+}
+
+TEST(TorchMisuse, UsesOutsideOfTheCall) {
+  alone([](Net& model) {
+    const Tensor loss = net_loss(model, 0);
+    Tensor outside;
+    {
+      const sherd::torch::Unsharded whole(*model);
+      EXPECT_FALSE((model->head->weight.sum()).requires_grad());
+      const torch::AutoGradMode grad(true);
+      outside = model->head->weight.sum();
+    }
+    expect_message({"head.weight", "outside"}, [&] { outside.backward(); });
+  });
+}
+
+TEST(TorchMisuse, WhatCannotBeSharded) {
+  launch(2, [](RankContext& rank) {
+    Net model;
+    model->head->to(torch::kDouble);
+    model->register_parameter("nowhere", torch::empty({2}, torch::kMeta));
+    expect_message({"head.weight", "Double", "nowhere", "meta"},
+                   [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
+    Net other;
+    for (auto& p : other->parameters()) p.data().fill_(static_cast<float>(rank.world->rank()));
+    expect_message({"different weights", "manual_seed"},
+                   [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
+    for (auto& p : other->parameters()) p.data().fill_(0.5f);
+    FullyShardOptions wrong;
+    wrong.prefetch = -1;
+    expect_message({"prefetch -1"},
+                   [&] { sherd::torch::fully_shard<BlockImpl>(*other, mesh_of(rank), wrong); });
+    expect_message({"BlockImpl"},
+                   [&] { sherd::torch::fully_shard<torch::nn::Conv2dImpl>(*other, mesh_of(rank)); });
+    EXPECT_EQ(other->head->weight.sum().item<float>(), 85.0f);  // nothing has happened
+    sherd::torch::fully_shard(*other, mesh_of(rank));
+    expect_message({"sharded already"}, [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
+    expect_message({"sharded already", "root"}, [&] { sherd::torch::wrap(*other, mesh_of(rank)); });
+    expect_message({"not wrapped"}, [&] { sherd::torch::Unsharded whole(*other->head); });
+  });
+}
+
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// The step is given up, and the next one has the values of a model to which nothing has happened.
+TEST(TorchExceptions, ForwardAndBackward) {
+  torch::manual_seed(7);
+  Net first;
+  Net plain;
+  copy_weights(*first, *plain);
+  at::set_num_threads(1);
+  net_loss(plain, 3).backward();
+  const Values want = gradients(*plain);
+  for (const Strategy strategy : strategies()) {
+    for (const int place : {0, 1, 2, 3}) {
+      launch(3, [&](RankContext& rank) {
+        Net model;
+        copy_weights(*first, *model);
+        FullyShardOptions o;
+        o.strategy = strategy;
+        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+        EXPECT_THROW(
+            {
+              if (place == 0) {  // in the forward of the root, behind two blocks
+                sherd::torch::call(
+                    *model,
+                    [&](const Tensor& x) -> Tensor {
+                      Tensor h = model->tokens(x);
+                      for (int i = 0; i < 2; ++i)
+                        h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
+                      throw Failure("forward");
+                    },
+                    batch(0));
+              }
+              Tensor inside;
+              const Tensor y = sherd::torch::call(
+                  *model,
+                  [&](const Tensor& x) {
+                    Tensor h = model->tokens(x);
+                    for (int i = 0; i < 3; ++i) {
+                      if (i == place) inside = h;
+                      h = model->blocks[static_cast<size_t>(i)]->as<Block>()->forward(h);
+                    }
+                    if (place == 3) inside = h;
+                    return model->head(h);
+                  },
+                  batch(0));
+              inside.register_hook([](const Tensor&) { throw Failure("backward"); });
+              y.sum().backward();
+            },
+            std::runtime_error);
+        expect_message({"reset_step"}, [&] { net_loss(model, 3).backward(); });
+        sherd::torch::reset_step(*model);
+        net_loss(model, 3).backward();
+        Values same;
+        for (auto& [name, g] : want) same[name] = tree_sum({g, g, g}) * (1.0f / 3.0f);
+        expect_gradients(*model, same, where(rank, strategy));
+      });
+    }
+  }
+}
+
+// The model goes before the graph, and parameters live longer than their module.
+TEST(TorchMisuse, Lifetimes) {
+  launch(2, [](RankContext& rank) {
+    torch::manual_seed(7);
+    auto model = std::make_unique<Net>();
+    for (auto& p : (*model)->parameters()) p.data().fill_(0.25f);
+    sherd::torch::fully_shard<BlockImpl>(**model, mesh_of(rank));
+    const Tensor loss = net_loss(*model, 0);
+    const Tensor weight = (*model)->head->weight;
+    model.reset();
+    expect_message({"gone"}, [&] { loss.backward(); });
+    expect_message({"head.weight"}, [&] { weight.sum(); });
+  });
+}
+
+}  // namespace
+}  // namespace torch_test
