@@ -7,7 +7,7 @@ set -uo pipefail
 train_gpt=$1
 sherd=$2
 mpirun=${3:-$(command -v mpirun)}
-if [[ -z $mpirun || ! -x $mpirun ]] || ! "$mpirun" --version | grep -qE '(Open MPI|OpenRTE)\) 4'; then
+if [[ -z $mpirun || ! -x $mpirun ]] || ! [[ $("$mpirun" --version 2>&1) =~ (Open MPI|OpenRTE)\)\ 4 ]]; then
   echo "SKIPPED: there is no mpirun of Open MPI 4; install openmpi-bin to test sherd run" >&2
   exit 77
 fi

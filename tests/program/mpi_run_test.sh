@@ -83,7 +83,7 @@ refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${mod
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
 # (Over several hosts, as of scripts/hosts.sh, it is no child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
-if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -qE '(Open MPI|OpenRTE)\) 4'; then
+if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && [[ $("$mpirun" --version 2>&1) =~ (Open MPI|OpenRTE)\)\ 4 ]]; then
   # Without the news of the killed one they would wait for --comm-timeout.
   timeout -k 5 500 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 --comm-timeout 450 \
     --metrics "$scratch/killed.metrics" >"$scratch/killed.out" 2>&1 </dev/null &
@@ -96,7 +96,7 @@ if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && "$mpirun" --version | grep -qE '(Open MPI
   done
   victim=
   for process in $(pgrep -P "$(pgrep -P $job)"); do
-    tr '\0' '\n' <"/proc/$process/environ" 2>/dev/null | grep -qx OMPI_COMM_WORLD_RANK=1 && victim=$process
+    grep -qxz OMPI_COMM_WORLD_RANK=1 "/proc/$process/environ" 2>/dev/null && victim=$process
   done
   if [[ -n $victim ]]; then
     kill -KILL "$victim"
