@@ -128,11 +128,7 @@ TEST(TorchExceptions, ForwardAndBackward) {
   for (const Strategy strategy : strategies()) {
     for (const int place : {0, 1, 2, 3}) {
       launch(3, [&](RankContext& rank) {
-        Net model;
-        copy_weights(*first, *model);
-        FullyShardOptions o;
-        o.strategy = strategy;
-        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+        Net model = sharded(first, rank, strategy);
         EXPECT_THROW(
             {
               if (place == 0) {  // in the forward of the root, behind two blocks

@@ -302,11 +302,7 @@ TEST(TorchModules, UnshardedShowsTheWholeWeights) {
   Net first;
   for (const Strategy strategy : strategies()) {
     launch(3, [&](RankContext& rank) {
-      Net model;
-      copy_weights(*first, *model);
-      FullyShardOptions o;
-      o.strategy = strategy;
-      sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+      Net model = sharded(first, rank, strategy);
       const sherd::torch::Unsharded whole(*model);
       const auto want = first->named_parameters();
       for (auto& p : model->named_parameters())

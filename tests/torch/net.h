@@ -47,6 +47,30 @@ inline torch::Tensor net_loss(Net& model, int number) {
   return torch::cross_entropy_loss(logits.reshape({-1, NetImpl::kVocab}), x.slice(1, 1, 6).reshape({-1}));
 }
 
+inline void net_backward(Net& model, int number) { net_loss(model, number).backward(); }
+
+/// What plain libtorch has, averaged over ranks that each begin with the weights of `first` and do `pass`.
+inline Values mean_gradients(const Net& first, int ranks, const std::function<void(Net&, int rank)>& pass) {
+  at::set_num_threads(1);
+  std::vector<Values> each;
+  for (int r = 0; r < ranks; ++r) {
+    Net plain;
+    copy_weights(*first, *plain);
+    pass(plain, r);
+    each.push_back(gradients(*plain));
+  }
+  return mean(each);
+}
+
+/// A model with the weights of `first`, whose blocks are units.
+inline Net sharded(const Net& first, const RankContext& rank, Strategy strategy, FullyShardOptions options = {}) {
+  options.strategy = strategy;
+  Net model;
+  copy_weights(*first, *model);
+  sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), options);
+  return model;
+}
+
 inline void wrap_blocks(Net& model, const sherd::DeviceMesh& mesh, const FullyShardOptions& options) {
   for (const auto& block : *model->blocks) sherd::torch::wrap(*block, mesh, options);
 }

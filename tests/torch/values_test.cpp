@@ -19,15 +19,7 @@ void expect_gradients_of_four(const std::function<sherd::DeviceMesh(const RankCo
                               FullyShardOptions options) {
   torch::manual_seed(7);
   Net first;
-  at::set_num_threads(1);
-  std::vector<Values> each;
-  for (int r = 0; r < 4; ++r) {
-    Net plain;
-    copy_weights(*first, *plain);
-    net_loss(plain, r).backward();
-    each.push_back(gradients(*plain));
-  }
-  const Values want = mean(each);
+  const Values want = mean_gradients(first, 4, net_backward);
   for (const Strategy strategy : strategies()) {
     launch(4, [&](RankContext& rank) {
       Net model;
@@ -136,11 +128,7 @@ TEST(TorchValues, SeveralStepsOfTorchsOwnAdamW) {
     for (auto& p : plain->named_parameters()) want[p.key()] = p.value().detach().clone();
     for (const Strategy strategy : strategies()) {
       launch(ranks, [&](RankContext& rank) {
-        Net model;
-        copy_weights(*first, *model);
-        FullyShardOptions o;
-        o.strategy = strategy;
-        sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+        Net model = sharded(first, rank, strategy);
         sherd::torch::LocalShards shards(*model);
         torch::optim::AdamW mine(shards.parameters(), options);
         for (int step = 0; step < kSteps; ++step) {
@@ -188,11 +176,7 @@ TEST(TorchValues, Accumulation) {
         const bool each = sync == sherd::GradientSync::by_strategy && ranks > 1 &&
                           (strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params);
         launch(ranks, [&](RankContext& rank) {
-          Net model;
-          copy_weights(*first, *model);
-          FullyShardOptions o;
-          o.strategy = strategy;
-          sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+          Net model = sharded(first, rank, strategy);
           {
             const sherd::Accumulate accumulate(sherd::torch::root_of(*model), sync);
             net_loss(model, 2 * rank.world->rank()).backward();
@@ -218,26 +202,14 @@ TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
       b.backward();
     };
     for (const int ranks : {1, 3}) {
-      at::set_num_threads(1);
-      std::vector<Values> each;
-      for (int r = 0; r < ranks; ++r) {
-        Net plain;
-        copy_weights(*first, *plain);
-        pass(plain, r);
-        each.push_back(gradients(*plain));
-      }
-      const Values want = mean(each);
+      const Values want = mean_gradients(first, ranks, pass);
       for (const Strategy strategy : strategies()) {
         // Backwards of their own are summed over ranks one by one.
         if (ranks > 1 && !together &&
             (strategy == Strategy::optim_grads || strategy == Strategy::optim_grads_params))
           continue;
         launch(ranks, [&](RankContext& rank) {
-          Net model;
-          copy_weights(*first, *model);
-          FullyShardOptions o;
-          o.strategy = strategy;
-          sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+          Net model = sharded(first, rank, strategy);
           pass(model, rank.world->rank());
           expect_gradients(*model, want, where(rank, strategy));
         });
@@ -250,22 +222,10 @@ TEST(TorchValues, SeveralForwardsBeforeTheirBackwards) {
 TEST(TorchValues, EvaluationAndDroppedGraphs) {
   torch::manual_seed(7);
   Net first;
-  at::set_num_threads(1);
-  std::vector<Values> each;
-  for (int r = 0; r < 3; ++r) {
-    Net plain;
-    copy_weights(*first, *plain);
-    net_loss(plain, r).backward();
-    each.push_back(gradients(*plain));
-  }
-  const Values want = mean(each);
+  const Values want = mean_gradients(first, 3, net_backward);
   for (const Strategy strategy : strategies()) {
     launch(3, [&](RankContext& rank) {
-      Net model;
-      copy_weights(*first, *model);
-      FullyShardOptions o;
-      o.strategy = strategy;
-      sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
+      Net model = sharded(first, rank, strategy);
       sherd::torch::LocalShards shards(*model);
       torch::Tensor kept;
       for (int step = 0; step < 3; ++step) {
@@ -287,15 +247,7 @@ TEST(TorchValues, EvaluationAndDroppedGraphs) {
 TEST(TorchValues, MixedPrecision) {
   torch::manual_seed(7);
   Net first;
-  at::set_num_threads(1);
-  std::vector<Values> each;
-  for (int r = 0; r < 2; ++r) {
-    Net plain;
-    copy_weights(*first, *plain);
-    plain(batch(r)).square().mean().backward();
-    each.push_back(gradients(*plain));
-  }
-  const Values want = mean(each);
+  const Values want = mean_gradients(first, 2, [](Net& plain, int r) { plain(batch(r)).square().mean().backward(); });
   launch(2, [&](RankContext& rank) {
     std::map<std::string, std::vector<float>> before;
     for (const Strategy strategy : strategies()) {
