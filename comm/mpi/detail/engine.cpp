@@ -79,9 +79,9 @@ class Engine::Impl {
     changed_.notify_all();
   }
 
-  std::shared_ptr<ProcessGroup> make_group(std::span<const int> processes, uint64_t id,
+  std::shared_ptr<ProcessGroup> make_group(std::span<const int> members, uint64_t id,
                                            std::chrono::milliseconds limit, const std::string& name) {
-    auto group = std::make_shared<ProcessGroup>(comm_, processes, id, limit, name);
+    auto group = std::make_shared<ProcessGroup>(comm_, members, id, limit, name);
     const std::lock_guard lock(mutex_);
     return groups_.emplace_back(std::move(group));
   }

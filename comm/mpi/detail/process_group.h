@@ -1,4 +1,5 @@
-// A communicator of MPI's own for one group of ranks, and the reductions that MPI does on it. Private to comm/mpi.
+// A communicator of MPI's own for one group of ranks, and the reductions that MPI does on it. Private to
+// comm/mpi.
 #pragma once
 
 #include <mpi.h>
@@ -22,17 +23,17 @@ struct Reduction {
   bool scatter = false;
 };
 
-/// Whether MPI has this sum: f32 and f64, of at most as many elements as MPI can count. Sums of 16 bits are accumulated
-/// in f32, which MPI does not know.
+/// Whether MPI has this sum: f32 and f64, of at most as many elements as MPI can count. Sums of 16 bits are
+/// accumulated in f32, which MPI does not know.
 bool has_sum(DType dtype, int64_t elements);
 
-/// The processes of a group, in the order of its ranks, each of which has one process. Freed by free() alone: what is
-/// left goes with MPI.
+/// The processes of a group, in the order of its ranks, each of which has one process. Freed by free() alone:
+/// what is left goes with MPI.
 class ProcessGroup {
  public:
-  /// Host-blocking; every process of the group calls, and nobody else. `id` is the same on all of them, and no other
-  /// group's of the job. MPI's call cannot be left: a process whose peers do not come within `limit` ends with exit code
-  /// 1 and a line that says so.
+  /// Host-blocking; every process of the group calls, and nobody else. `id` is the same on all of them, and
+  /// no other group's of the job. MPI's call cannot be left: a process whose peers do not come within `limit`
+  /// ends with exit code 1 and a line that says so.
   /// @throws CommError with what MPI says.
   ProcessGroup(MPI_Comm job, std::span<const int> processes, uint64_t id, std::chrono::milliseconds limit,
                const std::string& name);

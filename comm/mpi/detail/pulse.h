@@ -1,4 +1,5 @@
-// Signs of life of processes, for calls whose timeout says nothing: a save may take hours. Private to comm/mpi.
+// Signs of life of processes, for calls whose timeout says nothing: a save may take hours. Private to
+// comm/mpi.
 #pragma once
 
 #include <chrono>
@@ -11,18 +12,20 @@
 
 namespace sherd::mpi {
 
-/// Each process writes into the store that it lives, and looks whether the next one does: two small requests a second,
-/// however many processes there are. For one thread.
+/// Each process writes into the store that it lives, and looks whether the next one does: two small requests
+/// a second, however many processes there are. For one thread.
 class Pulse {
  public:
   using Clock = std::chrono::steady_clock;
 
   /// `prefix` is the same on all processes. A process is silent that writes nothing for `limit`.
-  Pulse(std::shared_ptr<Store> store, std::string prefix, int process, int processes, std::chrono::milliseconds limit);
+  Pulse(std::shared_ptr<Store> store, std::string prefix, int process, int processes,
+        std::chrono::milliseconds limit);
   /// Whom this one looks at; itself when it is alone.
   int neighbour() const { return neighbour_; }
-  /// To be called more often than once a second; most calls do nothing. For how long the neighbour has been silent, once
-  /// that is too long. Time in which this process itself stood still does not count: then all may have stood still.
+  /// To be called more often than once a second; most calls do nothing. For how long the neighbour has been
+  /// silent, once that is too long. Time in which this process itself stood still does not count: then all
+  /// may have stood still.
   /// @throws CommError when the store does not answer.
   std::optional<std::chrono::milliseconds> look(Clock::time_point now);
 
