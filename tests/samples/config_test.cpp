@@ -152,6 +152,12 @@ std::vector<TrainConfig> other_runs() {
   experts.muon_tensor = standard.muon_tensor;
   cut.skip_non_finite = standard.skip_non_finite;  // what is not skipped has no limit
   experts.max_skipped_steps = standard.max_skipped_steps;
+  cut.mpi_library_order = false;  // one of them on GPUs over NCCL, the other on CPUs over MPI
+  experts.device = standard.device;
+  experts.comm = "mpi";
+  experts.nccl_exact_order = experts.nccl_check_calls = experts.nccl_register_buffers = experts.nccl_windows = false;
+  experts.tf32 = false;
+  experts.symmetric_products = standard.symmetric_products;
   for (TrainConfig* c : {&cut, &experts}) {
     c->eval_only = c->sample_only = c->from_scratch = false;  // both of them train
     c->sequence_parallel = false;                             // of models
@@ -170,7 +176,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
-                           name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
+                           name == "async_save" || name == "tf32" || name.starts_with("nccl_") || name == "mpi_library_order" ||
                            name == "allow_new_state" || name == "overwrite" || name == "eval_only" || name == "sample_only" ||
                            name == "from_scratch";
     if (!is_switch)
