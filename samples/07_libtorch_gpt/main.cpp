@@ -16,10 +16,9 @@
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops/copy.h>
-#include <sherd/optim/clip.h>
-#include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/fully_shard.h>
+#include <sherd/torch/optimizer.h>
 #include <sherd/train/command_line.h>
 #include <sherd/train/config_file.h>
 #include <sherd/train/data.h>
@@ -113,11 +112,11 @@ class Trainer {
         config.optimizer == "muon" ? sherd::Algorithm::muon : sherd::Algorithm::adamw;
     for (auto& [name, p] : root.named_parameters())  // q, k and v are matrices of their own
       if (name.ends_with("qkv.weight")) p.set_row_blocks({config.dim, config.dim, config.dim});
-    const sherd::Routing routing = sherd::route(root, {.optimizer = algorithm});
+    sherd::torch::route(*model_, {.optimizer = algorithm});
     const sherd::DeviceMesh mesh(rank.world, {{"shard", static_cast<int>(config.ranks)}});
     sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
     if (!config.init_weights.empty()) sherd::import_weights(root, config.init_weights);
-    optimizer_.emplace(root, routing, sherd::OptimizerOptions{.weight_decay = config.weight_decay});
+    optimizer_.emplace(*model_, sherd::OptimizerOptions{.weight_decay = config.weight_decay});
     if (!config.resume.empty()) {
       const auto resumed = sherd::resume(config.resume, root, &*optimizer_);
       step_ = resumed.report.training.step;
@@ -143,7 +142,7 @@ class Trainer {
       (losses / static_cast<double>(micro * config_.seq * config_.grad_accum)).backward();
       loss += losses.item<double>();
     }
-    const auto stats = sherd::clip_grad_norm(root(), config_.grad_clip);
+    const auto stats = sherd::torch::clip_grad_norm(*model_, config_.grad_clip);
     sherd::Stream& stream = rank_.device->compute();
     const sherd::Tensor sum = sherd::Tensor::empty(*rank_.device, {1}, sherd::DType::f64, "metrics");
     sherd::ops::copy_from_host(stream, sum, &loss, sizeof(loss));
@@ -160,7 +159,7 @@ class Trainer {
     sherd::ops::copy_to_host(stream, &loss, sum);
     r.step = ++step_;
     r.loss = loss / tokens;
-    const sherd::GradientStats figures = sherd::read_stats(root(), stats);
+    const sherd::GradientStats figures = sherd::torch::read_stats(*model_, stats);
     r.grad_norm = figures.norm;
     r.num_zeros = figures.zeros;
     r.skipped_steps = optimizer_->skipped();
@@ -204,7 +203,7 @@ class Trainer {
   const Config& config_;
   std::shared_ptr<const sherd::TokenWindows> windows_;
   Gpt model_ = nullptr;
-  std::optional<sherd::Optimizer> optimizer_;
+  std::optional<sherd::torch::Optimizer> optimizer_;
   int64_t step_ = 0, skipped_ = 0;
 };
 

@@ -5,10 +5,12 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/routing.h>
 #include <sherd/torch/detail/description.h>
 
 namespace sherd::torch::detail {
@@ -87,6 +89,8 @@ class Model : public std::enable_shared_from_this<Model> {
   std::weak_ptr<Pass> pass;
 
  private:
+  /// What sherd::torch::route() has decided.
+  std::optional<Routing> routing;
   void require_alike(Communicator& world) const;
   void fill_shards();
   void take_over(::torch::nn::Module& root);
