@@ -85,13 +85,15 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
   attached.noted = Wrap{mesh, options};
 }
 
-void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  detail::model_of(root).shard(root, mesh, options);
+void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+                 const ParameterInit& init) {
+  detail::model_of(root).shard(root, mesh, options, init);
 }
 
-void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options) {
+void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options,
+                   const ParameterInit& init) {
   options.strategy = Strategy::no_shard;
-  fully_shard(root, mesh, options);
+  fully_shard(root, mesh, options, init);
 }
 
 ModuleBase& root_of(::torch::nn::Module& root) { return detail::model_of(root).root(); }

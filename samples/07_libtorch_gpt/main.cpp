@@ -4,7 +4,6 @@
 #include "gpt.h"
 
 #include <cstdio>
-#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -18,6 +17,7 @@
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/fully_shard.h>
+#include <sherd/torch/generator.h>
 #include <sherd/torch/optimizer.h>
 #include <sherd/train/command_line.h>
 #include <sherd/train/config_file.h>
@@ -97,14 +97,11 @@ sherd::FullyShardOptions shard_options(const Config& c) {
 /// One rank: its model, its data, its loop.
 class Trainer {
  public:
-  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows,
-          std::mutex& generator)
+  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows)
       : rank_(rank), config_(config), windows_(std::move(windows)) {
     {
-      // libtorch has one random generator for all threads: each rank draws its weights from the same seed,
-      // alone.
-      const std::lock_guard alone(generator);
-      torch::manual_seed(config.seed);
+      // libtorch has one random generator for all threads: each rank draws its weights from one of its own.
+      const sherd::torch::ThreadGenerator random(config.seed);
       model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
@@ -215,12 +212,11 @@ void run(const Config& config, const std::string& settings) {
   const int threads = config.threads > 0 ? static_cast<int>(config.threads)
                                          : std::max(1, cores / static_cast<int>(config.ranks));
   at::set_num_threads(threads);
-  std::mutex generator;
   const sherd::LaunchOptions launch{.device = {.threads = threads},
                                     .backend = sherd::parse_backend(config.comm)};
   sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
     at::set_num_threads(threads);  // of this thread
-    Trainer trainer(rank, config, windows, generator);
+    Trainer trainer(rank, config, windows);
     std::optional<sherd::MetricsWriter> metrics;
     if (rank.world->rank() == 0 && !config.metrics.empty())
       metrics.emplace(config.metrics, settings, !config.resume.empty());
