@@ -4,7 +4,6 @@
 #include "gpt.h"
 
 #include <cstdio>
-#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -16,10 +15,10 @@
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops/copy.h>
-#include <sherd/optim/clip.h>
-#include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/fully_shard.h>
+#include <sherd/torch/generator.h>
+#include <sherd/torch/optimizer.h>
 #include <sherd/train/command_line.h>
 #include <sherd/train/config_file.h>
 #include <sherd/train/data.h>
@@ -98,14 +97,11 @@ sherd::FullyShardOptions shard_options(const Config& c) {
 /// One rank: its model, its data, its loop.
 class Trainer {
  public:
-  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows,
-          std::mutex& generator)
+  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows)
       : rank_(rank), config_(config), windows_(std::move(windows)) {
     {
-      // libtorch has one random generator for all threads: each rank draws its weights from the same seed,
-      // alone.
-      const std::lock_guard alone(generator);
-      torch::manual_seed(config.seed);
+      // libtorch has one random generator for all threads: each rank draws its weights from one of its own.
+      const sherd::torch::ThreadGenerator random(config.seed);
       model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
@@ -113,11 +109,11 @@ class Trainer {
         config.optimizer == "muon" ? sherd::Algorithm::muon : sherd::Algorithm::adamw;
     for (auto& [name, p] : root.named_parameters())  // q, k and v are matrices of their own
       if (name.ends_with("qkv.weight")) p.set_row_blocks({config.dim, config.dim, config.dim});
-    const sherd::Routing routing = sherd::route(root, {.optimizer = algorithm});
+    sherd::torch::route(*model_, {.optimizer = algorithm});
     const sherd::DeviceMesh mesh(rank.world, {{"shard", static_cast<int>(config.ranks)}});
     sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
     if (!config.init_weights.empty()) sherd::import_weights(root, config.init_weights);
-    optimizer_.emplace(root, routing, sherd::OptimizerOptions{.weight_decay = config.weight_decay});
+    optimizer_.emplace(*model_, sherd::OptimizerOptions{.weight_decay = config.weight_decay});
     if (!config.resume.empty()) {
       const auto resumed = sherd::resume(config.resume, root, &*optimizer_);
       step_ = resumed.report.training.step;
@@ -143,7 +139,7 @@ class Trainer {
       (losses / static_cast<double>(micro * config_.seq * config_.grad_accum)).backward();
       loss += losses.item<double>();
     }
-    const auto stats = sherd::clip_grad_norm(root(), config_.grad_clip);
+    const auto stats = sherd::torch::clip_grad_norm(*model_, config_.grad_clip);
     sherd::Stream& stream = rank_.device->compute();
     const sherd::Tensor sum = sherd::Tensor::empty(*rank_.device, {1}, sherd::DType::f64, "metrics");
     sherd::ops::copy_from_host(stream, sum, &loss, sizeof(loss));
@@ -160,7 +156,7 @@ class Trainer {
     sherd::ops::copy_to_host(stream, &loss, sum);
     r.step = ++step_;
     r.loss = loss / tokens;
-    const sherd::GradientStats figures = sherd::read_stats(root(), stats);
+    const sherd::GradientStats figures = sherd::torch::read_stats(*model_, stats);
     r.grad_norm = figures.norm;
     r.num_zeros = figures.zeros;
     r.skipped_steps = optimizer_->skipped();
@@ -204,7 +200,7 @@ class Trainer {
   const Config& config_;
   std::shared_ptr<const sherd::TokenWindows> windows_;
   Gpt model_ = nullptr;
-  std::optional<sherd::Optimizer> optimizer_;
+  std::optional<sherd::torch::Optimizer> optimizer_;
   int64_t step_ = 0, skipped_ = 0;
 };
 
@@ -216,12 +212,11 @@ void run(const Config& config, const std::string& settings) {
   const int threads = config.threads > 0 ? static_cast<int>(config.threads)
                                          : std::max(1, cores / static_cast<int>(config.ranks));
   at::set_num_threads(threads);
-  std::mutex generator;
   const sherd::LaunchOptions launch{.device = {.threads = threads},
                                     .backend = sherd::parse_backend(config.comm)};
   sherd::launch(static_cast<int>(config.ranks), launch, [&](sherd::RankContext& rank) {
     at::set_num_threads(threads);  // of this thread
-    Trainer trainer(rank, config, windows, generator);
+    Trainer trainer(rank, config, windows);
     std::optional<sherd::MetricsWriter> metrics;
     if (rank.world->rank() == 0 && !config.metrics.empty())
       metrics.emplace(config.metrics, settings, !config.resume.empty());
