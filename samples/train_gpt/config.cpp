@@ -32,7 +32,9 @@ constexpr const char* kAbout =
 
 std::string help_with_defaults() {
   TrainConfig defaults;
-  return sherd::help_text(kAbout, fields_of(defaults));
+  return sherd::help_text(kAbout, fields_of(defaults)) +
+         "\nExit codes: 0, also of a run that a signal or --max-wall ended after it had saved; 2 for wrong flags; 1 for any\n"
+         "other failure; 3 in its place under `sherd run`, when starting the run again would end in the same way.\n";
 }
 
 /// Puts what --comm auto stands for in its place.

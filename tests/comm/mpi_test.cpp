@@ -154,7 +154,7 @@ TEST(SignsOfLife, EndWithTheLastOne) {
 
 // A save's collectives wait for hours: a process that stands still meanwhile is found by its silence.
 TEST(SignsOfLife, NameAProcessThatStandsStill) {
-  if (processes() != 2) GTEST_SKIP() << "for two processes: it takes ten seconds";
+  if (processes() != 2) GTEST_SKIP() << "for two processes: it takes twelve seconds";
   LaunchOptions options;
   options.timeout = 2s;
   const std::shared_ptr<Store> store = common_store();

@@ -16,8 +16,8 @@ using std::chrono::milliseconds;
 // A store that does not answer the watch for so long is lost, whatever the timeout of calls.
 constexpr std::chrono::seconds kAnswerTime{10};
 
-// A process may be kept from its turn for some seconds on a machine with too much to do.
-constexpr std::chrono::seconds kShortestSilence{10};
+// So much later than a call that waits would: that one can say what it waited for, and with which data.
+constexpr std::chrono::seconds kLongerThanCalls{10};
 
 // How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
 // without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
@@ -45,7 +45,7 @@ Session::Session(std::span<const int> process_of,
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
   pulse_ = std::make_unique<Pulse>(store_, options_.name + "/alive", engine_->process(), engine_->processes(),
-                                   std::max<milliseconds>(options_.timeout, kShortestSilence));
+                                   options_.timeout + kLongerThanCalls);
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -258,10 +258,11 @@ void Session::look_at_neighbour() {
   }
   const auto rank = std::ranges::find(process_of_, process);
   const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
+  const std::string last = last_call(world);
   domain_.abort(world,
                 fmt::format("rank {} (process {}) has given no sign of life for {} ms: it is stopped, its host stands "
-                            "still, or the network is cut; raise the timeout if that can be well{}",
-                            world, process, silence->count(), last_call(world).empty() ? "" : "; it called last: " + last_call(world)));
+                            "still, or the network is cut; raise the timeout if that can be well{}{}",
+                            world, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
 }
 
 }  // namespace sherd::mpi
