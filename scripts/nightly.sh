@@ -4,7 +4,7 @@
 #   fuzzing       1,000,000 inputs to each target, or FUZZ_RUNS
 #   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
 #                 process for each test; the installed package, and what only root can run, under asan
-#   release       without precompiled headers, so that every source includes what it uses; CUDA for 8.0 and 9.0; the
+#   release       without precompiled headers, so that every source includes what it uses; private headers alone; CUDA for 8.0 and 9.0; the
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS

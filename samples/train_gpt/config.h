@@ -102,6 +102,7 @@ struct TrainConfig {
   std::string comm = "local";
   std::string bootstrap = "env";
   bool nccl_exact_order = false;
+  bool mpi_library_order = false;
   bool nccl_check_calls = false;
   bool nccl_register_buffers = false;
   bool nccl_windows = false;

@@ -154,6 +154,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
         {"bootstrap", &c.bootstrap, "env|mpi|none",
          "how a job's processes meet; env: by RANK, WORLD_SIZE ... as launchers set them; none: not at all, "
          "each has all ranks"},
+        {"mpi_library_order", &c.mpi_library_order, "",
+         "--comm mpi: f32 sums in MPI's own order, whose bits are not those of --comm local"},
         {"nccl_exact_order", &c.nccl_exact_order, "", "sums with the bits of --comm local; slower"},
         {"nccl_check_calls", &c.nccl_check_calls, "",
          "compare every call among ranks before it is made, to find a hang; slow"},

@@ -114,6 +114,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     problems.push_back("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
   if (c.comm == "mpi" && c.device == "cuda")
     problems.push_back("--comm mpi: moves memory of CPUs; give --comm nccl, or leave --device cpu");
+  if (c.mpi_library_order && c.comm != "mpi" && c.comm != "auto")
+    problems.push_back("--mpi-library-order: of MPI alone; give --comm mpi");
   if (const std::string idle = idle_nccl_flags(c, bad); c.comm != "nccl" && !idle.empty())
     problems.push_back(fmt::format("{}: of NCCL alone; give --comm nccl", idle));
   if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products &&

@@ -21,7 +21,7 @@ struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
   std::string_view flag;
 };
-constexpr std::array<OptionFlag, 21> kFlags{{
+constexpr std::array<OptionFlag, 22> kFlags{{
     {"ranks", "--ranks"},
     {"backend", "--comm"},
     {"timeout", "--comm-timeout"},
@@ -34,6 +34,7 @@ constexpr std::array<OptionFlag, 21> kFlags{{
     {"device.max_queued_work", "--max-queued"},
     {"device.tf32", "--tf32"},
     {"device.symmetric_products", "--symmetric-products"},
+    {"mpi.library_order", "--mpi-library-order"},
     {"nccl.exact_order", "--nccl-exact-order"},
     {"nccl.check_calls", "--nccl-check-calls"},
     {"nccl.register_buffers", "--nccl-register-buffers"},
@@ -76,6 +77,7 @@ sherd::LaunchOptions launch_options(const TrainConfig& config) {
   launch.device.symmetric_products = sherd::parse_symmetric_products(config.symmetric_products);
   launch.job.bootstrap = sherd::parse_bootstrap(config.bootstrap);
   launch.backend = sherd::parse_backend(config.comm);
+  launch.mpi.library_order = config.mpi_library_order;
   launch.nccl.exact_order = config.nccl_exact_order;
   launch.nccl.check_calls = config.nccl_check_calls;
   launch.nccl.register_buffers = config.nccl_register_buffers;

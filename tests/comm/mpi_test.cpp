@@ -1,12 +1,17 @@
 // What is the MPI backend's own: long messages in pieces, waiting that costs no core, options.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
 #include <sherd/comm/bootstrap/detail/mpi_bootstrap.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>
+#include <sherd/comm/mpi/detail/pulse.h>
 
 #include "comm/integer_tensors.h"
 
@@ -123,6 +128,129 @@ TEST(Waiting, CostsNoCore) {
 
 TEST(Recovery, IsRefusedOnEveryRank) {
   run_ranks(2, [](RankContext& c) { EXPECT_THROW(c.world->recover(), NotSupported); });
+}
+
+// The neighbour writes no more; time in which the one that looks stood still is not held against it.
+TEST(SignsOfLife, EndWithTheLastOne) {
+  using std::chrono::seconds;
+  const std::shared_ptr<Store> store = make_memory_store();
+  mpi::Pulse one(store, "alive", 0, 2, 10s), other(store, "alive", 1, 2, 10s);
+  const mpi::Pulse::Clock::time_point begin{};
+  int now = 0;
+  for (; now < 30; ++now) {
+    EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt) << now;
+    EXPECT_EQ(other.look(begin + seconds(now)), std::nullopt) << now;
+  }
+  for (; now < 39; ++now) EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt) << now;
+  now += 3600;  // stopped as a whole
+  EXPECT_EQ(one.look(begin + seconds(now)), std::nullopt);
+  EXPECT_GT(one.look(begin + seconds(now + 1)).value_or(0ms), 10s);
+  other.look(begin + seconds(now + 1));
+  EXPECT_EQ(one.look(begin + seconds(now + 2)), std::nullopt) << "goes on";
+
+  mpi::Pulse alone(store, "alone", 0, 1, 10s);
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(alone.look(begin + seconds(i)), std::nullopt);
+}
+
+// A save's collectives wait for hours: a process that stands still meanwhile is found by its silence.
+TEST(SignsOfLife, NameAProcessThatStandsStill) {
+  if (processes() != 2) GTEST_SKIP() << "for two processes: it takes ten seconds";
+  LaunchOptions options;
+  options.timeout = 2s;
+  const std::shared_ptr<Store> store = common_store();
+  try {
+    run_ranks(2, options, [&](RankContext& c) {
+      const auto side = c.world->side_channel(3h);
+      if (c.world->rank() == 1) {
+        store->set("pid", std::to_string(getpid()));
+        raise(SIGSTOP);
+      }
+      Stream& s = c.device->compute();
+      side->barrier(s);
+      try {
+        s.synchronize();
+      } catch (...) {
+        if (c.world->rank() == 0) kill(std::stoi(store->wait("pid", 30s)), SIGCONT);
+        throw;
+      }
+    });
+    ADD_FAILURE() << "ended well";
+  } catch (const CommError& e) {
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1 (process 1) has given no sign of life for")));
+  }
+}
+
+// MPI's own collectives, where each rank has a process: sums of small integers are the same in any order.
+TEST(LibraryOrder, SumsWhateverTheOrder) {
+  LaunchOptions options;
+  options.mpi.library_order = true;
+  for (int ranks = 1; ranks <= processes(); ++ranks) {
+    run_ranks(ranks, options, [&](RankContext& c) {
+      Stream& s = c.device->compute();
+      const auto halves = c.world->split(c.world->rank() % 2, -c.world->rank());
+      for (const auto& group : {c.world, halves, c.world->clone()}) {
+        const int n = group->size(), me = group->rank();
+        int sum = 0;
+        for (int r = 0; r < n; ++r) sum += r + 1;
+        for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::i32}) {
+          const std::string where = fmt::format("{} {} of {}", name_of(dtype), me, n);
+          Ints mine, want;
+          for (int i = 0; i < 5 * n; ++i) {
+            mine.push_back((me + 1) * (i % 7));
+            want.push_back(sum * (i % 7));
+          }
+          const Ints slice(want.begin() + 5 * me, want.begin() + 5 * (me + 1));
+          const Tensor whole = make_tensor(*c.device, dtype, mine);
+          group->all_reduce(s, whole);
+          EXPECT_EQ(read_tensor(s, whole), want) << where;
+          const Tensor send = make_tensor(*c.device, dtype, mine), recv = make_tensor(*c.device, dtype, Ints(5, 77));
+          group->reduce_scatter(s, recv, send);
+          EXPECT_EQ(read_tensor(s, recv), slice) << where;
+          EXPECT_EQ(read_tensor(s, send), mine) << where;
+          group->reduce_scatter(s, send.flat(5 * me, 5 * (me + 1)), send);
+          std::copy(slice.begin(), slice.end(), mine.begin() + 5 * me);
+          EXPECT_EQ(read_tensor(s, send), mine) << where << " in place";
+          const Tensor most = make_tensor(*c.device, dtype, {me, 3});
+          group->all_reduce(s, most, ReduceOp::max);
+          EXPECT_EQ(read_tensor(s, most), Ints({n - 1, 3})) << where;
+          const Tensor nothing = make_tensor(*c.device, dtype, {});
+          group->all_reduce(s, nothing);
+        }
+      }
+    });
+  }
+}
+
+TEST(LibraryOrder, AFailureEndsAllRanksWithItsCause) {
+  if (processes() == 1) GTEST_SKIP() << "one process";
+  LaunchOptions options;
+  options.mpi.library_order = true;
+  options.timeout = 20s;
+  try {
+    run_ranks(processes(), options, [](RankContext& c) {
+      Stream& s = c.device->compute();
+      const Tensor t = make_tensor(*c.device, DType::f32, {1, 2, 3});
+      for (int call = 0; call < 3; ++call) c.world->all_reduce(s, t);
+      s.synchronize();
+      if (c.world->rank() == 1) throw Error("the disk is gone");
+      c.world->all_reduce(s, t);
+      s.synchronize();
+    });
+    ADD_FAILURE() << "ended well";
+  } catch (const Error& e) {
+    EXPECT_THAT(e.what(), HasSubstr("the disk is gone"));
+  }
+}
+
+TEST(LibraryOrder, WantsAProcessForEachRank) {
+  LaunchOptions options;
+  options.mpi.library_order = true;
+  try {
+    run_ranks(processes() + 1, options, [](RankContext&) {});
+    ADD_FAILURE() << "two ranks in one process";
+  } catch (const InvalidArgument& e) {
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("mpi.library_order = true"), HasSubstr("a process for each rank")));
+  }
 }
 
 std::string refusal(const MpiOptions& options) {

@@ -64,6 +64,14 @@ train threads local 4 --steps 6 --replicas 2 --precision bf16
 train processes mpi 4 --steps 6 --replicas 2 --precision bf16
 alike "replicas in bf16 on 4" threads processes
 
+# MPI's own order: other bits, the same numbers.
+train threads local 4 --steps 8
+train processes mpi 4 --steps 8 --mpi-library-order
+figures() { sed -nE 's/^"loss": *([0-9.e+-]+)$/\1/p' "$scratch/$1.losses"; }
+paste <(figures threads) <(figures processes) |
+  awk '{ d = $1 - $2; if (d * d > 1e-10 * $1 * $1 || NF != 2) { print "step " NR ": " $0; bad = 1 } } END { exit bad || NR != 8 }' >&2 ||
+  fail "MPI's own order: the losses are not those of threads to 1e-5"
+
 train whole local 2 --steps 8
 for from in local mpi; do
   to=$([[ $from == local ]] && echo mpi || echo local)
@@ -73,6 +81,7 @@ for from in local mpi; do
   alike "saved under $from, resumed under $to" whole rest
 done
 
+refused 2 '--mpi-library-order: of MPI alone' "$train_gpt" "${model[@]}" --ranks 2 --mpi-library-order --steps 1
 refused 1 'mpirun -n 2' "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1
 refused 0 '' "$train_gpt" "${model[@]}" --comm mpi --steps 1
 refused 2 '--ranks 3, but OMPI_COMM_WORLD_SIZE is 2' "$mpirun" -n 2 "$train_gpt" "${model[@]}" --comm mpi --ranks 3 --steps 1

@@ -98,6 +98,7 @@ TrainConfig other_config() {
   c.device = "cuda";
   c.comm = "nccl";
   c.bootstrap = "mpi";
+  c.mpi_library_order = true;
   c.nccl_exact_order = c.nccl_check_calls = c.nccl_register_buffers = c.nccl_windows = true;
   c.tf32 = true;
   c.symmetric_products = "hopper";
@@ -208,7 +209,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "ns_steps": 0, "ns_restart": "", "orthogonalizer": "newton_schulz", "muon_momentum": 0.95,
     "muon_scale": "match_rms_adamw", "muon_scale_factor": 1.0, "muon_decay": "decoupled", "muon_payload": "fp32",
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
-    "device": "cpu", "comm": "local", "bootstrap": "env", "nccl_exact_order": false, "nccl_check_calls": false,
+    "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
     "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,

@@ -66,6 +66,12 @@ void initialize_mpi() {
   on_exit(end_mpi, nullptr);
 }
 
+bool mpi_allows_all_threads() {
+  int level = 0;
+  check_mpi(MPI_Query_thread(&level), "MPI_Query_thread");
+  return level >= MPI_THREAD_MULTIPLE;
+}
+
 MpiPlace mpi_place() {
   int initialized = 0, level = 0;
   check_mpi(MPI_Initialized(&initialized), "MPI_Initialized");

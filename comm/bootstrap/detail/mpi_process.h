@@ -24,6 +24,9 @@ struct MpiPlace {
 /// @throws CommError when MPI is not initialised, or for one thread alone.
 MpiPlace mpi_place();
 
+/// Whether threads may call MPI at the same time (MPI_THREAD_MULTIPLE). MPI is initialised.
+bool mpi_allows_all_threads();
+
 /// From now on the process exits without MPI_Finalize, which would wait for ever for processes that are gone.
 void mpi_ends_without_finalize() noexcept;
 /// Whether it will exit so.

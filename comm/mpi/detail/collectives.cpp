@@ -44,12 +44,27 @@ class Work {
 
   void all_gather_v() const { exchange(alike(own()), packed(recv(), call_.counts)); }
   void reduce_scatter() const {
+    if (by_library(call_.recv.numel())) {
+      // MPI wants the result elsewhere than in what it reads.
+      const int64_t n = call_.recv.nbytes();
+      char* const own_slice = send() + rank_ * n;
+      const bool in_place = recv() == own_slice;
+      if (in_place) held_->slices = member_.scratch(n);
+      char* const result = in_place ? held_->slices.get() : recv();
+      meeting_.finish(meeting_.start(
+          Reduction{send(), result, static_cast<int>(call_.recv.numel()), call_.dtype, /*scatter=*/true}, held_));
+      if (in_place) kernels_.copy(context_, recv(), result, n);
+      return;
+    }
     std::vector<int64_t> begins;
     for (int r = 0; r <= size_; ++r) begins.push_back(r * call_.recv.numel());
     reduce_slices(begins, recv());
   }
   void all_reduce() const {
     const int64_t n = call_.elements, slice = (n + size_ - 1) / size_;
+    if (by_library(n))
+      return meeting_.finish(
+          meeting_.start(Reduction{nullptr, recv(), static_cast<int>(n), call_.dtype, /*scatter=*/false}, held_));
     std::vector<int64_t> begins;
     for (int r = 0; r <= size_; ++r) begins.push_back(std::min(r * slice, n));
     reduce_slices(begins, recv() + begins[at(rank_)] * bytes());
@@ -104,6 +119,10 @@ class Work {
   char* recv() const { return static_cast<char*>(call_.recv.raw()); }
   int64_t bytes() const { return size_of(call_.dtype); }
   Piece own() const { return {send(), call_.send.nbytes()}; }
+  /// A sum that MPI does, in its own order; the same answer on all ranks.
+  bool by_library(int64_t elements) const {
+    return member_.group() && call_.reduce == ReduceOp::sum && elements > 0 && has_sum(call_.dtype, elements);
+  }
   std::vector<Piece> none() const { return std::vector<Piece>(at(size_)); }
   std::vector<Piece> alike(const Piece& piece) const { return std::vector<Piece>(at(size_), piece); }
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd::mpi {
@@ -44,7 +45,9 @@ struct Incoming {
 
 struct Order {
   std::vector<Transfer> transfers;
-  std::shared_ptr<Batch> batch;         // of the transfers
+  std::shared_ptr<Batch> batch;         // of the transfers, or of a reduction in `group`
+  std::shared_ptr<ProcessGroup> group;
+  Reduction reduction;
   std::shared_ptr<std::string> letter;  // or a letter to `process`
   int process = 0;
   bool abandon = false;  // the batch
@@ -74,6 +77,13 @@ class Engine::Impl {
       orders_.push_back(std::move(order));
     }
     changed_.notify_all();
+  }
+
+  std::shared_ptr<ProcessGroup> make_group(std::span<const int> members, uint64_t id,
+                                           std::chrono::milliseconds limit, const std::string& name) {
+    auto group = std::make_shared<ProcessGroup>(comm_, members, id, limit, name);
+    const std::lock_guard lock(mutex_);
+    return groups_.emplace_back(std::move(group));
   }
 
   void attend(int change) {
@@ -195,6 +205,11 @@ class Engine::Impl {
             "MPI_Isend");
       return add(request, {.letter = o.letter, .process = o.process});
     }
+    if (o.group) {  // a request for a collective cannot be cancelled: it is no receive
+      add(o.group->start(o.reduction), {.batch = o.batch, .process = process});
+      note(*o.batch, process, true, 1);
+      return;  // the request stands for the order itself
+    }
     for (const Transfer& t : o.transfers) {
       for (int64_t at = 0; at < t.bytes; at += options_.max_message) {
         const int count = static_cast<int>(std::min(options_.max_message, t.bytes - at));
@@ -313,7 +328,13 @@ class Engine::Impl {
       static_cast<void>(new std::deque<Incoming>(std::move(incoming_)));
       return;
     }
-    if (together_) MPI_Comm_free(&comm_);
+    if (!together_) return;
+    // In one order on all processes, should MPI wait for others in there.
+    std::sort(groups_.begin(), groups_.end(), [](const auto& a, const auto& b) { return a->id() < b->id(); });
+    attempt([&] {
+      for (const auto& group : groups_) group->free();
+    });
+    MPI_Comm_free(&comm_);
   }
 
   const MpiOptions options_;
@@ -322,6 +343,7 @@ class Engine::Impl {
   std::mutex mutex_;  // these under it
   std::condition_variable changed_;
   std::deque<Order> orders_;
+  std::vector<std::shared_ptr<ProcessGroup>> groups_;
   int attention_ = 0;
   bool ready_ = false, closing_ = false, together_ = false;
   Clock::time_point give_up_{};
@@ -343,6 +365,7 @@ class Engine::Impl {
 
 std::vector<int> Batch::late() const {
   const std::lock_guard lock(mutex_);
+  if (!everybody_.empty()) return done() ? std::vector<int>() : everybody_;
   std::vector<int> receives, sends;
   for (const auto& [process, open] : by_process_) {
     if (open.receives > 0) receives.push_back(process);
@@ -370,6 +393,23 @@ std::shared_ptr<Batch> Engine::start(const std::vector<Transfer>& transfers, std
   batch->keep_ = std::move(keep);
   batch->on_done_ = std::move(on_done);
   impl_->order({.transfers = transfers, .batch = batch});
+  return batch;
+}
+
+std::shared_ptr<ProcessGroup> Engine::make_group(std::span<const int> processes, uint64_t id,
+                                                 std::chrono::milliseconds limit, const std::string& name) {
+  return impl_->make_group(processes, id, limit, name);
+}
+
+std::shared_ptr<Batch> Engine::start(const std::shared_ptr<ProcessGroup>& group, const Reduction& reduction,
+                                     std::vector<int> processes, std::shared_ptr<const void> keep,
+                                     std::function<void()> on_done) {
+  const auto batch = std::make_shared<Batch>();
+  batch->open_ = 1;
+  batch->everybody_ = std::move(processes);
+  batch->keep_ = std::move(keep);
+  batch->on_done_ = std::move(on_done);
+  impl_->order({.batch = batch, .group = group, .reduction = reduction});
   return batch;
 }
 

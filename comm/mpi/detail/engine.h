@@ -11,12 +11,16 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
 #include <sherd/comm/mpi/mpi_options.h>
 
 namespace sherd::mpi {
+
+class ProcessGroup;
+struct Reduction;
 
 /// Bytes that go to a process or come from one. Those of one (sender, receiver, tag) match in order.
 struct Transfer {
@@ -44,6 +48,7 @@ class Batch {
   };
   mutable std::mutex mutex_;
   std::map<int, Open> by_process_;  // under it
+  std::vector<int> everybody_;      // of a reduction: MPI does not say whose data it waits for
   std::atomic<int64_t> open_{0};
   std::atomic<bool> failed_{false};
   std::function<void()> on_done_;
@@ -84,6 +89,14 @@ class Engine {
   /// Starts transfers. `keep` lives until all have ended, whatever happens to the caller. `on_done` is called
   /// when they have, on the engine's thread.
   std::shared_ptr<Batch> start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,
+                               std::function<void()> on_done);
+  /// A communicator of MPI's for reductions: see ProcessGroup's constructor.
+  std::shared_ptr<ProcessGroup> make_group(std::span<const int> processes, uint64_t id,
+                                           std::chrono::milliseconds limit, const std::string& name);
+  /// Starts a reduction of MPI's on the group, as start() does; `processes` are the group's. Those of one group begin in
+  /// the same order everywhere.
+  std::shared_ptr<Batch> start(const std::shared_ptr<ProcessGroup>& group, const Reduction& reduction,
+                               std::vector<int> processes, std::shared_ptr<const void> keep,
                                std::function<void()> on_done);
   /// Nobody waits for the batch any more: what it was to receive may stay away.
   void abandon(const std::shared_ptr<Batch>& batch);

@@ -46,6 +46,11 @@ Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
       world_ranks_(std::move(world_ranks)),
       rank_(rank),
       point_(session_->domain().make_wait_point(timeout)) {
+  if (session_->options().library_order && size() > 1) {
+    std::vector<int> processes;
+    for (const int r : world_ranks_) processes.push_back(session_->process_of(r));
+    group_ = session_->engine().make_group(processes, id_, timeout, name_);
+  }
   session_->enter(id_, rank_, *this);
 }
 
@@ -278,11 +283,26 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
       transfers.push_back({true, sends[at].data, sends[at].bytes, process, letters_.at(p).tag});
   }
   if (transfers.empty()) return nullptr;
-  started_.push_back(member_.session_->engine().start(transfers, std::move(keep), [point = member_.point_] {
+  return started(member_.session_->engine().start(transfers, std::move(keep), on_done()));
+}
+
+std::shared_ptr<Batch> Member::Meeting::start(const Reduction& reduction, std::shared_ptr<const void> keep) {
+  std::vector<int> processes;
+  for (const int p : peers_)
+    processes.push_back(member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]));
+  return started(member_.session_->engine().start(member_.group_, reduction, std::move(processes), std::move(keep),
+                                                  on_done()));
+}
+
+std::shared_ptr<Batch> Member::Meeting::started(std::shared_ptr<Batch> batch) {
+  return started_.emplace_back(std::move(batch));
+}
+
+std::function<void()> Member::Meeting::on_done() const {
+  return [point = member_.point_] {
     { std::lock_guard lock(point->mutex); }
     point->changed.notify_all();
-  }));
-  return started_.back();
+  };
 }
 
 void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {

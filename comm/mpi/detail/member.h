@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 
 #include <sherd/comm/core/detail/arrival_board.h>
 #include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/comm/mpi/detail/session.h>
 #include <sherd/kernels/device/device.h>
 
@@ -27,6 +29,7 @@ struct Piece {
 /// is queued on it.
 class Member final : public Recipient {
  public:
+  /// Host-blocking with MpiOptions::library_order: all ranks of the group make theirs.
   /// `name` is the same on all ranks of the group, and no other group's of the world. `arrivals` is the rank's.
   Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
          std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks, int rank,
@@ -43,6 +46,8 @@ class Member final : public Recipient {
   int world_rank() const { return world_ranks_[static_cast<size_t>(rank_)]; }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const comm::ArrivalBoard& arrivals() const { return *arrivals_seen_; }
+  /// Null unless MpiOptions::library_order.
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
   /// A call that its ranks have all come to; to be used by the thread that met for it, and to go before the
   /// member. No rank leaves it before it is over unless it has lost the connection or withdraws.
@@ -57,6 +62,8 @@ class Member final : public Recipient {
     /// Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
     std::shared_ptr<Batch> start(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
                                  std::shared_ptr<const void> keep);
+    /// Starts a sum in MPI's own order; the member has a group().
+    std::shared_ptr<Batch> start(const Reduction& reduction, std::shared_ptr<const void> keep);
     /// @throws CommError as Communicator says; the transfer is abandoned then.
     void finish(const std::shared_ptr<Batch>& batch);
     void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
@@ -66,6 +73,8 @@ class Member final : public Recipient {
 
    private:
     friend class Member;
+    std::shared_ptr<Batch> started(std::shared_ptr<Batch> batch);
+    std::function<void()> on_done() const;
     Member& member_;
     const CallNumber number_;
     const std::vector<int> peers_;  // without this rank
@@ -115,6 +124,7 @@ class Member final : public Recipient {
   const std::vector<int> world_ranks_;
   const int rank_;
   const std::shared_ptr<comm::WaitPoint> point_;
+  std::shared_ptr<ProcessGroup> group_;
   int64_t splits_ = 0;
   int64_t waited_ns_ = 0;  // of the thread that meets: for the others in the last collective
   std::shared_ptr<char> scratch_;

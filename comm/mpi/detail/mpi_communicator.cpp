@@ -3,6 +3,7 @@
 
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/core/detail/checked_communicator.h>
@@ -118,10 +119,23 @@ void check(const MpiOptions& o, std::span<const std::shared_ptr<Device>> devices
                       device->label()));
 }
 
+void check_library_order(std::span<const int> process_of) {
+  const std::set<int> processes(process_of.begin(), process_of.end());
+  if (processes.size() < process_of.size())
+    throw InvalidArgument(
+        fmt::format("mpi.library_order = true: {} ranks in {} processes; MPI's own collectives need a process for each "
+                    "rank: start as many, or leave the option",
+                    process_of.size(), processes.size()));
+  if (!mpi_allows_all_threads())
+    throw NotSupported(
+        "mpi.library_order = true: this MPI lets one thread at a time call it; initialise it with "
+        "MPI_THREAD_MULTIPLE, or leave the option");
+}
+
 /// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
 void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
   const std::string prefix = options.name + "/here";
-  const std::string settings = fmt::format("{} {}", options.max_message, options.reduction_piece);
+  const std::string settings = fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
   store.set(fmt::format("{}/{}", prefix, place.rank), settings);
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   for (Backoff backoff;; backoff.sleep()) {
@@ -129,7 +143,7 @@ void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
       for (size_t p = 0; p < all->size(); ++p)
         if ((*all)[p] != settings)
           throw InvalidArgument(fmt::format(
-              "mpi.max_message and mpi.reduction_piece are {} on process {} but {} on process {}; give "
+              "mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} but {} on process {}; give "
               "all processes the same",
               settings, place.rank, (*all)[p], p));
       return;
@@ -158,6 +172,7 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   if (mine.size() != devices.size())
     throw InvalidArgument(fmt::format("MPI world: process {} has {} devices for {} ranks; give one each",
                                       place.rank, devices.size(), mine.size()));
+  if (options.library_order) check_library_order(process_of);
   std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;
   for (const int r : mine)
     recorders.push_back(

@@ -16,6 +16,9 @@ using std::chrono::milliseconds;
 // A store that does not answer the watch for so long is lost, whatever the timeout of calls.
 constexpr std::chrono::seconds kAnswerTime{10};
 
+// A process may be kept from its turn for some seconds on a machine with too much to do.
+constexpr std::chrono::seconds kShortestSilence{10};
+
 // How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
 // without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
 // process that has failed never comes.
@@ -41,6 +44,8 @@ Session::Session(std::span<const int> process_of,
                                        if (const auto notice = announced(*store_, kAnswerTime))
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
+  pulse_ = std::make_unique<Pulse>(store_, options_.name + "/alive", engine_->process(), engine_->processes(),
+                                   std::max<milliseconds>(options_.timeout, kShortestSilence));
   watch_ = std::thread([this] { watch(); });
 }
 
@@ -231,6 +236,7 @@ void Session::look_at_store() {
   try {
     if (!domain_.aborted())
       if (const auto notice = announced(*store_, kAnswerTime)) domain_.abort(notice->rank, notice->cause);
+    if (!domain_.aborted()) look_at_neighbour();
     if (!domain_.aborted()) return;
     announced_ = true;
     const auto [rank, cause] = domain_.first_failure();
@@ -240,6 +246,22 @@ void Session::look_at_store() {
   } catch (const std::exception& e) {
     domain_.abort(-1, e.what());
   }
+}
+
+void Session::look_at_neighbour() {
+  const auto silence = pulse_->look(std::chrono::steady_clock::now());
+  if (!silence) return;
+  const int process = pulse_->neighbour();
+  {
+    const std::lock_guard lock(point_->mutex);
+    if (goodbyes_.contains(process)) return;
+  }
+  const auto rank = std::ranges::find(process_of_, process);
+  const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
+  domain_.abort(world,
+                fmt::format("rank {} (process {}) has given no sign of life for {} ms: it is stopped, its host stands "
+                            "still, or the network is cut; raise the timeout if that can be well{}",
+                            world, process, silence->count(), last_call(world).empty() ? "" : "; it called last: " + last_call(world)));
 }
 
 }  // namespace sherd::mpi

@@ -20,6 +20,7 @@
 #include <sherd/comm/core/detail/flight_recorder.h>
 #include <sherd/comm/mpi/detail/engine.h>
 #include <sherd/comm/mpi/detail/letter.h>
+#include <sherd/comm/mpi/detail/pulse.h>
 #include <sherd/comm/mpi/mpi_options.h>
 
 namespace sherd::mpi {
@@ -85,6 +86,7 @@ class Session {
   void tell_if_gone(int world_rank, Presence& presence);
   void watch();
   void look_at_store();
+  void look_at_neighbour();
   void say_goodbye();
   void tell_who_did_not_end();
 
@@ -114,6 +116,7 @@ class Session {
   bool announced_ = false;  // the watch's own
 
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Pulse> pulse_;  // the watch's own
   std::thread watch_;
 };
 

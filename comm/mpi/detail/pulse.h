@@ -1,0 +1,43 @@
+// Signs of life of processes, for calls whose timeout says nothing: a save may take hours. Private to
+// comm/mpi.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <sherd/comm/bootstrap/store.h>
+
+namespace sherd::mpi {
+
+/// Each process writes into the store that it lives, and looks whether the next one does: two small requests
+/// a second, however many processes there are. For one thread.
+class Pulse {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `prefix` is the same on all processes. A process is silent that writes nothing for `limit`.
+  Pulse(std::shared_ptr<Store> store, std::string prefix, int process, int processes,
+        std::chrono::milliseconds limit);
+  /// Whom this one looks at; itself when it is alone.
+  int neighbour() const { return neighbour_; }
+  /// To be called more often than once a second; most calls do nothing. For how long the neighbour has been
+  /// silent, once that is too long. Time in which this process itself stood still does not count: then all
+  /// may have stood still.
+  /// @throws CommError when the store does not answer.
+  std::optional<std::chrono::milliseconds> look(Clock::time_point now);
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string prefix_;
+  const int process_, neighbour_;
+  const Clock::duration limit_, interval_;
+  std::optional<Clock::time_point> last_;
+  int64_t beats_ = 0;
+  std::string heard_;
+  Clock::duration silence_{};
+};
+
+}  // namespace sherd::mpi
