@@ -245,7 +245,7 @@ int main_of(int argc, char** argv) {
       return 0;
     }
     if (given.version) {
-      std::puts((sherd::version_text("libtorch_gpt") + ", libtorch " TORCH_VERSION).c_str());
+      std::puts((sherd::version_text("libtorch_gpt") + "libtorch " TORCH_VERSION).c_str());  // a line each
       return 0;
     }
     if (!given.config_file.empty()) problems.push_back("--config is train_gpt's; give flags");
