@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/calls.h>
+#include <sherd/torch/detail/owed.h>
 #include <sherd/torch/unsharded.h>
 
 namespace sherd::torch {
@@ -17,12 +18,20 @@ namespace detail {
 /// A forward of a unit, from its weights being there to their being given back.
 class Forward {
  public:
-  /// `recorded`: autograd may go backward through it.
-  Forward(std::shared_ptr<UnitUse> unit, bool recorded) : unit_(std::move(unit)), model_(unit_->model()) {
+  /// `recorded`: autograd may go backward through it. `owed`: null, or where to note that it will, when the function
+  /// that this is called in runs again.
+  Forward(std::shared_ptr<UnitUse> unit, bool recorded, OwedBackwards* owed)
+      : unit_(std::move(unit)), model_(unit_->model()), owed_(owed) {
     Unit& u = unit_->unit();
     if (!model_) u.pre_forward(false);  // says what is wrong
     const uint64_t step = model_->step();
-    recorded ? u.pre_recorded_forward() : u.pre_forward(false);
+    OwedBackwards* const second = OwedBackwards::second_run();
+    again_ = (recorded || owed != nullptr) && second != nullptr && second->take(*unit_);
+    if (recorded) {
+      again_ ? u.pre_recomputed_forward() : u.pre_recorded_forward();
+    } else {
+      owed != nullptr && !again_ ? u.pre_recorded_forward() : u.pre_forward(false);
+    }
     try {
       unit_->bind();
       bound_ = true;
@@ -56,7 +65,9 @@ class Forward {
     release();
     unit_->unit().post_forward();
     open_ = false;
+    if (owed_ != nullptr) owed_->add(unit_, model_->step(), again_);
     if (call_ == nullptr) return;
+    if (again_) --unit_->due;  // counted when it was owed
     if (wanted) {
       call_->recorded();
     } else {
@@ -77,8 +88,10 @@ class Forward {
 
   std::shared_ptr<UnitUse> unit_;
   std::shared_ptr<Model> model_;
+  OwedBackwards* owed_;
   c10::intrusive_ptr<Call> call_;
   bool bound_ = false, open_ = true;
+  bool again_ = false;  // in the second run of a function, for a backward that was owed
 };
 
 }  // namespace detail
@@ -102,7 +115,9 @@ struct CallScope::Impl {
 CallScope::CallScope(::torch::nn::Module& module) {
   const detail::Attached* attached = detail::attached_to(module);
   if (attached == nullptr || !attached->unit) return;
-  impl_.reset(new Impl{detail::Forward(attached->unit, at::GradMode::is_enabled())});
+  const bool recorded = at::GradMode::is_enabled();
+  detail::OwedBackwards* const owed = recorded ? nullptr : detail::OwedBackwards::first_run();
+  impl_.reset(new Impl{detail::Forward(attached->unit, recorded, owed)});
 }
 
 CallScope::~CallScope() = default;
@@ -136,7 +151,7 @@ Unsharded::Unsharded(::torch::nn::Module& module) : impl_(std::make_unique<Impl>
   const auto open = [&](const ::torch::nn::Module& m) {
     const detail::Attached* attached = detail::attached_to(m);
     if (attached == nullptr || !attached->unit) return false;
-    impl_->open.push_back(std::make_unique<detail::Forward>(attached->unit, false));
+    impl_->open.push_back(std::make_unique<detail::Forward>(attached->unit, false, nullptr));
     return true;
   };
   if (!open(module))

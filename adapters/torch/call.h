@@ -62,7 +62,8 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 /// views in there: operations in place on an input itself that needs a gradient are refused by libtorch.
 ///
 /// A call in grad mode inside of a backward, to compute it again, has its own backward in there: its first run was under
-/// NoGradGuard, as functions for activation recomputation (checkpointing) do it, and counts for nothing.
+/// NoGradGuard, as functions for activation recomputation (checkpointing) do it, and counts for nothing. recompute()
+/// (recompute.h) is such a function, which knows of wrapped modules.
 /// @throws InvalidArgument when an exception has ended the step (reset_step()), or the root is gone.
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {

@@ -51,8 +51,6 @@ void Attached::pretty_print(std::ostream& stream) const {
   }
 }
 
-namespace {
-
 Model& model_of(::torch::nn::Module& root) {
   Attached& attached = attach_to(root);
   if (attached.unit && !attached.model)
@@ -63,7 +61,16 @@ Model& model_of(::torch::nn::Module& root) {
   return *attached.model;
 }
 
-}  // namespace
+Model& sharded_model_of(::torch::nn::Module& root, const char* what) {
+  const Attached* attached = attached_to(root);
+  if (attached != nullptr && attached->unit && !attached->model) model_of(root);  // says what is wrong
+  if (attached == nullptr || !attached->model || !attached->model->sharded())
+    throw InvalidArgument(fmt::format(
+        "{}: the model is not sharded yet; call sherd::torch::fully_shard() or data_parallel() of it before",
+        what));
+  return *attached->model;
+}
+
 }  // namespace detail
 
 void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
@@ -78,13 +85,15 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
   attached.noted = Wrap{mesh, options};
 }
 
-void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  detail::model_of(root).shard(root, mesh, options);
+void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+                 const ParameterInit& init) {
+  detail::model_of(root).shard(root, mesh, options, init);
 }
 
-void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options) {
+void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options,
+                   const ParameterInit& init) {
   options.strategy = Strategy::no_shard;
-  fully_shard(root, mesh, options);
+  fully_shard(root, mesh, options, init);
 }
 
 ModuleBase& root_of(::torch::nn::Module& root) { return detail::model_of(root).root(); }

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/torch/reset_parameters.h>
 
 /// A client of sherd's units for modules that are libtorch's: their parameters keep their identity and their
 /// shape, and their memory is sherd's buffers, there while a call of the module needs it. docs/libtorch.md is
@@ -33,17 +34,24 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// is compared. Persistent buffers move to memory that checkpoints read; each rank goes on with its own
 /// values.
 ///
-/// Collective; same calls on every rank. FullyShardOptions::seed means nothing here.
+/// Parameters and buffers on the meta device (meta_device.h) are given values by `init`, or without it by
+/// reset_parameters(), from FullyShardOptions::seed, which means nothing otherwise. They have memory for one module at
+/// a time: no rank holds more of them than its pieces and one module's.
+///
+/// Collective; same calls on every rank.
 /// @throws InvalidArgument naming *all* parameters and buffers that cannot be, when nothing has changed yet;
 /// what sherd::fully_shard() throws, the tree being as before; ShapeMismatch on every rank when initial
-/// values differ.
-void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+/// values differ; what `init` throws, and InvalidArgument naming all that it has left unwritten, after either of which
+/// the modules are of no use.
+void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {},
+                 const ParameterInit& init = {});
 
 /// The same with a unit for each module of type M (or derived from it) below `root`:
 /// fully_shard<BlockImpl>(*model, ...).
 /// @throws InvalidArgument also when there is none.
 template <class M>
-void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {}) {
+void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {},
+                 const ParameterInit& init = {}) {
   int found = 0;
   for (const auto& module : root.modules(/*include_self=*/false)) {
     if (dynamic_cast<M*>(module.get()) == nullptr) continue;
@@ -55,13 +63,14 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
         "fully_shard: no module below the root is of the type that was asked for; register modules by "
         "register_module(), and name the type of the module itself (BlockImpl), not that of its holder "
         "(Block)");
-  fully_shard(root, mesh, options);
+  fully_shard(root, mesh, options, init);
 }
 
 /// Distributed data parallelism, which libtorch's C++ frontend lacks: every rank has all weights, and
 /// gradients are averaged. fully_shard() of the root under Strategy::no_shard; units that wrap() noted before
 /// make gradients travel while others are computed.
-void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options = {});
+void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options = {},
+                   const ParameterInit& init = {});
 
 /// The model as sherd sees it: the same tree, names and shapes, without a forward. Whatever sherd does with a
 /// model is done with this: route() (before fully_shard()), Optimizer, clip_grad_norm(), Accumulate,

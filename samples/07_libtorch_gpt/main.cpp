@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <mutex>
 #include <optional>
 #include <thread>
 
@@ -21,11 +20,11 @@
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops/copy.h>
-#include <sherd/optim/clip.h>
-#include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/device_memory.h>
 #include <sherd/torch/fully_shard.h>
+#include <sherd/torch/generator.h>
+#include <sherd/torch/optimizer.h>
 #include <sherd/train/command_line.h>
 #include <sherd/train/config_file.h>
 #include <sherd/train/data.h>
@@ -49,14 +48,11 @@ std::shared_ptr<Clock::time_point> stamp(sherd::Stream& stream) {
 /// One rank: its model, its data, its loop.
 class Trainer {
  public:
-  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows,
-          std::mutex& generator)
+  Trainer(sherd::RankContext& rank, const Config& config, std::shared_ptr<const sherd::TokenWindows> windows)
       : rank_(rank), config_(config), windows_(std::move(windows)) {
     {
-      // libtorch has one random generator for all threads: each rank draws its weights from the same seed,
-      // alone.
-      const std::lock_guard alone(generator);
-      torch::manual_seed(config.seed);
+      // libtorch has one random generator for all threads: each rank draws its weights from one of its own.
+      const sherd::torch::ThreadGenerator random(config.seed);
       model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
@@ -64,11 +60,11 @@ class Trainer {
         config.optimizer == "muon" ? sherd::Algorithm::muon : sherd::Algorithm::adamw;
     for (auto& [name, p] : root.named_parameters())  // q, k and v are matrices of their own
       if (name.ends_with("qkv.weight")) p.set_row_blocks({config.dim, config.dim, config.dim});
-    const sherd::Routing routing = sherd::route(root, {.optimizer = algorithm});
+    sherd::torch::route(*model_, {.optimizer = algorithm});
     const sherd::DeviceMesh mesh(rank.world, mesh_of(config));
     sherd::torch::fully_shard<BlockImpl>(*model_, mesh, shard_options(config));
     if (!config.init_weights.empty()) sherd::import_weights(root, config.init_weights);
-    optimizer_.emplace(root, routing, optimizer_options(config));
+    optimizer_.emplace(*model_, optimizer_options(config));
     if (!config.resume.empty()) {
       const auto resumed = sherd::resume(config.resume, root, &*optimizer_);
       step_ = resumed.report.training.step;
@@ -94,7 +90,7 @@ class Trainer {
       (losses / static_cast<double>(micro * config_.seq * config_.grad_accum)).backward();
       loss += losses.item<double>();
     }
-    const auto stats = sherd::clip_grad_norm(root(), config_.grad_clip);
+    const auto stats = sherd::torch::clip_grad_norm(*model_, config_.grad_clip);
     sherd::Stream& stream = rank_.device->compute();
     const sherd::Tensor sum = sherd::Tensor::empty(*rank_.device, {1}, sherd::DType::f64, "metrics");
     sherd::ops::copy_from_host(stream, sum, &loss, sizeof(loss));
@@ -109,7 +105,7 @@ class Trainer {
     sherd::ops::copy_to_host(stream, &loss, sum);
     r.step = ++step_;
     r.loss = loss / tokens;
-    const sherd::GradientStats figures = sherd::read_stats(root(), stats);
+    const sherd::GradientStats figures = sherd::torch::read_stats(*model_, stats);
     r.grad_norm = figures.norm;
     r.num_zeros = figures.zeros;
     r.skipped_steps = optimizer_->skipped();
@@ -188,7 +184,7 @@ class Trainer {
   const Config& config_;
   std::shared_ptr<const sherd::TokenWindows> windows_;
   Gpt model_ = nullptr;
-  std::optional<sherd::Optimizer> optimizer_;
+  std::optional<sherd::torch::Optimizer> optimizer_;
   int64_t step_ = 0, skipped_ = 0;
 };
 
@@ -203,12 +199,11 @@ void run(const Config& config, const std::string& settings) {
   const int threads = config.threads > 0 ? static_cast<int>(config.threads)
                                          : std::max(1, cores / static_cast<int>(config.ranks));
   at::set_num_threads(threads);
-  std::mutex generator;
   sherd::launch(static_cast<int>(config.ranks), launch_options(config, threads), [&](sherd::RankContext& rank) {
     at::set_num_threads(threads);  // of this thread
     const sherd::torch::DeviceMemory memory(rank.device);  // so that figures and limits include activations
     sherd::TraceOutput trace(rank, trace_options(config));
-    Trainer trainer(rank, config, windows, generator);
+    Trainer trainer(rank, config, windows);
     std::optional<sherd::MetricsWriter> metrics;
     if (rank.world->rank() == 0 && !config.metrics.empty())
       metrics.emplace(config.metrics, settings, !config.resume.empty());

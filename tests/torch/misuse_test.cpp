@@ -1,4 +1,5 @@
 // What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+#include <sherd/torch/optimizer.h>
 #include <sherd/torch/unsharded.h>
 
 #include "torch/net.h"
@@ -90,9 +91,8 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
   launch(2, [](RankContext& rank) {
     Net model;
     model->head->to(torch::kDouble);
-    model->register_parameter("nowhere", torch::empty({2}, torch::kMeta));
-    expect_message({"head.weight", "Double", "nowhere", "meta"},
-                   [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
+    model->register_buffer("complex", torch::zeros({2}, torch::kComplexFloat));
+    expect_message({"head.weight", "Double", "complex"}, [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
     Net other;
     for (auto& p : other->parameters()) p.data().fill_(static_cast<float>(rank.world->rank()));
     expect_message({"different weights", "manual_seed"},
@@ -109,6 +109,43 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
     expect_message({"sharded already"}, [&] { sherd::torch::fully_shard(*other, mesh_of(rank)); });
     expect_message({"sharded already", "root"}, [&] { sherd::torch::wrap(*other, mesh_of(rank)); });
     expect_message({"not wrapped"}, [&] { sherd::torch::Unsharded whole(*other->head); });
+  });
+}
+
+// Routing, sharding and the optimizer in another order than that one.
+TEST(TorchMisuse, OptimizersBeforeTheirTime) {
+  torch::manual_seed(7);
+  Net first;
+  launch(2, [&](RankContext& rank) {
+    Net model;
+    copy_weights(*first, *model);
+    expect_message({"Optimizer", "not sharded", "fully_shard()"}, [&] { sherd::torch::Optimizer early(*model); });
+    expect_message({"clip_grad_norm", "not sharded"}, [&] { sherd::torch::clip_grad_norm(*model, 1); });
+    sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank));
+    expect_message({"route()", "before fully_shard()"}, [&] { sherd::torch::Optimizer unrouted(*model); });
+    expect_message({"sharded already", "before fully_shard()"}, [&] { sherd::torch::route(*model); });
+    expect_message({"blocks.1", "root"}, [&] { sherd::torch::Optimizer part(*model->blocks->ptr(1)); });
+    expect_message({"model is not sharded"}, [&] { sherd::torch::Optimizer part(*model->head); });
+  });
+}
+
+// Two optimizers, each with a part of the routing, and one by a routing that sherd::route() made.
+TEST(TorchMisuse, OptimizersOfParts) {
+  torch::manual_seed(7);
+  Net first;
+  launch(2, [&](RankContext& rank) {
+    Net model;
+    copy_weights(*first, *model);
+    const sherd::Routing routing = sherd::torch::route(*model, {.optimizer = sherd::Algorithm::adamw});
+    sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank));
+    sherd::torch::Optimizer blocks(*model, routing.part("^blocks"), {});
+    expect_message({"another optimizer", "blocks.0.up.weight"}, [&] { sherd::torch::Optimizer again(*model, routing, {}); });
+    sherd::torch::Optimizer rest(*model, routing.part("^(tokens|head)"), {});
+    net_loss(model, 0).backward();
+    blocks.step(1e-2);
+    rest.step(1e-2);
+    EXPECT_EQ(blocks.steps(), 1);
+    EXPECT_EQ(rest.skipped(), 0);
   });
 }
 

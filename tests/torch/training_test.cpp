@@ -9,9 +9,8 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/checkpoint/weights.h>
-#include <sherd/optim/clip.h>
-#include <sherd/optim/optimizer.h>
 #include <sherd/torch/local_shards.h>
+#include <sherd/torch/optimizer.h>
 
 #include "temporary_folder.h"
 #include "torch/net.h"
@@ -40,17 +39,15 @@ struct Trainer {
     copy_weights(*first, *model);
     if (other_values)
       for (auto& p : model->parameters()) p.data().fill_(0.5f);
-    sherd::ModuleBase& root = sherd::torch::root_of(*model);
-    const sherd::Routing routing = sherd::route(root, {.optimizer = algorithm});
+    sherd::torch::route(*model, {.optimizer = algorithm});
     FullyShardOptions o;
     o.strategy = strategy;
     sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank), o);
-    optimizer.emplace(root, routing, sherd::OptimizerOptions{.weight_decay = 0.1});
+    optimizer.emplace(*model, sherd::OptimizerOptions{.weight_decay = 0.1});
   }
   float step(int number) {
     net_loss(model, number).backward();
-    sherd::ModuleBase& root = sherd::torch::root_of(*model);
-    const float norm = sherd::read_stats(root, sherd::clip_grad_norm(root, 0.5)).norm;
+    const float norm = sherd::torch::read_stats(*model, sherd::torch::clip_grad_norm(*model, 0.5)).norm;
     optimizer->step(1e-2);
     return norm;
   }
@@ -58,7 +55,7 @@ struct Trainer {
     return sherd::state_dict(sherd::torch::root_of(*model), &*optimizer, sherd::DictKind::on_all);
   }
   Net model;
-  std::optional<sherd::Optimizer> optimizer;
+  std::optional<sherd::torch::Optimizer> optimizer;
 };
 
 void expect_same(const sherd::StateDict& a, const sherd::StateDict& b) {

@@ -44,4 +44,9 @@ Attached* attached_to(const ::torch::nn::Module& module);
 /// The module's, made now if it has none.
 Attached& attach_to(::torch::nn::Module& module);
 
+/// The model whose root this is, described now if it was not. @throws InvalidArgument as root_of() does.
+Model& model_of(::torch::nn::Module& root);
+/// The same of a root that is sharded. @throws InvalidArgument, which begins with `what`, for others.
+Model& sharded_model_of(::torch::nn::Module& root, const char* what);
+
 }  // namespace sherd::torch::detail

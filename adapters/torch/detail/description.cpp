@@ -83,6 +83,17 @@ Mirror* Description::mirror_of(const ::torch::nn::Module& module) const {
   return found == mirror_of_.end() ? nullptr : found->second;
 }
 
+const Parameter* Description::parameter_of(const at::Tensor& tensor) const {
+  const auto found = known_.find(tensor.unsafeGetTensorImpl());
+  return found == known_.end() ? nullptr : &found->second;
+}
+
+const Buffer* Description::buffer_of(const at::Tensor& tensor) const {
+  for (const auto& [buffer, known] : buffers_)
+    if (known.is_same(tensor)) return &buffer;
+  return nullptr;
+}
+
 void Description::require_unchanged(::torch::nn::Module& root) const {
   std::string now;
   list(root, "", now);
@@ -114,14 +125,9 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
     mirror.tie(name, found->second);
     return;
   }
-  if (tensor.device().is_meta()) {
+  if (tensor.layout() != at::kStrided || !(tensor.is_cpu() || tensor.is_meta())) {
     wrong_.push_back(fmt::format(
-        "parameter '{}' is on the meta device and has no values; make the module on the CPU", full));
-    return;
-  }
-  if (tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
-    wrong_.push_back(
-        fmt::format("parameter '{}' is not a dense tensor on the CPU; move the module there first", full));
+        "parameter '{}' is not a dense tensor on the CPU or the meta device; move the module there first", full));
     return;
   }
   if (tensor.scalar_type() != at::kFloat) {
@@ -144,12 +150,11 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
 
 void Description::describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
                                   const at::Tensor& tensor) {
-  for (const auto& [buffer, known] : buffers_)
-    if (known.is_same(tensor)) return;  // saved under its first name
+  if (buffer_of(tensor) != nullptr) return;  // saved under its first name
   const auto dtype = dtype_of_memory(tensor.scalar_type());
-  if (!dtype || tensor.layout() != at::kStrided || !tensor.device().is_cpu() || !tensor.is_leaf()) {
+  if (!dtype || tensor.layout() != at::kStrided || !(tensor.is_cpu() || tensor.is_meta()) || !tensor.is_leaf()) {
     wrong_.push_back(
-        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU of a type that sherd knows (f32, "
+        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or the meta device) of a type that sherd knows (f32, "
                     "bf16, f16, f64, i32, i64, u8, bool)",
                     full, at::toString(tensor.scalar_type())));
     return;

@@ -34,6 +34,9 @@ class Description {
   /// Each parameter and buffer once, in the order of named_parameters().
   const std::vector<std::pair<Parameter, at::Tensor>>& parameters() const { return parameters_; }
   const std::vector<std::pair<Buffer, at::Tensor>>& buffers() const { return buffers_; }
+  /// Null for tensors that are none of these.
+  const Parameter* parameter_of(const at::Tensor& tensor) const;
+  const Buffer* buffer_of(const at::Tensor& tensor) const;
   /// @throws InvalidArgument when the tree is another now than it was described.
   void require_unchanged(::torch::nn::Module& root) const;
 

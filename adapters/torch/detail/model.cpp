@@ -15,6 +15,7 @@
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/kernels/ops/random.h>
 #include <sherd/torch/detail/attached.h>
+#include <sherd/torch/detail/tensor_memory.h>
 
 namespace sherd::torch::detail {
 namespace {
@@ -37,20 +38,25 @@ class GradientArrived final : public autograd::PostAccumulateGradHook {
   std::unique_ptr<PostAccumulateGradHook> before_;  // the program's own: a tensor has one place for them
 };
 
-/// Memory of sherd's as a tensor of libtorch's, which does not own it.
-at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type) {
-  return at::from_blob(memory.raw(), sizes, at::TensorOptions(type));
+std::string_view bytes_of(const at::Tensor& contiguous) {
+  return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-// A tensor of these sizes without memory.
-at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type) {
-  at::Tensor t = at::empty({0}, at::TensorOptions(type));
-  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
-  t.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                                                               c10::DataPtr(nullptr, at::kCPU), nullptr,
-                                                               /*resizable=*/false));
-  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return t;
+// This rank's piece of the values.
+void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor) {
+  const ParamRange range = parameter.shard_range();
+  if (range.empty()) return;
+  const at::Tensor values = tensor.detach().contiguous();
+  ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
+                      range.size() * size_of(DType::f32));
+}
+
+// Nothing on the compute stream may use the buffer.
+void to_buffer(const Buffer& buffer, const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().contiguous();
+  const Tensor memory = buffer.data();
+  if (memory.nbytes() > 0)
+    std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
 }
 
 }  // namespace
@@ -71,7 +77,7 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   const at::ScalarType type = scalar_type_of(parameter.group().plan().dtype);
   const at::NoGradGuard no_grad;
   tensor.mutable_grad() = at::Tensor();
-  tensor.set_data(without_memory(tensor.sizes(), type));
+  become(tensor, without_memory(tensor.sizes(), type));
   set_address(weights_.back(), nullptr);
 }
 
@@ -129,13 +135,16 @@ uint64_t Model::step() {
   return step_;
 }
 
-void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options) {
+void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+                  const ParameterInit& init) {
   if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
   if (mesh.world()->device().kind() != DeviceKind::cpu)
     throw NotSupported(
         "sherd::torch::fully_shard: the ranks' devices are GPUs; libtorch modules are sharded over CPUs so "
         "far");
   description_.require_unchanged(root);
+  const FirstValues first(root, init, options.seed);
+  first.require_known();
   require_alike(*mesh.world());
   // Modules are listed before those inside of them, and inner units come first.
   const auto modules = root.modules(/*include_self=*/false);
@@ -147,15 +156,16 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   }
   sherd::fully_shard(description_.root(), mesh, options);
   fill_shards();
+  if (!first.empty()) fill_shards_with(first, *mesh.world());
+  take_over_buffers();
   take_over(root);
 }
 
 void Model::require_alike(Communicator& world) const {
   uint64_t digest = 0;
   for (const auto& [parameter, tensor] : description_.parameters()) {
-    const at::Tensor values = tensor.detach().contiguous();
-    digest = hash64(digest ^ hash64(digest, parameter.name()),
-                    std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+    digest ^= hash64(digest, parameter.name());
+    digest = tensor.is_meta() ? hash64(digest, "meta") : hash64(digest, bytes_of(tensor.detach().contiguous()));
   }
   Tensor scratch;
   require_equal(
@@ -170,22 +180,40 @@ void Model::fill_shards() {
   Stream& compute = runtime().device().compute();
   const at::NoGradGuard no_grad;
   WeightsChange change(runtime());
-  for (const auto& [parameter, tensor] : description_.parameters()) {
-    const ParamRange range = parameter.shard_range();
-    if (range.empty()) continue;
-    const at::Tensor values = tensor.detach().contiguous();
-    ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
-                        range.size() * size_of(DType::f32));
-  }
+  for (const auto& [parameter, tensor] : description_.parameters())
+    if (!tensor.is_meta()) to_shard(compute, parameter, tensor);
   change.end();
   join();
-  for (const auto& [buffer, tensor] : description_.buffers()) {
-    const at::Tensor values = tensor.detach().contiguous();
-    const Tensor memory = buffer.data();
-    if (memory.nbytes() > 0)
-      std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
-    tensor.set_data(view_of(memory, tensor.sizes(), tensor.scalar_type()));
-  }
+  for (const auto& [buffer, tensor] : description_.buffers())
+    if (!tensor.is_meta()) to_buffer(buffer, tensor);
+}
+
+void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
+  Stream& compute = runtime().device().compute();
+  const at::NoGradGuard no_grad;
+  uint64_t digest = 0;
+  WeightsChange change(runtime());
+  values.make([&](const at::Tensor& tensor) {
+    digest = hash64(digest, bytes_of(tensor));
+    if (const Parameter* parameter = description_.parameter_of(tensor)) {
+      to_shard(compute, *parameter, tensor);
+    } else {
+      to_buffer(*description_.buffer_of(tensor), tensor);
+    }
+  });
+  change.end();
+  join();
+  Tensor scratch;
+  require_equal(world, compute, digest,
+                "sherd::torch::fully_shard: the ranks gave other first values to modules from the meta device; what "
+                "gives them has to do the same on every rank",
+                scratch);
+}
+
+void Model::take_over_buffers() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [buffer, tensor] : description_.buffers())
+    become(tensor, view_of(buffer.data(), tensor.sizes(), tensor.scalar_type()));
 }
 
 void Model::take_over(::torch::nn::Module& root) {

@@ -5,11 +5,14 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <sherd/fsdp/fully_shard.h>
+#include <sherd/optim/routing.h>
 #include <sherd/torch/detail/description.h>
+#include <sherd/torch/detail/first_values.h>
 
 namespace sherd::torch::detail {
 
@@ -72,7 +75,8 @@ class Model : public std::enable_shared_from_this<Model> {
   bool sharded() const { return root_unit_ != nullptr; }
   ShardRuntime& runtime() const { return runtime_of(root()); }
   UnitUse& root_unit() const { return *root_unit_; }
-  void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options);
+  void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
+             const ParameterInit& init);
 
   /// Blocks until all that sherd has queued is done, so that this thread may read and write what the compute
   /// stream would from here on.
@@ -85,10 +89,16 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<Call*> forwards;
   /// The backward that runs.
   std::weak_ptr<Pass> pass;
+  /// What sherd::torch::route() has decided.
+  std::optional<Routing> routing;
 
  private:
   void require_alike(Communicator& world) const;
+  /// Of what has values.
   void fill_shards();
+  /// Of what has none yet, one module after the other.
+  void fill_shards_with(const FirstValues& values, Communicator& world);
+  void take_over_buffers();
   void take_over(::torch::nn::Module& root);
 
   Description description_;

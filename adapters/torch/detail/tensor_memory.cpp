@@ -1,0 +1,27 @@
+#include <sherd/torch/detail/tensor_memory.h>
+
+#include <ATen/ATen.h>
+
+namespace sherd::torch::detail {
+
+at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type) {
+  return at::from_blob(memory.raw(), sizes, at::TensorOptions(type));
+}
+
+at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type) {
+  at::Tensor t = at::empty({0}, at::TensorOptions(type).device(at::kCPU));
+  const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
+  t.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                                                               c10::DataPtr(nullptr, at::kCPU), nullptr,
+                                                               /*resizable=*/false));
+  t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return t;
+}
+
+void become(const at::Tensor& tensor, const at::Tensor& other) {
+  if (tensor.device() != other.device()) tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  // On one device now: this forgets what autograd has noted of the device before.
+  tensor.set_data(other);
+}
+
+}  // namespace sherd::torch::detail

@@ -1,0 +1,147 @@
+#include <sherd/torch/recompute.h>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <mutex>
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/torch/detail/defaults.h>
+#include <sherd/torch/detail/owed.h>
+#include <sherd/torch/generator.h>
+
+namespace sherd::torch::detail {
+namespace {
+
+namespace autograd = ::torch::autograd;
+
+using TensorList = std::vector<at::Tensor>;
+
+/// Whether operations on the CPU choose a dtype by themselves, and which.
+class Autocast {
+ public:
+  Autocast() : on_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {}
+  void set() const {
+    at::autocast::set_autocast_enabled(at::kCPU, on_);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+  }
+
+ private:
+  bool on_;
+  at::ScalarType dtype_;
+};
+
+class AutocastScope {
+ public:
+  explicit AutocastScope(const Autocast& now) { now.set(); }
+  ~AutocastScope() { before_.set(); }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  Autocast before_;
+};
+
+/// What the second run needs beside the inputs.
+struct SecondRun final : ::torch::CustomClassHolder {
+  std::function<TensorList(const TensorList&)> again;
+  at::Generator generator;  // as it was before the first
+  Autocast autocast;
+  std::vector<bool> wanted;  // inputs that need a gradient
+  OwedBackwards owed;
+};
+
+at::Generator copy_of(at::Generator generator) {
+  const std::lock_guard alone(generator.mutex());
+  return generator.clone();
+}
+
+constexpr const char* kSecondRun = "second run";
+
+struct SherdRecompute : autograd::Function<SherdRecompute> {
+  // `anchor` is a tensor that needs a gradient, so that backward comes here also where weights inside alone do.
+  static autograd::variable_list forward(autograd::AutogradContext* context,
+                                         const c10::intrusive_ptr<SecondRun>& second,
+                                         const std::function<TensorList()>& first, at::TensorList inputs,
+                                         const at::Tensor& /*anchor*/) {
+    context->saved_data[kSecondRun] = c10::IValue::make_capsule(second);
+    context->set_materialize_grads(false);
+    std::vector<int64_t> versions;
+    for (const at::Tensor& t : inputs) versions.push_back(t._version());
+    // Threads share libtorch's generator, so that what others draw meanwhile would not come again: both runs draw from
+    // a copy, and the generator goes on from where the first has left it.
+    at::Generator generator = generator_now();
+    second->generator = copy_of(generator);
+    const at::Generator drawn = copy_of(second->generator);
+    TensorList results;
+    {
+      const ThreadGenerator own(drawn);
+      const OwedBackwards::Run run(&second->owed, OwedBackwards::second_run());
+      results = first();
+    }
+    const at::Tensor state = drawn.get_state();
+    {
+      const std::lock_guard alone(generator.mutex());
+      generator.set_state(state);
+    }
+    for (size_t i = 0; i < inputs.size(); ++i)
+      if (inputs[i]._version() != versions[i])
+        throw InvalidArgument(fmt::format(
+            "sherd::torch::recompute: the function wrote in place to tensor {} of its arguments, which its second run "
+            "would find changed; let it write to a copy",
+            i));
+    context->save_for_backward(inputs.vec());
+    return results;
+  }
+
+  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+    if (c10::GradMode::is_enabled())
+      throw NotSupported("backward with create_graph through sherd::torch::recompute()");
+    const auto second = c10::static_intrusive_pointer_cast<SecondRun>(context->saved_data.at(kSecondRun).toCapsule());
+    TensorList inputs = context->get_saved_variables();
+    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = inputs[i].detach().set_requires_grad(second->wanted[i]);
+    const at::AutoGradMode recording(true);
+    TensorList results;
+    {
+      const AutocastScope autocast(second->autocast);
+      const ThreadGenerator own(copy_of(second->generator));
+      const OwedBackwards::Run run(nullptr, &second->owed);
+      results = second->again(inputs);
+      second->owed.give_up();
+    }
+    if (results.size() != gradients.size())
+      throw InvalidArgument(fmt::format(
+          "sherd::torch::recompute: the function returned {} tensors, and {} when it ran again; it has to do the same "
+          "both times",
+          gradients.size(), results.size()));
+    autograd::variable_list from, with;
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!gradients[i].defined() || !results[i].requires_grad()) continue;
+      from.push_back(results[i]);
+      with.push_back(gradients[i]);
+    }
+    if (!from.empty()) autograd::backward(from, with);
+    autograd::variable_list all(2);  // of the two functions
+    for (const at::Tensor& t : inputs) all.push_back(t.requires_grad() ? t.grad() : at::Tensor());
+    all.emplace_back();  // of the anchor
+    return all;
+  }
+};
+
+}  // namespace
+
+TensorList run_twice(const TensorList& inputs, const std::function<TensorList()>& first,
+                     std::function<TensorList(const TensorList&)> again) {
+  auto second = c10::make_intrusive<SecondRun>();
+  second->again = std::move(again);
+  for (const at::Tensor& t : inputs) second->wanted.push_back(t.requires_grad());
+  const at::Tensor anchor = at::empty({0}).requires_grad_();
+  return SherdRecompute::apply(second, first, at::TensorList(inputs), anchor);
+}
+
+at::Tensor nothing_held() { return at::empty({0}); }
+
+}  // namespace sherd::torch::detail

@@ -1,0 +1,85 @@
+// Less memory for more arithmetic: a part of a forward is dropped, and run again when backward needs it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <sherd/torch/tensors.h>
+
+namespace sherd::torch {
+
+namespace detail {
+
+/// Runs `first`, of which autograd records nothing; backward runs `again` with tensors in the place of `inputs`, and
+/// goes through that. Both return as many tensors.
+std::vector<at::Tensor> run_twice(
+    const std::vector<at::Tensor>& inputs, const std::function<std::vector<at::Tensor>()>& first,
+    std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)> again);
+
+/// Tensors by the thousand are passed by value; nothing is held but these.
+at::Tensor nothing_held();
+
+}  // namespace detail
+
+/// f(args...), of which autograd keeps nothing but the arguments: backward runs f again before it goes through it. The
+/// result is that of f. Gradients have the same bits as without; random numbers (dropout) are drawn again as they were.
+/// Without recording it is just f(args...).
+///
+///     for (const auto& block : *blocks)
+///       x = sherd::torch::recompute([&](const at::Tensor& h) { return block->as<Block>()->forward(h); }, x);
+///
+/// Calls of wrapped modules may be inside, and it may be inside of one. In the second run a wrapped module's weights
+/// are gathered in the place of its backward, and stay for that where their memory lasts; scopes of several units cost
+/// the other units' gathers once more. Scopes may be nested; the inner ones count in the second run of the outer.
+///
+/// f and the arguments are copied and live until the graph is gone; f takes tensors, as values or const references.
+/// Tensors are found in arguments and result as by call() (tensors.h); those that f refers to otherwise, weights apart,
+/// have no gradients. f runs twice: it depends on its arguments, weights and random numbers, and on nothing that
+/// changes in between. What it computes in buffers (running statistics) it computes twice. Autocast is as it was.
+///
+/// Every tensor of the result that can have a gradient says that it needs one, whether or not something in f does.
+/// @throws InvalidArgument when f writes to an argument in place; from backward(), when f returns another number of
+/// tensors the second time. NotSupported from a backward with create_graph.
+template <class F, class... Args>
+auto recompute(F f, Args... args) -> std::decay_t<std::invoke_result_t<F&, Args&...>> {
+  using Result = std::decay_t<std::invoke_result_t<F&, Args&...>>;
+  static_assert(Tensors<Result>::known,
+                "sherd does not know where the tensors are in what this function returns: specialize "
+                "sherd::torch::Tensors for it");
+  if (!at::GradMode::is_enabled()) return f(args...);
+  const auto tensors_of = [](auto& value) {
+    std::vector<at::Tensor> found;
+    detail::visit_known(value, [&](at::Tensor& t) { found.push_back(t); });
+    return found;
+  };
+  std::tuple<Args...> held(std::move(args)...);
+  std::optional<Result> result;
+  const std::vector<at::Tensor> inputs = tensors_of(held);
+  // The first run leaves its result; autograd's function holds the arguments' tensors until the second.
+  const auto first = [&] {
+    result.emplace(std::apply(f, held));
+    return tensors_of(*result);
+  };
+  auto without_tensors = held;
+  detail::visit_known(without_tensors, [](at::Tensor& t) { t = detail::nothing_held(); });
+  auto again = [f, without_tensors, tensors_of](const std::vector<at::Tensor>& tensors) mutable {
+    auto arguments = without_tensors;
+    size_t i = 0;
+    detail::visit_known(arguments, [&](at::Tensor& t) { t = tensors[i++]; });
+    Result second = std::apply(f, arguments);
+    return tensors_of(second);
+  };
+  const std::vector<at::Tensor> outputs = detail::run_twice(inputs, first, std::move(again));
+  size_t i = 0;
+  detail::visit_known(*result, [&](at::Tensor& t) { t = outputs[i++]; });
+  return std::move(*result);
+}
+
+}  // namespace sherd::torch
