@@ -41,6 +41,16 @@ same_figures train.adamw metrics.accumulated
 same_figures train.adamw metrics.resumed
 [ "$(figures metrics.resumed | head -1 | cut -d' ' -f1)" = 5 ] || complain "the resumed run did not begin with step 5"
 
+# What else the two are told in the same words: held-out losses, schedules, AdamW's numbers; and replicas.
+run=("${flags[@]}" --steps 6 --eval-every 3 --adam-beta1 0.8 --adam-beta2 0.99 --adam-eps 1e-6 --lr-schedule wsd --decay-steps 3 --min-lr 0.001)
+"$bin/train_gpt" "${run[@]}" --metrics train.told
+"$bin/libtorch_gpt" "${run[@]}" --ranks 4 --replicas 2 --layout even_rows --metrics metrics.told --trace trace.json
+same_figures train.told metrics.told
+held_out() { sed -nE 's/.*"eval_loss": ([^,}]+).*/\1/p' "$1"; }
+[ "$(held_out metrics.told | wc -l)" = 2 ] || complain "held-out losses: $(held_out metrics.told)"
+paste <(held_out train.told) <(held_out metrics.told) | awk '{ d = $1 - $2; if (d * d > 1e-10) { print "held-out losses: " $0; exit 1 } }' || failed=1
+grep -q '"name"' trace.json || complain "nothing is traced"
+
 code=0
 "$bin/libtorch_gpt" --heads 3 --ranks 5 2>usage || code=$?
 [ $code -eq 2 ] || complain "wrong flags: exit status $code"
