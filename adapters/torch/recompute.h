@@ -33,7 +33,7 @@ at::Tensor nothing_held();
 /// Without recording it is just f(args...).
 ///
 ///     for (const auto& block : *blocks)
-///       x = sherd::torch::recompute([&](const at::Tensor& h) { return block->as<Block>()->forward(h); }, x);
+///       x = sherd::torch::recompute([block](const at::Tensor& h) { return block->as<Block>()->forward(h); }, x);
 ///
 /// Calls of wrapped modules may be inside, and it may be inside of one. In the second run a wrapped module's weights
 /// are gathered in the place of its backward, and stay for that where their memory lasts; scopes of several units cost

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include <sherd/torch/call.h>
+#include <sherd/torch/recompute.h>
 
 namespace libtorch_gpt {
 
@@ -14,6 +15,7 @@ using torch::Tensor;
 
 struct Shape {
   int64_t dim = 128, layers = 4, heads = 4, seq = 128;
+  bool recompute = false;
   static constexpr int64_t kVocab = 256;
 };
 
@@ -61,7 +63,8 @@ SHERD_TORCH_MODULE(Block);  // in the place of TORCH_MODULE
 /// Logits [batch, seq, vocab] of tokens i64 [batch, seq].
 struct GptImpl : torch::nn::Module {
   explicit GptImpl(const Shape& s)
-      : tok(register_module("tok", torch::nn::Embedding(Shape::kVocab, s.dim))),
+      : recompute(s.recompute),
+        tok(register_module("tok", torch::nn::Embedding(Shape::kVocab, s.dim))),
         pos(register_module("pos", torch::nn::Embedding(s.seq, s.dim))) {
     torch::nn::init::normal_(tok->weight, 0, 0.02);
     torch::nn::init::normal_(pos->weight, 0, 0.02);
@@ -72,9 +75,13 @@ struct GptImpl : torch::nn::Module {
   }
   Tensor forward(const Tensor& tokens) {
     Tensor x = tok(tokens) + pos->weight.slice(0, 0, tokens.size(1));
-    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+    for (const auto& block : *blocks) {
+      const auto run = [block](const Tensor& h) { return block->as<Block>()->forward(h); };
+      x = recompute ? sherd::torch::recompute(run, x) : run(x);
+    }
     return head(norm(x));
   }
+  bool recompute;
   torch::nn::Embedding tok, pos;
   torch::nn::ModuleList blocks;
   RmsNorm norm = nullptr;

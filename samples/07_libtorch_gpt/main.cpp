@@ -53,7 +53,7 @@ class Trainer {
     {
       // libtorch has one random generator for all threads: each rank draws its weights from one of its own.
       const sherd::torch::ThreadGenerator random(config.seed);
-      model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq});
+      model_ = Gpt(Shape{config.dim, config.layers, config.heads, config.seq, config.recompute == "blocks"});
     }
     sherd::ModuleBase& root = sherd::torch::root_of(*model_);
     const sherd::Algorithm algorithm =

@@ -33,6 +33,8 @@ for optimizer in adamw muon; do
     same_figures train.$optimizer metrics.$name
     cmp weights.$optimizer.$ranks.zero0 weights.$name || failed=1
   done
+  "$bin/libtorch_gpt" "${run[@]}" --ranks 3 --recompute blocks --export-weights weights.$optimizer.recomputed
+  cmp weights.$optimizer.3.zero0 weights.$optimizer.recomputed || failed=1
 done
 "$bin/libtorch_gpt" "${flags[@]}" --steps 8 --ranks 3 --grad-accum 2 --metrics metrics.accumulated
 same_figures train.adamw metrics.accumulated
