@@ -135,7 +135,8 @@ void check_library_order(std::span<const int> process_of) {
 /// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
 void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
   const std::string prefix = options.name + "/here";
-  const std::string settings = fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
+  const std::string settings =
+      fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
   store.set(fmt::format("{}/{}", prefix, place.rank), settings);
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   for (Backoff backoff;; backoff.sleep()) {
