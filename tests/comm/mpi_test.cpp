@@ -174,7 +174,8 @@ TEST(SignsOfLife, NameAProcessThatStandsStill) {
         throw;
       }
     });
-    ADD_FAILURE() << "ended well";
+    // The one that stood still may find that the other had come before it hears that it has given up.
+    EXPECT_TRUE(is_here(1, 2)) << "ended well";
   } catch (const CommError& e) {
     EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1 (process 1) has given no sign of life for")));
   }
