@@ -42,7 +42,9 @@ StoreReply Store::answer(Op op, const std::string& key, const std::string& value
   return r;
 }
 
-void Store::set(const std::string& key, const std::string& value) { answer(Op::set, key, value); }
+void Store::set(const std::string& key, const std::string& value, std::chrono::milliseconds patience) {
+  answer(Op::set, key, value, 0, patience);
+}
 
 std::string Store::set_once(const std::string& key, const std::string& value) {
   return answer(Op::set_once, key, value).values.at(0);

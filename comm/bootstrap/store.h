@@ -18,10 +18,11 @@ class Store : public StoreLimits {
  public:
   virtual ~Store() = default;
 
-  void set(const std::string& key, const std::string& value);
+  /// `patience` above 0: the store counts as lost when it does not answer for so long; of get(), too.
+  void set(const std::string& key, const std::string& value,
+           std::chrono::milliseconds patience = std::chrono::milliseconds(0));
   /// Sets the key if it is absent; returns the value that is there now.
   std::string set_once(const std::string& key, const std::string& value);
-  /// `patience` above 0: the store counts as lost when it does not answer for so long.
   std::optional<std::string> get(const std::string& key,
                                  std::chrono::milliseconds patience = std::chrono::milliseconds(0));
   /// Adds to a counter, which begins at 0; returns the sum.

@@ -29,7 +29,7 @@ std::optional<milliseconds> Pulse::look(Clock::time_point now) {
   if (last_ && now - *last_ < interval_) return {};
   const Clock::duration passed = last_ ? std::min(now - *last_, 2 * interval_) : Clock::duration{};
   last_ = now;
-  store_->set(fmt::format("{}/{}", prefix_, process_), std::to_string(++beats_));
+  store_->set(fmt::format("{}/{}", prefix_, process_), std::to_string(++beats_), kAnswerTime);
   const std::string heard = store_->get(fmt::format("{}/{}", prefix_, neighbour_), kAnswerTime).value_or("");
   silence_ = heard == heard_ ? silence_ + passed : Clock::duration{};
   heard_ = heard;
