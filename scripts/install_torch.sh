@@ -26,10 +26,10 @@ mkdir -p build
   echo "install_torch: python3 cannot make a virtual environment; install python3-venv" >&2
   exit 1
 }
-pip=($venv/bin/pip install --quiet --disable-pip-version-check --no-deps)
+pip=("$venv/bin/pip" install --quiet --disable-pip-version-check --retries 2 --no-deps)
 "${pip[@]}" "torch${version:+==$version}"
 # Of CUDA's parts those two, in the version that this torch wants: said part by part, or as one of the whole toolkit.
-mapfile -t parts < <($venv/bin/python - <<'END'
+mapfile -t parts < <($venv/bin/python - <<'END' | sort -u
 import importlib.metadata, re
 for wanted in importlib.metadata.requires("torch") or []:
     if part := re.match(r"(nvidia-cuda-(?:runtime|cupti)[\w-]*) *== *([\d.]+)", wanted):
@@ -39,5 +39,5 @@ for wanted in importlib.metadata.requires("torch") or []:
             print(f"{name}=={toolkit[1]}.{toolkit[2]}.*")
 END
 )
-[ ${#parts[@]} -eq 0 ] || "${pip[@]}" $(printf '%s\n' "${parts[@]}" | sort -u)
+[ ${#parts[@]} -eq 0 ] || "${pip[@]}" "${parts[@]}"
 echo "torch is in $venv: configure with -DSHERD_TORCH=ON"

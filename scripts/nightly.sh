@@ -4,6 +4,7 @@
 #   fuzzing       1,000,000 inputs to each target, or FUZZ_RUNS
 #   asan, tsan    nothing left out of the suites that .ci/run takes: more ranks, long sums, a crash at every call; one
 #                 process for each test; the installed package, and what only root can run, under asan
+#   libtorch      its adapter under asan (1 GB of PyTorch from PyPI)
 #   release       without precompiled headers, so that every source includes what it uses; private headers alone; CUDA for 8.0 and 9.0; the
 #                 program's runs in all strategies, layouts and replica arrangements (SHERD_NIGHTLY)
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
@@ -30,6 +31,14 @@ stage() {
 
 stage "fuzzing" scripts/fuzz.sh "${FUZZ_RUNS:-1000000}"
 stage "asan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" scripts/test.sh asan -LE slow
+# Clang, as in .ci/run. A whole PyTorch (its Python half included) is not needed.
+libtorch_under_asan() {
+  scripts/install_deps.sh clang libclang-rt-dev libomp-dev python3-venv && scripts/install_torch.sh || return
+  rm -rf build/asan  # of the other compiler
+  CONFIGURE="-DCMAKE_CXX_COMPILER=clang++ -DSHERD_TEST_SHARDS=4 -DSHERD_MPI=OFF -DSHERD_TORCH=ON" \
+    TARGETS="test_torch libtorch_gpt train_gpt" scripts/test.sh asan -L '^torch$'
+}
+stage "libtorch under asan" libtorch_under_asan
 stage "tsan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" TARGETS=runtime_tests \
   scripts/test.sh tsan -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint)$'
 stage "release, everything" env SHERD_NIGHTLY=1 \

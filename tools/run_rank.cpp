@@ -83,6 +83,8 @@ int keep_rank(const std::vector<std::string>& command) {
         return report.kind == Kind::ended ? report.value : kBySignal + report.value;
       }
     }
+    // The launcher ends its ranks by SIGTERM, which a program that stands stopped does not hear.
+    if (signal == SIGTERM && report.kind == RankReport::Kind::stopped) ::kill(-program, SIGKILL);
   }
 }
 

@@ -22,8 +22,10 @@ namespace {
 using Clock = StartOutcome::Clock;
 using std::chrono::milliseconds;
 
-// The launcher's own time to end its ranks on all hosts; then whatever is left on this one is killed.
-constexpr milliseconds kLauncherEnds{5'000};
+// The launcher's own time to end its ranks on all hosts; then whatever is left on this one is killed. A launcher that does
+// not reach a host would take longer; the ranks there end with the launcher's part there, when it misses the launcher, and
+// can no longer commit anything.
+constexpr milliseconds kLauncherEnds{3'000};
 // What the launcher has to bring the last output of ranks that have all ended.
 constexpr milliseconds kLauncherEndsItself{60'000};
 // This process was stopped itself, or got no CPU, when it sleeps for so much longer than it wanted to.

@@ -16,6 +16,7 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/backend.h>
+#include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
@@ -245,6 +246,9 @@ int main_of(int argc, char** argv) {
     }
     if (!given.config_file.empty()) problems.push_back("--config is train_gpt's; give flags");
     sherd::set_given(given, problems);
+    // The processes of a job are its ranks.
+    if (config.comm != "local" && !given.has("ranks"))
+      config.ranks = std::max<int64_t>(config.ranks, sherd::job_in_environment().processes);
     sherd::check_values(groups, given, problems);
     check(config, problems);
     sherd::throw_problems(problems);

@@ -283,6 +283,19 @@ TEST_F(Run, RanksThatStandStoppedAreNamedAndNotWaitedFor) {
       f.err, ContainsRegex("because rank 0 .* ended with exit code 1.*; rank 1 .* was stopped by signal 19"));
 }
 
+TEST_F(Run, ALaunchersSigtermEndsRanksThatStandStopped) {
+  std::string asks = kLauncher;
+  const std::string kill = "; sleep 0.2; kill -KILL \"${pids[@]}\" 2>/dev/null";
+  asks.erase(asks.find(kill), kill.size());
+  asks.insert(asks.rfind("exit 0"), "echo \"all ended\" >>\"${0%/*}/log\"\n");
+  script("mpirun", asks);
+  program(std::string(kStops) + "[[ $start == 2 || $rank == 1 ]] || exit 1");
+  const Finished f = run("--nproc 2 --grace 3600");
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  const std::string said = log();
+  EXPECT_LT(said.find("all ended"), said.rfind("launcher ")) << said;
+}
+
 TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
   program(std::string(kStops) + "[[ $start == 2 ]] || exec sleep 600");
   const Finished f = run("--nproc 2 --stopped-for 1");

@@ -81,7 +81,8 @@ inline std::vector<float> part_of(const torch::Tensor& whole, sherd::ParamRange 
 }
 
 inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  if (a.size() != b.size() || a.empty()) return a.size() == b.size();  // memcmp() takes no null pointer
+  return std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 /// This rank's pieces of the gradients (or weights) are, bit for bit, those of `want`.
