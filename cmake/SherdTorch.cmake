@@ -5,10 +5,17 @@
 #   SHERD_TORCH_DIR  folder with include/ and lib/ of PyTorch 2.11 or newer: site-packages/torch, or libtorch unpacked
 #   SHERD_TORCH_PYTHON  a Python that has torch, asked when SHERD_TORCH_DIR is not given (scripts/install_torch.sh makes
 #                    build/venv, which is looked at first)
+#   SHERD_TORCH_CUDA whether it also works on GPUs; off unless asked for. Needs SHERD_CUDA and a PyTorch for CUDA.
 if(NOT DEFINED SHERD_TORCH)
   option(SHERD_TORCH "Build the adapter for libtorch modules (needs PyTorch 2.11 or newer)" OFF)
 endif()
+if(NOT DEFINED SHERD_TORCH_CUDA)
+  option(SHERD_TORCH_CUDA "Let the adapter for libtorch modules use GPUs (needs SHERD_CUDA and a PyTorch for CUDA)" OFF)
+endif()
 if(NOT SHERD_TORCH)
+  if(SHERD_TORCH_CUDA)
+    message(FATAL_ERROR "SHERD_TORCH_CUDA: it is the adapter's, which is not built; give -DSHERD_TORCH=ON, too")
+  endif()
   return()
 endif()
 
@@ -53,6 +60,23 @@ if("${major}.${minor}" VERSION_LESS 2.11)
 endif()
 message(STATUS "libtorch ${major}.${minor}: ${sherd_torch_dir}")
 
+set(sherd_torch_libraries -ltorch_cpu -lc10)
+if(SHERD_TORCH_CUDA)
+  if(NOT SHERD_CUDA OR NOT TARGET CUDA::cudart)
+    message(FATAL_ERROR "SHERD_TORCH_CUDA: ranks on GPUs need sherd's CUDA backend and the CUDA toolkit; configure with "
+      "-DSHERD_CUDA=ON (nvcc must be on the PATH), or leave SHERD_TORCH_CUDA off")
+  endif()
+  foreach(needed lib/libtorch_cuda.so lib/libc10_cuda.so include/c10/cuda/CUDAStream.h
+      include/c10/cuda/impl/cuda_cmake_macros.h)
+    if(NOT EXISTS ${sherd_torch_dir}/${needed})
+      message(FATAL_ERROR "SHERD_TORCH_CUDA: '${sherd_torch_dir}' is a PyTorch without CUDA: ${needed} is missing; give "
+        "-DSHERD_TORCH_DIR= of one for CUDA, or leave SHERD_TORCH_CUDA off")
+    endif()
+  endforeach()
+  # No symbol of libtorch_cuda.so is asked for: its operations register themselves when it is loaded.
+  list(PREPEND sherd_torch_libraries -Wl,--push-state,--no-as-needed -ltorch_cuda -lc10_cuda -Wl,--pop-state)
+endif()
+
 # What the adapter links and its users compile with. Flags, not libraries of CMake's: the folder has a libgomp of its own,
 # which CMake would warn of. Beside torch's headers lie those of an {fmt} of its
 # own, which are found before the system's, and which no library that is linked goes with. libtorch_cpu.so finds what it needs itself (CUDA's runtime among it, in nvidia/ beside torch/).
@@ -60,5 +84,5 @@ add_library(sherd_libtorch INTERFACE IMPORTED)
 set_target_properties(sherd_libtorch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${sherd_torch_dir}/include;${sherd_torch_dir}/include/torch/csrc/api/include"
   INTERFACE_COMPILE_DEFINITIONS FMT_HEADER_ONLY=1
-  INTERFACE_LINK_LIBRARIES "-L${sherd_torch_dir}/lib;-ltorch_cpu;-lc10"
+  INTERFACE_LINK_LIBRARIES "-L${sherd_torch_dir}/lib;${sherd_torch_libraries}"
   INTERFACE_LINK_OPTIONS "-Wl,--allow-shlib-undefined;-Wl,-rpath,${sherd_torch_dir}/lib")

@@ -36,6 +36,7 @@ class Forward {
       unit_->bind();
       bound_ = true;
       model_->join();
+      on_compute_ = model_->device().on_compute();
       if (!recorded) return;
       auto& around = model_->forwards;
       c10::intrusive_ptr<Call> parent;
@@ -58,6 +59,7 @@ class Forward {
   Forward& operator=(const Forward&) = delete;
 
   const UnitUse& unit() const { return *unit_; }
+  const TorchDevice::OnCompute& on_compute() const { return *on_compute_; }
   /// Null when it is not recorded.
   const c10::intrusive_ptr<Call>& call() const { return call_; }
   /// `wanted`: something of the result has a gradient.
@@ -77,6 +79,7 @@ class Forward {
 
  private:
   void release() {
+    on_compute_.reset();
     if (std::exchange(bound_, false)) unit_->unbind();
     if (call_ != nullptr) std::erase(model_->forwards, call_.get());
   }
@@ -90,6 +93,7 @@ class Forward {
   std::shared_ptr<Model> model_;
   OwedBackwards* owed_;
   c10::intrusive_ptr<Call> call_;
+  std::unique_ptr<TorchDevice::OnCompute> on_compute_;  // libtorch's operations until the end
   bool bound_ = false, open_ = true;
   bool again_ = false;  // in the second run of a function, for a backward that was owed
 };
@@ -124,6 +128,7 @@ CallScope::~CallScope() = default;
 
 void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
   if (!impl_) return;
+  for (const at::Tensor* t : tensors) impl_->forward.on_compute().takes(*t);
   if (impl_->forward.call() != nullptr) detail::mark_inputs(impl_->forward.call(), tensors);
   cast(tensors, impl_->forward.unit().unit().precision().inputs);
 }
@@ -131,6 +136,7 @@ void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
 void CallScope::outputs(const std::vector<at::Tensor*>& tensors) {
   if (!impl_) return;
   cast(tensors, impl_->forward.unit().unit().precision().outputs);
+  for (const at::Tensor* t : tensors) impl_->forward.on_compute().gives(*t);
   if (impl_->forward.call() == nullptr) return;
   impl_->wanted =
       std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) { return t->requires_grad(); });

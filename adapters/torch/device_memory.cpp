@@ -77,7 +77,9 @@ class ByThread final : public c10::Allocator {
 DeviceMemory::DeviceMemory(std::shared_ptr<Device> device)
     : device_(std::move(device)), around_(device_of_thread) {
   if (device_->kind() != DeviceKind::cpu)
-    throw NotSupported("sherd::torch::DeviceMemory: libtorch's CPU tensors cannot lie in the memory of a GPU");
+    throw NotSupported(
+        "sherd::torch::DeviceMemory: it is libtorch's memory on the CPU that it counts; what libtorch holds on a GPU is its "
+        "own caching allocator's, beside sherd's memory and its limit: leave the scope out where ranks compute on GPUs");
   ByThread::installed();
   device_of_thread = &device_;
 }

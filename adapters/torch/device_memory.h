@@ -20,7 +20,7 @@ namespace sherd::torch {
 /// began it.
 class DeviceMemory {
  public:
-  /// @throws NotSupported for a device whose memory is not the host's.
+  /// @throws NotSupported for a GPU: what libtorch has there is its own caching allocator's, and not counted.
   explicit DeviceMemory(std::shared_ptr<Device> device);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;

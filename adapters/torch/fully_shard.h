@@ -28,7 +28,7 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// rest. From here on the weights are spread over the ranks of the mesh, and Module::to(), clone() and save()
 /// of any of these modules throw.
 ///
-/// Parameters are f32, dense and on the CPU, as the mesh's device is; those with requires_grad off are
+/// Parameters are f32 and dense; those with requires_grad off are
 /// frozen, one that is registered in several places is tied. The values are those that the modules have now,
 /// which must be the same on all ranks (torch::manual_seed() with one seed, or weights loaded by each): that
 /// is compared. Persistent buffers move to memory that checkpoints read; each rank goes on with its own
@@ -38,8 +38,13 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// reset_parameters(), from FullyShardOptions::seed, which means nothing otherwise. They have memory for one module at
 /// a time: no rank holds more of them than its pieces and one module's.
 ///
+/// Modules are on the CPU, on the meta device, or on the rank's own GPU; afterwards they are where the mesh's device is
+/// (device_of(), device.h). Ranks whose devices are GPUs need -DSHERD_TORCH_CUDA=ON, and one GPU each of a process's;
+/// that is compiled, and was never run on a GPU (docs/libtorch.md).
+///
 /// Collective; same calls on every rank.
-/// @throws InvalidArgument naming *all* parameters and buffers that cannot be, when nothing has changed yet;
+/// @throws NotCompiled for GPUs without that option, NotSupported for ranks of one process that share one, before
+/// anything has changed; InvalidArgument naming *all* parameters and buffers that cannot be, when nothing has changed yet;
 /// what sherd::fully_shard() throws, the tree being as before; ShapeMismatch on every rank when initial
 /// values differ; what `init` throws, and InvalidArgument naming all that it has left unwritten, after either of which
 /// the modules are of no use.

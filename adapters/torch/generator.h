@@ -20,7 +20,7 @@ class DefaultsScope;
 ///       const sherd::torch::ThreadGenerator random(seed + static_cast<uint64_t>(rank.world->rank()));
 ///       ...
 ///
-/// What names a generator itself keeps that. Scopes nest, and end in the opposite order on the thread that made them.
+/// Numbers on a GPU come from libtorch's generator of that GPU. What names a generator itself keeps that. Scopes nest, and end in the opposite order on the thread that made them.
 /// The numbers are those that the default generator would give after torch::manual_seed(seed).
 class ThreadGenerator {
  public:

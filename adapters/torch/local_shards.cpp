@@ -3,13 +3,15 @@
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/copy.h>
+#include <sherd/torch/detail/tensor_memory.h>
+#include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/fully_shard.h>
 
 namespace sherd::torch {
 namespace {
 
-at::Tensor flat_view(const Tensor& memory) {
-  return at::from_blob(memory.raw(), {memory.numel()}, at::TensorOptions(at::kFloat));
+at::Tensor flat_view(const Tensor& memory, const detail::TorchDevice& device) {
+  return detail::view_of(memory, {memory.numel()}, at::kFloat, device.place());
 }
 
 }  // namespace
@@ -20,15 +22,17 @@ struct LocalShards::Impl {
     at::Tensor values;
   };
   std::weak_ptr<ShardRuntime> runtime;
+  std::shared_ptr<detail::TorchDevice> device;
   std::vector<Shard> shards;
 };
 
 LocalShards::LocalShards(::torch::nn::Module& root) : impl_(std::make_unique<Impl>()) {
   ModuleBase& model = root_of(root);
   impl_->runtime = runtime_of(model).weak_from_this();
+  impl_->device = detail::TorchDevice::of(runtime_of(model).device());
   for (const auto& [name, parameter] : model.named_parameters())
     if (parameter.trainable())
-      impl_->shards.push_back({parameter, flat_view(parameter.shard()).requires_grad_(true)});
+      impl_->shards.push_back({parameter, flat_view(parameter.shard(), *impl_->device).requires_grad_(true)});
 }
 
 LocalShards::~LocalShards() = default;
@@ -53,9 +57,10 @@ bool LocalShards::step(const std::function<void()>& update) {
   int64_t skip = 0;
   if (runtime->skip().defined()) ops::copy_to_host(compute, &skip, runtime->skip());
   WeightsChange change(*runtime);
-  compute.synchronize();  // the reductions, and whoever still reads the weights
+  impl_->device->join();  // the reductions, and whoever still reads the weights
   if (skip == 0) {
-    for (auto& s : impl_->shards) s.values.mutable_grad() = flat_view(s.parameter.grad_shard());
+    const auto on_compute = impl_->device->on_compute();
+    for (auto& s : impl_->shards) s.values.mutable_grad() = flat_view(s.parameter.grad_shard(), *impl_->device);
     update();
   }
   change.end();

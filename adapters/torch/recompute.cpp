@@ -4,9 +4,14 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <algorithm>
+#include <array>
 #include <mutex>
+#include <utility>
+#include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/torch/detail/defaults.h>
@@ -20,18 +25,27 @@ namespace autograd = ::torch::autograd;
 
 using TensorList = std::vector<at::Tensor>;
 
-/// Whether operations on the CPU choose a dtype by themselves, and which.
+/// Whether operations on CPUs and GPUs choose a dtype by themselves, and which.
 class Autocast {
  public:
-  Autocast() : on_(at::autocast::is_autocast_enabled(at::kCPU)), dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {}
+  Autocast() {
+    for (size_t i = 0; i < kKinds.size(); ++i)
+      values_[i] = {at::autocast::is_autocast_enabled(kKinds[i]), at::autocast::get_autocast_dtype(kKinds[i])};
+  }
   void set() const {
-    at::autocast::set_autocast_enabled(at::kCPU, on_);
-    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+    for (size_t i = 0; i < kKinds.size(); ++i) {
+      at::autocast::set_autocast_enabled(kKinds[i], values_[i].on);
+      at::autocast::set_autocast_dtype(kKinds[i], values_[i].dtype);
+    }
   }
 
  private:
-  bool on_;
-  at::ScalarType dtype_;
+  static constexpr std::array<at::DeviceType, 2> kKinds = {at::kCPU, at::kCUDA};
+  struct Value {
+    bool on = false;
+    at::ScalarType dtype = at::kFloat;
+  };
+  std::array<Value, kKinds.size()> values_;
 };
 
 class AutocastScope {
@@ -45,10 +59,63 @@ class AutocastScope {
   Autocast before_;
 };
 
+at::Tensor state_of(const at::Generator& generator) {
+  at::Generator g = generator;
+  const std::lock_guard alone(g.mutex());
+  return g.get_state();
+}
+
+void set_state(const at::Generator& generator, const at::Tensor& state) {
+  at::Generator g = generator;
+  const std::lock_guard alone(g.mutex());
+  g.set_state(state);
+}
+
+/// The states of libtorch's generators of the GPUs that a function's arguments lie on. A rank has its GPU alone
+/// (detail/torch_cuda.cpp), so that nobody else draws meanwhile: they are set back for the second run, which a copy, as
+/// on the CPU, could not be given to operations for.
+class GpuStates {
+ public:
+  GpuStates() = default;
+  explicit GpuStates(const TensorList& tensors) {
+    for (const at::Tensor& t : tensors) {
+      if (!t.is_cuda()) continue;
+      const at::Generator generator = at::globalContext().defaultGenerator(t.device());
+      const bool known = std::any_of(states_.begin(), states_.end(), [&](const auto& s) { return s.first == generator; });
+      if (!known) states_.emplace_back(generator, state_of(generator));
+    }
+  }
+  void set() const {
+    for (const auto& [generator, state] : states_) set_state(generator, state);
+  }
+  /// Of the same generators, now.
+  GpuStates now() const {
+    GpuStates now;
+    for (const auto& [generator, state] : states_) now.states_.emplace_back(generator, state_of(generator));
+    return now;
+  }
+
+ private:
+  std::vector<std::pair<at::Generator, at::Tensor>> states_;
+};
+
+/// While it lives, they are as they were.
+class GpuStatesScope {
+ public:
+  explicit GpuStatesScope(const GpuStates& then) : before_(then.now()) { then.set(); }
+  ~GpuStatesScope() { before_.set(); }
+  GpuStatesScope(const GpuStatesScope&) = delete;
+  GpuStatesScope& operator=(const GpuStatesScope&) = delete;
+
+ private:
+  const GpuStates before_;
+};
+
 /// What the second run needs beside the inputs.
 struct SecondRun final : ::torch::CustomClassHolder {
   std::function<TensorList(const TensorList&)> again;
   at::Generator generator;  // as it was before the first
+  GpuStates gpus;           // likewise
   Autocast autocast;
   std::vector<bool> wanted;  // inputs that need a gradient
   OwedBackwards owed;
@@ -75,6 +142,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     // a copy, and the generator goes on from where the first has left it.
     at::Generator generator = generator_now();
     second->generator = copy_of(generator);
+    second->gpus = GpuStates(inputs.vec());
     const at::Generator drawn = copy_of(second->generator);
     TensorList results;
     {
@@ -108,6 +176,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     {
       const AutocastScope autocast(second->autocast);
       const ThreadGenerator own(copy_of(second->generator));
+      const GpuStatesScope gpus(second->gpus);
       const OwedBackwards::Run run(nullptr, &second->owed);
       results = second->again(inputs);
       second->owed.give_up();

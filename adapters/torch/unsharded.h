@@ -12,6 +12,9 @@ namespace sherd::torch {
 /// this thread meanwhile; sherd::torch::call() is what training uses. Writing to them is lost: change weights
 /// by LocalShards or load_state_dict().
 ///
+/// On a GPU libtorch's current stream on this thread is meanwhile that of sherd's compute stream; it ends on the thread
+/// that began it.
+///
 /// Collective, outside of forwards and backwards: on all ranks at the same point, and destroyed at the same
 /// point. Units that share gather memory get memory of their own for it, which the model then keeps.
 /// @throws InvalidArgument for a module that is not wrapped.

@@ -33,7 +33,9 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
        {{"ranks", &c.ranks, "N", "all ranks: replicas x shards; with --comm mpi, when not given: the processes of mpirun",
          1, 1024},
         {"replicas", &c.replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
-        {"comm", &c.comm, "local|mpi", "ranks are threads of this process, or the processes of mpirun"},
+        {"comm", &c.comm, "local|nccl|mpi",
+         "local: ranks are threads of this process; nccl: one GPU each, also as processes of torchrun, mpirun or srun; mpi: "
+         "processes of mpirun on CPUs"},
         {"strategy", &c.strategy, "no_shard|optim|optim_grads|optim_grads_params",
          "what is sharded; also known as zero0, zero1, zero2, zero3", 0, 0, canonical_strategy},
         {"layout", &c.layout, "ragged|even_rows|whole_param", "where parameters are cut"},
@@ -64,9 +66,12 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
         {"grad_clip", &c.grad_clip, "X", "largest norm of the gradients; 0: any", 0, 1e9},
         {"precision", &c.precision, "fp32|bf16", "to compute in"}}},
       {"Machine",
-       {{"threads", &c.threads, "N", "libtorch's threads per rank; 0: cores / ranks", 0, 1024},
+       {{"device", &c.device, "cpu|cuda",
+         "cuda: rank r (of a job's processes: the r-th of its host) computes on GPU r, in builds with "
+         "-DSHERD_TORCH_CUDA=ON; not run on a GPU yet"},
+        {"threads", &c.threads, "N", "libtorch's threads per rank; 0: cores / ranks", 0, 1024},
         {"memory_limit", &c.memory_limit, "BYTES",
-         "that a rank holds, activations and kept ones included, with suffix K, M or G; 0: none", 0, 1e15},
+         "that a rank holds, kept ones included, on CPUs activations, too, with suffix K, M or G; 0: none", 0, 1e15},
         {"comm_timeout", &c.comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0, 1e6},
         {"flight_recorder", &c.flight_recorder, "FOLDER",
          "where each rank writes its last collectives when the run fails; `sherd trace FOLDER` compares them"}}},
@@ -98,6 +103,10 @@ void check(const Config& c, std::vector<std::string>& problems) {
     problems.push_back("--lr-schedule wsd: give --decay-steps N, the last steps, in which the rate falls");
   if (c.min_lr && *c.min_lr > c.lr)
     problems.push_back(fmt::format("--min-lr {}: must not be greater than --lr {}", *c.min_lr, c.lr));
+  if (c.comm == "nccl" && c.device == "cpu")
+    problems.push_back("--comm nccl: moves memory between GPUs; give --device cuda, or leave --comm local");
+  if (c.comm == "mpi" && c.device == "cuda")
+    problems.push_back("--comm mpi: moves memory of CPUs; give --comm nccl, or leave --device cpu");
   if (c.comm_timeout == 0) problems.push_back("--comm-timeout 0: must be greater than 0");
 }
 
@@ -135,6 +144,7 @@ sherd::Schedule schedule_of(const Config& c) {
 
 sherd::LaunchOptions launch_options(const Config& c, int threads) {
   sherd::LaunchOptions launch;
+  launch.device.kind = sherd::parse_device_kind(c.device);
   launch.device.threads = threads;
   launch.device.memory_limit = c.memory_limit;
   launch.backend = sherd::parse_backend(c.comm);

@@ -18,7 +18,7 @@ namespace libtorch_gpt {
 
 struct Config {
   std::string data, init_weights, export_weights, metrics, save, resume, trace, timeline, flight_recorder;
-  std::string comm = "local", strategy = "optim_grads_params", layout = "ragged", optimizer = "adamw", precision = "fp32",
+  std::string device = "cpu", comm = "local", strategy = "optim_grads_params", layout = "ragged", optimizer = "adamw", precision = "fp32",
               lr_schedule = "constant", recompute = "none";
   int64_t seq = 128, batch = 16, grad_accum = 1, ranks = 1, replicas = 1, threads = 0, steps = 100, warmup = 0,
           decay_steps = 0, eval_every = 0, trace_steps = 2, memory_limit = 0;

@@ -22,6 +22,7 @@
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops/copy.h>
 #include <sherd/optim/schedule.h>
+#include <sherd/torch/device.h>
 #include <sherd/torch/device_memory.h>
 #include <sherd/torch/fully_shard.h>
 #include <sherd/torch/generator.h>
@@ -173,7 +174,8 @@ class Trainer {
       const auto row = static_cast<int64_t>(i);
       windows_->fill(windows[i], inputs[row].data_ptr<int32_t>(), targets[row].data_ptr<int32_t>());
     }
-    return {inputs.to(torch::kLong), targets.to(torch::kLong)};
+    const torch::Device place = sherd::torch::device_of(*rank_.device);
+    return {inputs.to(torch::kLong).to(place), targets.to(torch::kLong).to(place)};
   }
 
   Tensor losses_of(const Tensor& inputs, const Tensor& targets, at::Reduction::Reduction reduction) {
@@ -202,7 +204,8 @@ void run(const Config& config, const std::string& settings) {
   at::set_num_threads(threads);
   sherd::launch(static_cast<int>(config.ranks), launch_options(config, threads), [&](sherd::RankContext& rank) {
     at::set_num_threads(threads);  // of this thread
-    const sherd::torch::DeviceMemory memory(rank.device);  // so that figures and limits include activations
+    std::optional<sherd::torch::DeviceMemory> memory;  // so that figures and limits include activations
+    if (rank.device->kind() == sherd::DeviceKind::cpu) memory.emplace(rank.device);
     sherd::TraceOutput trace(rank, trace_options(config));
     Trainer trainer(rank, config, windows);
     std::optional<sherd::MetricsWriter> metrics;

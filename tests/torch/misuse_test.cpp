@@ -1,4 +1,6 @@
 // What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+#include <sherd/torch/detail/torch_device.h>
+#include <sherd/torch/device.h>
 #include <sherd/torch/optimizer.h>
 #include <sherd/torch/unsharded.h>
 
@@ -23,6 +25,38 @@ void alone(const std::function<void(Net&)>& body, const FullyShardOptions& optio
 void expect_message(const std::vector<std::string>& parts, const std::function<void()>& f) {
   const std::string message = message_of(f);
   for (auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+}
+
+// What says that it is a GPU, and is none.
+class NoGpu final : public sherd::Device {
+ public:
+  sherd::DeviceKind kind() const override { return sherd::DeviceKind::cuda; }
+  int ordinal() const override { return 3; }
+  sherd::Allocator& allocator() override { return cpu_->allocator(); }
+  const sherd::KernelTable& kernels() const override { return cpu_->kernels(); }
+  sherd::Stream& compute() override { return cpu_->compute(); }
+  std::unique_ptr<sherd::Stream> make_stream(std::string name, sherd::StreamPriority priority) override {
+    return cpu_->make_stream(std::move(name), priority);
+  }
+  const std::string& label() const override { return cpu_->label(); }
+  std::string describe() const override { return "no GPU"; }
+
+ private:
+  std::shared_ptr<sherd::Device> cpu_ = sherd::make_cpu_device();
+};
+
+TEST(TorchMisuse, GpusThatAreNotCompiledSayHowToTurnThemOn) {
+  NoGpu gpu;
+  EXPECT_EQ(sherd::torch::device_of(gpu), torch::Device(torch::kCUDA, 3));
+  EXPECT_EQ(sherd::torch::device_of(*sherd::make_cpu_device()), torch::Device(torch::kCPU));
+  try {
+    sherd::torch::detail::TorchDevice::of(gpu);
+  } catch (const sherd::NotCompiled& e) {
+    EXPECT_NE(std::string(e.what()).find("-DSHERD_TORCH_CUDA=ON"), std::string::npos) << e.what();
+    return;
+  } catch (const std::exception&) {
+  }
+  GTEST_SKIP() << "this build has the adapter for GPUs";
 }
 
 TEST(TorchMisuse, MovingAndCopyingAreRefused) {

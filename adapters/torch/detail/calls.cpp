@@ -155,6 +155,7 @@ void Pass::enter(c10::intrusive_ptr<Call> call) {
   open_.push_back(std::move(call));
   unit.bind();
   model_->join();
+  model_->device().after_compute();
 }
 
 bool Pass::inside(const Call& call, const Call& other) {
@@ -193,6 +194,7 @@ void Pass::close(size_t at, bool more) {
   --unit.backwards;
   unit.unbind();
   try {
+    model_->device().before_compute();
     if (more) {
       unit.unit().suspend_backward();
     } else {
@@ -212,6 +214,10 @@ void Pass::finish() {
 
 Pass::~Pass() {
   if (finished_) return;
+  try {
+    model_->device().before_compute();
+  } catch (...) {  // the device has failed, which every later call on it says again
+  }
   for (; !open_.empty(); open_.pop_back()) {
     Call& call = *open_.back();
     call.state_ = Call::State::done;

@@ -37,6 +37,9 @@ std::optional<DType> dtype_of_memory(at::ScalarType type) {
   }
 }
 
+// Of ranks' devices, of which fully_shard() knows more.
+bool known_place(const at::Tensor& tensor) { return tensor.is_cpu() || tensor.is_cuda() || tensor.is_meta(); }
+
 // Everything that a description depends on, in the order in which it was looked at.
 void list(const ::torch::nn::Module& module, const std::string& prefix, std::string& tree) {
   for (const auto& p : module.named_parameters(/*recurse=*/false))
@@ -125,9 +128,9 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
     mirror.tie(name, found->second);
     return;
   }
-  if (tensor.layout() != at::kStrided || !(tensor.is_cpu() || tensor.is_meta())) {
+  if (tensor.layout() != at::kStrided || !known_place(tensor)) {
     wrong_.push_back(fmt::format(
-        "parameter '{}' is not a dense tensor on the CPU or the meta device; move the module there first", full));
+        "parameter '{}' is not a dense tensor on the CPU, a GPU or the meta device; move the module there first", full));
     return;
   }
   if (tensor.scalar_type() != at::kFloat) {
@@ -152,9 +155,9 @@ void Description::describe_buffer(Mirror& mirror, const std::string& name, const
                                   const at::Tensor& tensor) {
   if (buffer_of(tensor) != nullptr) return;  // saved under its first name
   const auto dtype = dtype_of_memory(tensor.scalar_type());
-  if (!dtype || tensor.layout() != at::kStrided || !(tensor.is_cpu() || tensor.is_meta()) || !tensor.is_leaf()) {
+  if (!dtype || tensor.layout() != at::kStrided || !known_place(tensor) || !tensor.is_leaf()) {
     wrong_.push_back(
-        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or the meta device) of a type that sherd knows (f32, "
+        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or a GPU, or the meta device) of a type that sherd knows (f32, "
                     "bf16, f16, f64, i32, i64, u8, bool)",
                     full, at::toString(tensor.scalar_type())));
     return;

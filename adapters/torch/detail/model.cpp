@@ -1,11 +1,11 @@
 #include <sherd/torch/detail/model.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 #include <utility>
 
@@ -46,17 +46,9 @@ std::string_view bytes_of(const at::Tensor& contiguous) {
 void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor) {
   const ParamRange range = parameter.shard_range();
   if (range.empty()) return;
-  const at::Tensor values = tensor.detach().contiguous();
+  const at::Tensor values = on_host(tensor);
   ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
                       range.size() * size_of(DType::f32));
-}
-
-// Nothing on the compute stream may use the buffer.
-void to_buffer(const Buffer& buffer, const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().contiguous();
-  const Tensor memory = buffer.data();
-  if (memory.nbytes() > 0)
-    std::memcpy(memory.raw(), values.const_data_ptr(), static_cast<size_t>(memory.nbytes()));
 }
 
 }  // namespace
@@ -77,13 +69,13 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   const at::ScalarType type = scalar_type_of(parameter.group().plan().dtype);
   const at::NoGradGuard no_grad;
   tensor.mutable_grad() = at::Tensor();
-  become(tensor, without_memory(tensor.sizes(), type));
+  become(tensor, without_memory(tensor.sizes(), type, device_->place()));
   set_address(weights_.back(), nullptr);
 }
 
 void UnitUse::set_address(Weight& weight, void* address) {
   c10::StorageImpl& storage = *weight.tensor.storage().unsafeGetStorageImpl();
-  storage.set_data_ptr_noswap(c10::DataPtr(address, at::kCPU));
+  storage.set_data_ptr_noswap(c10::DataPtr(address, device_->place()));
   // An empty parameter has no memory at any time, and nothing to read.
   if (address != nullptr || weight.tensor.numel() == 0) {
     storage.clear_data_ptr_access_error_msg_();
@@ -115,7 +107,12 @@ void UnitUse::take_gradient(size_t w) {
         weight.parameter.name(), unit_->name()));
   const at::NoGradGuard no_grad;
   const GradTarget target = weight.parameter.grad_for_overwrite();
-  const at::Tensor sum = view_of(target.grad, weight.tensor.sizes(), at::kFloat);
+  // On a GPU the engine accumulates under a stream that it has chosen: that in which the parameter was first used in this
+  // graph, which is the compute stream unless the program has used another one inside of the call. The buffer is used in
+  // the order of the compute stream, behind that one.
+  const auto compute = device_->on_compute();
+  compute->takes(arrived);
+  const at::Tensor sum = view_of(target.grad, weight.tensor.sizes(), at::kFloat, device_->place());
   const at::Tensor dense = arrived.is_sparse() ? arrived.to_dense() : arrived;
   // The first is copied, not added to zeros: the bits are then those of the gradient, and less memory is
   // touched.
@@ -138,13 +135,12 @@ uint64_t Model::step() {
 void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
                   const ParameterInit& init) {
   if (sharded()) throw InvalidArgument("sherd::torch::fully_shard: this root is sharded already");
-  if (mesh.world()->device().kind() != DeviceKind::cpu)
-    throw NotSupported(
-        "sherd::torch::fully_shard: the ranks' devices are GPUs; libtorch modules are sharded over CPUs so "
-        "far");
+  device_ = TorchDevice::of(mesh.world()->device());
   description_.require_unchanged(root);
+  require_places(root);
   const FirstValues first(root, init, options.seed);
   first.require_known();
+  device_->require_usable(*mesh.world());
   require_alike(*mesh.world());
   // Modules are listed before those inside of them, and inner units come first.
   const auto modules = root.modules(/*include_self=*/false);
@@ -161,11 +157,26 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   take_over(root);
 }
 
+void Model::require_places(const ::torch::nn::Module& root) const {
+  std::vector<std::string> elsewhere;
+  const auto look = [&](const std::string& name, const at::Tensor& tensor) {
+    if (tensor.defined() && !tensor.is_cpu() && !tensor.is_meta() && tensor.device() != device_->place())
+      elsewhere.push_back(fmt::format("{} ({})", name, tensor.device().str()));
+  };
+  for (const auto& p : root.named_parameters()) look(p.key(), p.value());
+  for (const auto& b : root.named_buffers()) look(b.key(), b.value());
+  if (!elsewhere.empty())
+    throw InvalidArgument(fmt::format(
+        "sherd::torch::fully_shard: the mesh is one of {}, and elsewhere than there, on the CPU and on the meta device "
+        "are: {}; move the module first",
+        device_->place().str(), fmt::join(elsewhere, ", ")));
+}
+
 void Model::require_alike(Communicator& world) const {
   uint64_t digest = 0;
   for (const auto& [parameter, tensor] : description_.parameters()) {
     digest ^= hash64(digest, parameter.name());
-    digest = tensor.is_meta() ? hash64(digest, "meta") : hash64(digest, bytes_of(tensor.detach().contiguous()));
+    digest = tensor.is_meta() ? hash64(digest, "meta") : hash64(digest, bytes_of(on_host(tensor)));
   }
   Tensor scratch;
   require_equal(
@@ -185,7 +196,7 @@ void Model::fill_shards() {
   change.end();
   join();
   for (const auto& [buffer, tensor] : description_.buffers())
-    if (!tensor.is_meta()) to_buffer(buffer, tensor);
+    if (!tensor.is_meta()) device_->write(buffer.data(), on_host(tensor));
 }
 
 void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
@@ -198,7 +209,7 @@ void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
     if (const Parameter* parameter = description_.parameter_of(tensor)) {
       to_shard(compute, *parameter, tensor);
     } else {
-      to_buffer(*description_.buffer_of(tensor), tensor);
+      device_->write(description_.buffer_of(tensor)->data(), on_host(tensor));
     }
   });
   change.end();
@@ -213,12 +224,12 @@ void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
 void Model::take_over_buffers() {
   const at::NoGradGuard no_grad;
   for (const auto& [buffer, tensor] : description_.buffers())
-    become(tensor, view_of(buffer.data(), tensor.sizes(), tensor.scalar_type()));
+    become(tensor, view_of(buffer.data(), tensor.sizes(), tensor.scalar_type(), device_->place()));
 }
 
 void Model::take_over(::torch::nn::Module& root) {
   for (const auto& unit : runtime().units()) {
-    auto use = std::make_shared<UnitUse>(weak_from_this(), unit);
+    auto use = std::make_shared<UnitUse>(weak_from_this(), unit, device_);
     size_t w = 0;
     for (const Parameter& p : unit->params()) {
       const auto& all = description_.parameters();

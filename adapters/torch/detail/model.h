@@ -13,6 +13,7 @@
 #include <sherd/optim/routing.h>
 #include <sherd/torch/detail/description.h>
 #include <sherd/torch/detail/first_values.h>
+#include <sherd/torch/detail/torch_device.h>
 
 namespace sherd::torch::detail {
 
@@ -30,8 +31,8 @@ class UnitUse {
     at::Tensor tensor;
     std::string absent;  // what reading it throws while the weights are elsewhere
   };
-  UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit)
-      : model_(std::move(model)), unit_(std::move(unit)) {}
+  UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit, std::shared_ptr<const TorchDevice> device)
+      : model_(std::move(model)), unit_(std::move(unit)), device_(std::move(device)) {}
   ~UnitUse();
   UnitUse(const UnitUse&) = delete;
   UnitUse& operator=(const UnitUse&) = delete;
@@ -42,7 +43,7 @@ class UnitUse {
   /// Null once the root is gone.
   std::shared_ptr<Model> model() const { return model_.lock(); }
 
-  /// The unit is unsharded, and the host may read its memory: until as many unbind().
+  /// The unit is unsharded, and its memory may be used in the order of the compute stream: until as many unbind().
   void bind();
   void unbind() noexcept;
   /// A gradient has come to tensor `w` in its grad(): it goes to the unit's buffer.
@@ -58,6 +59,7 @@ class UnitUse {
 
   std::weak_ptr<Model> model_;
   std::shared_ptr<Unit> unit_;
+  std::shared_ptr<const TorchDevice> device_;
   std::vector<Weight> weights_;
   int bound_ = 0;
 };
@@ -78,9 +80,11 @@ class Model : public std::enable_shared_from_this<Model> {
   void shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options,
              const ParameterInit& init);
 
-  /// Blocks until all that sherd has queued is done, so that this thread may read and write what the compute
-  /// stream would from here on.
-  void join() const { runtime().device().compute().synchronize(); }
+  /// Of a model that is sharded.
+  const TorchDevice& device() const { return *device_; }
+  /// What libtorch does from here on in the order of the compute stream comes behind all that sherd has queued
+  /// (TorchDevice::join()).
+  void join() const { device_->join(); }
   /// Changes with each step: calls of another one have no backward any more. Forgets what is due, when it has
   /// changed.
   uint64_t step();
@@ -93,6 +97,8 @@ class Model : public std::enable_shared_from_this<Model> {
   std::optional<Routing> routing;
 
  private:
+  /// Parameters and buffers are on the CPU, the meta device or the rank's own.
+  void require_places(const ::torch::nn::Module& root) const;
   void require_alike(Communicator& world) const;
   /// Of what has values.
   void fill_shards();
@@ -102,6 +108,7 @@ class Model : public std::enable_shared_from_this<Model> {
   void take_over(::torch::nn::Module& root);
 
   Description description_;
+  std::shared_ptr<TorchDevice> device_;
   std::vector<std::shared_ptr<UnitUse>> units_;
   std::shared_ptr<UnitUse> root_unit_;
   uint64_t step_ = 0;

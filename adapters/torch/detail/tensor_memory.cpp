@@ -4,15 +4,18 @@
 
 namespace sherd::torch::detail {
 
-at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type) {
-  return at::from_blob(memory.raw(), sizes, at::TensorOptions(type));
+at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place) {
+  // With the place given libtorch does not ask whose the address is: an empty tensor may have none.
+  return at::for_blob(memory.raw(), sizes).options(at::TensorOptions(type).device(place)).target_device(place).make_tensor();
 }
 
-at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type) {
-  at::Tensor t = at::empty({0}, at::TensorOptions(type).device(at::kCPU));
+at::Tensor on_host(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
+
+at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device place) {
+  at::Tensor t = at::empty({0}, at::TensorOptions(type).device(place));
   const auto bytes = static_cast<size_t>(c10::multiply_integers(sizes)) * c10::elementSize(type);
   t.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                                                               c10::DataPtr(nullptr, at::kCPU), nullptr,
+                                                               c10::DataPtr(nullptr, place), nullptr,
                                                                /*resizable=*/false));
   t.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
   return t;

@@ -7,12 +7,14 @@
 
 namespace sherd::torch::detail {
 
-/// Memory of sherd's as a tensor of libtorch's, which does not own it.
-at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type);
-/// A tensor of these sizes on the CPU without memory.
-at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type);
+/// Memory of sherd's as a tensor of libtorch's on device `place`, where that memory lies; the tensor does not own it.
+at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place);
+/// A tensor of these sizes on device `place` without memory.
+at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device place);
+/// The values as dense memory of the host: the tensor itself, where it is that. Waits for a device that has them.
+at::Tensor on_host(const at::Tensor& tensor);
 /// Gives `tensor` device, dtype and memory of `other`, which has the same sizes; it keeps its identity, and what
-/// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device.
+/// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device (and need not be asked between a CPU and a GPU).
 void become(const at::Tensor& tensor, const at::Tensor& other);
 
 }  // namespace sherd::torch::detail

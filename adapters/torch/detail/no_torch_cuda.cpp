@@ -1,0 +1,13 @@
+// Stands in for the adapter's GPUs in builds without them.
+#include <sherd/kernels/device/error.h>
+#include <sherd/torch/detail/torch_device.h>
+
+namespace sherd::torch::detail {
+
+std::shared_ptr<TorchDevice> torch_cuda_device(Device&) {
+  throw NotCompiled(
+      "sherd::torch: the ranks' devices are GPUs, and this build of the adapter knows CPUs alone; configure with "
+      "-DSHERD_TORCH_CUDA=ON (a PyTorch for CUDA in SHERD_TORCH_DIR) and build again, or use the cpu device");
+}
+
+}  // namespace sherd::torch::detail
