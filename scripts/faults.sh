@@ -2,7 +2,7 @@
 # Faults at random instants in runs under MPI that `sherd run` looks after: does each come back, how fast, and with the
 # bits of a run that goes on undisturbed from the same checkpoint on the same ranks?
 #   scripts/faults.sh [RUNS]                   (20)
-#   BUILD=build/release RANKS=3 SEED=N LIMIT=120 scripts/faults.sh 100
+#   BUILD=build/release RANKS=3 SEED=N LIMIT=120 KINDS="stopped network" scripts/faults.sh 100      (KINDS: those alone)
 # A fault strikes one random rank (of RANKS) at a random instant after its first step:
 #   killed    SIGKILL
 #   stopped   SIGSTOP for ever: the others give up waiting (--comm-timeout), and it must never commit anything
@@ -56,6 +56,14 @@ else
 fi
 [[ ! -e /run/sherd-hosts/count ]] || kinds+=(network)
 command -v prlimit >/dev/null || { echo "SKIPPED: throws, for there is no prlimit" >&2; kinds=("${kinds[@]/throws/killed}"); }
+if [[ -n ${KINDS:-} ]]; then
+  read -ra wanted <<<"$KINDS"
+  for kind in "${wanted[@]}"; do
+    [[ " ${kinds[*]} " == *" $kind "* ]] ||
+      { echo "faults.sh: KINDS: '$kind' is none of what can be here: ${kinds[*]}" >&2; exit 2; }
+  done
+  kinds=("${wanted[@]}")
+fi
 
 seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
   >"$scratch/text"
