@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/calls.h>
 #include <sherd/torch/detail/owed.h>
@@ -114,6 +115,9 @@ void cast(const std::vector<at::Tensor*>& tensors, const std::optional<DType>& d
 struct CallScope::Impl {
   detail::Forward forward;
   bool wanted = false;
+  // Autocast keeps its casts of weights from one call to the next: a cast that an earlier call has recorded would be used in
+  // this one, whose backward does not know it, and all casts of a model's weights would be held at once.
+  const bool cached = at::autocast::is_autocast_cache_enabled();
 };
 
 CallScope::CallScope(::torch::nn::Module& module) {
@@ -122,13 +126,17 @@ CallScope::CallScope(::torch::nn::Module& module) {
   const bool recorded = at::GradMode::is_enabled();
   detail::OwedBackwards* const owed = recorded ? nullptr : detail::OwedBackwards::first_run();
   impl_.reset(new Impl{detail::Forward(attached->unit, recorded, owed)});
+  at::autocast::set_autocast_cache_enabled(false);
 }
 
-CallScope::~CallScope() = default;
+CallScope::~CallScope() {
+  if (impl_) at::autocast::set_autocast_cache_enabled(impl_->cached);
+}
 
 void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
   if (!impl_) return;
   for (const at::Tensor* t : tensors) impl_->forward.on_compute().takes(*t);
+  if (impl_->forward.call() != nullptr) impl_->forward.call()->note_arguments(tensors);
   if (impl_->forward.call() != nullptr) detail::mark_inputs(impl_->forward.call(), tensors);
   cast(tensors, impl_->forward.unit().unit().precision().inputs);
 }

@@ -93,6 +93,9 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
 void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options,
                    const ParameterInit& init) {
   options.strategy = Strategy::no_shard;
+  for (const auto& module : root.modules(/*include_self=*/false))
+    if (detail::Attached* const attached = detail::attached_to(*module); attached != nullptr && attached->noted)
+      attached->noted->options.strategy = Strategy::no_shard;
   fully_shard(root, mesh, options, init);
 }
 

@@ -25,8 +25,8 @@ namespace sherd::torch {
 void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 /// Shards the whole tree below `root`: each module that wrap() has noted is a unit, and the root has the
-/// rest. From here on the weights are spread over the ranks of the mesh, and Module::to(), clone() and save()
-/// of any of these modules throw.
+/// rest. From here on the weights are spread over the ranks of the mesh, and Module::to() and clone() of any
+/// of these modules throw, and torch::save() does.
 ///
 /// Parameters are f32 and dense; those with requires_grad off are
 /// frozen, one that is registered in several places is tied. The values are those that the modules have now,
@@ -73,7 +73,7 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
 
 /// Distributed data parallelism, which libtorch's C++ frontend lacks: every rank has all weights, and
 /// gradients are averaged. fully_shard() of the root under Strategy::no_shard; units that wrap() noted before
-/// make gradients travel while others are computed.
+/// make gradients travel while others are computed, and have that strategy, too, whatever their options say.
 void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShardOptions options = {},
                    const ParameterInit& init = {});
 

@@ -59,6 +59,18 @@ class AutocastScope {
   Autocast before_;
 };
 
+/// While it lives, autocast keeps no casts of weights: one of the second run would be found by the next step's forward.
+class NoCachedCasts {
+ public:
+  NoCachedCasts() { at::autocast::set_autocast_cache_enabled(false); }
+  ~NoCachedCasts() { at::autocast::set_autocast_cache_enabled(before_); }
+  NoCachedCasts(const NoCachedCasts&) = delete;
+  NoCachedCasts& operator=(const NoCachedCasts&) = delete;
+
+ private:
+  const bool before_ = at::autocast::is_autocast_cache_enabled();
+};
+
 at::Tensor state_of(const at::Generator& generator) {
   at::Generator g = generator;
   const std::lock_guard alone(g.mutex());
@@ -146,6 +158,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     const at::Generator drawn = copy_of(second->generator);
     TensorList results;
     {
+      const NoCachedCasts uncached;
       const ThreadGenerator own(drawn);
       const OwedBackwards::Run run(&second->owed, OwedBackwards::second_run());
       results = first();
@@ -174,6 +187,7 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     const at::AutoGradMode recording(true);
     TensorList results;
     {
+      const NoCachedCasts uncached;
       const AutocastScope autocast(second->autocast);
       const ThreadGenerator own(copy_of(second->generator));
       const GpuStatesScope gpus(second->gpus);

@@ -44,12 +44,14 @@ struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
 };
 
 struct SherdUnitOutputs : autograd::Function<SherdUnitOutputs> {
-  // Not the tensors themselves, which would come out as views that nobody may write to in place.
+  // Not the tensors themselves, which would come out as views that nobody may write to in place. That is right for those
+  // that share memory with an argument or another result: a write to one would change the other, which autograd could not
+  // know of a detached tensor.
   static autograd::variable_list forward(autograd::AutogradContext* context,
                                          const c10::intrusive_ptr<Call>& call, at::TensorList outputs) {
     noted(context, call);
     autograd::variable_list same;
-    for (const at::Tensor& t : outputs) same.push_back(t.detach());
+    for (const at::Tensor& t : outputs) same.push_back(call->shares_memory(t, outputs) ? t : t.detach());
     return same;
   }
   static autograd::variable_list backward(autograd::AutogradContext* context,
@@ -85,6 +87,19 @@ Call::Call(std::shared_ptr<UnitUse> unit, c10::intrusive_ptr<Call> parent, uint6
 
 Call::~Call() {
   if (state_ == State::due) give_up();
+}
+
+void Call::note_arguments(const std::vector<at::Tensor*>& tensors) {
+  for (const at::Tensor* t : tensors)
+    if (t->has_storage()) arguments_.insert(t->storage().unsafeGetStorageImpl());
+}
+
+bool Call::shares_memory(const at::Tensor& result, at::TensorList results) const {
+  if (!result.has_storage()) return false;
+  const c10::StorageImpl* const memory = result.storage().unsafeGetStorageImpl();
+  return arguments_.contains(memory) || std::count_if(results.begin(), results.end(), [&](const at::Tensor& other) {
+           return other.has_storage() && other.storage().unsafeGetStorageImpl() == memory;
+         }) > 1;
 }
 
 void Call::give_up() noexcept {
@@ -178,7 +193,8 @@ void Pass::leave(Call& call) {
     }
   }
   if (more) {
-    call.state_ = Call::State::left;
+    // The root's stays open: suspending it would need the units inside of it, which further calls keep open, to have ended.
+    if (!call.unit().unit().root()) call.state_ = Call::State::left;
     return;
   }
   for (size_t i = open_.size(); i-- > 0;)

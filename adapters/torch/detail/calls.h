@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <set>
 #include <vector>
 
 #include <sherd/torch/detail/model.h>
@@ -23,6 +24,10 @@ class Call final : public ::torch::CustomClassHolder {
   ~Call() override;
 
   UnitUse& unit() const { return *unit_; }
+  /// Before they are marked.
+  void note_arguments(const std::vector<at::Tensor*>& tensors);
+  /// With an argument of the call, or with another one of its results.
+  bool shares_memory(const at::Tensor& result, at::TensorList results) const;
   /// The forward has ended; backward is due.
   void recorded();
   /// Backward comes from behind. @throws InvalidArgument when it cannot.
@@ -45,6 +50,7 @@ class Call final : public ::torch::CustomClassHolder {
   c10::intrusive_ptr<Call> parent_;
   uint64_t step_;
   State state_ = State::forward;
+  std::set<const c10::StorageImpl*> arguments_;
 };
 
 /// One backward of autograd's through calls of one model. Autograd's engine owns it by its final callback:

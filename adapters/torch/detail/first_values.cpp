@@ -6,6 +6,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/transformer.h>
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <utility>
@@ -42,8 +43,12 @@ class Materialised {
     const auto options = at::TensorOptions(tensor.scalar_type());
     const at::Tensor meta = at::empty(tensor.sizes(), options.device(at::kMeta));
     const at::Tensor memory = at::empty(tensor.sizes(), options.device(at::kCPU));
-    // What nobody writes is found by this.
-    if (tensor.is_floating_point()) memory.fill_(std::numeric_limits<double>::quiet_NaN());
+    // What nobody writes is found by this, or by what it becomes when it is filled with something else.
+    if (tensor.is_floating_point()) {
+      memory.fill_(std::numeric_limits<double>::quiet_NaN());
+    } else {
+      memory.zero_();
+    }
     become(tensor, memory);
     tensors_.emplace_back(tensor, meta);
   }
@@ -116,10 +121,22 @@ void FirstValues::make(const std::function<void(const at::Tensor&)>& take) const
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors) values.add(tensor);
     for (const Member& m : group) fill(m);
+    // Integers have no value that nobody would write, so they are given theirs twice, over ones the second time.
+    std::vector<std::pair<at::Tensor, at::Tensor>> twice;
+    for (const Member& m : group)
+      for (const auto& [name, tensor] : m.tensors)
+        if (!tensor.is_floating_point()) twice.emplace_back(tensor, tensor.clone());
+    for (const auto& [tensor, first] : twice) tensor.fill_(1);
+    if (!twice.empty())
+      for (const Member& m : group) fill(m);
+    const auto differs = [&](const at::Tensor& tensor) {
+      return std::any_of(twice.begin(), twice.end(),
+                         [&](const auto& t) { return t.first.is_same(tensor) && !tensor.equal(t.second); });
+    };
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors) {
         if (!taken.insert(tensor.unsafeGetTensorImpl()).second) continue;
-        if (tensor.is_floating_point() && tensor.isnan().any().item<bool>())
+        if (tensor.is_floating_point() ? tensor.isnan().any().item<bool>() : differs(tensor))
           unwritten.push_back(full_name(m.name, name));
         take(tensor);
       }

@@ -123,7 +123,17 @@ void UnitUse::take_gradient(size_t w) {
   }
 }
 
-Model::~Model() = default;
+// Buffers' memory goes with sherd's model: whoever kept one of the tensors is told so, as with parameters.
+Model::~Model() {
+  if (!sharded()) return;
+  for (const auto& [buffer, tensor] : description_.buffers()) {
+    if (tensor.numel() == 0) continue;
+    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device_->place()));
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "a buffer of a model that was sharded by sherd, whose root is gone, and its memory with it");
+  }
+}
 
 uint64_t Model::step() {
   const uint64_t now = runtime().step();
