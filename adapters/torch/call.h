@@ -5,6 +5,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -100,12 +101,23 @@ decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
 
 namespace detail {
 
+/// @throws InvalidArgument of a sharded module, NotSupported of others.
+[[noreturn]] void refuse_clone(const ::torch::nn::Module& module);
+
 /// forward() with the signature that M's has, so that AnyModule and Sequential can take it.
 template <class M, class Forward>
 class Calling;
 
 template <class M, class Result, class C, class... Args>
 class Calling<M, Result (C::*)(Args...)> : public M {
+  // A container of tensors that forward may write to would be a copy, and what is written there lost.
+  template <class A>
+  static constexpr bool is_written = std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> &&
+                                     !std::is_same_v<std::decay_t<A>, at::Tensor> && Tensors<std::decay_t<A>>::known;
+  static_assert(!(is_written<Args> || ...),
+                "forward of a module that is to be wrapped takes tensors by a reference that it may write to; take them by "
+                "value or const reference, and return what is new");
+
  public:
   using M::M;
   std::decay_t<Result> forward(Args... args) {
@@ -117,6 +129,17 @@ class Calling<M, Result (C::*)(Args...)> : public M {
 
 template <class M, class Result, class C, class... Args>
 class Calling<M, Result (C::*)(Args...) const> : public Calling<M, Result (C::*)(Args...)> {
+ public:
+  using Calling<M, Result (C::*)(Args...)>::Calling;
+};
+
+template <class M, class Result, class C, class... Args>
+class Calling<M, Result (C::*)(Args...) noexcept> : public Calling<M, Result (C::*)(Args...)> {
+ public:
+  using Calling<M, Result (C::*)(Args...)>::Calling;
+};
+template <class M, class Result, class C, class... Args>
+class Calling<M, Result (C::*)(Args...) const noexcept> : public Calling<M, Result (C::*)(Args...)> {
  public:
   using Calling<M, Result (C::*)(Args...)>::Calling;
 };
@@ -155,6 +178,11 @@ template <class M>
 class Sharded : public detail::Calling<M, typename detail::ForwardOf<M>::type> {
  public:
   using detail::Calling<M, typename detail::ForwardOf<M>::type>::Calling;
+  /// Libtorch's would make an M, which whoever holds a Sharded<M> would take for one. @throws always.
+  std::shared_ptr<::torch::nn::Module> clone(
+      const std::optional<::torch::Device>& /*device*/ = std::nullopt) const override {
+    detail::refuse_clone(*this);
+  }
 };
 
 /// What libtorch's ModuleHolder is, for Sharded<M>; its call takes M::forward's default arguments, too.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/torch/call.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/model.h>
 
@@ -41,6 +42,14 @@ void Attached::zero_grad(bool) {
 std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch::Device>&) const {
   refuse("clone()");
   return std::make_shared<Attached>();
+}
+
+void refuse_clone(const ::torch::nn::Module& module) {
+  if (const Attached* attached = attached_to(module)) attached->clone(std::nullopt);  // throws of a sharded one
+  throw NotSupported(fmt::format(
+      "Module::clone() of '{}', whose calls sherd is to hear of: libtorch would make a plain module of it; make a second "
+      "one and copy its parameters",
+      module.name()));
 }
 
 void Attached::pretty_print(std::ostream& stream) const {

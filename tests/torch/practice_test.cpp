@@ -168,6 +168,24 @@ TEST(TorchPractice, IntegersThatNobodyWroteAreNamed) {
   });
 }
 
+TEST(TorchPractice, HoldersAreNotClonedToPlainModules) {
+  const torch::nn::Sequential layers((sherd::torch::Holder<torch::nn::LinearImpl>(4, 4)));
+  EXPECT_THAT(message_of([&] { layers->clone(); }), ::testing::HasSubstr("make a second one"));
+}
+
+// forward() may be noexcept.
+struct SureImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) const noexcept { return x * weight; }
+  Tensor weight = register_parameter("weight", torch::ones({4}));
+};
+SHERD_TORCH_MODULE(Sure);
+
+TEST(TorchPractice, ForwardsThatDoNotThrow) {
+  Comparison<Sure>{[](Sure& m, int r) { return m(random({3, 4}, r)).square().mean(); },
+                   [](Sure&, const auto&, const auto&) {}}
+      .run();
+}
+
 TEST(TorchPractice, BuffersOfARootThatIsGoneSaySo) {
   launch(1, [](RankContext& rank) {
     torch::nn::BatchNorm1d norm(4);
