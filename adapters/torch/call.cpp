@@ -136,8 +136,10 @@ CallScope::~CallScope() {
 void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
   if (!impl_) return;
   for (const at::Tensor* t : tensors) impl_->forward.on_compute().takes(*t);
-  if (impl_->forward.call() != nullptr) impl_->forward.call()->note_arguments(tensors);
-  if (impl_->forward.call() != nullptr) detail::mark_inputs(impl_->forward.call(), tensors);
+  if (const auto& call = impl_->forward.call()) {
+    call->note_arguments(tensors);
+    detail::mark_inputs(call, tensors);
+  }
   cast(tensors, impl_->forward.unit().unit().precision().inputs);
 }
 

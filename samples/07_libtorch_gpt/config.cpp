@@ -30,7 +30,7 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
         {"batch", &c.batch, "N", "sequences per step over all ranks", 1, kMost},
         {"grad_accum", &c.grad_accum, "N", "microbatches each rank splits its sequences into", 1, kMost}}},
       {"Ranks and sharding",
-       {{"ranks", &c.ranks, "N", "all ranks: replicas x shards; with --comm mpi, when not given: the processes of mpirun",
+       {{"ranks", &c.ranks, "N", "all ranks: replicas x shards; with --comm nccl or mpi in a job, when not given: its processes",
          1, 1024},
         {"replicas", &c.replicas, "N", "groups of ranks that hold the model once each (HSDP)", 1, 1024},
         {"comm", &c.comm, "local|nccl|mpi",
