@@ -124,6 +124,7 @@ CallScope::CallScope(::torch::nn::Module& module) {
   const detail::Attached* attached = detail::attached_to(module);
   if (attached == nullptr || !attached->unit) return;
   const bool recorded = at::GradMode::is_enabled();
+  if (recorded && attached->model) attached->model->require_whole(module);
   detail::OwedBackwards* const owed = recorded ? nullptr : detail::OwedBackwards::first_run();
   impl_.reset(new Impl{detail::Forward(attached->unit, recorded, owed)});
   at::autocast::set_autocast_cache_enabled(false);

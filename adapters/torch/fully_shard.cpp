@@ -10,15 +10,20 @@ namespace sherd::torch {
 namespace detail {
 
 Attached* attached_to(const ::torch::nn::Module& module) {
-  const auto children = module.children();
-  for (auto child = children.rbegin(); child != children.rend(); ++child)
-    if (auto* attached = dynamic_cast<Attached*>(child->get())) return attached;
+  for (const auto& child : module.children())
+    if (auto* attached = dynamic_cast<Attached*>(child.get())) return attached;
   return nullptr;
 }
 
 Attached& attach_to(::torch::nn::Module& module) {
   if (Attached* there = attached_to(module)) return *there;
-  return *module.register_module(kAttached, std::make_shared<Attached>());
+  // Before all other children: what libtorch does to a module it does to its children in their order, and what is refused
+  // is to be refused before the others have been moved or converted.
+  const auto others = module.named_children();
+  for (const auto& child : others) module.unregister_module(child.key());
+  Attached& attached = *module.register_module(kAttached, std::make_shared<Attached>());
+  for (const auto& child : others) module.register_module(child.key(), child.value());
+  return attached;
 }
 
 void Attached::refuse(const char* what) const {
@@ -36,7 +41,9 @@ void Attached::to(::torch::Device, bool) { refuse("to()"); }
 
 // Of the root alone: what a part of a model has gathered is not known apart.
 void Attached::zero_grad(bool) {
-  if (model && model->sharded()) sherd::zero_grad(model->root());
+  if (!model || !model->sharded()) return;
+  model->require_user_of_gradients();
+  sherd::zero_grad(model->root());
 }
 
 std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch::Device>&) const {
@@ -60,7 +67,22 @@ void Attached::pretty_print(std::ostream& stream) const {
   }
 }
 
+namespace {
+
+// Of a module that is to become a root or a unit.
+void require_none_sharded(const ::torch::nn::Module& module, const char* what) {
+  for (const auto& p : module.named_parameters())
+    if (const auto unit = unit_of_parameter(p.value()))
+      throw InvalidArgument(fmt::format(
+          "sherd::torch::{} of module '{}': its parameter '{}' belongs to {} of a tree that is sharded already; note inner "
+          "modules by wrap() (or fully_shard<BlockImpl>()), then call fully_shard() once, of the root of the whole tree",
+          what, module.name(), p.key(), *unit));
+}
+
+}  // namespace
+
 Model& model_of(::torch::nn::Module& root) {
+  if (const Attached* there = attached_to(root); there == nullptr || !there->unit) require_none_sharded(root, "root_of");
   Attached& attached = attach_to(root);
   if (attached.unit && !attached.model)
     throw InvalidArgument(fmt::format(
@@ -83,6 +105,7 @@ Model& sharded_model_of(::torch::nn::Module& root, const char* what) {
 }  // namespace detail
 
 void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  if (detail::attached_to(module) == nullptr) detail::require_none_sharded(module, "wrap");
   detail::Attached& attached = detail::attach_to(module);
   if (attached.unit && attached.unit->unit().attached())
     throw InvalidArgument(

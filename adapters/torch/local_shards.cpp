@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/copy.h>
+#include <sherd/torch/detail/attached.h>
+#include <sherd/torch/detail/model.h>
 #include <sherd/torch/detail/tensor_memory.h>
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/fully_shard.h>
@@ -30,9 +32,13 @@ LocalShards::LocalShards(::torch::nn::Module& root) : impl_(std::make_unique<Imp
   ModuleBase& model = root_of(root);
   impl_->runtime = runtime_of(model).weak_from_this();
   impl_->device = detail::TorchDevice::of(runtime_of(model).device());
-  for (const auto& [name, parameter] : model.named_parameters())
-    if (parameter.trainable())
-      impl_->shards.push_back({parameter, flat_view(parameter.shard(), *impl_->device).requires_grad_(true)});
+  detail::Model& owner = detail::model_of(root);
+  for (const auto& [name, parameter] : model.named_parameters()) {
+    if (!parameter.trainable()) continue;
+    impl_->shards.push_back({parameter, flat_view(parameter.shard(), *impl_->device).requires_grad_(true)});
+    owner.lend(impl_->shards.back().values, "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
+  }
+  owner.note_local_shards();
 }
 
 LocalShards::~LocalShards() = default;
@@ -62,6 +68,8 @@ bool LocalShards::step(const std::function<void()>& update) {
     const auto on_compute = impl_->device->on_compute();
     for (auto& s : impl_->shards) s.values.mutable_grad() = flat_view(s.parameter.grad_shard(), *impl_->device);
     update();
+    // The gradients' buffers are the next step's.
+    for (auto& s : impl_->shards) s.values.mutable_grad() = at::Tensor();
   }
   change.end();
   return skip == 0;

@@ -1,6 +1,7 @@
 // What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/device.h>
+#include <sherd/torch/local_shards.h>
 #include <sherd/torch/optimizer.h>
 #include <sherd/torch/unsharded.h>
 
@@ -62,11 +63,18 @@ TEST(TorchMisuse, GpusThatAreNotCompiledSayHowToTurnThemOn) {
 TEST(TorchMisuse, MovingAndCopyingAreRefused) {
   alone([](Net& model) {
     expect_message({"Module::to()", "fully_shard"}, [&] { model->blocks->ptr(1)->to(torch::kFloat); });
-    expect_message({"sherd", "before fully_shard"}, [&] { model->to(torch::kDouble); });
+    // Refused before anything has been converted, buffers included.
+    expect_message({"Module::to() of unit", "before fully_shard"}, [&] { model->to(torch::kDouble); });
     std::ostringstream file;
     expect_message({"sherd"}, [&] { torch::save(model.ptr(), file); });
     expect_message({"clone"}, [&] { model->blocks->ptr(1)->clone(); });
     net_loss(model, 0).backward();  // and it still works
+  });
+  launch(1, [](RankContext& rank) {
+    torch::nn::Sequential layers(torch::nn::BatchNorm1d(4), sherd::torch::Holder<torch::nn::LinearImpl>(4, 4));
+    sherd::torch::fully_shard(*layers, mesh_of(rank));
+    expect_message({"before fully_shard"}, [&] { layers->to(torch::kDouble); });
+    for (const Tensor& b : layers->buffers()) EXPECT_NE(b.scalar_type(), torch::kDouble);
   });
 }
 
@@ -239,6 +247,90 @@ TEST(TorchExceptions, ForwardAndBackward) {
       });
     }
   }
+}
+
+TEST(TorchMisuse, PartsOfAShardedTree) {
+  alone([](Net& model) {
+    // Neither noted as a unit nor the root: the root's unit has its parameters.
+    expect_message({"root_of", "Linear", "'weight'", "sharded already"}, [&] { sherd::torch::root_of(*model->head); });
+    const sherd::DeviceMesh mesh = sherd::torch::root_of(*model).wrap()->mesh;
+    expect_message({"wrap", "Linear", "sharded already"}, [&] { sherd::torch::wrap(*model->head, mesh); });
+    expect_message({"belongs to unit", "wrap()"}, [&] { sherd::torch::fully_shard(*model->head, mesh); });
+    net_loss(model, 0).backward();
+  });
+}
+
+// What people write who come from Python's fully_shard(): each block by itself, then the whole.
+TEST(TorchMisuse, BlocksShardedOneByOne) {
+  launch(2, [](RankContext& rank) {
+    torch::manual_seed(7);
+    Net model;
+    for (auto& p : model->parameters()) p.data().fill_(0.25f);
+    sherd::torch::fully_shard(*model->blocks[0], mesh_of(rank));
+    expect_message({"'blocks.0.", "sharded already", "wrap()", "once, of the root"},
+                   [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
+  });
+}
+
+TEST(TorchMisuse, ParametersRegisteredLater) {
+  alone([](Net& model) {
+    model->head->register_parameter("late", torch::ones({2}));
+    expect_message({"'head.late'", "after fully_shard()"}, [&] { net_loss(model, 0); });
+  });
+}
+
+// As torch::load() does it.
+TEST(TorchMisuse, MemoryThatIsReplaced) {
+  alone([](Net& model) {
+    Tensor weight = model->head->weight;
+    weight.set_data(torch::ones(weight.sizes()));
+    expect_message({"'head.weight'", "set_data()", "import_weights()"}, [&] { net_loss(model, 0); });
+  });
+}
+
+TEST(TorchMisuse, OptimizersOfTheModulesParameters) {
+  alone([](Net& model) {
+    torch::optim::AdamW optimizer(model->parameters());
+    model->zero_grad();  // nothing has come yet
+    net_loss(model, 0).backward();
+    optimizer.step();
+    expect_message({"nothing is trained", "LocalShards", "sherd::zero_grad("}, [&] { model->zero_grad(); });
+    sherd::zero_grad(sherd::torch::root_of(*model));  // on purpose
+    net_loss(model, 0).backward();
+    const sherd::torch::LocalShards shards(*model);
+    model->zero_grad();
+    net_loss(model, 0).backward();
+  });
+}
+
+struct OverlappingImpl : torch::nn::Module {
+  OverlappingImpl() {
+    const Tensor all = torch::ones({4, 4});
+    const Tensor turned = all.t();
+    register_parameter("whole", all);
+    register_parameter("turned", turned);
+    register_parameter("rest", torch::ones({4}));
+  }
+};
+
+TEST(TorchMisuse, ParametersThatShareMemory) {
+  launch(1, [](RankContext& rank) {
+    OverlappingImpl model;
+    expect_message({"'turned' shares memory with 'whole'", "to tie them"},
+                   [&] { sherd::torch::fully_shard(model, mesh_of(rank)); });
+  });
+}
+
+TEST(TorchMisuse, ShardsOfAModelThatIsGone) {
+  launch(2, [](RankContext& rank) {
+    auto model = std::make_unique<Net>();
+    for (auto& p : (*model)->parameters()) p.data().fill_(0.25f);
+    sherd::torch::fully_shard<BlockImpl>(**model, mesh_of(rank));
+    const Tensor shard = sherd::torch::LocalShards(**model).parameters().at(0);
+    shard.sum();
+    model.reset();
+    expect_message({"LocalShards", "gone"}, [&] { shard.sum(); });
+  });
 }
 
 // The model goes before the graph, and parameters live longer than their module.

@@ -225,6 +225,7 @@ void Pass::close(size_t at, bool more) {
 void Pass::finish() {
   while (!open_.empty()) close(open_.size() - 1, false);
   finished_ = true;
+  model_->note_gradients();
   model_->pass.reset();
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cstddef>
 #include <optional>
 
 #include <sherd/torch/detail/attached.h>
@@ -145,10 +146,33 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
         fmt::format("parameter '{}' was computed from other tensors; register what it was made of", full));
     return;
   }
+  if (const Parameter* other = overlapping(tensor)) {
+    wrong_.push_back(fmt::format(
+        "parameter '{}' shares memory with '{}', but is another tensor; register one tensor in both places to tie them", full,
+        other->name()));
+    return;
+  }
   Parameter p = mirror.param(name, Shape(tensor.sizes().begin(), tensor.sizes().end()), constant(0));
   if (!tensor.requires_grad()) p.freeze();
   known_.emplace(tensor.unsafeGetTensorImpl(), p);
   parameters_.emplace_back(p, tensor);
+}
+
+const Parameter* Description::overlapping(const at::Tensor& tensor) const {
+  const auto bytes = [](const at::Tensor& t) {
+    const auto* const first = static_cast<const std::byte*>(t.const_data_ptr());
+    return std::pair(first, first + t.nbytes());
+  };
+  // Others have gaps, in which another one's elements may lie without being shared.
+  const auto is_plain = [](const at::Tensor& t) { return !t.is_meta() && t.numel() > 0 && t.is_non_overlapping_and_dense(); };
+  if (!is_plain(tensor)) return nullptr;
+  const auto [begin, end] = bytes(tensor);
+  for (const auto& [parameter, other] : parameters_) {
+    if (!is_plain(other)) continue;
+    const auto [from, to] = bytes(other);
+    if (begin < to && from < end) return &parameter;
+  }
+  return nullptr;
 }
 
 void Description::describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,

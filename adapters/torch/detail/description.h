@@ -44,6 +44,8 @@ class Description {
   Mirror& describe(::torch::nn::Module& module, const std::string& prefix);
   void describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
                           const at::Tensor& tensor);
+  /// The first parameter described whose elements this one's are as well, or some of them; null when there is none.
+  const Parameter* overlapping(const at::Tensor& tensor) const;
   void describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
                        const at::Tensor& tensor);
 

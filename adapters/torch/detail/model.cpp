@@ -31,6 +31,10 @@ class GradientArrived final : public autograd::PostAccumulateGradHook {
     if (before_) (*before_)(tensor);
     if (const auto unit = unit_.lock()) unit->take_gradient(weight_);
   }
+  std::string unit() const {
+    const auto unit = unit_.lock();
+    return unit ? fmt::format("unit '{}'", unit->unit().name()) : "a unit (its root is gone)";
+  }
 
  private:
   std::weak_ptr<UnitUse> unit_;
@@ -51,7 +55,18 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
                       range.size() * size_of(DType::f32));
 }
 
+// Whoever reads it from now on is told so.
+void take_memory_away(c10::StorageImpl& storage, const char* why) {
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
 }  // namespace
+
+std::optional<std::string> unit_of_parameter(const at::Tensor& parameter) {
+  const auto* hook = dynamic_cast<GradientArrived*>(autograd::impl::post_acc_grad_hooks(parameter).get());
+  return hook == nullptr ? std::nullopt : std::optional(hook->unit());
+}
 
 UnitUse::~UnitUse() {
   for (Weight& w : weights_) set_address(w, nullptr);
@@ -60,7 +75,7 @@ UnitUse::~UnitUse() {
 void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   const std::string name = parameter.name();
   weights_.push_back(
-      {parameter, tensor,
+      {parameter, tensor, c10::Storage(),
        fmt::format("parameter '{}' is sharded by sherd: its values are there inside calls of the module "
                    "of unit '{}' (through its holder, Sharded<M> or sherd::torch::call()), or while an "
                    "Unsharded of it lives. What moves or converts a module (Module::to()) comes before "
@@ -70,11 +85,12 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   tensor.mutable_grad() = at::Tensor();
   become(tensor, without_memory(tensor.sizes(), type, device_->place()));
+  weights_.back().memory = tensor.storage();
   set_address(weights_.back(), nullptr);
 }
 
 void UnitUse::set_address(Weight& weight, void* address) {
-  c10::StorageImpl& storage = *weight.tensor.storage().unsafeGetStorageImpl();
+  c10::StorageImpl& storage = *weight.memory.unsafeGetStorageImpl();
   storage.set_data_ptr_noswap(c10::DataPtr(address, device_->place()));
   // An empty parameter has no memory at any time, and nothing to read.
   if (address != nullptr || weight.tensor.numel() == 0) {
@@ -85,6 +101,13 @@ void UnitUse::set_address(Weight& weight, void* address) {
 }
 
 void UnitUse::bind() {
+  if (bound_ == 0)
+    for (const Weight& w : weights_)
+      if (w.tensor.storage().unsafeGetStorageImpl() != w.memory.unsafeGetStorageImpl())
+        throw InvalidArgument(fmt::format(
+            "parameter '{}' of unit '{}' has other memory than sherd gave it, by set_data() or torch::load(), say: what is in "
+            "there would be lost. Load values before fully_shard(), or by sherd::import_weights() or sherd::resume()",
+            w.parameter.name(), unit_->name()));
   if (bound_++ > 0) return;
   for (Weight& w : weights_) set_address(w, w.parameter.data().raw());
 }
@@ -123,16 +146,38 @@ void UnitUse::take_gradient(size_t w) {
   }
 }
 
-// Buffers' memory goes with sherd's model: whoever kept one of the tensors is told so, as with parameters.
+// Whoever kept one of the tensors is told that its memory has gone with sherd's model, as with parameters.
 Model::~Model() {
-  if (!sharded()) return;
-  for (const auto& [buffer, tensor] : description_.buffers()) {
-    if (tensor.numel() == 0) continue;
-    c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
-    storage.set_data_ptr_noswap(c10::DataPtr(nullptr, device_->place()));
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "a buffer of a model that was sharded by sherd, whose root is gone, and its memory with it");
-  }
+  for (const Lent& lent : lent_)
+    if (const auto storage = lent.memory.lock()) take_memory_away(*storage, lent.gone);
+}
+
+void Model::lend(const at::Tensor& view, const char* gone) {
+  std::erase_if(lent_, [](const Lent& lent) { return lent.memory.expired(); });
+  if (view.numel() > 0) lent_.push_back({view.storage().getWeakStorageImpl(), gone});
+}
+
+void Model::require_user_of_gradients() const {
+  if (!gradients_came_ || local_shards_ || runtime().update_sets()->count() > 0) return;
+  throw InvalidArgument(
+      "zero_grad() of a sharded model whose gradients nobody has used: it has neither a sherd::torch::Optimizer nor "
+      "LocalShards, so nothing is trained. An optimizer over model->parameters() finds no gradients there; give it those of "
+      "sherd::torch::LocalShards, or use sherd::torch::Optimizer. To throw gradients away on purpose: "
+      "sherd::zero_grad(sherd::torch::root_of(*model))");
+}
+
+void Model::require_whole(const ::torch::nn::Module& root) const {
+  std::vector<std::string> wrong;
+  for (const auto& p : root.named_parameters())
+    if (description_.parameter_of(p.value()) == nullptr)
+      wrong.push_back(fmt::format("parameter '{}' was registered after fully_shard(), and no rank would hear of its gradient",
+                                  p.key()));
+  for (const auto& [buffer, tensor] : description_.buffers())
+    if (tensor.const_data_ptr() != buffer.data().raw())
+      wrong.push_back(fmt::format("buffer '{}' has other memory than sherd gave it, by set_data() or torch::load(), say; write to "
+                                  "it in place (copy_())",
+                                  buffer.name()));
+  if (!wrong.empty()) throw InvalidArgument(fmt::format("sherd::torch: {}", fmt::join(wrong, "; ")));
 }
 
 uint64_t Model::step() {
@@ -233,8 +278,10 @@ void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
 
 void Model::take_over_buffers() {
   const at::NoGradGuard no_grad;
-  for (const auto& [buffer, tensor] : description_.buffers())
+  for (const auto& [buffer, tensor] : description_.buffers()) {
     become(tensor, view_of(buffer.data(), tensor.sizes(), tensor.scalar_type(), device_->place()));
+    lend(tensor, "a buffer of a model that was sharded by sherd, whose root is gone, and its memory with it");
+  }
 }
 
 void Model::take_over(::torch::nn::Module& root) {

@@ -29,6 +29,7 @@ class UnitUse {
   struct Weight {
     Parameter parameter;
     at::Tensor tensor;
+    c10::Storage memory;  // that of `tensor`, whose address sherd sets
     std::string absent;  // what reading it throws while the weights are elsewhere
   };
   UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit, std::shared_ptr<const TorchDevice> device)
@@ -44,6 +45,7 @@ class UnitUse {
   std::shared_ptr<Model> model() const { return model_.lock(); }
 
   /// The unit is unsharded, and its memory may be used in the order of the compute stream: until as many unbind().
+  /// @throws InvalidArgument naming a parameter that somebody has given other memory since add().
   void bind();
   void unbind() noexcept;
   /// A gradient has come to tensor `w` in its grad(): it goes to the unit's buffer.
@@ -63,6 +65,9 @@ class UnitUse {
   std::vector<Weight> weights_;
   int bound_ = 0;
 };
+
+/// "unit 'X'" (or what is left of it) when the parameter is of a tree that is sharded.
+std::optional<std::string> unit_of_parameter(const at::Tensor& parameter);
 
 /// Owned by what is attached to the tree's root.
 class Model : public std::enable_shared_from_this<Model> {
@@ -89,6 +94,20 @@ class Model : public std::enable_shared_from_this<Model> {
   /// changed.
   uint64_t step();
 
+  /// Before a forward of the root that backward may follow.
+  /// @throws InvalidArgument naming all parameters that have been registered since the tree was sharded, and all buffers
+  /// that have other memory than sherd's.
+  void require_whole(const ::torch::nn::Module& root) const;
+  /// Before zero_grad() of the root. @throws InvalidArgument when gradients have come, and neither an optimizer nor
+  /// LocalShards of this model was ever there to use them.
+  void require_user_of_gradients() const;
+  /// `view` is of sherd's memory: reading it once the model is gone throws `gone`.
+  void lend(const at::Tensor& view, const char* gone);
+  /// A backward has ended.
+  void note_gradients() { gradients_came_ = true; }
+  /// LocalShards were made of this model.
+  void note_local_shards() { local_shards_ = true; }
+
   /// The recorded forwards that run, innermost last.
   std::vector<Call*> forwards;
   /// The backward that runs.
@@ -112,6 +131,12 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<std::shared_ptr<UnitUse>> units_;
   std::shared_ptr<UnitUse> root_unit_;
   uint64_t step_ = 0;
+  bool gradients_came_ = false, local_shards_ = false;
+  struct Lent {
+    c10::weak_intrusive_ptr<c10::StorageImpl> memory;
+    const char* gone;
+  };
+  std::vector<Lent> lent_;
 };
 
 }  // namespace sherd::torch::detail
