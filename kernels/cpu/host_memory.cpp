@@ -11,12 +11,8 @@ namespace sherd {
 namespace {
 
 /// Smaller blocks come from malloc. Larger ones are mapped, so that giving one back makes the process smaller:
-/// malloc would keep it, or leave holes. Under AddressSanitizer all come from malloc, which it watches.
-#ifdef __SANITIZE_ADDRESS__
-constexpr int64_t kMapped = INT64_MAX;
-#else
-constexpr int64_t kMapped = int64_t{16} << 10;
-#endif
+/// malloc would keep it, or leave holes. In builds with AddressSanitizer all come from malloc, which it watches.
+constexpr int64_t kMapped = SHERD_MAPS_BLOCKS ? int64_t{16} << 10 : INT64_MAX;
 
 /// Blocks from here on begin at a large page's boundary, and the kernel is asked for large pages: a unit's weights are
 /// read whole in every matrix product, and with pages of 4 KiB the processor spends a seventh of a step looking up

@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <sherd/kernels/device/allocator.h>
 #include <sherd/kernels/device/error.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -315,6 +317,32 @@ TEST(Allocator, TheTableTellsClassesOfOneNameApart) {
   EXPECT_EQ(a.live_bytes("x"), 256 + 128);
   a.release(p);
   a.release(q);
+}
+
+// The address space of the process, in bytes.
+int64_t mapped_bytes() {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * ::sysconf(_SC_PAGESIZE);
+}
+
+TEST(HostMemory, LargeBlocksBeginAtLargePagesAndGoBackWhole) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  const auto memory = host_memory();
+  mapped_bytes();  // whatever the first reading maps
+  for (const int64_t bytes : {4 * kMiB, 4 * kMiB + 128, 5 * kMiB - 128, 6 * kMiB + 4096, 32 * kMiB}) {
+    const int64_t before = mapped_bytes();
+    auto* const p = static_cast<volatile char*>(memory->allocate(bytes));
+    ASSERT_NE(p, nullptr);
+    p[0] = 1;
+    p[bytes - 1] = 1;
+    const int64_t held = mapped_bytes() - before;
+    memory->release(const_cast<char*>(p), bytes);
+    if (reinterpret_cast<uintptr_t>(p) % (2 * kMiB) != 0) GTEST_SKIP() << "a build whose memory is all malloc's";
+    EXPECT_GE(held, bytes);
+    EXPECT_LT(held, bytes + 4096) << "what was mapped beside the block, to find the boundary, has gone back";
+    EXPECT_EQ(mapped_bytes(), before);
+  }
 }
 
 TEST(MemoryClass, HasNames) {
