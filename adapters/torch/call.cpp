@@ -25,6 +25,7 @@ class Forward {
       : unit_(std::move(unit)), model_(unit_->model()), owed_(owed) {
     Unit& u = unit_->unit();
     if (!model_) u.pre_forward(false);  // says what is wrong
+    unit_->require_own_memory();
     const uint64_t step = model_->step();
     OwedBackwards* const second = OwedBackwards::second_run();
     again_ = (recorded || owed != nullptr) && second != nullptr && second->take(*unit_);

@@ -17,13 +17,16 @@ Attached* attached_to(const ::torch::nn::Module& module) {
 
 Attached& attach_to(::torch::nn::Module& module) {
   if (Attached* there = attached_to(module)) return *there;
-  // Before all other children: what libtorch does to a module it does to its children in their order, and what is refused
-  // is to be refused before the others have been moved or converted.
-  const auto others = module.named_children();
-  for (const auto& child : others) module.unregister_module(child.key());
-  Attached& attached = *module.register_module(kAttached, std::make_shared<Attached>());
-  for (const auto& child : others) module.register_module(child.key(), child.value());
-  return attached;
+  return *module.register_module(kAttached, std::make_shared<Attached>());
+}
+
+void put_first(::torch::nn::Module& module) {
+  const auto children = module.named_children();
+  for (const auto& child : children) module.unregister_module(child.key());
+  for (const bool attached : {true, false})
+    for (const auto& child : children)
+      if ((dynamic_cast<const Attached*>(child.value().get()) != nullptr) == attached)
+        module.register_module(child.key(), child.value());
 }
 
 void Attached::refuse(const char* what) const {
@@ -74,15 +77,17 @@ void require_none_sharded(const ::torch::nn::Module& module, const char* what) {
   for (const auto& p : module.named_parameters())
     if (const auto unit = unit_of_parameter(p.value()))
       throw InvalidArgument(fmt::format(
-          "sherd::torch::{} of module '{}': its parameter '{}' belongs to {} of a tree that is sharded already; note inner "
+          "sherd::torch::{} of module '{}': its parameter '{}' belongs to unit '{}' of a tree that is sharded already; note inner "
           "modules by wrap() (or fully_shard<BlockImpl>()), then call fully_shard() once, of the root of the whole tree",
-          what, module.name(), p.key(), *unit));
+          what, module.name(), p.key(), unit->unit().name()));
 }
 
 }  // namespace
 
 Model& model_of(::torch::nn::Module& root) {
-  if (const Attached* there = attached_to(root); there == nullptr || !there->unit) require_none_sharded(root, "root_of");
+  Attached* const there = attached_to(root);
+  if (there != nullptr && there->unit && !there->unit->unit().attached()) there->unit.reset();  // its root is gone
+  if (there == nullptr || !there->unit) require_none_sharded(root, "root_of");
   Attached& attached = attach_to(root);
   if (attached.unit && !attached.model)
     throw InvalidArgument(fmt::format(

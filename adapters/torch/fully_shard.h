@@ -28,7 +28,7 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// rest. From here on the weights are spread over the ranks of the mesh, and Module::to() and clone() of any
 /// of these modules throw, and torch::save() does.
 ///
-/// Parameters are f32 and dense; those with requires_grad off are
+/// Parameters are f32 and dense, and share no memory unless nothing trains them; those with requires_grad off are
 /// frozen, one that is registered in several places is tied. The values are those that the modules have now,
 /// which must be the same on all ranks (torch::manual_seed() with one seed, or weights loaded by each): that
 /// is compared. Persistent buffers move to memory that checkpoints read; each rank goes on with its own
@@ -41,6 +41,10 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// Modules are on the CPU, on the meta device, or on the rank's own GPU; afterwards they are where the mesh's device is
 /// (device_of(), device.h). Ranks whose devices are GPUs need -DSHERD_TORCH_CUDA=ON, and one GPU each of a process's;
 /// that is compiled, and was never run on a GPU (docs/libtorch.md).
+///
+/// Module::zero_grad() of the root gives gradients up (sherd::zero_grad()); it throws InvalidArgument when gradients have
+/// come that no optimizer of this model is there to use, as when a torch::optim was given model->parameters(). Who wants
+/// gradients alone calls sherd::zero_grad(root_of(root)).
 ///
 /// Collective; same calls on every rank.
 /// @throws NotCompiled for GPUs without that option, NotSupported for ranks of one process that share one, before

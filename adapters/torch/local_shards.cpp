@@ -1,5 +1,7 @@
 #include <sherd/torch/local_shards.h>
 
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/copy.h>
@@ -38,7 +40,7 @@ LocalShards::LocalShards(::torch::nn::Module& root) : impl_(std::make_unique<Imp
     impl_->shards.push_back({parameter, flat_view(parameter.shard(), *impl_->device).requires_grad_(true)});
     owner.lend(impl_->shards.back().values, "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
   }
-  owner.note_local_shards();
+  owner.note_user_of_gradients();
 }
 
 LocalShards::~LocalShards() = default;
@@ -66,10 +68,21 @@ bool LocalShards::step(const std::function<void()>& update) {
   impl_->device->join();  // the reductions, and whoever still reads the weights
   if (skip == 0) {
     const auto on_compute = impl_->device->on_compute();
-    for (auto& s : impl_->shards) s.values.mutable_grad() = flat_view(s.parameter.grad_shard(), *impl_->device);
+    // Whatever ends the update: the gradients' buffers are the next step's.
+    struct Gradients {
+      std::vector<Impl::Shard>& shards;
+      std::vector<at::Tensor> views;
+      ~Gradients() {
+        for (Impl::Shard& s : shards) s.values.mutable_grad() = at::Tensor();
+        for (const at::Tensor& view : views)
+          if (view.numel() > 0)
+            detail::take_memory_away(*view.storage().unsafeGetStorageImpl(),
+                                     "a gradient of sherd::torch::LocalShards, outside of the function that step() was given");
+      }
+    } gradients{impl_->shards, {}};
+    for (auto& s : impl_->shards)
+      s.values.mutable_grad() = gradients.views.emplace_back(flat_view(s.parameter.grad_shard(), *impl_->device));
     update();
-    // The gradients' buffers are the next step's.
-    for (auto& s : impl_->shards) s.values.mutable_grad() = at::Tensor();
   }
   change.end();
   return skip == 0;

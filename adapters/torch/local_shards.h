@@ -33,9 +33,9 @@ class LocalShards {
   /// interval that this rank holds, which may be empty, [n]. They are views: their memory is the model's.
   std::vector<at::Tensor> parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
-  /// Calls `update` with the averaged gradients in their grad(), and starts the next step. Waits for the
-  /// reductions. When sherd::clip_grad_norm() has found gradients that are not finite, the step is skipped:
-  /// `update` is not called.
+  /// Calls `update` with the averaged gradients in their grad(), which is empty outside of it, and starts the
+  /// next step. Waits for the reductions. When sherd::clip_grad_norm() has found gradients that are not finite,
+  /// the step is skipped: `update` is not called.
   /// @returns whether it was. Collective. @throws InvalidArgument without final gradients.
   bool step(const std::function<void()>& update);
 

@@ -35,7 +35,9 @@ Optimizer::Optimizer(::torch::nn::Module& root, const OptimizerOptions& options)
     : Optimizer(root, routing_of(root), options) {}
 
 Optimizer::Optimizer(::torch::nn::Module& root, const Routing& routing, const OptimizerOptions& options)
-    : sherd::Optimizer(detail::sharded_model_of(root, kOptimizer).root(), routing, options) {}
+    : sherd::Optimizer(detail::sharded_model_of(root, kOptimizer).root(), routing, options) {
+  detail::model_of(root).note_user_of_gradients();
+}
 
 std::shared_ptr<const GradientStats> clip_grad_norm(::torch::nn::Module& root, double max_norm,
                                                     const ClipOptions& options) {

@@ -16,7 +16,8 @@ constexpr int64_t kMapped = SHERD_MAPS_BLOCKS ? int64_t{16} << 10 : INT64_MAX;
 
 /// Blocks from here on begin at a large page's boundary, and the kernel is asked for large pages: a unit's weights are
 /// read whole in every matrix product, and with pages of 4 KiB the processor spends a seventh of a step looking up
-/// where they lie (docs/performance.md). Where the kernel has none to give, the pages are small, and nothing else changes.
+/// where they lie (docs/performance.md). Where the kernel has none to give, the pages are small; where it has, what is
+/// used of a block becomes resident 2 MiB at a time.
 constexpr int64_t kLarge = int64_t{4} << 20;
 constexpr size_t kLargePage = size_t{2} << 20;
 

@@ -313,6 +313,92 @@ struct OverlappingImpl : torch::nn::Module {
   }
 };
 
+// What is unusual, and right.
+struct UnusualImpl : torch::nn::Module {
+  UnusualImpl() {
+    const Tensor table = torch::ones({8, 4});
+    register_parameter("scale", torch::ones({4}), /*requires_grad=*/false);  // never had to do with gradients
+    register_parameter("whole", table, /*requires_grad=*/false);
+    register_parameter("part", table.slice(0, 2, 4), /*requires_grad=*/false);
+    register_parameter("weight", torch::ones({4, 4}));
+    register_buffer("nothing", torch::empty({0}));
+  }
+  Tensor forward(const Tensor& x) { return x.matmul(named_parameters()["weight"]) * named_parameters()["scale"]; }
+};
+SHERD_TORCH_MODULE(Unusual);
+
+TEST(TorchMisuse, IsNotSeenInWhatIsRight) {
+  launch(2, [](RankContext& rank) {
+    Unusual model;
+    sherd::torch::fully_shard(*model, mesh_of(rank));
+    model->register_parameter("late", torch::ones({2}), /*requires_grad=*/false);
+    const sherd::torch::LocalShards shards(*model);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      model(torch::ones({3, 4})).sum().backward();
+    }
+  });
+}
+
+// Modules of a root that is gone go on in another one, once they have values.
+TEST(TorchMisuse, IsNotSeenInASecondLife) {
+  launch(2, [](RankContext& rank) {
+    sherd::torch::Holder<torch::nn::LinearImpl> linear(4, 4);
+    const auto train = [&] {
+      torch::nn::Sequential root(linear);
+      sherd::torch::wrap(*linear, mesh_of(rank));
+      sherd::torch::fully_shard(*root, mesh_of(rank));
+      sherd::torch::Holder<torch::nn::LinearImpl> unused(1, 1);
+      const Tensor x = torch::ones({3, 4});
+      sherd::torch::call(*root, [&](const Tensor& t) { return linear(t); }, x).sum().backward();
+      return sherd::torch::root_of(*root).named_parameters()[0].second.grad_shard().numel();
+    };
+    for (auto& p : linear->parameters()) p.data().fill_(0.5f);
+    const int64_t first = train();
+    expect_message({"root is gone"}, [&] { train(); });
+    for (auto& p : linear->parameters()) p.set_data(torch::full(p.sizes(), 0.25f));
+    EXPECT_EQ(train(), first);
+  });
+}
+
+TEST(TorchMisuse, MemoryThatIsReplacedBetweenForwardAndBackward) {
+  alone([](Net& model) {
+    const Tensor loss = net_loss(model, 0);
+    Tensor weight = model->head->weight;
+    const Tensor own = weight.detach();
+    weight.set_data(torch::ones(weight.sizes()));
+    expect_message({"'head.weight'", "set_data()"}, [&] { loss.backward(); });
+    sherd::torch::reset_step(*model);
+    expect_message({"'head.weight'", "set_data()"}, [&] { net_loss(model, 0); });
+    weight.set_data(own);
+    net_loss(model, 0).backward();
+  });
+}
+
+TEST(TorchMisuse, ClonesOfWhatIsNotShardedYet) {
+  launch(1, [](RankContext& rank) {
+    torch::nn::Sequential layers(torch::nn::Linear(4, 4), torch::nn::ReLU(), torch::nn::Linear(4, 2));
+    sherd::torch::wrap(*layers, mesh_of(rank));
+    const auto copy = layers->clone();
+    EXPECT_EQ(copy->named_parameters().keys(), layers->named_parameters().keys());
+  });
+}
+
+TEST(TorchMisuse, GradientsOfLocalShardsOutsideOfTheStep) {
+  alone([](Net& model) {
+    sherd::torch::LocalShards shards(*model);
+    Tensor kept;
+    net_loss(model, 0).backward();
+    EXPECT_THROW(shards.step([&] {
+      kept = shards.parameters().at(0).grad();
+      kept.sum();
+      throw std::runtime_error("the update failed");
+    }), std::runtime_error);
+    expect_message({"outside of the function"}, [&] { kept.sum(); });
+    EXPECT_FALSE(shards.parameters().at(0).grad().defined());
+  });
+}
+
 TEST(TorchMisuse, ParametersThatShareMemory) {
   launch(1, [](RankContext& rank) {
     OverlappingImpl model;

@@ -43,6 +43,10 @@ class Attached final : public ::torch::nn::Module {
 Attached* attached_to(const ::torch::nn::Module& module);
 /// The module's, made now if it has none.
 Attached& attach_to(::torch::nn::Module& module);
+/// Makes it the first child. Libtorch hands what is done to a module on to its children in their order, and what sherd
+/// refuses is to be refused before others have been moved or converted. Only of modules that are sharded: clone() of a
+/// Sequential that is not counts children.
+void put_first(::torch::nn::Module& module);
 
 /// The model whose root this is, described now if it was not. @throws InvalidArgument as root_of() does.
 Model& model_of(::torch::nn::Module& root);

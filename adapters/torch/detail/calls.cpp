@@ -164,6 +164,7 @@ void Pass::enter(c10::intrusive_ptr<Call> call) {
   // The gradients of an earlier call of the same unit stay open, and this one adds to them.
   for (size_t i = open_.size(); i-- > 0;)
     if (&open_[i]->unit() == &unit && open_[i]->state_ == Call::State::left) close(i, true);
+  unit.require_own_memory();
   unit.unit().pre_backward();
   call->state_ = Call::State::backward;
   ++unit.backwards;
@@ -225,7 +226,6 @@ void Pass::close(size_t at, bool more) {
 void Pass::finish() {
   while (!open_.empty()) close(open_.size() - 1, false);
   finished_ = true;
-  model_->note_gradients();
   model_->pass.reset();
 }
 

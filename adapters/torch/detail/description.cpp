@@ -168,7 +168,8 @@ const Parameter* Description::overlapping(const at::Tensor& tensor) const {
   if (!is_plain(tensor)) return nullptr;
   const auto [begin, end] = bytes(tensor);
   for (const auto& [parameter, other] : parameters_) {
-    if (!is_plain(other)) continue;
+    // What nothing trains stays alike, as views of one table are.
+    if (!is_plain(other) || !(tensor.requires_grad() || other.requires_grad())) continue;
     const auto [from, to] = bytes(other);
     if (begin < to && from < end) return &parameter;
   }

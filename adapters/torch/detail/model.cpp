@@ -31,10 +31,13 @@ class GradientArrived final : public autograd::PostAccumulateGradHook {
     if (before_) (*before_)(tensor);
     if (const auto unit = unit_.lock()) unit->take_gradient(weight_);
   }
-  std::string unit() const {
+  /// Null once the root is gone.
+  std::shared_ptr<UnitUse> unit() const {
     const auto unit = unit_.lock();
-    return unit ? fmt::format("unit '{}'", unit->unit().name()) : "a unit (its root is gone)";
+    return unit && unit->unit().attached() ? unit : nullptr;
   }
+  /// The program's own, from a hook of a tree that is gone; null without any.
+  std::unique_ptr<PostAccumulateGradHook> take_before() { return std::move(before_); }
 
  private:
   std::weak_ptr<UnitUse> unit_;
@@ -55,17 +58,13 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
                       range.size() * size_of(DType::f32));
 }
 
-// Whoever reads it from now on is told so.
-void take_memory_away(c10::StorageImpl& storage, const char* why) {
-  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
-}
-
 }  // namespace
 
-std::optional<std::string> unit_of_parameter(const at::Tensor& parameter) {
+std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter) {
+  // Tensors that never had to do with gradients have nothing that a hook could be in.
+  if (autograd::impl::get_autograd_meta(parameter) == nullptr) return nullptr;
   const auto* hook = dynamic_cast<GradientArrived*>(autograd::impl::post_acc_grad_hooks(parameter).get());
-  return hook == nullptr ? std::nullopt : std::optional(hook->unit());
+  return hook == nullptr ? nullptr : hook->unit();
 }
 
 UnitUse::~UnitUse() {
@@ -100,14 +99,24 @@ void UnitUse::set_address(Weight& weight, void* address) {
   }
 }
 
+void UnitUse::require_own_memory() const {
+  for (const Weight& w : weights_)
+    if (w.tensor.storage().unsafeGetStorageImpl() != w.memory.unsafeGetStorageImpl())
+      throw InvalidArgument(fmt::format(
+          "parameter '{}' of unit '{}' has other memory than sherd gave it, by set_data() or torch::load(), say: what is in "
+          "there would be lost. Load values before fully_shard(), or by sherd::import_weights() or sherd::resume()",
+          w.parameter.name(), unit_->name()));
+}
+
+void UnitUse::root_is_gone() {
+  for (Weight& w : weights_) {
+    w.absent = fmt::format("parameter '{}' of a model that was sharded by sherd, whose root is gone, and its values with it",
+                           w.parameter.name());
+    set_address(w, nullptr);
+  }
+}
+
 void UnitUse::bind() {
-  if (bound_ == 0)
-    for (const Weight& w : weights_)
-      if (w.tensor.storage().unsafeGetStorageImpl() != w.memory.unsafeGetStorageImpl())
-        throw InvalidArgument(fmt::format(
-            "parameter '{}' of unit '{}' has other memory than sherd gave it, by set_data() or torch::load(), say: what is in "
-            "there would be lost. Load values before fully_shard(), or by sherd::import_weights() or sherd::resume()",
-            w.parameter.name(), unit_->name()));
   if (bound_++ > 0) return;
   for (Weight& w : weights_) set_address(w, w.parameter.data().raw());
 }
@@ -128,6 +137,7 @@ void UnitUse::take_gradient(size_t w) {
         "call of that module, or a tensor left the call otherwise than in its result; put such uses into "
         "sherd::torch::call(), and return every tensor that leads to a gradient",
         weight.parameter.name(), unit_->name()));
+  if (const auto model = model_.lock()) model->note_gradients();
   const at::NoGradGuard no_grad;
   const GradTarget target = weight.parameter.grad_for_overwrite();
   // On a GPU the engine accumulates under a stream that it has chosen: that in which the parameter was first used in this
@@ -148,6 +158,7 @@ void UnitUse::take_gradient(size_t w) {
 
 // Whoever kept one of the tensors is told that its memory has gone with sherd's model, as with parameters.
 Model::~Model() {
+  for (const auto& unit : units_) unit->root_is_gone();
   for (const Lent& lent : lent_)
     if (const auto storage = lent.memory.lock()) take_memory_away(*storage, lent.gone);
 }
@@ -158,7 +169,7 @@ void Model::lend(const at::Tensor& view, const char* gone) {
 }
 
 void Model::require_user_of_gradients() const {
-  if (!gradients_came_ || local_shards_ || runtime().update_sets()->count() > 0) return;
+  if (used_ || gradients_of_ != runtime().step() || runtime().update_sets()->count() > 0) return;
   throw InvalidArgument(
       "zero_grad() of a sharded model whose gradients nobody has used: it has neither a sherd::torch::Optimizer nor "
       "LocalShards, so nothing is trained. An optimizer over model->parameters() finds no gradients there; give it those of "
@@ -169,14 +180,16 @@ void Model::require_user_of_gradients() const {
 void Model::require_whole(const ::torch::nn::Module& root) const {
   std::vector<std::string> wrong;
   for (const auto& p : root.named_parameters())
-    if (description_.parameter_of(p.value()) == nullptr)
-      wrong.push_back(fmt::format("parameter '{}' was registered after fully_shard(), and no rank would hear of its gradient",
+    if (description_.parameter_of(p.value()) == nullptr && p.value().requires_grad() && !unit_of_parameter(p.value()))
+      wrong.push_back(fmt::format("parameter '{}' was registered after fully_shard(), and other ranks would not hear of its gradient",
                                   p.key()));
-  for (const auto& [buffer, tensor] : description_.buffers())
-    if (tensor.const_data_ptr() != buffer.data().raw())
-      wrong.push_back(fmt::format("buffer '{}' has other memory than sherd gave it, by set_data() or torch::load(), say; write to "
-                                  "it in place (copy_())",
+  for (size_t b = 0; b < buffer_memory_.size(); ++b) {
+    const auto& [buffer, tensor] = description_.buffers()[b];
+    if (tensor.storage().unsafeGetStorageImpl() != buffer_memory_[b].unsafeGetStorageImpl())
+      wrong.push_back(fmt::format("buffer '{}' has other memory than sherd gave it, by set_data(), torch::load(), or because "
+                                  "another sharded model has it, too; write to it in place (copy_())",
                                   buffer.name()));
+  }
   if (!wrong.empty()) throw InvalidArgument(fmt::format("sherd::torch: {}", fmt::join(wrong, "; ")));
 }
 
@@ -280,6 +293,7 @@ void Model::take_over_buffers() {
   const at::NoGradGuard no_grad;
   for (const auto& [buffer, tensor] : description_.buffers()) {
     become(tensor, view_of(buffer.data(), tensor.sizes(), tensor.scalar_type(), device_->place()));
+    buffer_memory_.push_back(tensor.storage());
     lend(tensor, "a buffer of a model that was sharded by sherd, whose root is gone, and its memory with it");
   }
 }
@@ -295,6 +309,7 @@ void Model::take_over(::torch::nn::Module& root) {
       use->add(p, found->second);
       const size_t weight = w++;
       auto before = std::move(autograd::impl::post_acc_grad_hooks(found->second));
+      if (auto* gone = dynamic_cast<GradientArrived*>(before.get())) before = gone->take_before();
       autograd::impl::set_post_acc_grad_hooks(
           found->second, std::make_unique<GradientArrived>(use, weight, std::move(before)));
     }
@@ -309,6 +324,7 @@ void Model::take_over(::torch::nn::Module& root) {
                                     [&](const auto& u) { return &u->unit() == mirror->unit().get(); });
     attached.unit = *found;
     attached.noted.reset();
+    put_first(module);
   };
   give(root);
   for (const auto& module : root.modules(/*include_self=*/false)) give(*module);

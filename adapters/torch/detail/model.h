@@ -45,8 +45,11 @@ class UnitUse {
   std::shared_ptr<Model> model() const { return model_.lock(); }
 
   /// The unit is unsharded, and its memory may be used in the order of the compute stream: until as many unbind().
-  /// @throws InvalidArgument naming a parameter that somebody has given other memory since add().
   void bind();
+  /// Before that. @throws InvalidArgument naming a parameter that somebody has given other memory since add().
+  void require_own_memory() const;
+  /// Reading a parameter says so from now on.
+  void root_is_gone();
   void unbind() noexcept;
   /// A gradient has come to tensor `w` in its grad(): it goes to the unit's buffer.
   void take_gradient(size_t w);
@@ -66,8 +69,8 @@ class UnitUse {
   int bound_ = 0;
 };
 
-/// "unit 'X'" (or what is left of it) when the parameter is of a tree that is sharded.
-std::optional<std::string> unit_of_parameter(const at::Tensor& parameter);
+/// That which has taken the parameter over; null for parameters that are in no tree that is sharded.
+std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter);
 
 /// Owned by what is attached to the tree's root.
 class Model : public std::enable_shared_from_this<Model> {
@@ -95,18 +98,18 @@ class Model : public std::enable_shared_from_this<Model> {
   uint64_t step();
 
   /// Before a forward of the root that backward may follow.
-  /// @throws InvalidArgument naming all parameters that have been registered since the tree was sharded, and all buffers
-  /// that have other memory than sherd's.
+  /// @throws InvalidArgument naming all parameters that have been registered since the tree was sharded and that have a
+  /// gradient which sherd does not hear of, and all buffers that have other memory than sherd's.
   void require_whole(const ::torch::nn::Module& root) const;
-  /// Before zero_grad() of the root. @throws InvalidArgument when gradients have come, and neither an optimizer nor
-  /// LocalShards of this model was ever there to use them.
+  /// Before zero_grad() of the root. @throws InvalidArgument when gradients have come in this step and the model has
+  /// neither an optimizer nor ever had one of the adapter's, or LocalShards.
   void require_user_of_gradients() const;
   /// `view` is of sherd's memory: reading it once the model is gone throws `gone`.
   void lend(const at::Tensor& view, const char* gone);
-  /// A backward has ended.
-  void note_gradients() { gradients_came_ = true; }
-  /// LocalShards were made of this model.
-  void note_local_shards() { local_shards_ = true; }
+  /// A parameter's gradient has come.
+  void note_gradients() { gradients_of_ = runtime().step(); }
+  /// There are LocalShards or an Optimizer of this model.
+  void note_user_of_gradients() { used_ = true; }
 
   /// The recorded forwards that run, innermost last.
   std::vector<Call*> forwards;
@@ -131,7 +134,9 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<std::shared_ptr<UnitUse>> units_;
   std::shared_ptr<UnitUse> root_unit_;
   uint64_t step_ = 0;
-  bool gradients_came_ = false, local_shards_ = false;
+  std::optional<uint64_t> gradients_of_;  // the step in which gradients came last
+  bool used_ = false;
+  std::vector<c10::Storage> buffer_memory_;  // of each of description_.buffers(), as sherd gave it
   struct Lent {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;
     const char* gone;

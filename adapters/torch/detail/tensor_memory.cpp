@@ -27,4 +27,9 @@ void become(const at::Tensor& tensor, const at::Tensor& other) {
   tensor.set_data(other);
 }
 
+void take_memory_away(c10::StorageImpl& storage, const char* why) {
+  storage.set_data_ptr_noswap(c10::DataPtr(nullptr, storage.device()));
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(why);
+}
+
 }  // namespace sherd::torch::detail

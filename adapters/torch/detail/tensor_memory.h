@@ -17,4 +17,7 @@ at::Tensor on_host(const at::Tensor& tensor);
 /// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device (and need not be asked between a CPU and a GPU).
 void become(const at::Tensor& tensor, const at::Tensor& other);
 
+/// Takes the memory of a tensor away: whoever reads the storage from now on gets an error that says `why`.
+void take_memory_away(c10::StorageImpl& storage, const char* why);
+
 }  // namespace sherd::torch::detail
