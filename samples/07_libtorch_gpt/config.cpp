@@ -41,7 +41,7 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
         {"layout", &c.layout, "ragged|even_rows|whole_param", "where parameters are cut"},
         {"reshard_after_forward", &c.reshard_after_forward, "true|false",
          "give weights back between forward and backward"},
-        {"prefetch", &c.prefetch, "N", "blocks gathered ahead", 0, 64},
+        {"prefetch", &c.prefetch, "N", "blocks gathered ahead of the one that computes, each with memory of its own", 0, 64},
         {"recompute", &c.recompute, "none|blocks",
          "keep what enters a block alone, and compute the rest again in backward"}}},
       {"Model",

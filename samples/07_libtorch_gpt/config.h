@@ -22,7 +22,10 @@ struct Config {
               lr_schedule = "constant", recompute = "none";
   int64_t seq = 128, batch = 16, grad_accum = 1, ranks = 1, replicas = 1, threads = 0, steps = 100, warmup = 0,
           decay_steps = 0, eval_every = 0, trace_steps = 2, memory_limit = 0;
-  int64_t dim = 128, layers = 4, heads = 4, prefetch = 1;
+  int64_t dim = 128, layers = 4, heads = 4;
+  // Two, where sherd's default is one: libtorch's operations run on the ranks' own threads, and one unit more lets ranks
+  // that share a machine's cores be further apart before they wait for each other (docs/performance.md).
+  int64_t prefetch = 2;
   uint64_t seed = 0;
   double lr = 3e-3, weight_decay = 0.1, grad_clip = 1, comm_timeout = 300;
   double adam_beta1 = sherd::AdamWOptions().beta1, adam_beta2 = sherd::AdamWOptions().beta2,
