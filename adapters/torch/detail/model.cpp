@@ -90,11 +90,11 @@ void UnitUse::add(const Parameter& parameter, const at::Tensor& tensor) {
 
 void UnitUse::set_address(Weight& weight, void* address) {
   c10::StorageImpl& storage = *weight.memory.unsafeGetStorageImpl();
-  storage.set_data_ptr_noswap(c10::DataPtr(address, device_->place()));
   // An empty parameter has no memory at any time, and nothing to read.
-  if (address != nullptr || weight.tensor.numel() == 0) {
-    storage.clear_data_ptr_access_error_msg_();
-  } else {
+  const bool readable = address != nullptr || weight.tensor.numel() == 0;
+  if (readable) allow_reading(storage);
+  storage.set_data_ptr_noswap(c10::DataPtr(address, device_->place()));
+  if (!readable) {
     storage.release_data_and_set_meta_custom_data_ptr_error_msg_(weight.absent);
   }
 }

@@ -19,5 +19,7 @@ void become(const at::Tensor& tensor, const at::Tensor& other);
 
 /// Takes the memory of a tensor away: whoever reads the storage from now on gets an error that says `why`.
 void take_memory_away(c10::StorageImpl& storage, const char* why);
+/// Nothing is said any more from the next set_data_ptr_noswap() on, which has to follow.
+void allow_reading(c10::StorageImpl& storage);
 
 }  // namespace sherd::torch::detail
