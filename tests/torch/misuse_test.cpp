@@ -348,7 +348,6 @@ TEST(TorchMisuse, IsNotSeenInASecondLife) {
       torch::nn::Sequential root(linear);
       sherd::torch::wrap(*linear, mesh_of(rank));
       sherd::torch::fully_shard(*root, mesh_of(rank));
-      sherd::torch::Holder<torch::nn::LinearImpl> unused(1, 1);
       const Tensor x = torch::ones({3, 4});
       sherd::torch::call(*root, [&](const Tensor& t) { return linear(t); }, x).sum().backward();
       return sherd::torch::root_of(*root).named_parameters()[0].second.grad_shard().numel();
