@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 runs=${1:-200000}
 targets=("${@:2}")
 [ ${#targets[@]} -gt 0 ] || targets=(fuzz_manifest fuzz_safetensors fuzz_store)
-scripts/install_deps.sh clang libclang-rt-dev
+scripts/install_deps.sh clang libclang-rt-dev llvm  # llvm: names in the traces of crashes
 
 build=build/fuzz
 cmake -S tests/fuzz -B "$build" -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \

@@ -33,7 +33,7 @@ stage "fuzzing" scripts/fuzz.sh "${FUZZ_RUNS:-1000000}"
 stage "asan" env CONFIGURE="-DSHERD_TEST_SHARDS=0 -DSHERD_MPI=OFF" scripts/test.sh asan -LE slow
 # Clang, as in .ci/run. A whole PyTorch (its Python half included) is not needed.
 libtorch_under_asan() {
-  scripts/install_deps.sh clang libclang-rt-dev libomp-dev python3-venv && scripts/install_torch.sh || return
+  scripts/install_deps.sh clang libclang-rt-dev libomp-dev llvm python3-venv && scripts/install_torch.sh || return
   rm -rf build/asan  # of the other compiler
   CONFIGURE="-DCMAKE_CXX_COMPILER=clang++ -DSHERD_TEST_SHARDS=4 -DSHERD_MPI=OFF -DSHERD_TORCH=ON" \
     TARGETS="test_torch libtorch_gpt train_gpt" scripts/test.sh asan -L '^torch$'
