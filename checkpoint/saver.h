@@ -90,8 +90,8 @@ class CheckpointSaver {
   void write();
   /// True when no rank has a save in flight. One small all-reduce when there was one.
   bool idle();
-  /// Throws what a save in flight failed with, at every call until save(), idle() or wait() have thrown it,
-  /// too. No communication: ranks may hear of it at different times.
+  /// Throws the error of a save in flight that has failed, and throws it again at each call until save(), idle()
+  /// or wait() has thrown it as well. No communication: ranks may learn of the error at different times.
   void poll();
   /// Returns when no save is in flight.
   void wait();

@@ -17,8 +17,9 @@ struct LayerWiseParam {
 
 struct LayerWiseOptions {
   Packing packing = Packing::lpt;
-  /// A bucket is closed when it has this many elements (at least 0.9 * world times its largest parameter) and
-  /// the next parameter would make it larger than it is with its padding. 0: one bucket.
+  /// A bucket is closed when two things hold: its parameters have this many elements, but at least 0.9 * world
+  /// times those of the largest; and the next parameter does not fit into the padding that the bucket has anyway.
+  /// 0: one bucket.
   int64_t bucket_elements = 0;
   /// Slices are a multiple of this many elements, besides shard_divisor(world).
   int64_t align = 64;

@@ -11,9 +11,8 @@ namespace sherd {
 /// in its slice, in the order in which it got them, each at a multiple of 64 elements.
 enum class Packing {
   /// Longest processing time first: by descending cost (equal ones in backward order), each to the rank with
-  /// the
-  /// least accumulated cost among those that it fills to at most 1.3 times the mean, else to the one with the
-  /// smallest fill; of equals to the lowest rank.
+  /// the least accumulated cost among those that it fills to at most 1.3 times the mean, else to the one with
+  /// the smallest fill; of equals to the lowest rank.
   lpt,
   /// Rounds: the first parameter left in backward order goes to rank 0; ranks 1, 2, ... get those that are as
   /// large, and when these run out the next smaller ones (largest first). Every rank's place in a round is as

@@ -13,12 +13,9 @@ enum class GradientSync {
   /// optim_grads_params behind each, since a rank keeps its part of the sum alone.
   by_strategy,
   /// Behind the last microbatch under every strategy, which is FSDP2's set_requires_gradient_sync(false).
-  /// Under
-  /// optim_grads and optim_grads_params each unit then holds whole gradients, f32, from its first backward to
-  /// its
-  /// last: as much memory as under no_shard, in gradient buffers that the model keeps for further steps. The
-  /// bits
-  /// are those of no_shard and optim.
+  /// Under optim_grads and optim_grads_params each unit then holds whole gradients, f32, from its first
+  /// backward to its last: as much memory as under no_shard, in gradient buffers that the model keeps for
+  /// further steps. The bits are those of no_shard and optim.
   last,
 };
 

@@ -38,16 +38,18 @@ struct FullyShardOptions {
   /// dtype of gradients on the wire over the shard dimension: f32 or bf16. Gradients are computed,
   /// accumulated and kept in f32 in either case; the replicate dimension always reduces f32.
   DType reduce_dtype = DType::f32;
-  /// Under whole_param CutClass::row parameters lie whole on one rank each, in buffers of their own; all others are cut
-  /// anywhere (ragged). Where weights are gathered for each use (optim_grads_params) each unit has such a buffer of its
-  /// own. Where they rest whole and the state is split (optim, optim_grads, and no_shard with outer = optim) the matrices
-  /// of all units lie in buckets that span units, in backward order, as the field's layer-wise optimizers have them (bucket_plan.h).
+  /// Under whole_param CutClass::row parameters lie whole on one rank each, in buffers of their own; all
+  /// others are cut anywhere (ragged). Where weights are gathered for each use (optim_grads_params) each unit
+  /// has such a buffer of its own. Where they rest whole and the state is split (optim, optim_grads, and
+  /// no_shard with outer = optim) the matrices of all units lie in buckets that span units, in backward
+  /// order, as the field's layer-wise optimizers have them (bucket_plan.h).
   LayoutPolicy layout = LayoutPolicy::ragged;
   /// whole_param: how parameters are dealt to ranks.
   Packing packing = Packing::lpt;
-  /// Least elements of a bucket that spans units (LayerWiseOptions::bucket_elements); 0: one bucket. A small bucket is
-  /// reduced early, a large one is moved in fewer and larger pieces, with less padding. Under optim_grads whole
-  /// gradients of about two buckets are there at a time, and those of buckets with the root's own matrices throughout. Units of different sizes of buckets share none.
+  /// Least elements of a bucket that spans units (LayerWiseOptions::bucket_elements); 0: one bucket. A small
+  /// bucket is reduced early, a large one is moved in fewer and larger pieces, with less padding. Under
+  /// optim_grads whole gradients of about two buckets are there at a time, and those of buckets with the
+  /// root's own matrices throughout. Units whose bucket_elements differ share no bucket.
   int64_t bucket_elements = 40'000'000;
   /// Padding that may be spent on keeping rows whole (LayoutOptions::padding_budget).
   double padding_budget = 0.03;

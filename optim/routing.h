@@ -27,11 +27,10 @@ struct RoutingOptions {
   /// One for matrices only, such as muon, gets the hidden matrices, and AdamW everything else; any other,
   /// such as adamw, gets everything.
   Algorithm optimizer = Algorithm::muon;
-  /// Overrides; of each parameter the first match alone. @throws InvalidArgument (from route()) for a pattern that is
-  /// no regex,
-  /// for settings that cannot be (all of them named), for a rule that decides about no parameter,
-  /// or that sends something to Muon, or to another one for matrices only, that is neither a matrix nor a
-  /// stack of matrices [count, rows, cols].
+  /// Overrides; of each parameter the first match alone. @throws InvalidArgument (from route()) for a pattern
+  /// that is no regex, for settings that cannot be (all of them named), for a rule that decides about no
+  /// parameter, or that sends something to Muon, or to another one for matrices only, that is neither a
+  /// matrix nor a stack of matrices [count, rows, cols].
   std::vector<RoutingRule> rules = {};
   /// Names (a regex, searched anywhere) that never go to Muon by default, whatever their role; "" = none.
   std::string not_hidden = {};

@@ -12,28 +12,28 @@
 
 namespace sherd {
 
-/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {"mark": "...", "start":
-/// 2}} with the supervisor's mark and which of its starts wrote it; every other line is one step:
+/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {...}} with
+/// the supervisor's mark and which of its starts wrote it, {"mark": "...", "start": 2}; every other line is one step:
 ///
 ///   step          from 1
 ///   epoch         of token files, where there are some: how often the first stream's windows have been seen
 ///   loss          mean over the step's tokens, nats
-///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity,
-///   e^eval_loss grad_norm     before clipping; num_zeros: gradient elements that are zero skipped whether
-///   gradients were not finite, so that nothing was updated skipped_steps how many were, in this run up to
-///   this step loss_spike    true, in steps whose loss was one (loss_spike.h) lr            of this step;
-///   tokens_per_s flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of
-///   the
+///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
+///   grad_norm     before clipping; num_zeros: gradient elements that are zero
+///   skipped       whether gradients were not finite, so that nothing was updated
+///   skipped_steps how many were, in this run up to this step
+///   loss_spike    true, in steps whose loss was one (loss_spike.h)
+///   lr            of this step; tokens_per_s
+///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
 ///                 measured ceiling (gemm_ceiling.h), where there is one
 ///   step_ms       on the device, from the end of the step before or, where that
 ///                 was earlier, from the step's issue
 ///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
-///   step
-///                 before, each rank's time behind the first to come added up; over ranks, and whose is the
-///                 worst. Of the collectives that Communicator::arrivals() tells of on rank 0;
-///                 missing where it tells of none
+///                 step before, each rank's time behind the first to come added up; over ranks, and whose is
+///                 the worst. Of the collectives that Communicator::arrivals() tells of on rank 0; missing
+///                 where it tells of none
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   save_ms       what training waited for a checkpoint before the step, where one was saved

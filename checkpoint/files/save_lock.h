@@ -71,8 +71,7 @@ class SaveLock {
 
   uint64_t attempt() const { return self_.attempt; }
   /// Reads the file. @throws LostFolder with both attempts, unless it is still this holder's; it ends with
-  /// `what`
-  /// ("'DIR/step_00000010' is not committed"). @throws IoError when it cannot be read.
+  /// `what` ("'DIR/step_00000010' is not committed"). @throws IoError when it cannot be read.
   void require(const std::string& what) const;
 
  private:

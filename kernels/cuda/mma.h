@@ -5,9 +5,9 @@
 // warp must call together; blocks are one-dimensional.
 //
 // m16n8k16 with g = lane / 4 and t = lane % 4, two bf16 in a word, the lower column first:
-//   A [16 x 16]: word 0 is row g,     columns 2t, 2t+1;  word 1 row g + 8;  words 2, 3 the same at columns +
-//   8 B [16 x 8]:  word 0 is column g, rows 2t, 2t+1;      word 1 rows + 8 C [16 x 8]:  c0, c1 are row g,
-//   columns 2t, 2t+1;     c2, c3 row g + 8
+//   A [16 x 16]: word 0 is row g,     columns 2t, 2t+1;  word 1 row g + 8;  words 2, 3 the same at columns + 8
+//   B [16 x 8]:  word 0 is column g, rows 2t, 2t+1;      word 1 rows + 8
+//   C [16 x 8]:  c0, c1 are row g, columns 2t, 2t+1;     c2, c3 row g + 8
 #pragma once
 
 #include <cuda_bf16.h>

@@ -128,14 +128,13 @@ struct StreamFailure {
 ///
 /// Failure: once a piece of work throws, the stream drops everything after it, its later events fail with the
 /// same exception, and streams waiting for those events fail too. A failed stream stays failed (but see
-/// reset_failure()): submit(),
-/// record() and wait() rethrow from the moment the host can know, synchronize() after everything queued has
-/// been run or dropped. So a host thread that goes on issuing hears of a failure at its next call on that
-/// stream. Where a native queue runs the work, a failure of the device itself is known once it has come there
-/// (NativeQueue::poll looks before each piece of work), and a failure of a collective that was given up is
-/// thrown by every stream of the device (Device::fail). A stream that is destroyed with a failure nobody has
-/// heard of hands it on to its device, whose compute().synchronize() throws it (Device::hand_on).
-/// Destructors that queue work must expect these throws.
+/// reset_failure()): submit(), record() and wait() rethrow from the moment the host can know, synchronize()
+/// after everything queued has been run or dropped. So a host thread that goes on issuing hears of a failure
+/// at its next call on that stream. Where a native queue runs the work, a failure of the device itself is
+/// known once it has come there (NativeQueue::poll looks before each piece of work), and a failure of a
+/// collective that was given up is thrown by every stream of the device (Device::fail). A stream that is
+/// destroyed with a failure nobody has heard of hands it on to its device, whose compute().synchronize()
+/// throws it (Device::hand_on). Destructors that queue work must expect these throws.
 ///
 /// Back-pressure: a stream takes no more than RunAhead::most_work() pieces of work (submit, record and wait
 /// are one each) that are not done; whoever queues more waits. See RunAhead for why that cannot deadlock.
