@@ -30,6 +30,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
     : device_(device),
       spec_(std::move(spec)),
       trainable_(plan().trainable()),
+      trains_(trainable_),
       inner_(axes().inner),
       outer_(axes().outer),
       layout_(plan().layout),
@@ -45,6 +46,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
       spec_.owners.empty() ? fmt::format("unit '{}'{}", unit(), plan().suffix()) : unit();
   weights_ = Purpose("the weights of " + whose);
   gradients_ = Purpose("the gradients of " + whose);
+  frozen_.assign(spec_.params.size(), !trainable_);
   touched_.assign(spec_.params.size(), false);
   released_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
@@ -144,6 +146,11 @@ void ParamGroup::initialise(Stream& stream, uint64_t seed) {
     initial_values(stream, spec_.params[i], shard(static_cast<int>(i)), seed);
 }
 
+void ParamGroup::set_frozen(int p, bool frozen) {
+  frozen_[static_cast<size_t>(p)] = frozen;
+  trains_ = std::find(frozen_.begin(), frozen_.end(), false) != frozen_.end();
+}
+
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
   const Tensor whole = rest_.defined() ? rest_ : staging.gather.of(plan().dtype).flat(0, staging_elements());
   const Tensor part = needs_slot() ? whole : part_of(whole);
@@ -176,14 +183,14 @@ void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& stag
 void ParamGroup::reshard() { full_ = Tensor(); }
 
 void ParamGroup::open_grad(const Tensor& slot) {
-  if (!trainable_) return;
+  if (!trains_) return;
   grad_open_ = needs_grad_slot() ? slot : grad_full_;
   if (needs_grad_slot() || grads_fresh_) fresh_.assign(fresh_.size(), true);
   grads_fresh_ = false;
 }
 
 void ParamGroup::settle_grad(Stream& stream, bool last) {
-  if (!trainable_ || reduce_target(last).is_partial()) return;
+  if (!trains_ || reduce_target(last).is_partial()) return;
   int64_t end = 0;  // of the last range that was written
   const auto zero_until = [&](int64_t begin) {
     if (begin > end) ops::fill(stream, grad_open_.flat(end, begin), 0);
@@ -199,7 +206,7 @@ void ParamGroup::settle_grad(Stream& stream, bool last) {
 }
 
 void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
-  if (!trainable_) return;
+  if (!trains_) return;
   const Placement target = reduce_target(last);
   if (!target.is_partial()) {
     const Tensor gradient = wire_gradient(stream, staging);
@@ -283,7 +290,9 @@ void ParamGroup::zero_grad(Stream& stream, int p) {
 }
 
 bool ParamGroup::grads_final() const {
-  return trainable_ && final_ && std::find(released_.begin(), released_.end(), false) != released_.end();
+  for (int p = 0; p < static_cast<int>(released_.size()); ++p)
+    if (grad_final(p)) return true;
+  return false;
 }
 
 Tensor ParamGroup::data(int p) const {
@@ -304,7 +313,7 @@ Tensor ParamGroup::grad(int p) {
 
 GradTarget ParamGroup::grad_for_overwrite(int p) {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
-  if (!trainable_)
+  if (frozen(p))
     throw InvalidArgument(fmt::format("parameter '{}' is frozen and has no gradient", param.name()));
   if (!grad_open_.defined())
     throw InvalidArgument(

@@ -78,6 +78,9 @@ class ParamGroup final : public ParameterViews {
   }
   const FullyShardOptions& options() const { return spec_.options.front(); }
   bool trainable() const { return trainable_; }
+  /// Freezes trainable parameter p between steps, or thaws it; no gradient of the group is there. While all are
+  /// frozen the group has no gradients and reduces none; zeros travel for those that are frozen beside others.
+  void set_frozen(int p, bool frozen);
   /// Ignored parameters: whole on every rank, gradients never reduced.
   bool replicated() const { return spec_.plan.ignored; }
   /// True when the full parameter lives in a gather slot while in use (strategy rests it sharded).
@@ -142,13 +145,14 @@ class ParamGroup final : public ParameterViews {
   /// The coming last reduce() makes no final gradient of parameter p, which nobody has asked for.
   void leave_out(int p) { released_[static_cast<size_t>(p)] = true; }
   /// The last reduce() has come, and the gradient of p was not released since.
-  bool grad_final(int p) const { return final_ && !released_[static_cast<size_t>(p)]; }
+  bool grad_final(int p) const { return final_ && !released_[static_cast<size_t>(p)] && !frozen(p); }
   /// Of any parameter.
   bool grads_final() const;
   /// Somebody has asked for the gradient of p since it was reset or released.
   bool touched(int p) const { return touched_[static_cast<size_t>(p)]; }
 
   // ParameterViews.
+  bool frozen(int p) const override { return frozen_[static_cast<size_t>(p)]; }
   Tensor data(int p) const override;
   Tensor grad(int p) override;
   GradTarget grad_for_overwrite(int p) override;
@@ -182,6 +186,8 @@ class ParamGroup final : public ParameterViews {
   Device& device_;
   Spec spec_;
   bool trainable_;
+  bool trains_;               // some parameter is not frozen
+  std::vector<bool> frozen_;  // by parameter
   Purpose weights_, gradients_;  // what the group's collectives serve
   PlacementRow inner_, outer_;
   std::shared_ptr<const ShardLayout> layout_;

@@ -33,6 +33,10 @@ void Parameter::require_unsharded_tree(const char* what) const {
         fmt::format("parameter '{}': {} must come before fully_shard() of the root", name(), what));
 }
 
+bool Parameter::frozen() const {
+  return !trainable() || (state().views != nullptr && state().views->frozen(index_in_group()));
+}
+
 Parameter& Parameter::freeze() {
   require_unsharded_tree("freeze()");
   state().trainable = false;

@@ -27,7 +27,7 @@ class Parameter {
   /// As ModuleBase::param(), of no module.
   Parameter(std::string name, Shape shape, Init init);
   /// Parameter number `index` of `views`, which outlive it, of no module and no group: for functions on memory of the
-  /// caller's own. Only name(), shape(), trainable(), data(), grad() and grad_for_overwrite() mean anything.
+  /// caller's own. Only name(), shape(), trainable(), frozen(), data(), grad() and grad_for_overwrite() mean anything.
   Parameter(std::string name, Shape shape, ParameterViews& views, int index);
 
   /// Full name in the module tree, e.g. "blocks.0.qkv.weight" (the local name until the root is sharded).
@@ -36,6 +36,8 @@ class Parameter {
   int64_t numel() const { return numel_of(state().shape); }
   const Init& init() const { return state().init; }
   bool trainable() const { return state().trainable; }
+  /// Nothing trains it at present: freeze(), or ShardRuntime::set_frozen() until that thaws it.
+  bool frozen() const;
   CutClass cut() const { return state().cut; }
   /// Where it differs from its unit's (FullyShardOptions::compute_dtype).
   const std::optional<DType>& compute_dtype() const { return state().compute_dtype; }

@@ -15,6 +15,7 @@ struct GradTarget {
 /// Parameter knows the group by these alone, and the group knows Parameter.
 class ParameterViews {
  public:
+  virtual bool frozen(int /*p*/) const { return false; }
   virtual Tensor data(int p) const = 0;
   virtual Tensor grad(int p) = 0;
   virtual GradTarget grad_for_overwrite(int p) = 0;

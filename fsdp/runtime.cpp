@@ -32,7 +32,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
   for (auto& claim : claims) names.push_back(claim.name);
   context_ =
       std::make_unique<UnitContext>(device_, std::move(names), options_.prefetch, options_.overlap_reduce);
-  context_->complete_backward = [this] { complete_backward(); };
+  context_->complete_backward = [this] { return complete_backward(); };
   check_ = device_.make_stream("check");
   check_comm_ = mesh_.world()->clone();
   check_comm_->serve(Purpose("the comparison of what ranks do"));
@@ -239,10 +239,72 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) cons
         device_.label(), who));
   if (set == nullptr ? has_gradients() : set->ready()) return;
   throw InvalidArgument(
-      fmt::format("{}: {} needs final gradients, but no last microbatch's backward has run since the "
-                  "previous optimizer step{}",
-                  device_.label(), who,
-                  sets_->count() > 1 ? " or zero_grad() that has reached the parameters of this optimizer" : ""));
+      fmt::format("{}: {} needs final gradients, but {}", device_.label(), who, why_not_final(set)));
+}
+
+std::string ShardRuntime::why_not_final(const UpdateSet* set) const {
+  std::vector<std::string> reached;  // units whose backward has run
+  bool frozen = true;
+  for (auto& u : units_)
+    for (auto& p : u->params()) {
+      if (!p.trainable() || (set != nullptr && !set->holds(p))) continue;
+      frozen = frozen && p.frozen();
+      if (p.group().touched(p.index_in_group()) && (reached.empty() || reached.back() != u->name()))
+        reached.push_back(u->name());
+    }
+  const int due = context_->order.due(context_->order.root());
+  if (frozen) return "all parameters that it would update are frozen; thaw some before the forward";
+  if (reached.empty())
+    return fmt::format("no backward has reached {} since the previous optimizer step or zero_grad(); run one before it",
+                       set != nullptr ? "the parameters of this optimizer" : "a parameter");
+  if (due > 0)
+    return fmt::format(
+        "{} recorded forward(s) of the root still have their backward to come, whose gradients would be missing: run it, or "
+        "let go of the loss and of everything else that those forwards returned; evaluate without recording",
+        due);
+  if (!context_->root_backward)
+    return fmt::format(
+        "the backward of the root has not run, only that of unit(s) '{}', called outside of the root's forward; call the root, "
+        "or call them inside of its forward",
+        fmt::join(reached, "', '"));
+  return "all backwards since the previous optimizer step were announced as not the last of their step (Accumulate, "
+         "set_last_microbatch(false)); run the last microbatch after the end of that scope";
+}
+
+std::string ShardRuntime::pending() const {
+  const PrefetchOrder& order = context_->order;
+  if (order.open() > 0) return "a forward or backward runs, or weights are unsharded";
+  for (int u = 0; u <= order.root(); ++u)
+    if (order.due(u) > 0)
+      return fmt::format(
+          "a forward of unit '{}' was recorded whose backward is still to come; run it first, or let go of what that "
+          "forward returned",
+          context_->names[static_cast<size_t>(u)]);
+  for (const ParamGroup* g : groups())
+    for (auto& p : g->params())
+      if (g->touched(p.index_in_group()))
+        return fmt::format(
+            "gradients of this step are there (parameter '{}', for one); step the optimizer or call zero_grad() first",
+            p.name());
+  return "";
+}
+
+void ShardRuntime::set_frozen(const std::vector<Parameter>& params, bool frozen) {
+  context_->require_whole_step("set_frozen()");
+  if (const std::string why = pending(); !why.empty())
+    throw InvalidArgument(fmt::format("{}: set_frozen(): {}", device_.label(), why));
+  std::vector<std::string> wrong;
+  for (const Parameter& p : params)
+    if (!p.trainable()) wrong.push_back(p.name());
+  if (!wrong.empty())
+    throw InvalidArgument(fmt::format(
+        "{}: set_frozen(): parameters that freeze() has excluded from training have no memory for gradients: {}; shard "
+        "the model with them trainable, and freeze them afterwards",
+        device_.label(), fmt::join(wrong, ", ")));
+  for (const Parameter& p : params) {
+    p.group().set_frozen(p.index_in_group(), frozen);
+    note_alike(hash64(frozen ? 1 : 0, p.name()));
+  }
 }
 
 bool ShardRuntime::has_gradients() const {
@@ -265,7 +327,7 @@ void ShardRuntime::require_all_in_sets(const char* who) const {
   if (alone.empty()) return;
   throw InvalidArgument(fmt::format(
       "{}: {}: trainable parameters that no optimizer of this root updates: {}; make the optimizer that does before "
-      "the first step, or freeze() them",
+      "the first step, or freeze them",
       device_.label(), who, fmt::join(alone, ", ")));
 }
 
@@ -298,6 +360,7 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
 void ShardRuntime::forget_gradients(UpdateSet* set) {
   skip_ = Tensor();
   sets_->forget(set);
+  if (set == nullptr || !sets_->any_ready()) context_->root_backward = false;
 }
 
 void ShardRuntime::drop_step(UpdateSet* set) {
@@ -390,8 +453,8 @@ void ShardRuntime::clear_trace() { context_->log.clear_lines(); }
 
 void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 
-void ShardRuntime::complete_backward() {
-  if (!context_->last_microbatch) return;
+bool ShardRuntime::complete_backward() {
+  if (!context_->last_microbatch) return true;
   skip_ = Tensor();  // of other gradients
   const std::vector<const UpdateSet*> absent = sets_->left_out(groups());
   const auto takes_part = [&](const UpdateSet* s) {
@@ -399,11 +462,14 @@ void ShardRuntime::complete_backward() {
   };
   std::vector<std::string> missing;
   std::set<const Unit*> idle;
+  bool any_trainable = false, any_trains = false;
   for (auto& u : units_) {
     bool has_trainable = false, some_take_part = false;
     for (auto& p : u->params()) {
       if (!p.trainable()) continue;
-      has_trainable = true;
+      has_trainable = any_trainable = true;
+      if (p.frozen()) continue;
+      any_trains = true;
       ParamGroup& g = p.group();
       if (!takes_part(sets_->set_of(p))) {
         g.leave_out(p.index_in_group());
@@ -415,15 +481,19 @@ void ShardRuntime::complete_backward() {
     if (!has_trainable || some_take_part) continue;
     idle.insert(u.get());
     u->release_gradients(nullptr);  // whether it was called or not: none of its gradients are left out any more
+    if (!u->root()) continue;
+    for (auto& p : u->params())  // its own reduction is still to come
+      if (!p.frozen()) p.group().leave_out(p.index_in_group());
   }
   for (auto& b : buckets_) {
     const std::vector<Parameter>& all = b->group().params();
-    b->set_left_out(std::none_of(all.begin(), all.end(), [&](auto& p) { return takes_part(sets_->set_of(p)); }));
+    b->set_left_out(std::none_of(
+        all.begin(), all.end(), [&](auto& p) { return !p.frozen() && takes_part(sets_->set_of(p)); }));
   }
   if (!missing.empty() && !options_.allow_unused)
     throw InvalidArgument(
         fmt::format("{}: no backward of this step touched the gradient of {} parameter(s): {}; run their "
-                    "backward, freeze() them, or set FullyShardOptions::allow_unused",
+                    "backward, freeze them, or set FullyShardOptions::allow_unused",
                     device_.label(), missing.size(), fmt::join(missing, ", ")));
   // Usage that differs from rank to rank would pair one unit's collectives with another's.
   if (options_.allow_unused || sets_->count() > 1)
@@ -443,6 +513,7 @@ void ShardRuntime::complete_backward() {
     scope.end();
   }
   sets_->set_ready(absent);
+  return any_trains || !any_trainable;
 }
 
 }  // namespace sherd

@@ -81,6 +81,15 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// takes reset_step().
   void zero_grad(UpdateSet* set = nullptr);
 
+  /// Freezes these trainable parameters from now on, or thaws them: what is frozen has no gradient and is not missed
+  /// by backward, and optimizers leave it and its state alone, bit for bit; the norm of gradients is without it.
+  /// Between steps, and on all ranks alike, which the next comparison of served() checks. Costs nothing.
+  /// @throws InvalidArgument inside a forward or backward, when a backward is still to come or gradients of the step
+  /// are there, and for parameters that freeze() has excluded from training.
+  void set_frozen(const std::vector<Parameter>& params, bool frozen);
+  /// What of the step that runs would be lost if weights or set_frozen() changed now, in words; "" between steps.
+  std::string pending() const;
+
   /// @throws ShapeMismatch on every rank, `otherwise` and the ranks that differ, unless all ranks of the mesh pass
   /// the same value. Collective; blocks the host, but waits for no training work.
   void require_equal(uint64_t value, const std::string& otherwise);
@@ -157,8 +166,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   void check_fingerprints();
   /// Before the root's last backward ends: every trainable parameter has its gradient, and every unit
   /// reduces.
-  void complete_backward();
+  bool complete_backward();
   bool has_gradients() const;
+  /// Why there are no final gradients, of `set` or at all.
+  std::string why_not_final(const UpdateSet* set) const;
   /// Of all units, for a new step; the gradients of `set` alone, if there is one.
   void drop_step(UpdateSet* set);
   void forget_gradients(UpdateSet* set);

@@ -171,8 +171,8 @@ void Unit::pre_backward() {
   if (finished_)
     throw InvalidArgument(fmt::format(
         "backward of unit '{}' after the last microbatch's: its gradients are final. Step the optimizer "
-        "first (each of them), give the gradients up by zero_grad(), or announce more microbatches with "
-        "set_last_microbatch(false)",
+        "first (each of them), give the gradients up by zero_grad(), or announce more microbatches (Accumulate, "
+        "set_last_microbatch(false))",
         name_));
   unshard();
   const bool outermost = order.open_backwards(number_) == 0;
@@ -221,15 +221,18 @@ void Unit::end_backward(bool reduce) {
 void Unit::reduce_gradients() {
   UnitContext& context = this->context();
   const bool last = context.last_microbatch && context.order.due(number_) <= 1;
+  bool trains = true;
   if (context.hold_gradients && !context.last_microbatch && gradients_) {
     context.log.add("hold", name_);
     held_ = true;
   } else {
-    if (root_ && context.order.due(number_) <= 1) context.complete_backward();
+    if (root_ && context.order.due(number_) <= 1) trains = context.complete_backward();
     finish_gradients(last);
+    finished_ = finished_ && trains;
   }
   for (Bucket* b : buckets_) b->unit_ended(number_);
   if (!root_) return;
+  context.root_backward = true;
   for (Bucket* b : context.buckets) b->pass_ended(last);
   // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
   // reductions at once, and not unit by unit.

@@ -64,23 +64,27 @@ std::vector<std::string> UpdateSets::alone(const std::vector<ParamGroup*>& group
   std::vector<std::string> names;
   for (const ParamGroup* g : groups)
     for (auto& p : g->params())
-      if (p.trainable() && set_of(p) == nullptr) names.push_back(p.name());
+      if (!p.frozen() && set_of(p) == nullptr) names.push_back(p.name());
   return names;
 }
 
 std::vector<const UpdateSet*> UpdateSets::left_out(const std::vector<ParamGroup*>& groups) const {
-  std::set<const UpdateSet*> touched;
+  std::set<const UpdateSet*> touched, frozen;  // the latter: all of it
   std::vector<const UpdateSet*> all, out;
   for (const ParamGroup* g : groups)
     for (auto& p : g->params()) {
       if (!p.trainable()) continue;
       const UpdateSet* set = set_of(p);
-      if (std::find(all.begin(), all.end(), set) == all.end()) all.push_back(set);
+      if (std::find(all.begin(), all.end(), set) == all.end()) {
+        all.push_back(set);
+        frozen.insert(set);
+      }
+      if (!p.frozen()) frozen.erase(set);
       if (g->touched(p.index_in_group())) touched.insert(set);
     }
-  if (touched.empty()) return out;  // a step that reaches nothing at all leaves out no set in particular
+  // A step that reaches nothing at all leaves out no set in particular.
   for (const UpdateSet* set : all)
-    if (!touched.contains(set)) out.push_back(set);
+    if (frozen.contains(set) || (!touched.empty() && !touched.contains(set))) out.push_back(set);
   return out;
 }
 

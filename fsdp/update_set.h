@@ -68,11 +68,11 @@ class UpdateSets {
   /// Null when there is none.
   const UpdateSet* set_of(const Parameter& p) const;
   bool any_ready() const;
-  /// Trainable parameters of these groups that are in no set.
+  /// Parameters of these groups that are not frozen and in no set.
   std::vector<std::string> alone(const std::vector<ParamGroup*>& groups) const;
 
-  /// Sets whose parameters nobody has touched in this step, while others' were. Null stands for the
-  /// parameters that are in no set.
+  /// Sets whose parameters nobody has touched in this step, while others' were, or that are all frozen. Null stands
+  /// for the parameters that are in no set.
   std::vector<const UpdateSet*> left_out(const std::vector<ParamGroup*>& groups) const;
   /// The gradients of all but those are final.
   void set_ready(const std::vector<const UpdateSet*>& but);

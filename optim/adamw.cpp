@@ -81,9 +81,15 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   for (size_t r = 0; r < rates_.size(); ++r) {
     const Rates& own = rates_[r];
     std::map<DType, std::vector<AdamWSegment>> passes;  // by the dtype of copies
+    std::vector<std::pair<int64_t, int64_t>> counted;   // intervals of counters
     for (const Slot& s : slots_) {
-      if (s.rates != r) continue;
       const Parameter& p = s.item.param;
+      if (s.rates != r || p.frozen()) continue;
+      if (!counted.empty() && counted.back().second == s.counter) {
+        ++counted.back().second;
+      } else {
+        counted.emplace_back(s.counter, s.counter + 1);
+      }
       const Tensor copy = s.item.writes_copy ? p.model_copy() : Tensor();
       passes[copy.defined() ? copy.dtype() : DType::f32].push_back(
           {p.shard().data<float>(), s.exp_avg.data<float>(), s.exp_avg_sq.data<float>(),
@@ -92,7 +98,8 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
     }
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
     const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
-    ops::adamw_count(stream, steps_.flat(own.begin, own.end), biases, rates, skip);
+    for (auto& [begin, end] : counted)
+      ops::adamw_count(stream, steps_.flat(begin, end), biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
     for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases, dtype, skip);
   }
 }

@@ -46,7 +46,8 @@ class UpdateRule {
   /// @param skip ShardRuntime::skip(): i64 [1] in device memory, the same on every rank, perhaps undefined.
   /// The device alone knows its value while the step is issued. When it is other than 0, weights, state and
   /// counters stay as they are, in bits; collectives are the same as ever. Most operations that update take
-  /// it along.
+  /// it along. Those of parameters that are frozen at present (Parameter::frozen(), known to the host) stay as they are
+  /// as well.
   virtual void step(Stream& compute, double lr, const Tensor& skip) = 0;
   /// Every tensor that it remembers, by parameter and key, in an order that is always the same: what a
   /// checkpoint saves. Their memory stays where it is as long as the rule lives; writing it changes the rule.

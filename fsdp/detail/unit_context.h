@@ -50,8 +50,10 @@ struct UnitContext {
   const bool overlap_reduce;
   std::vector<Unit*> units;
   std::vector<Bucket*> buckets;
-  /// Before the root's outermost backward ends: whatever other units still owe the step.
-  std::function<void()> complete_backward;
+  /// Before the root's outermost backward ends: whatever other units still owe the step. False when it has no
+  /// gradients, because everything is frozen.
+  std::function<bool()> complete_backward;
+  bool root_backward = false;  // one of the root's has ended in this step
   bool last_microbatch = true;
   bool hold_gradients = false;  // before the last microbatch nothing is reduced
 

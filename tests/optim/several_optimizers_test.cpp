@@ -253,6 +253,42 @@ TEST_P(SeveralOptimizers, TakeTurnsAndEachPassMayLeaveTheOtherOut) {
   });
 }
 
+// One of the judge's parameters in some of the steps, and all of the maker's in one.
+TEST_P(SeveralOptimizers, FrozenParametersAreLeftAlone) {
+  launch(GetParam().ranks, [&](RankContext& r) {
+    Both both(r, GetParam().options(), GetParam().replicas);
+    Plain plain(both.device, both.model);
+    ShardRuntime& runtime = runtime_of(both.model);
+    both.model.judge.touches = [](const std::string& name) { return name != "judge.weight"; };
+    std::vector<Parameter> weight, makers;
+    for (auto& [name, p] : both.model.named_parameters()) {
+      if (name == "judge.weight") weight.push_back(p);
+      if (name.starts_with("maker")) makers.push_back(p);
+    }
+    double lr_sum = 0;
+    for (int step = 0; step < 3; ++step) {
+      const bool frozen = step < 2;
+      runtime.set_frozen(weight, frozen);
+      runtime.set_frozen(makers, step == 1);
+      both.model.uses_maker = step != 1;
+      if (!frozen) both.model.judge.touches = [](const std::string&) { return true; };
+      both.model.train(both.device, step);
+      EXPECT_THAT(refusal([&] { runtime.set_frozen(weight, !frozen); }), HasSubstr("gradients of this step"));
+      both.judge->step(kJudgeRate);
+      for (const char* whose : {"judge.bias", "judge_gain"}) plain.update(whose, {step}, kJudgeRate);
+      if (!frozen) plain.update("judge.weight", {step}, kJudgeRate);
+      if (step == 1) {
+        EXPECT_THAT(refusal([&] { both.maker->step(1); }), HasSubstr("are frozen"));
+      } else {
+        both.maker->step(kMakerRate);
+        plain.update("maker", {step}, kMakerRate);
+      }
+      lr_sum += kMakerRate + kJudgeRate;
+      plain.expect_same(both.model, r.world->size(), lr_sum);
+    }
+  });
+}
+
 TEST_P(SeveralOptimizers, GradientsGivenUpLeaveNoTrace) {
   launch(GetParam().ranks, [&](RankContext& r) {
     Both both(r, GetParam().options(), GetParam().replicas);

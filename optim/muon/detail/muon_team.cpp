@@ -72,6 +72,8 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
       }
   status_ = Tensor::empty(device, {statuses}, DType::i32, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), status_, 0);
+  skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
+  ops::fill(device.compute(), skip_frozen_, 1);
 }
 
 int64_t MuonTeam::chunk_elements() const {
@@ -187,18 +189,19 @@ void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
 }
 
 void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk) {
-  // Parameters with unequal decay differ in the l2 term only: one pass for each value.
-  std::map<double, std::vector<MomentumSegment>> passes;
+  // Parameters with unequal decay differ in the l2 term only: one pass for each value. What is frozen is packed along, for
+  // messages are the same in every step, and keeps its momentum.
+  std::map<std::pair<double, bool>, std::vector<MomentumSegment>> passes;
   for (auto& seg : chunk.momentum) {
     const Slot& slot = slots_[slot_of_[static_cast<size_t>(seg.matrix)]];
     const double l2 = options_.decay == MuonDecay::l2 ? slot.weight_decay : 0;
-    passes[l2].push_back({slot.momentum.data<float>() + seg.local,
+    passes[{l2, slot.param.frozen()}].push_back({slot.momentum.data<float>() + seg.local,
                           slot.param.grad_shard().data<float>() + seg.local,
                           slot.param.shard().data<float>() + seg.local, seg.count, seg.at});
   }
-  for (auto& [l2, segments] : passes)
+  for (auto& [kind, segments] : passes)
     ops::muon_momentum(compute, packed, segments, options_.momentum, options_.nesterov,
-                       static_cast<float>(l2), skip_);
+                       static_cast<float>(kind.first), kind.second ? skip_frozen_ : skip_);
 }
 
 Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut) {
@@ -209,24 +212,27 @@ Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk&
     ops::cast(compute, values, packed);
   }
   // Matrices that tensor parallelism cuts, whose sums are over its ranks as well; then those that every rank has its own
-  // of (heads that are dealt out whole).
-  for (const bool shared : {true, false}) {
-    const auto is_shared = [&](int m) { return matrices_[static_cast<size_t>(m)].tensor_dim >= 0; };
+  // of (heads that are dealt out whole). What is remembered of frozen ones stays.
+  for (const auto& [shared, frozen] : {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
+    const auto is_chosen = [&, shared = shared, frozen = frozen](int m) {
+      const auto i = static_cast<size_t>(m);
+      return (matrices_[i].tensor_dim >= 0) == shared && slots_[slot_of_[i]].param.frozen() == frozen;
+    };
     std::vector<int> present;
     for (const int m : chunk.matrices)
-      if (is_shared(m) == shared) present.push_back(m);
+      if (is_chosen(m)) present.push_back(m);
     if (present.empty()) continue;
     std::vector<MuonPiece> pieces;
     for (auto& seg : chunk.updates)
-      if (is_shared(seg.matrix) == shared)
+      if (is_chosen(seg.matrix))
         pieces.push_back({slots_[slot_of_[static_cast<size_t>(seg.matrix)]].item, seg.matrix, seg.first, seg.local,
                           seg.at, seg.count});
-    const auto sum = [&](const Tensor& t) {
+    const auto sum = [&, shared = shared](const Tensor& t) {
       if (cut && cells_comm_) cells_comm_->all_reduce(compute, t.unowned_view());
       if (shared && tensor_comm_) tensor_comm_->all_reduce(compute, t.unowned_view());
     };
     const int tensor_rank = shared && tensor_comm_ ? tensor_comm_->rank() : 0;
-    refinement_->refine(compute, {values, matrices_, present, pieces, tensor_rank, sum}, skip_);
+    refinement_->refine(compute, {values, matrices_, present, pieces, tensor_rank, sum}, frozen ? skip_frozen_ : skip_);
   }
   return values;
 }
@@ -238,6 +244,7 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const MuonChunk& ch
   for (auto& seg : chunk.updates) {
     const size_t i = static_cast<size_t>(seg.matrix);
     const Slot& slot = slots_[slot_of_[i]];
+    if (slot.param.frozen()) continue;
     const double rate = lr * slot.lr_factor;
     const double scale =
         refinement_ ? 1 : update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
@@ -245,7 +252,7 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const MuonChunk& ch
                        static_cast<float>(decay_factor(options_.decay, rate, slot.weight_decay)),
                        static_cast<float>(-rate * scale)});
   }
-  ops::muon_update(compute, updates, values, skip_);
+  if (!updates.empty()) ops::muon_update(compute, updates, values, skip_);
 }
 
 void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, bool cut,

@@ -113,6 +113,7 @@ class MuonTeam {
   MuonPlan plan_;
   MuonSchedule schedule_;
   Tensor skip_;  // of the step that is being issued
+  Tensor skip_frozen_;  // of parameters that are frozen: always 1
   int rank_ = 0;
   std::shared_ptr<Communicator> comm_, in_comm_, out_comm_, gram_comm_;  // over the team
   std::shared_ptr<Communicator> tensor_comm_;                            // over the tensor-parallel ranks
