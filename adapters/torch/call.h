@@ -69,10 +69,9 @@ std::vector<at::Tensor*> tensors_in(T& value) {
 template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;
-  static_assert(std::is_void_v<Result> || Tensors<std::decay_t<Result>>::known ||
-                    !std::is_class_v<std::decay_t<Result>>,
-                "sherd does not know where the tensors are in what this module returns: specialize "
-                "sherd::torch::Tensors for it");
+  static_assert(detail::complete<std::decay_t<Result>>(),
+                "sherd does not know where the tensors are in what this module returns, or in a member of a tuple or pair in it: "
+                "specialize sherd::torch::Tensors for that type");
   CallScope scope(module);
   std::tuple<detail::Held<Args>...> held(std::forward<Args>(args)...);
   if (scope.active()) {

@@ -29,7 +29,8 @@ namespace sherd::torch {
 ///
 /// An argument of a type that is not known is handed on as it is: tensors inside get no gradient through the
 /// module's end of backward, so that its gradients are reduced later than they could be, and are not cast. A
-/// result has to be of a known type, or hold nothing (bool, numbers, void).
+/// result has to be of a known type, or hold nothing (bool, numbers, strings, void), and so have all members of tuples
+/// and pairs in it, which the compiler refuses otherwise.
 template <class T>
 struct Tensors {
   static constexpr bool known = false;
@@ -52,10 +53,23 @@ void visit_known(T& value, F&& f) {
   if constexpr (Tensors<T>::known) Tensors<T>::visit(value, f);
 }
 
+/// Whether all tensors in a result of type T are found. Those of a type that is known are, unless its Tensors says
+/// otherwise by `complete`, as those of tuples do.
+template <class T>
+consteval bool complete() {
+  if constexpr (requires { Tensors<T>::complete; }) {
+    return Tensors<T>::complete;
+  } else {
+    return Tensors<T>::known || std::is_void_v<T> || std::is_same_v<T, std::string> ||
+           !(std::is_class_v<T> || std::is_union_v<T>);
+  }
+}
+
 /// Of a container of values of one type.
 template <class T>
 struct TensorsInside {
   static constexpr bool known = true;
+  static constexpr bool complete = detail::complete<T>();
   template <class C, class F>
   static void visit(C& values, F&& f) {
     for (T& value : values) Tensors<T>::visit(value, f);
@@ -75,6 +89,7 @@ requires Tensors<T>::known struct Tensors<std::array<T, N>> : detail::TensorsIns
 template <class T>
 requires Tensors<T>::known struct Tensors<std::optional<T>> {
   static constexpr bool known = true;
+  static constexpr bool complete = detail::complete<T>();
   template <class F>
   static void visit(std::optional<T>& value, F&& f) {
     if (value) Tensors<T>::visit(*value, f);
@@ -84,6 +99,7 @@ requires Tensors<T>::known struct Tensors<std::optional<T>> {
 template <class A, class B>
 requires(Tensors<A>::known || Tensors<B>::known) struct Tensors<std::pair<A, B>> {
   static constexpr bool known = true;
+  static constexpr bool complete = detail::complete<A>() && detail::complete<B>();
   template <class F>
   static void visit(std::pair<A, B>& value, F&& f) {
     detail::visit_known(value.first, f);
@@ -94,6 +110,7 @@ requires(Tensors<A>::known || Tensors<B>::known) struct Tensors<std::pair<A, B>>
 template <class... Ts>
 requires(Tensors<Ts>::known || ...) struct Tensors<std::tuple<Ts...>> {
   static constexpr bool known = true;
+  static constexpr bool complete = (detail::complete<Ts>() && ...);
   template <class F>
   static void visit(std::tuple<Ts...>& value, F&& f) {
     std::apply([&](Ts&... each) { (detail::visit_known(each, f), ...); }, value);
@@ -103,6 +120,7 @@ requires(Tensors<Ts>::known || ...) struct Tensors<std::tuple<Ts...>> {
 template <class K, class T>
 requires Tensors<T>::known struct Tensors<std::map<K, T>> {
   static constexpr bool known = true;
+  static constexpr bool complete = detail::complete<T>();
   template <class F>
   static void visit(std::map<K, T>& values, F&& f) {
     for (auto& [key, value] : values) Tensors<T>::visit(value, f);

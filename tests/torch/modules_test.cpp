@@ -270,6 +270,37 @@ TEST(TorchModules, ConvolutionsBatchNormSequentialAndAnyModule) {
       .run();
 }
 
+// What the compiler accepts as a result: all tensors in it are found.
+struct Opaque {
+  Tensor hidden;
+};
+struct Described {
+  Tensor logits;
+};
+}  // namespace
+}  // namespace torch_test
+
+template <>
+struct sherd::torch::Tensors<torch_test::Described> {
+  static constexpr bool known = true;
+  template <class F>
+  static void visit(torch_test::Described& d, F&& f) {
+    f(d.logits);
+  }
+};
+
+namespace torch_test {
+namespace {
+
+template <class T>
+constexpr bool accepted = sherd::torch::detail::complete<T>();
+static_assert(accepted<Tensor> && accepted<void> && accepted<int> && accepted<std::string>);
+static_assert(accepted<std::tuple<Tensor, int, std::string, Described>> && accepted<std::pair<Tensor, bool>>);
+static_assert(accepted<std::tuple<Tensor, std::tuple<Tensor, Tensor>>> && accepted<std::map<int, std::vector<Tensor>>>);
+static_assert(!accepted<Opaque> && !accepted<std::tuple<Tensor, Opaque>> && !accepted<std::pair<Opaque, Tensor>>);
+static_assert(!accepted<std::vector<std::pair<Tensor, Opaque>>> && !accepted<std::optional<std::tuple<Tensor, Opaque>>>);
+static_assert(!accepted<std::pair<Tensor, std::tuple<int, std::shared_ptr<Opaque>>>> && !accepted<std::pair<Tensor, std::vector<Opaque>>>);
+
 using Lstm = sherd::torch::Holder<torch::nn::LSTMImpl>;
 struct LstmNetImpl : torch::nn::Module {
   LstmNetImpl() : head(register_module("head", torch::nn::Linear(5, 3))) {
