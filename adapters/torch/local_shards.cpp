@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/copy.h>
+#include <sherd/optim/clip.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/model.h>
 #include <sherd/torch/detail/tensor_memory.h>
@@ -25,15 +26,17 @@ struct LocalShards::Impl {
     Parameter parameter;
     at::Tensor values;
   };
-  std::weak_ptr<ShardRuntime> runtime;
-  std::shared_ptr<detail::TorchDevice> device;
-  std::vector<Shard> shards;
+  ModuleBase& root;
+  bool skip_non_finite;
+  std::weak_ptr<ShardRuntime> runtime = runtime_of(root).weak_from_this();
+  int64_t skipped = 0;
+  std::shared_ptr<detail::TorchDevice> device = detail::TorchDevice::of(runtime_of(root).device());
+  std::vector<Shard> shards = {};
 };
 
-LocalShards::LocalShards(::torch::nn::Module& root) : impl_(std::make_unique<Impl>()) {
-  ModuleBase& model = root_of(root);
-  impl_->runtime = runtime_of(model).weak_from_this();
-  impl_->device = detail::TorchDevice::of(runtime_of(model).device());
+LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
+    : impl_(new Impl{root_of(root), skip_non_finite}) {
+  ModuleBase& model = impl_->root;
   detail::Model& owner = detail::model_of(root);
   for (const auto& [name, parameter] : model.named_parameters()) {
     if (!parameter.trainable()) continue;
@@ -61,6 +64,7 @@ bool LocalShards::step(const std::function<void()>& update) {
   const auto runtime = impl_->runtime.lock();
   if (!runtime) throw InvalidArgument("LocalShards::step(): the model is gone");
   runtime->require_gradients("LocalShards::step()");
+  if (impl_->skip_non_finite && !runtime->skip().defined()) clip_grad_norm(impl_->root, 0);  // measures
   Stream& compute = runtime->device().compute();
   int64_t skip = 0;
   if (runtime->skip().defined()) ops::copy_to_host(compute, &skip, runtime->skip());
@@ -81,11 +85,14 @@ bool LocalShards::step(const std::function<void()>& update) {
       }
     } gradients{impl_->shards, {}};
     for (auto& s : impl_->shards)
-      s.values.mutable_grad() = gradients.views.emplace_back(flat_view(s.parameter.grad_shard(), *impl_->device));
+      if (!s.parameter.frozen()) s.values.mutable_grad() = gradients.views.emplace_back(flat_view(s.parameter.grad_shard(), *impl_->device));
     update();
   }
   change.end();
+  impl_->skipped += skip;
   return skip == 0;
 }
+
+int64_t LocalShards::skipped() const { return impl_->skipped; }
 
 }  // namespace sherd::torch

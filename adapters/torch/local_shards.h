@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,12 +20,17 @@ namespace sherd::torch {
 ///     loss.backward();
 ///     shards.step([&] { optimizer.step(); });
 ///
+/// Parameters whose requires_grad is off in a step have no gradient in it, as in plain libtorch: such optimizers leave
+/// them and their state alone.
+///
 /// Their state is sharded alike, and is the program's to save: checkpoints of sherd's know that of
 /// sherd::Optimizer. A model has sherd's optimizers or these.
 class LocalShards {
  public:
+  /// @param skip_non_finite whether step() looks at the gradients itself, with one all-reduce over the ranks that hold
+  /// them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.
   /// @throws InvalidArgument before fully_shard(root).
-  explicit LocalShards(::torch::nn::Module& root);
+  explicit LocalShards(::torch::nn::Module& root, bool skip_non_finite = true);
   ~LocalShards();
   LocalShards(const LocalShards&) = delete;
   LocalShards& operator=(const LocalShards&) = delete;
@@ -34,10 +40,12 @@ class LocalShards {
   std::vector<at::Tensor> parameters() const;
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   /// Calls `update` with the averaged gradients in their grad(), which is empty outside of it, and starts the
-  /// next step. Waits for the reductions. When sherd::clip_grad_norm() has found gradients that are not finite,
-  /// the step is skipped: `update` is not called.
+  /// next step. Waits for the reductions. When gradients are not finite on some rank, the step is skipped on all: `update`
+  /// is not called.
   /// @returns whether it was. Collective. @throws InvalidArgument without final gradients.
   bool step(const std::function<void()>& update);
+  /// Steps that were skipped so far.
+  int64_t skipped() const;
 
  private:
   struct Impl;

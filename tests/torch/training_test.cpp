@@ -9,6 +9,7 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/checkpoint/weights.h>
+#include <sherd/fsdp/read_loss.h>
 #include <sherd/torch/local_shards.h>
 #include <sherd/torch/optimizer.h>
 
@@ -226,6 +227,62 @@ TEST(TorchTraining, StepsThatAreNotFiniteAreSkipped) {
     }
     EXPECT_NE(message_of([&] { shards.step([] {}); }).find("final gradients"), std::string::npos);
   });
+}
+
+TEST(TorchTraining, LocalShardsSkipWhatIsNotFiniteWithoutClipping) {
+  torch::manual_seed(7);
+  Net first;
+  Values want;
+  for (auto& p : first->named_parameters()) want[p.key()] = p.value().detach();
+  for (const Strategy strategy : strategies())
+    launch(2, [&](RankContext& rank) {
+      Net model = sharded(first, rank, strategy);
+      sherd::torch::LocalShards shards(*model);
+      const float factor = rank.world->rank() == 0 ? 1.0f : std::numeric_limits<float>::quiet_NaN();
+      (net_loss(model, 0) * factor).backward();
+      EXPECT_FALSE(shards.step([] { ADD_FAILURE() << "a step was taken"; })) << where(rank, strategy);
+      EXPECT_EQ(shards.skipped(), 1);
+      expect_weights(*model, want, where(rank, strategy));
+      net_loss(model, 0).backward();
+      EXPECT_TRUE(shards.step([] {}));
+      sherd::torch::LocalShards trusting(*model, /*skip_non_finite=*/false);
+      (net_loss(model, 0) * factor).backward();
+      EXPECT_TRUE(trusting.step([] {}));
+    });
+}
+
+// Ranks with three rows, one and none: each row counts alike.
+TEST(TorchTraining, RanksWithoutDataTakePartInAMeanLoss) {
+  torch::manual_seed(7);
+  using Linear = sherd::torch::Holder<torch::nn::LinearImpl>;
+  const Linear first(4, 3);
+  const torch::Tensor rows = random({4, 4}, 5), labels = torch::tensor({0, 2, 1, 2});
+  at::set_num_threads(1);
+  Linear plain(4, 3);
+  copy_weights(*first, *plain);
+  torch::cross_entropy_loss(plain(rows), labels).backward();
+  for (const Strategy strategy : strategies())
+    launch(3, [&](RankContext& rank) {
+      Linear model(4, 3);
+      copy_weights(*first, *model);
+      FullyShardOptions options;
+      options.strategy = strategy;
+      sherd::torch::fully_shard(*model, mesh_of(rank), options);
+      sherd::ModuleBase& root = sherd::torch::root_of(*model);
+      sherd::torch::LocalShards shards(*model);
+      const int64_t begin[] = {0, 3, 4, 4};
+      const auto mine = torch::indexing::Slice(begin[rank.world->rank()], begin[rank.world->rank() + 1]);
+      const torch::Tensor x = rows.index({mine}), y = labels.index({mine});
+      EXPECT_DOUBLE_EQ(sherd::mean_over_ranks(root, static_cast<double>(x.size(0))), 4.0 / 3);
+      const torch::Tensor sum = torch::cross_entropy_loss(model(x), y, {}, at::Reduction::Sum);
+      (sum / sherd::mean_over_ranks(root, static_cast<double>(x.size(0)))).backward();
+      for (auto& [name, p] : root.named_parameters()) {
+        const auto have = sherd::ops::to_floats(rank.device->compute(), p.grad_shard());
+        const auto want = part_of(plain->named_parameters()[name].grad(), p.shard_range());
+        for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(have[i], want[i], 1e-6) << name << ", " << where(rank, strategy);
+      }
+      EXPECT_TRUE(shards.step([] {}));
+    });
 }
 
 // A BLAS that a program finds before torch's makes it many times slower without a word.
