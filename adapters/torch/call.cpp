@@ -1,13 +1,16 @@
 #include <sherd/torch/call.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
+#include <sherd/comm/core/require_equal.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/calls.h>
 #include <sherd/torch/detail/owed.h>
@@ -25,9 +28,17 @@ class Forward {
       : unit_(std::move(unit)), model_(unit_->model()), owed_(owed) {
     Unit& u = unit_->unit();
     if (!model_) u.pre_forward(false);  // says what is wrong
+    if (model_->updating)
+      throw InvalidArgument(fmt::format(
+          "a call of unit '{}', or an Unsharded of it, inside of the function that update_weights() was given; call modules "
+          "before or after it",
+          u.name()));
     unit_->require_own_memory();
     const uint64_t step = model_->step();
     OwedBackwards* const second = OwedBackwards::second_run();
+    // Of an outermost forward alone, and of a root's that runs again later. None other begins with a switch.
+    const bool outermost = second == nullptr && model_->forwards.empty() && model_->pass.expired();
+    if (outermost && (recorded || (owed != nullptr && u.root()))) model_->follow_requires_grad();
     again_ = (recorded || owed != nullptr) && second != nullptr && second->take(*unit_);
     if (recorded) {
       again_ ? u.pre_recomputed_forward() : u.pre_recorded_forward();
@@ -61,6 +72,7 @@ class Forward {
   Forward& operator=(const Forward&) = delete;
 
   const UnitUse& unit() const { return *unit_; }
+  Model& model() const { return *model_; }
   const TorchDevice::OnCompute& on_compute() const { return *on_compute_; }
   /// Null when it is not recorded.
   const c10::intrusive_ptr<Call>& call() const { return call_; }
@@ -104,6 +116,15 @@ class Forward {
 
 namespace {
 
+/// To which arguments are cast: as plain libtorch has them where nothing of the model asks for another dtype than f32. Where
+/// something does, a unit in f32 takes what others have computed, but for autocast, which chooses dtypes itself.
+std::optional<DType> dtype_of_inputs(const detail::Forward& forward) {
+  const std::optional<DType>& dtype = forward.unit().unit().precision().inputs;
+  const detail::Model& model = forward.model();
+  const bool kept = !model.mixed() || at::autocast::is_autocast_enabled(model.device().place().type());
+  return dtype == DType::f32 && kept ? std::nullopt : dtype;
+}
+
 void cast(const std::vector<at::Tensor*>& tensors, const std::optional<DType>& dtype) {
   if (!dtype) return;
   const at::ScalarType to = detail::scalar_type_of(*dtype);
@@ -123,8 +144,14 @@ struct CallScope::Impl {
 
 CallScope::CallScope(::torch::nn::Module& module) {
   const detail::Attached* attached = detail::attached_to(module);
-  if (attached == nullptr || !attached->unit) return;
   const bool recorded = at::GradMode::is_enabled();
+  if (attached != nullptr && attached->noted && recorded)
+    throw InvalidArgument(fmt::format(
+        "a call of module '{}', which wrap() has noted as a unit, but fully_shard() (or data_parallel()) of the root of its tree "
+        "was not called, so every rank would train a model of its own; call it once, of the root, before the first forward "
+        "(torch::NoGradGuard for an evaluation before)",
+        module.name()));
+  if (attached == nullptr || !attached->unit) return;
   if (recorded && attached->model) attached->model->require_whole(module);
   detail::OwedBackwards* const owed = recorded ? nullptr : detail::OwedBackwards::first_run();
   impl_.reset(new Impl{detail::Forward(attached->unit, recorded, owed)});
@@ -142,7 +169,7 @@ void CallScope::inputs(const std::vector<at::Tensor*>& tensors) {
     call->note_arguments(tensors);
     detail::mark_inputs(call, tensors);
   }
-  cast(tensors, impl_->forward.unit().unit().precision().inputs);
+  cast(tensors, dtype_of_inputs(impl_->forward));
 }
 
 void CallScope::outputs(const std::vector<at::Tensor*>& tensors) {
@@ -157,12 +184,47 @@ void CallScope::outputs(const std::vector<at::Tensor*>& tensors) {
 
 void CallScope::end() {
   if (!impl_) return;
+  impl_->forward.unit().require_unwritten("a call");
   impl_->forward.end(impl_->wanted);
 }
 
 struct Unsharded::Impl {
   std::vector<std::unique_ptr<detail::Forward>> open;
   at::NoGradGuard no_grad;
+  const int exceptions = std::uncaught_exceptions();
+
+  /// Of every parameter that was written on some rank: on which. Collective.
+  std::string written() const {
+    std::vector<uint64_t> mine;
+    std::vector<std::string> names;
+    for (const auto& f : open) {
+      const std::vector<size_t> found = f->unit().written();
+      for (size_t w = 0; w < f->unit().weights().size(); ++w) {
+        mine.push_back(std::find(found.begin(), found.end(), w) == found.end() ? 0 : 1);
+        names.push_back(f->unit().weights()[w].parameter.name());
+      }
+    }
+    Communicator& world = *open.front()->model().runtime().mesh().world();
+    const Serving serving(world, Purpose("what was written in an Unsharded"));
+    const std::vector<uint64_t> all = gather_values(world, world.device().compute(), mine);
+    std::vector<std::string> wrong;
+    for (size_t i = 0; i < names.size(); ++i) {
+      std::vector<int> ranks;
+      for (int r = 0; r < world.size(); ++r)
+        if (all[static_cast<size_t>(r) * names.size() + i] != 0) ranks.push_back(r);
+      if (!ranks.empty()) wrong.push_back(fmt::format("'{}' (ranks {})", names[i], fmt::join(ranks, ", ")));
+    }
+    return fmt::format("{}", fmt::join(wrong, ", "));
+  }
+  void close() {
+    while (!open.empty()) {
+      try {
+        open.back()->end(false);
+      } catch (...) {  // a stream that failed tells it again to whoever uses it next
+      }
+      open.pop_back();
+    }
+  }
 };
 
 Unsharded::Unsharded(::torch::nn::Module& module) : impl_(std::make_unique<Impl>()) {
@@ -179,13 +241,28 @@ Unsharded::Unsharded(::torch::nn::Module& module) : impl_(std::make_unique<Impl>
   for (const auto& m : module.modules(/*include_self=*/false)) open(*m);
 }
 
-Unsharded::~Unsharded() {
-  while (!impl_->open.empty()) {
-    try {
-      impl_->open.back()->end(false);
-    } catch (...) {  // a stream that failed tells it again to whoever uses it next
-    }
-    impl_->open.pop_back();
+void Unsharded::end() {
+  if (impl_ == nullptr) return;
+  const std::unique_ptr<Impl> impl = std::move(impl_);
+  std::string written;
+  try {
+    written = impl->written();
+  } catch (...) {
+    impl->close();
+    throw;
+  }
+  impl->close();
+  if (!written.empty())
+    throw InvalidArgument(
+        fmt::format("sherd::torch::Unsharded: parameters were written in place in it: {}: {}", written, detail::kWriteWeights));
+}
+
+Unsharded::~Unsharded() noexcept(false) {
+  if (impl_ == nullptr) return;
+  if (std::uncaught_exceptions() == impl_->exceptions) {
+    end();
+  } else {  // an exception is what tells, and other ranks may have none
+    impl_->close();
   }
 }
 

@@ -9,21 +9,27 @@ namespace sherd::torch {
 
 /// While it lives, the parameters of `module`, and of all wrapped modules below, are there as a whole, in
 /// their compute dtype: to look at, or to compute with in the way of evaluation. No gradients are recorded on
-/// this thread meanwhile; sherd::torch::call() is what training uses. Writing to them is lost: change weights
-/// by LocalShards or load_state_dict().
+/// this thread meanwhile; sherd::torch::call() is what training uses. They are not written to: change weights by
+/// update_weights(), import_weights() or load_state_dict().
 ///
 /// On a GPU libtorch's current stream on this thread is meanwhile that of sherd's compute stream; it ends on the thread
 /// that began it.
 ///
-/// Collective, outside of forwards and backwards: on all ranks at the same point, and destroyed at the same
-/// point. Units that share gather memory get memory of their own for it, which the model then keeps.
+/// Collective, outside of forwards and backwards: on all ranks at the same point, and ended at the same
+/// point, where what was written is compared. Units that share gather memory get memory of their own for it, which the
+/// model then keeps.
 /// @throws InvalidArgument for a module that is not wrapped.
 class Unsharded {
  public:
   explicit Unsharded(::torch::nn::Module& module);
-  ~Unsharded();
+  /// end(), unless an exception ends the scope. It may throw: where it is in a std::optional or std::unique_ptr, whose
+  /// destructors must not, end() comes first.
+  ~Unsharded() noexcept(false);
   Unsharded(const Unsharded&) = delete;
   Unsharded& operator=(const Unsharded&) = delete;
+  /// Gives the weights back; once. @throws InvalidArgument on every rank, naming the parameters that were written in place
+  /// meanwhile, on whichever rank. Writes through Tensor::data(), or through pointers, are not seen.
+  void end();
 
  private:
   struct Impl;

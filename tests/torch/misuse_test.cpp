@@ -1,4 +1,5 @@
 // What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+#include <sherd/fsdp/accumulate.h>
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/device.h>
 #include <sherd/torch/local_shards.h>
@@ -269,6 +270,55 @@ TEST(TorchMisuse, BlocksShardedOneByOne) {
     sherd::torch::fully_shard(*model->blocks[0], mesh_of(rank));
     expect_message({"'blocks.0.", "sharded already", "wrap()", "once, of the root"},
                    [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
+  });
+}
+
+// Every rank would train a model of its own.
+TEST(TorchMisuse, BlocksThatAreWrappedWithoutARoot) {
+  launch(2, [](RankContext& rank) {
+    Net model;
+    for (auto& p : model->parameters()) p.data().fill_(0.25f);
+    wrap_blocks(model, mesh_of(rank), {});
+    expect_message({"Block", "wrap()", "fully_shard()", "root"}, [&] { net_loss(model, 0); });
+    {
+      const torch::NoGradGuard evaluating;
+      net_loss(model, 0);
+    }
+    sherd::torch::fully_shard(*model, mesh_of(rank));
+    net_loss(model, 0).backward();
+  });
+}
+
+// Why the gradients of a step are not final.
+TEST(TorchMisuse, StepsWithoutFinalGradientsSayWhy) {
+  alone([](Net& model) {
+    sherd::torch::LocalShards shards(*model);
+    const auto expect_why = [&](const std::vector<std::string>& parts) {
+      expect_message({"final gradients"}, [&] { shards.step([] {}); });
+      expect_message(parts, [&] { shards.step([] {}); });
+      sherd::torch::reset_step(*model);
+    };
+    expect_why({"no backward has reached a parameter"});
+    {
+      const Tensor kept = net_loss(model, 0);
+      net_loss(model, 1).backward();
+      expect_why({"1 recorded forward(s) of the root", "backward to come", "let go of the loss"});
+    }
+    model->blocks[1]->as<Block>()->forward(torch::ones({1, NetImpl::kWidth})).sum().backward();
+    expect_why({"'blocks.1'", "outside of the root's forward"});
+    {
+      const sherd::Accumulate accumulate(sherd::torch::root_of(*model));
+      net_loss(model, 0).backward();
+    }
+    expect_why({"Accumulate", "last microbatch after"});
+    for (auto& p : model->parameters()) p.set_requires_grad(false);
+    sherd::torch::call(*model, [&](const Tensor& x) { return model->head(x); }, torch::ones({1, NetImpl::kWidth}).requires_grad_())
+        .sum()
+        .backward();
+    expect_why({"frozen"});
+    for (auto& p : model->parameters()) p.set_requires_grad(true);
+    net_loss(model, 0).backward();
+    EXPECT_TRUE(shards.step([] {}));
   });
 }
 

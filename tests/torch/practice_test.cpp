@@ -114,6 +114,29 @@ TEST(TorchPractice, MicrobatchesInOneScopeOfAutocast) {
   });
 }
 
+// Activations are what autocast has made of them, bit for bit, in every unit.
+TEST(TorchPractice, AutocastsActivationsStayAsTheyAre) {
+  Comparison<Map>{[](Map& m, int r) {
+                    const AutocastOn bf16;
+                    return m(random({3, 4}, r)).to(torch::kFloat).square().mean();
+                  },
+                  wrap_map}
+      .run();
+}
+
+// A program that chooses dtypes itself, where nothing asks for a compute dtype.
+struct SquareImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) { return (x * x).to(torch::kFloat) * weight; }
+  Tensor weight = register_parameter("weight", torch::ones({4}));
+};
+SHERD_TORCH_MODULE(Square);
+
+TEST(TorchPractice, ArgumentsKeepTheirDtypeWhereNoComputeDtypeWasAskedFor) {
+  Comparison<Square>{[](Square& m, int r) { return m(random({3, 4}, r).to(torch::kBFloat16)).mean(); },
+                     [](Square&, const auto&, const auto&) {}}
+      .run();
+}
+
 // Two results of which one is a view of the other.
 struct SplitImpl : torch::nn::Module {
   SplitImpl() : linear(register_module("linear", torch::nn::Linear(4, 4))) {}

@@ -137,8 +137,8 @@ void Call::enter() {
   if (!model) unit_->unit().pre_backward();  // says what is wrong
   if (model->step() != step_)
     throw InvalidArgument(fmt::format(
-        "backward through a call of unit '{}' from before the latest optimizer step or reset_step(); run the "
-        "forward again",
+        "backward through a call of unit '{}' from before the latest optimizer step, update_weights() or reset_step(); run "
+        "the forward again",
         name));
   // The call around this one has weights of its own to gather, and is to end after it.
   if (parent_ && parent_->state_ == State::due) parent_->enter();
@@ -165,6 +165,7 @@ void Pass::enter(c10::intrusive_ptr<Call> call) {
   for (size_t i = open_.size(); i-- > 0;)
     if (&open_[i]->unit() == &unit && open_[i]->state_ == Call::State::left) close(i, true);
   unit.require_own_memory();
+  unit.require_same_requires_grad();
   unit.unit().pre_backward();
   call->state_ = Call::State::backward;
   ++unit.backwards;
@@ -211,6 +212,7 @@ void Pass::close(size_t at, bool more) {
   --unit.backwards;
   unit.unbind();
   try {
+    unit.require_unwritten("the backward");
     model_->device().before_compute();
     if (more) {
       unit.unit().suspend_backward();

@@ -49,7 +49,11 @@ std::string_view bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const char*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-// This rank's piece of the values.
+// Libtorch's, which every write in place to the tensor or a view of it moves on.
+uint64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
+}  // namespace
+
 void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor) {
   const ParamRange range = parameter.shard_range();
   if (range.empty()) return;
@@ -57,8 +61,6 @@ void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& ten
   ops::copy_from_host(compute, parameter.shard(), values.const_data_ptr<float>() + range.begin.value,
                       range.size() * size_of(DType::f32));
 }
-
-}  // namespace
 
 std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter) {
   // Tensors that never had to do with gradients have nothing that a hook could be in.
@@ -118,7 +120,36 @@ void UnitUse::root_is_gone() {
 
 void UnitUse::bind() {
   if (bound_++ > 0) return;
-  for (Weight& w : weights_) set_address(w, w.parameter.data().raw());
+  for (Weight& w : weights_) {
+    set_address(w, w.parameter.data().raw());
+    w.version = version_of(w.tensor);
+  }
+}
+
+std::vector<size_t> UnitUse::written() const {
+  std::vector<size_t> found;
+  for (size_t w = 0; w < weights_.size(); ++w)
+    if (version_of(weights_[w].tensor) != weights_[w].version ||
+        weights_[w].tensor.storage().unsafeGetStorageImpl() != weights_[w].memory.unsafeGetStorageImpl())
+      found.push_back(w);
+  return found;
+}
+
+void UnitUse::require_unwritten(const char* where) const {
+  std::vector<std::string> names;
+  for (const size_t w : written()) names.push_back(weights_[w].parameter.name());
+  if (!names.empty())
+    throw InvalidArgument(fmt::format("parameter(s) '{}' were written in place in {} of unit '{}': {}", fmt::join(names, "', '"),
+                                      where, unit_->name(), kWriteWeights));
+}
+
+void UnitUse::require_same_requires_grad() const {
+  for (const Weight& w : weights_)
+    if (!w.parameter.frozen() && !w.tensor.requires_grad())
+      throw InvalidArgument(fmt::format(
+          "requires_grad of parameter '{}' of unit '{}' was turned off between a forward and its backward: switch it between "
+          "steps, before the forward",
+          w.parameter.name(), unit_->name()));
 }
 
 void UnitUse::unbind() noexcept {
@@ -161,6 +192,35 @@ Model::~Model() {
   for (const auto& unit : units_) unit->root_is_gone();
   for (const Lent& lent : lent_)
     if (const auto storage = lent.memory.lock()) take_memory_away(*storage, lent.gone);
+}
+
+void Model::follow_requires_grad() {
+  uint64_t digest = 0;
+  std::vector<std::string> without_memory;
+  std::vector<Parameter> changed[2];  // thawed, frozen
+  for (const auto& [parameter, tensor] : description_.parameters()) {
+    const bool frozen = !tensor.requires_grad();
+    digest = hash64(digest, frozen ? "-" : "+");
+    if (frozen == parameter.frozen()) continue;
+    changed[frozen ? 1 : 0].push_back(parameter);
+    if (!parameter.trainable()) without_memory.push_back(parameter.name());
+  }
+  if (runtime().mesh().world()->size() > 1)
+    runtime().require_equal(digest,
+                            "sherd::torch: requires_grad of the parameters differs between ranks; freeze and thaw the same "
+                            "parameters on every rank, between the same steps");
+  if (changed[0].empty() && changed[1].empty()) return;
+  const std::string& name = (changed[0].empty() ? changed[1] : changed[0]).front().name();
+  if (!without_memory.empty())
+    throw InvalidArgument(fmt::format(
+        "sherd::torch: requires_grad was turned on for parameters that had it off in fully_shard(), and so have no memory for "
+        "gradients: '{}'; shard the model with requires_grad on, and turn it off afterwards",
+        fmt::join(without_memory, "', '")));
+  if (const std::string why = runtime().pending(); !why.empty())
+    throw InvalidArgument(fmt::format(
+        "sherd::torch: requires_grad of parameter '{}' was switched in the midst of a step: {}", name, why));
+  runtime().set_frozen(changed[0], false);
+  runtime().set_frozen(changed[1], true);
 }
 
 void Model::lend(const at::Tensor& view, const char* gone) {
@@ -223,6 +283,8 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   if (!first.empty()) fill_shards_with(first, *mesh.world());
   take_over_buffers();
   take_over(root);
+  for (const auto& [parameter, tensor] : description_.parameters())
+    mixed_ = mixed_ || parameter.group().plan().dtype != DType::f32;
 }
 
 void Model::require_places(const ::torch::nn::Module& root) const {
@@ -318,12 +380,12 @@ void Model::take_over(::torch::nn::Module& root) {
   }
   const auto give = [&](::torch::nn::Module& module) {
     const Mirror* mirror = description_.mirror_of(module);
+    if (Attached* const there = attached_to(module); there != nullptr && mirror != nullptr) there->noted.reset();
     if (mirror == nullptr || !mirror->unit()) return;
     Attached& attached = attach_to(module);
     const auto found = std::find_if(units_.begin(), units_.end(),
                                     [&](const auto& u) { return &u->unit() == mirror->unit().get(); });
     attached.unit = *found;
-    attached.noted.reset();
     put_first(module);
   };
   give(root);

@@ -31,6 +31,7 @@ class UnitUse {
     at::Tensor tensor;
     c10::Storage memory;  // that of `tensor`, whose address sherd sets
     std::string absent;  // what reading it throws while the weights are elsewhere
+    uint64_t version = 0;  // of `tensor` when the unit was unsharded
   };
   UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit, std::shared_ptr<const TorchDevice> device)
       : model_(std::move(model)), unit_(std::move(unit)), device_(std::move(device)) {}
@@ -48,6 +49,15 @@ class UnitUse {
   void bind();
   /// Before that. @throws InvalidArgument naming a parameter that somebody has given other memory since add().
   void require_own_memory() const;
+  /// The parameters, by index, that were written in place, or given other memory, since the unit was unsharded; not
+  /// through data(), whose writes libtorch does not count.
+  std::vector<size_t> written() const;
+  /// @throws InvalidArgument naming them, and `where`.
+  void require_unwritten(const char* where) const;
+  /// Of a backward. @throws InvalidArgument naming a parameter that trains in this step and has requires_grad off by now.
+  void require_same_requires_grad() const;
+  const std::vector<Weight>& weights() const { return weights_; }
+  bool bound() const { return bound_ > 0; }
   /// Reading a parameter says so from now on.
   void root_is_gone();
   void unbind() noexcept;
@@ -71,6 +81,13 @@ class UnitUse {
 
 /// That which has taken the parameter over; null for parameters that are in no tree that is sharded.
 std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter);
+
+/// Gives this rank's piece of the parameter the values of `tensor`, which has all of them.
+void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor);
+/// What an error says of weights that were written where they are not kept.
+inline constexpr const char* kWriteWeights =
+    "such a write is lost, or is kept by this rank alone, as the strategy has it, and what the values are now is undefined: load "
+    "them again. Change weights between steps by sherd::torch::update_weights()";
 
 /// Owned by what is attached to the tree's root.
 class Model : public std::enable_shared_from_this<Model> {
@@ -104,12 +121,22 @@ class Model : public std::enable_shared_from_this<Model> {
   /// Before zero_grad() of the root. @throws InvalidArgument when gradients have come in this step and the model has
   /// neither an optimizer nor ever had one of the adapter's, or LocalShards.
   void require_user_of_gradients() const;
+  /// Before a recorded forward that no other one is around. Freezes and thaws as requires_grad of the parameters says.
+  /// Collective: compares it over the ranks. @throws RanksDiffer on all of them; InvalidArgument in the midst of a
+  /// step, and naming parameters that were frozen when the tree was sharded.
+  void follow_requires_grad();
   /// `view` is of sherd's memory: reading it once the model is gone throws `gone`.
   void lend(const at::Tensor& view, const char* gone);
   /// A parameter's gradient has come.
   void note_gradients() { gradients_of_ = runtime().step(); }
   /// There are LocalShards or an Optimizer of this model.
   void note_user_of_gradients() { used_ = true; }
+
+  /// A function that update_weights() was given runs.
+  bool updating = false;
+  /// Some parameter has another compute dtype than f32.
+  bool mixed() const { return mixed_; }
+  const std::vector<std::shared_ptr<UnitUse>>& units() const { return units_; }
 
   /// The recorded forwards that run, innermost last.
   std::vector<Call*> forwards;
@@ -135,7 +162,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::shared_ptr<UnitUse> root_unit_;
   uint64_t step_ = 0;
   std::optional<uint64_t> gradients_of_;  // the step in which gradients came last
-  bool used_ = false;
+  bool used_ = false, mixed_ = false;
   std::vector<c10::Storage> buffer_memory_;  // of each of description_.buffers(), as sherd gave it
   struct Lent {
     c10::weak_intrusive_ptr<c10::StorageImpl> memory;
