@@ -4,22 +4,11 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/device/printable.h>
+
 namespace sherd::tools {
 
-std::string printable(const std::string& text) {
-  std::string out;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto byte = [&](size_t k) { return k < text.size() ? static_cast<unsigned char>(text[k]) : 0u; };
-    const bool two_bytes = byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0;  // U+0080 to U+009F
-    if (two_bytes) ++i;
-    if (two_bytes || byte(i) < 0x20 || byte(i) == 0x7f) {
-      out += fmt::format("\\u{:04x}", byte(i));
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
+std::string printable(std::string_view text) { return sherd::printable(text, std::string_view::npos); }
 
 std::string bytes_text(double bytes) {
   constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};

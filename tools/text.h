@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace sherd::tools {
 
-/// Control characters as \u00XX: a terminal would act upon them, and lines would break.
-std::string printable(const std::string& text);
+/// sherd::printable() of the whole text, however long it is.
+std::string printable(std::string_view text);
 /// "731 B", "43.1 MiB"
 std::string bytes_text(double bytes);
 inline std::string bytes_text(int64_t bytes) { return bytes_text(static_cast<double>(bytes)); }

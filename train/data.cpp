@@ -10,6 +10,7 @@
 
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -23,7 +24,8 @@ void add_files_below(const fs::path& folder, std::vector<std::string>& paths) {
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     const fs::file_type type = entry->symlink_status(error).type();
     if (error)
-      throw IoError(fmt::format("cannot read the data: '{}': {}", entry->path().string(), error.message()));
+      throw IoError(
+          fmt::format("cannot read the data: '{}': {}", printable(entry->path().string()), error.message()));
     if (type == fs::file_type::regular) paths.push_back(entry->path().string());
     if (type == fs::file_type::directory) add_files_below(entry->path(), paths);
   }

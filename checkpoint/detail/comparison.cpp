@@ -10,6 +10,7 @@
 
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/widen.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 
@@ -80,8 +81,8 @@ void Comparison::report(LoadReport& report) const {
 // Whoever has to act on it knows from some names what the others are.
 std::string Comparison::names(const std::vector<std::string>& list) const {
   const size_t shown = most_names_ == 0 || list.size() <= most_names_ + 1 ? list.size() : most_names_;
-  const std::string text =
-      fmt::format("{}", fmt::join(list.begin(), list.begin() + static_cast<int64_t>(shown), ", "));
+  std::string text;
+  for (size_t i = 0; i < shown; ++i) text += (i == 0 ? "" : ", ") + printable(list[i]);
   return shown == list.size() ? text : fmt::format("{} and {} more", text, list.size() - shown);
 }
 

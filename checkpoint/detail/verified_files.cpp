@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -32,7 +33,7 @@ VerifiedFiles::OpenFile& VerifiedFiles::use(int number) {
   const CheckpointFile& expected = record(number);
   const std::filesystem::path path = root_ / expected.path;
   if (files_.kind(path) == FileSystem::Kind::none)
-    throw CorruptCheckpoint(fmt::format("'{}' is missing", path.string()));
+    throw CorruptCheckpoint(fmt::format("'{}' is missing", printable(path.string())));
   std::unique_ptr<ReadableFile> file = files_.open(path);
   if (const int64_t size = file->size(); size != expected.bytes) {
     throw CorruptCheckpoint(

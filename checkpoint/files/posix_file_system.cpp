@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <iterator>
@@ -17,6 +18,7 @@
 #include <unistd.h>
 
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -30,8 +32,8 @@ constexpr uint32_t kSharedFileSystems[] = {0x6969,     0xff534d42, 0xfe534d42, 0
                                            0x01161970, 0x01021997, 0x65735546};
 
 [[noreturn]] void fail(std::string_view what, const fs::path& path, int error) {
-  throw IoError(
-      fmt::format("cannot {} '{}': {}", what, path.string(), std::system_category().message(error)));
+  throw IoError(fmt::format("cannot {} '{}': {}", what, printable(path.string(), PATH_MAX),
+                            std::system_category().message(error)));
 }
 
 /// Repeats a system call that a signal interrupted.
@@ -80,8 +82,8 @@ class PosixReadableFile : public ReadableFile {
       });
       if (got == -1) fail("read", path_, errno);
       if (got == 0) {
-        throw IoError(fmt::format("cannot read '{}': it ends at byte {}, before byte {}", path_.string(),
-                                  offset + done, offset + bytes));
+        throw IoError(fmt::format("cannot read '{}': it ends at byte {}, before byte {}",
+                                  printable(path_.string(), PATH_MAX), offset + done, offset + bytes));
       }
       done += got;
     }
@@ -143,7 +145,7 @@ class PosixFileSystem : public FileSystem {
     if (::fstat(file.get(), &status) == -1) fail("examine", path, errno);
     if (S_ISDIR(status.st_mode)) fail("read", path, EISDIR);
     if (!S_ISREG(status.st_mode))
-      throw IoError(fmt::format("cannot read '{}': not a regular file", path.string()));
+      throw IoError(fmt::format("cannot read '{}': not a regular file", printable(path.string(), PATH_MAX)));
     return std::make_unique<PosixReadableFile>(std::move(file), path);
   }
 

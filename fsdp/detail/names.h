@@ -7,7 +7,7 @@ namespace sherd {
 
 /// Names go into checkpoints (JSON, Protobuf), messages and tables.
 /// @throws InvalidArgument when `name` is empty, not UTF-8, or has control characters; `what` says of what it
-/// is the name. The message shows bytes that cannot be printed as \xNN.
+/// is the name. The message shows the name as printable() does.
 void check_name(std::string_view what, std::string_view name);
 
 }  // namespace sherd

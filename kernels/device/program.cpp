@@ -13,6 +13,8 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <sherd/kernels/device/printable.h>
+
 namespace sherd {
 
 std::string version_text(const std::string& program) {
@@ -55,7 +57,7 @@ void reserve_standard_streams() {
 void print_error(const std::string& program, const std::string& text) noexcept {
   // One write, as far as it goes, so that lines of several processes stay whole.
   try {
-    const std::string line = fmt::format("{}: {}\n", program, text);
+    const std::string line = fmt::format("{}: {}\n", program, printable_lines(text));
     std::fwrite(line.data(), 1, line.size(), stderr);
   } catch (const std::bad_alloc&) {
     std::fwrite(text.data(), 1, text.size(), stderr);

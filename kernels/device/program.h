@@ -23,7 +23,7 @@ void bound_spinning(char** argv);
 /// opened.
 void reserve_standard_streams();
 
-/// "PROGRAM: TEXT" and the line's end on stderr. What does not get through is lost, as no place is left to
+/// "PROGRAM: TEXT" and the line's end on stderr, the text as printable_lines() has it. What does not get through is lost, as no place is left to
 /// say so: a full or closed stderr ends no program.
 void print_error(const std::string& program, const std::string& text) noexcept;
 

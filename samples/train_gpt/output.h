@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/device/printable.h>
 #include <sherd/train/event_writer.h>
 #include <sherd/train/metrics.h>
 #include <sherd/train/process_memory.h>
@@ -39,7 +40,7 @@ struct Output {
 
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) const {
-    if (!quiet) print(fmt::format(format, std::forward<Args>(args)...));
+    if (!quiet) print(sherd::printable_lines(fmt::format(format, std::forward<Args>(args)...)));
   }
 
   bool quiet;

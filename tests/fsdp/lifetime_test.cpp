@@ -148,9 +148,9 @@ TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
       {"a\xed\xa0\x80", "not UTF-8 from byte 1"},  // a surrogate
       {"\xf4\x90\x80\x80", "not UTF-8"},           // past U+10FFFF
       {"\xe2\x82", "not UTF-8"},                   // cut off
-      {std::string("w\0x", 3), R"('w\x00x' has control characters)"},
-      {"two\nlines", R"('two\x0alines')"},
-      {"del\x7f", R"(\x7f)"},
+      {std::string("w\0x", 3), R"('w\u0000x' has control characters)"},
+      {"two\nlines", R"('two\u000alines')"},
+      {"del\x7f", R"(\u007f)"},
   };
   for (auto& [bad_name, said] : bad) {
     const std::string& name = bad_name;  // clang 14 does not capture structured bindings

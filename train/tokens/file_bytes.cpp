@@ -1,6 +1,7 @@
 #include <sherd/train/tokens/file_bytes.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <string_view>
 #include <system_error>
@@ -14,6 +15,7 @@
 
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -26,14 +28,15 @@ std::string reason(int error) { return std::system_category().message(error); }
   throw IoError(
       fmt::format("the data file '{}' has {} bytes now and had {} when it was opened; data must not change "
                   "while it is trained on: restore the file and resume from the latest checkpoint",
-                  path.string(), now, before));
+                  printable(path.string(), PATH_MAX), now, before));
 }
 
 class Descriptor {
  public:
   explicit Descriptor(const fs::path& path)
       : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
-    if (number_ == -1) throw IoError(fmt::format("cannot open '{}': {}", path.string(), reason(errno)));
+    if (number_ == -1)
+      throw IoError(fmt::format("cannot open '{}': {}", printable(path.string(), PATH_MAX), reason(errno)));
   }
   ~Descriptor() { ::close(number_); }
   Descriptor(const Descriptor&) = delete;
@@ -49,11 +52,12 @@ class MappedFile : public FileBytes {
   explicit MappedFile(fs::path path) : path_(std::move(path)) {
     const Descriptor file(path_);
     if (::fstat(file.get(), &status_) == -1)
-      throw IoError(fmt::format("cannot examine '{}': {}", path_.string(), reason(errno)));
+      throw IoError(
+          fmt::format("cannot examine '{}': {}", printable(path_.string(), PATH_MAX), reason(errno)));
     if (S_ISDIR(status_.st_mode))
-      throw IoError(fmt::format("cannot read '{}': {}", path_.string(), reason(EISDIR)));
+      throw IoError(fmt::format("cannot read '{}': {}", printable(path_.string(), PATH_MAX), reason(EISDIR)));
     if (!S_ISREG(status_.st_mode))
-      throw IoError(fmt::format("cannot read '{}': not a regular file", path_.string()));
+      throw IoError(fmt::format("cannot read '{}': not a regular file", printable(path_.string(), PATH_MAX)));
     if (status_.st_size == 0) return;  // nothing that could be mapped
     void* const at = ::mmap(nullptr, static_cast<size_t>(status_.st_size), PROT_READ, MAP_SHARED, file.get(),
                             /*offset=*/0);
@@ -61,7 +65,7 @@ class MappedFile : public FileBytes {
       throw IoError(
           fmt::format("cannot map '{}' ({} bytes) into memory: {}; the limits are those of address space "
                       "(ulimit -v) and of mappings (sysctl vm.max_map_count)",
-                      path_.string(), status_.st_size, reason(errno)));
+                      printable(path_.string(), PATH_MAX), status_.st_size, reason(errno)));
     data_ = static_cast<const char*>(at);
   }
   ~MappedFile() override {
