@@ -5,9 +5,9 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/detail/box_runs.h>
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
-#include <sherd/checkpoint/format/detail/piece_index.h>
 #include <sherd/checkpoint/detail/verified_files.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/checkpoint/format/detail/piece_index.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

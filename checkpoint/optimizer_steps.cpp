@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/fsdp/update_set.h>
 
 namespace sherd {
@@ -31,7 +32,7 @@ int64_t recorded_optimizer_steps(const TrainingState& training, ModuleBase& root
                                  const Optimizer& optimizer) {
   const auto found = training.info.find(kKey);
   if (found == training.info.end()) return training.step;
-  const auto steps = nlohmann::json::parse(found->second, nullptr, false);
+  const auto steps = read_json_or_null(found->second);
   const std::string name = first_parameter(root, optimizer);
   const bool known = steps.is_object() && steps.contains(name) && steps[name].is_number_integer();
   return known ? steps[name].get<int64_t>() : training.step;

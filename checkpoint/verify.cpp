@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
-#include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/saved_settings.h>
@@ -130,7 +131,7 @@ RankRules RunTarget::rules() const {
     const auto& info = saved_training(from).training.info;
     const auto config = info.find("config");
     if (config == info.end()) return rules;
-    const auto json = nlohmann::json::parse(config->second, nullptr, false);
+    const auto json = read_json_or_null(config->second);
     if (!json.is_object()) return rules;
     if (!has("batch")) rules.batch = std::max<int64_t>(0, json.value("batch", int64_t{0}));
     if (!has("grad_accum")) rules.grad_accum = std::max<int64_t>(1, json.value("grad_accum", int64_t{1}));

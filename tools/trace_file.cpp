@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
 #include "text.h"
@@ -21,7 +22,6 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr int kDeepest = 4;  // the file, its groups, one of them, its ranks
 constexpr int64_t kMostRanks = int64_t{1} << 24;
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / 4;  // sums of two times fit
 
@@ -128,13 +128,9 @@ std::string read_text(const fs::path& path) {
 
 json parsed(const std::string& path, const std::string& text) {
   try {
-    return json::parse(text, [&](int depth, json::parse_event_t, json&) {
-      if (depth > kDeepest)
-        throw InvalidArgument(fmt::format("{}: nested deeper than a flight recorder's file is", path));
-      return true;
-    });
-  } catch (const json::exception& e) {
-    throw InvalidArgument(fmt::format("{}: no JSON: {}", path, printable(e.what())));
+    return read_json(text);
+  } catch (const JsonError& e) {
+    throw InvalidArgument(fmt::format("{}: the file {}", path, e.what()));
   }
 }
 

@@ -6,6 +6,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/kernels/device/printable.h>
+
 namespace sherd {
 namespace {
 
@@ -16,7 +19,8 @@ std::string flag(std::string_view name) {
 }
 
 std::string show(const nlohmann::json& value) {
-  return value.is_string() ? fmt::format("'{}'", value.get<std::string>()) : value.dump();
+  return value.is_string() ? fmt::format("'{}'", printable(value.get_ref<const std::string&>()))
+                           : shown_value(value);
 }
 
 }  // namespace
@@ -26,8 +30,8 @@ std::vector<std::string> config_differences(const TrainingState& saved, const st
   std::vector<std::string> differences;
   const auto found = saved.info.find("config");
   if (found == saved.info.end()) return differences;
-  const auto then = nlohmann::json::parse(found->second, nullptr, false);
-  const auto now = nlohmann::json::parse(config);
+  const auto then = read_json_or_null(found->second);
+  const auto now = read_json_or_null(config);
   if (!then.is_object()) return differences;
   for (const std::string_view name : names) {
     const std::string key(name);

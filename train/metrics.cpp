@@ -10,6 +10,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/train/slow_rank.h>
 
 namespace sherd {
@@ -53,7 +54,7 @@ bool is_of_an_earlier_start(const std::string& path, const LockHolder& self) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with(R"({"config":)")) continue;
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = read_json_or_null(line);
     if (!json.is_object()) continue;
     const auto run = json.value("run", nlohmann::json::object());
     const bool whole = run.is_object() && run.contains("mark") && run["mark"].is_string() &&
@@ -88,7 +89,7 @@ void read_losses(const std::string& path, int64_t steps, std::vector<double>& lo
   std::map<int64_t, double> evaluated;
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);  // the last line may be torn
+    const auto json = read_json_or_null(line);  // the last line may be torn
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
     const auto step = json["step"].get<int64_t>();
     if (step < 1 || step > steps) continue;

@@ -5,10 +5,10 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/format/coverage.h>
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
-#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/detail/plain_path.h>
+#include <sherd/checkpoint/format/coverage.h>
+#include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/kernels/device/error.h>
 

@@ -6,9 +6,10 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -109,7 +110,8 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& path, FileSyst
     data_start_ = kLengthBytes + header_bytes;
     parse(header, size - data_start_);
   } catch (const CorruptCheckpoint& e) {
-    throw CorruptCheckpoint(fmt::format("'{}' is not a sound safetensors file: {}", path.string(), e.what()));
+    throw CorruptCheckpoint(
+        fmt::format("'{}' is not a sound safetensors file: {}", printable(path.string()), e.what()));
   }
 }
 

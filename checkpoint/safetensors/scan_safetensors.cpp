@@ -6,10 +6,10 @@
 #include <fmt/ranges.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
-#include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
+#include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

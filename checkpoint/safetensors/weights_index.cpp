@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/detail/plain_path.h>
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

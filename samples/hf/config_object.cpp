@@ -1,60 +1,33 @@
 #include "hf/config_object.h"
 
 #include <cmath>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
 namespace hf {
 namespace {
 
 using nlohmann::json;
-
-constexpr int kMaxDepth = 64;
-constexpr size_t kShown = 80;  // characters of a value in a message
+using sherd::shown_value;
 
 const json kNull;
 const json kEmpty = json::object();
 
-std::string cut(std::string text) {
-  if (text.size() > kShown) text = text.substr(0, kShown) + "...";
-  return text;
-}
-
-// Escaped, so that a message stays one line.
-std::string shown(const json& value) {
-  return cut(value.dump(-1, ' ', true, json::error_handler_t::replace));
-}
-
 }  // namespace
 
 json parse_object(std::string_view text, const std::string& source) {
-  const auto refuse = [&](const std::string& why) {
-    throw sherd::InvalidArgument(fmt::format("'{}': {}", source, why));
-  };
-  // The parser takes a zero byte for the end of its input.
-  if (text.find('\0') != text.npos) refuse("it holds a zero byte: it is no JSON file");
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  const auto look = [&](int depth, json::parse_event_t event, json& parsed) {
-    if (depth > kMaxDepth) refuse(fmt::format("it is nested more than {} deep", kMaxDepth));
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second)
-      refuse(fmt::format("the key {} appears twice", shown(parsed)));
-    return true;
-  };
-  json value;
   try {
-    value = json::parse(text, look);
-  } catch (const json::exception& e) {
-    refuse(fmt::format("it is not valid JSON: {}", shown(e.what())));
+    json value = sherd::read_json(text);
+    if (value.is_object()) return value;
+    throw sherd::JsonError(fmt::format("holds {} instead of an object", shown_value(value)));
+  } catch (const sherd::JsonError& e) {
+    throw sherd::InvalidArgument(fmt::format("'{}': it {}", source, e.what()));
   }
-  if (!value.is_object()) refuse(fmt::format("it holds {} instead of an object", shown(value)));
-  return value;
 }
 
 ConfigObject::ConfigObject(std::string source, const json& object)
@@ -131,7 +104,7 @@ ConfigObject ConfigObject::object(const char* key) {
 void ConfigObject::refuse(const char* key, const std::string& why) {
   const json& value = raw(key);
   problems_->push_back(
-      fmt::format("\"{}{}\" is {}: {}", prefix_, key, value.is_null() ? "missing" : shown(value), why));
+      fmt::format("\"{}{}\" is {}: {}", prefix_, key, value.is_null() ? "missing" : shown_value(value), why));
 }
 
 void ConfigObject::require_none() const {

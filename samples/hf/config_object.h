@@ -12,8 +12,8 @@
 
 namespace hf {
 
-/// The object that a text is. @throws sherd::InvalidArgument, naming `source`, for a text that is not JSON,
-/// is no object, is nested more than 64 deep, or has a key twice.
+/// The object that a text is. @throws sherd::InvalidArgument, naming `source`, for what sherd::read_json() refuses, and
+/// for other values.
 nlohmann::json parse_object(std::string_view text, const std::string& source);
 
 /// Values by key, each checked when it is asked for. What is wrong is collected, and a value that can be

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
 #include "config_fields.h"
@@ -48,14 +49,15 @@ std::string differences(const ModelSource& here, const SavedModel& saved) {
   nlohmann::json a, b;
   try {
     const hf::ModelConfig its = described(saved);
-    if (nlohmann::json::parse(here.text) == nlohmann::json::parse(saved.text)) return "";
+    if (hf::parse_object(here.text, here.config.source) == hf::parse_object(saved.text, saved.source))
+      return "";
     a = followed(here.config), b = followed(its);
   } catch (const sherd::InvalidArgument& e) {
     return e.what();
   }
   std::vector<std::string> all;
   const auto shown = [](const nlohmann::json& of, const std::string& key) {
-    return of.contains(key) ? of[key].dump() : "absent";
+    return of.contains(key) ? sherd::shown_value(of[key]) : "absent";
   };
   nlohmann::json keys = a;
   keys.update(b);

@@ -83,13 +83,75 @@ void add_messages(Seeds& seeds) {
       wire::encode(StoreReply{StoreReply::Status::ok, 7, {"one", "", "two"}}).substr(wire::kLengthBytes));
 }
 
+/// Token files: nanoGPT's, llm.c's, and a Megatron index behind the size of its .bin, as fuzz_tokens takes it.
+void add_tokens(Seeds& seeds) {
+  const auto put = [](std::string& to, auto number) {
+    to.append(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  for (const int32_t magic : {20240520, 20240801}) {
+    std::string llmc;
+    for (const int32_t word : {magic, 1, 4}) put(llmc, word);
+    llmc.resize(1024);
+    seeds.add(llmc + std::string(magic == 20240520 ? 8 : 16, '\x01'));
+  }
+  for (const uint8_t code : {4, 8}) {
+    const int width = code == 4 ? 4 : 2;
+    std::string index;
+    put(index, static_cast<uint16_t>(5 * width));
+    index.append("MMIDIDX\0\0", 9);
+    put(index, uint64_t{1});
+    put(index, code);
+    put(index, uint64_t{2});
+    put(index, uint64_t{3});
+    for (const int32_t length : {2, 3}) put(index, length);
+    for (const int64_t begin : {0, 2 * width}) put(index, begin);
+    for (const int64_t bound : {0, 1, 2}) put(index, bound);
+    seeds.add(index);
+  }
+}
+
+constexpr const char* kTokenizers[] = {
+    R"({"added_tokens":[{"id":3,"content":"</s>","special":true}],"decoder":{"type":"ByteLevel"},)"
+    R"("model":{"type":"BPE","vocab":{"a":0,"\u0120b":1,"<x":2},"merges":[["a","b"]]}})",
+    R"({"decoder":{"type":"Sequence","decoders":[{"type":"Replace","pattern":{"String":"\u2581"},"content":" "},)"
+    R"({"type":"ByteFallback"},{"type":"Fuse"},{"type":"Strip","content":" ","start":1,"stop":0}]},)"
+    R"("added_tokens":null,"model":{"vocab":{"<0x0A>":0,"\u2581a":1,"\u2581\u2581":2}}})",
+    R"({"decoder":{"type":"Sequence","decoders":[{"type":"ByteLevel"}]},"model":{"vocab":{"a":65000}}})"};
+
+constexpr const char* kConfigs[] = {
+    R"({"model_type":"gpt2","vocab_size":9,"n_embd":8,"n_layer":2,"n_head":2,"n_inner":null,"resid_pdrop":0.1,)"
+    R"("activation_function":"gelu_new","tie_word_embeddings":true})",
+    R"({"model_type":"llama","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":4,"num_key_value_heads":2,"rms_norm_eps":1e-5,"rope_scaling":{"rope_type":"llama3",)"
+    R"("factor":8.0,"low_freq_factor":1.0,"high_freq_factor":4.0,"original_max_position_embeddings":64},)"
+    R"("torch_dtype":"bfloat16","max_position_embeddings":128})",
+    R"({"model_type":"qwen2","vocab_size":9,"hidden_size":8,"intermediate_size":16,"num_hidden_layers":2,)"
+    R"("num_attention_heads":4,"use_sliding_window":true,"sliding_window":7,"max_window_layers":1,)"
+    R"("layer_types":["full_attention","sliding_attention"],"rope_parameters":{"rope_theta":1e4}})",
+    R"({"model_type":"qwen3_moe","vocab_size":9,"hidden_size":8,"moe_intermediate_size":4,"num_hidden_layers":1,)"
+    R"("num_attention_heads":2,"head_dim":4,"num_experts":4,"num_experts_per_tok":2,"norm_topk_prob":true,)"
+    R"("router_aux_loss_coef":0.01,"output_router_logits":true,"mlp_only_layers":[]})"};
+
+constexpr const char* kSettings[] = {
+    R"({"text":"path","word":"two","steps":7,"seed":18446744073709551615,"lr":1e-3,"least":null,"quiet":true})",
+    R"({"text":[["x"]],"word":"three","steps":-1,"seed":1.5,"lr":"fast","least":{"a":{}},"quiet":0})"};
+
 }  // namespace
 
 int main(int, char** argv) {
   const fs::path folder = argv[1], scratch = folder / "scratch";
   Seeds manifests(folder / "fuzz_manifest"), files(folder / "fuzz_safetensors"),
-      messages(folder / "fuzz_store");
+      messages(folder / "fuzz_store"), tokens(folder / "fuzz_tokens");
   add_messages(messages);
+  add_tokens(tokens);
+  const auto add_texts = [&](const char* target, auto& texts) {
+    Seeds seeds(folder / target);
+    for (const char* text : texts) seeds.add(text);
+    seeds.add("{\"model\":" + std::string(4000, '['));
+  };
+  add_texts("fuzz_tokenizer", kTokenizers);
+  add_texts("fuzz_config", kConfigs);
+  add_texts("fuzz_settings", kSettings);
   const std::vector<std::vector<HandTensor>> checkpoints = {
       {cut_tensor("w", DType::f32, {2, 3}, 0, 1)},
       {cut_tensor("w", DType::f32, {4, 3}, 0, 2), cut_tensor("b", DType::bf16, {5}, 0, 2)},

@@ -89,6 +89,23 @@ TEST(SavedSettings, WhatIsNotAskedForOrNotKnownStays) {
   EXPECT_THAT(problems, IsEmpty());
 }
 
+// Dumping such a value into a message once took a stack frame for each level.
+TEST(SavedSettings, DeepAndLongValuesMakeShortLines) {
+  Settings s;
+  const std::vector<FieldGroup> fields = fields_of(s);
+  std::vector<std::string> problems;
+  const std::string_view names[] = {"steps", "lr"};
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  EXPECT_THAT(take_saved_settings(saved_with("{\"steps\":" + deep + "}"), fields, names, problems),
+              IsEmpty());
+  EXPECT_THAT(problems, IsEmpty()) << "no settings that could be read";
+  std::string wide = "[";
+  for (int i = 0; i < 100'000; ++i) wide += "{},";
+  take_saved_settings(saved_with("{\"steps\":" + wide + R"(0],"lr":"a\u001b[2J"})"), fields, names, problems);
+  EXPECT_THAT(problems, ElementsAre(HasSubstr("--steps [{},{},"), HasSubstr(R"(--lr "a\u001b[2J")")));
+  for (const std::string& line : problems) EXPECT_LT(line.size(), 300u);
+}
+
 TEST(SavedSettings, ValuesThatCannotBeAreNamed) {
   Settings s;
   const std::vector<FieldGroup> fields = fields_of(s);

@@ -163,6 +163,46 @@ TEST(Tokenizer, HostileNumbersAreRefused) {
   EXPECT_THAT(refusal(special), HasSubstr("'special'"));
 }
 
+// Dumping such a value into a message once took a stack frame for each level.
+TEST(Tokenizer, DeeplyNestedFilesAreRefusedInAShortLine) {
+  const std::string deep = std::string(1'000'000, '[') + std::string(1'000'000, ']');
+  for (const std::string& text : {"{\"decoder\":" + deep + "}", "{\"decoder\":{\"type\":" + deep + "}}",
+                                  R"({"decoder":{"type":"ByteLevel"},"model":)" + deep + "}"}) {
+    const std::string message = message_of<IoError>([&] { Tokenizer::parse(text, "t.json"); });
+    EXPECT_THAT(message, HasSubstr("nested more than 64 deep"));
+    EXPECT_LT(message.size(), 200u);
+  }
+  json file = small();
+  file["decoder"]["type"] = std::string(10'000, 'x') + "\x1b[2J";
+  EXPECT_LT(refusal(file).size(), 400u);
+  file["decoder"]["type"] = "a\x1b[2J\n";
+  EXPECT_THAT(refusal(file), HasSubstr("'a\\u001b[2J\\u000a'"));
+}
+
+TEST(Tokenizer, ReplaceStepsDoNotMultiplyAFile) {
+  const auto replace = [](const std::string& what, const std::string& with) {
+    return json{{"type", "Replace"}, {"pattern", {{"String", what}}}, {"content", with}};
+  };
+  const auto with = [](std::vector<json> steps) {
+    json file = small();
+    for (int i = 0; i < 500; ++i) file["model"]["vocab"][std::to_string(i) + "aa"] = i + 3;
+    steps.push_back({{"type", "Fuse"}});
+    file["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
+    return file;
+  };
+  EXPECT_THAT(refusal(with({replace("a", std::string(1 << 20, 'b'))})),
+              AllOf(HasSubstr("shorten the 'content'"), HasSubstr("1048576 bytes")));
+  std::vector<json> chain;  // each doubles the text
+  for (int i = 0; i < 60; ++i) chain.push_back(replace("a", "aa"));
+  EXPECT_THAT(refusal(with(chain)), HasSubstr("shorten the 'content'"));
+  chain.assign(65, replace("b", "b"));
+  EXPECT_THAT(refusal(with(chain)), HasSubstr("more than 64 Replace steps"));
+  EXPECT_THAT(refusal(with({replace(std::string(2000, 'a'), "b")})), HasSubstr("2000 bytes"));
+  EXPECT_EQ(Tokenizer::parse(with({replace("aa", "b"), replace("a", ""), replace("b", "ab")}).dump(), "t")
+                ->decode({0, 3}),
+            "0ab");
+}
+
 TEST(Tokenizer, BrokenFilesAreRefused) {
   const std::string whole = small().dump();
   for (size_t size = 0; size < whole.size(); ++size)

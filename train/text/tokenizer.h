@@ -18,7 +18,8 @@ namespace sherd {
 class Tokenizer {
  public:
   /// @throws IoError naming the file: unreadable, no tokenizer.json, a model or decoder of other types (by
-  /// name), numbers of tokens that are negative, double or far above their count.
+  /// name), numbers of tokens that are negative, double or far above their count, JSON beyond the limits of all files, more
+  /// than 64 Replace steps, and steps that would make the texts of all tokens larger than 4 times the file.
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
   /// The same of a file's contents; `source` stands in messages.
   static std::shared_ptr<const Tokenizer> parse(std::string_view json, const std::string& source);

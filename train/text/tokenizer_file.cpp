@@ -1,6 +1,7 @@
 // What a tokenizer.json says, as far as decoding needs it.
 #include <sherd/train/text/tokenizer.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -8,7 +9,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -61,18 +64,37 @@ std::optional<char> fallback_byte(const std::string& token) {
   return static_cast<char>(value);
 }
 
-std::string replaced(std::string text, const std::string& pattern, const std::string& with) {
-  for (size_t at = 0; (at = text.find(pattern, at)) != std::string::npos; at += with.size())
-    text.replace(at, pattern.size(), with);
-  return text;
+size_t count_of(std::string_view text, std::string_view pattern) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find(pattern, at)) != text.npos; at += pattern.size()) ++count;
+  return count;
 }
+
+std::string replaced(std::string_view text, std::string_view pattern, std::string_view with, size_t bytes) {
+  std::string out;
+  out.reserve(bytes);
+  for (size_t at; (at = text.find(pattern)) != text.npos; text.remove_prefix(at + pattern.size())) {
+    out += text.substr(0, at);
+    out += with;
+  }
+  return out.append(text);
+}
+
+// In messages.
+constexpr size_t kShown = 80;
+std::string name(std::string_view text) { return printable(text, kShown); }
+
+// What a Replace may hold, and how many there may be: files have one or two, of a few bytes. Texts of all tokens together
+// may have kGrowth times the bytes of the file, and so many more.
+constexpr size_t kMaxPattern = 1024, kMaxReplacements = 64, kGrowth = 4, kMoreText = size_t{64} << 10;
 
 }  // namespace
 
 /// Reads one file.
 class TokenizerFile {
  public:
-  TokenizerFile(const json& file, const std::string& source) : file_(file), source_(source) {}
+  TokenizerFile(const json& file, const std::string& source, size_t bytes)
+      : file_(file), source_(source), text_left_(kGrowth * bytes + kMoreText) {}
 
   Tokenizer read() {
     if (!file_.is_object()) refuse("is no JSON object");
@@ -80,7 +102,7 @@ class TokenizerFile {
     const json& model = member(file_, "model", "the file");
     if (const std::string type = model.is_object() ? model.value("type", std::string("BPE")) : "";
         type != "BPE")
-      refuse(fmt::format("has a model of type '{}'; BPE can be decoded", type));
+      refuse(fmt::format("has a model of type '{}'; BPE can be decoded", name(type)));
     const json& vocab = member(model, "vocab", "model");
     if (!vocab.is_object()) refuse("has a vocabulary that is no object");
     static const json none = json::array();
@@ -91,7 +113,8 @@ class TokenizerFile {
     for (const auto& [token, number] : vocab.items()) {
       Tokenizer::Piece& piece = place(number, token);
       if (piece.known)
-        refuse(fmt::format("gives the number {} to '{}' and to '{}'", number.dump(), piece.token, token));
+        refuse(fmt::format("gives the number {} to '{}' and to '{}'", shown_value(number), name(piece.token),
+                           name(token)));
       piece = piece_of(token);
     }
     for (const json& token : added) read_added(token);
@@ -100,26 +123,22 @@ class TokenizerFile {
 
  private:
   [[noreturn]] void refuse(const std::string& why) const {
-    throw IoError(fmt::format("the tokenizer '{}' {}", source_, why));
+    throw IoError(fmt::format("the tokenizer '{}' {}", printable(source_), why));
   }
 
-  const json& member(const json& object, const char* name, const char* what) const {
-    if (!object.is_object() || !object.contains(name)) refuse(fmt::format("lacks '{}' in {}", name, what));
-    return object[name];
+  const json& member(const json& object, const char* key, const char* what) const {
+    if (!object.is_object() || !object.contains(key)) refuse(fmt::format("lacks '{}' in {}", key, what));
+    return object[key];
   }
 
-  std::string text(const json& object, const char* name) const {
-    const json& value = member(object, name, "one of its entries");
-    if (!value.is_string()) refuse(fmt::format("has a '{}' that is no string: {}", name, shown(value)));
+  std::string text(const json& object, const char* key) const {
+    const json& value = member(object, key, "one of its entries");
+    if (!value.is_string()) refuse(fmt::format("has a '{}' that is no string: {}", key, shown_value(value)));
     return value.get<std::string>();
   }
 
-  static std::string shown(const json& value) {
-    return value.dump(-1, ' ', false, json::error_handler_t::replace).substr(0, 100);
-  }
-
   void read_decoder(const json& decoder) {
-    const std::string type = decoder.is_object() ? text(decoder, "type") : shown(decoder);
+    const std::string type = decoder.is_object() ? text(decoder, "type") : shown_value(decoder);
     if (type == "ByteLevel") return;
     if (type != "Sequence") refuse_decoder(type);
     const json& steps = member(decoder, "decoders", "the decoder");
@@ -131,13 +150,13 @@ class TokenizerFile {
     int stage = 0;
     bool fused = false;
     for (const json& step : steps) {
-      const std::string name = step.is_object() ? text(step, "type") : shown(step);
-      const int of = name == "Replace"        ? 0
-                     : name == "ByteFallback" ? 1
-                     : name == "Fuse"         ? 2
-                     : name == "Strip"        ? 3
+      const std::string kind = step.is_object() ? text(step, "type") : shown_value(step);
+      const int of = kind == "Replace"        ? 0
+                     : kind == "ByteFallback" ? 1
+                     : kind == "Fuse"         ? 2
+                     : kind == "Strip"        ? 3
                                               : -1;
-      if (of < stage || (of == 3 && !fused)) refuse_decoder("Sequence with " + name);
+      if (of < stage || (of == 3 && !fused)) refuse_decoder("Sequence with " + kind);
       stage = of == 0 ? 0 : of + 1;
       if (of == 0) replacements_.push_back(replacement(step));
       if (of == 1) byte_fallback_ = true;
@@ -147,19 +166,24 @@ class TokenizerFile {
     if (!fused) refuse_decoder("Sequence without Fuse");
   }
 
-  [[noreturn]] void refuse_decoder(const std::string& name) const {
+  [[noreturn]] void refuse_decoder(const std::string& type) const {
     refuse(fmt::format(
         "has the decoder '{}'; ByteLevel can be read, and a Sequence of Replace, ByteFallback, Fuse, Strip "
         "in this order",
-        name));
+        name(type)));
   }
 
   std::pair<std::string, std::string> replacement(const json& step) const {
     const json& pattern = member(step, "pattern", "Replace");
     if (!pattern.is_object() || !pattern.contains("String") || !pattern["String"].is_string())
-      refuse(fmt::format("replaces by the pattern {}; strings can be replaced", shown(pattern)));
+      refuse(fmt::format("replaces by the pattern {}; strings can be replaced", shown_value(pattern)));
     auto string = pattern["String"].get<std::string>();
     if (string.empty()) refuse("replaces the empty string");
+    if (string.size() > kMaxPattern)
+      refuse(fmt::format("replaces '{}', {} bytes; at most {} are searched for", name(string), string.size(),
+                         kMaxPattern));
+    if (replacements_.size() == kMaxReplacements)
+      refuse(fmt::format("has more than {} Replace steps in its decoder; merge them", kMaxReplacements));
     return {std::move(string), text(step, "content")};
   }
 
@@ -169,20 +193,21 @@ class TokenizerFile {
         start.get<uint64_t>() > 1024)
       refuse(fmt::format(
           "strips by {}; a count of leading characters (start) and none at the end (stop 0) can be read",
-          shown(step)));
+          shown_value(step)));
     result_.strip_ = text(step, "content");
     if (result_.strip_.empty()) refuse("strips the empty string");
     result_.strip_count_ = start.get<int64_t>();
   }
 
   void read_added(const json& token) {
-    if (!token.is_object()) refuse(fmt::format("has an added token that is no object: {}", shown(token)));
+    if (!token.is_object())
+      refuse(fmt::format("has an added token that is no object: {}", shown_value(token)));
     const auto content = text(token, "content");
     Tokenizer::Piece& piece = place(member(token, "id", "an added token"), content);
     piece = piece_of(content);
     if (token.contains("special")) {
       if (!token["special"].is_boolean())
-        refuse(fmt::format("has an added token whose 'special' is {}", shown(token)));
+        refuse(fmt::format("has an added token whose 'special' is {}", shown_value(token)));
       piece.special = token["special"].get<bool>();
     }
   }
@@ -193,19 +218,20 @@ class TokenizerFile {
       refuse(fmt::format(
           "gives the number {} to the token '{}'; numbers are from 0 to little more than the count of "
           "tokens",
-          shown(number), token));
+          shown_value(number), name(token)));
     const auto i = number.get<size_t>();
     if (i >= result_.pieces_.size()) result_.pieces_.resize(i + 1);
     return result_.pieces_[i];
   }
 
-  Tokenizer::Piece piece_of(const std::string& token) const {
+  Tokenizer::Piece piece_of(const std::string& token) {
     Tokenizer::Piece piece{.token = token, .text = token, .known = true};
     if (result_.byte_level_) {
       piece.text = byte_level_text(token);
       return piece;
     }
-    for (const auto& [pattern, with] : replacements_) piece.text = replaced(piece.text, pattern, with);
+    for (const auto& [pattern, with] : replacements_) replace(piece, pattern, with);
+    text_left_ -= std::min(text_left_, piece.text.size());
     if (const std::optional<char> byte = byte_fallback_ ? fallback_byte(piece.text) : std::nullopt) {
       piece.text = *byte;
       piece.byte = true;
@@ -213,8 +239,24 @@ class TokenizerFile {
     return piece;
   }
 
+  // Short content in place of each of many matches, or long content of few, multiplies what a file holds.
+  void replace(Tokenizer::Piece& piece, const std::string& pattern, const std::string& with) const {
+    const size_t count = count_of(piece.text, pattern);
+    if (count == 0) return;
+    const size_t kept = piece.text.size() - count * pattern.size();
+    const bool fits = kept <= text_left_ && (with.empty() || count <= (text_left_ - kept) / with.size());
+    if (!fits)
+      refuse(
+          fmt::format("replaces '{}' in the token '{}' by {} bytes, {} times; the texts of all tokens would "
+                      "pass {} times the size "
+                      "of the file: shorten the 'content' of the Replace step",
+                      name(pattern), name(piece.token), with.size(), count, kGrowth));
+    piece.text = replaced(piece.text, pattern, with, kept + count * with.size());
+  }
+
   const json& file_;
   const std::string& source_;
+  size_t text_left_;  // bytes that the texts of the tokens to come may have together
   Tokenizer result_;
   std::vector<std::pair<std::string, std::string>> replacements_;
   bool byte_fallback_ = false;
@@ -223,10 +265,11 @@ class TokenizerFile {
 
 std::shared_ptr<const Tokenizer> Tokenizer::parse(std::string_view text, const std::string& source) {
   try {
-    const json file = json::parse(text);
-    return std::make_shared<const Tokenizer>(TokenizerFile(file, source).read());
-  } catch (const json::exception& e) {
-    throw IoError(fmt::format("the tokenizer '{}' is no tokenizer.json: {}", source, e.what()));
+    const json file = read_json(text);
+    return std::make_shared<const Tokenizer>(TokenizerFile(file, source, text.size()).read());
+  } catch (const JsonError& e) {
+    throw IoError(fmt::format("the tokenizer '{}' {}; name a tokenizer.json of Hugging Face's tokenizers",
+                              printable(source), e.what()));
   }
 }
 

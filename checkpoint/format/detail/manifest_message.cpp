@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/kernels/device/error.h>
 

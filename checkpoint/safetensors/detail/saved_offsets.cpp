@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/safetensors/detail/json_text.h>
+#include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {

@@ -1,0 +1,14 @@
+// What every refusal must be, whatever the input is.
+#pragma once
+
+#include <stdexcept>
+#include <string_view>
+
+#include <sherd/kernels/device/printable.h>
+
+/// @throws std::logic_error for a message that drives a terminal, holds a line break, or repeats long input.
+inline void require_printable(std::string_view message) {
+  if (message.size() > 16384) throw std::logic_error("a message is as long as its input");
+  if (sherd::printable(message, message.size()) != message)
+    throw std::logic_error("a message is not printable");
+}
