@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/kernels/device/error.h>
 
@@ -29,7 +30,7 @@ bool is_other(const std::string& name) {
 std::map<std::string, std::string> read_others(const fs::path& path, FileSystem& files) {
   std::map<std::string, std::string> others;
   for (const std::string& name : files.list(path)) {
-    if (!is_other(name) || files.kind(path / name) == Kind::folder) continue;
+    if (!is_other(name) || files.kind(path / name) == Kind::folder || !is_inside(path, name)) continue;
     const auto file = files.open(path / name);
     const int64_t size = file->size();
     if (size > kMaxOtherBytes) continue;
@@ -51,8 +52,10 @@ std::shared_ptr<const StoredFolder> StoredFolder::open(const fs::path& path, Fil
   require_folder(path, files);
   std::shared_ptr<StoredFolder> folder(new StoredFolder);
   folder->path_ = path;
-  for (const std::string& name : weights_files(path, files))
+  for (const std::string& name : weights_files(path, files)) {
+    require_inside(path, name);
     folder->weights_.emplace_back(path / name, files);
+  }
   folder->others_ = read_others(path, files);
   return folder;
 }
@@ -63,6 +66,13 @@ std::map<std::string, std::string> StoredFolder::files_beside_weights(const fs::
   std::map<std::string, std::string> others = read_others(path, files);
   others.erase(kWeightsIndex);
   return others;
+}
+
+std::vector<std::string> StoredFolder::links_outside(const fs::path& path, FileSystem& files) {
+  require_folder(path, files);
+  std::vector<std::string> names = files.list(path);
+  std::erase_if(names, [&](const std::string& name) { return !is_other(name) || is_inside(path, name); });
+  return names;
 }
 
 }  // namespace sherd

@@ -7,6 +7,7 @@
 
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
@@ -163,7 +164,10 @@ Manifest scan_indexed(const fs::path& folder, FileSystem& files, const Opaque& o
   }
   if (!problems.empty()) throw CorruptCheckpoint(some_of(problems));
   Scan scan(folder, files, opaque);
-  for (const std::string& name : names) scan.add(name);
+  for (const std::string& name : names) {
+    require_inside(folder, name);
+    scan.add(name);
+  }
   for (const auto& [tensor, file] : index) {
     if (!scan.names().at(file).contains(tensor))
       problems.push_back(fmt::format("{} is not in file {}", shown(tensor), shown(file)));
@@ -194,6 +198,7 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque&
                                                              : "it is neither a folder nor a file"));
   }
   if (files.kind(path / kWeightsIndex) == FileSystem::Kind::file) {
+    require_inside(path, kWeightsIndex);
     try {
       return scan_indexed(path, files, opaque);
     } catch (const CorruptCheckpoint& e) {
@@ -204,6 +209,7 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque&
   bool any = false;
   for (const std::string& name : files.list(path)) {
     if (!name.ends_with(".safetensors")) continue;
+    require_inside(path, name);
     scan.add(name);
     any = true;
   }

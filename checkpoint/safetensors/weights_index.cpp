@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/files/detail/plain_path.h>
 #include <sherd/kernels/device/error.h>
 
@@ -66,6 +67,7 @@ fs::path weights_path(const fs::path& path, FileSystem& files) {
   const bool alone = files.kind(path) == Kind::folder && files.kind(path / "manifest.binpb") == Kind::none &&
                      files.kind(path / kWeightsIndex) == Kind::none &&
                      files.kind(path / kWeightsFile) == Kind::file;
+  if (alone) require_inside(path, kWeightsFile);
   return alone ? path / kWeightsFile : path;
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/kernels/device/error.h>
 
 #include "hf/config_object.h"
@@ -283,6 +284,7 @@ ModelConfig parse_model_config(std::string_view text, const std::string& source)
 }
 
 std::string read_model_text(const std::filesystem::path& folder, sherd::FileSystem& files) {
+  sherd::require_inside(folder, "config.json");
   return sherd::read_whole(files, folder / "config.json", kMaxFileBytes);
 }
 

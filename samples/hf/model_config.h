@@ -34,7 +34,7 @@ struct ModelConfig {
 /// its value and what to do; sherd::IoError.
 ModelConfig read_model_config(const std::filesystem::path& folder,
                               sherd::FileSystem& files = sherd::FileSystem::posix());
-/// The text of that file. @throws sherd::IoError, also for one of more than 16 MiB.
+/// The text of that file. @throws sherd::IoError, also for one of more than 16 MiB, and a link out of the folder.
 std::string read_model_text(const std::filesystem::path& folder,
                             sherd::FileSystem& files = sherd::FileSystem::posix());
 /// The same of the file's text.

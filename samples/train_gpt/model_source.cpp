@@ -5,8 +5,10 @@
 
 #include <algorithm>
 
+#include <sherd/checkpoint/files/detail/links.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/presets.h>
 
 #include "hf/config_object.h"
@@ -46,6 +48,10 @@ std::map<std::string, std::string> files_beside_weights(const ModelSource& sourc
 // Equal on all ranks, but for what rank 0 alone writes: `first`.
 sherd::ExportOptions export_options(const TrainConfig& c, const ModelSource& source, bool first) {
   sherd::ExportOptions options;
+  if (first && !source.folder.empty())
+    for (const std::string& name : sherd::StoredFolder::links_outside(source.folder))
+      warn(fmt::format("--export-hf {}: leaves out '{}' of --model's folder, a link to a file outside of it",
+                       c.export_hf, sherd::printable(name)));
   if (!source.folder.empty() && !source.folder_differs && !c.from_scratch) {
     if (first) options.like = sherd::StoredFolder::open(source.folder);
     return options;
@@ -59,6 +65,7 @@ std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const
   if (!c.tokenizer.empty()) return sherd::Tokenizer::load(c.tokenizer);
   const fs::path own = source.folder / "tokenizer.json";
   const bool there = !source.folder.empty() && fs::exists(own);
+  if (there) sherd::require_inside(source.folder, "tokenizer.json");
   return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 

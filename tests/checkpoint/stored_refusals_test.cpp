@@ -145,15 +145,42 @@ TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
 
   // The hub's cache: every file is a link to one outside of the folder, and is copied as a file.
   write_folder(folder, "blobs", tensors);
-  fs::create_directory(folder / "cache");
+  fs::create_directories(folder / "snapshots/0f3a");
   for (auto& [name, bytes] : contents(folder / "blobs"))
-    fs::create_symlink("../blobs/" + name, folder / ("cache/" + name));
-  through({.shard = 2}, n, folder / "cache", folder / "out");
+    fs::create_symlink("../../blobs/" + name, folder / ("snapshots/0f3a/" + name));
+  through({.shard = 2}, n, folder / "snapshots/0f3a", folder / "out");
   EXPECT_EQ(contents(folder / "out"), contents(folder / "blobs"));
   EXPECT_FALSE(fs::is_symlink(folder / "out/config.json"));
   fs::remove(folder / "blobs/tokenizer.json");
-  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "cache"); }),
+  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "snapshots/0f3a"); }),
               HasSubstr("tokenizer.json"));
+}
+
+TEST(StoredRefusals, LinksOutOfAFolderAreNotFollowed) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(15);
+  write_folder(folder, "own", file_tensors(n, false, "F32", random));
+  folder.write("secret", "a private key");
+  fs::create_symlink("../secret", folder / "own/chat_template.jinja");
+  fs::create_symlink("config.json", folder / "own/params.txt");
+  fs::create_directory_symlink("own", folder / "other_name");
+  const auto opened = StoredFolder::open(folder / "other_name");
+  EXPECT_FALSE(opened->others().contains("chat_template.jinja"));
+  EXPECT_TRUE(opened->others().contains("params.txt")) << "a link inside the folder";
+  EXPECT_FALSE(StoredFolder::files_beside_weights(folder / "own").contains("chat_template.jinja"));
+  EXPECT_THAT(StoredFolder::links_outside(folder / "own"), ElementsAre("chat_template.jinja"));
+
+  // Neither are weights that are such a link, nor a hub's snapshot that points past its blobs.
+  for (const char* place : {"loose", "models/snapshots/0f3a"}) {
+    fs::create_directories(folder / place);
+    fs::create_symlink(folder / "own/model.safetensors",
+                       folder / (std::string(place) + "/model.safetensors"));
+    EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / place); }),
+                HasSubstr("outside of its folder"));
+    EXPECT_THAT(message_of<IoError>([&] { through({.shard = 2}, n, folder / place, {}); }),
+                HasSubstr("outside of its folder"));
+  }
 }
 
 TEST(StoredRefusals, AFolderThatIsToBeFollowedMustFit) {

@@ -15,6 +15,7 @@ namespace train_gpt {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TrainConfig config_of(const fs::path& folder) {
@@ -32,23 +33,31 @@ void export_to(const TrainConfig& config, const fs::path& removed = {}) {
   });
 }
 
+sherd::nn::ModelDescription small_llama() {
+  return {.family = sherd::nn::ModelFamily::llama,
+          .vocab = 32,
+          .dim = 16,
+          .layers = 1,
+          .heads = 2,
+          .kv_heads = 2,
+          .head_dim = 8,
+          .hidden = 24,
+          .positions = 16};
+}
+
+/// A folder with config.json and random weights.
+void write_model(const TemporaryFolder& folder, const std::string& name) {
+  folder.write("scratch/config.json", hf::model_config_text(small_llama(), sherd::DType::f32));
+  TrainConfig scratch = config_of(folder / "scratch");
+  scratch.from_scratch = true;
+  scratch.export_hf = folder / name;
+  export_to(with_model_files(scratch));
+}
+
 // A finished run does not need the folder that it came from any more.
 TEST(ModelFiles, AreReadBeforeTheRunAndNotAgain) {
   const TemporaryFolder folder;
-  const sherd::nn::ModelDescription llama{.family = sherd::nn::ModelFamily::llama,
-                                          .vocab = 32,
-                                          .dim = 16,
-                                          .layers = 1,
-                                          .heads = 2,
-                                          .kv_heads = 2,
-                                          .head_dim = 8,
-                                          .hidden = 24,
-                                          .positions = 16};
-  folder.write("scratch/config.json", hf::model_config_text(llama, sherd::DType::f32));
-  TrainConfig scratch = config_of(folder / "scratch");
-  scratch.from_scratch = true;
-  scratch.export_hf = folder / "in";
-  export_to(with_model_files(scratch));
+  write_model(folder, "in");
 
   folder.write("in/tokenizer.json", "{}");
   TrainConfig c = config_of(folder / "in");
@@ -68,6 +77,28 @@ TEST(ModelFiles, AreReadBeforeTheRunAndNotAgain) {
   tokens.add(7);
   EXPECT_EQ(shown, "7 ");
   EXPECT_EQ(with_model_files(TrainConfig()).files, nullptr);
+}
+
+TEST(ModelFiles, LinksOutOfTheFolderAreNotFollowed) {
+  const TemporaryFolder folder;
+  write_model(folder, "in");
+  folder.write("secret", "{}");
+  fs::create_symlink("../secret", folder / "in/chat_template.jinja");
+  TrainConfig c = config_of(folder / "in");
+  c.export_hf = folder / "out";
+  testing::internal::CaptureStderr();
+  export_to(with_model_files(c));
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("leaves out 'chat_template.jinja'"));
+  EXPECT_FALSE(fs::exists(folder / "out/chat_template.jinja"));
+  EXPECT_TRUE(fs::exists(folder / "out/model.safetensors"));
+
+  for (const char* name : {"tokenizer.json", "config.json"}) {
+    fs::remove(folder / ("in/" + std::string(name)));
+    fs::create_symlink("../secret", folder / ("in/" + std::string(name)));
+    c.sample = 3;
+    EXPECT_THAT(message_of<sherd::IoError>([&] { with_model_files(c); }), HasSubstr("outside of its folder"))
+        << name;
+  }
 }
 
 }  // namespace

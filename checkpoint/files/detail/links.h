@@ -1,0 +1,16 @@
+// Links in folders that come from elsewhere: where they may lead. Private to checkpoint/ and the programs.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+namespace sherd {
+
+/// Whether `folder`/`name` with all links followed is in `folder`, or among the blobs/ of the cache of Hugging Face's hub
+/// whose snapshots/ the folder is in. True also where the file system has nothing of that name.
+bool is_inside(const std::filesystem::path& folder, const std::string& name);
+
+/// @throws IoError naming link and target when the file is outside.
+void require_inside(const std::filesystem::path& folder, const std::string& name);
+
+}  // namespace sherd
