@@ -29,7 +29,7 @@ struct LoadOptions {
   /// instead of an error: for routing that changed.
   bool allow_new_state = false;
   /// The same of the model, for models that changed: parameters and buffers that the checkpoint lacks keep the values
-  /// that they have (initial ones, say), and tensors that nobody wants are left out.
+  /// that they have (initial ones, say), and tensors that are no part of the model are left out, of whatever dtype.
   bool allow_missing = false;
   bool allow_unexpected = false;
   /// What the caller knows of the reason when the checkpoint does not fit: comes first in the message.

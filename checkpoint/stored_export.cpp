@@ -15,6 +15,7 @@
 #include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/checkpoint/detail/out_tensor.h>
 #include <sherd/checkpoint/weights.h>
+#include <sherd/kernels/device/printable.h>
 
 namespace sherd {
 namespace {
@@ -71,8 +72,8 @@ std::vector<std::string> names_of(const StoredFolder& folder) {
   for (const SafetensorsReader& file : folder.weights()) {
     for (const SafetensorsEntry& e : file.entries()) {
       if (!known.insert(e.name).second)
-        throw CorruptCheckpoint(
-            fmt::format("'{}': another file of its folder has '{}', too", file.path().string(), e.name));
+        throw CorruptCheckpoint(fmt::format("'{}': another file of its folder has '{}', too",
+                                            printable(file.path().string()), printable(e.name)));
       names.push_back(e.name);
     }
   }
@@ -97,7 +98,8 @@ Steps plan_like(const StoredForm& form, const std::vector<std::string>& names) {
 
 // On rank 0: all that the folder and the model disagree on, and what its headers say of each tensor.
 void follow(const StoredFolder& folder, const StoredForm& form, const StoredForms& forms,
-            const std::vector<StoredForm>& possible, const std::vector<Wanted>& all, Steps& steps) {
+            const std::vector<StoredForm>& possible, const std::vector<Wanted>& all, bool allow_unexpected,
+            Steps& steps) {
   std::vector<CheckpointTensor> offered;
   std::vector<std::string> unreadable;
   auto step = steps.begin();
@@ -105,9 +107,11 @@ void follow(const StoredFolder& folder, const StoredForm& form, const StoredForm
     for (const SafetensorsEntry& e : file.entries()) {
       step->shape = e.shape;
       if (e.dtype) step->dtype = *e.dtype;
-      const bool other = is_ignored(e.name, forms, possible);
+      const bool known = form.tensors.contains(e.name) || form.copies.contains(e.name);
+      const bool other = is_ignored(e.name, forms, possible) || (allow_unexpected && !known);
       const bool copy = form.copies.contains(e.name);
-      if (!other && !e.dtype) unreadable.push_back(fmt::format("'{}' is {}", e.name, e.dtype_name));
+      if (!other && !e.dtype)
+        unreadable.push_back(fmt::format("'{}' is {}", printable(e.name), e.dtype_name));
       if (!other && !copy && e.dtype)
         offered.push_back({e.name, Section::model, *e.dtype, e.shape.empty() ? Shape{1} : e.shape, {}});
       if (copy && e.dtype) {
@@ -121,7 +125,7 @@ void follow(const StoredFolder& folder, const StoredForm& form, const StoredForm
       ++step;
     }
   }
-  const std::string source = fmt::format("the folder '{}' to be followed", folder.path().string());
+  const std::string source = fmt::format("the folder '{}' to be followed", printable(folder.path().string()));
   if (!unreadable.empty())
     throw InvalidArgument(fmt::format("{} does not fit the run: {}", source, fmt::join(unreadable, "; ")));
   Comparison(source, offered, as_wanted(form, all), {}, kNamed).require_fit();
@@ -181,7 +185,7 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const S
       const StoredForm form = choose(possible, {names.begin(), names.end()});
       steps = plan_like(form, names);
       if (like) {
-        follow(*like, form, forms, possible, all, steps);
+        follow(*like, form, forms, possible, all, options.allow_unexpected, steps);
         plan = plan_of(*like);
       }
     } else {

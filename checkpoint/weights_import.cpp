@@ -126,7 +126,11 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
   ranks.run_collectively([&] {
     const std::vector<StoredForm> possible = candidates(all, forms);
     reader.emplace(CheckpointReader::open(
-        weights_path(path, files), [&](std::string_view name) { return is_ignored(name, forms, possible); }, files));
+        weights_path(path, files),
+        [&](std::string_view name) {
+          return options.allow_unexpected ? !is_part(name, possible) : is_ignored(name, forms, possible);
+        },
+        files));
     std::set<std::string> names;
     for (const CheckpointTensor& t : reader->manifest().tensors)
       if (t.section == Section::model) names.insert(t.name);

@@ -135,6 +135,13 @@ bool is_ignored(std::string_view name, const StoredForms& forms, const std::vect
                       [&](const StoredForm& form) { return form.tensors.contains(std::string(name)); });
 }
 
+bool is_part(std::string_view name, const std::vector<StoredForm>& candidates) {
+  const std::string key(name);
+  return std::any_of(candidates.begin(), candidates.end(), [&](const StoredForm& form) {
+    return form.tensors.contains(key) || form.copies.contains(key);
+  });
+}
+
 StoredForm choose(const std::vector<StoredForm>& candidates, const std::set<std::string>& offered) {
   const StoredForm* best = nullptr;
   std::pair<int64_t, int64_t> most;  // tensors that are there, and those that are missing, negative

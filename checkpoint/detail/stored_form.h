@@ -38,6 +38,9 @@ std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const Stor
 /// Whether a tensor is not looked at: it ends as one of the ignored and is in no form.
 bool is_ignored(std::string_view name, const StoredForms& forms, const std::vector<StoredForm>& candidates);
 
+/// Whether a form has a tensor or a copy of that name.
+bool is_part(std::string_view name, const std::vector<StoredForm>& candidates);
+
 /// The form of which `offered` has the most tensors. A tensor that is missing there is called by the
 /// name of a copy that is not.
 StoredForm choose(const std::vector<StoredForm>& candidates, const std::set<std::string>& offered);

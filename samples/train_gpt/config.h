@@ -47,6 +47,7 @@ struct TrainConfig {
   // Model. Of a --model, dim, layers, heads, experts and expert_top_k are its own.
   std::string model;
   bool from_scratch = false;
+  bool strict_weights = false;
   int64_t dim = 128;
   int64_t layers = 4;
   int64_t heads = 4;

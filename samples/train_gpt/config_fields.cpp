@@ -68,6 +68,9 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "mixtral), or "
          "a published shape such as gpt2-124m, llama3.2-1b, qwen3-0.6b; empty: the byte model that follows"},
         {"from_scratch", &c.from_scratch, "", "random first weights, of --model's shape alone"},
+        {"strict_weights", &c.strict_weights, "",
+         "refuse weights that hold tensors which are no part of the model; otherwise they are named and left "
+         "out"},
         {"dim", &c.dim, "D", "width", 1, kMaxDim},
         {"layers", &c.layers, "L", "blocks", 1, 10000},
         {"heads", &c.heads, "H", "attention heads; divides --dim", 1, kMaxDim},
@@ -106,20 +109,24 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "REGEX=muon;REGEX=adamw;...: overrides by parameter name, first match wins"}}},
       {"Guards and stopping",
        {{"loss_spike", &c.loss_spike, "K",
-         "report steps whose loss is K robust deviations above the median of the 128 before; 0: none", 0, 1e6},
+         "report steps whose loss is K robust deviations above the median of the 128 before; 0: none", 0,
+         1e6},
         {"verify_step", &c.verify_step, "N",
-         "do step N twice from the same state and compare all bits; a difference ends the run with exit code 1; 0: no", 0,
-         kAny},
+         "do step N twice from the same state and compare all bits; a difference ends the run with exit code "
+         "1; 0: no",
+         0, kAny},
         {"check_replicas", &c.check_replicas, "K",
          "every K steps, and before every checkpoint, compare, in bits, the weights that several ranks hold; "
          "a difference ends the run with exit code 1, unsaved; 0: never",
          0, kAny},
         {"grace", &c.grace, "SECONDS",
-         "after SIGTERM, SIGINT or SIGUSR1 for the step that runs and the save; longer ends the run with exit code 1; 0: "
+         "after SIGTERM, SIGINT or SIGUSR1 for the step that runs and the save; longer ends the run with "
+         "exit code 1; 0: "
          "no bound",
          0, 1e6},
         {"max_wall", &c.max_wall, "TIME",
-         "save and stop before the program has run so long: 3h50m, 90m, 7200s or 01:30:00; empty: no limit"}}},
+         "save and stop before the program has run so long: 3h50m, 90m, 7200s or 01:30:00; empty: no "
+         "limit"}}},
       {"Muon",
        {{"muon_mode", &c.muon_mode, "auto|local|owner|gram|gather",
          "how matrices reach the ranks that orthogonalize them; all but auto are forced or refused"},
@@ -172,10 +179,10 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
         {"max_queued", &c.max_queued, "N",
          "pieces of work (kernels, collectives) the host may queue ahead on a stream; then it waits", 1,
          kAny},
-        {"comm_timeout", &c.comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0,
-         1e6},
+        {"comm_timeout", &c.comm_timeout, "SECONDS", "longest wait for another rank, greater than 0", 0, 1e6},
         {"flight_recorder", &c.flight_recorder, "FOLDER",
-         "where each rank writes its last collectives (flight_rank_00003.json) when the run fails; `sherd trace "
+         "where each rank writes its last collectives (flight_rank_00003.json) when the run fails; `sherd "
+         "trace "
          "FOLDER` compares them"}}},
       {"Checkpoints",
        {{"save", &c.save, "DIR",

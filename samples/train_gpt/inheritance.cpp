@@ -16,9 +16,9 @@ namespace {
 constexpr std::string_view kOfTheModel[] = {"model", "from_scratch", "dim",     "layers",
                                             "heads", "seq",          "experts", "expert_top_k"};
 constexpr std::string_view kOfTokens[] = {"tokens", "token_format", "valid_tokens", "order"};
-constexpr std::string_view kOfOneRun[] = {"ranks",        "replicas",        "outer",
-                                          "tp",           "expert_parallel", "stop_at",
-                                          "init_weights", "muon_transient",  "explain_plan"};
+constexpr std::string_view kOfOneRun[] = {"ranks",           "replicas",    "outer",        "tp",
+                                          "expert_parallel", "stop_at",     "init_weights", "strict_weights",
+                                          "muon_transient",  "explain_plan"};
 
 bool contains(const auto& names, std::string_view name) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);

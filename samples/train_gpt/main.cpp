@@ -14,7 +14,9 @@
 
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/comm/launcher.h>
+#include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/train/config_differences.h>
 #include <sherd/train/gemm_ceiling.h>
 #include <sherd/train/loss_svg.h>
 #include <sherd/train/metrics.h>
@@ -163,8 +165,10 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   std::string wrong;
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
-  if (out && !trainer.ignored_tensors().empty())
-    out->say("not part of the model, left out: {}\n", fmt::join(trainer.ignored_tensors(), ", "));
+  if (const auto& ignored = trainer.ignored_tensors(); out && !ignored.empty())
+    out->say("not part of the model, left out: {} tensor{}: {}\n", ignored.size(),
+             ignored.size() == 1 ? "" : "s",
+             sherd::printable(sherd::shortened({ignored.begin(), ignored.end()}, 5), 2048));
   if (out)
     for (const std::string& line : out->notes) warn(line);
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);

@@ -53,6 +53,7 @@ sherd::ExportOptions export_options(const TrainConfig& c, const ModelSource& sou
       warn(fmt::format("--export-hf {}: leaves out '{}' of --model's folder, a link to a file outside of it",
                        c.export_hf, sherd::printable(name)));
   if (!source.folder.empty() && !source.folder_differs && !c.from_scratch) {
+    options.allow_unexpected = !c.strict_weights;
     if (first) options.like = sherd::StoredFolder::open(source.folder);
     return options;
   }
@@ -148,15 +149,19 @@ sherd::TokenWork token_work(const TrainConfig& c) {
 }
 
 std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
-  if (c.model.empty()) {
-    if (!c.init_weights.empty()) import_weights(model, c.init_weights);
-    return {};
-  }
+  sherd::LoadOptions options;
+  options.allow_unexpected = !c.strict_weights;
+  if (c.model.empty())
+    return c.init_weights.empty() ? std::vector<std::string>{}
+                                  : import_weights(model, c.init_weights, options).unexpected;
   const ModelSource source = model_source(c);
   std::string from = c.init_weights;
   if (from.empty() && !c.from_scratch && !c.resumes_weights()) from = source.folder.string();
   if (from.empty()) return {};
-  return import_weights(model, from, hf::stored_forms(source.config.description)).ignored;
+  sherd::LoadReport report =
+      import_weights(model, from, hf::stored_forms(source.config.description), options);
+  report.ignored.insert(report.ignored.end(), report.unexpected.begin(), report.unexpected.end());
+  return report.ignored;
 }
 
 void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {

@@ -60,6 +60,28 @@ TEST(StoredRefusals, WhatIsMissingKeepsItsValuesWhereThatIsAllowed) {
   EXPECT_LT(outcome.reports[0].counts.bytes_read, 4 * held);
 }
 
+TEST(StoredRefusals, WhatIsNoPartOfTheModelIsLeftOutAndCopiedWhereThatIsAllowed) {
+  const TemporaryFolder folder;
+  const StoredSizes n;
+  std::mt19937_64 random(16);
+  auto tensors = file_tensors(n, false, "F32", random);
+  tensors.push_back({"stranger", "F8_E4M3", {4}, "1234"});  // of no dtype that could be read
+  write_folder(folder, "in", tensors);
+  for (const Spread& spread : kStoredSpreads) {
+    fs::remove_all(folder / "out");
+    const Through outcome =
+        through(spread, n, folder / "in", folder / "out", Strategy::optim, {.allow_unexpected = true});
+    for (const LoadReport& report : outcome.reports) EXPECT_THAT(report.unexpected, ElementsAre("stranger"));
+    EXPECT_EQ(contents(folder / "out"), contents(folder / "in"));
+  }
+  std::erase_if(tensors, [](const FileTensor& t) { return t.name == "transformer.wte.weight"; });
+  write_folder(folder, "lacks", tensors);
+  EXPECT_THAT(message_of<InvalidArgument>([&] {
+                through({.shard = 2}, n, folder / "lacks", {}, Strategy::optim, {.allow_unexpected = true});
+              }),
+              HasSubstr("missing in it: transformer.wte.weight"));
+}
+
 TEST(StoredRefusals, NamesThatDoNotFitTheModelAreRefused) {
   const TemporaryFolder folder;
   const StoredSizes n;

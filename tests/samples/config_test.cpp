@@ -74,6 +74,7 @@ TrainConfig other_config() {
   c.explain_plan = true;
   c.seed = 18446744073709551615u;
   c.init_weights = "in file.safetensors";
+  c.strict_weights = true;
   c.optimizer = "muon";
   c.steps = 7;
   c.stop_at = 5;
@@ -205,7 +206,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "data": "", "tokens": "", "token_format": "auto", "valid_tokens": "", "order": "auto", "seq": 128, "batch": 16, "grad_accum": 1,
     "ranks": 1, "replicas": 1, "tp": 1, "sequence_parallel": false, "strategy": "optim_grads_params", "outer": "no_shard", "layout": "ragged", "bucket_size": 40000000,
     "reshard_after_forward": true, "prefetch": 1, "recompute": "none",
-    "model": "", "from_scratch": false, "dim": 128, "layers": 4, "heads": 4,
+    "model": "", "from_scratch": false, "strict_weights": false, "dim": 128, "layers": 4, "heads": 4,
     "experts": 0, "expert_parallel": 1, "expert_top_k": 2, "moe_aux": 0.01, "seed": 0, "init_weights": "",
     "optimizer": "adamw", "steps": 100, "stop_at": 0, "lr": 0.003, "lr_schedule": "constant", "warmup": 0, "min_lr": null, "decay_steps": 0,
     "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-08, "weight_decay": 0.1,

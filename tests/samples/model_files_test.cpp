@@ -101,5 +101,31 @@ TEST(ModelFiles, LinksOutOfTheFolderAreNotFollowed) {
   }
 }
 
+TEST(ModelFiles, TensorsThatAreNoPartOfTheModelAreLeftOutUnlessWeightsAreStrict) {
+  const TemporaryFolder folder;
+  write_model(folder, "in");
+  sherd::nn::ModelDescription d = small_llama();
+  d.layers = 2;  // the second block's tensors are no part of a model of one
+  folder.write("scratch/config.json", hf::model_config_text(d, sherd::DType::f32));
+  TrainConfig two = config_of(folder / "scratch");
+  two.from_scratch = true;
+  two.export_hf = folder / "two";
+  export_to(with_model_files(two));
+  fs::copy_file(folder / "in/config.json", folder / "two/config.json", fs::copy_options::overwrite_existing);
+
+  TrainConfig c = config_of(folder / "two");
+  sherd::test::launch(1, [&](sherd::RankContext& r) {
+    const Trainer trainer(r, c, nullptr);
+    EXPECT_EQ(trainer.ignored_tensors().size(), 9u);
+    EXPECT_THAT(trainer.ignored_tensors(), testing::Each(HasSubstr("layers.1.")));
+  });
+  c.export_hf = folder / "out";
+  export_to(with_model_files(c));
+  EXPECT_EQ(read_bytes(folder / "out/model.safetensors"), read_bytes(folder / "two/model.safetensors"));
+  c.strict_weights = true;
+  EXPECT_THAT(message_of<sherd::InvalidArgument>([&] { export_to(c); }),
+              HasSubstr("unknown to the run: model.layers.1."));
+}
+
 }  // namespace
 }  // namespace train_gpt

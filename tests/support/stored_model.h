@@ -227,6 +227,7 @@ inline Through through(const Spread& spread, const StoredSizes& n, const std::fi
     for (auto& [name, p] : model.named_parameters()) outcome.held[me] += p.shard().numel();
     if (to.empty()) return;
     ExportOptions options;
+    options.allow_unexpected = load.allow_unexpected;
     if (me == 0) options.like = StoredFolder::open(from, files);
     export_weights(model, to, stored_forms(n), options, files);
   });
