@@ -28,6 +28,8 @@ constexpr int64_t kMaxColumns = int64_t{1} << 20;
 constexpr double kMaxParameters = 1e15;
 constexpr int64_t kMaxLayers = 10'000;
 constexpr int64_t kMaxExperts = 65'536;
+constexpr int64_t kMaxExpertsOfAll = int64_t{1}
+                                     << 18;  // of all blocks: each has three tensors with names of their own
 constexpr double kHuge = std::numeric_limits<float>::max();
 constexpr double kTiny = std::numeric_limits<float>::min();
 
@@ -48,6 +50,10 @@ int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwi
 
 // Each size may be possible, and all of them together still no model that anybody has.
 void require_parameters(ConfigObject& c, const ModelDescription& d) {
+  if (d.mixture.experts > kMaxExpertsOfAll / d.layers)
+    c.refuse("model_type",
+             fmt::format("{} blocks of {} experts are more than {} experts together; correct one of the two",
+                         d.layers, d.mixture.experts, kMaxExpertsOfAll));
   const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
   const double attention = 2 * product(d.dim, d.head_dim, d.heads + d.kv_heads);
   const double mlp = 3 * (d.mixture.experts > 0 ? product(d.mixture.experts, d.dim, d.mixture.hidden)

@@ -22,4 +22,11 @@ namespace hf {
 ///     export_weights(model, out, forms, {.files = {{"config.json", text}}});                // model_config_text()
 sherd::StoredForms stored_forms(const sherd::nn::ModelDescription& description);
 
+/// Compares a description with the blocks and bytes that stored weights have, from headers alone: before a model is
+/// built of it that costs gigabytes, and minutes, only to be refused. Of models that are built at once, or that are not
+/// far from what is stored, the comparison is left to import_weights(), which names each tensor.
+/// @param weights what import_weights() reads; where that fails nothing is compared.
+/// @throws sherd::InvalidArgument naming config.json, its key, and what the weights have.
+void require_sizes(const ModelConfig& config, const std::filesystem::path& weights);
+
 }  // namespace hf

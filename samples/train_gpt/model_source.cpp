@@ -10,6 +10,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/presets.h>
+#include <sherd/train/saved_settings.h>
 
 #include "hf/config_object.h"
 #include "model.h"
@@ -70,6 +71,17 @@ std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const
   return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
+// What the model's weights are read from before it is trained; empty: they are random.
+fs::path weights_of(const TrainConfig& c, const ModelSource& source) {
+  try {
+    if (c.resumes_weights()) return sherd::saved_training(c.resume).checkpoint;
+  } catch (const sherd::Error&) {  // resume() says so
+    return {};
+  }
+  if (!c.init_weights.empty()) return c.init_weights;
+  return c.from_scratch ? fs::path() : source.folder;
+}
+
 }  // namespace
 
 bool is_absent_folder(const std::string& model) {
@@ -104,6 +116,8 @@ TrainConfig with_model_files(TrainConfig c) {
   if (c.model.empty()) return c;
   const auto files = std::make_shared<ModelFiles>();
   files->source = model_source(c);
+  if (const fs::path weights = weights_of(c, files->source); !weights.empty())
+    hf::require_sizes(files->source.config, weights);
   if (rank_0_is_here(c)) {
     if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
     if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);

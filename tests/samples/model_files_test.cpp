@@ -79,6 +79,29 @@ TEST(ModelFiles, AreReadBeforeTheRunAndNotAgain) {
   EXPECT_EQ(with_model_files(TrainConfig()).files, nullptr);
 }
 
+// Building such a model takes gigabytes and seconds.
+TEST(ModelFiles, SizesThatTheWeightsCannotHaveAreRefusedFromHeaders) {
+  const TemporaryFolder folder;
+  write_model(folder, "in");
+  const auto refusal = [&](auto change) {
+    sherd::nn::ModelDescription d = small_llama();
+    change(d);
+    folder.write("in/config.json", hf::model_config_text(d, sherd::DType::f32));
+    return message_of<sherd::InvalidArgument>([&] { with_model_files(config_of(folder / "in")); });
+  };
+  EXPECT_THAT(refusal([](auto& d) { d.layers = 9999; }),
+              AllOf(HasSubstr(folder / "in/config.json"), HasSubstr("9999 blocks"), HasSubstr("holds 1 block;")));
+  EXPECT_THAT(refusal([](auto& d) { d.vocab = 900'000'000; }), HasSubstr("vocabulary 900000000"));
+  EXPECT_THAT(refusal([](auto& d) { d.dim = 1 << 20; }), HasSubstr("1048576 columns"));
+  EXPECT_THAT(refusal([](auto& d) { d.hidden = 1 << 20, d.layers = 60; }), HasSubstr("60 blocks"));
+  // A checkpoint that is resumed, and other weights, are compared as well; models that are built at once are not.
+  TrainConfig c = config_of(folder / "scratch");
+  c.init_weights = folder / "in";
+  EXPECT_NO_THROW(with_model_files(c));
+  folder.write("scratch/config.json", read_bytes(folder / "in/config.json"));
+  EXPECT_THAT(message_of<sherd::InvalidArgument>([&] { with_model_files(c); }), HasSubstr("60 blocks"));
+}
+
 TEST(ModelFiles, LinksOutOfTheFolderAreNotFollowed) {
   const TemporaryFolder folder;
   write_model(folder, "in");
