@@ -179,7 +179,7 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
                            name == "async_save" || name == "tf32" || name.starts_with("nccl_") || name == "mpi_library_order" ||
                            name == "allow_new_state" || name == "overwrite" || name == "eval_only" || name == "sample_only" ||
-                           name == "from_scratch";
+                           name == "from_scratch" || name == "strict_weights";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);

@@ -40,6 +40,52 @@ void write(const json& value, size_t most, std::string& out) {
   }
 }
 
+// Checks a text as it is parsed, keeping only the keys of the objects that are open. (The parser's own callback is no way
+// to do so: it looks through all earlier members of a container behind each object in it.)
+class Check : public json::json_sax_t {
+ public:
+  explicit Check(size_t most) : most_(most) {}
+
+  bool null() override { return value(); }
+  bool boolean(bool) override { return value(); }
+  bool number_integer(json::number_integer_t) override { return value(); }
+  bool number_unsigned(json::number_unsigned_t) override { return value(); }
+  bool number_float(json::number_float_t, const json::string_t&) override { return value(); }
+  bool string(json::string_t&) override { return value(); }
+  bool binary(json::binary_t&) override { return value(); }
+  bool start_object(size_t) override { return open(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(json::string_t& key) override {
+    if (!open_.back().insert(key).second)
+      throw JsonError(fmt::format("has an object in which the key {} appears twice", shown(key)));
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const json::exception& e) override {
+    throw JsonError(fmt::format("is not valid JSON: {}", printable(e.what())));
+  }
+
+ private:
+  bool value() {
+    if (++values_ > most_) throw JsonError(fmt::format("has more than {} values", most_));
+    return true;
+  }
+  bool open() {
+    if (std::ssize(open_) == kJsonDepth)
+      throw JsonError(fmt::format("is nested more than {} deep", kJsonDepth));
+    open_.emplace_back();
+    return value();
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  size_t most_, values_ = 0;
+  std::vector<std::unordered_set<std::string>> open_;
+};
+
 }  // namespace
 
 std::string shown(std::string_view text) { return in_json(text, kPrintedBytes); }
@@ -61,25 +107,9 @@ bool is_utf8(std::string_view text) {
 
 json read_json(std::string_view text, size_t most) {
   if (text.find('\0') != text.npos) throw JsonError("holds a zero byte");
-  std::vector<std::unordered_set<std::string>> open_objects;
-  size_t values = 0;
-  const auto check = [&](int depth, json::parse_event_t event, json& parsed) {
-    using Event = json::parse_event_t;
-    const bool opens = event == Event::object_start || event == Event::array_start;
-    if (opens && depth >= kJsonDepth) throw JsonError(fmt::format("is nested more than {} deep", kJsonDepth));
-    if ((opens || event == Event::value) && ++values > most)
-      throw JsonError(fmt::format("has more than {} values", most));
-    if (event == Event::object_start) open_objects.emplace_back();
-    if (event == Event::object_end) open_objects.pop_back();
-    if (event == Event::key && !open_objects.back().insert(parsed.get_ref<const std::string&>()).second)
-      throw JsonError(fmt::format("has an object in which the key {} appears twice", shown_value(parsed)));
-    return true;
-  };
-  try {
-    return json::parse(text, check);
-  } catch (const json::exception& e) {
-    throw JsonError(fmt::format("is not valid JSON: {}", printable(e.what())));
-  }
+  Check check(most);
+  json::sax_parse(text, &check);
+  return json::parse(text);
 }
 
 json read_json_or_null(std::string_view text) {
