@@ -1,6 +1,8 @@
 // Fills a sharded model and its optimizer from a checkpoint.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/widen.h>
@@ -27,16 +29,46 @@ void check_momentum(const CheckpointReader& reader, const std::vector<Wanted>& a
   }
 }
 
+const CheckpointTensor* find(const CheckpointReader& reader, const Wanted& w) {
+  return find_by_names(w, [&](const std::string& name) { return reader.find(w.section, name); });
+}
+
+// What this rank holds of a tensor.
+std::vector<char> bytes_of(CheckpointReader& reader, const Wanted& w, const CheckpointTensor& t) {
+  std::vector<char> bytes(static_cast<size_t>(w.local.numel() * size_of(t.dtype)));
+  reader.read(t, w.boxes(), bytes.data());
+  return bytes;
+}
+
+// Files of other programs, or of a model that was not tied, may hold other values under each name of a tied tensor.
+void require_equal_copies(CheckpointReader& reader, const std::vector<Wanted>& all) {
+  for (const Wanted& w : all) {
+    const CheckpointTensor* first = find(reader, w);
+    for (const std::string& name : w.tied) {
+      const CheckpointTensor* other = reader.find(w.section, name);
+      if (other == nullptr || other == first) continue;
+      const auto was_tied_to = [](const CheckpointTensor& a, const CheckpointTensor& b) {
+        return std::find(a.tied.begin(), a.tied.end(), b.name) != a.tied.end();
+      };
+      if (was_tied_to(*first, *other) || was_tied_to(*other, *first)) continue;
+      if (first->dtype != other->dtype || bytes_of(reader, w, *first) != bytes_of(reader, w, *other))
+        throw InvalidArgument(
+            fmt::format("'{}': '{}' and '{}' are one tensor in this model, and hold different values there: "
+                        "these weights are not "
+                        "tied; load them into a model that does not tie the two",
+                        reader.path().string(), first->name, other->name));
+    }
+  }
+}
+
 void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
-  const CheckpointTensor* t = reader.find(w.section, w.name);
+  const CheckpointTensor* t = find(reader, w);
   if (t == nullptr) {  // allowed: state starts anew, values stay
     if (w.section == Section::optim) ops::fill(stream, w.local, 0);
     return;
   }
   if (w.local.dtype() != DType::f32) {
-    std::vector<char> bytes(static_cast<size_t>(w.local.nbytes()));
-    reader.read(*t, w.boxes(), bytes.data());
-    return upload(stream, w.local, bytes.data());
+    return upload(stream, w.local, bytes_of(reader, w, *t).data());
   }
   std::vector<float> values(static_cast<size_t>(w.local.numel()));
   reader.read(*t, w.boxes(), values.data());
@@ -70,6 +102,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
     const Comparison comparison(fmt::format("the checkpoint '{}'", reader.path().string()), reader.manifest().tensors,
                                 all, options, kNamed);
     comparison.require_fit();
+    require_equal_copies(reader, all);
     check_momentum(reader, all);
     comparison.report(report);
   });

@@ -21,8 +21,10 @@ constexpr int64_t kPiece = int64_t{4} << 20;
 
 const HostTensor* find(const StateDict& dict, const Wanted& w) {
   const auto& part = w.section == Section::model ? dict.model : dict.optimizer;
-  const auto found = part.find(w.name);
-  return found == part.end() ? nullptr : &found->second;
+  return find_by_names(w, [&](const std::string& name) {
+    const auto found = part.find(name);
+    return found == part.end() ? nullptr : &found->second;
+  });
 }
 
 // What the dict offers, without its data.
@@ -39,6 +41,10 @@ std::vector<std::string> problems(const StateDict& dict, const std::vector<Wante
   for (const Wanted& w : all) {
     const HostTensor* t = find(dict, w);
     if (t == nullptr) continue;
+    for (const std::string& name : w.tied)
+      if (const auto other = dict.model.find(name);
+          w.section == Section::model && other != dict.model.end() && other->second.data != t->data)
+        wrong.push_back(fmt::format("'{}' and '{}' are one tensor in this model, and differ", w.name, name));
     int64_t elements = 0;
     for (const Box& b : t->boxes) elements += numel_of(b.size);
     if (elements * size_of(t->dtype) != static_cast<int64_t>(t->data.size())) {

@@ -14,7 +14,7 @@ namespace sherd {
 /// What this rank writes: of every parameter (f32 master weights, frozen ones too) and of every state tensor
 /// each element by exactly one rank; of persistent buffers, which may differ from rank to rank, world rank 0's.
 /// Ranks that hold the same elements (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
-/// which may differ from rank to rank, world rank 0's are taken. Linear in the local pieces; collective only
+/// which may differ from rank to rank, world rank 0's are taken. What is tied is there under each of its names. Linear in the local pieces; collective only
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
 /// The tensors refer to the model's and the optimizer's memory, which outlive them.
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);

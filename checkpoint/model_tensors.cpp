@@ -5,8 +5,9 @@
 #include <map>
 #include <unordered_map>
 
-#include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/tied_names.h>
+#include <sherd/checkpoint/model_state.h>
 
 namespace sherd {
 namespace {
@@ -34,7 +35,7 @@ class Collector {
  public:
   Collector(ModuleBase& root, const std::vector<const Optimizer*>& optimizers)
       : params_(root.named_parameters()),
-        tied_(root.tied_names()),
+        tied_(root),
         buffers_(root.named_buffers()),
         rank_(runtime_of(root).mesh().world()->rank()) {
     for (const Optimizer* optimizer : optimizers) {
@@ -49,15 +50,15 @@ class Collector {
     for (auto& [name, p] : params_) {
       const ParamRange mine = next_share(p);
       model.push_back(local(name, Section::model, p, mine, p.shard()));
-      for (auto& [other, first] : tied_)
-        if (first == name) model.back().tied.push_back(other);
+      add_tied(model);
       for (const StateTensor& s : states_[name])
         optim.push_back(local(state_name(name, s.key), Section::optim, p, mine, s.local));
     }
     for (auto& [name, b] : buffers_)
       if (b.persistent()) {
-        model.push_back(on_one_rank(name, Section::model, b.shape().empty() ? Shape{1} : b.shape(), b.data()));
+        model.push_back(on_one_rank(name, Section::model, b.shape(), b.data()));
         model.back().counts_not_finite = false;
+        add_tied(model);
       }
     for (const StateCounter& c : counters_)
       optim.push_back(on_one_rank(state_name(c.param.name(), c.key), Section::optim, {1}, c.value));
@@ -71,8 +72,10 @@ class Collector {
   static Key key_of(const Parameter& p) {
     return {p.group().mesh().world().get(), p.group().axes().holders_of(p.tensor_shard()).dims};
   }
-  // Bytes per element: the weight and its states, all f32.
-  int64_t weight(const Parameter& p) { return 4 * (1 + static_cast<int64_t>(states_[p.name()].size())); }
+  // Bytes per element: the weight under all its names and its states, all f32.
+  int64_t weight(const Parameter& p) {
+    return 4 * static_cast<int64_t>(1 + tied_.of(p.name()).size() + states_[p.name()].size());
+  }
   int64_t bytes_of(const Parameter& p) { return weight(p) * p.shard_range().size(); }
 
   // The elements of p's local piece that this rank writes. Called in the order of parameters.
@@ -87,6 +90,16 @@ class Collector {
       return ParamIndex(element_at(p, begin, weight(p), cut_at(total, index, h.count), total / h.count));
     };
     return {at(h.index), h.index + 1 == h.count ? range.end : at(h.index + 1)};
+  }
+
+  // The last tensor once more under each of its other names: readers know nothing of ties.
+  void add_tied(std::vector<LocalTensor>& model) const {
+    LocalTensor copy = model.back();
+    model.back().tied = tied_.of(copy.name);
+    for (const std::string& other : tied_.of(copy.name)) {
+      copy.name = other;
+      model.push_back(copy);
+    }
   }
 
   static LocalTensor local(std::string name, Section section, const Parameter& p, ParamRange mine,
@@ -109,12 +122,13 @@ class Collector {
                   .shape = shape,
                   .boxes = {},
                   .data = data.flat(0, here ? data.numel() : 0)};
+    if (shape.empty()) shape = {1};
     if (here) t.boxes.push_back({Shape(shape.size(), 0), std::move(shape)});
     return t;
   }
 
   std::vector<std::pair<std::string, Parameter>> params_;
-  std::vector<std::pair<std::string, std::string>> tied_;
+  TiedNames tied_;
   std::vector<std::pair<std::string, Buffer>> buffers_;
   int rank_;
   std::unordered_map<std::string, std::vector<StateTensor>> states_;

@@ -15,7 +15,7 @@
 namespace sherd {
 namespace {
 
-Shape stored_shape(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
+Shape at_least_1d(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
 
 bool inside(const Box& box, const Shape& shape) {
   if (box.offset.size() != shape.size() || box.size.size() != shape.size()) return false;
@@ -27,7 +27,7 @@ bool inside(const Box& box, const Shape& shape) {
 
 // What is wrong with a tensor by itself; empty = nothing.
 std::string problem(const LocalTensor& t) {
-  const Shape shape = stored_shape(t.shape);
+  const Shape shape = at_least_1d(t.shape);
   int64_t elements = 0;
   for (const Box& box : t.boxes) {
     if (!inside(box, shape))
@@ -107,8 +107,9 @@ std::string header_of(const Draft& draft, std::span<const LocalTensor> tensors) 
   nlohmann::ordered_json sharding = nlohmann::ordered_json::object();
   for (const PlannedEntry& e : draft.entries) {
     const LocalTensor& t = tensors[e.tensor];
-    specs.push_back({t.name, t.dtype, e.box.size, stored_shape(t.shape)});
-    sharding[t.name] = {{"saved_offsets", e.box.offset}};
+    const bool scalar = t.shape.empty();
+    specs.push_back({t.name, t.dtype, scalar ? Shape{} : e.box.size, t.shape});
+    sharding[t.name] = {{"saved_offsets", scalar ? Shape{} : e.box.offset}};
   }
   return safetensors::make_header(
       specs, {{"format", "pt"}, {"DCP_VERSION", "1.0"}, {"DCP_SHARDING_INFO", sharding.dump()}});
@@ -143,7 +144,7 @@ std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tenso
 Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors) {
   Manifest part;
   for (const LocalTensor& t : tensors)
-    part.tensors.push_back({t.name, t.section, t.dtype, stored_shape(t.shape), {}, t.tied});
+    part.tensors.push_back({t.name, t.section, t.dtype, at_least_1d(t.shape), {}, t.tied, t.shape.empty()});
   for (size_t f = 0; f < files.size(); ++f) {
     part.files.push_back(files[f].record);
     int64_t begin = files[f].record.header_bytes;
@@ -160,7 +161,7 @@ void PartMerger::add(Manifest part) {
   std::move(part.files.begin(), part.files.end(), std::back_inserter(whole_.files));
   for (CheckpointTensor& t : part.tensors) {
     const auto [found, is_new] = index_.try_emplace(std::pair(t.section, t.name), whole_.tensors.size());
-    if (is_new) whole_.tensors.push_back({t.name, t.section, t.dtype, t.shape, {}, t.tied});
+    if (is_new) whole_.tensors.push_back({t.name, t.section, t.dtype, t.shape, {}, t.tied, t.scalar});
     CheckpointTensor& known = whole_.tensors[found->second];
     if (known.shape != t.shape || known.dtype != t.dtype)
       throw ShapeMismatch(fmt::format(

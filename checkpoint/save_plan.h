@@ -18,9 +18,9 @@ struct LocalTensor {
   std::string name = {};
   Section section = Section::model;
   DType dtype = DType::f32;
-  /// Of the whole tensor.
+  /// Of the whole tensor; empty without dimensions.
   Shape shape = {};
-  /// Boxes of the whole tensor; box after box, each in row-major order, they are the elements of `data`.
+  /// Boxes of the whole tensor (of [1] where that has no dimensions); box after box, each in row-major order, they are the elements of `data`.
   std::vector<Box> boxes = {};
   /// Device memory that is read at every save. Undefined for one host value: then `value` is asked.
   Tensor data = {};
@@ -56,7 +56,7 @@ struct PlannedFile {
 };
 
 /// The files of a rank (counted from 0): box k of a tensor goes to file k of its section. Empty boxes are
-/// left out; tensors without dimensions become [1].
+/// left out. A tensor without dimensions has none in the files either.
 /// @throws InvalidArgument naming all tensors that are named twice or whose boxes do not fit shape or data.
 std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
 

@@ -139,9 +139,10 @@ class Verifier {
         differs(tensor.name, "the manifest puts two pieces of it into this file, which can hold one");
       } else if (entry == nullptr) {
         differs(tensor.name, "the manifest puts a piece of it into this file, whose header does not know it");
-      } else if (entry->dtype != tensor.dtype || entry->shape != placed.piece->box.size ||
-                 entry->global_shape != tensor.shape || offset == offsets.end() ||
-                 offset->second != placed.piece->box.offset ||
+      } else if (entry->dtype != tensor.dtype ||
+                 entry->shape != (tensor.scalar ? Shape{} : placed.piece->box.size) ||
+                 entry->global_shape != tensor.stored_shape() || offset == offsets.end() ||
+                 offset->second != (tensor.scalar ? Shape{} : placed.piece->box.offset) ||
                  reader.header_bytes() + entry->begin != placed.begin) {
         differs(tensor.name, "the header does not say of it what the manifest says");
       }

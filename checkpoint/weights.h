@@ -37,8 +37,8 @@ struct ExportOptions {
   std::map<std::string, std::string> files = {};
 };
 
-/// Writes every parameter of a sharded root (full names, metadata format "pt"), and of persistent buffers
-/// world rank 0's, in their own dtype. Tensor- and expert-parallel parameters are written whole: the files do
+/// Writes every parameter of a sharded root (full names, metadata format "pt"; a tied one under each of its names, as
+/// Python's strict load_state_dict() wants it), and of persistent buffers world rank 0's, in their own dtype. Tensor- and expert-parallel parameters are written whole: the files do
 /// not show how a model was spread.
 ///
 /// The path becomes one file, which replaces one that is there. A path that ends in a slash, or names an
@@ -74,7 +74,8 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// safetensors file, a Hugging Face folder, a folder that PyTorch's DCP saved, a checkpoint or its `model`
 /// folder. Of a checkpoint only the model is looked at. Each rank reads only the elements it holds, one
 /// parameter after the other, and all of persistent buffers. load_checkpoint() without an optimizer: collective and as
-/// strict (LoadOptions::allow_missing, allow_unexpected), with the same errors and report.
+/// strict (LoadOptions::allow_missing, allow_unexpected), with the same errors and report. Of a tied parameter one of its
+/// names is enough; equal values are demanded where several are there.
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options = {});
 
 /// The same from files that hold the model in a form of other programs. Each rank reads the elements it holds and no

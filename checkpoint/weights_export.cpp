@@ -10,16 +10,20 @@
 namespace sherd {
 namespace {
 
-// Parameters and persistent buffers under their own names, wide buffers first, so that all in a file are aligned.
+// Parameters and persistent buffers under all of their own names, wide buffers first, so that all in a file are aligned.
 std::vector<OutTensor> tensors_of(const std::vector<Wanted>& all, DType dtype) {
   std::vector<OutTensor> buffers, tensors;
   for (size_t i = 0; i < all.size(); ++i) {
     const Wanted& w = all[i];
     const StoredPart part{i, {Shape(w.shape.size(), 0), w.shape}, {Shape(w.shape.size(), 0), w.shape}};
-    if (w.param.defined())
-      tensors.push_back({w.name, dtype, w.param.global_shape(), {part}});
-    else
-      buffers.push_back({w.name, w.local.dtype(), w.local.shape(), {part}});
+    const auto add = [&](const std::string& name) {
+      if (w.param.defined())
+        tensors.push_back({name, dtype, w.param.global_shape(), {part}});
+      else
+        buffers.push_back({name, w.local.dtype(), w.local.shape(), {part}});
+    };
+    add(w.name);
+    for (const std::string& name : w.tied) add(name);
   }
   const auto wider = [](const OutTensor& a, const OutTensor& b) { return size_of(a.dtype) > size_of(b.dtype); };
   std::stable_sort(buffers.begin(), buffers.end(), wider);

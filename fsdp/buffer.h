@@ -43,6 +43,7 @@ class Buffer {
   friend bool operator==(const Buffer& a, const Buffer& b) { return a.state_ == b.state_; }
 
  private:
+  friend class ModuleBase;
   friend class ShardRuntime;
   friend void assign_names(ModuleBase& root);
   struct State {

@@ -37,23 +37,35 @@ std::vector<std::pair<std::string, Parameter>> ModuleBase::named_parameters() co
   return all;
 }
 
-std::vector<std::pair<std::string, std::string>> ModuleBase::tied_names() const {
+template <class Handle>
+std::vector<std::pair<std::string, std::string>> ModuleBase::tied_in(
+    std::vector<std::pair<std::string, Handle>> ModuleBase::*registered) const {
   std::vector<std::pair<std::string, std::string>> tied;
   std::unordered_map<const void*, std::string> first;
   const_cast<ModuleBase*>(this)->visit([&](const std::string& prefix, ModuleBase& m) {
-    for (auto& [name, p] : m.parameters_) {
+    for (auto& [name, handle] : m.*registered) {
       const std::string full = join(prefix, name);
-      const auto [known, is_new] = first.try_emplace(p.state_.get(), full);
+      const auto [known, is_new] = first.try_emplace(handle.state_.get(), full);
       if (!is_new) tied.emplace_back(full, known->second);
     }
   });
   return tied;
 }
 
+std::vector<std::pair<std::string, std::string>> ModuleBase::tied_names() const {
+  return tied_in(&ModuleBase::parameters_);
+}
+
+std::vector<std::pair<std::string, std::string>> ModuleBase::tied_buffer_names() const {
+  return tied_in(&ModuleBase::buffers_);
+}
+
 std::vector<std::pair<std::string, Buffer>> ModuleBase::named_buffers() const {
   std::vector<std::pair<std::string, Buffer>> all;
+  std::unordered_set<const void*> seen;
   const_cast<ModuleBase*>(this)->visit([&](const std::string& prefix, ModuleBase& m) {
-    for (auto& [name, b] : m.buffers_) all.emplace_back(join(prefix, name), b);
+    for (auto& [name, b] : m.buffers_)
+      if (seen.insert(b.state_.get()).second) all.emplace_back(join(prefix, name), b);
   });
   return all;
 }
@@ -83,10 +95,14 @@ Parameter ModuleBase::tie(std::string name, const Parameter& other) {
 }
 
 Buffer ModuleBase::buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent) {
+  return tie(name, Buffer(name, std::move(shape), dtype, std::move(init), persistent));
+}
+
+Buffer ModuleBase::tie(std::string name, const Buffer& other) {
   check_name("buffer", name);
   for (auto& [existing, b] : buffers_)
     if (existing == name) throw InvalidArgument(fmt::format("two buffers of one module are named '{}'", name));
-  return buffers_.emplace_back(name, Buffer(name, std::move(shape), dtype, std::move(init), persistent)).second;
+  return buffers_.emplace_back(std::move(name), other).second;
 }
 
 void ModuleBase::child(std::string name, ModuleBase& module) {
@@ -118,6 +134,8 @@ void assign_names(ModuleBase& root) {
     claim("buffer", name);
     b.state_->name = name;
   }
+  for (auto& [other, first] : root.tied_names()) claim("parameter", other);
+  for (auto& [other, first] : root.tied_buffer_names()) claim("buffer", other);
 }
 
 }  // namespace sherd

@@ -38,7 +38,9 @@ class ModuleBase {
   /// {other name, first name} of every place of a tied parameter but its first, in the order of
   /// named_parameters().
   std::vector<std::pair<std::string, std::string>> tied_names() const;
-  /// Every buffer below this module, depth first, persistent or not.
+  /// The same of buffers.
+  std::vector<std::pair<std::string, std::string>> tied_buffer_names() const;
+  /// Every buffer below this module once (tied ones under their first name), depth first, persistent or not.
   std::vector<std::pair<std::string, Buffer>> named_buffers() const;
   /// Calls f(name, module) for this module (name "") and everything below it.
   void visit(const std::function<void(const std::string&, ModuleBase&)>& f, const std::string& prefix = "");
@@ -68,6 +70,8 @@ class ModuleBase {
   /// converted (integers: towards zero); what those cannot hold is written to data() by the program.
   /// @param persistent whether it is saved and loaded; if not, each start begins with `init`.
   Buffer buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent = true);
+  /// Registers a buffer that another module made: one tensor, two places.
+  Buffer tie(std::string name, const Buffer& other);
   /// Registers a child; `module` must outlive this module's use.
   void child(std::string name, ModuleBase& module);
 
@@ -77,6 +81,10 @@ class ModuleBase {
   friend ShardRuntime& runtime_of(const ModuleBase& root);
   friend void reset_step(ModuleBase& root);
   friend void assign_names(ModuleBase& root);
+  template <class Handle>
+  std::vector<std::pair<std::string, std::string>> tied_in(
+      std::vector<std::pair<std::string, Handle>> ModuleBase::*registered) const;
+
   std::vector<std::pair<std::string, Parameter>> parameters_;
   std::vector<std::pair<std::string, Buffer>> buffers_;
   std::vector<std::pair<std::string, ModuleBase*>> children_;
@@ -87,7 +95,7 @@ class ModuleBase {
   std::shared_ptr<ShardRuntime> runtime_;  // root only
 };
 
-/// Gives every parameter and buffer its full name; later registrations of a tied parameter keep the first one.
+/// Gives every parameter and buffer its full name; later registrations of a tied one keep the first name.
 void assign_names(ModuleBase& root);
 
 }  // namespace sherd

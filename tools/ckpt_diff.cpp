@@ -29,6 +29,10 @@ struct Side {
       tensors.push_back(&t);
       by_name.emplace(std::pair(section, std::string_view(t.name)), &t);
     }
+    // Earlier versions stored a tied tensor under its first name alone.
+    for (const CheckpointTensor* t : tensors)
+      for (const std::string& other : t->tied)
+        by_name.emplace(std::pair(section_of(m, *t), std::string_view(other)), t);
   }
   const CheckpointTensor* find(Section section, const std::string& name) const {
     const auto found = by_name.find({section, name});

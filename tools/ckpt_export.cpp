@@ -18,6 +18,7 @@ namespace sherd::tools {
 namespace {
 
 struct Item {
+  std::string name = {};
   const CheckpointTensor* tensor = nullptr;
   DType dtype = DType::f32;  // in the file
 };
@@ -28,7 +29,10 @@ std::vector<Item> items_of(const Manifest& m, const ExportOptions& options) {
   for (const CheckpointTensor& t : m.tensors) {
     const bool optim = section_of(m, t) == Section::optim;
     if (optim && !options.optim) continue;
-    items.push_back({&t, optim || !is_float(t.dtype) ? t.dtype : options.dtype.value_or(t.dtype)});
+    items.push_back({t.name, &t, optim || !is_float(t.dtype) ? t.dtype : options.dtype.value_or(t.dtype)});
+    // Earlier versions stored a tied tensor once.
+    for (const std::string& other : t.tied)
+      if (m.find(t.section, other) == nullptr) items.push_back({other, &t, items.back().dtype});
   }
   std::stable_sort(items.begin(), items.end(),
                    [](const Item& a, const Item& b) { return size_of(a.dtype) > size_of(b.dtype); });
@@ -77,7 +81,7 @@ void export_tensors(const ExportOptions& options, const Console& console) {
   std::vector<SafetensorsSpec> specs;
   int64_t bytes = 0;
   for (const Item& item : items) {
-    specs.push_back({item.tensor->name, item.dtype, item.tensor->shape});
+    specs.push_back({item.name, item.dtype, item.tensor->stored_shape()});
     bytes += numel_of(item.tensor->shape) * size_of(item.dtype);
   }
   {

@@ -95,7 +95,7 @@ std::string section_text(const Manifest& m, Section section, bool with_tensors) 
     for (const CheckpointTensor* t : totals.tensors) {
       if (!with_tensors) break;
       width = std::max(width, leaf_of(section, name, t->name).size() + 2);
-      shape_width = std::max(shape_width, to_string(t->shape).size() + 6);
+      shape_width = std::max(shape_width, to_string(t->stored_shape()).size() + 6);
     }
   }
   shape_width = std::max<size_t>(shape_width, 7);
@@ -113,7 +113,7 @@ std::string section_text(const Manifest& m, Section section, bool with_tensors) 
     if (!with_tensors) continue;
     for (const CheckpointTensor* t : totals.tensors)
       line("  " + leaf_of(section, name, t->name),
-           fmt::format("{} {:>4}", to_string(t->shape), name_of(t->dtype)), numel_of(t->shape),
+           fmt::format("{} {:>4}", to_string(t->stored_shape()), name_of(t->dtype)), numel_of(t->shape),
            bytes_text(bytes_of(*t)), t->pieces.size());
   }
   return text;

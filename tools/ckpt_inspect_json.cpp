@@ -49,7 +49,7 @@ ordered_json tensor_json(const Manifest& m, const CheckpointTensor& t) {
   ordered_json j = {{"name", t.name},
                     {"section", name_of(section_of(m, t))},
                     {"dtype", name_of(t.dtype)},
-                    {"shape", t.shape},
+                    {"shape", t.stored_shape()},
                     {"bytes", bytes_of(t)},
                     {"tied", t.tied},
                     {"not_finite", not_finite_json(m, t)},

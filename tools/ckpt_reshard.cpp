@@ -58,7 +58,7 @@ class Rewriter {
   void write_rank(int64_t rank) {
     std::vector<LocalTensor> local;
     for (const CheckpointTensor* t : tensors_) {
-      LocalTensor l{t->name, section(*t), t->dtype, t->shape, {rows_on(rank, t->shape)}, {}};
+      LocalTensor l{t->name, section(*t), t->dtype, t->stored_shape(), {rows_on(rank, t->shape)}, {}};
       l.streamed = true;
       l.tied = t->tied;
       local.push_back(std::move(l));

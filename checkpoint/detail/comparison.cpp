@@ -22,12 +22,18 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
   for (const CheckpointTensor& t : offered) by_name.emplace(Key(t.section, t.name), &t);
   std::set<Key> known;
   for (const Wanted& w : all) {
-    known.emplace(w.section, w.name);
     if (w.section == Section::optim) ++needed_;
-    if (const auto found = by_name.find({w.section, w.name}); found != by_name.end()) {
-      compare(w, *found->second);
-      continue;
-    }
+    bool found = false;
+    const auto look = [&](const std::string& name) {
+      known.emplace(w.section, name);
+      const auto at = by_name.find({w.section, name});
+      if (at == by_name.end()) return;
+      compare(w, *at->second);
+      found = true;
+    };
+    look(w.name);
+    for (const std::string& name : w.tied) look(name);
+    if (found) continue;
     (w.section == Section::model ? missing_ : missing_state_).push_back(w.name);
     if (w.section == Section::optim) needs_.insert(w.param.name());
   }
@@ -41,12 +47,12 @@ Comparison::Comparison(std::string source, std::span<const CheckpointTensor> off
 void Comparison::compare(const Wanted& w, const CheckpointTensor& t) {
   const bool f32 = w.local.dtype() == DType::f32;
   if (t.shape != w.shape) {
-    other_.push_back(fmt::format("'{}' has shape {} where the run has {}", w.name, to_string(t.shape),
+    other_.push_back(fmt::format("'{}' has shape {} where the run has {}", t.name, to_string(t.shape),
                                  to_string(w.shape)));
   } else if (f32 && !widens_to_f32(t.dtype)) {
-    other_.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", w.name, name_of(t.dtype)));
+    other_.push_back(fmt::format("'{}' is {}: only f32, bf16 and f16 are read", t.name, name_of(t.dtype)));
   } else if (!f32 && t.dtype != w.local.dtype()) {
-    other_.push_back(fmt::format("'{}' is {} where the run's buffer is {}", w.name, name_of(t.dtype),
+    other_.push_back(fmt::format("'{}' is {} where the run's buffer is {}", t.name, name_of(t.dtype),
                                  name_of(w.local.dtype())));
   }
 }

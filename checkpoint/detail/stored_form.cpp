@@ -119,6 +119,8 @@ std::vector<StoredForm> candidates(const std::vector<Wanted>& wanted, const Stor
   for (const StoredNames& names : forms.forms) all.push_back(builder.build(names));
   all.push_back(builder.build({}));
   builder.require_none();
+  for (const Wanted& w : wanted)
+    for (const std::string& other : w.tied) all.back().copies.emplace(other, w.name);
   const size_t whole = all.size();
   for (size_t i = 0; i < whole; ++i) {
     for (auto& [name, of] : forms.copies)

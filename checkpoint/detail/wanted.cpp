@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include <sherd/checkpoint/detail/state_names.h>
+#include <sherd/checkpoint/detail/tied_names.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
@@ -31,18 +32,24 @@ std::vector<GlobalRun> Wanted::runs() const {
 
 std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const Optimizer*>& optimizers) {
   std::vector<Wanted> all;
+  const TiedNames tied(root);
   if (model) {
     for (auto& [name, p] : root.named_parameters())
-      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard()});
+      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard(), false, tied.of(name)});
     for (auto& [name, b] : root.named_buffers())
-      if (b.persistent()) all.push_back({Section::model, name, {}, stored(b.shape()), b.data()});
+      if (b.persistent())
+        all.push_back({Section::model, name, {}, stored(b.shape()), b.data(), false, tied.of(name)});
   }
+  const auto add_state = [&](const Parameter& p, const std::string& key, const Shape& shape,
+                             const Tensor& local, bool count) {
+    std::vector<std::string> others = tied.of(p.name());
+    for (std::string& other : others) other = state_name(other, key);
+    all.push_back({Section::optim, state_name(p.name(), key), p, shape, local, count, std::move(others)});
+  };
   for (const Optimizer* optimizer : optimizers) {
     for (const StateTensor& s : optimizer->state())
-      all.push_back({Section::optim, state_name(s.param.name(), s.key), s.param, stored(s.param.global_shape()),
-                     s.local});
-    for (const StateCounter& c : optimizer->counters())
-      all.push_back({Section::optim, state_name(c.param.name(), c.key), c.param, {1}, c.value, true});
+      add_state(s.param, s.key, stored(s.param.global_shape()), s.local, false);
+    for (const StateCounter& c : optimizer->counters()) add_state(c.param, c.key, {1}, c.value, true);
   }
   return all;
 }

@@ -22,6 +22,8 @@ struct Wanted {
   Tensor local = {};
   /// A number of updates.
   bool count = false;
+  /// Further names of the same tensor, under which files have it as well or instead.
+  std::vector<std::string> tied = {};
 
   bool whole() const { return count || !param.defined(); }
   /// Where the elements of `local` lie in the whole tensor, in their order.
@@ -31,6 +33,14 @@ struct Wanted {
 
 /// Parameters and persistent buffers, then what the optimizers have, in an order that is the same on every rank.
 std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const Optimizer*>& optimizers);
+
+/// What `find`, which returns null for a name that is not there, has under a tensor's names: under the first that is there.
+template <class Find>
+auto find_by_names(const Wanted& w, Find find) {
+  auto* found = find(w.name);
+  for (size_t i = 0; found == nullptr && i < w.tied.size(); ++i) found = find(w.tied[i]);
+  return found;
+}
 
 /// Copies host memory to a tensor in pieces, waiting for each, so that a GPU's pinned staging stays small.
 void upload(Stream& stream, const Tensor& to, const void* from);

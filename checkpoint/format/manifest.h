@@ -34,11 +34,16 @@ struct CheckpointTensor {
   std::string name;
   Section section = Section::model;
   DType dtype = DType::f32;
-  /// At least one dimension: tensors without any are stored as [1].
+  /// At least one dimension: [1] of a tensor without any, which `scalar` marks.
   Shape shape;
   std::vector<CheckpointPiece> pieces;
-  /// Further names that it had in the model that saved it (tied parameters): for people.
+  /// Further names that it had in the model that saved it (tied parameters). Equal tensors of these names are stored, too,
+  /// except by earlier versions.
   std::vector<std::string> tied = {};
+  /// Without dimensions: [] in the files, [1] here and in the pieces. Earlier versions stored [1] in both.
+  bool scalar = false;
+  /// As the files and other programs have it.
+  Shape stored_shape() const { return scalar ? Shape{} : shape; }
 };
 
 struct CheckpointFile {

@@ -87,6 +87,9 @@ void about(std::string_view kind, const std::string& name, Check check) {
 void check_tensor(const Manifest& manifest, const CheckpointTensor& tensor, std::vector<Span>& spans) {
   if (tensor.shape.empty() || tensor.shape.size() > 8)
     throw CorruptCheckpoint(fmt::format("it has {} dimensions, not 1 to 8", tensor.shape.size()));
+  if (tensor.scalar && tensor.shape != Shape{1})
+    throw CorruptCheckpoint(
+        fmt::format("it has no dimensions and shape {} instead of [1]", to_string(tensor.shape)));
   if (!safetensors::checked_bytes(tensor.shape, size_of(tensor.dtype))) {
     throw CorruptCheckpoint(
         fmt::format("shape {} holds a negative size or passes 2^63 - 1 bytes", to_string(tensor.shape)));

@@ -106,6 +106,7 @@ class Scan {
     CheckpointTensor& tensor = found.tensor;
     if (is_new) {
       tensor.dtype = *entry.dtype;
+      tensor.scalar = entry.shape.empty() && (!entry.global_shape || entry.global_shape->empty());
       found.shape_known = entry.global_shape.has_value();
       tensor.shape = found.shape_known ? at_least_1d(*entry.global_shape, 1) : Shape(size.size(), 0);
     }

@@ -178,7 +178,10 @@ const Parameter* Description::overlapping(const at::Tensor& tensor) const {
 
 void Description::describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
                                   const at::Tensor& tensor) {
-  if (buffer_of(tensor) != nullptr) return;  // saved under its first name
+  if (const Buffer* known = buffer_of(tensor)) {
+    mirror.tie(name, *known);
+    return;
+  }
   const auto dtype = dtype_of_memory(tensor.scalar_type());
   if (!dtype || tensor.layout() != at::kStrided || !known_place(tensor) || !tensor.is_leaf()) {
     wrong_.push_back(

@@ -19,7 +19,7 @@ class Mirror final : public ModuleBase {
   using ModuleBase::buffer;
   using ModuleBase::child;
   using ModuleBase::param;
-  using ModuleBase::tie;
+  using ModuleBase::tie;  // parameters and buffers
 };
 
 /// What sherd was told of one tree, and whose it is. What the modules hold is not touched.

@@ -38,6 +38,7 @@ void put(proto::Tensor& to, const CheckpointTensor& tensor) {
   to.set_dtype(std::string(safetensors::type_name(tensor.dtype)));
   to.mutable_shape()->Assign(tensor.shape.begin(), tensor.shape.end());
   for (const std::string& name : tensor.tied) to.add_tied(utf8(name));
+  to.set_scalar(tensor.scalar);
   for (const CheckpointPiece& piece : tensor.pieces) {
     proto::Piece& p = *to.add_pieces();
     p.mutable_offset()->Assign(piece.box.offset.begin(), piece.box.offset.end());
@@ -71,6 +72,7 @@ CheckpointTensor get(const proto::Tensor& from) {
   tensor.dtype = *type->dtype;
   tensor.shape.assign(from.shape().begin(), from.shape().end());
   tensor.tied.assign(from.tied().begin(), from.tied().end());
+  tensor.scalar = from.scalar();
   tensor.pieces.reserve(static_cast<size_t>(from.pieces_size()));
   for (const proto::Piece& p : from.pieces()) {
     if (p.file() > static_cast<uint32_t>(std::numeric_limits<int>::max())) {
