@@ -1,5 +1,6 @@
 #include <sherd/torch/local_shards.h>
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -15,8 +16,26 @@
 namespace sherd::torch {
 namespace {
 
-at::Tensor flat_view(const Tensor& memory, const detail::TorchDevice& device) {
-  return detail::view_of(memory, {memory.numel()}, at::kFloat, device.place());
+// With the parameter's number of dimensions on every rank, whatever a rank holds of it: grouping by dim() is then the same
+// on all ranks, and the same as of the parameters themselves.
+std::vector<int64_t> shape_of_shard(const Parameter& parameter) {
+  const ParamRange range = parameter.shard_range();
+  std::vector<int64_t> shape(parameter.shape().begin(), parameter.shape().end());
+  if (shape.size() < 2) return {range.size()};
+  if (parameter.numel() == 0) return shape;
+  const int64_t row = parameter.numel() / shape[0];
+  if (range.empty() || (range.begin.value % row == 0 && range.size() % row == 0)) {
+    shape[0] = range.size() / row;
+  } else {
+    std::fill(shape.begin(), shape.end(), 1);
+    shape.back() = range.size();
+  }
+  return shape;
+}
+
+at::Tensor view_of_shard(const Tensor& memory, const Parameter& parameter,
+                         const detail::TorchDevice& device) {
+  return detail::view_of(memory, shape_of_shard(parameter), at::kFloat, device.place());
 }
 
 }  // namespace
@@ -40,7 +59,8 @@ LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
   detail::Model& owner = detail::model_of(root);
   for (const auto& [name, parameter] : model.named_parameters()) {
     if (!parameter.trainable()) continue;
-    impl_->shards.push_back({parameter, flat_view(parameter.shard(), *impl_->device).requires_grad_(true)});
+    impl_->shards.push_back(
+        {parameter, view_of_shard(parameter.shard(), parameter, *impl_->device).requires_grad_(true)});
     owner.lend(impl_->shards.back().values, "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
   }
   owner.note_user_of_gradients();
@@ -85,7 +105,9 @@ bool LocalShards::step(const std::function<void()>& update) {
       }
     } gradients{impl_->shards, {}};
     for (auto& s : impl_->shards)
-      if (!s.parameter.frozen()) s.values.mutable_grad() = gradients.views.emplace_back(flat_view(s.parameter.grad_shard(), *impl_->device));
+      if (!s.parameter.frozen())
+        s.values.mutable_grad() =
+            gradients.views.emplace_back(view_of_shard(s.parameter.grad_shard(), s.parameter, *impl_->device));
     update();
   }
   change.end();

@@ -35,9 +35,15 @@ class LocalShards {
   LocalShards(const LocalShards&) = delete;
   LocalShards& operator=(const LocalShards&) = delete;
 
-  /// The f32 master weights of every trainable parameter in the order of named_parameters(): the flat
-  /// interval that this rank holds, which may be empty, [n]. They are views: their memory is the model's.
+  /// The f32 master weights that this rank holds of every trainable parameter, in the order of named_parameters(). They
+  /// are views: their memory is the model's. Each has as many dimensions as the parameter, on every rank, so that groups
+  /// chosen by dim(), as for weight decay, are the same on all ranks and those of a model on one rank:
+  ///   - of a parameter [r, ...] with two or more dimensions: [n, ...], n whole rows, which may be none; where a boundary
+  ///     between ranks cuts a row: [1, ..., n], its n elements in their order;
+  ///   - of others: [n].
+  /// An optimizer must use no more of the shape than dim(): it is that of a piece.
   std::vector<at::Tensor> parameters() const;
+  /// With the parameters' full names, for groups by name.
   std::vector<std::pair<std::string, at::Tensor>> named_parameters() const;
   /// Calls `update` with the averaged gradients in their grad(), which is empty outside of it, and starts the
   /// next step. Waits for the reductions. When gradients are not finite on some rank, the step is skipped on all: `update`
