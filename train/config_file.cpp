@@ -28,7 +28,8 @@ template <class T>
 T get(const google::protobuf::Message& message, const google::protobuf::FieldDescriptor* field) {
   const google::protobuf::Reflection* reflection = message.GetReflection();
   if constexpr (std::is_same_v<T, std::string>) return reflection->GetString(message, field);
-  if constexpr (std::is_same_v<T, int64_t>) return reflection->GetInt64(message, field);
+  if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, std::optional<int64_t>>)
+    return reflection->GetInt64(message, field);
   if constexpr (std::is_same_v<T, uint64_t>) return reflection->GetUInt64(message, field);
   if constexpr (std::is_same_v<T, double> || std::is_same_v<T, std::optional<double>>)
     return reflection->GetDouble(message, field);

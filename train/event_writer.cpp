@@ -78,6 +78,7 @@ void EventWriter::write(const StepResult& s) {
                                  {"peak_bytes", static_cast<double>(s.peak_bytes)}};
   if (s.flops_per_s) scalars.emplace_back("flops_per_s", *s.flops_per_s);
   if (s.mfu) scalars.emplace_back("mfu", *s.mfu);
+  if (s.eval_ms) scalars.emplace_back("eval_ms", *s.eval_ms);
   if (s.save_ms) scalars.emplace_back("save_ms", *s.save_ms);
   if (s.eval_loss)
     scalars.insert(scalars.end(), {{"eval_loss", *s.eval_loss}, {"eval_ppl", std::exp(*s.eval_loss)}});

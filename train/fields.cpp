@@ -56,6 +56,14 @@ std::string check_bounds(const Field& field, double number) {
   return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
 }
 
+template <class T>
+std::string parse_as(const std::string& text, T& number) {
+  if (parse_number(text, number)) return "";
+  if constexpr (std::is_same_v<T, int64_t>) return "must be a whole number";
+  if constexpr (std::is_same_v<T, uint64_t>) return "must be a whole number from 0 to 2^64 - 1";
+  return "must be a number";
+}
+
 }  // namespace
 
 std::string flag_of(const Field& field) {
@@ -80,14 +88,14 @@ std::string set_from_text(const Field& field, const std::string& text) {
           if (bytes)
             return parse_bytes(text, *value) ? ""
                                              : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
-          return parse_number(text, *value) ? "" : "must be a whole number";
-        } else if constexpr (std::is_same_v<T, uint64_t>) {
-          return parse_number(text, *value) ? "" : "must be a whole number from 0 to 2^64 - 1";
+          return parse_as(text, *value);
+        } else if constexpr (kIsOptional<T>) {
+          typename T::value_type number = 0;
+          std::string wrong = parse_as(text, number);
+          if (wrong.empty()) *value = number;
+          return wrong;
         } else {
-          double number = 0;
-          if (!parse_number(text, number)) return "must be a number";
-          *value = number;
-          return "";
+          return parse_as(text, *value);
         }
       },
       field.target);
@@ -103,8 +111,8 @@ std::string check_value(const Field& field) {
           return fmt::format("must be one of {}", field.value);
         } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
           return check_bounds(field, static_cast<double>(*value));
-        } else if constexpr (std::is_same_v<T, std::optional<double>>) {
-          return value->has_value() ? check_bounds(field, **value) : "";
+        } else if constexpr (kIsOptional<T>) {
+          return value->has_value() ? check_bounds(field, static_cast<double>(**value)) : "";
         } else {
           return "";
         }
@@ -115,7 +123,7 @@ std::string check_value(const Field& field) {
 std::string show_value(const Field& field) {
   return std::visit(
       [](const auto* value) -> std::string {
-        if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::optional<double>>)
+        if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
           return value->has_value() ? fmt::format("{}", **value) : "";
         else
           return fmt::format("{}", *value);
@@ -151,7 +159,7 @@ std::string config_text(std::span<const FieldGroup> groups) {
     for (const Field& field : group.fields)
       std::visit(
           [&](const auto* value) {
-            if constexpr (std::is_same_v<std::decay_t<decltype(*value)>, std::optional<double>>)
+            if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
               json[field.name] = value->has_value() ? nlohmann::ordered_json(**value) : nullptr;
             else
               json[field.name] = *value;

@@ -22,7 +22,8 @@ struct Field {
   /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
   /// default.
   /// An optional number that has none is left to the program, and shown as nothing.
-  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*> target;
+  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*, std::optional<int64_t>*>
+      target;
   /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
   /// G; empty: a switch without value.
   const char* value;
@@ -33,6 +34,12 @@ struct Field {
   /// For words that have other spellings: gives the one that is kept. Null: every word is kept as it is.
   std::string_view (*canonical)(std::string_view word) = nullptr;
 };
+
+/// Whether a field's value is an optional number.
+template <class T>
+inline constexpr bool kIsOptional = false;
+template <class T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
 
 /// Fields under one heading of --help.
 struct FieldGroup {

@@ -36,6 +36,7 @@ namespace sherd {
 ///                 where it tells of none
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
+///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
 ///   save_ms       what training waited for a checkpoint before the step, where one was saved
 ///
 /// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or

@@ -21,8 +21,13 @@ std::string format_duration(double seconds) {
 std::string format_summary(const Summary& summary) {
   std::string text;
   if (summary.steps > 0) {
-    text += fmt::format("trained {} steps in {}, {} tokens/s\n", summary.steps,
+    text += fmt::format("trained {} steps in {}, {} tokens/s", summary.steps,
                         format_duration(summary.seconds), format_count(summary.tokens_per_s));
+    if (summary.evaluation_seconds > 0)
+      text += fmt::format("; evaluations took {}", format_duration(summary.evaluation_seconds));
+    if (summary.saving_seconds > 0)
+      text += fmt::format("; waits for checkpoints {}", format_duration(summary.saving_seconds));
+    text += '\n';
     text +=
         fmt::format("loss {:.4f} -> {:.4f} {}\n", summary.first_loss, summary.last_loss, summary.loss_unit);
     if (summary.eval_loss)

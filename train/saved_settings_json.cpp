@@ -31,13 +31,17 @@ bool set_from_json(const Field& field, const json& saved) {
           fits = saved.is_number_integer();
         } else if constexpr (std::is_same_v<T, double>) {
           fits = saved.is_number();
+        } else if (saved.is_null()) {  // an optional number
+          value->reset();
+          return true;
         } else {
-          if (saved.is_null()) value->reset();
-          if (saved.is_number()) *value = saved.get<double>();
-          return saved.is_null() || saved.is_number();
+          fits = std::is_same_v<T, std::optional<double>> ? saved.is_number() : saved.is_number_integer();
         }
-        if constexpr (!std::is_same_v<T, std::optional<double>>)
+        if constexpr (kIsOptional<T>) {
+          if (fits) *value = saved.get<typename T::value_type>();
+        } else {
           if (fits) *value = saved.get<T>();
+        }
         return fits;
       },
       field.target);

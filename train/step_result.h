@@ -27,6 +27,7 @@ struct StepResult {
   ArrivalTotals arrivals;         // since the step before, as this rank sees them; empty where it does not
   int64_t peak_bytes = 0;         // largest over ranks
   int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued
+  std::optional<double> eval_ms;  // duration of the evaluation behind the step, where there was one
   std::optional<double> save_ms;  // of waiting for a checkpoint, where one was saved
 };
 

@@ -78,6 +78,7 @@ std::vector<sherd::FieldGroup> fields_of(Config& c) {
       {"Output",
        {{"eval_every", &c.eval_every, "N",
          "evaluate on held-out text every N steps and after the last; 0: never", 0, 1e12},
+        {"eval_windows", &c.eval_windows, "N", "held-out windows per evaluation, at equal distances; 0: all", 0, 1e12},
         {"metrics", &c.metrics, "FILE", "a JSON line for each step"},
         {"trace", &c.trace, "FILE",
          "what every rank's streams of sherd's did when, for chrome://tracing or Perfetto; libtorch's operations "

@@ -21,7 +21,7 @@ struct Config {
   std::string device = "cpu", comm = "local", strategy = "optim_grads_params", layout = "ragged", optimizer = "adamw", precision = "fp32",
               lr_schedule = "constant", recompute = "none";
   int64_t seq = 128, batch = 16, grad_accum = 1, ranks = 1, replicas = 1, threads = 0, steps = 100, warmup = 0,
-          decay_steps = 0, eval_every = 0, trace_steps = 2, memory_limit = 0;
+          decay_steps = 0, eval_every = 0, eval_windows = 256, trace_steps = 2, memory_limit = 0;
   int64_t dim = 128, layers = 4, heads = 4;
   // Two, where sherd's default is one: libtorch's operations run on the ranks' own threads, and one unit more lets ranks
   // that share a machine's cores be further apart before they wait for each other (docs/performance.md).

@@ -125,19 +125,21 @@ class Trainer {
     return r;
   }
 
-  /// The mean over the held-out windows, of which each rank takes its share. Collective.
+  /// The mean over held-out windows (--eval-windows), of which each rank takes its share. Collective.
   double evaluate() {
-    const int64_t held = windows_->held_out_count(), ranks = config_.ranks, micro = sequences_at_once();
+    const std::vector<int64_t> windows = windows_->evaluation_windows(config_.eval_windows);
+    const auto held = static_cast<int64_t>(windows.size());
+    const int64_t ranks = config_.ranks, micro = sequences_at_once();
     const int64_t share = (held + ranks - 1) / ranks;
     const int64_t begin = std::min(held, rank_.world->rank() * share), end = std::min(held, begin + share);
     const torch::NoGradGuard no_grad;
     double sum = 0;
     // Every rank runs as many forwards, for they gather weights; what is behind its share is not counted.
     for (int64_t at = 0; at < share; at += micro) {
-      std::vector<int64_t> windows;
+      std::vector<int64_t> rows;
       for (int64_t i = 0; i < micro; ++i)
-        windows.push_back(windows_->train_count() + std::min(begin + at + i, held - 1));
-      const auto [inputs, targets] = batch(windows);
+        rows.push_back(windows[static_cast<size_t>(std::min(begin + at + i, held - 1))]);
+      const auto [inputs, targets] = batch(rows);
       const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
       sum += losses_of(inputs, targets, at::Reduction::None)
                  .slice(0, 0, counted * config_.seq)

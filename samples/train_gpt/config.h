@@ -127,6 +127,7 @@ struct TrainConfig {
   std::string save_failure = "warn";
   // Output.
   int64_t eval_every = 0;
+  std::optional<int64_t> eval_windows;  // none: see evaluation_windows()
   std::string metrics;
   std::string log_dir;
   bool measure_peak = true;

@@ -152,7 +152,8 @@ void check_together(const TrainConfig& c, const std::set<std::string_view>& bad,
     for (std::string& problem : muon_problems(c)) problems.push_back(std::move(problem));
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
   const int64_t shares = split ? c.ranks / tp * c.grad_accum : 1;
-  if (c.batch % shares != 0) {
+  // Evaluation and generated text need no equal shares.
+  if (c.trains() && c.batch % shares != 0) {
     problems.push_back(fmt::format(
         "--batch {}: must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank "
         "takes an equal share "

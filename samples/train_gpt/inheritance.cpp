@@ -28,7 +28,7 @@ bool contains(const auto& names, std::string_view name) {
 
 std::vector<std::string_view> inherited_settings(bool weights_alone) {
   if (weights_alone) return {std::begin(kOfTheModel), std::end(kOfTheModel)};
-  std::vector<std::string_view> names = {"eval_every"};
+  std::vector<std::string_view> names = {"eval_every", "eval_windows"};
   for (const char* title : {"Data", "Ranks and sharding", "Model", "Training", "Muon"})
     for (const std::string_view name : names_of_group(title))
       if (!contains(kOfOneRun, name)) names.push_back(name);

@@ -57,6 +57,8 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   if (!out->held_out.empty()) s.eval_loss = out->held_out.back().second;
   s.steps = trainer.step() - out->first;
   s.seconds = out->seconds;
+  s.evaluation_seconds = out->evaluation_seconds;
+  s.saving_seconds = out->saving_seconds;
   s.tokens_per_s = static_cast<double>(s.steps * config.batch * config.seq) / out->seconds;
   s.ranks = memory;
   s.process = growth;
@@ -113,14 +115,16 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
 }
 
 // --eval-only. @returns what is wrong with the end of it, in words; empty: nothing.
-std::string evaluate(Trainer& trainer, const TrainConfig& config, int64_t windows, Output* out) {
+std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::TokenWindows& windows, Output* out) {
   const double loss = trainer.evaluate();
   if (!out) return "";
   out->begin(config, trainer.step());
   out->write_evaluation(trainer.step(), loss);
   // Asked for by itself: --quiet does not mean it.
-  print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}\n", loss, loss_unit(config),
-                    std::exp(loss), windows, config.seq));
+  const int64_t all = windows.held_out_count();
+  const auto read = static_cast<int64_t>(windows.evaluation_windows(evaluation_windows(config)).size());
+  print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}{}\n", loss, loss_unit(config),
+                    std::exp(loss), read, config.seq, read < all ? fmt::format(", of {} held out", all) : ""));
   std::vector<std::string> wrong = out->finish();
   if (!std::isfinite(loss)) wrong.push_back("the loss is not finite");
   return wrong.empty() ? "" : fmt::format("evaluation ended, but {}", fmt::join(wrong, "; "));
@@ -174,7 +178,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   if (out && trainer.resumed()) say_resumed(trainer, config, *out);
   if (config.eval_only) {
     doing = "evaluating";
-    wrong = evaluate(trainer, config, windows->held_out_count(), out);
+    wrong = evaluate(trainer, config, *windows, out);
   } else if (config.sample_only) {
     // Below, as at the end of every run.
   } else if (trainer.step() < config.last_step()) {

@@ -54,7 +54,9 @@ struct Output {
   std::vector<double> losses;  // of steps 1, 2, ...; NaN for those before a resume
   int64_t first = 0;           // steps before this run
   std::vector<std::pair<int64_t, double>> held_out;
-  double seconds = 0;
+  double seconds = 0;  // of training, without the two that follow
+  double evaluation_seconds = 0;
+  double saving_seconds = 0;
 
  private:
   std::vector<std::string> failures() const;

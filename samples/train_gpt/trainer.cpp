@@ -13,6 +13,7 @@
 #include "model_source.h"
 #include "muon_config.h"
 #include "saved_model.h"
+#include "windows.h"
 
 namespace train_gpt {
 namespace {
@@ -228,7 +229,8 @@ void Trainer::sync_parameters() {
 }
 
 double Trainer::evaluate() {
-  const int64_t held = windows_->held_out_count();
+  const std::vector<int64_t> windows = windows_->evaluation_windows(evaluation_windows(config_));
+  const auto held = static_cast<int64_t>(windows.size());
   if (held == 0) return std::numeric_limits<double>::quiet_NaN();
   sync_parameters();
   Stream& s = rank_.device->compute();
@@ -240,10 +242,10 @@ double Trainer::evaluate() {
   model_.set_training(false);
   // Every rank runs the same number of forwards; those behind its share repeat a window and are not counted.
   for (int64_t at = 0; at < share; at += micro) {
-    std::vector<int64_t> windows;
+    std::vector<int64_t> rows;
     for (int64_t i = 0; i < micro; ++i)
-      windows.push_back(windows_->train_count() + std::min(begin + at + i, held - 1));
-    const Batch batch = load(windows);
+      rows.push_back(windows[static_cast<size_t>(std::min(begin + at + i, held - 1))]);
+    const Batch batch = load(rows);
     const Tensor losses = model_(nn::Var(batch.inputs), batch.targets, 1.0f).losses;
     const int64_t counted = std::clamp<int64_t>(end - (begin + at), 0, std::min(micro, share - at));
     if (counted > 0) ops::accumulate_sum(s, sum, losses.flat(0, counted * config_.seq));

@@ -103,7 +103,7 @@ class Trainer {
   SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }
   /// Whether every weight is, on all ranks. Collective.
   bool weights_are_finite();
-  /// Mean loss over all held-out windows; NaN when there are none.
+  /// Mean loss over held-out windows, as many as --eval-windows says; NaN when there are none. Collective.
   double evaluate();
   /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
   /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.

@@ -70,7 +70,7 @@ class Loop {
       }
       wall_->step_took(seconds_since(begin) - waited_.value_or(0) / 1e3);
     }
-    if (out_) out_->seconds = progress_.seconds();
+    if (out_) out_->seconds = progress_.seconds() - out_->evaluation_seconds - out_->saving_seconds;
     // What came after the last step had asked, while it was evaluated or saved.
     if (!stop_->stops()) stop_->hear(largest(stop_->want()));
     // A guard other than that against skipped steps wants the run to go on from an earlier checkpoint.
@@ -138,8 +138,13 @@ class Loop {
 
   void tell(sherd::StepResult result, bool evaluate) {
     loss_ = result.loss;
-    if (evaluate) result.eval_loss = trainer_.evaluate();
+    if (evaluate) {
+      const auto begin = Clock::now();
+      result.eval_loss = trainer_.evaluate();
+      result.eval_ms = seconds_since(begin) * 1e3;
+    }
     if (out_) {
+      out_->evaluation_seconds += result.eval_ms.value_or(0) / 1e3;
       if (const auto spike = spikes_.add(result.loss)) {
         result.loss_spike = true;
         const SequenceRange data = trainer_.collected_sequences();
@@ -189,6 +194,7 @@ class Loop {
 
   void save() {
     waited_ = saving_.after_step(trainer_.step());
+    if (out_) out_->saving_seconds += waited_.value_or(0) / 1e3;
     for (const std::string& line : saving_.take_lines()) progress_.note(line);
     for (const std::string& line : saving_.take_warnings())
       if (out_) warn(line);

@@ -90,6 +90,8 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
     });
     if (!idle.empty()) problems.push_back(fmt::format("{}: no text is generated; give --sample N", idle));
   }
+  if (given.has("eval_windows") && !c.eval_only && (c.eval_every == 0 || !c.trains()))
+    problems.push_back("--eval-windows: nothing is evaluated; give --eval-every N or --eval-only");
   if (!c.eval_only && !c.sample_only) return;
   const char* const flag = c.eval_only ? "--eval-only" : "--sample-only";
   if (c.eval_only && c.sample_only)

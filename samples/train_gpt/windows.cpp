@@ -26,6 +26,11 @@ std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& c) {
   return std::make_shared<const sherd::TokenWindows>(std::move(data), std::move(validation), options);
 }
 
+int64_t evaluation_windows(const TrainConfig& c) {
+  const bool text = c.tokens.empty() && c.valid_tokens.empty();
+  return c.eval_windows.value_or(text ? 256 : 0);
+}
+
 const char* loss_unit(const TrainConfig& c) { return c.tokens.empty() ? "nats per byte" : "nats per token"; }
 
 }  // namespace train_gpt

@@ -13,6 +13,9 @@ namespace train_gpt {
 /// TokenWindows.
 std::shared_ptr<const sherd::TokenWindows> open_windows(const TrainConfig& config);
 
+/// Held-out windows that an evaluation reads, for TokenWindows::evaluation_windows(); 0: all.
+int64_t evaluation_windows(const TrainConfig& config);
+
 /// "nats per token", or per byte.
 const char* loss_unit(const TrainConfig& config);
 

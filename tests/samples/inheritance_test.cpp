@@ -266,6 +266,20 @@ TEST(WithoutTraining, TextMeasuresNothing) {
   EXPECT_EQ(parse_line({"--eval-only", "--resume", "x", "--config", file}).config.metrics, "m.jsonl");
 }
 
+TEST(WithoutTraining, TheBatchNeedsNoEqualSharesOfTheRanks) {
+  for (const char* only : {"--eval-only", "--sample-only"})
+    EXPECT_EQ(parse_line({only, "--resume", "x", "--ranks", "3"}).config.ranks, 3) << only;
+  EXPECT_EQ(parse_line({"--steps", "0", "--ranks", "3"}).config.ranks, 3);
+  EXPECT_THAT(refusal({"--ranks", "3"}), HasSubstr("--batch 16: must be a multiple of --ranks 3"));
+}
+
+TEST(WithoutTraining, WindowsToEvaluateAreRefusedWhereNothingIsEvaluated) {
+  EXPECT_THAT(refusal({"--eval-windows", "8"}), HasSubstr("--eval-windows: nothing is evaluated; give --eval-every"));
+  EXPECT_THAT(refusal({"--sample-only", "--resume", "x", "--eval-windows", "8"}), HasSubstr("nothing is evaluated"));
+  EXPECT_EQ(parse_line({"--eval-only", "--resume", "x", "--eval-windows", "8"}).config.eval_windows, 8);
+  EXPECT_EQ(parse_line({"--eval-every", "2", "--eval-windows", "0"}).config.eval_windows, 0);
+}
+
 TEST(WithoutTraining, AFileOfSettingsMayNameWhatIsNotUsed) {
   const TemporaryFolder folder;
   const std::string file = folder.write("c.txt", "save: 'run' save_every: 5 steps: 20 loss_svg: 'l.svg'");

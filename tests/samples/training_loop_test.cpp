@@ -2,9 +2,11 @@
 #include "training_loop.h"
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -18,6 +20,7 @@
 
 #include "run_options.h"
 #include "temporary_folder.h"
+#include "windows.h"
 
 namespace train_gpt {
 namespace {
@@ -47,12 +50,14 @@ struct TrainingLoop : testing::Test {
     std::set<bool> saved;
   };
   template <class Before>
-  Ended train(Before before) {
+  Ended train(Before before, const std::function<void(const Output&)>& after = {}) {
     return train(std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq),
-                 before);
+                 before, after);
   }
+  /// `after` is given what rank 0 has written.
   template <class Before>
-  Ended train(const std::shared_ptr<const sherd::TokenWindows>& windows, Before before) {
+  Ended train(const std::shared_ptr<const sherd::TokenWindows>& windows, Before before,
+              const std::function<void(const Output&)>& after = {}) {
     Ended ended;
     std::mutex mutex;
     const sherd::LaunchOptions launch = {
@@ -65,6 +70,7 @@ struct TrainingLoop : testing::Test {
       std::optional<Output> out;
       if (rank.world->rank() == 0) out.emplace(CommandLine{.config = config}, sherd::ProcessMemory::now());
       const TrainingEnd end = train_gpt::train(trainer, config, sources, trace, out ? &*out : nullptr, doing);
+      if (out && after) after(*out);
       const std::lock_guard lock(mutex);
       ended.wrong.insert(end.wrong);
       ended.stopped.insert(end.stopped);
@@ -173,6 +179,36 @@ TEST_F(TrainingLoop, ASignalBehindTheLastStepIsHeardOnAllRanks) {
   EXPECT_EQ(ended.steps, std::set<int64_t>{6});
   EXPECT_EQ(ended.saved, std::set<bool>{true});
   EXPECT_TRUE(saved(6));
+}
+
+TEST_F(TrainingLoop, TrainingEvaluationsAndSavesHaveTimesOfTheirOwn) {
+  config.eval_every = 2;
+  config.save_every = 3;
+  double training = 0, evaluations = 0, saves = 0, all = 0;
+  train([&](Trainer&, int) { return StopSources{}; },
+        [&, begin = std::chrono::steady_clock::now()](const Output& out) {
+          all = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+          EXPECT_EQ(out.held_out.size(), 3u);
+          training = out.seconds;
+          evaluations = out.evaluation_seconds;
+          saves = out.saving_seconds;
+        });
+  EXPECT_GT(training, 0);
+  EXPECT_GT(evaluations, 0);
+  EXPECT_GT(saves, 0);
+  EXPECT_LT(training + evaluations + saves, all);
+}
+
+TEST(EvaluationWindows, OfTextAreBoundedUnlessToldOtherwise) {
+  TrainConfig c;
+  EXPECT_EQ(evaluation_windows(c), 256);
+  c.valid_tokens = "v.bin";
+  EXPECT_EQ(evaluation_windows(c), 0);
+  c.tokens = "t.bin";
+  c.valid_tokens = "";
+  EXPECT_EQ(evaluation_windows(c), 0);
+  c.eval_windows = 5;
+  EXPECT_EQ(evaluation_windows(c), 5);
 }
 
 // A save that nobody has measured is taken to last a minute of an hour, and one and a half times that is kept

@@ -123,5 +123,23 @@ TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
   EXPECT_EQ(check_value(field), "must be from 0 to 1");
 }
 
+TEST(Fields, AnOptionalWholeNumberIsNothingUntilItIsGiven) {
+  std::optional<int64_t> number;
+  const std::vector<FieldGroup> groups = {{"All", {{"value", &number, "N", "how many", 0, 8}}}};
+  const Field& field = groups[0].fields[0];
+  EXPECT_EQ(config_text(groups), R"({"value":null})");
+  EXPECT_EQ(set_from_text(field, "1.5"), "must be a whole number");
+  EXPECT_EQ(number, std::nullopt);
+  EXPECT_EQ(set_from_text(field, "9"), "");
+  EXPECT_EQ(check_value(field), "must be from 0 to 8");
+  const TemporaryFolder folder;
+  google::protobuf::Int64Value message;
+  std::vector<std::string> problems;
+  read_config_file(folder.write("c.txtpb", "value: 7"), message, groups, problems);
+  EXPECT_THAT(problems, IsEmpty());
+  EXPECT_EQ(number, 7);
+  EXPECT_EQ(config_text(groups), R"({"value":7})");
+}
+
 }  // namespace
 }  // namespace sherd

@@ -41,6 +41,18 @@ TEST(Summary, ShowsMemoryOfEveryRankBesideReplication) {
             "  largest rank           50.0 %      33.3 %      33.3 %      37.5 %\n");
 }
 
+TEST(Summary, EvaluationsAndWaitsForCheckpointsHaveTimesOfTheirOwn) {
+  Summary s;
+  s.steps = 300;
+  s.seconds = 83.4;
+  s.tokens_per_s = 98'321;
+  s.evaluation_seconds = 9;
+  EXPECT_THAT(format_summary(s),
+              HasSubstr("trained 300 steps in 1:23, 98.3k tokens/s; evaluations took 0:09\n"));
+  s.saving_seconds = 125;
+  EXPECT_THAT(format_summary(s), HasSubstr("; evaluations took 0:09; waits for checkpoints 2:05\n"));
+}
+
 TEST(Summary, TellsWhatTheProcessHasTakenSinceItsStart) {
   const int64_t mib = 1 << 20;
   Summary s;

@@ -248,6 +248,30 @@ TEST(TokenWindows, FillsWindowsOfEveryPart) {
   EXPECT_THROW(windows.fill(150, out, out), InvalidArgument);
 }
 
+TEST(TokenWindows, AnEvaluationReadsWindowsAtEqualDistances) {
+  const TokenWindows windows = windows_over({{500, 1}}, TokenOrder::hashed);
+  ASSERT_EQ(windows.train_count(), 490);
+  EXPECT_THAT(windows.evaluation_windows(), ElementsAre(490, 491, 492, 493, 494, 495, 496, 497, 498, 499));
+  EXPECT_EQ(windows.evaluation_windows(10), windows.evaluation_windows());
+  EXPECT_EQ(windows.evaluation_windows(1'000'000'000'000'000), windows.evaluation_windows());
+  EXPECT_THAT(windows.evaluation_windows(5), ElementsAre(490, 492, 494, 496, 498));
+  EXPECT_THAT(windows.evaluation_windows(3), ElementsAre(490, 493, 496));
+  EXPECT_THAT(windows.evaluation_windows(1), ElementsAre(490));
+  EXPECT_TRUE(windows_over({{49, 1}}, TokenOrder::hashed).evaluation_windows(5).empty());
+}
+
+TEST(TokenWindows, HashedVisitsEachWindowOncePerEpochInOneOrder) {
+  for (const int64_t count : {1, 2, 3, 7, 8, 33, 49}) {
+    const TokenWindows windows = windows_over({{count, 1}}, TokenOrder::hashed);
+    std::vector<int64_t> first;
+    for (int64_t n = 0; n < count; ++n) first.push_back(windows.train_window(n));
+    EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()).size(), static_cast<size_t>(count));
+    for (const int64_t epoch : {1, 100, 1'000'000})
+      for (int64_t n = 0; n < count; ++n)
+        ASSERT_EQ(windows.train_window(epoch * count + n), first[static_cast<size_t>(n)]) << count << " " << epoch;
+  }
+}
+
 TEST(TokenWindows, ValidationFilesAreHeldOutAlone) {
   const TokenWindows windows({{counting_stream(100 * 4 + 1, "train"), 1}},
                              counting_stream(5 * 4 + 3, "valid"),

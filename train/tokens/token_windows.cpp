@@ -98,6 +98,13 @@ int64_t TokenWindows::train_window(int64_t sequence, uint64_t seed) const {
   return parts_[draw.source].first_train + ordered(draw.source, draw.number, seed);
 }
 
+std::vector<int64_t> TokenWindows::evaluation_windows(int64_t most) const {
+  const int64_t count = most > 0 ? std::min(most, held_out_count_) : held_out_count_;
+  std::vector<int64_t> windows;
+  for (int64_t i = 0; i < count; ++i) windows.push_back(train_count_ + i * held_out_count_ / count);
+  return windows;
+}
+
 double TokenWindows::epochs(int64_t sequences, size_t i) const {
   const int64_t own = mixture_.sources() == 1 ? sequences : mixture_.drawn(i, sequences);
   return static_cast<double>(own) / static_cast<double>(parts_[i].train);

@@ -15,7 +15,8 @@ namespace sherd {
 
 /// The window of sequence number n, of V training windows:
 /// - sequential: n mod V; sequence i of step s is (s * batch + i) mod V.
-/// - hashed: (n * 2654435761 mod 2^64) mod V, which scatters them; some come more often than others.
+/// - hashed: (n * 2654435761 mod 2^64) mod V, which scatters them. The multiplier is prime: unless V is a multiple
+///   of it, each V consecutive sequences below 6.9e9 take each window once. Every epoch has the same order.
 /// - shuffled: each once per epoch n / V, in an order at random: a KeyedPermutation by seed and epoch.
 enum class TokenOrder : uint8_t { sequential, hashed, shuffled };
 
@@ -56,6 +57,9 @@ class TokenWindows {
   /// ... and [train_count(), train_count() + held_out_count()) are held out; none of streams below 50
   /// windows.
   int64_t held_out_count() const { return held_out_count_; }
+  /// The held-out windows that one evaluation reads, ascending: all, or `most` at equal distances.
+  /// @param most 0: all.
+  std::vector<int64_t> evaluation_windows(int64_t most = 0) const;
 
   /// Window of the sequence that is number `sequence` of the whole training, from 0.
   /// @param seed the training's, for `shuffled`: the same on all ranks and after a resume.
