@@ -42,8 +42,8 @@ void check_box(const CheckpointTensor& tensor, const Box& box) {
 }  // namespace
 
 struct CheckpointReader::Impl {
-  Impl(fs::path given, const fs::path& root, Manifest read, FileSystem& files)
-      : path(std::move(given)), manifest(std::move(read)), data(files, root, manifest, counts) {
+  Impl(fs::path given, const fs::path& root, Manifest read, FileSystem& from)
+      : path(std::move(given)), files(from), manifest(std::move(read)), data(from, root, manifest, counts) {
     for (const CheckpointTensor& tensor : manifest.tensors) names(tensor.section)[tensor.name] = &tensor;
   }
 
@@ -55,6 +55,7 @@ struct CheckpointReader::Impl {
   }
 
   fs::path path;
+  FileSystem& files;
   Manifest manifest;
   std::unordered_map<std::string_view, const CheckpointTensor*> by_name[2];
   std::unordered_map<const CheckpointTensor*, PieceIndex> pieces;
@@ -79,6 +80,7 @@ CheckpointReader CheckpointReader::open(const fs::path& path, const Opaque& opaq
 }
 
 const fs::path& CheckpointReader::path() const { return impl_->path; }
+FileSystem& CheckpointReader::files() const { return impl_->files; }
 const Manifest& CheckpointReader::manifest() const { return impl_->manifest; }
 const ReadCounts& CheckpointReader::counts() const { return impl_->counts; }
 

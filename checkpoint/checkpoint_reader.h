@@ -51,6 +51,7 @@ class CheckpointReader {
   ~CheckpointReader();
 
   const std::filesystem::path& path() const;
+  FileSystem& files() const;
   const Manifest& manifest() const;
   /// Null when there is none. By hash.
   const CheckpointTensor* find(Section section, std::string_view name) const;

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/widen.h>
 #include <sherd/checkpoint/model_state.h>
@@ -91,6 +91,11 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world());
+  if (options.compare_copies) {
+    std::vector<FileCopy> copies;
+    ranks.run_collectively([&] { copies = weights_copies(reader.path(), reader.files()); });
+    compare_copies(ranks, std::move(copies));
+  }
   LoadReport report;
   std::vector<Wanted> all;
   ranks.run_collectively([&] {

@@ -32,6 +32,9 @@ struct LoadOptions {
   /// that they have (initial ones, say), and tensors that are no part of the model are left out, of whatever dtype.
   bool allow_missing = false;
   bool allow_unexpected = false;
+  /// Whether the ranks' copies of the files are compared before any data is read (weights_copies(),
+  /// require_same_copies()). False: for a program that has compared them, or whose ranks are to load different weights.
+  bool compare_copies = true;
   /// What the caller knows of the reason when the checkpoint does not fit: comes first in the message.
   std::string cause = {};
 };
@@ -57,7 +60,8 @@ struct LoadReport {
 /// optimizer hold a mixture that another load may replace. The names and shapes are checked before any data
 /// is read.
 /// @throws InvalidArgument listing *all* missing, unexpected and mismatching names, and explaining a change
-/// of routing; CorruptCheckpoint, IoError from the reader.
+/// of routing; RanksDiffer where the ranks have different copies (LoadOptions::compare_copies); CorruptCheckpoint, IoError
+/// from the reader.
 /// @param optimizer null when options.optimizer is false.
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options = {});

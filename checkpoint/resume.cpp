@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <optional>
 
-#include <sherd/checkpoint/detail/agreement.h>
+#include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 namespace {
 
 constexpr const char* kManifestName = "manifest.binpb";
+constexpr const char* kItself = ".";
 
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
@@ -29,8 +32,8 @@ std::filesystem::path bare(const std::filesystem::path& given) {
   return path.filename() == kManifestName ? path.parent_path() : path;
 }
 
-// Folders to try, newest first. A path that names a checkpoint is the only one.
-std::vector<std::filesystem::path> candidates(const std::filesystem::path& given, FileSystem& files,
+// Names below bare(given) of folders to try, newest first. Of a path that names a checkpoint: ".".
+std::vector<std::string> candidates(const std::filesystem::path& given, FileSystem& files,
                                               std::vector<std::string>& skipped) {
   const auto refuse = [&](const char* why) {
     throw IoError(fmt::format(
@@ -43,14 +46,69 @@ std::vector<std::filesystem::path> candidates(const std::filesystem::path& given
   if (kind != FileSystem::Kind::folder) refuse("it is no folder");
   if (is_checkpoint_name(path.filename().string()) ||
       files.kind(path / kManifestName) != FileSystem::Kind::none)
-    return {path};
-  std::vector<std::filesystem::path> found;
-  for (const CommittedCheckpoint& c : list_checkpoints(path, files, &skipped)) found.push_back(path / c.name);
+    return {kItself};
+  std::vector<std::string> found;
+  for (const CommittedCheckpoint& c : list_checkpoints(path, files, &skipped)) found.push_back(c.name);
   if (found.empty() && skipped.empty()) refuse("it holds no checkpoint");
   return found;
 }
 
+std::filesystem::path folder_of(const std::filesystem::path& given, const std::string& name) {
+  return name == kItself ? bare(given) : bare(given) / name;
+}
+
+// Rank 0's list, which all follow: each rank reads its own copy of these folders.
+struct Choice {
+  std::vector<std::string> names;    // newest first
+  std::vector<std::string> skipped;  // why others are not among them
+  FileCopy own;                      // which checkpoint this rank would take first
+  bool from_save_folder() const { return names.empty() || names.front() != kItself; }
+};
+
+// Rank 0's first one, unless this rank lacks it or has a newer one. The listing of a network file system may lag behind,
+// so it is looked up by its name; a newer one is not asked for where rank 0 passes over damaged ones.
+std::string own_first(const Choice& choice, const std::vector<std::string>& own, const std::filesystem::path& path,
+                      FileSystem& files) {
+  if (choice.names.empty()) return "";
+  const std::string& name = choice.names.front();
+  const bool is_there = files.kind(folder_of(path, name)) == FileSystem::Kind::folder;
+  const bool has_newer = choice.skipped.empty() && !own.empty() && own.front() != name &&
+                         std::find(own.begin(), own.end(), name) != own.end();
+  return is_there && !has_newer ? name : own.empty() ? "" : own.front();
+}
+
+Choice choose(Agreement& ranks, const std::filesystem::path& path, bool compare, FileSystem& files) {
+  std::vector<std::string> own, reasons;
+  ranks.run_collectively(
+      [&] {
+        if (compare || ranks.rank() == 0) own = candidates(path, files, reasons);
+      },
+      compare ? Agreement::Names::failing_rank : Agreement::Names::nothing);
+  const auto lines = [](const std::vector<std::string>& of) {
+    std::string text;
+    for (const std::string& line : of) text += line + '\n';
+    return text;
+  };
+  Choice choice{lines_of(ranks.broadcast(lines(own))), lines_of(ranks.broadcast(lines(reasons))), {}};
+  ranks.run_collectively([&] {
+    const std::string first = compare ? own_first(choice, own, path, files) : "";
+    choice.own = {"the checkpoint to resume from", folder_of(path, first).string(), hash64(0, first)};
+  });
+  return choice;
+}
+
 }  // namespace
+
+FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path, FileSystem& files) {
+  Agreement agreement(ranks);
+  FileCopy copy = choose(agreement, path, true, files).own;
+  try {
+    copy.digest = weights_copies(copy.path, files).front().digest;
+  } catch (const Error& e) {
+    copy.error = e.what();
+  }
+  return copy;
+}
 
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
                const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
@@ -64,43 +122,36 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::v
                FileSystem& files) {
   Agreement ranks(*runtime_of(root).mesh().world());
   Resumed resumed;
-  std::string list, unusable;
-  bool chosen = false;  // from a save folder; on rank 0
-  ranks.run_collectively([&] {
-    if (ranks.rank() != 0) return;
-    std::vector<std::string> reasons;
-    const auto found = candidates(path, files, reasons);
-    chosen = found.empty() || found.front() != bare(path);
-    for (auto& candidate : found) list += candidate.string() + "\n";
-    for (auto& reason : reasons) unusable += reason + "\n";
-  });
-  const std::vector<std::string> folders = lines_of(ranks.broadcast(list));
-  resumed.skipped = lines_of(ranks.broadcast(unusable));
-  for (const std::string& folder : folders) {
+  const Choice choice = choose(ranks, path, options.compare_copies, files);
+  resumed.skipped = choice.skipped;
+  if (options.compare_copies) compare_copies(ranks, {choice.own});
+  for (const std::string& name : choice.names) {
+    const std::filesystem::path folder = folder_of(path, name);
     try {
-      std::optional<CheckpointReader> reader;
+      CheckpointReader reader =
+          open_alike(ranks, options.compare_copies, [&] { return CheckpointReader::open(folder, files); });
       ranks.run_collectively([&] {
-        reader.emplace(CheckpointReader::open(folder, files));
         if (ranks.rank() != 0) return;
-        reader->check_files();
-        if (const int64_t wild = model_not_finite(reader->manifest()); wild > 0 && chosen)
+        reader.check_files();
+        if (const int64_t wild = model_not_finite(reader.manifest()); wild > 0 && choice.from_save_folder())
           throw CorruptCheckpoint(fmt::format(
-              "'{}': {} values of its model are not finite; name it itself to load it all the same", folder,
+              "'{}': {} values of its model are not finite; name it itself to load it all the same", folder.string(),
               wild));
       });
       resumed.path = folder;
       LoadOptions load = options;
+      load.compare_copies = false;
       ranks.run_collectively([&] {
-        if (check) load.cause = check(reader->manifest().training);
+        if (check) load.cause = check(reader.manifest().training);
       });
-      resumed.report = load_checkpoint(*reader, root, optimizers, load);
+      resumed.report = load_checkpoint(reader, root, optimizers, load);
       return resumed;
     } catch (const IoError& e) {
       // A bad sector, or pruned meanwhile by the run that saves there.
-      if (folders.size() == 1 && resumed.skipped.empty()) throw;
+      if (choice.names.size() == 1 && resumed.skipped.empty()) throw;
       resumed.skipped.push_back(e.what());
     } catch (const CorruptCheckpoint& e) {
-      if (folders.size() == 1 && resumed.skipped.empty())
+      if (choice.names.size() == 1 && resumed.skipped.empty())
         throw CorruptCheckpoint(fmt::format(
             "cannot resume: {}; `sherd ckpt verify` lists all damage; resume from another checkpoint",
             e.what()));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/file_copies.h>
 
 namespace sherd {
 
@@ -22,9 +23,11 @@ struct Resumed {
 /// newest checkpoint is taken that is there as a whole, whose model is finite (as far as its manifest says)
 /// and whose every block read verifies; others are passed over. A checkpoint that is named itself may hold a
 /// model that is not finite. Never writes. Collective over the root's mesh; the same result or error on every
-/// rank.
+/// rank. Rank 0 chooses; each rank reads the folder of that name below its own `path`.
 /// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when
-/// there is none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is not passed over).
+/// there is none, naming the rank that has none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is
+/// not passed over); RanksDiffer where the ranks have different newest checkpoints, or other contents of one
+/// (LoadOptions::compare_copies).
 /// @param check is given each checkpoint's training state before it is loaded: it may throw InvalidArgument,
 /// and what it returns is LoadOptions::cause.
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
@@ -36,5 +39,10 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::v
                const LoadOptions& options = {},
                const std::function<std::string(const TrainingState&)>& check = {},
                FileSystem& files = FileSystem::posix());
+
+/// This rank's copy of the checkpoint that resume() takes first, for require_same_copies(): a program compares it with
+/// its other files before it builds a model. Collective. @throws IoError on every rank as resume().
+FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path,
+                         FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

@@ -6,8 +6,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/detail/box_runs.h>
+#include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/detail/stored_form.h>
 #include <sherd/checkpoint/detail/widen.h>
@@ -105,10 +105,10 @@ void read_bytes(CheckpointReader& reader, const Wanted& w, const CheckpointTenso
 
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options) {
   Agreement ranks(*runtime_of(root).mesh().world());
-  std::optional<CheckpointReader> reader;
-  ranks.run_collectively([&] { reader.emplace(CheckpointReader::open(path)); });
+  CheckpointReader reader = open_alike(ranks, options.compare_copies, [&] { return CheckpointReader::open(path); });
   options.optimizer = false;
-  return load_checkpoint(*reader, root, nullptr, options);
+  options.compare_copies = false;
+  return load_checkpoint(reader, root, nullptr, options);
 }
 
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
@@ -119,24 +119,26 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world());
   const std::vector<Wanted> all = wanted(root, true, {});
-  std::optional<CheckpointReader> reader;
   std::vector<std::vector<Source>> sources(all.size());
+  std::vector<StoredForm> possible;
   StoredForm form;
   LoadReport report;
-  ranks.run_collectively([&] {
-    const std::vector<StoredForm> possible = candidates(all, forms);
-    reader.emplace(CheckpointReader::open(
+  CheckpointReader reader = open_alike(ranks, options.compare_copies, [&] {
+    possible = candidates(all, forms);
+    return CheckpointReader::open(
         weights_path(path, files),
         [&](std::string_view name) {
           return options.allow_unexpected ? !is_part(name, possible) : is_ignored(name, forms, possible);
         },
-        files));
+        files);
+  });
+  ranks.run_collectively([&] {
     std::set<std::string> names;
-    for (const CheckpointTensor& t : reader->manifest().tensors)
+    for (const CheckpointTensor& t : reader.manifest().tensors)
       if (t.section == Section::model) names.insert(t.name);
     form = choose(possible, names);
     std::vector<CheckpointTensor> offered;  // without their pieces
-    for (const CheckpointTensor& t : reader->manifest().tensors) {
+    for (const CheckpointTensor& t : reader.manifest().tensors) {
       if (t.section != Section::model) continue;
       if (form.copies.contains(t.name) || is_ignored(t.name, forms, possible))
         report.ignored.push_back(t.name);
@@ -147,11 +149,11 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
     const Comparison comparison(fmt::format("'{}'", path.string()), offered, stored, options, kNamed);
     comparison.require_fit();
     comparison.report(report);
-    if (ranks.rank() == 0) check_copies(*reader, form);
+    if (ranks.rank() == 0) check_copies(reader, form);
 
     std::vector<bool> absent(all.size());
     for (auto& [name, tensor] : form.tensors) {
-      const CheckpointTensor* found = reader->find(Section::model, name);
+      const CheckpointTensor* found = reader.find(Section::model, name);
       for (const StoredPart& part : tensor.parts) {
         if (found == nullptr) absent[part.wanted] = true;
         else sources[part.wanted].push_back({found, &part});
@@ -165,16 +167,16 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
     for (size_t i = 0; i < all.size(); ++i) {
       if (sources[i].empty()) continue;
       if (all[i].local.dtype() == DType::f32)
-        read_values(*reader, all[i], sources[i], stream);
+        read_values(reader, all[i], sources[i], stream);
       else
-        read_bytes(*reader, all[i], *sources[i].front().tensor, stream);
+        read_bytes(reader, all[i], *sources[i].front().tensor, stream);
     }
   });
   stream.synchronize();
   change.end();
   runtime.weights_replaced();
-  report.training = reader->manifest().training;
-  report.counts = reader->counts();
+  report.training = reader.manifest().training;
+  report.counts = reader.counts();
   return report;
 }
 

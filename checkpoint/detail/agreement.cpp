@@ -5,6 +5,8 @@
 #include <exception>
 #include <numeric>
 
+#include <fmt/format.h>
+
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/ops.h>
 
@@ -108,7 +110,13 @@ std::string Agreement::send_text(const std::string& text, int root) {
 
 std::string Agreement::broadcast(const std::string& text) { return send_text(text, 0); }
 
-void Agreement::run_collectively(const std::function<void()>& work) {
+std::vector<std::string> Agreement::exchange(const std::string& mine) {
+  std::vector<std::string> all;
+  for (int r = 0; r < size(); ++r) all.push_back(send_text(mine, r));
+  return all;
+}
+
+void Agreement::run_collectively(const std::function<void()>& work, Names names) {
   std::exception_ptr mine;
   std::string text;
   try {
@@ -121,8 +129,10 @@ void Agreement::run_collectively(const std::function<void()>& work) {
   }
   const auto first = static_cast<int>(min(mine ? rank() : size()));
   if (first == size()) return;
+  const bool named = names == Names::failing_rank && sum(mine ? 1 : 0) < size();
+  if (named && mine) text.insert(1, fmt::format("rank {}: ", comm_->world_rank()));
   const std::string theirs = send_text(text, first);
-  if (mine && theirs == text) std::rethrow_exception(mine);  // it may know more than its text
+  if (mine && theirs == text && !named) std::rethrow_exception(mine);  // it may know more than its text
   raise(theirs.front(), theirs.substr(1));
 }
 

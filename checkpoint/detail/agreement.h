@@ -20,12 +20,17 @@ class Agreement {
 
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
+  int world_rank() const { return comm_->world_rank(); }
+  /// Whether run_collectively() puts "rank N: " before the text of a failure that not all ranks have.
+  enum class Names { nothing, failing_rank };
   /// Runs `work` on every rank. When it throws on any, every rank throws what the first such rank threw:
   /// the same text, and the same type if that is one of kernels/device/error.h (a rank that failed alike its
   /// own exception).
-  void run_collectively(const std::function<void()>& work);
+  void run_collectively(const std::function<void()>& work, Names names = Names::nothing);
   /// Rank 0's text on every rank.
   std::string broadcast(const std::string& text);
+  /// Every rank's text on every rank, in rank order. A broadcast for each rank: for failures.
+  std::vector<std::string> exchange(const std::string& mine);
   /// counts[r] words of every rank, one after the other, on rank 0; nothing elsewhere. The sum of `counts` on
   /// rank 0, the own count elsewhere, is at most `report_words`.
   std::vector<int64_t> gather(const std::vector<int64_t>& mine, const std::vector<int64_t>& counts);

@@ -171,6 +171,10 @@ std::string encode_manifest(const Manifest& manifest) {
 
 uint64_t decode_sequence(std::string_view first_48_bytes) { return decode_prefix(first_48_bytes).sequence; }
 
+uint64_t decode_message_checksum(std::string_view first_48_bytes) {
+  return decode_prefix(first_48_bytes).message_checksum;
+}
+
 Manifest decode_manifest(std::string_view bytes) {
   const Prefix prefix = decode_prefix(bytes);
   const std::string_view message = bytes.substr(sizeof prefix);

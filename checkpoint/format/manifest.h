@@ -98,6 +98,9 @@ int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
 std::string encode_manifest(const Manifest& manifest);
 /// Only the first bytes of a manifest file are needed. @throws CorruptCheckpoint.
 uint64_t decode_sequence(std::string_view first_48_bytes);
+/// The checksum of everything but the sequence number: of training state, files with their checksums, and tensors. As
+/// recorded; decode_manifest() verifies it. @throws CorruptCheckpoint.
+uint64_t decode_message_checksum(std::string_view first_48_bytes);
 constexpr int64_t kManifestPrefix = 48;
 /// Reads and checks everything FORMAT.md demands of a manifest by itself (rules 1 to 4 of section 4). Memory
 /// stays proportional to bytes.size() (about 100 times for the worst of messages). @throws CorruptCheckpoint

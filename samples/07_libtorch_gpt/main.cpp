@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/resume.h>
+#include <sherd/checkpoint/same_copies.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/backend.h>
@@ -209,6 +210,7 @@ void run(const Config& config, const std::string& settings) {
     std::optional<sherd::torch::DeviceMemory> memory;  // so that figures and limits include activations
     if (rank.device->kind() == sherd::DeviceKind::cpu) memory.emplace(rank.device);
     sherd::TraceOutput trace(rank, trace_options(config));
+    if (windows && config.comm != "local") sherd::require_same_copies(*rank.world, windows->copies());
     Trainer trainer(rank, config, windows);
     std::optional<sherd::MetricsWriter> metrics;
     if (rank.world->rank() == 0 && !config.metrics.empty())

@@ -32,6 +32,7 @@
 #include "model_source.h"
 #include "output.h"
 #include "run_options.h"
+#include "same_files.h"
 #include "same_flags.h"
 #include "sample_text.h"
 #include "trainer.h"
@@ -225,11 +226,13 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
 
 // Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
 // rank 0 alone writes.
-std::string run_rank(sherd::RankContext& rank, const TrainConfig& config, const StopSources& sources,
-                     const std::shared_ptr<const sherd::TokenWindows>& windows, Output* out,
+std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources, Output* out,
                      std::string& doing, std::atomic<bool>& for_good) {
+  const TrainConfig& config = inputs.config;
+  const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
+  doing = "comparing the ranks' flags and files";
+  check_same_inputs(rank, inputs);
   doing = "building the model";
-  check_same_flags(rank, config);
   sherd::TraceOutput trace(rank, trace_options(config));
   if (out && windows) out->say("{}\n", windows->summary());
   const bool has_metrics = as_rank_0_says(rank, config, !(config.metrics.empty() && config.log_dir.empty()));
@@ -281,20 +284,13 @@ std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
 // @returns as run_rank(). @param for_good becomes true when there is nothing to go on with (TrainingEnd).
 std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
-  const TrainConfig config = with_model_files(line.config);
+  const RunInputs inputs = read_inputs(line.config);
+  const TrainConfig& config = inputs.config;
   StopSources sources;
   const std::unique_ptr<sherd::StopRequest> signals = take_signals(config);
   sources.signals = signals.get();
   check_outputs(config);
   sherd::check_save_folder(save_folder(config));
-  std::shared_ptr<const sherd::TokenWindows> windows;
-  if (config.trains() || config.eval_only) {
-    windows = open_windows(config);
-    if ((config.eval_every > 0 || config.eval_only) && windows->held_out_count() == 0)
-      throw sherd::IoError(fmt::format(
-          "{}: too few to hold windows of {} out for {}: 50 windows or more are needed, or --valid-tokens",
-          windows->summary(), config.seq, config.eval_only ? "--eval-only" : "--eval-every"));
-  }
   const sherd::LaunchOptions launch = launch_options(config);
   std::mutex mutex;
   std::string wrong;
@@ -305,7 +301,7 @@ std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
     std::string doing;
     const std::string at_the_end =
         in_words(doing, [&] {
-          return run_rank(rank, config, sources, windows, output ? &*output : nullptr, doing, for_good);
+          return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, for_good);
         });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most

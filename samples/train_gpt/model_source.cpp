@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <sherd/checkpoint/files/detail/links.h>
+#include <sherd/checkpoint/format/manifest.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
@@ -162,18 +163,42 @@ sherd::TokenWork token_work(const TrainConfig& c) {
           .attention_width = d.layers * d.heads * d.head_dim};
 }
 
+fs::path first_weights(const TrainConfig& c) {
+  if (!c.init_weights.empty()) return c.init_weights;
+  const bool of_model = !c.model.empty() && !c.from_scratch && !c.resumes_weights();
+  return of_model ? model_source(c).folder : fs::path();
+}
+
+std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
+  std::vector<sherd::FileCopy> copies;
+  if (!c.model.empty()) {
+    const ModelSource source = model_source(c);
+    const std::string text = hf::parse_object(source.text, source.config.source).dump();
+    copies.push_back({"--model, config.json", source.config.source,
+                      sherd::checksum(text.data(), static_cast<int64_t>(text.size()))});
+  }
+  const fs::path from = first_weights(c);
+  if (from.empty()) return copies;
+  const std::string flag = c.init_weights.empty() ? "--model" : "--init-weights";
+  try {
+    for (sherd::FileCopy& copy : c.model.empty() ? sherd::weights_copies(from) : sherd::stored_weights_copies(from)) {
+      copy.name = flag + ", " + copy.name;
+      copies.push_back(std::move(copy));
+    }
+  } catch (const sherd::Error& e) {
+    copies.push_back({flag, from.string(), 0, e.what()});
+  }
+  return copies;
+}
+
 std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
-  sherd::LoadOptions options;
-  options.allow_unexpected = !c.strict_weights;
-  if (c.model.empty())
-    return c.init_weights.empty() ? std::vector<std::string>{}
-                                  : import_weights(model, c.init_weights, options).unexpected;
-  const ModelSource source = model_source(c);
-  std::string from = c.init_weights;
-  if (from.empty() && !c.from_scratch && !c.resumes_weights()) from = source.folder.string();
+  const fs::path from = first_weights(c);
   if (from.empty()) return {};
+  sherd::LoadOptions options{.compare_copies = false};  // compared as model_copies()
+  options.allow_unexpected = !c.strict_weights;
+  if (c.model.empty()) return import_weights(model, from, options).unexpected;
   sherd::LoadReport report =
-      import_weights(model, from, hf::stored_forms(source.config.description), options);
+      import_weights(model, from, hf::stored_forms(model_source(c).config.description), options);
   report.ignored.insert(report.ignored.end(), report.unexpected.begin(), report.unexpected.end());
   return report.ignored;
 }

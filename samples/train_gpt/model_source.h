@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include <sherd/checkpoint/file_copies.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/train/flops.h>
@@ -65,6 +66,13 @@ std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
 
 /// What a token of the model computes, for counting operations.
 sherd::TokenWork token_work(const TrainConfig& config);
+
+/// Where first weights come from: --init-weights or --model's folder; empty: they are random, or a checkpoint's.
+std::filesystem::path first_weights(const TrainConfig& config);
+
+/// What a process reads of first_weights() and the config.json that it follows, for require_same_copies(). Formatting and
+/// order of keys do not count. @throws as import_weights() for what cannot be read.
+std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 
 /// The first weights, of --init-weights or of --model's folder, if they come from one of these. Collective.
 /// @returns lines on stored tensors that are not part of the model.

@@ -31,6 +31,7 @@ constexpr std::array<std::string_view, 10> kPaths{
 
 struct Flag {
   std::string name, value;
+  bool is_path = false;
 };
 
 std::vector<Flag> flags_of(const TrainConfig& config) {
@@ -41,7 +42,7 @@ std::vector<Flag> flags_of(const TrainConfig& config) {
     for (const sherd::Field& field : group.fields) {
       const std::string value = sherd::show_value(field);
       if (std::ranges::find(kPaths, field.name) != kPaths.end())
-        flags.push_back({sherd::flag_of(field), value.empty() ? "not given" : "given"});
+        flags.push_back({sherd::flag_of(field), value.empty() ? "not given" : "given", true});
       else if (whole_group || std::ranges::find(kOthers, field.name) != kOthers.end())
         flags.push_back({sherd::flag_of(field), value});
     }
@@ -51,7 +52,8 @@ std::vector<Flag> flags_of(const TrainConfig& config) {
 
 }  // namespace
 
-void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config) {
+void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
+                      const std::function<void()>& check_files) {
   if (config.comm == "local") return;
   const std::vector<Flag> flags = flags_of(config);
   std::vector<uint64_t> digests;
@@ -59,13 +61,16 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config)
   const auto compared = sherd::compare_values(*rank.world, rank.device->compute(), digests);
   std::vector<std::string> wrong;
   std::vector<int> odd;
+  bool same_paths = true;
   for (size_t i = 0; i < flags.size(); ++i) {
     if (compared[i].equal()) continue;
+    same_paths = same_paths && !flags[i].is_path;
     const std::vector<int>& ranks = compared[i].odd_ranks;
     wrong.push_back(fmt::format("{} of rank{} {} (here {})", flags[i].name, ranks.size() > 1 ? "s" : "",
                                 fmt::join(ranks, ", "), flags[i].value.empty() ? "empty" : flags[i].value));
     odd.insert(odd.end(), ranks.begin(), ranks.end());
   }
+  if (check_files && same_paths) check_files();
   if (wrong.empty()) return;
   std::sort(odd.begin(), odd.end());
   odd.erase(std::unique(odd.begin(), odd.end()), odd.end());

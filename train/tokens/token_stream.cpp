@@ -8,8 +8,8 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
+#include <sherd/checkpoint/files/content_digest.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
 constexpr int64_t kChunk = 16384;  // bytes that are converted at once
-constexpr int64_t kSampledWhole = int64_t{1} << 20, kSample = 4096, kSamples = kSampledWhole / kSample;
+constexpr int64_t kSamples = 256;  // blocks of each file
 
 /// Element i of `bytes` as a number that every type fits.
 int64_t token_at(const char* bytes, TokenType type, int64_t i) {
@@ -39,41 +39,14 @@ int64_t token_at(const char* bytes, TokenType type, int64_t i) {
   throw InvalidArgument("a token of unknown type");
 }
 
-class Hash {
- public:
-  Hash() : state_(XXH3_createState()) {
-    if (state_ == nullptr) throw OutOfMemory("out of memory for the state of a hash");
-    XXH3_64bits_reset(state_);
-  }
-  ~Hash() { XXH3_freeState(state_); }
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
+ContentDigest::Read reader_of(const FileBytes& file) {
+  return [&file](int64_t offset, void* to, int64_t bytes) { file.read(offset, to, bytes); };
+}
 
-  void add(const void* data, int64_t bytes) { XXH3_64bits_update(state_, data, static_cast<size_t>(bytes)); }
-  void add(const FileBytes& file, int64_t offset, int64_t bytes) {
-    std::array<char, kChunk> chunk;
-    for (const int64_t end = offset + bytes; offset < end;) {
-      const int64_t n = std::min(kChunk, end - offset);
-      file.read(offset, chunk.data(), n);
-      add(chunk.data(), n);
-      offset += n;
-    }
-  }
-  uint64_t value() const { return XXH3_64bits_digest(state_); }
-
- private:
-  XXH3_state_t* state_;
-};
-
-void add_samples(Hash& hash, const TokenFile& file) {
-  const int64_t bytes = file.count * bytes_of(file.type);
+/// The beginning of a digest of a file's tokens.
+void add_facts(ContentDigest& digest, const TokenFile& file) {
   const int64_t facts[] = {static_cast<int64_t>(file.type), file.count};
-  hash.add(facts, sizeof facts);
-  if (bytes <= kSampledWhole) return hash.add(*file.bytes, file.begin, bytes);
-  // The quotient and the remainder apart: their product with a block's number does not overflow.
-  const int64_t last = bytes - kSample, step = last / (kSamples - 1), rest = last % (kSamples - 1);
-  for (int64_t i = 0; i < kSamples; ++i)
-    hash.add(*file.bytes, file.begin + i * step + i * rest / (kSamples - 1), kSample);
+  digest.add(facts, sizeof facts);
 }
 
 }  // namespace
@@ -144,18 +117,31 @@ void TokenStream::check_beginnings(int64_t count, int64_t vocab) const {
 
 std::string TokenStream::describe() const {
   std::call_once(hashed_, [&] {
-    Hash hash;
+    ContentDigest digest;
     for (const TokenFile& file : files_) {
-      if (is_text())
-        hash.add(*file.bytes, file.begin, file.count);
-      else
-        add_samples(hash, file);
+      if (is_text()) {
+        digest.add(file.begin, file.count, reader_of(*file.bytes));
+      } else {
+        add_facts(digest, file);
+        digest.add_samples(file.begin, file.count * bytes_of(file.type), kSamples, reader_of(*file.bytes));
+      }
     }
-    hash_ = hash.value();
+    hash_ = digest.value();
   });
   if (is_text()) return fmt::format("{} bytes, XXH3 {:016x}", size(), hash_);
   return fmt::format("{} tokens in {} file{}, sampled XXH3 {:016x}", size(), files_.size(),
                      files_.size() == 1 ? "" : "s", hash_);
+}
+
+uint64_t TokenStream::sampled_digest(size_t file, int64_t total) const {
+  const TokenFile& f = files_[file];
+  const int64_t bytes = f.count * bytes_of(f.type);
+  ContentDigest digest;
+  add_facts(digest, f);
+  // No fewer than describe() takes of token files, and the middle with them; a folder of text may have 100,000 files.
+  const int64_t blocks = sample_blocks(bytes, total, is_text() ? 3 : kSamples + 1);
+  digest.add_samples(f.begin, bytes, blocks, reader_of(*f.bytes));
+  return digest.value();
 }
 
 }  // namespace sherd

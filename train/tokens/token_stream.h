@@ -53,6 +53,9 @@ class TokenStream {
   /// file's size, type and tokens: all of them up to 1 MiB, else 256 blocks of 4 KiB at equal distances, the
   /// first and the last among them; a change between them is not seen. Computed once, by the first call.
   std::string describe() const;
+  /// Of one file's type, count and tokens, for a comparison among ranks: sample_blocks() of them, where `total` bytes are
+  /// compared together.
+  uint64_t sampled_digest(size_t file, int64_t total) const;
 
  private:
   void read_file(const TokenFile& file, int64_t first, int64_t count, int32_t* to, int64_t vocab) const;

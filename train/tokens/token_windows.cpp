@@ -1,10 +1,12 @@
 #include <sherd/train/tokens/token_windows.h>
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/content_digest.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops/random.h>
 #include <sherd/train/tokens/keyed_permutation.h>
@@ -152,6 +154,30 @@ std::string TokenWindows::describe() const {
   if (!parts_[0].tokens->is_text() || options_.order != TokenOrder::hashed)
     all += fmt::format(", {}", name_of(options_.order));
   return all;
+}
+
+std::vector<FileCopy> TokenWindows::copies() const {
+  int64_t total = 0;
+  for (const Part& p : parts_)
+    for (const TokenFile& f : p.tokens->files()) total += f.count * bytes_of(f.type);
+  std::map<std::string, size_t> places;  // of lists of files, by flag
+  std::vector<FileCopy> copies;
+  for (const Part& p : parts_) {
+    const std::string flag = flag_of(*p.tokens, p.share == 0);
+    for (size_t i = 0; i < p.tokens->files().size(); ++i) {
+      const std::filesystem::path& path = p.tokens->files()[i].bytes->path();
+      const std::string below = path.lexically_relative(p.tokens->source()).string();
+      const bool of_folder = p.tokens->is_text() && !below.empty() && below != ".";
+      const std::string name = of_folder ? below : fmt::format("file {}", ++places[flag]);
+      ContentDigest digest;
+      const int64_t share[] = {p.share, mixture_.sources() > 1 ? mixture_.period() : 1};
+      digest.add(share, sizeof share);
+      const uint64_t contents = p.tokens->sampled_digest(i, total);
+      digest.add(&contents, sizeof contents);
+      copies.push_back({flag + ", " + name, path.string(), digest.value()});
+    }
+  }
+  return copies;
 }
 
 void TokenWindows::fill(int64_t window, int32_t* inputs, int32_t* targets) const {

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include <sherd/checkpoint/file_copies.h>
 #include <sherd/train/tokens/mixture.h>
 #include <sherd/train/tokens/token_list.h>
 #include <sherd/train/tokens/token_stream.h>
@@ -77,6 +78,9 @@ class TokenWindows {
   /// "11714044 bytes, XXH3 0123456789abcdef, windows of 256": equal only for equal data (as far as
   /// TokenStream::describe() looks), shares, validation files and order.
   std::string describe() const;
+  /// Every file as this rank has it, for require_same_copies(): named by the flag with its place in the list, or its path
+  /// below the folder of text. With the shares; not with windows and order, which are no files. @throws IoError.
+  std::vector<FileCopy> copies() const;
 
   /// Writes the window's seq tokens, and to `targets` the token after each.
   /// @throws InvalidArgument for a window that is neither trained on nor held out; IoError as

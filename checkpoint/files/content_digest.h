@@ -1,0 +1,43 @@
+// XXH3-64 digests of files: of all bytes, or of blocks spread over them.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+namespace sherd {
+
+/// XXH3-64, seed 0, of bytes that arrive in pieces. One thread at a time.
+class ContentDigest {
+ public:
+  /// Reads `bytes` bytes from `offset` on.
+  using Read = std::function<void(int64_t offset, void* to, int64_t bytes)>;
+
+  /// @throws OutOfMemory.
+  ContentDigest();
+  ~ContentDigest();
+  ContentDigest(const ContentDigest&) = delete;
+  ContentDigest& operator=(const ContentDigest&) = delete;
+
+  void add(const void* data, int64_t bytes);
+  /// Length and bytes, so that neighbouring texts do not run into each other.
+  void add(std::string_view text);
+  /// Bytes [begin, begin + bytes) of what `read` reads.
+  void add(int64_t begin, int64_t bytes, const Read& read);
+  /// `blocks` (>= 2) blocks of 4 KiB of these bytes at equal distances, the first and the last bytes among them; all of
+  /// them where the blocks hold as many. An odd count has the middle in it. @returns bytes read.
+  int64_t add_samples(int64_t begin, int64_t bytes, int64_t blocks, const Read& read);
+
+  uint64_t value() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Blocks for add_samples() of `bytes` bytes out of `total` that are read together: all bytes up to a total of 16 MiB,
+/// otherwise 2 MiB shared by size, but `least` (odd) or more for each. Equal arguments give an equal, odd count.
+int64_t sample_blocks(int64_t bytes, int64_t total, int64_t least = 3);
+
+}  // namespace sherd
