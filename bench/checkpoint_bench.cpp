@@ -39,9 +39,12 @@ double seconds_since(Clock::time_point start) {
 /// A folder of its own below another, removed with everything in it.
 class Scratch {
  public:
-  explicit Scratch(const std::string& below)
-      : path_(fs::path(below) / fmt::format("sherd_bench.{}", ::getpid())) {
-    fs::create_directory(path_);
+  explicit Scratch(const std::string& below) {
+    std::string name = (fs::path(below) / "sherd_bench.XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr)
+      throw IoError(fmt::format("cannot make a folder in '{}': {}; name one that can be written to", below,
+                                std::strerror(errno)));
+    path_ = name;
   }
   ~Scratch() {
     std::error_code ignored;

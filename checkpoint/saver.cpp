@@ -277,7 +277,7 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
     writing->run_collectively([&] {
       if (!first) return;
       temporary = folder->temporary(state.step);
-      files.create_folder(temporary);
+      create_temporary(files, temporary);
       for (const std::string& below : folders_of(whole)) files.create_folder(temporary / below);
     });
     temporary = writing->broadcast(temporary.string());
@@ -291,8 +291,9 @@ void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point 
       set_report(all);
       report.not_finite = model_not_finite(whole);
       if (options.refuse_not_finite && report.not_finite > 0)
-        throw IoError(fmt::format("weights are infinite or no number: {}; a checkpoint of them would be of no use",
-                                  not_finite_in_words(whole)));
+        throw NotFiniteModel(
+            fmt::format("weights are infinite or no number: {}; a checkpoint of them would be of no use",
+                        not_finite_in_words(whole)));
       commit(temporary, state, report);
     });
     report.step = state.step;

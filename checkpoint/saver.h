@@ -41,6 +41,12 @@ struct SaverOptions {
   FileSystem* files = nullptr;
 };
 
+/// Thrown on rank 0 by a save that SaverOptions::refuse_not_finite refuses; an IoError on the others.
+class NotFiniteModel : public IoError {
+ public:
+  using IoError::IoError;
+};
+
 /// A finished save, the same on every rank but for what rank 0 alone knows.
 struct SaveReport {
   std::filesystem::path committed;

@@ -42,7 +42,7 @@ class Rewriter {
   }
 
   void create_folders() {
-    files_.create_folder(to_);
+    create_temporary(files_, to_);
     for (const Section s : sections()) files_.create_folder(to_ / name_of(s));
   }
 

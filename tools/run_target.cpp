@@ -146,7 +146,7 @@ RunTarget::Newest RunTarget::newest() const {
   if (folder.empty() || files.kind(folder) != FileSystem::Kind::folder) return {};
   const auto all = list_checkpoints(folder, files);
   if (all.empty() || all.front().sequence <= foreign_) return {};
-  return {std::stoll(all.front().name.substr(std::string_view("step_").size())), all.front().sequence};
+  return {step_of_checkpoint_name(all.front().name), all.front().sequence};
 }
 
 std::vector<std::string> RunTarget::command(int64_t ranks, bool restart) const {

@@ -70,7 +70,7 @@ void AppendFile::take_over(bool keep) {
   };
   if (!error && keep) std::filesystem::copy_file(target, made, error);
   check();
-  open(made, "ae");
+  open(made, !error && keep ? "ae" : "aex");  // nothing that has the name already
   lock();  // before it has the name, so that it is locked whenever somebody asks
   std::filesystem::rename(made, target, error);
   check();

@@ -1,6 +1,7 @@
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -73,11 +74,16 @@ std::string random_token() {
 
 std::string checkpoint_name(int64_t step) { return fmt::format("{}{:08}", kStep, step); }
 
-bool is_checkpoint_name(std::string_view name) {
-  if (!name.starts_with(kStep)) return false;
+int64_t step_of_checkpoint_name(std::string_view name) {
+  if (!name.starts_with(kStep)) return -1;
   const std::string_view digits = name.substr(kStep.size());
-  return digits.size() >= 8 && all_in(digits, "0123456789");
+  if (digits.size() < 8 || !all_in(digits, "0123456789")) return -1;
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  return error == std::errc() ? step : -1;  // of more digits than a step has
 }
+
+bool is_checkpoint_name(std::string_view name) { return step_of_checkpoint_name(name) >= 0; }
 
 bool is_temporary_name(std::string_view name) {
   const size_t mark = name.find(kTemporary);
@@ -87,6 +93,13 @@ bool is_temporary_name(std::string_view name) {
   const std::string_view rest = name.substr(mark + kTemporary.size());
   return rest.size() > kTokenDigits + 1 && all_in(rest.substr(0, kTokenDigits), "0123456789abcdef") &&
          rest[kTokenDigits] == '-' && all_in(rest.substr(kTokenDigits + 1), "0123456789");
+}
+
+void create_temporary(FileSystem& files, const fs::path& path) {
+  if (!files.create_folder(path))
+    throw IoError(
+        fmt::format("cannot create the folder '{}': the name is taken; remove it, or save in another folder",
+                    path.string()));
 }
 
 std::vector<CommittedCheckpoint> list_checkpoints(const fs::path& folder, FileSystem& files,

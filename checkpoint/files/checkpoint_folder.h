@@ -21,8 +21,14 @@ namespace sherd {
 
 /// "step_00000100"
 std::string checkpoint_name(int64_t step);
+/// 100 of "step_00000100"; -1: the name is not a checkpoint's.
+int64_t step_of_checkpoint_name(std::string_view name);
 bool is_checkpoint_name(std::string_view name);
 bool is_temporary_name(std::string_view name);
+
+/// Makes the folder of CheckpointFolder::temporary(). @throws IoError when the name is taken: what is there is left as it
+/// is.
+void create_temporary(FileSystem& files, const std::filesystem::path& path);
 
 /// A committed checkpoint, by its manifest's first bytes.
 struct CommittedCheckpoint {

@@ -50,8 +50,8 @@ class FileSystem {
   virtual std::unique_ptr<ReadableFile> open(const std::filesystem::path& path) = 0;
   /// Creates a file; null when the name is taken. Permissions follow the umask.
   virtual std::unique_ptr<WritableFile> create_new(const std::filesystem::path& path) = 0;
-  /// One folder; nothing happens when it is there.
-  virtual void create_folder(const std::filesystem::path& path) = 0;
+  /// One folder. @returns whether it was made: false when one is there already, which stays as it is.
+  virtual bool create_folder(const std::filesystem::path& path) = 0;
   /// In one step. At `to` a file is replaced by a file and an empty folder by a folder; no other folder may
   /// be there.
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;

@@ -157,10 +157,11 @@ class PosixFileSystem : public FileSystem {
     return std::make_unique<PosixWritableFile>(std::move(file), path);
   }
 
-  void create_folder(const fs::path& path) override {
-    if (::mkdir(path.c_str(), 0777) == 0) return;
+  bool create_folder(const fs::path& path) override {
+    if (::mkdir(path.c_str(), 0777) == 0) return true;
     const int error = errno;
     if (error != EEXIST || kind(path) != Kind::folder) fail("create the folder", path, error);
+    return false;
   }
 
   void rename(const fs::path& from, const fs::path& to) override {

@@ -53,7 +53,47 @@ void read_number(std::string_view text, Number& value) {
   if (error == std::errc() && end == text.data() + text.size()) value = parsed;
 }
 
+std::string in_environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : in_one_line(value);
+}
+
+/// How a batch system names a job and counts its starts.
+struct JobMark {
+  const char* prefix;
+  const char* cluster;  // null: names are unique
+  const char* id;
+  const char* start;
+  uint64_t first;  // added to `start`, of which there is none in the first start where this is not 0
+};
+constexpr JobMark kJobs[] = {{"", nullptr, "SHERD_JOB", "SHERD_JOB_START", 0},
+                             {"slurm:", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", 1}};
+
+void read_job(LockHolder& self) {
+  for (const JobMark& mark : kJobs) {
+    const std::string id = in_environment(mark.id);
+    if (id.empty()) continue;
+    const std::string cluster = mark.cluster == nullptr ? "" : in_environment(mark.cluster);
+    const std::string index = in_environment("JOB_COMPLETION_INDEX");
+    self.job = fmt::format("{}{}{}{}{}{}", mark.prefix, cluster, cluster.empty() ? "" : ":", id,
+                           index.empty() ? "" : "/", index);
+    read_number(in_environment(mark.start), self.job_start);
+    self.job_start += mark.first;
+    return;
+  }
+}
+
 }  // namespace
+
+bool LockHolder::is_earlier_than(const LockHolder& other) const {
+  return (!run.empty() && run == other.run && start < other.start) ||
+         (!job.empty() && job == other.job && job_start < other.job_start);
+}
+
+bool LockHolder::is_like(const LockHolder& other) const {
+  return (!run.empty() && run == other.run && start == 0 && other.start == 0) ||
+         (!job.empty() && job == other.job && job_start == 0 && other.job_start == 0);
+}
 
 std::string LockHolder::describe() const {
   if (token.empty()) return "somebody of whom it says nothing";
@@ -66,12 +106,9 @@ LockHolder LockHolder::of_this_process() {
   self.host = own_host();
   self.process = ::getpid();
   self.command = own_command();
-  const char* run = std::getenv("SHERD_RUN");
-  const char* start = std::getenv("SHERD_RUN_START");
-  if (run && start) {
-    self.run = in_one_line(run);
-    read_number(std::string_view(start), self.start);
-  }
+  self.run = in_environment("SHERD_RUN");
+  read_number(in_environment("SHERD_RUN_START"), self.start);
+  read_job(self);
   return self;
 }
 
@@ -79,6 +116,7 @@ std::string encode_lock(const LockHolder& h) {
   std::string text = fmt::format("attempt {}\ntoken {}\nhost {}\nprocess {}\nsince {}\ncommand {}\n",
                                  h.attempt, h.token, h.host, h.process, h.since, h.command);
   if (!h.run.empty()) text += fmt::format("run {}\nstart {}\n", h.run, h.start);
+  if (!h.job.empty()) text += fmt::format("job {}\njob_start {}\n", h.job, h.job_start);
   if (h.released) text += "released yes\n";
   return text;
 }
@@ -100,14 +138,17 @@ LockHolder decode_lock(std::string_view text) {
     if (key == "command") h.command = value;
     if (key == "run") h.run = value;
     if (key == "start") read_number(value, h.start);
+    if (key == "job") h.job = value;
+    if (key == "job_start") read_number(value, h.job_start);
     if (key == "released") h.released = value == "yes";
   }
   return h;
 }
 
-SaveLock::SaveLock(fs::path folder, FileSystem& files, LockHolder self, std::function<fs::path()> temporary)
+SaveLock::SaveLock(fs::path folder, FileSystem& files, LockHolder self, std::function<fs::path()> temporary,
+                   std::string_view name)
     : folder_(std::move(folder)),
-      path_(folder_ / "lock"),
+      path_(folder_ / name),
       files_(files),
       self_(std::move(self)),
       temporary_(std::move(temporary)) {
@@ -143,22 +184,21 @@ std::unique_ptr<FileLock> SaveLock::acquire(LockHolder& before) {
   // Who has just taken it says so some milliseconds later, and who was just killed holds it for some.
   constexpr int kTries = 4;
   constexpr std::chrono::milliseconds kPause{50};
-  const auto same_run = [&] {
-    return !self_.run.empty() && self_.run == before.run && before.start < self_.start;
-  };
   for (int tried = 1;; ++tried) {
     std::unique_ptr<FileLock> lock = files_.lock(path_);
     before = read();
-    if (same_run()) return lock;
-    const bool elsewhere = !before.released && !before.host.empty() && before.host != self_.host;
+    if (before.is_earlier_than(self_)) return lock;
+    const bool elsewhere =
+        !before.released && !before.host.empty() && before.host != self_.host && !before.is_like(self_);
     if (lock && elsewhere && !files_.sees_all_locks(folder_))
-      throw IoError(
-          fmt::format("cannot save checkpoints in '{}': '{}' is held by {}, and on this file system locks of "
-                      "another host may not "
-                      "be seen: nobody here can tell whether it still runs; when it does not, remove '{}', "
-                      "or save in another "
-                      "folder",
-                      folder_.string(), path_.string(), before.describe(), path_.string()));
+      throw IoError(fmt::format(
+          "cannot save checkpoints in '{}': '{}' is held by {}, and on this file system locks of "
+          "another host may not "
+          "be seen: this process cannot tell whether it still runs; when it does not, remove '{}', or save "
+          "in another "
+          "folder. A job that is requeued takes the folder by itself where its batch system names it "
+          "(SLURM_JOB_ID) or SHERD_JOB and SHERD_JOB_START do",
+          folder_.string(), path_.string(), before.describe(), path_.string()));
     if (lock) return lock;
     if (tried == kTries) break;
     std::this_thread::sleep_for(kPause);

@@ -3,11 +3,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -340,6 +342,69 @@ TEST(SaveLock, OnAFileSystemOfSeveralHostsAnotherHostsHolderIsBelieved) {
   path.write("lock", encode_lock(gone));
   EXPECT_EQ(CheckpointFolder(path.path(), FileSystem::posix(), holder(5, "", 0, "node2")).attempt(), 8u)
       << "a host's own disk, on which a container with another name has gone on";
+}
+
+/// What this process would be with these variables in its environment, on another host.
+LockHolder in_job(const std::string& host,
+                  const std::vector<std::pair<const char*, const char*>>& variables) {
+  for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+  LockHolder h = LockHolder::of_this_process();
+  for (const auto& [name, value] : variables) ::unsetenv(name);
+  h.host = host;
+  return h;
+}
+
+TEST(SaveLock, AJobThatIsRequeuedOnAnotherHostTakesItFromItsEarlierStart) {
+  const auto slurm = [](const char* host, const char* id, const char* restarts) {
+    return restarts == nullptr ? in_job(host, {{"SLURM_JOB_ID", id}})
+                               : in_job(host, {{"SLURM_JOB_ID", id}, {"SLURM_RESTART_COUNT", restarts}});
+  };
+  const TemporaryFolder path;
+  Shared files;
+  CheckpointFolder killed(path.path(), files, slurm("node1", "77", nullptr));
+  for (const LockHolder& other :
+       {slurm("node2", "77", nullptr), slurm("node2", "78", "1"), holder(5, "", 0, "node2"),
+        in_job("node2", {{"SLURM_JOB_ID", "77"}, {"SLURM_CLUSTER_NAME", "b"}, {"SLURM_RESTART_COUNT", "1"}})})
+    EXPECT_THROW(CheckpointFolder(path.path(), files, other), IoError) << encode_lock(other);
+  CheckpointFolder requeued(path.path(), files, slurm("node2", "77", "1"));
+  EXPECT_EQ(requeued.attempt(), killed.attempt() + 1);
+  // Its host was only cut off: it commits nothing, and does not get the folder back.
+  EXPECT_THROW(save(killed, files, 1), LostFolder);
+  EXPECT_THROW(CheckpointFolder(path.path(), files, slurm("node1", "77", nullptr)), IoError);
+  EXPECT_NO_THROW(save(requeued, files, 2));
+  EXPECT_EQ(checkpoints(path), std::vector<std::string>{"step_00000002"});
+  const CheckpointFolder third(path.path(), files, slurm("node3", "77", "2"));
+  EXPECT_EQ(third.attempt(), requeued.attempt() + 1);
+  EXPECT_EQ(decode_lock(encode_lock(lock_of(path))).job, "slurm:77");
+}
+
+TEST(SaveLock, OfAJobThatCountsNoStartsTheFlockIsBelievedOnEveryHost) {
+  const TemporaryFolder path;
+  Shared files;
+  for (const char* name : {"SHERD_JOB", "SHERD_RUN"}) {
+    LockHolder gone = in_job("pod-a", {{name, "train"}, {"JOB_COMPLETION_INDEX", "0"}});
+    gone.token = "0123456789abcdef";
+    path.write("lock", encode_lock(gone));
+    EXPECT_THROW(CheckpointFolder(path.path(), files, in_job("pod-b", {{name, "other"}})), IoError) << name;
+    const CheckpointFolder now(path.path(), files,
+                               in_job("pod-b", {{name, "train"}, {"JOB_COMPLETION_INDEX", "0"}}));
+    EXPECT_THROW(CheckpointFolder(path.path(), files,
+                                  in_job("pod-c", {{name, "train"}, {"JOB_COMPLETION_INDEX", "0"}})),
+                 IoError)
+        << "a live holder keeps it";
+  }
+}
+
+TEST(SaveLock, ALockFileWithoutAMarkOfAJobIsReadAsBefore) {
+  const std::string old =
+      "attempt 3\ntoken 0123456789abcdef\nhost node1\nprocess 7\nsince 2026-11-23T08:15:00Z\ncommand x\n";
+  EXPECT_EQ(encode_lock(decode_lock(old)), old);
+  const TemporaryFolder path;
+  Shared files;
+  path.write("lock", old);
+  EXPECT_THROW(CheckpointFolder(path.path(), files,
+                                in_job("node2", {{"SLURM_JOB_ID", "77"}, {"SLURM_RESTART_COUNT", "1"}})),
+               IoError);
 }
 
 }  // namespace

@@ -31,7 +31,7 @@ class MemoryFileSystem : public sherd::FileSystem {
   }
 
   std::unique_ptr<sherd::WritableFile> create_new(const Path&) override { refuse(); }
-  void create_folder(const Path&) override { refuse(); }
+  bool create_folder(const Path&) override { refuse(); }
   void rename(const Path&, const Path&) override { refuse(); }
   void exchange(const Path&, const Path&) override { refuse(); }
   void sync_folder(const Path&) override { refuse(); }

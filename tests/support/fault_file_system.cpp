@@ -193,15 +193,16 @@ std::unique_ptr<sherd::WritableFile> FaultFileSystem::create_new(const fs::path&
   return made;
 }
 
-void FaultFileSystem::create_folder(const fs::path& path) {
+bool FaultFileSystem::create_folder(const fs::path& path) {
+  bool is_new = false;
   change(
       FileCall::create_folder, path, {},
       [&] {
-        const bool is_new = base_.kind(path) == Kind::none;
-        base_.create_folder(path);
+        is_new = base_.create_folder(path);
         if (is_new) changes_.push_back({FileCall::create_new, path, {}});
       },
       [] {});
+  return is_new;
 }
 
 std::unique_ptr<sherd::FileLock> FaultFileSystem::lock(const fs::path& path) {

@@ -88,7 +88,7 @@ class FaultFileSystem : public sherd::FileSystem {
 
   std::unique_ptr<sherd::ReadableFile> open(const std::filesystem::path& path) override;
   std::unique_ptr<sherd::WritableFile> create_new(const std::filesystem::path& path) override;
-  void create_folder(const std::filesystem::path& path) override;
+  bool create_folder(const std::filesystem::path& path) override;
   void rename(const std::filesystem::path& from, const std::filesystem::path& to) override;
   void exchange(const std::filesystem::path& a, const std::filesystem::path& b) override;
   void sync_folder(const std::filesystem::path& path) override;

@@ -56,7 +56,8 @@ TemporaryFolder create_folder_beside(FileSystem& files, const fs::path& path) {
   for (int number = 0;; ++number) {
     made.path = name_beside(path, number);
     if (files.kind(made.path) != FileSystem::Kind::none) continue;
-    files.create_folder(made.path);
+    // Another process may have made it since: its folder is never taken over.
+    if (!files.create_folder(made.path)) continue;
     if (locked(files, made.path, made.lock)) return made;
   }
 }
