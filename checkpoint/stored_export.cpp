@@ -158,7 +158,7 @@ void copy_entry(const StoredFolder& folder, const std::string& name, WeightsWrit
 
 }  // namespace
 
-void export_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
+bool export_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
                     const ExportOptions& options, FileSystem& files) {
   ShardRuntime& runtime = runtime_of(root);
   require_same_ranks(runtime, "export_weights");
@@ -193,7 +193,7 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const S
     }
     if (!first) return;
     for (auto& [name, contents] : options.files) plan.others[name] = contents;
-    writer.emplace(path, std::move(plan), files);
+    writer.emplace(path, std::move(plan), files, options.existing);
   });
   for (const OutTensor& step : steps) {
     if (!step.parts.empty())
@@ -202,9 +202,11 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const S
       copy_entry(*like, step.name, *writer);
   }
   stream.synchronize();
+  bool written = true;
   ranks.run_collectively([&] {
-    if (writer) writer->finish();
+    if (writer) written = writer->finish();
   });
+  return written;
 }
 
 }  // namespace sherd

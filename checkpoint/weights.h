@@ -15,6 +15,14 @@
 
 namespace sherd {
 
+/// A folder at an export's path that is not empty.
+enum class Existing {
+  refuse,
+  /// It is left as it is where it holds what the export would write, byte for byte; further files may be there. Anything
+  /// else is refused, once the export is written beside it.
+  accept_equal,
+};
+
 struct ExportOptions {
   /// f32 (the master weights themselves), bf16 or f16 (rounded to nearest, ties to even).
   DType dtype = DType::f32;
@@ -23,6 +31,8 @@ struct ExportOptions {
   int64_t max_shard_bytes = 5'000'000'000;
   /// Goes into every file's header beside "format".
   std::map<std::string, std::string> metadata = {};
+  /// For folders; a file is replaced.
+  Existing existing = Existing::refuse;
 
   // The rest is for export_weights() with StoredForms alone.
 
@@ -52,7 +62,9 @@ struct ExportOptions {
 /// or completed, NotSupported when a unit's mesh orders the ranks otherwise than the root's; on rank 0 alone
 /// IoError for data that cannot be written, and InvalidArgument naming tensor and place of the first finite
 /// value that options.dtype cannot hold (the others get a CommError from the launcher's abort).
-void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options = {});
+/// @returns on world rank 0 whether anything was written: false where Existing::accept_equal found the same there; true on
+/// the other ranks.
+bool export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options = {});
 
 /// The same as a folder of the form in which other programs store the model; `path` is a folder with and without a
 /// slash at the end, new or empty.
@@ -63,12 +75,13 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const E
 /// import_weights() read from it; tensors that import ignored are copied, tied ones repeated.
 ///
 /// Collective; one stored tensor at a time is whole, on world rank 0 only, which writes. Errors as above; on all ranks,
-/// before anything is written, InvalidArgument listing all that the model and options.like disagree on.
-void export_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
+/// before anything is written, InvalidArgument listing all that the model and options.like disagree on. @returns as above.
+bool export_weights(ModuleBase& root, const std::filesystem::path& path, const StoredForms& forms,
                     const ExportOptions& options = {}, FileSystem& files = FileSystem::posix());
 
 /// Whether export_weights() could write to `path` now, as far as can be told before. @throws IoError.
-void check_export_path(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+void check_export_path(const std::filesystem::path& path, FileSystem& files = FileSystem::posix(),
+                       Existing existing = Existing::refuse);
 
 /// Fills the weights of a sharded root (dtypes f32, bf16, f16) from anything that CheckpointReader opens: a
 /// safetensors file, a Hugging Face folder, a folder that PyTorch's DCP saved, a checkpoint or its `model`

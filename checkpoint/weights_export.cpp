@@ -36,7 +36,7 @@ std::vector<OutTensor> tensors_of(const std::vector<Wanted>& all, DType dtype) {
 
 }  // namespace
 
-void export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options) {
+bool export_weights(ModuleBase& root, const std::filesystem::path& path, const ExportOptions& options) {
   require_weights_dtype(options.dtype);
   ShardRuntime& runtime = runtime_of(root);
   require_same_ranks(runtime, "export_weights");
@@ -51,15 +51,18 @@ void export_weights(ModuleBase& root, const std::filesystem::path& path, const E
     for (const OutTensor& t : tensors) specs.push_back({t.name, t.dtype, t.shape});
     auto metadata = options.metadata;
     metadata["format"] = "pt";
-    writer.emplace(path, specs, std::move(metadata), options.max_shard_bytes);
+    writer.emplace(path, specs, std::move(metadata), options.max_shard_bytes, FileSystem::posix(),
+                   options.existing);
   });
   for (const OutTensor& t : tensors) write_tensor(stream, all, t, writer ? &*writer : nullptr);
   stream.synchronize();
   // The other ranks wait until the files are on the medium: who went on to the end of its run would take rank
   // 0, which may need minutes for that, for lost.
+  bool written = true;
   ranks.run_collectively([&] {
-    if (writer) writer->finish();
+    if (writer) written = writer->finish();
   });
+  return written;
 }
 
 }  // namespace sherd

@@ -48,9 +48,9 @@ void require_save_folder(const fs::path& path) {
   require_folder(there);
 }
 
-void require_export(const fs::path& path) {
+void require_export(const fs::path& path, Existing existing) {
   require_folder(folder_of(path));
-  check_export_path(path);
+  check_export_path(path, FileSystem::posix(), existing);
 }
 
 void require(const OutputPath& output) {
@@ -60,12 +60,12 @@ void require(const OutputPath& output) {
     case OutputPath::Kind::stream:
       return require_file(output.path, true);
     case OutputPath::Kind::weights:
-      return require_export(output.path);
+      return require_export(output.path, output.existing);
     case OutputPath::Kind::weights_folder:
       if (const Kind kind = kind_of(detail::without_slash(output.path));
           kind == Kind::file || kind == Kind::other)
         throw IoError("it exists and is no folder; name a new one");
-      return require_export(output.path / "");
+      return require_export(output.path / "", output.existing);
     case OutputPath::Kind::folder:
       return require_save_folder(output.path);
   }

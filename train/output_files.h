@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 
+#include <sherd/checkpoint/weights.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 
 namespace sherd {
@@ -23,6 +24,8 @@ struct OutputPath {
   /// Empty: nothing is asked for.
   std::filesystem::path path;
   Kind kind = Kind::file;
+  /// Of weights: what a folder that is not empty means.
+  Existing existing = Existing::refuse;
 };
 
 /// Looks at all of them; writes nothing. @throws IoError naming all that cannot be written.

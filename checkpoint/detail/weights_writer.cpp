@@ -29,7 +29,7 @@ bool is_weights_file(const std::filesystem::path& path, FileSystem& files) {
   return path.has_filename() && files.kind(path) != Kind::folder;
 }
 
-void check_export_path(const std::filesystem::path& path, FileSystem& files) {
+void check_export_path(const std::filesystem::path& path, FileSystem& files, Existing existing) {
   const std::filesystem::path target = without_slash(path);
   const Kind kind = files.kind(target);
   const auto refuse = [&](const char* why) {
@@ -41,7 +41,7 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files) {
     if (kind == Kind::other) refuse("it exists and is not a regular file");
     return;
   }
-  if (kind == Kind::folder && !files.list(target).empty())
+  if (kind == Kind::folder && existing == Existing::refuse && !files.list(target).empty())
     refuse("this folder is not empty; name a new one with a slash at the end, or a file");
   if (kind == Kind::file || kind == Kind::other)
     refuse("it exists and is not a folder; name a new folder, or a file without the slash at the end");
@@ -84,9 +84,9 @@ void add_index(WeightsPlan& plan, std::optional<int64_t> parameters) {
 
 WeightsWriter::WeightsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                              std::map<std::string, std::string> metadata, int64_t max_shard_bytes,
-                             FileSystem& files)
-    : path_(without_slash(path)), files_(files) {
-  check_export_path(path, files_);
+                             FileSystem& files, Existing existing)
+    : path_(without_slash(path)), files_(files), existing_(existing) {
+  check_export_path(path, files_, existing_);
   if (is_weights_file(path, files_)) {
     plan_ = split_weights(tensors, metadata, std::numeric_limits<int64_t>::max());
     open_file();
@@ -97,9 +97,10 @@ WeightsWriter::WeightsWriter(const std::filesystem::path& path, const std::vecto
   }
 }
 
-WeightsWriter::WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files)
-    : path_(without_slash(path)), files_(files), plan_(std::move(plan)) {
-  check_export_path(path_ / "", files_);
+WeightsWriter::WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files,
+                             Existing existing)
+    : path_(without_slash(path)), files_(files), plan_(std::move(plan)), existing_(existing) {
+  check_export_path(path_ / "", files_, existing_);
   begin_folder();
 }
 
@@ -142,17 +143,48 @@ void WeightsWriter::append(const void* data, int64_t bytes) {
   }
 }
 
-void WeightsWriter::finish() {
+bool WeightsWriter::finish() {
   finish_file();
   while (next_ < plan_.weights.size()) {  // nothing but empty tensors is left
     open_file();
     finish_file();
   }
-  if (!is_folder()) return;
+  if (!is_folder()) return true;
   write_others();
   files_.sync_folder(temporary_);
+  if (existing_ == Existing::accept_equal && files_.kind(path_) == Kind::folder &&
+      !files_.list(path_).empty()) {
+    require_equal();
+    return false;  // the destructor removes what was written
+  }
   rename_durably(files_, temporary_, path_);
   temporary_.clear();
+  return true;
+}
+
+// The folder at the path holds every file of the temporary one.
+void WeightsWriter::require_equal() const {
+  constexpr int64_t kBlock = int64_t{1} << 20;
+  for (const std::string& name : files_.list(temporary_)) {
+    const auto refuse = [&](const char* how) {
+      throw IoError(
+          fmt::format("cannot write weights to '{}': this folder is not empty, and '{}' {}: it holds "
+                      "something else than the model "
+                      "to be written; name a new one",
+                      path_.string(), name, how));
+    };
+    if (files_.kind(path_ / name) != Kind::file) refuse("is not in it");
+    const auto made = files_.open(temporary_ / name), there = files_.open(path_ / name);
+    const int64_t size = made->size();
+    if (there->size() != size) refuse("has another size");
+    std::vector<char> a(static_cast<size_t>(std::min(kBlock, size))), b(a.size());
+    for (int64_t at = 0; at < size; at += kBlock) {
+      const int64_t bytes = std::min(kBlock, size - at);
+      made->read_at(at, a.data(), bytes);
+      there->read_at(at, b.data(), bytes);
+      if (!std::equal(a.begin(), a.begin() + bytes, b.begin())) refuse("has other bytes");
+    }
+  }
 }
 
 std::filesystem::path WeightsWriter::path_of(const WeightsFile& file) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <sherd/checkpoint/safetensors/safetensors.h>
+#include <sherd/checkpoint/weights.h>
 
 namespace sherd {
 
@@ -52,17 +53,19 @@ class WeightsWriter {
   /// @throws as check_export_path() and SafetensorsWriter.
   WeightsWriter(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors,
                 std::map<std::string, std::string> metadata, int64_t max_shard_bytes,
-                FileSystem& files = FileSystem::posix());
+                FileSystem& files = FileSystem::posix(), Existing existing = Existing::refuse);
   /// A folder, whether there is a slash at the path's end or not.
-  WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files = FileSystem::posix());
+  WeightsWriter(const std::filesystem::path& path, WeightsPlan plan, FileSystem& files = FileSystem::posix(),
+                Existing existing = Existing::refuse);
   ~WeightsWriter();
   WeightsWriter(const WeightsWriter&) = delete;
   WeightsWriter& operator=(const WeightsWriter&) = delete;
 
   /// The next bytes of the data, of any number.
   void append(const void* data, int64_t bytes);
-  /// Puts the complete file or folder in its place, on the medium.
-  void finish();
+  /// Puts the complete file or folder in its place, on the medium. @returns false when the folder that is there holds
+  /// the same already (Existing::accept_equal). @throws IoError when it holds anything else.
+  bool finish();
 
  private:
   bool is_folder() const { return !temporary_.empty(); }
@@ -71,10 +74,12 @@ class WeightsWriter {
   void open_file();
   void finish_file();
   void write_others();
+  void require_equal() const;
 
   std::filesystem::path path_;
   FileSystem& files_;
   WeightsPlan plan_;
+  Existing existing_;
   std::filesystem::path temporary_;
   std::unique_ptr<FileLock> lock_;  // on it
   size_t next_ = 0;                 // file to be opened next

@@ -203,7 +203,7 @@ std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainC
   return report.ignored;
 }
 
-void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
+bool export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
   const ModelSource source = model_source(c);
   const bool read_before = rank_0 && c.files && c.files->exported;
   if (rank_0 && is_absent_folder(c.model))
@@ -211,8 +211,9 @@ void export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
         "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files are "
         "written beside the weights",
         c.export_hf, c.model));
-  export_weights(model, c.export_hf, hf::stored_forms(source.config.description),
-                 read_before ? *c.files->exported : export_options(c, source, rank_0));
+  sherd::ExportOptions options = read_before ? *c.files->exported : export_options(c, source, rank_0);
+  if (rank_0) options.existing = existing_export(c);
+  return export_weights(model, c.export_hf, hf::stored_forms(source.config.description), options);
 }
 
 }  // namespace train_gpt

@@ -79,7 +79,7 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
 std::vector<std::string> load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
 
 /// As --export-hf says: like the folder that came in or, of a model that began at random, as transformers
-/// would write it, in the dtype that config.json says [f32]. Collective.
-void export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
+/// would write it, in the dtype that config.json says [f32]. Collective. @returns as sherd::export_weights().
+bool export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
 
 }  // namespace train_gpt

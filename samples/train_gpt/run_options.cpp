@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/train/output_files.h>
+#include <sherd/train/saved_settings.h>
 
 #include "misfit.h"
 
@@ -54,6 +55,18 @@ sherd::TraceOptions trace_options(const TrainConfig& config) {
                                config.strategy, config.optimizer)};
 }
 
+sherd::Existing existing_export(const TrainConfig& config) {
+  using sherd::Existing;
+  if (!config.trains() || sherd::goes_on_in_save_folder(save_folder(config))) return Existing::accept_equal;
+  if (config.resume.empty() || config.resume_parts != "all") return Existing::refuse;
+  try {
+    const int64_t step = sherd::saved_training(config.resume).training.step;
+    return step >= config.last_step() ? Existing::accept_equal : Existing::refuse;
+  } catch (const sherd::Error&) {  // loading it says what is wrong
+    return Existing::refuse;
+  }
+}
+
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get) {
   const bool joins_a_job = config.comm != "local" && config.bootstrap != "none";
   return !joins_a_job || sherd::rank_0_is_here(get);
@@ -68,8 +81,10 @@ void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& ge
     outputs.push_back({"--loss-svg", config.loss_svg, Kind::file});
     outputs.push_back({"--trace", config.trace, Kind::file});
     outputs.push_back({"--timeline", config.timeline, Kind::file});
-    outputs.push_back({"--export-weights", config.export_weights, Kind::weights});
-    outputs.push_back({"--export-hf", config.export_hf, Kind::weights_folder});
+    const bool exports = !config.export_weights.empty() || !config.export_hf.empty();
+    const sherd::Existing existing = exports ? existing_export(config) : sherd::Existing::refuse;
+    outputs.push_back({"--export-weights", config.export_weights, Kind::weights, existing});
+    outputs.push_back({"--export-hf", config.export_hf, Kind::weights_folder, existing});
   }
   sherd::check_outputs(outputs);
 }

@@ -1,6 +1,7 @@
 // What train_gpt's flags mean to the parts of train/ that it is made of.
 #pragma once
 
+#include <sherd/checkpoint/weights.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/train/saving.h>
@@ -21,6 +22,11 @@ sherd::SavingOptions saving_options(const TrainConfig& config);
 
 /// --trace, --timeline, --trace-steps.
 sherd::TraceOptions trace_options(const TrainConfig& config);
+
+/// What a folder of --export-weights or --export-hf that is not empty means. Of a run that can lose nothing it may be the
+/// export itself, of an earlier start: one that trains no further step, or goes on in its own --save. Others are refused
+/// before they train.
+sherd::Existing existing_export(const TrainConfig& config);
 
 /// Whether this process has rank 0, which alone writes all outputs but --save, as far as the environment
 /// tells before the job is joined: true where it does not.

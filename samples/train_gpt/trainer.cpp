@@ -12,6 +12,7 @@
 #include "misfit.h"
 #include "model_source.h"
 #include "muon_config.h"
+#include "run_options.h"
 #include "saved_model.h"
 #include "windows.h"
 
@@ -269,13 +270,15 @@ bool Trainer::weights_are_finite() {
   return not_finite == 0;
 }
 
-void Trainer::export_weights() {
-  sherd::export_weights(
+bool Trainer::export_weights() {
+  return sherd::export_weights(
       model_, config_.export_weights,
-      {.dtype = dtype_named(config_.export_dtype), .metadata = {{"sherd.routing", routing_.summary()}}});
+      {.dtype = dtype_named(config_.export_dtype),
+       .metadata = {{"sherd.routing", routing_.summary()}},
+       .existing = rank_.world->rank() == 0 ? existing_export(config_) : Existing::refuse});
 }
 
-void Trainer::export_folder() { train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
+bool Trainer::export_folder() { return train_gpt::export_folder(model_, config_, rank_.world->rank() == 0); }
 
 RankMemory Trainer::replicated_memory() {
   return sherd::replicated_memory(routing_, dtype_named(config_.precision));

@@ -112,10 +112,10 @@ class Trainer {
   /// `made` hears of each. Equal on all ranks.
   std::vector<int32_t> generate(std::vector<int32_t> prompt, int64_t count,
                                 const std::function<void(int32_t)>& made = {});
-  /// As --export-weights and --export-dtype say. Collective.
-  void export_weights();
-  /// As --export-hf says. Collective.
-  void export_folder();
+  /// As --export-weights and --export-dtype say. Collective. @returns as sherd::export_weights().
+  bool export_weights();
+  /// As --export-hf says. Collective. @returns as sherd::export_weights().
+  bool export_folder();
   /// Tensors of the first weights' files that are not the model's, by name.
   const std::vector<std::string>& ignored_tensors() const { return ignored_; }
   /// What a checkpoint of this moment holds besides tensors.

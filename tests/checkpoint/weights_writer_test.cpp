@@ -109,5 +109,55 @@ TEST(WeightsWriter, AFolderThatFillsUpMeanwhileIsNotReplaced) {
   EXPECT_THAT(names_in(folder / "out"), ElementsAre("other"));
 }
 
+/// @returns WeightsWriter::finish().
+bool write_again(const std::string& path, const std::string& data = kData) {
+  WeightsWriter writer(path, kTensors, {}, 12, FileSystem::posix(), Existing::accept_equal);
+  writer.append(data.data(), 22);
+  return writer.finish();
+}
+
+TEST(WeightsWriter, AnEqualFolderIsLeftAsItIsAndAnythingElseIsRefused) {
+  const TemporaryFolder folder;
+  const std::string out = folder / "out/";
+  EXPECT_TRUE(write_again(out)) << "nothing was there";
+  const auto before = fs::last_write_time(fs::path(out) / kFirst);
+  folder.write("out/README.md", "mine");
+  EXPECT_FALSE(write_again(out));
+  EXPECT_EQ(fs::last_write_time(fs::path(out) / kFirst), before);
+  EXPECT_EQ(names_in(out).size(), 4u);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("out"));
+  EXPECT_THROW(write(out, FileSystem::posix()), IoError) << "unless it is asked for";
+
+  std::string other = kData;
+  other[20] ^= 1;
+  EXPECT_THAT(message_of<IoError>([&] { write_again(out, other); }),
+              ::testing::AllOf(::testing::HasSubstr("not empty"), ::testing::HasSubstr("has other bytes")));
+  fs::remove(fs::path(out) / kSecond);
+  EXPECT_THAT(message_of<IoError>([&] { write_again(out); }), ::testing::HasSubstr("is not in it"));
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("out")) << "nothing is left beside it";
+}
+
+/// Another process makes each folder right before this one.
+class Raced : public FaultFileSystem {
+ public:
+  bool create_folder(const fs::path& path) override {
+    if (made_++ == 0) FileSystem::posix().create_folder(path);
+    return FaultFileSystem::create_folder(path);
+  }
+
+ private:
+  int made_ = 0;
+};
+
+TEST(WeightsWriter, ATemporaryFolderOfAnotherProcessIsNotTakenOver) {
+  const TemporaryFolder folder;
+  Raced files;
+  write(folder / "out/", files);
+  const std::vector<std::string> names = names_in(folder.path());
+  ASSERT_EQ(names.size(), 2u) << "the other one's and the export";
+  EXPECT_THAT(names_in(folder / names.back()), IsEmpty());
+  EXPECT_EQ(names_in(folder / "out").size(), 3u);
+}
+
 }  // namespace
 }  // namespace sherd
