@@ -3,7 +3,7 @@
 # bits of a run that goes on undisturbed from the same checkpoint on the same ranks?
 #   scripts/faults.sh [RUNS]                   (20)
 #   BUILD=build/release RANKS=3 SEED=N LIMIT=120 KINDS="stopped network" scripts/faults.sh 100      (KINDS: those alone)
-# A fault strikes one random rank (of RANKS) at a random instant after its first step:
+# A fault strikes one random rank (of RANKS), or all of the run, at a random instant after its first step:
 #   killed    SIGKILL
 #   stopped   SIGSTOP for ever: the others give up waiting (--comm-timeout), and it must never commit anything
 #   delayed   SIGSTOP for less than that: nothing may happen at all
@@ -11,6 +11,10 @@
 #   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
 #   network   ranks on hosts of their own, which are network namespaces (scripts/hosts.sh, root only): the cable of its host
 #             is pulled out for 8 s
+#   requeued  the whole job is killed and started again as the same job (SLURM_JOB_ID) on another host name, on a file system
+#             that says it is NFS (root, unshare, a C compiler)
+#   exported  a rank is killed behind the export of the weights, when everything is saved and written
+#   room      the disk is full from then until 20 s after the last step: the weights in memory must be saved in the end
 # Prints a line for each run and a table: tried, hung, lost, and median and worst seconds from the fault to the next finished
 # step. Exit code 1 when any hung or is lost.
 #   hung      the ranks of the start that the fault struck have not all ended 10 s after the timeout (5 s) that follows the
@@ -47,14 +51,31 @@ clean_up() {
 }
 trap clean_up EXIT
 mkdir "$scratch/disk"
-kinds=(killed stopped delayed throws)
+kinds=(killed stopped delayed throws exported)
 if mount -t tmpfs -o size=64m tmpfs "$scratch/disk" 2>/dev/null; then
   mounted=yes
-  kinds+=(disk)
+  kinds+=(disk room)
 else
   echo "SKIPPED: full disks, for no file system can be mounted here (that takes root)" >&2
 fi
 [[ ! -e /run/sherd-hosts/count ]] || kinds+=(network)
+cat >"$scratch/nfs.c" <<'END'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/vfs.h>
+int statfs(const char* path, struct statfs* s) {
+  int (*real)(const char*, struct statfs*) = dlsym(RTLD_NEXT, "statfs");
+  int result = real(path, s);
+  if (strncmp(path, BELOW, sizeof BELOW - 1) == 0) s->f_type = 0x6969;
+  return result;
+}
+END
+if unshare --uts hostname node1 2>/dev/null && cc -shared -fPIC "-DBELOW=\"$scratch\"" -o "$scratch/nfs.so" "$scratch/nfs.c" -ldl 2>/dev/null; then
+  kinds+=(requeued)
+else
+  echo "SKIPPED: requeued jobs, for host names cannot be changed here (that takes root), or there is no cc" >&2
+fi
 command -v prlimit >/dev/null || { echo "SKIPPED: throws, for there is no prlimit" >&2; kinds=("${kinds[@]/throws/killed}"); }
 if [[ -n ${KINDS:-} ]]; then
   read -ra wanted <<<"$KINDS"
@@ -68,8 +89,9 @@ fi
 seq 1 4000 | awk '{ x = (x * 1103515245 + 12345) % 2147483648; printf "%s%s", substr("theofandtoinisit", x % 13 + 1, 3), $1 % 9 ? " " : "\n" }' \
   >"$scratch/text"
 batch=$((12 * ranks))
+steps=${STEPS:-400}
 model=(--data "$scratch/text" --dim 32 --layers 2 --heads 2 --seq 32 --batch $batch --seed 5 --threads 1 --quiet
-  --optimizer muon --strategy zero3 --measure-peak false --steps "${STEPS:-400}")
+  --optimizer muon --strategy zero3 --measure-peak false --steps "$steps")
 
 # Processes below $1 that run train_gpt.
 ranks_below() {
@@ -118,31 +140,65 @@ same_bits() {
 declare -A tried hung lost times
 one_run() {
   local number=$1 kind=$2 folder=$scratch/run job begun at death before verdict=well seconds=- victims victim host restored
-  local survivors=() over=- committed first rank named
-  [[ $kind == disk ]] && folder=$scratch/disk/run
+  local survivors=() over=- committed first rank named on_failure=stop again_from='start 2 of' weights=$scratch/run.weights more=()
+  [[ $kind == disk || $kind == room ]] && folder=$scratch/disk/run
+  [[ $kind == room ]] && on_failure=warn
+  # Behind the export something is left to do.
+  [[ $kind == exported ]] && weights=$scratch/run.model/ more=(--sample 6000)
   rm -rf "$scratch"/run* "$scratch"/disk/*
   local start=("$sherd" run --mpirun "$mpirun") find=ranks_below
   if [[ $kind == network ]]; then
     start=("$hosts" launcher "$sherd" run --hosts "$(seq -s, -f 'host%g:1' 1 "$ranks")" --remote-shell "$SHERD_HOSTS_AGENT")
     find=ranks_on_hosts
   fi
-  "${start[@]}" --nproc "$ranks" --max-restarts 20 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi \
-    --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure stop --metrics "$scratch/run.metrics" \
-    --export-weights "$scratch/run.weights" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
+  local command=("${start[@]}" --nproc "$ranks" --max-restarts 20 --grace 6 -- "$train_gpt" "${model[@]}" --comm mpi
+    --comm-timeout 5 --save "$folder" --save-every 10 --async-save --save-failure $on_failure --metrics "$scratch/run.metrics"
+    --export-weights "$weights" "${more[@]}")
+  # as_job HOST RESTARTS: the command as a job of a batch system. It becomes the process that is started.
+  as_job() {
+    SLURM_JOB_ID=77 SLURM_RESTART_COUNT=$2 LD_PRELOAD=$scratch/nfs.so \
+      exec unshare --uts bash -c 'hostname "$0"; exec "$@"' "$1" "${command[@]}"
+  }
+  if [[ $kind == requeued ]]; then
+    as_job node1 0 >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
+  else
+    "${command[@]}" >"$scratch/run.out" 2>"$scratch/run.err" </dev/null &
+  fi
   job=$!
   begun=$SECONDS
   until [[ $(steps_in "$scratch/run.metrics") -gt 0 ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
-  sleep "$(awk -v r=$RANDOM 'BEGIN { printf "%.3f", 3 * r / 32768 }')"
+  if [[ $kind == exported ]]; then
+    until [[ -e $weights ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
+  else
+    # A disk that is full only behind the last save is no fault.
+    sleep "$(awk -v r=$RANDOM -v most=$([[ $kind == room ]] && echo 0.5 || echo 3) 'BEGIN { printf "%.3f", most * r / 32768 }')"
+  fi
   mapfile -t victims < <($find $job)
   victim=${victims[RANDOM % (${#victims[@]} > 0 ? ${#victims[@]} : 1)]:-}
-  [[ -z $victim ]] && kind=late  # it was over before
+  [[ -z $victim || -z $(alive "$victim") ]] && kind=late  # it was over before
   before=$(steps_in "$scratch/run.metrics")
   for at in "${victims[@]}"; do [[ $at == "$victim" ]] || survivors+=("$at"); done
   committed=$(newest_in "$folder")
   rank=$(tr '\0' '\n' <"/proc/$victim/environ" | sed -n 's/^OMPI_COMM_WORLD_RANK=//p') 2>/dev/null
   death=$(now)
   case $kind in
-    killed) kill -KILL "$victim" ;;
+    killed | exported) kill -KILL "$victim" ;;
+    requeued)
+      kill -KILL $job
+      wait $job 2>/dev/null
+      until [[ -z $(alive "${victims[@]}") ]]; do sleep 0.02; done
+      again_from=requeued
+      echo "$again_from" >>"$scratch/run.err"
+      as_job node2 1 >>"$scratch/run.out" 2>>"$scratch/run.err" </dev/null &
+      job=$!
+      ;;
+    room)
+      head -c 64M /dev/zero >"$scratch/disk/filler" 2>/dev/null
+      until [[ $(steps_in "$scratch/run.metrics") -ge $steps ]] || ! kill -0 $job 2>/dev/null; do sleep 0.05; done
+      sleep 20
+      rm -f "$scratch/disk/filler"
+      before=0
+      ;;
     stopped) kill -STOP "$victim" ;;
     delayed)
       kill -STOP "$victim"
@@ -172,9 +228,9 @@ one_run() {
     fi
     if [[ $over == - && -z $(alive "${survivors[@]}") ]]; then over=$(seconds_since "$death"); fi
     if [[ $seconds == - ]]; then
-      if [[ $kind == delayed || $kind == late ]]; then
+      if [[ $kind =~ ^(delayed|late|room)$ ]]; then
         ((at > before)) && seconds=$(seconds_since "$death")
-      elif grep -q 'start 2 of' "$scratch/run.err"; then
+      elif grep -q "$again_from" "$scratch/run.err"; then
         : "${again:=$at}"
         ((at > again)) && seconds=$(seconds_since "$death")
       fi
@@ -195,10 +251,11 @@ one_run() {
   [[ $last =~ from\ step\ ([0-9]+) ]] && step=${BASH_REMATCH[1]}
   if [[ $verdict == well ]]; then
     if [[ $code != 0 ]]; then verdict="lost (exit code $code)"; fi
-    if [[ $code == 0 ]] && ! same_bits "$scratch/run.weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
-    if [[ $kind == delayed && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
-    if [[ $kind == killed && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
-    first=$(sed -n 's/.*start 2 of .* from step \([0-9]*\).*/\1/p' "$scratch/run.err")
+    [[ -d $weights ]] && weights+=model.safetensors
+    if [[ $code == 0 ]] && ! same_bits "$weights" "$folder" "$step" "$on"; then verdict="lost (other bits)"; fi
+    if [[ $kind =~ ^(delayed|room)$ && $starts != 1 ]]; then verdict="lost ($starts starts)"; fi
+    if [[ $kind =~ ^(killed|exported)$ && $starts == 1 ]]; then verdict="lost (nobody saw it)"; fi
+    first=$(sed -n "/$again_from/,\$ s/.*start [0-9]* of .* from step \([0-9]*\).*/\1/p" "$scratch/run.err" | head -1)
     if ((starts > 1 && ${first:-0} < committed)); then verdict="lost (step $committed was committed, but it went on from ${first:-0})"; fi
     # Of the start that was struck: lines of its ranks that name the one that failed as another than their own.
     named=$(sed '/start 2 of/,$d' "$scratch/run.err" | grep '^train_gpt: ' | sed 's/ on rank [0-9]*//g' |

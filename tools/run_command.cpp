@@ -33,6 +33,9 @@ ended for good with something wrong (exit code 3: train_gpt, for which SHERD_RUN
 done its last step, and lines of --metrics are missing, say), when no number of ranks is left, and when it ends
 twice in the same way before it has done a step (a crash loop).
 
+After a save that failed (exit code 4 of train_gpt: the disk is full, say) the next start waits until the folder of --save
+takes as much as its newest checkpoint has, --room-within at most; then it gives up and says so.
+
 SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank; there is no restart then, and a second one ends
 them at once. Nothing outlives this program on its host, even when it is killed.
 Exit code: 0 ended well, 1 given up or stopped, 2 wrong arguments (of this program or COMMAND).
@@ -88,6 +91,8 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
           "a rank that stands stopped (SIGSTOP) for longer has failed [60]");
   seconds("--end-within", options_.end_within,
           "longest time from the first rank's end with code 0 to the last's [3600]");
+  seconds("--room-within", options_.room_within,
+          "longest wait for room in the folder of --save, after a save failed, before a restart [3600]");
   app_->add_flag("--keep-rank", keep_rank_)->group("");  // what mpirun starts
   app_->footer(kHelp);
   return app_;

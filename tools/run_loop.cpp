@@ -8,18 +8,24 @@
 #include <ctime>
 #include <filesystem>
 #include <limits>
+#include <map>
+#include <optional>
 #include <random>
+#include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/kernels/device/error.h>
 
 #include "run_hosts.h"
 #include "run_processes.h"
 #include "run_progress.h"
+#include "run_room.h"
 #include "run_target.h"
 
 namespace sherd::tools {
@@ -40,12 +46,19 @@ double seconds_between(StartOutcome::Clock::time_point from, StartOutcome::Clock
   return std::max(0.0, std::chrono::duration<double>(to - from).count());
 }
 
+// Of the batch system's job, or of the run, that this supervisor is a start of.
+std::pair<std::string, uint64_t> job_of_this_process() {
+  const LockHolder self = LockHolder::of_this_process();
+  return self.run.empty() ? std::pair(self.job, self.job_start) : std::pair(self.run, self.start);
+}
+
 class Run {
  public:
   Run(const RunOptions& options, std::ostream& err)
       : options_(options), err_(err), target_(options.command), mark_(random_mark()) {}
 
   int run() {
+    hold_save_folder();
     read_hosts();
     RestartPolicy policy(options_.policy, target_.rules());
     NextStart next = policy.first(capacity());
@@ -80,6 +93,8 @@ class Run {
       policy.set_rules(target_.rules());
       next = policy.after(failed, capacity());
       if (next.ranks == 0) return gives_up(policy, next.exit_code, next.why, cause);
+      if (const std::string full = failed.unsaved ? wait_for_room() : ""; !full.empty())
+        return gives_up(policy, 1, full, cause);
       because = fmt::format("{} after {:.1f} s", cause, seconds);
       down_since_ = outcome.failed;
     }
@@ -89,6 +104,22 @@ class Run {
   template <class... Args>
   void say(fmt::format_string<Args...> text, Args&&... args) {
     err_ << "sherd run: " << fmt::format(text, std::forward<Args>(args)...) << std::endl;
+  }
+
+  // Two supervisors would count each other's checkpoints as their own.
+  void hold_save_folder() {
+    const std::filesystem::path folder = target_.save();
+    if (folder.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error)
+      throw IoError(fmt::format("--save '{}': cannot be made: {}; name a folder that can be written to",
+                                folder.string(), error.message()));
+    // A name that a save sweeps, should this process end in between.
+    const auto temporary = [folder, made = 0, this]() mutable {
+      return folder / fmt::format("lock.tmp-{}-{}", mark_, made++);
+    };
+    held_.emplace(folder, FileSystem::posix(), LockHolder::of_this_process(), temporary, "supervisor");
   }
 
   void read_hosts() {
@@ -126,7 +157,7 @@ class Run {
     for (const RunHost& h : there_) hosts.push_back(fmt::format("{}:{}", h.name, h.slots));
     return {.command = launcher_command(options_, ranks, fmt::format("{}", fmt::join(hosts, ",")),
                                         std::filesystem::read_symlink("/proc/self/exe").string(), command),
-            .environment = {{"SHERD_RUN", mark_}, {"SHERD_RUN_START", std::to_string(start_)}},
+            .environment = environment(),
             .ranks = ranks,
             .begin_within = milliseconds_of(options_.begin_within),
             .grace = milliseconds_of(options_.grace),
@@ -135,12 +166,40 @@ class Run {
             .end_within = milliseconds_of(options_.end_within)};
   }
 
+  std::map<std::string, std::string> environment() const {
+    std::map<std::string, std::string> variables = {{"SHERD_RUN", mark_},
+                                                    {"SHERD_RUN_START", std::to_string(start_)}};
+    if (const auto [job, job_start] = job_of_this_process(); !job.empty())
+      variables.insert({{"SHERD_JOB", job}, {"SHERD_JOB_START", std::to_string(job_start)}});
+    return variables;
+  }
+
   void count_lost(const StartOutcome& outcome, const RunProgress& progress) {
     if (down_since_) down_ += seconds_between(*down_since_, outcome.began ? outcome.all_begun : outcome.over);
     down_since_.reset();
     if (outcome.failed != StartOutcome::Clock::time_point() && outcome.began)
       again_ += std::min(seconds_between(outcome.all_begun, outcome.failed),
                          progress.seconds_since_checkpoint() - seconds_between(outcome.failed, outcome.over));
+  }
+
+  // What a start trains is lost where it cannot be saved. @returns why there is none; empty: there is room.
+  std::string wait_for_room() {
+    constexpr double kLongestPause = 30;
+    const auto begin = StartOutcome::Clock::now();
+    const auto spent = [&] { return seconds_between(begin, StartOutcome::Clock::now()); };
+    const RunTarget::Newest newest = target_.newest();
+    for (double pause = 0.5;; pause = std::min(2 * pause, kLongestPause)) {
+      const std::string full = no_room(target_.save(), newest.sequence > 0 ? newest.step : -1);
+      if (full.empty()) return "";
+      if (pause == 0.5)
+        say("{}; start {} waits for room, at most {:.0f} s", full, start_ + 1, options_.room_within);
+      const double left = options_.room_within - spent();
+      if (left <= 0)
+        return fmt::format("{}; make room and give the same command again, which goes on from step {}", full,
+                           newest.step);
+      if (const int signal = stop_asked(milliseconds_of(std::min(pause, left))); signal != 0)
+        return fmt::format("{}; stopped by signal {} ({})", full, signal, ::strsignal(signal));
+    }
   }
 
   std::string summary(const RestartPolicy& policy) const {
@@ -164,6 +223,7 @@ class Run {
   std::ostream& err_;
   RunTarget target_;
   std::string mark_;
+  std::optional<SaveLock> held_;
   std::vector<RunHost> hosts_, there_;
   uint64_t start_ = 1;
   std::optional<StartOutcome::Clock::time_point> down_since_;
@@ -181,6 +241,8 @@ std::vector<std::string> launcher_command(const RunOptions& options, int64_t ran
   // between SIGTERM and SIGKILL.
   words.insert(words.end(), {"--oversubscribe", "--bind-to", "none", "--enable-recovery", "--mca",
                              "odls_base_sigkill_timeout", "2", "-x", "SHERD_RUN", "-x", "SHERD_RUN_START"});
+  if (!job_of_this_process().first.empty())
+    words.insert(words.end(), {"-x", "SHERD_JOB", "-x", "SHERD_JOB_START"});
   if (!hosts.empty())
     words.insert(words.end(), {"--mca", "plm_rsh_agent", options.remote_shell, "--host", hosts});
   words.insert(words.end(), options.mpirun_arguments.begin(), options.mpirun_arguments.end());

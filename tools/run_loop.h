@@ -20,6 +20,8 @@ struct RunOptions {
   std::vector<std::string> mpirun_arguments;
   /// In seconds, as StartOptions.
   double begin_within = 120, grace = 15, stop_grace = 300, stopped_for = 60, end_within = 3600;
+  /// How long a restart may wait for room in the folder of --save.
+  double room_within = 3600;
   /// Program and arguments.
   std::vector<std::string> command;
 };

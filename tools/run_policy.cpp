@@ -37,6 +37,7 @@ FailedStart failed_start(const StartOutcome& outcome, int64_t ranks, bool progre
     if (r.kind == RankReport::Kind::killed) ++f.dead;
     if (options.lost_code != 0 && ended && r.value == options.lost_code) ++f.lost;
     if (ended && r.value == kForGood) f.for_good = true;
+    if (ended && r.value == kUnsaved) f.unsaved = true;
   }
   f.dead += static_cast<int64_t>(outcome.stopped.size());
   if (!outcome.first) {

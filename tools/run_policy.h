@@ -14,6 +14,8 @@ namespace sherd::tools {
 /// another start would find no work, and end well. Only under `sherd run`, which sets SHERD_RUN in its
 /// environment.
 constexpr int kForGood = 3;
+/// The exit code of a program that could not write a checkpoint or its metrics. Only under `sherd run`, too.
+constexpr int kUnsaved = 4;
 
 struct PolicyOptions {
   int64_t ranks = 1;      // at most
@@ -41,6 +43,8 @@ struct FailedStart {
   int code = -1;
   /// A rank ended with kForGood.
   bool for_good = false;
+  /// A rank ended with kUnsaved.
+  bool unsaved = false;
   /// Ranks that were killed or stand stopped; those that ended with lost_code. Only those count that had come
   /// to it before the supervisor ended the others.
   int64_t dead = 0, lost = 0;

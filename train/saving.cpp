@@ -16,16 +16,20 @@ Saving::Saving(SavedRun run, SavingOptions options)
     : run_(std::move(run)), options_(std::move(options)), last_(options_.last_step) {
   const SaveFolder& folder = options_.folder;
   if (folder.save.empty()) return;
-  saver_.emplace(run_.world, checkpoint_tensors(run_.model, run_.optimizer),
-                 SaverOptions{.folder = folder.save,
-                              .keep = options_.keep,
-                              .async = options_.async,
-                              .continues = run_.resumed ? run_.resumed->path : "",
-                              .refuse_not_finite = true,
-                              // A run never replaces what it goes on from.
-                              .overwrite = folder.overwrite && !goes_on_in_save_folder(folder),
-                              .admit = [folder] { check_save_folder(folder); },
-                              .files = options_.files});
+  try {
+    saver_.emplace(run_.world, checkpoint_tensors(run_.model, run_.optimizer),
+                   SaverOptions{.folder = folder.save,
+                                .keep = options_.keep,
+                                .async = options_.async,
+                                .continues = run_.resumed ? run_.resumed->path : "",
+                                .refuse_not_finite = true,
+                                // A run never replaces what it goes on from.
+                                .overwrite = folder.overwrite && !goes_on_in_save_folder(folder),
+                                .admit = [folder] { check_save_folder(folder); },
+                                .files = options_.files});
+  } catch (const IoError& e) {
+    throw NotWritten(e.what());
+  }
 }
 
 void Saving::warn(int64_t step, const std::string& what) {
@@ -41,9 +45,8 @@ bool Saving::attempt(int64_t step, Work work) {
     work();
     return true;
   } catch (const IoError& e) {
-    if (options_.on_failure == SaveFailure::stop) throw;
+    if (options_.on_failure == SaveFailure::stop && !ending_) throw NotWritten(e.what());
     if (!std::exchange(heard_, false)) warn(step, e.what());
-    if (step == last_) last_failure_ = e.what();
     return false;
   }
 }
@@ -53,9 +56,29 @@ void Saving::listen() {
   try {
     saver_->poll();
   } catch (const IoError& e) {
-    if (options_.on_failure == SaveFailure::stop) throw;
+    if (options_.on_failure == SaveFailure::stop && !ending_) throw NotWritten(e.what());
     if (!std::exchange(heard_, true)) warn(behind_, e.what());
   }
+}
+
+// The weights are lost with the process where this fails for good.
+void Saving::save_last(int64_t step) {
+  for (;;) {
+    bool useless = false;
+    try {
+      saver_->save(run_.state());
+      saver_->wait();
+      last_is_saved_ = true;
+      return;
+    } catch (const IoError& e) {
+      last_failure_ = e.what();
+      useless = dynamic_cast<const NotFiniteModel*>(&e) != nullptr;
+    }
+    if (!options_.retry || !options_.retry(last_failure_, useless)) break;
+    last_failure_.clear();
+  }
+  if (options_.on_failure == SaveFailure::stop) throw NotWritten(last_failure_);
+  warn(step, last_failure_);
 }
 
 bool Saving::falls_due(int64_t step) const {
@@ -77,8 +100,8 @@ void Saving::told(int64_t step) {
 
 std::optional<double> Saving::after_step(int64_t step) {
   if (!saver_) return std::nullopt;
+  const bool last = ending_ = step == last_;
   listen();
-  const bool last = step == last_;
   due_ = due_ || falls_due(step);
   if (!due_) return std::nullopt;
   const auto start = std::chrono::steady_clock::now();
@@ -97,12 +120,13 @@ std::optional<double> Saving::after_step(int64_t step) {
     runtime_of(run_.model).hold_weights(saver_->snapshot(run_.state()));
     snapshot_of_ = behind_ = step;
     told(told_);
+  } else if (last) {
+    save_last(step);
   } else {
-    const bool saved = attempt(step, [&] {
+    attempt(step, [&] {
       saver_->save(run_.state());
       saver_->wait();
     });
-    last_is_saved_ = last && saved;
   }
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }

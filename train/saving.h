@@ -33,6 +33,12 @@ enum class SaveFailure {
   stop,  // it ends
 };
 
+/// A checkpoint, or a line of metrics, that could not be written and therefore ends training.
+class NotWritten : public IoError {
+ public:
+  using IoError::IoError;
+};
+
 struct SavingOptions {
   SaveFolder folder = {};
   /// A checkpoint after every so many steps, besides the last; 0: only after that.
@@ -47,6 +53,9 @@ struct SavingOptions {
   /// none issued after it. False: it is not saved, and not tried again. May be collective. Null: all may be
   /// saved.
   std::function<bool(int64_t step)> may_save = {};
+  /// Asked on every rank alike, collective, after an attempt to save the last step failed: whether to make another one
+  /// (SaveRetry::again()). Null: the first failure counts.
+  std::function<bool(const std::string& failure, bool useless)> retry = {};
   /// Null: FileSystem::posix(). Outlives Saving.
   FileSystem* files = nullptr;
 };
@@ -57,7 +66,7 @@ struct SavingOptions {
 class Saving {
  public:
   /// Does nothing without a folder. Collective.
-  /// @throws IoError when another run saves there now, or did (check_save_folder()).
+  /// @throws NotWritten when another run saves there now, or did (check_save_folder()), or the folder cannot be written to.
   Saving(SavedRun run, SavingOptions options);
   /// Whether `step` must be told of before after_step(): training waits while it is saved, or while
   /// SavingOptions::may_save is asked.
@@ -73,8 +82,9 @@ class Saving {
   /// finished. The last step waits until everything is on disk. What SavingOptions::may_save takes is part of
   /// the wait.
   ///
-  /// A save that failed is a warning, and what falls due next is tried as if nothing had been.
-  /// @throws IoError for it with SaveFailure::stop, also when it was written behind.
+  /// A save that failed is a warning, and what falls due next is tried as if nothing had been. The last step is saved
+  /// again as long as SavingOptions::retry says so, whatever SaveFailure is.
+  /// @throws NotWritten for it with SaveFailure::stop, also when it was written behind, unless the last step follows.
   std::optional<double> after_step(int64_t step);
   /// A checkpoint of what the run holds (it came from elsewhere, or is only built), unless that is the
   /// very checkpoint it was resumed from.
@@ -98,6 +108,7 @@ class Saving {
   /// Whether `work`, which saves, went well. What it throws, it throws on every rank.
   template <class Work>
   bool attempt(int64_t step, Work work);
+  void save_last(int64_t step);
   void warn(int64_t step, const std::string& what);
   void listen();
   bool falls_due(int64_t step) const;
@@ -112,6 +123,7 @@ class Saving {
   bool last_is_saved_ = false;
   int64_t behind_ = 0;       // the step that is being written behind training
   bool heard_ = false;       // that it failed
+  bool ending_ = false;  // the last step is being saved: an earlier save that failed ends nothing any more
   bool due_ = false;         // a save, as soon as none is in flight
   int64_t told_ = 0;         // the latest step in the metrics
   std::optional<double> longest_save_;

@@ -158,6 +158,11 @@ void StopRequest::release() noexcept { impl_->release(); }
 
 int StopRequest::signal() const noexcept { return first_signal.load(); }
 
+double StopRequest::seconds_since_signal() const noexcept {
+  const int64_t at = first_at.load();
+  return at == 0 ? 0 : static_cast<double>(monotonic_ns() - at) / 1e9;
+}
+
 std::string StopRequest::name_of(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return name != nullptr ? fmt::format("SIG{}", name) : fmt::format("signal {}", signal);

@@ -49,6 +49,8 @@ class StopRequest {
 
   /// The first signal that came; 0: none. Any thread, lock-free.
   int signal() const noexcept;
+  /// Seconds since it came; 0: none came. Any thread.
+  double seconds_since_signal() const noexcept;
   /// "SIGTERM", "SIGINT", ..., or "signal 77".
   static std::string name_of(int signal);
 

@@ -125,6 +125,7 @@ struct TrainConfig {
   bool allow_new_state = false;
   bool overwrite = false;
   std::string save_failure = "warn";
+  std::string save_retry = "10m";
   // Output.
   int64_t eval_every = 0;
   std::optional<int64_t> eval_windows;  // none: see evaluation_windows()

@@ -197,6 +197,10 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
         {"save_failure", &c.save_failure, "warn|stop",
          "a save that fails (disk full), or a line of --metrics: training goes on and tries again when the "
          "next is due, or ends; a run without its last checkpoint or without lines ends with exit code 1"},
+        {"save_retry", &c.save_retry, "TIME",
+         "after the last step, or after a signal within --grace: repeat a save that fails, with growing "
+         "pauses, for so "
+         "long: 10m, 90s or 1h; 0: never"},
         {"overwrite", &c.overwrite, "",
          "--save may hold another run: its checkpoints are removed once the first of this run is complete; "
          "those that --resume goes on from stay"},

@@ -43,8 +43,11 @@ namespace train_gpt {
 namespace {
 
 constexpr int kFailure = 1, kUsage = 2;
-// Told to `sherd run`, which would start a failed run again, and see it end well for lack of work.
-constexpr int kForGood = 3;
+// Exit codes for `sherd run` alone. It would start a failed run again, and see it end well for lack of work; and it waits
+// for room on the disk before it starts one again that could not save.
+constexpr int kForGood = 3, kUnsaved = 4;
+
+int told_to_supervisor(int code) { return std::getenv("SHERD_RUN") != nullptr ? code : kFailure; }
 
 void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   const std::vector<sherd::RankMemory> memory = trainer.memory();
@@ -165,8 +168,8 @@ void sample(Trainer& trainer, const TrainConfig& config, Output* out) {
 
 // Everything that a rank does with its trainer. @returns as run_rank().
 std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& sources,
-                const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out, std::string& doing,
-                std::atomic<bool>& for_good) {
+                const sherd::TokenWindows* windows, sherd::TraceOutput& trace, Output* out,
+                std::string& doing, std::atomic<int>& code) {
   std::string wrong;
   if (out) out->say("{}\n\n{}\n", with_flags(trainer.routing()), with_flags(trainer.describe()));
   if (config.explain_plan && out) out->say("{}\n", trainer.explain_plan());
@@ -185,7 +188,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   } else if (trainer.step() < config.last_step()) {
     TrainingEnd end = train(trainer, config, sources, trace, out, doing);
     wrong = std::move(end.wrong);
-    if (end.for_good) for_good = true;
+    if (end.for_good) code = kForGood;
+    if (end.unsaved) code = kUnsaved;
     doing = "writing the results";
     const std::vector<std::string> traced = trace.write();
     summarise(trainer, config, out);
@@ -209,13 +213,17 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
   }
   if (!config.export_weights.empty()) {
     doing = "exporting the weights";
-    trainer.export_weights();
-    if (out) out->say("weights written to {}\n", config.export_weights);
+    const bool written = trainer.export_weights();
+    if (out)
+      out->say("{} {}\n", written ? "weights written to" : "weights not written again, complete in",
+               config.export_weights);
   }
   if (!config.export_hf.empty()) {
     doing = "writing the model's folder";
-    trainer.export_folder();
-    if (out) out->say("model written to {}\n", config.export_hf);
+    const bool written = trainer.export_folder();
+    if (out)
+      out->say("{} {}\n", written ? "model written to" : "model not written again, complete in",
+               config.export_hf);
   }
   if (config.sample_bytes() > 0) {
     doing = "sampling";
@@ -227,7 +235,7 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
 // Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
 // rank 0 alone writes.
 std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources, Output* out,
-                     std::string& doing, std::atomic<bool>& for_good) {
+                     std::string& doing, std::atomic<int>& code) {
   const TrainConfig& config = inputs.config;
   const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
   doing = "comparing the ranks' flags and files";
@@ -244,9 +252,8 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
   }
   Trainer trainer(rank, config, windows);
   // The trainer outlives what fails, so that the other ranks hear of the cause.
-  return sherd::abort_on_error(*rank.world, [&] {
-    return use(trainer, config, sources, windows.get(), trace, out, doing, for_good);
-  });
+  return sherd::abort_on_error(
+      *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });
 }
 
 constexpr const char* kLessMemory =
@@ -281,8 +288,8 @@ std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
                                 .program = "train_gpt"});
 }
 
-// @returns as run_rank(). @param for_good becomes true when there is nothing to go on with (TrainingEnd).
-std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
+// @returns as run_rank(). @param code what `sherd run` is told when something is wrong.
+std::string run(const CommandLine& line, std::atomic<int>& code) {
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   const RunInputs inputs = read_inputs(line.config);
   const TrainConfig& config = inputs.config;
@@ -299,10 +306,9 @@ std::string run(const CommandLine& line, std::atomic<bool>& for_good) {
     if (rank.world->rank() == 0) output.emplace(line, start);
     if (output && !line.comm_choice.empty()) output->say("{}\n", line.comm_choice);
     std::string doing;
-    const std::string at_the_end =
-        in_words(doing, [&] {
-          return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, for_good);
-        });
+    const std::string at_the_end = in_words(doing, [&] {
+      return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, code);
+    });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
   };
@@ -331,12 +337,16 @@ int main_of(int argc, const char* const* argv) {
   }
   int code = 0;
   try {
-    std::atomic<bool> for_good = false;
-    if (const std::string wrong = run(line, for_good); !wrong.empty()) {
+    std::atomic<int> told = kFailure;
+    if (const std::string wrong = run(line, told); !wrong.empty()) {
       std::fflush(stdout);
       warn(wrong);
-      code = for_good && std::getenv("SHERD_RUN") != nullptr ? kForGood : kFailure;
+      code = told_to_supervisor(told);
     }
+  } catch (const sherd::NotWritten& e) {
+    std::fflush(stdout);
+    warn(e.what());
+    return told_to_supervisor(kUnsaved);
   } catch (const sherd::NotCompiled& e) {  // it can be seen from the flags alone
     warn(e.what());
     return kUsage;

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/train/saving.h>
 
 #include "launch_flags.h"
 
@@ -37,7 +38,7 @@ void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   if (events) events->write(result);
   const std::vector<std::string> wrong = failures();
   const std::string what = fmt::format("{}", fmt::join(wrong, "; "));
-  if (!wrong.empty() && config.save_failure == "stop") throw sherd::IoError(what);
+  if (!wrong.empty() && config.save_failure == "stop") throw sherd::NotWritten(what);
   if (!wrong.empty() && !write_failed_)
     warn(fmt::format("step {}: {}; training goes on, and tries again", result.step, what));
   write_failed_ = !wrong.empty();

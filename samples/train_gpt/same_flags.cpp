@@ -19,11 +19,12 @@ namespace train_gpt {
 namespace {
 
 constexpr std::array<std::string_view, 5> kGroups{"Data", "Ranks and sharding", "Model", "Training", "Muon"};
-constexpr std::array<std::string_view, 20> kOthers{
-    "check_replicas", "verify_step",   "max_wall",        "save_every",  "async_save",
-    "save_failure",   "resume_parts",  "allow_new_state", "eval_every",  "measure_peak",
-    "trace_steps",    "export_dtype",  "eval_only",       "sample_only", "sample",
-    "prompt",         "prompt_tokens", "temperature",     "top_p",       "eval_windows"};
+constexpr std::array<std::string_view, 21> kOthers{
+    "check_replicas", "verify_step", "max_wall",      "save_every",      "async_save",
+    "save_failure",   "save_retry",  "resume_parts",  "allow_new_state", "eval_every",
+    "measure_peak",   "trace_steps", "export_dtype",  "eval_only",       "sample_only",
+    "sample",         "prompt",      "prompt_tokens", "temperature",     "top_p",
+    "eval_windows"};
 // Of paths it matters only whether there is one: hosts may have the same files in different places.
 constexpr std::array<std::string_view, 10> kPaths{
     "data",   "tokens", "valid_tokens", "init_weights",   "save",

@@ -1,6 +1,8 @@
 #include "training_loop.h"
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/train/duration.h>
 #include <sherd/train/loss_spike.h>
+#include <sherd/train/save_retry.h>
 #include <sherd/train/saving.h>
 #include <sherd/train/slow_rank.h>
 #include <sherd/train/step_progress.h>
@@ -36,7 +39,9 @@ class Loop {
         out_(out),
         progress_(
             sherd::StepProgress::on_stdout(out == nullptr || config.quiet, config.steps, trainer.step())),
-        saving_(trainer.saved_run(), checked(saving_options(config))),
+        signals_(sources.signals),
+        began_(sources.start),
+        saving_(trainer.saved_run(), guarded(saving_options(config))),
         spikes_(config.loss_spike),
         wall_(std::make_shared<sherd::WallLimit>(sherd::parse_duration(config.max_wall).value_or(0))),
         stop_(std::make_shared<sherd::StopAgreement>(sources.signals, out ? wall_ : nullptr, sources.start)) {
@@ -79,6 +84,7 @@ class Loop {
     return {.wrong = problems(std::move(ended)),
             .stopped = stop_->reason(wall_->limit()),
             .saved = saving_.last_is_saved(),
+            .unsaved = !saving_.last_failure().empty(),
             .for_good = for_good};
   }
 
@@ -116,13 +122,40 @@ class Loop {
 
   // A checkpoint takes its parts from all replicas, so that wrong bits of one are every replica's after a
   // resume, and no later comparison finds them: none is saved that was not compared.
-  sherd::SavingOptions checked(sherd::SavingOptions options) {
+  sherd::SavingOptions guarded(sherd::SavingOptions options) {
+    options.retry = [this](const std::string& failure, bool useless) {
+      if (!retry_) begin_retry();
+      return retry_->again(failure, useless);
+    };
     if (config_.check_replicas > 0)
       options.may_save = [this](int64_t step) {
         compare_replicas(step);
         return unsound_.empty();
       };
     return options;
+  }
+
+  void begin_retry() {
+    // An agreed stop was known to all ranks before; a signal that comes during the attempts ends them.
+    retry_.emplace(
+        trainer_.world(),
+        sherd::SaveRetryOptions{.seconds = sherd::parse_duration(config_.save_retry).value_or(0),
+                                .left = [this, asked = stop_->stops()] { return left_to_save(asked); },
+                                .say = [](const std::string& line) { warn(line); }});
+  }
+
+  // Until --grace or --max-wall ends, without what a save takes. `asked`: a signal had asked for this save.
+  double left_to_save(bool asked) const {
+    const double reserve = std::max(0.5, 1.5 * saving_.longest_save().value_or(0));
+    double left = std::numeric_limits<double>::infinity();
+    if (signals_ != nullptr && signals_->signal() != 0) {
+      if (config_.grace > 0)
+        left = config_.grace - signals_->seconds_since_signal() - reserve;
+      else if (!asked)
+        left = 0;
+    }
+    if (wall_->limit() > 0) left = std::min(left, wall_->limit() - seconds_since(began_) - reserve);
+    return left;
   }
 
   // Of all ranks. Collective.
@@ -222,6 +255,9 @@ class Loop {
   const TrainConfig& config_;
   Output* out_;
   sherd::StepProgress progress_;
+  const sherd::StopRequest* signals_;
+  Clock::time_point began_;
+  std::optional<sherd::SaveRetry> retry_;
   sherd::Saving saving_;
   sherd::LossSpikeDetector spikes_;
   sherd::SlowRank slow_rank_;

@@ -30,6 +30,8 @@ struct TrainingEnd {
   std::string stopped;
   /// Whether the checkpoint of the last step that was trained is there.
   bool saved = false;
+  /// Its last checkpoint is missing, since it could not be written.
+  bool unsaved = false;
   /// There is nothing to go on with, whatever is wrong: all steps are done and the last is saved, if it was to be, or too
   /// many steps in a row were skipped.
   bool for_good = false;

@@ -24,10 +24,10 @@ std::string given_among(const sherd::GivenFlags& given, Wanted wanted) {
 }
 
 bool idle_without_training(std::string_view name) {
-  constexpr std::string_view kIdle[] = {"explain_plan", "save",         "save_every", "keep",
-                                        "save_failure", "overwrite",    "async_save", "allow_new_state",
-                                        "eval_every",   "measure_peak", "loss_svg",   "trace",
-                                        "timeline",     "trace_steps"};
+  constexpr std::string_view kIdle[] = {"explain_plan",    "save",       "save_every",   "keep",
+                                        "save_failure",    "save_retry", "overwrite",    "async_save",
+                                        "allow_new_state", "eval_every", "measure_peak", "loss_svg",
+                                        "trace",           "timeline",   "trace_steps"};
   if (std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle)) return true;
   if (name == "precision") return false;
   const auto in_group = [&](std::string_view title) {
@@ -74,6 +74,9 @@ void check_guards(const TrainConfig& c, const std::set<std::string_view>& bad, c
   if (!c.max_wall.empty() && sherd::parse_duration(c.max_wall).value_or(0) <= 0)
     problems.push_back(
         fmt::format("--max-wall {}: must be a time greater than 0, {}", c.max_wall, sherd::kDurationForms));
+  if (c.save_retry != "0" && !sherd::parse_duration(c.save_retry))
+    problems.push_back(fmt::format("--save-retry {}: must be a time, {}, or 0 for no further attempt",
+                                   c.save_retry, sherd::kDurationForms));
 }
 
 void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given,

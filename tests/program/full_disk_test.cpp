@@ -5,9 +5,13 @@
 #include <sched.h>
 #include <sys/mount.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "program/outcome.h"
 
@@ -36,12 +40,17 @@ class SmallDisk {
 
   /// Why there is none; empty when there is.
   const std::string& refusal() const { return refusal_; }
-  void fill() const {
-    std::ofstream file(folder_ / "filler", std::ios::binary);
-    const std::string piece(4096, 'x');
-    while (file.write(piece.data(), 4096).flush()) {
+  /// `leaves`: bytes that stay free.
+  void fill(uintmax_t leaves = 0) const {
+    {
+      std::ofstream file(folder_ / "filler", std::ios::binary);
+      const std::string piece(4096, 'x');
+      while (file.write(piece.data(), 4096).flush()) {
+      }
     }
+    fs::resize_file(folder_ / "filler", fs::file_size(folder_ / "filler") - leaves);
   }
+  void make_room() const { fs::remove(folder_ / "filler"); }
 
  private:
   fs::path folder_;
@@ -63,8 +72,9 @@ TEST(FullDisk, TrainingGoesOnWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
   if (!small_disk.refusal().empty())
     GTEST_SKIP() << "no file system can be mounted: " << small_disk.refusal();
   const auto weights = scratch("weights.safetensors");
-  const Flags flags = small({"--save", (disk / "run").string(), "--save-every", "1", "--metrics",
-                             (disk / "metrics").string(), "--export-weights", weights.string()});
+  const Flags flags =
+      small({"--save", (disk / "run").string(), "--save-every", "1", "--metrics", (disk / "metrics").string(),
+             "--export-weights", weights.string(), "--save-retry", "0"});
   const Finished f = run_train_gpt(flags);
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_THAT(f.err, HasSubstr("no checkpoint was saved"));
@@ -75,6 +85,45 @@ TEST(FullDisk, TrainingGoesOnWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
   // What was saved before is whole: a run goes on from it once there is room.
   const Finished verified = run_train_gpt(small({"--resume", (disk / "run").string()}));
   EXPECT_EQ(verified.exit_code, 0) << verified.err;
+}
+
+TEST(FullDisk, TheLastSaveIsRepeatedUntilThereIsRoom) {
+  const auto disk = scratch("disk");
+  const SmallDisk small_disk(disk);
+  if (!small_disk.refusal().empty())
+    GTEST_SKIP() << "no file system can be mounted: " << small_disk.refusal();
+  small_disk.fill(24 << 10);
+  const auto metrics = scratch("metrics");
+  std::thread cleaner([&] {
+    const auto lines = [&] {
+      const std::string text = fs::exists(metrics) ? read_file(metrics) : "";
+      return std::count(text.begin(), text.end(), '\n');
+    };
+    while (lines() <= 40)  // the first is no step
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+    small_disk.make_room();
+  });
+  const Finished f = run_train_gpt(
+      small({"--save", (disk / "run").string(), "--save-failure", "stop", "--metrics", metrics.string()}));
+  cleaner.join();
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, HasSubstr("attempt 1 to save the last checkpoint failed: cannot write"));
+  EXPECT_TRUE(fs::exists(disk / "run/step_00000040/manifest.binpb"));
+}
+
+TEST(FullDisk, RepeatedSavesEndWhenTheirTimeIsOver) {
+  const auto disk = scratch("disk");
+  const SmallDisk small_disk(disk);
+  if (!small_disk.refusal().empty())
+    GTEST_SKIP() << "no file system can be mounted: " << small_disk.refusal();
+  small_disk.fill(24 << 10);
+  const Finished f = run_train_gpt(small({"--save", (disk / "run").string(), "--save-retry", "1s"}));
+  EXPECT_EQ(f.exit_code, 1);
+  EXPECT_THAT(f.err, HasSubstr("training ended, but its last checkpoint is missing"));
+  ::setenv("SHERD_RUN", "mark", 1);
+  EXPECT_EQ(run_train_gpt(small({"--save", (disk / "run").string(), "--save-retry", "0"})).exit_code, 4);
+  ::unsetenv("SHERD_RUN");
 }
 
 TEST(FullDisk, LinesOfMetricsAreTriedAgain) {

@@ -131,6 +131,54 @@ TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
                            HasSubstr("ended with exit code 4: cannot open the data")));
 }
 
+TEST_F(Run, AfterASaveThatFailedTheNextStartWaitsForRoom) {
+  // A checkpoint of more bytes than any disk here has, in a file without blocks.
+  checkpoint("save/step_00000001", 1);
+  const std::string huge = folder_.write("save/step_00000001/model", "");
+  fs::resize_file(huge, uintmax_t{1} << 43);
+  program("[[ $start == 1 ]] && exit 4\ntrue");
+  const Finished full = run("--nproc 1 --room-within 1", "--save " + (folder_ / "save"));
+  EXPECT_EQ(full.exit_code, 1);
+  EXPECT_EQ(starts(), 1) << "what another start trains is lost, too";
+  EXPECT_THAT(full.err,
+              AllOf(HasSubstr("start 2 waits for room, at most 1 s"),
+                    HasSubstr("given up: --save '" + (folder_ / "save") + "': No space left on device"),
+                    HasSubstr("make room and give the same command again, which goes on from step 1")));
+  std::thread cleaner([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));
+    fs::resize_file(huge, 10);
+  });
+  const Finished freed = run("--nproc 1", "--save " + (folder_ / "save"));
+  cleaner.join();
+  EXPECT_EQ(freed.exit_code, 0) << freed.err;
+  EXPECT_THAT(freed.err, HasSubstr("start 2 of at most 4"));
+}
+
+TEST_F(Run, ASecondOneOnTheSameFolderIsRefusedWhileTheFirstOneRuns) {
+  program(
+      "[[ $1 == first ]] && { touch $here/begun; while [[ ! -e $here/over ]]; do sleep 0.05; done; }\ntrue");
+  std::thread first([&] { EXPECT_EQ(run("--nproc 1", "first --save " + (folder_ / "save")).exit_code, 0); });
+  while (!fs::exists(folder_ / "begun")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  const Finished second = run("--nproc 1", "second --save " + (folder_ / "save"));
+  folder_.write("over", "");
+  first.join();
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.err,
+              AllOf(HasSubstr("another run saves there and holds '" + (folder_ / "save/supervisor")),
+                    HasSubstr("first --save")));
+  EXPECT_EQ(starts(), 1);
+  EXPECT_EQ(run("--nproc 1", "third --save " + (folder_ / "save")).exit_code, 0);
+}
+
+TEST_F(Run, ACheckpointNameWithMoreDigitsThanAStepHasIsNotACheckpoint) {
+  checkpoint("save/step_00000003", 1);
+  checkpoint("save/step_99999999999999999999", 2);
+  program("true");
+  const Finished f = run("--nproc 1", "--save " + (folder_ / "save"));
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_THAT(f.err, AllOf(HasSubstr("from step 3"), Not(HasSubstr("stoll"))));
+}
+
 TEST_F(Run, TheKilledRankIsTheCauseThoughOneThatMissedItIsHeardFirst) {
   // Rank 1 waits until rank 0's keeper, which tells of its end, is gone.
   program(R"(

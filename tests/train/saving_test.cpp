@@ -15,6 +15,7 @@
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/train/config_differences.h>
+#include <sherd/train/save_retry.h>
 
 #include "support/fault_file_system.h"
 #include "support/rig.h"
@@ -41,7 +42,8 @@ struct Saved {
   std::vector<std::string> lines, warnings;
   std::set<std::string> last_failures;
 };
-Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int64_t poisoned_after = 0) {
+Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int64_t poisoned_after = 0,
+            const SaveRetryOptions& retry_options = {}) {
   Saved saved;
   std::mutex mutex;
   options.files = &files;
@@ -55,7 +57,10 @@ Saved train(SavingOptions options, FileSystem& files = FileSystem::posix(), int6
       if (all) step = resumed->report.training.step;
     }
     const auto state = [&step] { return TrainingState{.step = step, .info = {{"config", kConfig}}}; };
-    Saving saving({rank.world, rig.model, &*rig.optimizer, resumed ? &*resumed : nullptr, state}, options);
+    SaveRetry retry(rank.world, retry_options);
+    SavingOptions of_rank = options;
+    of_rank.retry = [&](const std::string& failure, bool useless) { return retry.again(failure, useless); };
+    Saving saving({rank.world, rig.model, &*rig.optimizer, resumed ? &*resumed : nullptr, state}, of_rank);
     while (step < options.last_step) {
       rig.step();
       ++step;
@@ -118,6 +123,40 @@ TEST(Saving, AMissingLastCheckpointIsKnownOnEveryRank) {
     EXPECT_THAT(saved.warnings, ElementsAre(HasSubstr("it was the last one")));
     EXPECT_THAT(checkpoints(c.folder.save), ElementsAre("step_00000002"));
   }
+}
+
+TEST(Saving, TheLastSaveIsTriedAgainAsLongAsThereIsTime) {
+  for (const double seconds : {60.0, 0.7}) {
+    const TemporaryFolder folder;
+    SavingOptions c = small();
+    c.folder.save = folder / "run";
+    FaultFileSystem files;
+    files.arm({.error = ENOSPC, .only = FileCall::write, .path = "step_00000004", .again = true});
+    std::vector<std::string> said;
+    const bool frees = seconds > 1;
+    const SaveRetryOptions retry{.seconds = seconds, .say = [&](const std::string& line) {
+                                   said.push_back(line);
+                                   if (frees && said.size() == 2) files.reset();
+                                 }};
+    const Saved saved = train(c, files, 0, retry);
+    EXPECT_EQ(said.size(), 2u) << "after 0 s and 0.5 s; then at 0.7 s the last one";
+    EXPECT_THAT(said,
+                Each(AllOf(HasSubstr("No space left on device"), HasSubstr("the next one follows in"))));
+    ASSERT_EQ(saved.last_failures.size(), 1u) << "the same on every rank";
+    EXPECT_EQ(saved.last_failures.begin()->empty(), frees);
+    EXPECT_EQ(checkpoints(c.folder.save).size(), frees ? 1u : 0u);
+  }
+}
+
+TEST(Saving, ASaveThatCannotSucceedIsNotTriedAgain) {
+  const TemporaryFolder folder;
+  SavingOptions c = small();
+  c.folder.save = folder / "run";
+  std::vector<std::string> said;
+  const Saved saved = train(c, FileSystem::posix(), 4,
+                            {.seconds = 60, .say = [&](const std::string& line) { said.push_back(line); }});
+  EXPECT_THAT(said, IsEmpty());
+  EXPECT_THAT(saved.last_failures, ElementsAre(HasSubstr("infinite or no number")));
 }
 
 TEST(Saving, WhatFailsAfterTheCommitIsAWarningAboutThatAlone) {
