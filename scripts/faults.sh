@@ -144,7 +144,7 @@ one_run() {
   [[ $kind == disk || $kind == room ]] && folder=$scratch/disk/run
   [[ $kind == room ]] && on_failure=warn
   # Behind the export something is left to do.
-  [[ $kind == exported ]] && weights=$scratch/run.model/ more=(--sample 6000)
+  [[ $kind == exported ]] && weights=$scratch/run.model/ more=(--sample 12000)
   rm -rf "$scratch"/run* "$scratch"/disk/*
   local start=("$sherd" run --mpirun "$mpirun") find=ranks_below
   if [[ $kind == network ]]; then
@@ -268,7 +268,7 @@ one_run() {
     fi
   fi
   echo "run $number: $kind, rank process ${victim:-none}, after $before steps: $verdict, $starts starts, the others gone after $over s, next step after $seconds s"
-  [[ $verdict == well ]] || sed 's/^/    /' "$scratch/run.err" | tail -15
+  [[ $verdict == well ]] || { grep '^sherd run' "$scratch/run.err"; tail -15 "$scratch/run.err"; } | sed 's/^/    /'
   tried[$kind]=$((${tried[$kind]:-0} + 1))
   [[ $verdict == hung* ]] && hung[$kind]=$((${hung[$kind]:-0} + 1))
   [[ $verdict == lost* ]] && lost[$kind]=$((${lost[$kind]:-0} + 1))

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/train/output_files.h>
 #include <sherd/train/saved_settings.h>
 
@@ -57,8 +58,11 @@ sherd::TraceOptions trace_options(const TrainConfig& config) {
 
 sherd::Existing existing_export(const TrainConfig& config) {
   using sherd::Existing;
-  if (!config.trains() || sherd::goes_on_in_save_folder(save_folder(config))) return Existing::accept_equal;
+  if (!config.trains()) return Existing::accept_equal;
   if (config.resume.empty() || config.resume_parts != "all") return Existing::refuse;
+  // An earlier start of `sherd run` may have exported what it could not save.
+  const bool restart = sherd::LockHolder::of_this_process().start > 1;
+  if (restart && sherd::goes_on_in_save_folder(save_folder(config))) return Existing::accept_equal;
   try {
     const int64_t step = sherd::saved_training(config.resume).training.step;
     return step >= config.last_step() ? Existing::accept_equal : Existing::refuse;

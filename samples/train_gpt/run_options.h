@@ -24,7 +24,7 @@ sherd::SavingOptions saving_options(const TrainConfig& config);
 sherd::TraceOptions trace_options(const TrainConfig& config);
 
 /// What a folder of --export-weights or --export-hf that is not empty means. Of a run that can lose nothing it may be the
-/// export itself, of an earlier start: one that trains no further step, or goes on in its own --save. Others are refused
+/// export itself, of an earlier start: one that trains no further step, or is a restart of `sherd run` in its own --save. Others are refused
 /// before they train.
 sherd::Existing existing_export(const TrainConfig& config);
 

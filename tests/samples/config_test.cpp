@@ -118,6 +118,7 @@ TrainConfig other_config() {
   c.allow_new_state = true;
   c.overwrite = true;
   c.save_failure = "stop";
+  c.save_retry = "90s";
   c.eval_every = 10;
   c.eval_windows = 7;
   c.metrics = "m.jsonl";
@@ -219,7 +220,7 @@ TEST(Config, DefaultsAreThoseOfTheManual) {
     "muon_working": "fp32", "muon_tensor": "duplicated", "muon_transient": 0, "explain_plan": false,
     "device": "cpu", "comm": "local", "bootstrap": "env", "mpi_library_order": false, "nccl_exact_order": false, "nccl_check_calls": false,
     "nccl_register_buffers": false, "nccl_windows": false, "tf32": false, "symmetric_products": "blocks", "kernels": "cpu", "threads": 0, "memory_limit": 0, "max_queued": 16384, "comm_timeout": 300.0, "flight_recorder": "",
-    "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
+    "save": "", "save_every": 0, "keep": 0, "save_failure": "warn", "save_retry": "10m", "overwrite": false, "async_save": false, "resume": "", "resume_parts": "all",
     "allow_new_state": false,
     "eval_every": 0, "eval_windows": null, "metrics": "", "log_dir": "", "measure_peak": true, "loss_svg": "", "trace": "", "timeline": "", "trace_steps": 2, "export_weights": "", "export_dtype": "fp32", "export_hf": "",
     "quiet": false, "eval_only": false, "sample_only": false, "sample": 0, "prompt": "", "temperature": 0.7, "top_p": 1.0, "prompt_tokens": "", "tokenizer": ""})");

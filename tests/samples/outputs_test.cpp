@@ -1,4 +1,5 @@
 // What train_gpt writes, looked at before a run begins; and what it says of checkpoints that do not fit.
+#include <cstdlib>
 #include <string_view>
 
 #include <gmock/gmock.h>
@@ -55,6 +56,27 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   c.export_hf = folder / "model";
   check_outputs(c);
   EXPECT_FALSE(std::filesystem::exists(folder / "new")) << "looking writes nothing";
+}
+
+TEST(Outputs, AnExportThatIsThereIsRefusedBeforeTrainingUnlessThisRunMayHaveWrittenIt) {
+  const TemporaryFolder folder;
+  folder.write("model/config.json", "{}");
+  folder.write("run/lock", "");
+  TrainConfig c = small();
+  c.export_hf = folder / "model";
+  c.save = folder / "run";
+  const auto refusal = [&] { return message_of<IoError>([&] { check_outputs(c); }); };
+  EXPECT_THAT(refusal(), HasSubstr("this folder is not empty"));
+  c.resume = c.save;
+  EXPECT_THAT(refusal(), HasSubstr("this folder is not empty")) << "steps are left";
+  ::setenv("SHERD_RUN", "mark", 1);
+  ::setenv("SHERD_RUN_START", "2", 1);
+  EXPECT_EQ(refusal(), "nothing was thrown");
+  ::unsetenv("SHERD_RUN");
+  ::unsetenv("SHERD_RUN_START");
+  c.resume.clear();
+  c.steps = 0;
+  EXPECT_EQ(refusal(), "nothing was thrown") << "nothing is trained: it is compared at once";
 }
 
 TEST(Outputs, ThoseOfRankZeroAreLookedAtInItsProcessAlone) {
