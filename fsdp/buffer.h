@@ -16,8 +16,8 @@ void assign_names(ModuleBase& root);
 /// A handle; copies mean the same buffer. Made by ModuleBase::buffer(), described only: memory comes with
 /// fully_shard() of the root, as MemoryClass::buffer, and goes with the root. Used by one rank's thread.
 ///
-/// Every rank has the whole of it, in its own dtype, and nothing keeps the ranks' values alike: they are as
-/// long as all write the same (tables do; statistics of a rank's own batches do not). Persistent buffers are
+/// Every rank has the whole of it, in its own dtype, and nothing keeps the ranks' values equal: they are equal as
+/// long as all write the same (tables do). Statistics of a rank's own batches differ: see set_per_rank(). Persistent buffers are
 /// saved, exported and loaded under their full names beside the parameters; what is saved is world rank 0's,
 /// and loading gives that to all.
 class Buffer {
@@ -34,6 +34,13 @@ class Buffer {
   const Init& init() const { return state().init; }
   /// Whether it is part of checkpoints, exports and state dicts.
   bool persistent() const { return state().persistent; }
+  /// Declares that each rank writes values of its own, such as statistics of its batches: check_replicas() leaves the
+  /// buffer out. The same on every rank, at any time.
+  Buffer& set_per_rank() {
+    state().per_rank = true;
+    return *this;
+  }
+  bool per_rank() const { return state().per_rank; }
 
   /// The values; work on the device's compute stream reads and writes them.
   /// @throws InvalidArgument before fully_shard() of the root, and when the root is gone.
@@ -52,6 +59,7 @@ class Buffer {
     DType dtype = DType::f32;
     Init init;
     bool persistent = true;
+    bool per_rank = false;
     Tensor data = {};
   };
   State& state() const;

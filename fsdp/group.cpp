@@ -330,6 +330,24 @@ Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
   return cell.flat(begin, begin + shard_range(p).size());
 }
 
+std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
+  const Parameter& param = spec_.params[static_cast<size_t>(p)];
+  const int64_t held = param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
+  if (!needs_slot()) {
+    const int64_t begin = layout_->full_range(ParamId(p)).begin.value;
+    return {{{ParamIndex(0), ParamIndex(held)}, (staged_ ? resident_ : rest_).flat(begin, begin + held)}};
+  }
+  std::vector<Piece> pieces;
+  const int64_t slice = layout_->slice();
+  for (int64_t r = part_begin_ / slice; r < (part_begin_ + part_) / slice; ++r) {
+    const RankId rank(static_cast<int>(r));
+    const ParamRange piece = clipped(layout_->piece(ParamId(p), rank), held);
+    const int64_t begin = r * slice + layout_->local_begin(ParamId(p), rank).value - part_begin_;
+    pieces.push_back({piece, rest_.flat(begin, begin + piece.size())});
+  }
+  return pieces;
+}
+
 Tensor ParamGroup::shard(int p) const { return cell_view(master_, p); }
 
 Tensor ParamGroup::model_copy(int p) const {

@@ -59,6 +59,16 @@ class ParamGroup final : public ParameterViews {
   const GroupPlan& plan() const { return spec_.plan; }
   /// What the mesh's dimensions mean to the group.
   const ShardAxes& axes() const { return spec_.plan.axes; }
+  /// Elements of a parameter in memory.
+  struct Piece {
+    ParamRange range;
+    Tensor values;
+  };
+  /// The weights of parameter p as they rest between uses, where the next unshard() reads them: the elements that
+  /// axes().weights_split gives this rank, in ascending pieces. Behind a publish() they agree with the masters.
+  std::vector<Piece> resting(int p) const;
+  /// Whether master weights have memory of their own; elsewhere they are a part of what rests.
+  bool has_masters() const { return plan().find(BufferUse::master) != nullptr; }
   /// Something that must be equal on all ranks, as messages call it, and a digest of it.
   struct Trait {
     std::string what;

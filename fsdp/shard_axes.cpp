@@ -29,6 +29,11 @@ Flattened flatten(const std::vector<MeshAxis>& mesh, const std::vector<std::stri
   return f;
 }
 
+std::vector<std::string> with_cut(std::vector<std::string> dims, const std::optional<TensorShard>& cut) {
+  if (cut && cut->parts > 1) dims.push_back(cut->mesh_dim);
+  return dims;
+}
+
 }  // namespace
 
 ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const FullyShardOptions& o, bool ignored) {
@@ -72,13 +77,11 @@ int ShardAxes::world() const { return flatten(mesh, state_split).ranks; }
 int ShardAxes::cell() const { return flatten(mesh, state_split).index; }
 
 std::vector<std::string> ShardAxes::spread_over(const std::optional<TensorShard>& cut) const {
-  std::vector<std::string> dims = state_split;
-  if (cut && cut->parts > 1) dims.push_back(cut->mesh_dim);
-  return dims;
+  return with_cut(state_split, cut);
 }
 
-Holders ShardAxes::holders_of(const std::optional<TensorShard>& cut) const {
-  const std::vector<std::string> spread = spread_over(cut);
+Holders ShardAxes::holders_of(std::vector<std::string> split, const std::optional<TensorShard>& cut) const {
+  const std::vector<std::string> spread = with_cut(std::move(split), cut);
   Holders h;
   for (auto& axis : mesh) {
     if (contains(spread, axis.name)) continue;

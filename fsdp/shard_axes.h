@@ -71,7 +71,9 @@ struct ShardAxes {
   /// one that the parameter is cut over (of more than one piece).
   std::vector<std::string> spread_over(const std::optional<TensorShard>& cut) const;
   /// Who else holds what this rank holds of the parameter's state.
-  Holders holders_of(const std::optional<TensorShard>& cut) const;
+  Holders holders_of(const std::optional<TensorShard>& cut) const { return holders_of(state_split, cut); }
+  /// The same of what is split over other dimensions, such as weights_split.
+  Holders holders_of(std::vector<std::string> split, const std::optional<TensorShard>& cut) const;
 };
 
 }  // namespace sherd

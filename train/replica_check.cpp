@@ -1,6 +1,7 @@
 #include <sherd/train/replica_check.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <utility>
@@ -9,9 +10,11 @@
 #include <fmt/ranges.h>
 #include <xxhash.h>
 
+#include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/group.h>
 #include <sherd/fsdp/runtime.h>
 #include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops/random.h>
 
 namespace sherd {
 namespace {
@@ -22,114 +25,148 @@ struct FreeState {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
 };
 
-// What one rank holds of one parameter. Trivial, since it travels as words.
-struct Held {
-  int64_t parameter;  // position in named_parameters()
-  uint64_t elements;  // digest of which elements of the whole parameter it is
-  uint64_t bits;      // of what they are
+// A tensor of which other ranks hold copies. The list of them has the same order and length on every rank.
+struct Copied {
+  std::string what, name, unit;
+  std::pair<const Communicator*, std::vector<std::string>>
+      holders;                            // a mesh, and its dimensions that repeat it
+  int count;                              // of holders
+  std::vector<ParamGroup::Piece> pieces;  // that this rank holds; may be empty
+  uint64_t cut = 0;                       // which piece of a larger parameter they are of
 };
-constexpr int64_t kWords = 3;
-static_assert(sizeof(Held) == kWords * sizeof(int64_t));
 
-uint64_t digest_of(const std::vector<Box>& boxes, bool whole) {
-  std::vector<int64_t> words = {whole ? 1 : 0};
-  for (const Box& b : boxes) {
-    words.insert(words.end(), b.offset.begin(), b.offset.end());
-    words.insert(words.end(), b.size.begin(), b.size.end());
+// What travels of a tensor, or of all that have the same holders.
+struct Digests {
+  uint64_t elements = 0;  // which elements of it a rank holds; 0: none
+  uint64_t bits = 0;      // their values
+};
+
+std::vector<Copied> copied_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
+  std::vector<Copied> all;
+  const auto add = [&](std::string what, const Parameter& p, const std::vector<std::string>& split,
+                       std::vector<ParamGroup::Piece> pieces) {
+    const ParamGroup& g = p.group();
+    Holders h = g.axes().holders_of(split, p.tensor_shard());
+    if (g.replicated() || h.count == 1) return;
+    all.push_back({.what = std::move(what),
+                   .name = p.name(),
+                   .unit = g.unit_of(p.index_in_group()),
+                   .holders = {g.mesh().world().get(), std::move(h.dims)},
+                   .count = h.count,
+                   .pieces = std::move(pieces),
+                   .cut = p.tensor_shard() ? static_cast<uint64_t>(p.tensor_shard()->index) : 0});
+  };
+  for (auto& [name, p] : root.named_parameters()) {
+    const ParamGroup& g = p.group();
+    add("weights", p, g.axes().weights_split, g.resting(p.index_in_group()));
+    if (g.has_masters()) add("fp32 master weights", p, g.axes().state_split, {{p.shard_range(), p.shard()}});
   }
-  return XXH3_64bits(words.data(), words.size() * sizeof(int64_t));
+  for (const Optimizer* optimizer : optimizers)
+    for (const StateTensor& s : optimizer->state())
+      add(fmt::format("optimizer state '{}'", s.key), s.param, s.param.group().axes().state_split,
+          {{s.param.shard_range(), s.local}});
+  Communicator& world = *runtime_of(root).mesh().world();
+  if (world.size() == 1) return all;
+  const auto add_whole = [&](std::string what, std::string name, std::string unit, const Tensor& values) {
+    all.push_back({.what = std::move(what),
+                   .name = std::move(name),
+                   .unit = std::move(unit),
+                   .holders = {&world, {}},
+                   .count = world.size(),
+                   .pieces = {{{ParamIndex(0), ParamIndex(values.numel())}, values}}});
+  };
+  for (const Optimizer* optimizer : optimizers)
+    for (const StateCounter& c : optimizer->counters())
+      add_whole(fmt::format("optimizer counter '{}'", c.key), c.param.name(),
+                c.param.group().unit_of(c.param.index_in_group()), c.value);
+  for (auto& [name, b] : root.named_buffers())
+    if (!b.per_rank()) add_whole("buffer", name, "", b.data());
+  return all;
 }
 
 class Reader {
  public:
-  explicit Reader(Device& device)
-      : stream_(device.compute()),
-        piece_(Tensor::host(device, {kPieceBytes}, DType::u8, MemoryClass::scratch, "replica check")),
-        state_(XXH3_createState()) {}
+  explicit Reader(Device& device) : stream_(device.compute()), state_(XXH3_createState()) {
+    stream_.synchronize();
+    if (device.kind() != DeviceKind::cpu)
+      host_ = Tensor::host(device, {kPieceBytes}, DType::u8, MemoryClass::scratch, "replica check");
+  }
 
-  uint64_t checksum(const Tensor& tensor) {
+  Digests digests(const Copied& tensor) {
+    Digests d;
     XXH3_64bits_reset(state_.get());
-    const Tensor bytes = tensor.bytes();
-    for (int64_t at = 0; at < bytes.numel(); at += kPieceBytes) {
-      const int64_t n = std::min(kPieceBytes, bytes.numel() - at);
-      ops::copy(stream_, piece_.flat(0, n), bytes.flat(at, at + n));
-      stream_.synchronize();
-      XXH3_64bits_update(state_.get(), piece_.raw(), static_cast<size_t>(n));
+    for (const ParamGroup::Piece& piece : tensor.pieces) {
+      if (piece.range.empty()) continue;
+      d.elements = hash64(d.elements ^ tensor.cut, {});
+      for (const int64_t end : {piece.range.begin.value, piece.range.end.value})
+        d.elements = hash64(d.elements ^ static_cast<uint64_t>(end), {}) | 1;
+      read(piece.values.bytes());
     }
-    return XXH3_64bits_digest(state_.get());
+    d.bits = XXH3_64bits_digest(state_.get());
+    return d;
   }
 
  private:
+  void read(const Tensor& bytes) {
+    if (!host_.defined()) {
+      XXH3_64bits_update(state_.get(), bytes.raw(), static_cast<size_t>(bytes.numel()));
+      return;
+    }
+    for (int64_t at = 0; at < bytes.numel(); at += kPieceBytes) {
+      const int64_t n = std::min(kPieceBytes, bytes.numel() - at);
+      ops::copy(stream_, host_.flat(0, n), bytes.flat(at, at + n));
+      stream_.synchronize();
+      XXH3_64bits_update(state_.get(), host_.raw(), static_cast<size_t>(n));
+    }
+  }
+
   Stream& stream_;
-  Tensor piece_;
+  Tensor host_;  // undefined where the device's memory is the host's
   std::unique_ptr<XXH3_state_t, FreeState> state_;
 };
 
-// Weights rest on more ranks than their masters: only the weights show whether those ranks agree.
-bool rests_wider(const ParamGroup& group) { return group.axes().weights_split != group.axes().state_split; }
+// Tensors with the same holders as one: a column of what is exchanged.
+struct Column {
+  Digests mine;
+  int holders = 0;
+};
 
-std::vector<Held> held_here(ModuleBase& root) {
-  ShardRuntime& runtime = runtime_of(root);
-  Reader reader(runtime.device());
-  std::vector<Held> all;
-  std::map<std::pair<const ParamGroup*, int>, int64_t> numbers;
-  int64_t number = 0;
-  for (auto& [name, p] : root.named_parameters()) {
-    numbers[{&p.group(), p.index_in_group()}] = number;
-    if (!p.group().replicated() && !rests_wider(p.group()) && p.shard().numel() > 0)
-      all.push_back({number, digest_of(p.global_boxes(p.shard_range()), false), reader.checksum(p.shard())});
-    ++number;
+std::vector<Column> by_holders(const std::vector<Copied>& tensors, const std::vector<Digests>& mine) {
+  std::map<std::pair<const Communicator*, std::vector<std::string>>, size_t> places;
+  std::vector<Column> columns;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const size_t at = places.emplace(tensors[i].holders, columns.size()).first->second;
+    if (at == columns.size()) columns.push_back({{}, tensors[i].count});
+    if (mine[i].elements == 0) continue;
+    Digests& all = columns[at].mine;
+    all.elements = (hash64(all.elements ^ mine[i].elements, {}) + i) | 1;
+    all.bits = hash64(all.bits ^ mine[i].bits, {}) + i;
   }
-  for (auto& unit : runtime.units()) {
-    const std::vector<Parameter>& params = unit->params();
-    const auto wide = [](const Parameter& p) { return !p.group().replicated() && rests_wider(p.group()); };
-    if (std::none_of(params.begin(), params.end(), wide)) continue;
-    unit->unshard();
-    unit->wait();
-    for (const Parameter& p : params) {
-      if (!wide(p)) continue;
-      const int64_t elements = p.tensor_shard() ? held_elements(p.shape(), *p.tensor_shard()) : p.numel();
-      if (elements == 0) continue;
-      const std::vector<Box> boxes = p.global_boxes({ParamIndex(0), ParamIndex(elements)});
-      all.push_back({numbers.at({&p.group(), p.index_in_group()}), digest_of(boxes, true),
-                     reader.checksum(p.data().flat(0, elements))});
-    }
-    unit->reshard();
-  }
-  return all;
+  return columns;
 }
 
-// Of every rank, in rank order.
-std::vector<std::vector<Held>> gather(Communicator& world, const std::vector<Held>& mine) {
-  Device& device = world.device();
-  Stream& stream = device.compute();
-  const auto memory = [&](int64_t n) {
-    return Tensor::empty(device, {n}, DType::i64, MemoryClass::message, "replica check");
-  };
-  const auto ranks = static_cast<size_t>(world.size());
-  const int64_t own = static_cast<int64_t>(mine.size()) * kWords;
-  std::vector<int64_t> counts(ranks);
-  const Tensor size = memory(1), sizes = memory(world.size());
-  ops::copy_from_host(stream, size, &own, sizeof own);
-  world.all_gather(stream, sizes, size);
-  ops::copy_to_host(stream, counts.data(), sizes);
-  int64_t total = 0;
-  for (const int64_t n : counts) total += n;
-  const Tensor send = memory(own), received = memory(total);
-  ops::copy_from_host(stream, send, mine.data(), send.nbytes());
-  world.all_gather_v(stream, received, counts, send);
-  stream.synchronize();
-  std::vector<std::vector<Held>> all(ranks);
-  int64_t at = 0;
-  for (size_t r = 0; r < ranks; ++r) {
-    all[r].resize(static_cast<size_t>(counts[r] / kWords));
-    ops::copy_to_host(stream, all[r].data(), received.flat(at, at + counts[r]));
-    at += counts[r];
-  }
-  return all;
+// By which elements they are, and by their bits, the ranks that hold them.
+using Holdings = std::map<uint64_t, std::map<uint64_t, std::vector<int>>>;
+
+// Of each column, over all ranks. One all-gather.
+std::vector<Holdings> gather_holdings(Communicator& world, const std::vector<Digests>& mine) {
+  std::vector<uint64_t> words;
+  for (const Digests& d : mine) words.insert(words.end(), {d.elements, d.bits});
+  const std::vector<uint64_t> all = gather_values(world, world.device().compute(), words);
+  std::vector<Holdings> columns(mine.size());
+  for (size_t at = 0; at < all.size(); at += 2)
+    if (all[at] != 0)
+      columns[at % words.size() / 2][all[at]][all[at + 1]].push_back(static_cast<int>(at / words.size()));
+  return columns;
 }
 
-// Of the holders of one piece, by their bits.
+bool agree(const Holdings& holdings, int holders) {
+  return std::all_of(holdings.begin(), holdings.end(), [&](const auto& h) {
+    return h.second.size() == 1 && static_cast<int>(h.second.begin()->second.size()) == holders;
+  });
+}
+
+// Of the holders of the same elements, by their bits.
 void judge(const std::map<uint64_t, std::vector<int>>& by_bits, ReplicaDifference& into) {
   size_t holders = 0;
   const std::vector<int>* most = nullptr;
@@ -151,25 +188,44 @@ std::string in_words(const std::vector<int>& ranks) {
 
 }  // namespace
 
-ReplicaCheck check_replicas(ModuleBase& root) {
+ReplicaCheck check_replicas(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
   ShardRuntime& runtime = runtime_of(root);
-  const auto all = gather(*runtime.mesh().world(), held_here(root));
-  std::map<std::pair<int64_t, uint64_t>, std::map<uint64_t, std::vector<int>>> pieces;
-  for (size_t r = 0; r < all.size(); ++r)
-    for (const Held& h : all[r]) pieces[{h.parameter, h.elements}][h.bits].push_back(static_cast<int>(r));
-  const auto params = root.named_parameters();
-  ReplicaCheck check;
-  for (auto& [piece, by_bits] : pieces) {
-    if (by_bits.size() == 1 && by_bits.begin()->second.size() == 1) continue;
-    ++check.compared;
-    if (by_bits.size() == 1) continue;
-    const auto& [name, p] = params[static_cast<size_t>(piece.first)];
-    ReplicaDifference d{
-        .parameter = name, .unit = p.group().unit_of(p.index_in_group()), .ranks = {}, .majority = {}};
-    judge(by_bits, d);
-    check.differences.push_back(std::move(d));
+  for (auto& unit : runtime.units()) {
+    unit->sync();
+    unit->wait();
   }
+  const std::vector<Copied> tensors = copied_tensors(root, optimizers);
+  ReplicaCheck check{.compared = static_cast<int64_t>(tensors.size()), .differences = {}};
+  std::vector<Digests> mine, folded;
+  {
+    Reader reader(runtime.device());
+    for (const Copied& t : tensors) mine.push_back(reader.digests(t));
+  }
+  const std::vector<Column> columns = by_holders(tensors, mine);
+  for (const Column& c : columns) folded.push_back(c.mine);
+  Communicator& world = *runtime.mesh().world();
+  const std::vector<Holdings> found = gather_holdings(world, folded);
+  bool same = true;
+  for (size_t i = 0; i < columns.size(); ++i) same = same && agree(found[i], columns[i].holders);
+  if (same) return check;
+  const std::vector<Holdings> named = gather_holdings(world, mine);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    for (auto& [elements, by_bits] : named[i]) {
+      if (by_bits.size() == 1) continue;
+      ReplicaDifference d{.parameter = tensors[i].name,
+                          .unit = tensors[i].unit,
+                          .ranks = {},
+                          .majority = {},
+                          .what = tensors[i].what};
+      judge(by_bits, d);
+      check.differences.push_back(std::move(d));
+    }
   return check;
+}
+
+ReplicaCheck check_replicas(ModuleBase& root, const Optimizer* optimizer) {
+  return check_replicas(root,
+                        optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer});
 }
 
 std::string ReplicaCheck::describe() const {
@@ -178,7 +234,9 @@ std::string ReplicaCheck::describe() const {
   std::vector<std::string> said;
   for (const ReplicaDifference& d : differences) {
     if (said.size() == kMost) break;
-    const std::string what = fmt::format("{} (unit '{}')", d.parameter, d.unit);
+    const std::string what = d.unit.empty()
+                                 ? fmt::format("{} '{}'", d.what, d.parameter)
+                                 : fmt::format("{} of {} (unit '{}')", d.what, d.parameter, d.unit);
     said.push_back(d.majority.empty() ? fmt::format("{}: {} differ, and no majority tells which is right",
                                                     what, in_words(d.ranks))
                                       : fmt::format("{}: {} differ{} from {}", what, in_words(d.ranks),
@@ -186,7 +244,7 @@ std::string ReplicaCheck::describe() const {
   }
   const size_t more = differences.size() - said.size();
   return fmt::format("{}{}", fmt::join(said, "; "),
-                     more > 0 ? fmt::format("; and {} more pieces", more) : "");
+                     more > 0 ? fmt::format("; and {} more tensors", more) : "");
 }
 
 }  // namespace sherd

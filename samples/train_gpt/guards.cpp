@@ -24,7 +24,7 @@ Trainer::Verified Trainer::verify_step() {
 
 sherd::ReplicaCheck Trainer::check_replicas() {
   sync_parameters();
-  return sherd::check_replicas(model_);
+  return sherd::check_replicas(model_, optimizer_ ? &*optimizer_ : nullptr);
 }
 
 }  // namespace train_gpt

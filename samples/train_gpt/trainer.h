@@ -97,7 +97,7 @@ class Trainer {
     sherd::RepeatedStep repeated;
   };
   Verified verify_step();
-  /// Compares weights that several ranks hold, between steps. Collective.
+  /// Compares weights, optimizer states and buffers that several ranks hold, between steps. Collective.
   sherd::ReplicaCheck check_replicas();
   /// Of the step collected last.
   SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }

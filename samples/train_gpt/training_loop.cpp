@@ -220,8 +220,8 @@ class Loop {
     const sherd::ReplicaCheck check = trainer_.check_replicas();
     if (check.differences.empty()) return;
     unsound_ = fmt::format(
-        "after step {} ranks that should hold the same weights do not: {}. The step was not saved; take "
-        "the machine of such a rank out of the job, and go on from an earlier checkpoint",
+        "after step {} copies that several ranks hold differ: {}. All copies of a tensor must have the same bits; "
+        "the step was not saved. Take the machine of such a rank out of the job, and resume from an earlier checkpoint",
         step, check.describe());
   }
 

@@ -187,6 +187,7 @@ TEST(ReplicaCheck, RanksThatHoldTheSameAgreeWhileTheyTrain) {
         EXPECT_THAT(check.differences, IsEmpty());
         EXPECT_EQ(check.describe(), "");
         EXPECT_EQ(check.compared == 0, alone) << check.compared;
+        EXPECT_GT(check_replicas(checked.model, &*checked.optimizer).compared, check.compared);
       }
       EXPECT_EQ(bits_of(checked), bits_of(left_alone)) << "looking changes nothing";
     });
@@ -221,7 +222,8 @@ TEST(ReplicaCheck, OneFlippedBitIsFoundByMajorityAmongThreeOrMore) {
       EXPECT_EQ(check.differences[0].unit, "blocks.1");
       EXPECT_THAT(check.differences[0].ranks, ElementsAre(2));
       EXPECT_THAT(check.differences[0].majority, ElementsAre(0, 1, 3));
-      EXPECT_EQ(check.describe(), "blocks.1.up.weight (unit 'blocks.1'): rank 2 differs from ranks 0, 1, 3");
+      EXPECT_EQ(check.describe(), fmt::format("{} of blocks.1.up.weight (unit 'blocks.1'): rank 2 differs from ranks 0, 1, 3",
+                                                  compute == DType::f32 ? "weights" : "fp32 master weights"));
     }
   }
 }
@@ -251,7 +253,7 @@ TEST(ReplicaCheck, LongListsAreCut) {
   for (int i = 0; i < 7; ++i)
     check.differences.push_back(
         {.parameter = fmt::format("p{}", i), .unit = "root", .ranks = {1}, .majority = {0, 2}});
-  EXPECT_THAT(check.describe(), AllOf(HasSubstr("p3 "), HasSubstr("and 3 more pieces")));
+  EXPECT_THAT(check.describe(), AllOf(HasSubstr("p3 "), HasSubstr("and 3 more tensors")));
 }
 
 }  // namespace

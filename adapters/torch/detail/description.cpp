@@ -191,7 +191,10 @@ void Description::describe_buffer(Mirror& mirror, const std::string& name, const
     return;
   }
   const Shape shape(tensor.sizes().begin(), tensor.sizes().end());
-  buffers_.emplace_back(mirror.buffer(name, shape, *dtype, constant(0)), tensor);
+  Buffer buffer = mirror.buffer(name, shape, *dtype, constant(0));
+  // Of BatchNorm and InstanceNorm: statistics of the rank's own batches.
+  if (name == "running_mean" || name == "running_var" || name == "num_batches_tracked") buffer.set_per_rank();
+  buffers_.emplace_back(std::move(buffer), tensor);
 }
 
 }  // namespace sherd::torch::detail
