@@ -64,7 +64,8 @@ Var attention(const Var& qkv, const AttentionOptions& o) {
   if (o.cache != nullptr) return cached(qkv, o, kv_heads, width);
   const Tensor out = like(in, {in.size(0), heads * width});
   const Tensor lse = like_f32(in, {batch, heads, in.size(0) / batch});
-  const Tensor raised = qkv.tape() != nullptr && !qkv.tape()->training() ? Tensor() : o.max_logits;
+  const bool trains = qkv.tape() != nullptr && qkv.tape()->training();
+  const Tensor raised = trains ? o.max_logits : Tensor();
   return function(
       {qkv},
       [&](Stream& s) {

@@ -11,8 +11,9 @@ struct AttentionOptions {
   int64_t heads = 1;     ///< of queries
   int64_t kv_heads = 0;  ///< of keys and of values, divides heads; 0: as many as heads
   int64_t head_dim = 0;  ///< what qkv must fit; 0: whatever follows from qkv
-  /// f32 [heads] or undefined: forward raises element h to the largest score of head h, but for evaluation
-  /// (inside NoGrad of qkv's tape), whose scores a clip of the weights is not to see. Several forwards
+  /// f32 [heads] or undefined: in training (qkv is on a tape, and not inside NoGrad or evaluation mode of the root),
+  /// forward raises element h to the largest score of head h. A forward off the tape, as evaluation makes it, leaves
+  /// it alone: no backward follows, so a clip of the weights must not see its scores. Several forwards
   /// (microbatches, or one that is computed again for backward) go on raising; the caller sets it to
   /// -infinity when a step begins.
   Tensor max_logits{};

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/ops/qk_clip.h>
 #include <sherd/kernels/ops/random.h>
@@ -55,12 +56,31 @@ void check_rows_apart(std::vector<HeadRows> rows, std::vector<std::string>& wron
   for (const HeadRows& r : rows) {
     if (widest != nullptr && (widest->group != r.group || widest->index != r.index)) widest = nullptr;
     if (widest != nullptr && r.begin < widest->end)
-      wrong.push_back(
-          fmt::format("rows [{}, {}) of parameter '{}' make heads of attention '{}' and of '{}', and would be "
-                      "scaled for both: let one of the attentions that share a projection be clipped, or none",
-                      r.begin, std::min(widest->end, r.end), r.parameter, widest->attention, r.attention));
+      wrong.push_back(fmt::format(
+          "rows [{}, {}) of parameter '{}' make heads of attention '{}' and of '{}', and would be "
+          "scaled for both: let one of the attentions that share a projection be clipped, or none",
+          r.begin, std::min(widest->end, r.end), r.parameter, widest->attention, r.attention));
     if (widest == nullptr || r.end > widest->end) widest = &r;
   }
+}
+
+// The mesh dimension that cuts these parameters ("" for none). Adds to `wrong` where they differ in it: a head's rows
+// would be scaled on some ranks and not on others that hold them.
+std::string cut_of(const std::string& attention, const std::vector<ProjectedHeads>& list,
+                   std::vector<std::string>& wrong) {
+  const auto cut = [](const Parameter& p) {
+    const auto& t = p.tensor_shard();
+    return t && t->parts > 1 ? t->mesh_dim : "";
+  };
+  const std::string dim = cut(list.front().param);
+  for (const ProjectedHeads& p : list)
+    if (cut(p.param) != dim)
+      wrong.push_back(fmt::format(
+          "attention '{}': parameter '{}' is {}, and '{}' is {}; cut all parameters of its queries "
+          "alike, and all of its keys",
+          attention, list.front().param.name(), dim.empty() ? "whole" : "cut over " + dim, p.param.name(),
+          cut(p.param).empty() ? "whole" : "cut over " + cut(p.param)));
+  return dim;
 }
 
 }  // namespace
@@ -76,12 +96,22 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   int64_t heads = 0;
   std::vector<HeadRows> rows;
   std::string text = fmt::format("{}", tau_);
+  std::vector<std::string>
+      shares;  // by layer, the dimension whose ranks hold its key heads whole; "" for none
   for (auto& layer : layers) {
     const AttentionHeads& a = layer->heads();
     heads += a.heads;
-    text += fmt::format("; {} {} {} {}", a.name, a.heads, a.kv_heads, a.head_dim);
+    const std::string queries = cut_of(a.name, a.queries, wrong), keys = cut_of(a.name, a.keys, wrong);
+    shares.push_back(keys.empty() ? queries : "");
+    if (!keys.empty() && keys != queries)
+      wrong.push_back(fmt::format(
+          "attention '{}': its keys are cut over {}, and its queries are not, so that ranks would "
+          "scale the same queries by other factors; cut the queries, too",
+          a.name, keys));
+    // Which of the shared key heads its queries use is a rank's own.
+    text += fmt::format("; {} {} {} {}", a.name, a.heads, shares.back().empty() ? a.kv_heads : 0, a.head_dim);
     for (const ProjectedHeads& p : projections(a)) {
-      text += fmt::format(" {}+{}", p.param.name(), p.first_row);
+      text += fmt::format(" {}+{}", p.param.name(), shares.back().empty() ? p.first_row : 0);
       const bool ours =
           p.param.sharded() && std::find(groups.begin(), groups.end(), &p.param.group()) != groups.end();
       if (!ours) {
@@ -117,23 +147,82 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   };
   packed_ = make(heads);
   int64_t at = 0;
-  for (auto& layer : layers) {
-    const AttentionHeads& a = layer->heads();
-    layers_.push_back({layer, packed_.flat(at, at + a.heads), make(a.heads), make(a.kv_heads)});
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const AttentionHeads& a = layers[i]->heads();
+    const Tensor own = packed_.flat(at, at + a.heads);
+    layers_.push_back({layers[i], own, own, make(a.heads), make(a.kv_heads), 0, a.keys});
     at += a.heads;
-    layer->values(device);
+    layers[i]->values(device);
+    if (!shares[i].empty()) share_keys(layers_.back(), shares[i], wrong);
   }
+  if (!wrong.empty())
+    throw InvalidArgument(fmt::format("{}: QkClip: {}", device.label(), fmt::join(wrong, "; ")));
+  if (tensor_ranks_ == nullptr) return;
+  gathered_ = make(heads * tensor_ranks_->size());
+}
+
+void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::string>& wrong) {
+  const AttentionHeads& a = l.maxima->heads();
+  const std::shared_ptr<Communicator> ranks = a.queries.front().param.group().mesh().comm(mesh_dim);
+  // By parameter of the keys, the first row that each rank uses; behind them the number of its key heads.
+  std::vector<uint64_t> mine;
+  for (const ProjectedHeads& p : a.keys) mine.push_back(static_cast<uint64_t>(p.first_row));
+  mine.push_back(static_cast<uint64_t>(a.kv_heads));
+  Device& device = runtime_.device();
+  const std::vector<uint64_t> every = gather_values(*ranks, device.compute(), mine);
+  const auto of = [&](int rank, size_t i) {
+    return static_cast<int64_t>(every[static_cast<size_t>(rank) * mine.size() + i]);
+  };
+  const int last = ranks->size() - 1;
+  const int64_t first = of(0, 0), heads = int64_t{a.heads} * ranks->size(),
+                kv_heads = (of(last, 0) - first) / a.head_dim + of(last, a.keys.size());
+  const int64_t group = kv_heads < 1 ? 0 : heads / kv_heads;
+  bool fits = tensor_ranks_ == nullptr || tensor_ranks_ == ranks;
+  fits = fits && group > 0 && heads % kv_heads == 0;
+  for (int rank = 0; fits && rank <= last; ++rank) {
+    const int64_t begin = rank * int64_t{a.heads} / group,
+                  end = ((rank + 1) * int64_t{a.heads} - 1) / group + 1;
+    const int64_t used = of(rank, a.keys.size());
+    fits = used == end - begin && a.heads % used == 0;
+    for (int64_t h = 0; fits && h < a.heads; ++h)
+      fits = (rank * int64_t{a.heads} + h) / group - begin == h / (a.heads / used);
+    for (size_t i = 0; i < a.keys.size(); ++i) fits = fits && of(rank, i) == of(0, i) + begin * a.head_dim;
+  }
+  if (!fits) {
+    wrong.push_back(fmt::format(
+        "attention '{}': its key heads are whole on all ranks along '{}', whose query heads do not "
+        "share them in order and evenly; give every rank the key heads that its queries use",
+        a.name, mesh_dim));
+    return;
+  }
+  tensor_ranks_ = ranks;
+  const auto make = [&](int64_t n) {
+    return Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "logit maxima");
+  };
+  l.all = make(heads);
+  l.query = make(heads);
+  l.key = make(kv_heads);
+  l.first_query = ranks->rank() * int64_t{a.heads};
+  for (size_t i = 0; i < l.keys.size(); ++i) l.keys[i].first_row = of(0, i);
 }
 
 void QkClip::apply(Stream& compute, const Tensor& skip) {
-  for (const Layer& l : layers_) ops::copy(compute, l.all, l.maxima->values(runtime_.device()));
+  for (const Layer& l : layers_) ops::copy(compute, l.own, l.maxima->values(runtime_.device()));
   if (data_ranks_->size() > 1) data_ranks_->all_reduce(compute, packed_, ReduceOp::max);
+  if (tensor_ranks_ != nullptr) tensor_ranks_->all_gather(compute, gathered_, packed_);
   std::vector<HeadScaleSegment> pieces;
+  int64_t at = 0;  // of the layer's query heads in packed_
   for (const Layer& l : layers_) {
     const AttentionHeads& a = l.maxima->heads();
+    for (int64_t h = 0; l.all.numel() > a.heads && h < l.all.numel(); h += a.heads) {
+      const int64_t from = h / a.heads * packed_.numel() + at;
+      ops::copy(compute, l.all.flat(h, h + a.heads), gathered_.flat(from, from + a.heads));
+    }
+    at += a.heads;
     ops::qk_clip_factors(compute, l.query, l.key, l.all, tau_, skip);
-    for (const ProjectedHeads& p : a.queries) add_pieces(pieces, p, a.head_dim, l.query);
-    for (const ProjectedHeads& p : a.keys) add_pieces(pieces, p, a.head_dim, l.key);
+    for (const ProjectedHeads& p : a.queries)
+      add_pieces(pieces, p, a.head_dim, l.query.flat(l.first_query, l.first_query + a.heads));
+    for (const ProjectedHeads& p : l.keys) add_pieces(pieces, p, a.head_dim, l.key);
     l.maxima->reset();
   }
   ops::scale_heads(compute, pieces);

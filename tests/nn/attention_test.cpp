@@ -67,8 +67,9 @@ TEST(Attention, RaisesTheLargestLogitOverMicrobatches) {
   const float infinity = std::numeric_limits<float>::infinity();
   const auto largest = [&](std::initializer_list<uint64_t> seeds) {
     const Tensor most = tensor(*device, {2}, {-infinity, -infinity});
+    Tape tape;
     for (const uint64_t seed : seeds)
-      nn::attention(random(*device, {6, 16}, seed),
+      nn::attention(tape.input(random(*device, {6, 16}, seed)),
                     {.batch = 1, .heads = 2, .kv_heads = 1, .max_logits = most});
     return ops::to_floats(s, most);
   };
@@ -84,7 +85,9 @@ TEST(Attention, SaysWhatDoesNotFit) {
   EXPECT_THROW(nn::attention(qkv, {.batch = 2, .heads = 2, .kv_heads = 1, .head_dim = 5}), ShapeMismatch);
   EXPECT_THROW(nn::attention(qkv, {.batch = 2, .heads = 4, .kv_heads = 3}), InvalidArgument);
   EXPECT_THROW(nn::attention(qkv, {.batch = 0, .heads = 4}), InvalidArgument);
-  EXPECT_THROW(nn::attention(qkv, {.heads = 2, .kv_heads = 1, .max_logits = random(*device, {3}, 1)}),
+  Tape tape;
+  EXPECT_THROW(nn::attention(tape.input(random(*device, {6, 16}, 1)),
+                             {.heads = 2, .kv_heads = 1, .max_logits = random(*device, {3}, 1)}),
                ShapeMismatch);
   const Tensor frequencies = nn::rope_table(*device, ops::rope_frequencies(4));
   EXPECT_THROW(nn::rope(qkv, frequencies, {.batch = 4, .heads = 2}), ShapeMismatch);

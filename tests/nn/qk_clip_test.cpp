@@ -76,6 +76,30 @@ TEST(QkClipOnTheTape, TrainsTheSameBitsUnderAllStrategiesWithAndWithoutRecomputa
   }
 }
 
+// An evaluation, on the tape in evaluation mode or off it, sees rows whose logits are larger than those of training.
+TEST(QkClipOnTheTape, EvaluationBetweenStepsChangesNothingThatIsTrained) {
+  std::map<std::string, std::vector<float>> want;
+  for (const std::string evaluated :
+       {"never", "off the tape", "off the tape in training mode", "on the tape"})
+    launch(2, [&](RankContext& rank) {
+      Clipped c(rank, Strategy::optim_grads_params);
+      for (int i = 0; i < 2; ++i) {
+        c.tape.backward(loss_of(c.net(c.tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
+        const Tensor large = rows(rank, 7);
+        ops::scale(rank.device->compute(), large, 3);
+        c.net.set_training(evaluated == "off the tape in training mode");
+        if (evaluated.starts_with("off")) c.net(Var(large));
+        if (evaluated == "on the tape") c.net(c.tape.input(large));
+        c.net.set_training(true);
+        c.optimizer->step(0.05);
+      }
+      const auto weights = whole_weights(c.net, rank);
+      if (rank.world->rank() != 0) return;
+      if (want.empty()) want = weights;
+      EXPECT_EQ(weights, want) << "evaluated " << evaluated;
+    });
+}
+
 // Without an update, the largest logits of the same rows are those that the clip has left.
 TEST(QkClipOnTheTape, LogitsAreBroughtToTauAndOthersLeft) {
   launch(2, [](RankContext& rank) {

@@ -178,6 +178,81 @@ TEST(QkClip, SkippedStepsScaleNothing) {
   EXPECT_EQ(train(4, 1, o, true, true), train(4, 1, o, false, true));
 }
 
+/// Eight query heads that are cut over the tensor-parallel ranks, while few key heads are whole on each.
+struct FewKeys : GivenGradients {
+  static constexpr int kQueries = 8;
+  FewKeys(int tp, int index, int keys, bool bias_cut = true) : heads(kQueries / tp) {
+    q = add("q.weight", {heads * kDim, kWidth});
+    q_bias = add("q.bias", {heads * kDim});
+    k = add("k.weight", {keys * kDim, kWidth});
+    k_bias = add("k.bias", {keys * kDim});
+    if (tp > 1) q.set_tensor_shard({"tp", 0, tp, index});
+    if (tp > 1 && bias_cut) q_bias.set_tensor_shard({"tp", 0, tp, index});
+    const int group = kQueries / keys, first = index * heads / group,
+              used = ((index + 1) * heads - 1) / group + 1 - first;
+    maxima = std::make_shared<LogitMaxima>(AttentionHeads{.name = "few keys",
+                                                          .queries = {{q, 0}, {q_bias, 0}},
+                                                          .keys = {{k, first * kDim}, {k_bias, first * kDim}},
+                                                          .heads = heads,
+                                                          .kv_heads = used,
+                                                          .head_dim = kDim});
+  }
+  int heads;
+  Parameter q, q_bias, k, k_bias;
+  std::shared_ptr<LogitMaxima> maxima;
+};
+
+/// Whole keys as each rank has them, after two steps whose gradients are zero.
+std::vector<std::vector<float>> clipped_keys(int tp, int keys, Strategy strategy,
+                                             std::vector<float>& queries) {
+  std::vector<std::vector<float>> all(static_cast<size_t>(2 * tp));
+  std::vector<std::vector<float>> of_queries(all.size());
+  launch(2 * tp, [&](RankContext& r) {
+    const DeviceMesh mesh(r.world, {{"shard", 2}, {"tp", tp}});
+    FewKeys model(tp, mesh.coordinate("tp"), keys);
+    const Routing routing = route(model, {.optimizer = Algorithm::adamw});
+    fully_shard(model, mesh, {.strategy = strategy});
+    Optimizer optimizer(model, routing, {});
+    optimizer.after_update(
+        std::make_shared<QkClip>(model, std::vector{model.maxima}, QkClipOptions{.tau = kTau}));
+    for (int step = 0; step < 2; ++step) {
+      std::vector<float> values;  // of head h of all, the largest on data-parallel rank h % 2
+      for (int h = 0; h < model.heads; ++h) {
+        const int head = mesh.coordinate("tp") * model.heads + h;
+        values.push_back(head % 2 == mesh.coordinate("shard") ? Attentions::maximum(head, step) : 0.5f);
+      }
+      const Tensor& to = model.maxima->values(*r.device);
+      ops::copy_from_host(r.device->compute(), to, values.data(), to.nbytes());
+      model.train(optimizer, 0);
+    }
+    const auto whole = [&](const Parameter& p) {
+      return ops::to_floats(r.device->compute(), p.dtensor().full_tensor(r.device->compute()));
+    };
+    const auto rank = static_cast<size_t>(r.world->rank());
+    all[rank] = whole(model.k);
+    for (const float x : whole(model.k_bias)) all[rank].push_back(x);
+    of_queries[rank] = whole(model.q);
+  });
+  queries.clear();
+  for (int t = 0; t < tp; ++t)
+    queries.insert(queries.end(), of_queries[static_cast<size_t>(t)].begin(),
+                   of_queries[static_cast<size_t>(t)].end());
+  return all;
+}
+
+TEST(QkClip, KeyHeadsThatTensorParallelRanksHoldWholeStayEqualAndAreThoseOfOneRank) {
+  for (const int keys : {1, 2}) {
+    std::vector<float> want_queries, queries;
+    const std::vector<float> want = clipped_keys(1, keys, Strategy::no_shard, want_queries).front();
+    for (const int tp : {2, 4})
+      for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
+        SCOPED_TRACE(fmt::format("{} key heads, tp {}, {}", keys, tp, name_of(strategy)));
+        for (const auto& got : clipped_keys(tp, keys, strategy, queries)) EXPECT_EQ(got, want);
+        EXPECT_EQ(queries, want_queries);
+      }
+  }
+}
+
 std::string refusal(const std::function<void()>& f) {
   try {
     f();
@@ -201,6 +276,15 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
       AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
             HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
   EXPECT_THAT(refusal([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
+}
+
+TEST(QkClipMisuse, QueriesOfWhichAPartAloneIsCutAreRefused) {
+  launch(2, [](RankContext& r) {
+    FewKeys model(2, r.world->rank(), 1, /*bias_cut=*/false);
+    fully_shard(model, DeviceMesh(r.world, {{"tp", 2}}));
+    EXPECT_THAT(refusal([&] { QkClip(model, {model.maxima}); }),
+                HasSubstr("'q.weight' is cut over tp, and 'q.bias' is whole"));
+  });
 }
 
 TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
