@@ -1,5 +1,7 @@
 #include <sherd/nn/routing.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include <sherd/kernels/ops/copy.h>
@@ -19,7 +21,10 @@ Tensor integers(const Tensor& beside, Shape shape) {
   return Tensor::empty(beside.device(), std::move(shape), DType::i32, detail::kActivations);
 }
 
-bool recorded(const Var& x) { return x.tape() != nullptr && x.tape()->recording(); }
+/// Whether the choices of this forward count. Without a place in which a second run finds them, in that run alone.
+bool balances(const Var& x, const LoadBalancing& b) {
+  return b.weight != 0 && x.tape() != nullptr && (b.loads ? x.tape()->training() : x.tape()->recording());
+}
 
 }  // namespace
 
@@ -60,29 +65,48 @@ RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParalle
 Routes route_top_k(const Var& x, int64_t k, const LoadBalancing& balancing, std::optional<bool> normalised) {
   const Tensor logits = x.value();
   const int64_t rows = logits.size(0), experts = logits.size(1);
-  Routes r{{}, integers(logits, {rows, k}), integers(logits, {rows * k}), integers(logits, {rows * k}),
+  Routes r{{},
+           integers(logits, {rows, k}),
+           integers(logits, {rows * k}),
+           integers(logits, {rows * k}),
            integers(logits, {experts})};
   const int ranks = balancing.ranks ? balancing.ranks->size() : 1;
-  const bool balances = balancing.weight != 0 && recorded(x);
-  const Tensor everywhere = !balances ? Tensor() : ranks > 1 ? like(r.counts) : r.counts;
+  const bool trains = balances(x, balancing);
+  const std::shared_ptr<LayerLoads> loads =
+      balancing.loads ? balancing.loads : std::make_shared<LayerLoads>(1);
+  const auto layer = static_cast<size_t>(balancing.layer);
+  if (layer >= loads->known_.size())
+    throw InvalidArgument(
+        fmt::format("route_top_k: layer {} of a model of {} mixtures; count them from 0, in each forward",
+                    balancing.layer, loads->layers()));
+  const bool counts = trains && !loads->known_[layer];
+  if (counts && !loads->counts_.defined()) {
+    loads->counts_ = integers(logits, {loads->layers(), experts});
+    ops::fill(logits.device().compute(), loads->counts_, 0);
+  }
   const int64_t rows_everywhere = balancing.rows > 0 ? balancing.rows : ranks * rows;
+  // The loads and the means are each over all layers.
+  const float layers = static_cast<float>(loads->layers());
   const float balance = balancing.weight * balancing.scale * static_cast<float>(experts) /
-                        static_cast<float>(std::max<int64_t>(1, rows_everywhere * k));
+                        (static_cast<float>(std::max<int64_t>(1, rows_everywhere)) * layers * layers);
   r.gates = function(
       {x},
       [&](Stream& s) {
         Tensor gates = like_f32(logits, {rows, k});
         ops::route_top_k(s, r.indices, gates, logits, normalised);
         ops::sort_by_expert(s, r.order, r.position, r.counts, r.indices);
-        if (balances && ranks > 1) {
+        if (counts) {
+          const auto at = static_cast<int64_t>(layer) * experts;
+          const Tensor everywhere = loads->counts_.flat(at, at + experts);
           ops::copy(s, everywhere, r.counts);
           // On the compute stream alone, as all work with this memory: the collective need not own it.
-          balancing.ranks->all_reduce(s, everywhere.unowned_view());
+          if (ranks > 1) balancing.ranks->all_reduce(s, everywhere.unowned_view());
+          loads->known_[layer] = true;
         }
         return gates;
       },
-      [logits, indices = r.indices, everywhere, balance, normalised](Stream& s,
-                                                         const BackwardCall& call) -> std::vector<Gradient> {
+      [logits, indices = r.indices, everywhere = trains ? loads->counts_ : Tensor(), balance, normalised](
+          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dgates = call.output().tensor(logits.device(), indices.shape(), DType::f32);
         const Tensor dlogits = like(logits);
         ops::route_top_k_backward(s, dlogits, dgates, logits, indices, everywhere, balance, normalised);

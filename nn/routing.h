@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include <sherd/comm/communicator.h>
 #include <sherd/nn/function.h>
@@ -32,18 +34,7 @@ struct RouterLogits {
 /// summed over them.
 RouterLogits router_logits(const Var& x, const Parameter& w, const TensorParallel& tp = {});
 
-/// The load-balancing loss of the Switch Transformer (Fedus et al., 2021, equations 4 to 6), for its gradient alone:
-/// that of an objective with the further summand
-///     scale * n * weight * experts * sum over e of share[e] * mean[e],
-/// share[e] the share of the choices that fell on expert e, a constant, among those of all `ranks`, each of which has
-/// as many rows unless `rows` says how many they have together; mean[e] the mean of softmax(logits)[e] over the n rows
-/// of this rank.
-struct LoadBalancing {
-  float weight = 0;  // 0: none. The same on all ranks: every forward that is recorded sums the choices over them.
-  float scale = 1;   // d(objective)/d(loss of one row), of this rank
-  std::shared_ptr<Communicator> ranks = nullptr;  // null: this one alone
-  int64_t rows = 0;  // of all of them together, where they differ; 0: as many on each
-};
+struct LoadBalancing;
 
 /// Every row's k experts.
 struct Routes {
@@ -52,6 +43,46 @@ struct Routes {
   /// i32 [n * k]: the stable order of the choices (row * k + slot) by their expert, and its inverse.
   Tensor order, position;
   Tensor counts;  // i32 [experts]: choices of this rank's rows that fell on each
+};
+
+/// The choices of all mixtures of one forward of a model, which its balancing loss counts together. A model makes one in
+/// each forward and gives every mixture its layer. One rank's thread uses it.
+class LayerLoads {
+ public:
+  /// @param layers mixtures of the model
+  explicit LayerLoads(int layers) : known_(static_cast<size_t>(layers)) {}
+  int layers() const { return static_cast<int>(known_.size()); }
+
+ private:
+  friend Routes route_top_k(const Var&, int64_t, const LoadBalancing&, std::optional<bool>);
+  Tensor counts_;            // i32 [layers, experts], of all ranks; made by the first layer
+  std::vector<bool> known_;  // by layer: a forward that is computed again finds its counts here
+};
+
+/// What a model's forward tells one of its mixtures of the balancing loss.
+struct LayerBalance {
+  /// NOLINTNEXTLINE: a mixture alone is the only layer of its model.
+  LayerBalance(float loss_scale = 0) : scale(loss_scale) {}
+  LayerBalance(float loss_scale, std::shared_ptr<LayerLoads> all, int number)
+      : scale(loss_scale), loads(std::move(all)), layer(number) {}
+  float scale;  // LoadBalancing::scale
+  std::shared_ptr<LayerLoads> loads = nullptr;
+  int layer = 0;
+};
+
+/// The load-balancing loss of `transformers` (router_aux_loss_coef; Fedus et al., 2021, equations 4 to 6, over all layers
+/// together), for its gradient alone: that of an objective with the further summand
+///     scale * n * weight * experts * sum over e of load[e] * mean[e],
+/// load[e] the mean number of a row's k choices that fell on expert e, a constant: over all layers, and over the rows of
+/// all `ranks`, each of which has as many rows unless `rows` says how many they have together; mean[e] the mean of
+/// softmax(logits)[e] over all layers and the n rows of this rank.
+struct LoadBalancing {
+  float weight = 0;  // 0: none. The same on all ranks: every forward in training sums the choices over them.
+  float scale = 1;   // d(objective)/d(loss of one row), of this rank
+  std::shared_ptr<Communicator> ranks = nullptr;  // null: this one alone
+  int64_t rows = 0;  // of all of them together, where they differ; 0: as many on each
+  std::shared_ptr<LayerLoads> loads = nullptr;  // of the forward; null: this is the model's only mixture
+  int layer = 0;                                // of `loads`
 };
 
 /// The k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index. Gates are the

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <vector>
 
 #include <sherd/kernels/ops/experts.h>
 
@@ -131,6 +132,13 @@ void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
 }
 
 void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
+  std::vector<float> sums(static_cast<size_t>(a.counts != nullptr ? a.experts : 0));  // over layers
+  for (size_t e = 0; e < sums.size(); ++e) {
+    int64_t sum = 0;
+    for (int64_t l = 0; l < a.layers; ++l) sum += a.counts[l * a.experts + static_cast<int64_t>(e)];
+    sums[e] = static_cast<float>(sum);
+  }
+  const float* const counts = sums.data();
   parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       const float* dgates = a.dgates.as<float>() + r * a.k;
@@ -154,7 +162,7 @@ void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
       const auto p = [&](int64_t e) { return std::exp(row[e] - shift.top) * shift.scale; };
       const auto dp = [&](int64_t e) {
         const int64_t slot = a.normalised ? a.k : slot_of(e);
-        return (a.counts == nullptr ? 0.0f : a.balance * static_cast<float>(a.counts[e])) +
+        return (a.counts == nullptr ? 0.0f : a.balance * counts[e]) +
                (slot < a.k ? dgates[slot] : 0.0f);
       };
       float mean = 0;

@@ -107,6 +107,13 @@ __global__ void __launch_bounds__(kRows* kWarp) route_rows(RouteArgs a) {
     gates[i] = i == 0 ? 1.0f / total : expf(to_float(row[chosen[i]]) - to_float(row[chosen[0]])) / total;
 }
 
+/// Choices of expert e over all layers.
+__device__ float count_of(const RouteArgs& a, int64_t e) {
+  int64_t sum = 0;
+  for (int64_t l = 0; l < a.layers; ++l) sum += a.counts[l * a.experts + e];
+  return static_cast<float>(sum);
+}
+
 template <class T, class D>
 __global__ void __launch_bounds__(kRows* kWarp) route_rows_backward(RouteArgs a) {
   __shared__ float all_slopes[kRows][ops::kMostExpertsOfARow];
@@ -145,7 +152,7 @@ __global__ void __launch_bounds__(kRows* kWarp) route_rows_backward(RouteArgs a)
   const auto p = [&](int64_t e) { return expf(to_float(row[e]) - shift.top) * shift.scale; };
   const auto dp = [&](int64_t e) {
     const int64_t slot = a.normalised ? a.k : slot_of(e);
-    return (a.counts == nullptr ? 0.0f : a.balance * static_cast<float>(a.counts[e])) +
+    return (a.counts == nullptr ? 0.0f : a.balance * count_of(a, e)) +
            (slot < a.k ? dgates[slot] : 0.0f);
   };
   float mean = 0;

@@ -71,7 +71,10 @@ void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates
   a.normalised = normalised.value_or(a.k > 1);
   check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
   check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
-  if (counts.defined()) check.dtype("counts", counts, DType::i32).count("counts", counts, a.experts);
+  if (counts.defined()) {
+    if (counts.dim() == 2) a.layers = counts.size(0);
+    check.dtype("counts", counts, DType::i32).count("counts", counts, a.layers * a.experts);
+  }
   check.done();
   a.dgates = ref(dgates);
   a.dlogits = ref(dlogits);

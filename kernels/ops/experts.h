@@ -15,7 +15,7 @@ namespace sherd {
 /// `normalised`, those divided by their sum, which is the softmax of the chosen logits alone and is computed so.
 /// Backward: dlogits = the gradient through
 /// the gates, plus that of balance * sum over rows and experts of counts[e] * softmax(logits)[e] when counts
-/// is not null (counts are constants). logits and dlogits may differ in dtype; gates and dgates are f32 (f64
+/// [layers, experts] is not null (counts[e]: its sum over layers; counts are constants). logits and dlogits may differ in dtype; gates and dgates are f32 (f64
 /// in the reference's own tests).
 struct RouteArgs {
   int64_t rows = 0, experts = 0, k = 0;
@@ -24,6 +24,7 @@ struct RouteArgs {
   int32_t* indices = nullptr;
   Ref dgates{}, dlogits{};
   const int32_t* counts = nullptr;
+  int64_t layers = 1;
   float balance = 0;
 };
 
@@ -60,7 +61,7 @@ inline constexpr int64_t kMostExpertsOfARow = 64;
 /// @throws InvalidArgument for a k that is not in [1, min(experts, kMostExpertsOfARow)].
 void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
                  std::optional<bool> normalised = {});
-/// dgates f32 [rows, k]; counts i32 [experts] or undefined (no balancing term).
+/// dgates f32 [rows, k]; counts i32 [experts] or [layers, experts], or undefined (no balancing term).
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
                           const Tensor& indices, const Tensor& counts, float balance,
                           std::optional<bool> normalised = {});

@@ -59,7 +59,9 @@ void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
     const std::vector<double> p = softmax(a, r);
     const int32_t* chosen = a.indices + r * a.k;
     std::vector<double> dp(p.size(), 0.0);
-    for (size_t e = 0; e < p.size() && a.counts != nullptr; ++e) dp[e] = double(a.balance) * a.counts[e];
+    for (int64_t e = 0; e < a.experts && a.counts != nullptr; ++e)
+      for (int64_t l = 0; l < a.layers; ++l)
+        dp[static_cast<size_t>(e)] += double(a.balance) * a.counts[l * a.experts + e];
     for (int64_t i = 0; i < a.k && !a.normalised; ++i) dp[static_cast<size_t>(chosen[i])] += get(a.dgates, r * a.k + i);
     double mean = 0;
     for (size_t e = 0; e < p.size(); ++e) mean += p[e] * dp[e];

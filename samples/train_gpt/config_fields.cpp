@@ -116,7 +116,8 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "1; 0: no",
          0, kAny},
         {"check_replicas", &c.check_replicas, "K",
-         "every K steps, and before every checkpoint, compare, in bits, the weights that several ranks hold; "
+         "every K steps, and before every checkpoint, compare, in bits, weights, fp32 masters, optimizer states and "
+         "buffers that several ranks hold; "
          "a difference ends the run with exit code 1, unsaved; 0: never",
          0, kAny},
         {"grace", &c.grace, "SECONDS",

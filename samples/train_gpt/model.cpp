@@ -37,11 +37,11 @@ Block::Block(const GptShape& shape, const TensorParallel& tp, const ExpertParall
   out_ = tp.cut(param("out.weight", {d, hidden}, sherd::normal(small)), 1);
 }
 
-Var Block::forward(const Var& x, int64_t batch, float loss_scale) {
+Var Block::forward(const Var& x, int64_t batch, const nn::LayerBalance& balance) {
   const Var qkv = nn::linear(tp_.copied(nn::rms_norm(x, norm1_)), qkv_);
   const Var mid = nn::add_row_parallel(tp_, x, nn::causal_attention(qkv, batch, heads_), proj_);
   const Var in = nn::rms_norm(mid, norm2_);
-  if (moe_) return mid + (*moe_)(in, loss_scale);
+  if (moe_) return mid + (*moe_)(in, balance);
   if (tp_.size() == 1) return nn::gelu_mlp(in, fc_, out_, mid);
   return mid + tp_.summed(nn::gelu_mlp(tp_.copied(in), fc_, out_));
 }
@@ -66,7 +66,9 @@ void Gpt::set_recompute(bool on) {
 
 Var Gpt::hidden(const Var& tokens, float loss_scale) {
   Var x = nn::embedding(tokens, tok_, pos_);
-  for (Block& b : blocks_) x = b(x, tokens.size(0), loss_scale);
+  const auto loads = std::make_shared<nn::LayerLoads>(static_cast<int>(blocks_.size()));
+  int layer = 0;
+  for (Block& b : blocks_) x = b(x, tokens.size(0), nn::LayerBalance(loss_scale, loads, layer++));
   return nn::rms_norm(x, norm_);
 }
 

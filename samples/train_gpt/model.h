@@ -33,8 +33,8 @@ sherd::TokenWork token_work(const GptShape& shape);
 class Block : public sherd::nn::Module<Block> {
  public:
   Block(const GptShape& shape, const TensorParallel& tp, const ExpertParallel& ep);
-  /// `loss_scale` is what the balancing loss is multiplied by: d(objective)/d(loss of one row).
-  Var forward(const Var& x, int64_t batch, float loss_scale);
+  /// `balance.scale` is what the balancing loss is multiplied by: d(objective)/d(loss of one row).
+  Var forward(const Var& x, int64_t batch, const sherd::nn::LayerBalance& balance);
   /// Null in a dense model.
   MoeMlp* moe() { return moe_.get(); }
 

@@ -34,9 +34,14 @@ MoeMlp::MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape,
   child("experts", experts_);
 }
 
-Var MoeMlp::forward(const Var& x, float loss_scale) {
+Var MoeMlp::forward(const Var& x, const nn::LayerBalance& balance) {
   const auto [logits, in] = nn::router_logits(x, router_);
-  const nn::Routes routes = nn::route_top_k(logits, shape_.top_k, {shape_.balance, loss_scale, parallel_.all});
+  const nn::Routes routes = nn::route_top_k(logits, shape_.top_k,
+                                            {.weight = shape_.balance,
+                                             .scale = balance.scale,
+                                             .ranks = parallel_.all,
+                                             .loads = balance.loads,
+                                             .layer = balance.layer});
   Var rows = nn::dispatch(in, routes);
   const nn::ExpertExchange exchange(parallel_.comm, routes.counts);
   rows = exchange.to_experts(rows);

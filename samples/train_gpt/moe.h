@@ -14,7 +14,7 @@ using sherd::nn::ExpertParallel;
 struct MoeShape {
   int64_t experts = 0;  // 0: dense blocks
   int64_t top_k = 2;    // experts of each token
-  /// Weight of the load-balancing loss of each block (nn::LoadBalancing), from the rows of one call on all ranks
+  /// Weight of the load-balancing loss over all blocks (nn::LoadBalancing), from the rows of one call on all ranks
   /// (nn::ExpertParallel::all), each of which has as many.
   float balance = 0;
 };
@@ -40,8 +40,8 @@ class MoeMlp : public sherd::nn::Module<MoeMlp> {
   MoeMlp(int64_t dim, float fc_std, float out_std, const MoeShape& shape, const ExpertParallel& parallel);
   /// To be wrapped before the block, on the expert mesh.
   Experts& experts() { return experts_; }
-  /// x [rows, dim]. `loss_scale` is d(objective)/d(loss of one row), applied to the balancing loss.
-  sherd::nn::Var forward(const sherd::nn::Var& x, float loss_scale);
+  /// x [rows, dim]. `balance.scale` is d(objective)/d(loss of one row), applied to the balancing loss.
+  sherd::nn::Var forward(const sherd::nn::Var& x, const sherd::nn::LayerBalance& balance);
 
  private:
   MoeShape shape_;

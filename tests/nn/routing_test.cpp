@@ -3,7 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <memory>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "differences.h"
 #include "nets.h"
@@ -25,7 +29,8 @@ struct Router : nn::Module<Router> {
 TEST(Routing, RouterLogitsHaveTheDerivativeByWhatIsUsedOfThem) {
   launch(1, [](RankContext& rank) {
     Router model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
+                {.strategy = Strategy::no_shard, .allow_unused = true});
     runtime_of(model).set_last_microbatch(false);
     const std::vector<std::function<Var(const nn::RouterLogits&)>> uses = {
         [](const nn::RouterLogits& r) { return weighted(r.logits); },
@@ -34,7 +39,8 @@ TEST(Routing, RouterLogitsHaveTheDerivativeByWhatIsUsedOfThem) {
     };
     for (const auto& use : uses) {
       model.f = use;
-      expect_gradient([&](Tape&, const auto& v) { return model(v[0]); }, {random(*rank.device, {5, kDim}, 4)});
+      expect_gradient([&](Tape&, const auto& v) { return model(v[0]); },
+                      {random(*rank.device, {5, kDim}, 4)});
     }
   });
 }
@@ -108,7 +114,8 @@ TEST(Routing, EveryRowIsDispatchedToItsExpertsInOrder) {
   const nn::Routes routes = nn::route_top_k(Var(logits), 2);
   EXPECT_EQ(integers(s, routes.indices), (std::vector<int32_t>{1, 3, 0, 1, 0, 1}));
   EXPECT_EQ(integers(s, routes.counts), (std::vector<int32_t>{2, 3, 0, 1}));
-  EXPECT_EQ(integers(s, routes.order), (std::vector<int32_t>{2, 4, 0, 3, 5, 1})) << "row * 2 + slot, by expert";
+  EXPECT_EQ(integers(s, routes.order), (std::vector<int32_t>{2, 4, 0, 3, 5, 1}))
+      << "row * 2 + slot, by expert";
   EXPECT_EQ(integers(s, routes.position), (std::vector<int32_t>{2, 5, 0, 3, 1, 4})) << "its inverse";
   const Tensor x = Tensor::empty(*device, {3, 1}, DType::f32, "test");
   const std::vector<float> rows{10, 20, 30};
@@ -162,21 +169,95 @@ TEST(Routing, TheBalancingLossCountsTheChoicesOfAllRanks) {
           const float* row = &logits[other][r * kExperts];
           for (size_t e = 0; e < kExperts; ++e)  // among the two best
             if (std::count_if(row, row + kExperts, [&](float v) { return v > row[e]; }) < 2)
-              share[e] += 0.5 / static_cast<double>(kRows * (everywhere ? kRanks : 1));
+              share[e] += 1 / static_cast<double>(kRows * (everywhere ? kRanks : 1));
         }
       for (size_t r = 0; r < kRows; ++r) {
         const float* row = &logits[me][r * kExperts];
         double total = 0, mean = 0;
         for (size_t e = 0; e < kExperts; ++e) total += std::exp(static_cast<double>(row[e]));
-        for (size_t e = 0; e < kExperts; ++e) mean += std::exp(static_cast<double>(row[e])) / total * share[e];
+        for (size_t e = 0; e < kExperts; ++e)
+          mean += std::exp(static_cast<double>(row[e])) / total * share[e];
         for (size_t e = 0; e < kExperts; ++e) {
           const double p = std::exp(static_cast<double>(row[e])) / total;
           // n / n rows: the mean over rows is weighted by their number.
-          EXPECT_NEAR(gradients[me][r * kExperts + e], kScale * kWeight * kExperts * p * (share[e] - mean), 1e-6);
+          EXPECT_NEAR(gradients[me][r * kExperts + e], kScale * kWeight * kExperts * p * (share[e] - mean),
+                      1e-6);
         }
       }
     }
   }
+}
+
+/// values() of make_balancing.py.
+std::vector<float> golden_logits(int64_t count, int64_t layer) {
+  std::vector<float> v;
+  for (int64_t i = 0; i < count; ++i) v.push_back(static_cast<float>((i * 73 + layer * 31) % 127 - 63) / 32);
+  return v;
+}
+
+// Normalised gates sum to 1: the gradient of their sum is that of the balancing loss. 1e-6: sums of a few products in f32
+// of values up to 3.
+TEST(Routing, TheBalancingLossOfSeveralLayersIsThatOfTransformers) {
+  const auto golden = nlohmann::json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + "/balancing.json"));
+  const int64_t rows = golden["rows"], experts = golden["experts"];
+  for (const auto& c : golden["cases"])
+    for (const int ranks : {1, 3})
+      for (const bool recomputed : {false, true})
+        launch(ranks, [&](RankContext& rank) {
+          SCOPED_TRACE(fmt::format("{} layers, k {}, {} ranks, recomputed {}", c["layers"].get<int>(),
+                                   c["k"].get<int>(), ranks, recomputed));
+          Stream& s = rank.device->compute();
+          const int layers = c["layers"];
+          const int64_t mine = rows / ranks * experts, first = rank.world->rank() * mine;
+          const auto loads = std::make_shared<nn::LayerLoads>(layers);
+          const auto everywhere = rank.world->clone();
+          Tape tape;
+          std::vector<Var> logits, sums;
+          std::vector<double> load(static_cast<size_t>(experts)), mean(load.size());
+          for (int l = 0; l < layers; ++l) {
+            const std::vector<float> all = golden_logits(rows * experts, l);
+            const Tensor in = Tensor::empty(*rank.device, {rows / ranks, experts}, DType::f32, "test");
+            ops::copy_from_host(s, in, all.data() + first, in.nbytes());
+            logits.push_back(tape.leaf(in));
+            const auto gates = [=, k = c["k"].get<int64_t>()](const Var& x) {
+              return nn::route_top_k(x, k,
+                                     {.weight = 1,
+                                      .scale = 1.0f / static_cast<float>(rows),
+                                      .ranks = everywhere,
+                                      .loads = loads,
+                                      .layer = l},
+                                     true)
+                  .gates;
+            };
+            sums.push_back(nn::sum(recomputed ? nn::recompute(gates, logits.back()) : gates(logits.back())));
+            // The loss, of the rows of all ranks.
+            const nn::Routes routes = nn::route_top_k(Var(in), c["k"].get<int64_t>());
+            std::vector<int32_t> counts(load.size());
+            rank.world->all_reduce(s, routes.counts);
+            ops::copy_to_host(s, counts.data(), routes.counts);
+            for (size_t e = 0; e < load.size(); ++e)
+              load[e] += counts[e] / static_cast<double>(rows * layers);
+            for (size_t r = 0; r < static_cast<size_t>(rows); ++r) {
+              const float* const row = &all[r * load.size()];
+              double total = 0;
+              for (size_t e = 0; e < load.size(); ++e) total += std::exp(static_cast<double>(row[e]));
+              for (size_t e = 0; e < load.size(); ++e)
+                mean[e] += std::exp(static_cast<double>(row[e])) / total / static_cast<double>(rows * layers);
+            }
+          }
+          Var sum = sums[0];
+          for (size_t l = 1; l < sums.size(); ++l) sum = sum + sums[l];
+          tape.backward(sum);
+          double loss = 0;
+          for (size_t e = 0; e < load.size(); ++e) loss += static_cast<double>(experts) * load[e] * mean[e];
+          EXPECT_NEAR(loss, c["loss"].get<double>(), 1e-6);
+          for (size_t l = 0; l < logits.size(); ++l) {
+            const std::vector<float> got = ops::to_floats(s, tape.gradient(logits[l]));
+            for (size_t i = 0; i < got.size(); ++i)
+              EXPECT_NEAR(got[i], c["gradients"][l][static_cast<size_t>(first) + i].get<double>(), 1e-6)
+                  << "layer " << l << ", element " << i;
+          }
+        });
 }
 
 }  // namespace

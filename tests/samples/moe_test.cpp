@@ -104,7 +104,7 @@ struct Host {
       const double chosen = setting.top_k == 1 ? total : p[best[0]] + p[best[1]];
       for (size_t i = 0; i < static_cast<size_t>(setting.top_k); ++i) {
         const size_t e = best[i];
-        share[e] += 1 / static_cast<double>(rows * static_cast<size_t>(setting.top_k));
+        share[e] += 1 / static_cast<double>(rows);
         Doubles a(kHidden);
         for (size_t h = 0; h < kHidden; ++h)
           a[h] = gelu(dense(weights.at("experts.fc.weight"), weights.at("experts.fc.bias"), e * kHidden + h,
@@ -117,7 +117,7 @@ struct Host {
     }
     return call;
   }
-  /// Share of the choices that fell on each expert, in this call and in those of the other ranks beside it.
+  /// Mean number of a row's choices that fell on each expert, in this call and in those of the other ranks beside it.
   Doubles share_everywhere(size_t call) const {
     Doubles share(kExperts, 0.0);
     for (int r = 0; r < setting.ranks; ++r) {

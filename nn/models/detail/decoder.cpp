@@ -32,10 +32,10 @@ Norm DecoderLayer::norm(const char* name) {
   return n;
 }
 
-Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, float loss_scale,
+Var DecoderLayer::forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
                           KvCache::Layer* cache) {
   const Var mid = attention_(rows, x, norm1_(x, rows), batch, cache);
-  return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), loss_scale)
+  return mixture_ ? (*mixture_)(rows, mid, norm2_(mid, rows), balance)
                   : (*mlp_)(rows, mid, norm2_(mid, rows));
 }
 
@@ -92,8 +92,9 @@ Var Decoder::hidden(const Var& tokens, float loss_scale, KvCache* cache) {
                     sherd::to_string(tokens.shape()), first, context_.model.positions));
   const SequenceRows rows = rows_of(tokens.value(), cache);
   Var x = embedded(tokens, first, rows);
+  const auto loads = std::make_shared<LayerLoads>(static_cast<int>(layers_.size()));
   for (size_t i = 0; i < layers_.size(); ++i)
-    x = layers_[i](x, rows, tokens.size(0), loss_scale,
+    x = layers_[i](x, rows, tokens.size(0), LayerBalance(loss_scale, loads, static_cast<int>(i)),
                    cache != nullptr ? &cache->layer(static_cast<int64_t>(i)) : nullptr);
   return norm_(x, rows);
 }

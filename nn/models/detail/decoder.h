@@ -19,7 +19,7 @@ class DecoderLayer : public Module<DecoderLayer> {
  public:
   DecoderLayer(const Context& context, const ExpertParallel& ep, const std::shared_ptr<RopeTable>& rope);
   /// @param cache of this layer, for generation; null: sequences from their beginning.
-  Var forward(const Var& x, const SequenceRows& rows, int64_t batch, float loss_scale,
+  Var forward(const Var& x, const SequenceRows& rows, int64_t batch, const LayerBalance& balance,
               KvCache::Layer* cache = nullptr);
   /// That attention sees on this rank.
   int64_t cached_heads() const { return attention_.cached_heads(); }

@@ -30,13 +30,18 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
   child("experts", experts_);
 }
 
-Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x, float loss_scale) {
+Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x, const LayerBalance& balance) {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
   // The ranks whose rows are counted; every tensor-parallel group has as many of them.
   const std::shared_ptr<Communicator>& counted = parallel_.all ? parallel_.all : tp.comm;
   const int64_t groups = (counted ? counted->size() : 1) / tp.size();
-  const LoadBalancing balancing{static_cast<float>(m.balance), loss_scale, counted, groups * between.count};
+  const LoadBalancing balancing{.weight = static_cast<float>(m.balance),
+                                .scale = balance.scale,
+                                .ranks = counted,
+                                .rows = groups * between.count,
+                                .loads = balance.loads,
+                                .layer = balance.layer};
   const auto [logits, in] = router_logits(between.splits() ? x : tp.split_rows(x), router_, tp);
   const Routes routes = route_top_k(logits, m.top_k, balancing, m.normalise);
   const ExpertExchange exchange(parallel_.comm, routes.counts);

@@ -7,6 +7,7 @@
 #include <sherd/nn/expert_parallel.h>
 #include <sherd/nn/models/detail/parts.h>
 #include <sherd/nn/module.h>
+#include <sherd/nn/routing.h>
 
 namespace sherd::nn::detail {
 
@@ -31,8 +32,8 @@ class Mixture : public Module<Mixture> {
  public:
   Mixture(const Context& context, const ExpertParallel& parallel);
   Experts& experts() { return experts_; }
-  /// `loss_scale` is d(objective)/d(loss of one row), applied to the balancing loss.
-  Var forward(const SequenceRows& between, const Var& residual, const Var& x, float loss_scale);
+  /// `balance.scale` is d(objective)/d(loss of one row), applied to the balancing loss.
+  Var forward(const SequenceRows& between, const Var& residual, const Var& x, const LayerBalance& balance);
 
  private:
   Context context_;
