@@ -281,7 +281,7 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
 TEST(QkClipMisuse, QueriesOfWhichAPartAloneIsCutAreRefused) {
   launch(2, [](RankContext& r) {
     FewKeys model(2, r.world->rank(), 1, /*bias_cut=*/false);
-    fully_shard(model, DeviceMesh(r.world, {{"tp", 2}}));
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 1}, {"tp", 2}}));
     EXPECT_THAT(refusal([&] { QkClip(model, {model.maxima}); }),
                 HasSubstr("'q.weight' is cut over tp, and 'q.bias' is whole"));
   });
