@@ -140,7 +140,9 @@ TEST(Tokenizer, OtherFilesAreRefusedByName) {
   const json endless = {{"type", "Replace"}, {"pattern", {{"String", ""}}}, {"content", "x"}};
   EXPECT_THAT(with("/decoder", {{"type", "Sequence"}, {"decoders", json::array({endless, fuse})}}),
               HasSubstr("empty string"));
-  EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("'Unigram'"));
+  EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("\"Unigram\""));
+  EXPECT_THAT(with("/model/type", json::array({"BPE"})), HasSubstr("type [\"BPE\"]"));
+  EXPECT_THAT(with("/model", 3), HasSubstr("lacks 'vocab' in model"));
   EXPECT_THAT(with("/model/vocab", json::array({1})), HasSubstr("no object"));
   EXPECT_THAT(with("/added_tokens", 5), HasSubstr("no array"));
 }

@@ -100,9 +100,8 @@ class TokenizerFile {
     if (!file_.is_object()) refuse("is no JSON object");
     read_decoder(member(file_, "decoder", "the file"));
     const json& model = member(file_, "model", "the file");
-    if (const std::string type = model.is_object() ? model.value("type", std::string("BPE")) : "";
-        type != "BPE")
-      refuse(fmt::format("has a model of type '{}'; BPE can be decoded", name(type)));
+    if (model.is_object() && model.contains("type") && model["type"] != "BPE")
+      refuse(fmt::format("has a model of type {}; BPE can be decoded", shown_value(model["type"])));
     const json& vocab = member(model, "vocab", "model");
     if (!vocab.is_object()) refuse("has a vocabulary that is no object");
     static const json none = json::array();
