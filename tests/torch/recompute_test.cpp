@@ -136,6 +136,7 @@ DropNet sharded_drop(const DropNet& first, const RankContext& rank, Strategy str
 }
 
 Values mean_of_drop(const DropNet& first, int ranks, const std::function<void(DropNet&, int)>& pass) {
+  at::set_num_threads(1);  // as in every test of bits: a test may be the first of its process
   std::vector<Values> each;
   for (int r = 0; r < ranks; ++r) {
     DropNet plain;
