@@ -29,7 +29,7 @@ struct LoadOptions {
   /// instead of an error: for routing that changed.
   bool allow_new_state = false;
   /// The same of the model, for models that changed: parameters and buffers that the checkpoint lacks keep the values
-  /// that they have (initial ones, say), and tensors that are no part of the model are left out, of whatever dtype.
+  /// that they have (initial ones, say), and tensors that are not part of the model are left out, of whatever dtype.
   bool allow_missing = false;
   bool allow_unexpected = false;
   /// Whether the ranks' copies of the files are compared before any data is read (weights_copies(),

@@ -25,7 +25,7 @@ struct Resumed {
 /// model that is not finite. Never writes. Collective over the root's mesh; the same result or error on every
 /// rank. Rank 0 chooses; each rank reads the folder of that name below its own `path`.
 /// @throws CorruptCheckpoint when the one checkpoint, or every one in the folder, is damaged; IoError when
-/// there is none, naming the rank that has none; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is
+/// a rank has no checkpoint, naming the rank; InvalidArgument as load_checkpoint() (a checkpoint that does not fit is
 /// not passed over); RanksDiffer where the ranks have different newest checkpoints, or other contents of one
 /// (LoadOptions::compare_copies).
 /// @param check is given each checkpoint's training state before it is loaded: it may throw InvalidArgument,

@@ -19,7 +19,7 @@ class StoredFolder {
  public:
   /// Links are followed inside the folder, and to the blobs/ of a cache of Hugging Face's hub that the folder is a
   /// snapshot of; what an index names is in the folder itself.
-  /// @throws IoError when it is no folder, when weights are a link that leads elsewhere, or a file of it cannot be read,
+  /// @throws IoError when it is not a folder, when weights are a link that leads elsewhere, or a file of it cannot be read,
   /// CorruptCheckpoint for damaged weights.
   static std::shared_ptr<const StoredFolder> open(const std::filesystem::path& path,
                                                   FileSystem& files = FileSystem::posix());
@@ -37,7 +37,7 @@ class StoredFolder {
   static std::map<std::string, std::string> files_beside_weights(const std::filesystem::path& path,
                                                                  FileSystem& files = FileSystem::posix());
 
-  /// Names of links in the folder that lead elsewhere, which others() leaves out: what they name is no part of what its
+  /// Names of links in the folder that lead elsewhere, which others() leaves out: their targets are outside of what the
   /// author published, and may be private. @throws IoError.
   static std::vector<std::string> links_outside(const std::filesystem::path& path,
                                                 FileSystem& files = FileSystem::posix());

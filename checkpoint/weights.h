@@ -40,7 +40,7 @@ struct ExportOptions {
   /// the same headers, and what else it holds as it is (StoredFolder::others()); dtype, max_shard_bytes and metadata
   /// above are not used. Looked at on world rank 0, may be null elsewhere.
   std::shared_ptr<const StoredFolder> like = nullptr;
-  /// Tensors of `like` that are no part of the model are copied as they are, instead of an error: what
+  /// Tensors of `like` that are not part of the model are copied as they are, instead of an error: what
   /// LoadOptions::allow_unexpected leaves out. Of rank 0.
   bool allow_unexpected = false;
   /// Further files of the folder, contents by name ("config.json"); they take the place of `like`'s. Of rank 0.

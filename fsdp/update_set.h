@@ -71,7 +71,7 @@ class UpdateSets {
   /// Parameters of these groups that are not frozen and in no set.
   std::vector<std::string> alone(const std::vector<ParamGroup*>& groups) const;
 
-  /// Sets whose parameters nobody has touched in this step, while others' were, or that are all frozen. Null stands
+  /// Sets without gradients in a step in which others have some, and sets whose parameters are all frozen. Null stands
   /// for the parameters that are in no set.
   std::vector<const UpdateSet*> left_out(const std::vector<ParamGroup*>& groups) const;
   /// The gradients of all but those are final.

@@ -23,7 +23,7 @@ Saving::Saving(SavedRun run, SavingOptions options)
                                 .async = options_.async,
                                 .continues = run_.resumed ? run_.resumed->path : "",
                                 .refuse_not_finite = true,
-                                // A run never replaces what it goes on from.
+                                // A run never replaces the checkpoints that it resumes from.
                                 .overwrite = folder.overwrite && !goes_on_in_save_folder(folder),
                                 .admit = [folder] { check_save_folder(folder); },
                                 .files = options_.files});

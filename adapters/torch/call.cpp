@@ -220,7 +220,7 @@ struct Unsharded::Impl {
     while (!open.empty()) {
       try {
         open.back()->end(false);
-      } catch (...) {  // a stream that failed tells it again to whoever uses it next
+      } catch (...) {  // a failed stream rethrows at its next use
       }
       open.pop_back();
     }

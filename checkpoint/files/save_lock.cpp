@@ -64,7 +64,7 @@ struct JobMark {
   const char* cluster;  // null: names are unique
   const char* id;
   const char* start;
-  uint64_t first;  // added to `start`, of which there is none in the first start where this is not 0
+  uint64_t first;  // added to `start`; unless 0, the first start of a job may lack that variable
 };
 constexpr JobMark kJobs[] = {{"", nullptr, "SHERD_JOB", "SHERD_JOB_START", 0},
                              {"slurm:", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT", 1}};

@@ -69,7 +69,7 @@ std::vector<sherd::FieldGroup> fields_of(TrainConfig& c) {
          "a published shape such as gpt2-124m, llama3.2-1b, qwen3-0.6b; empty: the byte model that follows"},
         {"from_scratch", &c.from_scratch, "", "random first weights, of --model's shape alone"},
         {"strict_weights", &c.strict_weights, "",
-         "refuse weights that hold tensors which are no part of the model; otherwise they are named and left "
+         "refuse weights that hold tensors which are not part of the model; otherwise they are named and left "
          "out"},
         {"dim", &c.dim, "D", "width", 1, kMaxDim},
         {"layers", &c.layers, "L", "blocks", 1, 10000},

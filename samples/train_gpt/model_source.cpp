@@ -72,15 +72,14 @@ std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const
   return there ? sherd::Tokenizer::load(own) : nullptr;
 }
 
-// What the model's weights are read from before it is trained; empty: they are random.
-fs::path weights_of(const TrainConfig& c, const ModelSource& source) {
+// Where the weights that training begins with are stored; empty: they are random.
+fs::path stored_weights(const TrainConfig& c) {
+  if (!c.resumes_weights()) return first_weights(c);
   try {
-    if (c.resumes_weights()) return sherd::saved_training(c.resume).checkpoint;
-  } catch (const sherd::Error&) {  // resume() says so
+    return sherd::saved_training(c.resume).checkpoint;
+  } catch (const sherd::Error&) {  // reported by resume()
     return {};
   }
-  if (!c.init_weights.empty()) return c.init_weights;
-  return c.from_scratch ? fs::path() : source.folder;
 }
 
 }  // namespace
@@ -117,13 +116,13 @@ TrainConfig with_model_files(TrainConfig c) {
   if (c.model.empty()) return c;
   const auto files = std::make_shared<ModelFiles>();
   files->source = model_source(c);
-  if (const fs::path weights = weights_of(c, files->source); !weights.empty())
+  c.files = files;
+  if (const fs::path weights = stored_weights(c); !weights.empty())
     hf::require_sizes(files->source.config, weights);
   if (rank_0_is_here(c)) {
     if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
     if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);
   }
-  c.files = files;
   return c;
 }
 

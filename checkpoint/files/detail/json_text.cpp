@@ -40,8 +40,8 @@ void write(const json& value, size_t most, std::string& out) {
   }
 }
 
-// Checks a text as it is parsed, keeping only the keys of the objects that are open. (The parser's own callback is no way
-// to do so: it looks through all earlier members of a container behind each object in it.)
+// Checks a text as it is parsed, keeping only the keys of the objects that are open. (The parser's own callback
+// takes quadratic time: behind each object it visits all earlier members of the container.)
 class Check : public json::json_sax_t {
  public:
   explicit Check(size_t most) : most_(most) {}
