@@ -112,6 +112,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
     comparison.report(report);
   });
   WeightsChange change(runtime);
+  change.begin_update();
   ranks.run_collectively([&] {
     for (const Wanted& w : all) read(reader, w, stream);
   });

@@ -185,6 +185,7 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
   std::set<std::string> absent(report.started_anew.begin(), report.started_anew.end());
   absent.insert(report.missing.begin(), report.missing.end());
   WeightsChange change(runtime);
+  change.begin_update();
   for (const Wanted& w : all) {
     if (absent.contains(w.name)) {  // allowed: state starts anew, values stay
       if (w.section == Section::optim) ops::fill(stream, w.local, 0);

@@ -16,7 +16,8 @@ namespace sherd {
 /// Ranks that hold the same elements (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
 /// which may differ from rank to rank, world rank 0's are taken. What is tied is there under each of its names. Linear in the local pieces; collective only
 /// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
-/// The tensors refer to the model's and the optimizer's memory, which outlive them.
+/// The tensors refer to the model and the optimizers, which outlive them. A save records Optimizer::steps(), and fails
+/// where ShardRuntime::require_whole_weights() throws.
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
 /// The same of a root with several optimizers: all of their states. Which of them a state belongs to leaves no trace.
 /// @throws InvalidArgument unless these are all optimizers of the root, or none: state would be lost silently.
@@ -66,7 +67,7 @@ struct LoadReport {
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options = {});
 /// The same for all optimizers of the root together. Each of them goes on counting (Optimizer::steps()) from what
-/// record_optimizer_steps() wrote down of it, or from the step of the checkpoint's training state.
+/// the checkpoint has of it (recorded_optimizer_steps()).
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
                            const LoadOptions& options = {});
 

@@ -8,6 +8,7 @@
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/tied_names.h>
 #include <sherd/checkpoint/model_state.h>
+#include <sherd/checkpoint/optimizer_steps.h>
 
 namespace sherd {
 namespace {
@@ -148,7 +149,13 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<
     throw InvalidArgument(fmt::format(
         "checkpoint_tensors: {} of the {} optimizers of this root; give all of them, or none to save the model alone",
         optimizers.size(), sets->count()));
-  return Collector(root, optimizers).collect();
+  std::vector<LocalTensor> all = Collector(root, optimizers).collect();
+  if (!all.empty())
+    all.front().before_save = [&root, optimizers](TrainingState& training) {
+      runtime_of(root).require_whole_weights("CheckpointSaver");
+      record_optimizer_steps(training, root, optimizers);
+    };
+  return all;
 }
 
 }  // namespace sherd

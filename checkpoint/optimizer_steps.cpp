@@ -1,5 +1,6 @@
 #include <sherd/checkpoint/optimizer_steps.h>
 
+#include <algorithm>
 #include <string>
 
 #include <nlohmann/json.hpp>
@@ -22,6 +23,9 @@ std::string first_parameter(ModuleBase& root, const Optimizer& optimizer) {
 
 void record_optimizer_steps(TrainingState& training, ModuleBase& root,
                             const std::vector<const Optimizer*>& optimizers) {
+  training.info.erase(kKey);
+  const auto follows = [&](const Optimizer* o) { return o->steps() == training.step; };
+  if (std::all_of(optimizers.begin(), optimizers.end(), follows)) return;
   auto steps = nlohmann::ordered_json::object();
   for (const Optimizer* const optimizer : optimizers)
     steps[first_parameter(root, *optimizer)] = optimizer->steps();

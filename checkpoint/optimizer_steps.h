@@ -1,4 +1,4 @@
-// How many steps each optimizer of a root has made, where they do not step together.
+// The number of steps of each optimizer in a checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,14 @@
 
 namespace sherd {
 
-/// Writes every optimizer's steps() down in the training state that is to be saved (info "optimizer.steps":
-/// JSON, by the name of the first parameter that the optimizer updates, in the order of named_parameters()).
-/// A generator and a discriminator, say, then go on with counts of their own; a program with one optimizer
-/// does not need it.
+/// Adds Optimizer::steps() of every optimizer to the training state (info "optimizer.steps": JSON, by the name of the first
+/// parameter that the optimizer updates, in the order of named_parameters()). Adds nothing where all of them equal
+/// TrainingState::step. A CheckpointSaver of checkpoint_tensors() calls it at every save.
 void record_optimizer_steps(TrainingState& training, ModuleBase& root,
                             const std::vector<const Optimizer*>& optimizers);
 
-/// What is written down of the optimizer that updated the first parameter of this one; TrainingState::step
-/// where nothing is. load_checkpoint() and resume() set it.
+/// Returns the recorded steps of the optimizer that updated the first parameter of this one; TrainingState::step
+/// where nothing is recorded. load_checkpoint() and resume() set it.
 int64_t recorded_optimizer_steps(const TrainingState& training, ModuleBase& root, const Optimizer& optimizer);
 
 }  // namespace sherd

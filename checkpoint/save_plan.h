@@ -32,6 +32,9 @@ struct LocalTensor {
   bool counts_not_finite = true;
   /// Further names of the same tensor in the model.
   std::vector<std::string> tied = {};
+  /// CheckpointSaver calls it at every save, on the rank's thread, before it copies data: adds to the training state what
+  /// belongs to these tensors. An exception fails the save on every rank.
+  std::function<void(TrainingState&)> before_save = {};
 };
 
 /// Elements [first, first + count) of LocalTensor number `tensor`: one of its boxes.

@@ -70,7 +70,6 @@ struct CheckpointSaver::Impl {
 
   void open_folder();
   void exchange_plans(Communicator& world);
-  void write(const TrainingState& state, Clock::time_point start, double blocked);
   std::vector<int64_t> write_files(const std::filesystem::path& folder);
   void set_report(const std::vector<int64_t>& words);
   void commit(const std::filesystem::path& temporary, const TrainingState& state, SaveReport& report);
@@ -84,8 +83,14 @@ struct CheckpointSaver::Impl {
   Tensor staging;  // async: the data of all planned files, one after the other
   CopyOut copies;  // after what it copies from and to
   int64_t staging_bytes = 0, all_bytes = 0;
+  struct State {
+    TrainingState training;
+    std::exception_ptr failure;  // of LocalTensor::before_save, on this rank
+  };
+  State complete(TrainingState training) const;
+  void write(const State& state, Clock::time_point start, double blocked);
   struct Snapshot {
-    TrainingState state;
+    State state;
     Clock::time_point start;
     double blocked;
     Event copied;
@@ -267,14 +272,27 @@ void CheckpointSaver::Impl::commit(const std::filesystem::path& temporary, const
   }
 }
 
+CheckpointSaver::Impl::State CheckpointSaver::Impl::complete(TrainingState training) const {
+  State state{std::move(training), nullptr};
+  try {
+    for (const LocalTensor& t : tensors)
+      if (t.before_save) t.before_save(state.training);
+  } catch (...) {
+    state.failure = std::current_exception();
+  }
+  return state;
+}
+
 // Everything after the snapshot, on all ranks together.
-void CheckpointSaver::Impl::write(const TrainingState& state, Clock::time_point start, double blocked) {
+void CheckpointSaver::Impl::write(const State& complete, Clock::time_point start, double blocked) {
+  const TrainingState& state = complete.training;
   const bool first = writing->rank() == 0;
   std::filesystem::path temporary;
   try {
     writing->require_equal(state.step,
                            "CheckpointSaver: ranks save different steps; every rank makes the same calls");
     writing->run_collectively([&] {
+      if (complete.failure) std::rethrow_exception(complete.failure);
       if (!first) return;
       temporary = folder->temporary(state.step);
       create_temporary(files, temporary);
@@ -331,7 +349,7 @@ void CheckpointSaver::save(const TrainingState& state) {
   }
   const auto start = Clock::now();
   s.device.compute().synchronize();
-  s.write(state, start, 0);
+  s.write(s.complete(state), start, 0);
   s.reports.back().blocked = s.reports.back().seconds;
 }
 
@@ -343,7 +361,7 @@ Event CheckpointSaver::snapshot(const TrainingState& state) {
   const auto start = Clock::now();
   wait();
   const Event copied = s.copies.all(s.plan, s.staging);
-  s.snapshot = {state, start, seconds_since(start), copied};
+  s.snapshot = {s.complete(state), start, seconds_since(start), copied};
   return copied;
 }
 

@@ -163,6 +163,7 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
       if (absent[i]) sources[i].clear();
   });
   WeightsChange change(runtime);
+  change.begin_update();
   ranks.run_collectively([&] {
     for (size_t i = 0; i < all.size(); ++i) {
       if (sources[i].empty()) continue;

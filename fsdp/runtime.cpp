@@ -439,7 +439,12 @@ void ShardRuntime::weights_replaced() {
   mesh_.world()->reset_digest();
   alike_ = 0;
   *ranks_apart_ = false;
+  context_->torn = false;
 }
+
+void ShardRuntime::weights_torn() noexcept { context_->torn = true; }
+
+void ShardRuntime::require_whole_weights(const char* who) const { context_->require_whole_weights(who); }
 
 void ShardRuntime::set_last_microbatch(bool last) { context_->last_microbatch = last; }
 

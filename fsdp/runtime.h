@@ -132,6 +132,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   /// together. On every rank at the same point, with nothing of the model queued.
   void weights_replaced();
 
+  /// @throws InvalidArgument naming `who` after an exception has ended an update that had begun
+  /// (WeightsChange::begin_update()), until weights_replaced().
+  void require_whole_weights(const char* who) const;
+
   /// After Communicator::recover(), on every rank: begins a step anew with the weights that are there. Whole
   /// parameters and gradients go, and nothing waits for what was queued before. Collective, and blocks the
   /// host.
@@ -152,6 +156,9 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
 
  private:
   friend class WeightsChange;
+
+  /// An exception has ended an update: a part of the weights has changed.
+  void weights_torn() noexcept;
 
   /// The unit of a claim, its groups built as planned. Collective: makes the communicators of its mesh.
   /// @param number its position in units()

@@ -12,6 +12,7 @@ WeightsChange::WeightsChange(ShardRuntime& runtime, UpdateSet* set) : runtime_(&
 
 WeightsChange::~WeightsChange() {
   if (runtime_ == nullptr) return;
+  if (in_update_) runtime_->weights_torn();
   try {
     runtime_->end_change(*this, set_, false);
   } catch (...) {  // a stream that failed tells it again to whoever uses it next

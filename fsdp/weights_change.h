@@ -25,6 +25,9 @@ class UpdateSet;
 /// change is none that ended: until another one ends, ShardRuntime::recovered() finds it cut off and asks for
 /// a checkpoint.
 ///
+/// Of updates that are wrong in part (some parameters of an optimizer updated, others not) such an exception leaves weights
+/// that must not be trained or saved: see begin_update().
+///
 /// One at a time, on the rank's thread, outside of forwards and backwards, and on all ranks at the same
 /// point. ShardRuntime::recovered() closes the one that is open; its end() then does nothing.
 class WeightsChange {
@@ -37,6 +40,9 @@ class WeightsChange {
   WeightsChange(const WeightsChange&) = delete;
   WeightsChange& operator=(const WeightsChange&) = delete;
 
+  /// From here on, an exception before end() leaves weights of no step. Until ShardRuntime::weights_replaced(), which loading
+  /// a checkpoint calls, training, steps, saves and exports then throw (ShardRuntime::require_whole_weights()).
+  void begin_update() { in_update_ = true; }
   void end();
 
  private:
@@ -44,6 +50,7 @@ class WeightsChange {
 
   ShardRuntime* runtime_;  // null once it has ended
   UpdateSet* set_;         // null: all parameters
+  bool in_update_ = false;
 };
 
 }  // namespace sherd

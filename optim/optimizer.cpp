@@ -206,6 +206,7 @@ void Optimizer::step(double lr) {
   const Tensor skip = skip_non_finite_ ? skip_of_gradients() : Tensor();
   WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
+  change.begin_update();
   ++steps_;
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
   for (ParamGroup* g : copied_) g->copies_written();

@@ -65,7 +65,9 @@ class Optimizer {
   /// since the last backward, step() makes these sums itself, with one all-reduce over all ranks.
   /// @throws InvalidArgument when no last backward has finished since the previous step that has reached its
   /// parameters, when some trainable parameters of the root have no optimizer, or for a learning
-  /// rate that is negative or not finite, or when the root is gone; nothing has changed then.
+  /// rate that is negative or not finite, or when the root is gone; nothing has changed then. Whatever an update rule throws
+  /// (OutOfMemory, say) passes through: a part of the weights has changed, and training, steps, saves and exports throw until
+  /// a checkpoint has been loaded (ShardRuntime::require_whole_weights()).
   void step(double lr);
   /// Has `more` applied behind every update from now on, after those that were given before. The same on every rank.
   /// @throws InvalidArgument naming parameters that it changes and this optimizer does not update.

@@ -108,6 +108,7 @@ bool LocalShards::step(const std::function<void()>& update) {
       if (!s.parameter.frozen())
         s.values.mutable_grad() =
             gradients.views.emplace_back(view_of_shard(s.parameter.grad_shard(), s.parameter, *impl_->device));
+    change.begin_update();
     update();
   }
   change.end();

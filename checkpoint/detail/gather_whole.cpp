@@ -134,6 +134,7 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, const Tensor
 }
 
 void require_same_ranks(ShardRuntime& runtime, const char* who) {
+  runtime.require_whole_weights(who);
   const Communicator& world = *runtime.mesh().world();
   std::vector<std::string> wrong;
   for (ParamGroup* g : runtime.groups()) {

@@ -19,7 +19,7 @@ std::vector<float> gather_whole(Stream& stream, const Parameter& p, const Tensor
 
 /// Rank 0 of the root's mesh gets wholes, so that it must be rank 0 of every other mesh, too.
 /// @throws NotSupported naming `who` and the units whose meshes do not span the root's ranks in the same
-/// order.
+/// order; InvalidArgument of ShardRuntime::require_whole_weights().
 void require_same_ranks(ShardRuntime& runtime, const char* who);
 
 }  // namespace sherd

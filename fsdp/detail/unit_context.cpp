@@ -22,6 +22,7 @@ UnitContext::UnitContext(Device& d, std::vector<std::string> all, int prefetch, 
       reduce(d.make_stream("reduce", StreamPriority::high)) {}
 
 void UnitContext::require_whole_step(const std::string& who) const {
+  require_whole_weights(who);
   const auto& broken = order.broken();
   if (!broken) return;
   throw InvalidArgument(
@@ -30,6 +31,14 @@ void UnitContext::require_whole_step(const std::string& who) const {
                   "with the root module, on all ranks",
                   device.label(), who, broken->backward ? "backward" : "forward",
                   names[static_cast<size_t>(broken->unit)]));
+}
+
+void UnitContext::require_whole_weights(const std::string& who) const {
+  if (!torn) return;
+  throw InvalidArgument(fmt::format(
+      "{}: {}: an exception has ended an update of the weights (an optimizer's step, or a load) after a part of them had "
+      "changed, so that they belong to no step; load a checkpoint on all ranks before training goes on",
+      device.label(), who));
 }
 
 }  // namespace sherd

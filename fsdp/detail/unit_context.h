@@ -42,8 +42,9 @@ struct UnitContext {
   /// `names`: of the units by number, the root's last.
   UnitContext(Device& device, std::vector<std::string> names, int prefetch, bool overlap_reduce);
 
-  /// @throws InvalidArgument, naming `who`, when an exception has ended the step.
+  /// @throws InvalidArgument, naming `who`, when an exception has ended the step, or an update before it.
   void require_whole_step(const std::string& who) const;
+  void require_whole_weights(const std::string& who) const;
 
   Device& device;
   const std::vector<std::string> names;
@@ -55,6 +56,7 @@ struct UnitContext {
   std::function<bool()> complete_backward;
   bool root_backward = false;  // one of the root's has ended in this step
   bool last_microbatch = true;
+  bool torn = false;            // an exception has ended an update of the weights
   bool hold_gradients = false;  // before the last microbatch nothing is reduced
 
   PrefetchOrder order;

@@ -7,6 +7,7 @@
 #include <sherd/checkpoint/optimizer_steps.h>
 #include <sherd/checkpoint/resume.h>
 #include <sherd/checkpoint/saver.h>
+#include <sherd/checkpoint/weights.h>
 
 #include "support/sgd.h"
 #include "support/toy_model.h"
@@ -147,10 +148,8 @@ TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
       model.step % 2 == 0 ? gain.step(kLr) : gain.zero_grad();
     }
     EXPECT_EQ(gain.steps(), 2);
-    TrainingState state{.step = 4};
-    record_optimizer_steps(state, model, both);
     CheckpointSaver saver(r.world, checkpoint_tensors(model, both), {.folder = folder / "run"});
-    saver.save(state);
+    saver.save({.step = 4});
 
     GivenGradients other;
     const Routing again = build(other);
@@ -158,10 +157,97 @@ TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
     resume(folder / "run", other, {&first, &second});
     EXPECT_EQ(first.steps(), 4);
     EXPECT_EQ(second.steps(), 2);
+    TrainingState state{.step = 4};
     state.info["optimizer.steps"] = "no JSON";
     EXPECT_EQ(recorded_optimizer_steps(state, other, second), 4);
     state.info["optimizer.steps"] = R"({"another": 1, "gain.weight": "two"})";
     EXPECT_EQ(recorded_optimizer_steps(state, other, second), 4);
+  });
+}
+
+TEST(OwnOptimizerCheckpoint, StepsBesideTheTrainingStateAreItsOwn) {
+  const TemporaryFolder folder;
+  test::launch(2, [&](RankContext& r) {
+    Trained run(r, Strategy::optim);
+    run.train_to(2);
+    CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer), {.folder = folder / "run", .async = true});
+    saver.save({.step = 7});
+    saver.wait();
+    Trained other(r, Strategy::optim);
+    EXPECT_EQ(resume(folder / "run", other, &*other.optimizer).report.training.step, 7);
+    EXPECT_EQ(other.optimizer->steps(), 2);
+  });
+}
+
+// AdamW updates its parameters first.
+class Failing : public Sgd {
+ public:
+  static UpdateRuleFactory factory(const bool& fails) {
+    UpdateRuleFactory f = Sgd::factory(0.75f);
+    f.make = [&fails](Device& device, std::vector<UpdateItem> items) {
+      return std::make_unique<Failing>(device, std::move(items), fails);
+    };
+    return f;
+  }
+  Failing(Device& device, std::vector<UpdateItem> items, const bool& fails)
+      : Sgd(device, std::move(items), 0.75f), fails_(fails) {}
+  void step(Stream& compute, double lr, const Tensor& skip) override {
+    if (fails_) throw OutOfMemory("no memory for the second rule");
+    Sgd::step(compute, lr, skip);
+  }
+
+ private:
+  const bool& fails_;
+};
+
+TEST(HalfAnUpdate, IsNeitherTrainedNorSavedUntilACheckpointIsLoaded) {
+  const TemporaryFolder folder;
+  test::launch(2, [&](RankContext& r) {
+    bool fails = false;
+    const auto text_of = [](const std::function<void()>& call) -> std::string {
+      try {
+        call();
+      } catch (const InvalidArgument& e) {
+        return e.what();
+      }
+      return "no error";
+    };
+    Trained straight(r, Strategy::optim_grads_params);
+    straight.train_to(3);
+    GivenGradients model;
+    for (auto& [name, p] : straight.named_parameters()) model.add(name, p.global_shape());
+    const Routing routing =
+        route(model, {.optimizer = Sgd::kName, .rules = {{.pattern = "^other", .algorithm = Algorithm::adamw}}});
+    fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
+    Optimizer optimizer(model, routing, {.weight_decay = 0.25, .further = {Failing::factory(fails)}});
+    CheckpointSaver saver(r.world, checkpoint_tensors(model, &optimizer), {.folder = folder / "run"});
+    while (model.step < 2) model.train(optimizer, kLr);
+    saver.save({.step = 2});
+    fails = true;
+    EXPECT_THROW(model.train(optimizer, kLr), OutOfMemory);
+    fails = false;
+    const std::pair<const char*, std::function<void()>> calls[] = {
+        {"forward", [&] { model.train(optimizer, kLr); }},
+        {"step", [&] { optimizer.step(kLr); }},
+        {"save", [&] { saver.save({.step = 3}); }},
+        {"export", [&] { export_weights(model, folder / "weights"); }},
+        {"zero_grad", [&] { zero_grad(model); }},
+        {"forward after a reset", [&] { reset_step(model); model.train(optimizer, kLr); }},
+    };
+    for (auto& [what, call] : calls)
+      EXPECT_THAT(text_of(call), ::testing::HasSubstr("an exception has ended an update of the weights")) << what;
+    resume(folder / "run", model, &optimizer);
+    EXPECT_EQ(optimizer.steps(), 2);
+    model.step = 2;
+    model.train(optimizer, kLr);
+    saver.save({.step = 3});
+    resume(folder / "run", straight, &*straight.optimizer);
+    model.step = straight.step = 3;
+    model.train(optimizer, kLr);
+    straight.train_to(4);
+    for (size_t i = 0; i < 3; ++i)
+      EXPECT_EQ(ops::to_floats(r.device->compute(), model.named_parameters()[i].second.shard()),
+                ops::to_floats(r.device->compute(), straight.named_parameters()[i].second.shard()));
   });
 }
 
