@@ -90,7 +90,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
                            const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
-  Agreement ranks(*runtime.mesh().world());
+  Agreement ranks(*runtime.mesh().world(), "load_checkpoint");
   if (options.compare_copies) {
     std::vector<FileCopy> copies;
     ranks.run_collectively([&] { copies = weights_copies(reader.path(), reader.files()); });

@@ -147,7 +147,7 @@ LoadReport load_state_dict(ModuleBase& root, Optimizer* optimizer, const StateDi
   ShardRuntime& runtime = runtime_of(root);
   Communicator& world = *runtime.mesh().world();
   Stream& stream = runtime.device().compute();
-  Agreement ranks(world);
+  Agreement ranks(world, "load_state_dict");
   ranks.require_equal(static_cast<int64_t>(kind) * 4 + options.model * 2 + options.optimizer,
                       "load_state_dict: the kind of dict, or what is to be loaded, differs");
   const bool reads = kind != DictKind::on_first || world.rank() == 0;

@@ -100,7 +100,7 @@ Choice choose(Agreement& ranks, const std::filesystem::path& path, bool compare,
 }  // namespace
 
 FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path, FileSystem& files) {
-  Agreement agreement(ranks);
+  Agreement agreement(ranks, "checkpoint_copy");
   FileCopy copy = choose(agreement, path, true, files).own;
   try {
     copy.digest = weights_copies(copy.path, files).front().digest;
@@ -120,7 +120,7 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* o
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
                const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
                FileSystem& files) {
-  Agreement ranks(*runtime_of(root).mesh().world());
+  Agreement ranks(*runtime_of(root).mesh().world(), "resume");
   Resumed resumed;
   const Choice choice = choose(ranks, path, options.compare_copies, files);
   resumed.skipped = choice.skipped;

@@ -5,7 +5,7 @@
 namespace sherd {
 
 void require_same_copies(Communicator& ranks, const std::vector<FileCopy>& mine) {
-  Agreement agreement(ranks);
+  Agreement agreement(ranks, "require_same_copies");
   compare_copies(agreement, mine);
 }
 

@@ -13,10 +13,10 @@
 #include <set>
 
 #include <sherd/checkpoint/detail/agreement.h>
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/detail/copy_out.h>
 #include <sherd/checkpoint/detail/lasting_thread.h>
 #include <sherd/checkpoint/detail/shard_writer.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 
 namespace sherd {
 namespace {
@@ -123,7 +123,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
       device(world.device()),
       tensors(std::move(saved)),
       copies(device, tensors) {
-  agreement.emplace(world);
+  agreement.emplace(world, "CheckpointSaver");
   agreement->run_collectively([&] {
     if (world.rank() == 0) open_folder();
     plan = plan_files(world.rank(), tensors);
@@ -133,7 +133,7 @@ CheckpointSaver::Impl::Impl(Communicator& world, std::vector<LocalTensor> saved,
   });
   exchange_plans(world);
   const int64_t own = report_words[static_cast<size_t>(world.rank())];
-  writing.emplace(world, world.rank() == 0 ? sum(report_words) : own);
+  writing.emplace(world, "CheckpointSaver", world.rank() == 0 ? sum(report_words) : own);
 }
 
 CheckpointSaver::Impl::~Impl() {
@@ -290,7 +290,8 @@ void CheckpointSaver::Impl::write(const State& complete, Clock::time_point start
   std::filesystem::path temporary;
   try {
     writing->require_equal(state.step,
-                           "CheckpointSaver: ranks save different steps; every rank makes the same calls");
+                           "CheckpointSaver: ranks save different steps; every rank makes the same calls",
+                           "CheckpointSaver::save");
     writing->run_collectively([&] {
       if (complete.failure) std::rethrow_exception(complete.failure);
       if (!first) return;

@@ -91,7 +91,7 @@ StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind
   ShardRuntime& runtime = runtime_of(root);
   Communicator& world = *runtime.mesh().world();
   Stream& stream = runtime.device().compute();
-  Agreement(world).require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
+  Agreement(world, "state_dict").require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
                                  "state_dict: the kind of dict, or whether there is an optimizer, differs");
   if (kind != DictKind::sharded) require_same_ranks(runtime, "state_dict");
   StateDict dict;

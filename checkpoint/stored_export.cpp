@@ -163,7 +163,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const S
   ShardRuntime& runtime = runtime_of(root);
   require_same_ranks(runtime, "export_weights");
   Stream& stream = runtime.device().compute();
-  Agreement ranks(*runtime.mesh().world());
+  Agreement ranks(*runtime.mesh().world(), "export_weights");
   const bool first = ranks.rank() == 0;
   const std::vector<Wanted> all = wanted(root, true, {});
   const StoredFolder* like = first ? options.like.get() : nullptr;

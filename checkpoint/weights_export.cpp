@@ -43,7 +43,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const E
   Stream& stream = runtime.device().compute();
   const std::vector<Wanted> all = wanted(root, true, {});
   const std::vector<OutTensor> tensors = tensors_of(all, options.dtype);
-  Agreement ranks(*runtime.mesh().world());
+  Agreement ranks(*runtime.mesh().world(), "export_weights");
   std::optional<WeightsWriter> writer;
   ranks.run_collectively([&] {
     if (ranks.rank() != 0) return;

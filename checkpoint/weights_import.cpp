@@ -104,7 +104,7 @@ void read_bytes(CheckpointReader& reader, const Wanted& w, const CheckpointTenso
 }  // namespace
 
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options) {
-  Agreement ranks(*runtime_of(root).mesh().world());
+  Agreement ranks(*runtime_of(root).mesh().world(), "import_weights");
   CheckpointReader reader = open_alike(ranks, options.compare_copies, [&] { return CheckpointReader::open(path); });
   options.optimizer = false;
   options.compare_copies = false;
@@ -117,7 +117,7 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
   options.optimizer = false;
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
-  Agreement ranks(*runtime.mesh().world());
+  Agreement ranks(*runtime.mesh().world(), "import_weights");
   const std::vector<Wanted> all = wanted(root, true, {});
   std::vector<std::vector<Source>> sources(all.size());
   std::vector<StoredForm> possible;

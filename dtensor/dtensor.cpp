@@ -1,9 +1,11 @@
 #include <sherd/dtensor/dtensor.h>
 
 #include <algorithm>
+#include <list>
 
 #include <fmt/format.h>
 
+#include <sherd/comm/communicator.h>
 #include <sherd/dtensor/detail/even_shard.h>
 #include <sherd/kernels/device/error.h>
 
@@ -114,13 +116,18 @@ std::vector<Box> DTensor::boxes() const {
 }
 
 Tensor DTensor::full_tensor(Stream& stream) const {
+  const Purpose entry = Purpose::entry("DTensor::full_tensor");
+  std::list<Serving> serving;
+  for (const MeshDim& d : mesh_.dims()) serving.emplace_back(*mesh_.comm(d.name), entry);
   if (!ragged()) return redistribute(stream, std::vector<Placement>(placements_.size(), Replicate())).local();
   follow_compute(stream);
   std::vector<int64_t> counts;
   for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(ParamId(param_), RankId(r)).size());
   const Tensor full =
       Tensor::empty(local_.device(), global_, local_.dtype(), MemoryClass::message, "redistribute");
-  mesh_.flatten(over_)->all_gather_v(stream, full.flat(), counts, local_);
+  const auto comm = mesh_.flatten(over_);
+  serving.emplace_back(*comm, entry);
+  comm->all_gather_v(stream, full.flat(), counts, local_);
   return full;
 }
 

@@ -18,6 +18,34 @@
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd {
+namespace {
+
+std::string otherwise(const DeviceMesh& mesh) {
+  return fmt::format(
+      "{}: the ranks of mesh '{}' wrapped different models or passed different options; build the same model "
+      "with the "
+      "same options on every rank",
+      mesh.world()->device().label(), mesh.describe());
+}
+
+// What communicators and layouts are made of: units with their parameters, and buffers.
+std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const std::vector<Buffer>& buffers) {
+  std::vector<std::string> lines;
+  for (const UnitClaim& claim : claims) {
+    const auto& [mesh, options] = *claim.module->wrap();
+    lines.push_back(
+        fmt::format("unit '{}' ({}, mesh {})", claim.name, name_of(options.strategy), mesh.describe()));
+    for (const Parameter& p : claim.params)
+      lines.push_back(fmt::format(
+          "parameter '{}' of unit '{}' ({} {}{})", p.name(), claim.name, to_string(p.global_shape()),
+          name_of(p.compute_dtype().value_or(options.compute_dtype)), p.trainable() ? "" : ", frozen"));
+  }
+  for (const Buffer& b : buffers)
+    lines.push_back(fmt::format("buffer '{}' ({} {})", b.name(), to_string(b.shape()), name_of(b.dtype())));
+  return lines;
+}
+
+}  // namespace
 
 ShardRuntime::ShardRuntime(ModuleBase& root)
     : device_(root.wrap_->mesh.world()->device()),
@@ -34,11 +62,16 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
       std::make_unique<UnitContext>(device_, std::move(names), options_.prefetch, options_.overlap_reduce);
   context_->complete_backward = [this] { return complete_backward(); };
   check_ = device_.make_stream("check");
-  check_comm_ = mesh_.world()->clone();
+  {
+    const Serving entry(*mesh_.world(), Purpose::entry("fully_shard"));
+    check_comm_ = mesh_.world()->clone();
+  }
   check_comm_->serve(Purpose("the comparison of what ranks do"));
   check_buffer_ =
       Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, MemoryClass::message, "fingerprint");
   follow_compute(*check_);
+  for (auto& [name, b] : root.named_buffers()) kept_.push_back(b);
+  check_wraps(*check_comm_, *check_, in_words(claims, kept_), otherwise(mesh_));
   alone_ = mesh_.flatten({});
 
   // Copies of a mesh share their communicators, so that units with one shard communicator are on the same
@@ -64,7 +97,6 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
         make_unit(claims[static_cast<size_t>(i)], plan_.units[static_cast<size_t>(i)], i);
   units_.back() = make_unit(claims.back(), plan_.units.back(), last);
   for (auto& u : units_) context_->units.push_back(u.get());
-  for (auto& [name, b] : root.named_buffers()) kept_.push_back(b);
   check_meshes(mesh_, groups());
   check_fingerprints();
   make_slots();
@@ -155,10 +187,7 @@ std::vector<ParamGroup*> ShardRuntime::groups() const {
 }
 
 void ShardRuntime::check_fingerprints() {
-  check_alike(*check_comm_, *check_, groups(), kept_,
-              fmt::format("{}: the ranks of mesh '{}' wrapped different models or passed different options; "
-                          "build the same model with the same options on every rank",
-                          device_.label(), mesh_.describe()));
+  check_alike(*check_comm_, *check_, groups(), kept_, otherwise(mesh_));
 }
 
 void ShardRuntime::require_equal(uint64_t value, const std::string& otherwise) {

@@ -60,7 +60,11 @@ Kind kind_of(const std::exception& e) {
 
 }  // namespace
 
-Agreement::Agreement(Communicator& ranks, int64_t report_words) : comm_(ranks.side_channel(kSlowestFiles)) {
+Agreement::Agreement(Communicator& ranks, std::string_view function, int64_t report_words) {
+  {
+    const Serving entry(ranks, Purpose::entry(function));
+    comm_ = ranks.side_channel(kSlowestFiles);
+  }
   comm_->serve(Purpose("a checkpoint"));
   Device& device = comm_->device();
   const auto words = [&](int64_t n, DType t) {
@@ -89,7 +93,8 @@ bool Agreement::all_equal(uint64_t value) {
   return compare_values(*comm_, *stream_, {&value, 1}, compared_).front().equal();
 }
 
-void Agreement::require_equal(int64_t value, const std::string& otherwise) {
+void Agreement::require_equal(int64_t value, const std::string& otherwise, std::string_view function) {
+  const Serving entry(*comm_, function.empty() ? comm_->serves() : Purpose::entry(function));
   sherd::require_equal(*comm_, *stream_, static_cast<uint64_t>(value), otherwise, compared_, ValueIs::count);
 }
 

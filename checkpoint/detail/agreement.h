@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <sherd/comm/communicator.h>
@@ -15,8 +16,9 @@ namespace sherd {
 /// memory is taken in the constructor, all communication is on a communicator and a stream of its own.
 class Agreement {
  public:
-  /// Collective; on the rank's thread. Reports for gather() have at most `report_words` words.
-  explicit Agreement(Communicator& ranks, int64_t report_words = 0);
+  /// Collective; on the rank's thread. `function`: the public function that every rank has called, for
+  /// Purpose::entry(). Reports for gather() have at most `report_words` words.
+  Agreement(Communicator& ranks, std::string_view function, int64_t report_words = 0);
 
   int rank() const { return comm_->rank(); }
   int size() const { return comm_->size(); }
@@ -37,8 +39,8 @@ class Agreement {
   /// Whether all ranks pass the same value.
   bool all_equal(uint64_t value);
   /// @throws RanksDiffer on every rank, with `otherwise` and the ranks that differ, unless all pass the same
-  /// value.
-  void require_equal(int64_t value, const std::string& otherwise);
+  /// value. `function`, if any: the public function that every rank has called (Purpose::entry()).
+  void require_equal(int64_t value, const std::string& otherwise, std::string_view function = "");
   int64_t min(int64_t value);
   int64_t sum(int64_t value);
   CommCounts counts() const { return comm_->counts(); }

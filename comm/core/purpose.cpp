@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <sherd/kernels/ops/random.h>
 
 namespace sherd {
@@ -9,7 +11,15 @@ namespace sherd {
 Purpose::Purpose(std::string text, bool in_digest) {
   if (text.empty()) return;
   const uint64_t hash = hash64(0, text);
-  what_ = std::make_shared<const What>(What{std::move(text), hash, in_digest});
+  what_ = std::make_shared<const What>(What{std::move(text), hash, in_digest, /*entry=*/false});
+}
+
+Purpose Purpose::entry(std::string_view function) {
+  Purpose p;
+  std::string text = fmt::format("{}()", function);
+  const uint64_t hash = hash64(0, text);
+  p.what_ = std::make_shared<const What>(What{std::move(text), hash, /*in_digest=*/false, /*entry=*/true});
+  return p;
 }
 
 }  // namespace sherd

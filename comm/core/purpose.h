@@ -16,11 +16,16 @@ class Purpose {
   /// `in_digest`: whether calls that serve it enter Communicator::digest(). Not where ranks that behave alike make
   /// different numbers of them, as each owner of matrices does among its tensor-parallel peers.
   explicit Purpose(std::string text, bool in_digest = true);
+  /// "export_weights()": the first collective of a public function that every rank has to call at the same point. Not in
+  /// the digest. A rank that waits there for 10 s (or a tenth of the timeout, if less) writes one line to stderr that names
+  /// the function and the missing ranks. Other collectives write none: ranks may reach them late.
+  static Purpose entry(std::string_view function);
 
   /// "" when there is none.
   std::string_view text() const { return what_ ? std::string_view(what_->text) : std::string_view(); }
   /// Of the text; 0 when there is none.
   uint64_t hash() const { return what_ ? what_->hash : 0; }
+  bool is_entry() const { return what_ && what_->entry; }
   bool in_digest() const { return what_ && what_->in_digest; }
   explicit operator bool() const { return what_ != nullptr; }
 
@@ -28,7 +33,7 @@ class Purpose {
   struct What {
     std::string text;
     uint64_t hash;
-    bool in_digest;
+    bool in_digest, entry;
   };
   std::shared_ptr<const What> what_;
 };

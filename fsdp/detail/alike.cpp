@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
+#include <cstring>
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/random.h>
@@ -20,7 +22,43 @@ ParamGroup::Trait trait_of(const Buffer& b) {
   return {fmt::format("what buffer '{}' is", b.name()), digest};
 }
 
+constexpr size_t kLineWords = 32;  // of a difference in words, 8 bytes each
+
 }  // namespace
+
+void check_wraps(Communicator& comm, Stream& stream, const std::vector<std::string>& lines,
+                 const std::string& otherwise) {
+  std::vector<uint64_t> digests;
+  uint64_t digest = 0;
+  for (const std::string& line : lines) digests.push_back(digest = hash64(digest, line));
+  const ValueComparison whole = compare_values(comm, stream, {&digest, 1}).front();
+  if (whole.equal()) return;
+  const uint64_t mine = digests.size();
+  const std::vector<uint64_t> counts = gather_values(comm, stream, {&mine, 1});
+  digests.resize(*std::min_element(counts.begin(), counts.end()));
+  const std::vector<ValueComparison> each = compare_values(comm, stream, digests);
+  const auto first =
+      std::find_if(each.begin(), each.end(), [](const ValueComparison& c) { return !c.equal(); });
+  const auto at = static_cast<size_t>(first - each.begin());
+  const ValueComparison& found = first == each.end() ? whole : *first;
+  // The line of each rank, and which rank it is.
+  std::array<uint64_t, kLineWords + 1> words{static_cast<uint64_t>(comm.world_rank())};
+  const std::string line = (at < lines.size() ? lines[at] : "nothing more").substr(0, 8 * kLineWords - 1);
+  std::memcpy(&words[1], line.data(), line.size());
+  const std::vector<uint64_t> all = gather_values(comm, stream, words);
+  const auto is_odd = [&](int rank) {
+    return std::find(found.odd_ranks.begin(), found.odd_ranks.end(), rank) != found.odd_ranks.end();
+  };
+  std::string odd, common;
+  for (size_t row = 0; row < all.size(); row += words.size()) {
+    const auto rank = static_cast<int>(all[row]);
+    std::string& text = is_odd(rank) ? odd : common;
+    if (text.empty())
+      text = fmt::format("rank {} has {}", rank, reinterpret_cast<const char*>(&all[row + 1]));
+  }
+  throw RanksDiffer(fmt::format("{}: {}; the first difference: {}, {}", otherwise, found.text, odd, common),
+                    found.odd_ranks);
+}
 
 void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGroup*>& groups,
                  const std::vector<Buffer>& buffers, const std::string& otherwise) {

@@ -14,6 +14,7 @@ namespace {
 // An accumulator, and behind it the words that tell whether all ranks' collectives served the same.
 constexpr int64_t kWords = ExactSum::kWords, kStride = kWords + SameValue::kWords;
 constexpr const char* kName = "gradient norm";
+constexpr const char* kCalls = "clip_grad_norm() or Optimizer::step";  // whose sums these are
 
 // Ignored parameters differ from rank to rank: they belong to no global norm.
 bool counts(const ParamGroup& g) { return g.trainable() && !g.replicated(); }
@@ -79,6 +80,7 @@ struct MeshSums {
     for (size_t i = dims.size(); i-- > 0;) {
       const int64_t half = (int64_t{1} << i) * kStride;
       const Tensor low = sums.flat(0, half), high = sums.flat(half, 2 * half);
+      const Serving entry(*mesh->comm(dims[i]), Purpose::entry(kCalls));
       mesh->comm(dims[i])->all_reduce(stream, high);
       ops::add_words(stream, low, high);
     }
@@ -164,6 +166,7 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
   if (compares) {
     static_assert(ExactSum::kElsewhere == kWords - 1, "what travels lies side by side");
     all.served.push_back(write_served(runtime, memory, at));
+    const Serving entry(*world, Purpose::entry(kCalls));
     world->all_reduce(stream, memory.flat(at + ExactSum::kElsewhere, at + kStride));
   }
   if (any_alone) all.sums.push_back(alone);
@@ -186,6 +189,7 @@ GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set) {
   }
   ops::accumulate_squares(device.compute(), segments);
   const auto& world = runtime.mesh().world();
+  const Serving entry(*world, Purpose::entry(kCalls));
   if (world->size() > 1) world->all_reduce(device.compute(), sums);
   return {{sums.flat(0, kWords)}, {served}};
 }

@@ -113,6 +113,21 @@ TEST(TimeoutReport, OfAMessageAndOfASplitSaysTheSame) {
                                 HasSubstr("the last call of rank 2 was barrier #1"))));
 }
 
+TEST(TimeoutReport, OfACollectiveFunctionComesLongBeforeTheTimeoutOnce) {
+  ::testing::internal::CaptureStderr();
+  without_the_last(3, "split(color 0, key 0) for export_weights()", [](RankContext& c) {
+    const Serving entry(*c.world, Purpose::entry("export_weights"));
+    c.world->split(0, 0);
+  });
+  std::string lines;
+  for (const std::string& text : from_all_processes({::testing::internal::GetCapturedStderr()}))
+    lines += text;
+  EXPECT_THAT(
+      lines,
+      AllOf(HasSubstr("split(color 0, key 0) for export_weights() on rank 0 waits for rank 2; rank 0 (for "),
+            HasSubstr("the last call of rank 2 was barrier #1"), testing::Not(HasSubstr("on rank 1 waits"))));
+}
+
 TEST(EarlyLeaver, IsReportedAtOnceWithWhatItDidLast) {
   const auto start = std::chrono::steady_clock::now();
   const auto texts = errors(3, timeout_of(300s), [](RankContext& c) {

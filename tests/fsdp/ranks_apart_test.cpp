@@ -114,11 +114,80 @@ TEST(RanksApart, EveryOptionAndShapeMustBeAlike) {
   EXPECT_THAT(changed([](auto& o) { o.overlap_reduce = false; }), an_option);
   EXPECT_THAT(changed([](auto& o) { o.seed = 3; }),
               an_option);
-  EXPECT_THAT(changed([](auto& o) { o.shard_dim = "data"; }), an_option);
+  EXPECT_THAT(changed([](auto& o) { o.shard_dim = "data"; }),
+              HasSubstr("rank 2 has unit 'root' (optim_grads_params, mesh data 3), rank 0 has"));
   EXPECT_THAT(changed([](auto& o) { o.prefetch = 2; }), an_option);
   EXPECT_THAT(changed([](auto& o) { o.padding_budget = 0.5; }), HasSubstr("the layout of unit 'root'"));
   EXPECT_THAT(refusal([](int rank, auto&, auto&, int64_t& rows) { rows += rank == 0; }),
-              AllOf(HasSubstr("rank 0 ("), HasSubstr("the layout of unit 'root'")));
+              AllOf(HasSubstr("rank 0 ("),
+                    HasSubstr("rank 0 has parameter 'more.weight' of unit 'root' ([5, 3] f32), "
+                              "rank 1 has parameter 'more.weight' of unit 'root' ([4, 3] f32)")));
+}
+
+TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
+  struct Case {
+    const char* what;
+    std::function<void(ToyModel&, const DeviceMesh&, FullyShardOptions)> wrap;  // of rank 2
+    const char* want;
+  };
+  const auto wrap_all = [](ToyModel& m, const DeviceMesh& mesh, FullyShardOptions o) {
+    for (auto& block : m.blocks_) fully_shard(*block, mesh, o);
+    fully_shard(m, mesh, o);
+  };
+  const Case cases[] = {
+      {"no unit", [](auto& m, auto& mesh, auto o) { fully_shard(m, mesh, o); },
+       "rank 2 has unit 'root' (optim_grads_params, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.0' "
+       "(optim_grads_params"},
+      {"a unit less",
+       [](auto& m, auto& mesh, auto o) {
+         fully_shard(*m.blocks_[0], mesh, o);
+         fully_shard(m, mesh, o);
+       },
+       "rank 2 has unit 'root' (optim_grads_params, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.1' "
+       "(optim_grads_params"},
+      {"a strategy",
+       [](auto& m, auto& mesh, auto o) {
+         fully_shard(*m.blocks_[0], mesh, o);
+         o.strategy = Strategy::no_shard;
+         fully_shard(*m.blocks_[1], mesh, o);
+         o.strategy = Strategy::optim_grads_params;
+         fully_shard(m, mesh, o);
+       },
+       "rank 2 has unit 'blocks.1' (no_shard, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.1' "
+       "(optim_grads_params"},
+      {"a dtype",
+       [](auto& m, auto& mesh, auto o) {
+         m.blocks_[1]->up_.set_compute_dtype(DType::bf16);
+         for (auto& block : m.blocks_) fully_shard(*block, mesh, o);
+         fully_shard(m, mesh, o);
+       },
+       "rank 2 has parameter 'blocks.1.up.weight' of unit 'blocks.1' ([8, 8] bf16), rank 0 has"},
+  };
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.what);
+    std::mutex mutex;
+    std::vector<std::string> texts;
+    LaunchOptions options;
+    options.timeout = std::chrono::seconds(20);
+    try {
+      test::launch(4, options, [&](RankContext& r) {
+        ToyModel model(8, 8, 2);
+        const DeviceMesh mesh(r.world, {{"replicate", 2}, {"shard", 2}});
+        try {
+          r.world->rank() == 2 ? c.wrap(model, mesh, {}) : wrap_all(model, mesh, {});
+        } catch (const std::exception& e) {
+          std::lock_guard lock(mutex);
+          texts.emplace_back(e.what());
+          throw;
+        }
+      });
+      ADD_FAILURE() << "it was accepted";
+    } catch (const std::exception&) {
+    }
+    EXPECT_THAT(texts, SizeIs(4));
+    EXPECT_THAT(texts,
+                Each(AllOf(HasSubstr("rank 2 ("), HasSubstr("the first difference"), HasSubstr(c.want))));
+  }
 }
 
 enum class At { before, in_forward, between, on_a_stream };

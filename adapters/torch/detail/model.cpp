@@ -269,7 +269,10 @@ void Model::shard(::torch::nn::Module& root, const DeviceMesh& mesh, const Fully
   const FirstValues first(root, init, options.seed);
   first.require_known();
   device_->require_usable(*mesh.world());
-  require_alike(*mesh.world());
+  {
+    const Serving entry(*mesh.world(), Purpose::entry("sherd::torch::fully_shard"));
+    require_alike(*mesh.world());
+  }
   // Modules are listed before those inside of them, and inner units come first.
   const auto modules = root.modules(/*include_self=*/false);
   for (auto m = modules.rbegin(); m != modules.rend(); ++m) {

@@ -1,6 +1,7 @@
 // One launch's failure: the first cause, and the means to wake every thread that waits for a peer.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -47,10 +48,20 @@ class AbortDomain {
   /// Waits until ready(), which is asked under `lock` (of point.mutex), or abort, or timeout.
   template <class Ready>
   Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready) const {
-    const auto deadline = std::chrono::steady_clock::now() + point.timeout;
-    const bool woken = point.changed.wait_until(lock, deadline, [&] { return ready() || aborted(); });
-    if (!woken) return Wait::timed_out;
-    return ready() ? Wait::ready : Wait::aborted;
+    return wait_until(point, lock, std::chrono::steady_clock::now() + point.timeout, ready);
+  }
+  /// The same; calls still_waiting(), under `lock`, once notice_after() has passed.
+  template <class Ready, class StillWaiting>
+  Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready,
+            StillWaiting still_waiting) const {
+    const auto start = std::chrono::steady_clock::now();
+    const Wait first = wait_until(point, lock, start + notice_after(point.timeout), ready);
+    if (first != Wait::timed_out) return first;
+    still_waiting();
+    return wait_until(point, lock, start + point.timeout, ready);
+  }
+  static std::chrono::milliseconds notice_after(std::chrono::milliseconds timeout) {
+    return std::min<std::chrono::milliseconds>(std::chrono::seconds(10), timeout / 10);
   }
 
   /// Once for each failure of the launch, `tell` is called with its cause, by the thread that has declared it and
@@ -92,6 +103,13 @@ class AbortDomain {
                                   const std::string& more = "");
 
  private:
+  template <class Ready>
+  Wait wait_until(WaitPoint& point, std::unique_lock<std::mutex>& lock,
+                  std::chrono::steady_clock::time_point deadline, Ready ready) const {
+    const bool woken = point.changed.wait_until(lock, deadline, [&] { return ready() || aborted(); });
+    if (!woken) return Wait::timed_out;
+    return ready() ? Wait::ready : Wait::aborted;
+  }
   bool declare(int failed_rank, const std::string& cause) noexcept;
   void wake_all() noexcept;
   void tell_of_failure(const std::string& cause) noexcept;

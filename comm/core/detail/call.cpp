@@ -47,6 +47,12 @@ std::string describe(const Call& c) {
   return s + end();
 }
 
+std::string split_text(int color, int key, const Purpose& purpose) {
+  std::string text = fmt::format("split(color {}, key {})", color, key);
+  if (purpose) text += fmt::format(" for {}", purpose.text());
+  return text;
+}
+
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks) {
   const Call& first = *calls[0];
   for (size_t r = 1; r < calls.size(); ++r) {

@@ -30,6 +30,9 @@ const char* name_of(ReduceOp op);
 /// "reduce_scatter #4 (sum, f32, 16 elements, 64 bytes) for the gradients of unit 'blocks.1'"
 std::string describe(const Call& call);
 
+/// "split(color 0, key 1) for export_weights()"
+std::string split_text(int color, int key, const Purpose& purpose);
+
 /// Why the calls of the ranks of a group do not belong together; empty when they do.
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks);
 /// Why a send and a receive (which is at `where`) do not belong together; empty when they do.

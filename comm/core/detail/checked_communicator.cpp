@@ -63,7 +63,8 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
   label_->splits = ++splits_;
   std::string name = fmt::format("{}/{}.{}", label_->name, splits_, color);
   if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // numbers begin anew, names may not come again
-  const int64_t flight = recorder()->issue(label_, {.op = "split", .sequence = splits_}, epoch_, -1);
+  const int64_t flight =
+      recorder()->issue(label_, {.op = "split", .sequence = splits_, .purpose = serves()}, epoch_, -1);
   return recorder()->run(
       flight, [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
 }

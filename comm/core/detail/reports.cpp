@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
 
 namespace sherd::comm {
 namespace {
@@ -29,6 +30,24 @@ std::string waiting_clause(std::vector<Waiting> waiting) {
   return fmt::format("; {}{}{} come and {}", fmt::join(ranks, ", "),
                      ranks.empty() ? last : " and " + last, waiting.size() > 1 ? " have" : " has",
                      waiting.size() > 1 ? "wait" : "waits");
+}
+
+void notice_lone_call(const Purpose& purpose, int world_rank, const std::string& where,
+                      const std::vector<int>& missing, std::vector<Waiting> waiting,
+                      std::chrono::milliseconds timeout, const std::string& more) noexcept {
+  if (!purpose.is_entry() || missing.empty()) return;
+  const auto lower = [&](const Waiting& w) { return w.world_rank < world_rank; };
+  if (std::any_of(waiting.begin(), waiting.end(), lower)) return;
+  try {
+    const std::string line = fmt::format(
+        "sherd: {} waits for rank{} {}{}{}; every rank has to make this call at the same point, not one of "
+        "them alone; it "
+        "fails after {} ms\n",
+        where, missing.size() > 1 ? "s" : "", fmt::join(missing, ", "), waiting_clause(std::move(waiting)),
+        more, timeout.count());
+    std::fputs(line.c_str(), stderr);
+  } catch (const std::exception&) {  // no memory for a line that changes nothing
+  }
 }
 
 std::string last_calls_clause(const std::vector<int>& world_ranks,

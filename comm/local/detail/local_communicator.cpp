@@ -108,7 +108,7 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
   std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                        std::shared_ptr<comm::CommCounters> counters,
                                        std::string name) override {
-    auto [group, rank] = group_->split(this->rank(), {color, key, timeout});
+    auto [group, rank] = group_->split(this->rank(), {color, key, timeout, serves()});
     return std::make_shared<LocalCommunicator>(std::move(group), rank, shared_device(), std::move(counters),
                                                std::move(name));
   }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include <sherd/comm/core/detail/call.h>
 #include <sherd/comm/local/detail/collectives.h>
 #include <sherd/comm/local/detail/presence.h>
 #include <sherd/comm/local/detail/recovery.h>
@@ -18,10 +19,9 @@ struct SplitRequest {
   int color = 0;
   int key = 0;
   std::chrono::milliseconds timeout{0};  // of the new group; 0: as this one's
+  Purpose purpose = {};
 };
-inline std::string describe(const SplitRequest& s) {
-  return "split(color " + std::to_string(s.color) + ", key " + std::to_string(s.key) + ")";
-}
+inline std::string describe(const SplitRequest& s) { return comm::split_text(s.color, s.key, s.purpose); }
 
 /// Thread-safe; `rank` says which rank the calling thread acts for. Ranks are numbered in the group; messages
 /// name world ranks. Every function blocks the caller until its peers have come.

@@ -71,7 +71,13 @@ class Rendezvous {
       gone = missing_ranks([&](size_t r) { return gone_(static_cast<int>(r)); });
       return !gone.empty();
     };
-    switch (domain_.wait(point_, lock, [&] { return meeting_ != before || somebody_is_gone(); })) {
+    const auto notice = [&] {
+      const std::vector<int> missing = missing_ranks([](size_t) { return true; });
+      comm::notice_lone_call(slot.purpose, world_ranks_[static_cast<size_t>(rank)], place(rank, slot),
+                             missing, waiting(), point_.timeout, comm::last_calls_clause(missing, last_));
+    };
+    switch (domain_.wait(
+        point_, lock, [&] { return meeting_ != before || somebody_is_gone(); }, notice)) {
       case comm::Wait::ready: {
         if (meeting_ != before) return;
         const std::string where = place(rank, slot);

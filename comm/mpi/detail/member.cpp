@@ -140,7 +140,7 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
 }
 
 std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, Letter mine,
-                                              std::string where) {
+                                              std::string where, const Purpose& purpose) {
   comm::AbortDomain& domain = session_->domain();
   if (domain.aborted()) domain.raise(where);
   auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
@@ -161,11 +161,17 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   Arrivals& arrivals = arrivals_[number];
   const auto all = [&] { return arrivals.letters.size() == meeting->peers_.size(); };
   std::vector<int> gone;
-  switch (domain.wait(*point_, lock, [&] {
+  const auto ready = [&] {
     if (all() || !arrivals.withdrawn.empty()) return true;
     gone = missing(*meeting, true);
     return !gone.empty();
-  })) {
+  };
+  const auto notice = [&] {
+    const std::vector<int> late = missing(*meeting, false);
+    comm::notice_lone_call(purpose, world_rank(), where, late, waiting(*meeting), point_->timeout,
+                           last_calls(late));
+  };
+  switch (domain.wait(*point_, lock, ready, notice)) {
     case comm::Wait::ready:
       if (!arrivals.withdrawn.empty()) {
         withdraw(*meeting);
@@ -199,9 +205,8 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   comm::Call plain = call;
   plain.send = plain.recv = {};
   const std::string where = place(describe(call));
-  auto meeting =
-      meet({Lane::collective, -1, call.sequence}, std::move(peers),
-           {.call = std::move(plain), .waited_ns = waited_ns_}, where);
+  auto meeting = meet({Lane::collective, -1, call.sequence}, std::move(peers),
+                      {.call = std::move(plain), .waited_ns = waited_ns_}, where, call.purpose);
   const auto waited = std::chrono::steady_clock::now() - meeting->since_;
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
   for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
@@ -218,7 +223,7 @@ std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool 
   const std::string where = fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from",
                                         world_ranks_[static_cast<size_t>(peer)]);
   auto meeting = meet({sends ? Lane::send : Lane::receive, peer, call.sequence}, {peer},
-                      {.call = std::move(plain)}, where);
+                      {.call = std::move(plain)}, where, call.purpose);
   if (const std::string reason = comm::message_disagreement(where, call, meeting->letters_.at(peer).call);
       !reason.empty())
     session_->domain().fail(-1, where, reason);
@@ -238,12 +243,12 @@ std::shared_ptr<char> Member::scratch(int64_t bytes) {
   return scratch_;
 }
 
-std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout) {
+std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, const Purpose& purpose) {
   const int64_t sequence = ++splits_;
   std::vector<int> peers;
   for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
   const auto meeting = meet({Lane::split, -1, sequence}, std::move(peers), {.color = color, .key = key},
-                            place(fmt::format("split(color {}, key {})", color, key)));
+                            place(comm::split_text(color, key, purpose)), purpose);
   std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
   for (const auto& [rank, letter] : meeting->letters_)
     if (letter.color == color) members.emplace_back(letter.key, rank);

@@ -93,7 +93,8 @@ class Member final : public Recipient {
   /// Grow-only memory for the call that its thread works on; who keeps the handle keeps the memory.
   std::shared_ptr<char> scratch(int64_t bytes);
   /// The new group's member for this rank. `timeout` 0: as this one's.
-  std::shared_ptr<Member> split(int color, int key, std::chrono::milliseconds timeout);
+  std::shared_ptr<Member> split(int color, int key, std::chrono::milliseconds timeout,
+                                const Purpose& purpose);
 
  private:
   struct Arrivals {
@@ -101,7 +102,8 @@ class Member final : public Recipient {
     std::vector<int> withdrawn;
   };
   void deliver(Letter letter) override;
-  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where);
+  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where,
+                                const Purpose& purpose);
   void withdraw(const Meeting& meeting);
   /// The peers of a meeting that have not come, as world ranks; those alone that have left, if `left`.
   std::vector<int> missing(const Meeting& meeting, bool left);

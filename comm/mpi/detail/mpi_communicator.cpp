@@ -93,8 +93,8 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
   std::shared_ptr<Communicator> divide(int color, int key, milliseconds timeout,
                                        std::shared_ptr<comm::CommCounters> counters,
                                        std::string name) override {
-    return std::make_shared<MpiCommunicator>(session_, member_->split(color, key, timeout), std::move(counters),
-                                             std::move(name));
+    return std::make_shared<MpiCommunicator>(session_, member_->split(color, key, timeout, serves()),
+                                             std::move(counters), std::move(name));
   }
 
   const std::shared_ptr<Session> session_;
