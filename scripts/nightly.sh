@@ -10,6 +10,7 @@
 #   kills         a saving run killed 1,000 times, or SHERD_KILLS
 #   preemptions   a run stopped by 50 signals and resumed, or SHERD_PREEMPTIONS
 #   faults        200 runs under MPI that a random fault strikes, or SHERD_FAULTS
+#   copies        every flag and call that reads files under mpirun, with copies that differ and equal ones
 #   hosts         MPI over 2 and 4 hosts that are network namespaces, cables cut (root; skipped elsewhere)
 #   soak          30 minutes of training with crashes and resumes, or SOAK_MINUTES, with threads and over MPI
 #
@@ -55,6 +56,10 @@ where_possible() {
 scripts/install_deps.sh openmpi-bin iproute2 || failed+=("hosts: packages")
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 stage "faults" where_possible scripts/faults.sh "${SHERD_FAULTS:-200}"
+for program in train_gpt libtorch_gpt copies_ranks; do
+  [ ! -x "build/release/bin/$program" ] ||
+    stage "copies, $program" where_possible env SHERD_NIGHTLY=1 tests/program/mpi_copies_test.sh build/release/bin "$program"
+done
 stage "hosts" where_possible tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all
 for comm in local mpi; do
   stage "soak, $comm" env COMM=$comm scripts/soak.sh "${SOAK_MINUTES:-30}" --threads 1
