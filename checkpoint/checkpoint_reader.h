@@ -1,4 +1,4 @@
-// Reads tensors, or any boxes of them, from a checkpoint or from safetensors files of other programs.
+// Reader of tensors, or of boxes of them, from a checkpoint or from safetensors files of other programs.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Digests of weights and checkpoints, as one rank has them.
+// Digests of one rank's copies of weights and checkpoints.
 #pragma once
 
 #include <cstdint>

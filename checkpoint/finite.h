@@ -1,4 +1,4 @@
-// Counts values that are infinite or no number.
+// Count of non-finite values.
 #pragma once
 
 #include <cstdint>

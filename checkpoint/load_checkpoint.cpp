@@ -1,4 +1,4 @@
-// Fills a sharded model and its optimizer from a checkpoint.
+// Loading of a sharded model and its optimizer from a checkpoint.
 #include <fmt/format.h>
 
 #include <algorithm>

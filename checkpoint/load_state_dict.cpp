@@ -1,4 +1,4 @@
-// Fills a sharded model and its optimizer from named tensors in host memory.
+// Loading of a sharded model and its optimizer from named tensors in host memory.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -1,4 +1,4 @@
-// A sharded model and its optimizer as named tensors: what is saved, and how it comes back.
+// Sharded model and optimizer as named tensors, for saving and loading.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What each rank writes of a model and its optimizer.
+// Tensors of a model and its optimizer that each rank writes.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Goes on from a checkpoint, or from the newest good one of a save folder.
+// Resume from a checkpoint, or from the newest valid one of a save folder.
 #pragma once
 
 #include <filesystem>

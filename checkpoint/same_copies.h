@@ -1,4 +1,4 @@
-// Comparison of the ranks' copies of files that all of them read.
+// Comparison of the ranks' copies of files that every rank reads.
 #pragma once
 
 #include <vector>

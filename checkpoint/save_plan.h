@@ -1,4 +1,4 @@
-// Which bytes a rank writes into which file: arithmetic, no files.
+// Plan of a save: the bytes that each rank writes into each file. Arithmetic, no files.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Saves the tensors of all ranks again and again, in front of training or behind it.
+// Repeated saves of the tensors of all ranks, in the foreground or in the background.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A model and its optimizer as named tensors in host memory, and back.
+// Model and optimizer as named tensors in host memory, both ways.
 #pragma once
 
 #include <cstddef>

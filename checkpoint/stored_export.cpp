@@ -1,4 +1,4 @@
-// Writes a model in the form of other programs' files.
+// Export of a model in the form of other programs' files.
 #include <algorithm>
 #include <map>
 #include <optional>

@@ -1,4 +1,4 @@
-// A folder of weights that another program wrote, kept to write another one like it.
+// Folder of weights of another program, kept as a template for an export.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// How a model's weights lie in files of other programs: names, divisions, and what else is stored there.
+// Forms of a model's weights in files of other programs: names, divisions, and further tensors.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// A sharded model's weights, to and from the files that other programs know: full tensors in safetensors.
+// Import and export of a sharded model's weights as full tensors in safetensors files.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Tells the other ranks why this one fails before anything of it is torn down.
+// Abort of the other ranks when this one fails, before its objects are destroyed.
 #pragma once
 
 #include <exception>

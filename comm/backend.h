@@ -1,5 +1,4 @@
-// The table of backends: all that the launcher knows of them. A backend is a folder of comm/, a line of the
-// table and an enumerator of BackendKind.
+// Table of backends. A backend is a folder of comm/, a row of the table and an enumerator of BackendKind.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,4 @@
-// Which backend a process is to use, from what its launcher said in the environment; and what of a launch
-// cannot be together with it.
+// Choice of a process's backend from the launcher's environment, and checks of launches that it rules out.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What launch() may be asked for, by subject. Messages call an option by its path in LaunchOptions, with a
-// value as `job.bootstrap = none`, so that a program can say its own flag instead.
+// Options of launch(), by subject. Messages name an option by its path in LaunchOptions, with a value as
+// `job.bootstrap = none`, so that a program can name its own flag instead.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Runs ranks as threads of this process.
+// Launcher of ranks as threads of this process.
 #pragma once
 
 #include <functional>

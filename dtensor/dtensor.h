@@ -1,4 +1,4 @@
-// A tensor spread over a mesh.
+// Tensor sharded or replicated over a mesh.
 #pragma once
 
 #include <memory>

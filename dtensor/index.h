@@ -1,4 +1,4 @@
-// Index spaces as types: a place in a buffer is not a place in a parameter.
+// Index spaces as types: an index into a buffer is not an index into a parameter.
 #pragma once
 
 #include <algorithm>

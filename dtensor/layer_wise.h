@@ -1,4 +1,4 @@
-// Whole parameters of a whole model in one buffer, cut into buckets that span units.
+// Layer-wise layout: whole parameters of a whole model in one buffer, cut into buckets that span units.
 #pragma once
 
 #include <cstdint>

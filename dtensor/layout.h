@@ -1,4 +1,5 @@
-// Where every element of a group of parameters lies on every rank: pure arithmetic, no communication.
+// Layout of a group of parameters: the place of every element on every rank. Pure arithmetic, no
+// communication.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A named grid of ranks.
+// Named grid of ranks.
 #pragma once
 
 #include <memory>

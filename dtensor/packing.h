@@ -1,4 +1,4 @@
-// Dealing whole parameters to ranks.
+// Assignment of whole parameters to ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a rank holds of a tensor along one mesh dimension.
+// Placement of a tensor along one mesh dimension.
 #pragma once
 
 #include <string>

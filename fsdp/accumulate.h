@@ -1,4 +1,4 @@
-// Several backwards for one step.
+// Gradient accumulation: several backwards for one step.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// Muon's matrices of several units in one buffer: which ones, where their elements lie, and whose memory
-// takes turns.
+// Plan of a bucket: Muon's matrices of several units in one buffer, their elements' places, and shared
+// memory.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A buffer: values of a model that are kept and not trained, such as tables and running statistics.
+// Buffer: values of a model that are kept and not trained, such as tables and running statistics.
 #pragma once
 
 #include <memory>

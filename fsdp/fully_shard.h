@@ -1,4 +1,4 @@
-// Wrapping modules.
+// fully_shard(): wrapping of modules.
 #pragma once
 
 #include <functional>

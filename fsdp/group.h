@@ -1,4 +1,4 @@
-// The flat buffers of parameters that are gathered and reduced together, and their redistributions.
+// Parameter group: flat buffers that are gathered and reduced together, and their redistributions.
 #pragma once
 
 #include <memory>

@@ -1,6 +1,6 @@
-// Which groups a unit's parameters form, where their elements lie, and which buffers and how many bytes that
-// takes: computed from names, shapes and options, without a device. The runtime builds its ParamGroups from
-// this plan, and whoever wants to know beforehand (`sherd layout`, planners, tests) reads the same one.
+// Plan of a unit's parameter groups: members, places of elements, buffers and bytes. It is computed from
+// names, shapes and options, without a device. The runtime builds its ParamGroups from this plan; `sherd
+// layout`, planners and tests read the same one.
 #pragma once
 
 #include <cstdint>

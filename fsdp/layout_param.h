@@ -1,5 +1,5 @@
-// What a layout is told about a parameter. The runtime and the tools that plan without one both ask here, so
-// that they deal parameters to ranks by the same costs.
+// Parameter description for layouts. The runtime and the planning tools share it, so that both assign
+// parameters to ranks by the same costs.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The largest attention logits of a step, beside the parameters that make them.
+// Largest attention logits of a step, beside the parameters that make them.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The plan of a whole model: its units' groups and buckets, the slots that units share, staging, and the sums.
+// Plan of a whole model: its units' groups and buckets, the slots that units share, staging, and the sums.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What every module of a model has, however its forward is written: names, parameters, children, a unit.
+// Base of every module: names, parameters, children, a unit.
 #pragma once
 
 #include <functional>

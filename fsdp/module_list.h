@@ -1,4 +1,4 @@
-// Modules of one type, made in place and registered by number.
+// Modules of one type, made in place and registered by index.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a caller may choose when wrapping a module.
+// Options of fully_shard().
 #pragma once
 
 #include <cstdint>

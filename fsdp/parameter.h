@@ -1,4 +1,4 @@
-// A parameter: a name, a shape and a rule for its first values; later, views of a group's buffers.
+// Parameter: a name, a shape and a rule for its first values; later, views of a group's buffers.
 #pragma once
 
 #include <cstdint>

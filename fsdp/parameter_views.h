@@ -1,4 +1,4 @@
-// What a parameter asks of the group whose buffers it lies in.
+// Interface of a parameter to the group whose buffers store it.
 #pragma once
 
 #include <sherd/dtensor/dtensor.h>

@@ -1,4 +1,4 @@
-// In which order units are used, and so which of them to gather ahead of their use.
+// Order of the units' use, and the units to prefetch from it.
 #pragma once
 
 #include <cstddef>

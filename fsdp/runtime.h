@@ -1,4 +1,4 @@
-// One sharded model: makes its units, wires what they share, and begins and ends steps.
+// Runtime of one sharded model: makes its units, connects their shared state, begins and ends steps.
 #pragma once
 
 #include <atomic>

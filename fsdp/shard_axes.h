@@ -1,5 +1,5 @@
-// Which mesh dimensions split a parameter's weights, gradient and optimizer state, and which repeat them:
-// arithmetic on names and sizes that needs no device and no other rank.
+// Mesh dimensions that split or replicate a parameter's weights, gradient and optimizer state. Arithmetic on
+// names and sizes, without a device or another rank.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Which units and buckets use the same memory in turn, decided before there is any.
+// Plan of shared memory: the units and buckets that use one slot in turn.
 #pragma once
 
 #include <cstdint>

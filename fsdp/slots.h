@@ -1,4 +1,4 @@
-// The buffers that units take turns in: for whole parameters, and for whole gradients.
+// Slots: buffers that units use in turn, for unsharded parameters and for unreduced gradients.
 #pragma once
 
 #include <cstdint>

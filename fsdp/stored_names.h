@@ -1,4 +1,4 @@
-// Where a module's parameters lie in files of other programs, which know other names and other divisions.
+// Places of a module's parameters in files of other programs, with their names and divisions.
 #pragma once
 
 #include <map>

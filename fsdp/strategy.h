@@ -1,4 +1,4 @@
-// The strategy table: a strategy is a row of placements, nothing else.
+// Strategy table. A strategy is a row of placements.
 #pragma once
 
 #include <string>

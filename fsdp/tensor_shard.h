@@ -1,4 +1,4 @@
-// A parameter that is itself a shard: tensor- or expert-parallel, cut before FSDP shards what is left.
+// Shard of tensor or expert parallelism as a parameter, cut before FSDP shards the rest.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A unit: what is gathered together, and when.
+// FSDP unit: parameters that are unsharded together, and the schedule of it.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The parameters that one optimizer updates.
+// Parameters that one optimizer updates.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// The bracket around work that changes weights.
+// Bracket around operations that change weights.
 #pragma once
 
 namespace sherd {

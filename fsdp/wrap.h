@@ -1,4 +1,4 @@
-// What a fully_shard() call notes at its module.
+// Record of a fully_shard() call at its module.
 #pragma once
 
 #include <sherd/dtensor/mesh.h>

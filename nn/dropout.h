@@ -1,4 +1,4 @@
-// Dropout whose masks do not depend on how the rows are spread over ranks and microbatches.
+// Dropout with masks that are independent of the assignment of rows to ranks and microbatches.
 #pragma once
 
 #include <cstdint>

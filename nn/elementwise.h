@@ -1,4 +1,4 @@
-// Sums, factors and means.
+// Elementwise sums, factors and means.
 #pragma once
 
 #include <sherd/nn/function.h>

@@ -1,4 +1,4 @@
-// Rows of tables.
+// Embeddings: rows of tables.
 #pragma once
 
 #include <sherd/nn/function.h>

@@ -1,4 +1,4 @@
-// Rows that travel to the ranks of their experts, and back.
+// Exchange of rows with the ranks of their experts, both ways.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The ranks that share the experts of a model out.
+// Expert-parallel ranks of a model.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Own operations.
+// User-defined operations.
 #pragma once
 
 #include <functional>

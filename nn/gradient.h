@@ -1,4 +1,4 @@
-// What backward brings to a value.
+// Gradient of a value: a tensor, a constant, or none.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Gradients against differences.
+// Check of gradients against finite differences.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Products of groups of rows, each with a matrix of its own.
+// Grouped linear layers: products of groups of rows, each with its own matrix.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Keys and values of the positions that a model has seen, for generation of text.
+// KV cache: keys and values of earlier positions, for generation of text.
 #pragma once
 
 #include <cstdint>

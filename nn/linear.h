@@ -1,4 +1,4 @@
-// Products with weights.
+// Linear layers: products with weights.
 #pragma once
 
 #include <sherd/nn/function.h>

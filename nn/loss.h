@@ -1,4 +1,4 @@
-// Objectives over vocabularies.
+// Losses over vocabularies.
 #pragma once
 
 #include <sherd/nn/function.h>

@@ -1,4 +1,4 @@
-// Modules of which only the forward is written.
+// Modules with a forward alone; backward follows from the tape.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Less memory for more arithmetic: a part of a forward is dropped, and run again when backward needs it.
+// Activation recomputation: a region of a forward is dropped, and run again when backward needs it.
 #pragma once
 
 #include <functional>

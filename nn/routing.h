@@ -1,4 +1,4 @@
-// Mixtures of experts: which rows go to which expert, and what comes back.
+// Routing of a mixture of experts: the choice of experts for rows, and the combination of their results.
 //
 //     const auto [logits, in] = nn::router_logits(x, router);
 //     const nn::Routes routes = nn::route_top_k(logits, 2);

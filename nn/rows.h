@@ -1,4 +1,4 @@
-// Parts of values, and values of parts.
+// Slices and concatenations of values along rows.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Rows between the tensor-parallel regions of a model, split over the ranks.
+// Sequence parallelism: rows between the tensor-parallel regions of a model, split over the ranks.
 //
 // A region begins with a column-parallel layer and ends with a row-parallel one. What lies between regions
 // (the residual stream, norms, dropout, the embedding's rows) treats rows by themselves. With sequence

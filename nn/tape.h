@@ -1,4 +1,4 @@
-// What forwards leave behind for backward.
+// Autograd tape.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Linear layers that a tensor-parallel group of ranks computes together.
+// Tensor-parallel linear layers, computed by a group of ranks together.
 //
 // A column-parallel layer holds some of its outputs on each rank and takes the whole input; a row-parallel
 // one holds some of its inputs and gives, summed over the ranks, the whole output. One after the other, with

@@ -1,4 +1,4 @@
-// A value that functions compute with: a tensor, and where it stands on a tape.
+// Value that functions compute with: a tensor, and its place on a tape.
 #pragma once
 
 #include <cstdint>

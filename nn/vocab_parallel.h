@@ -1,4 +1,4 @@
-// Tables and heads whose vocabulary is cut over a tensor-parallel group.
+// Vocabulary-parallel tables and heads, sharded over a tensor-parallel group.
 #pragma once
 
 #include <cstdint>

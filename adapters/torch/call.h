@@ -1,4 +1,4 @@
-// Calls of wrapped modules: what libtorch's modules have no hooks for.
+// Calls of wrapped modules, for calls that libtorch's modules have no hooks for.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// Where libtorch sees a rank's device.
+// A rank's device as libtorch names it.
 #pragma once
 
 #include <c10/core/Device.h>

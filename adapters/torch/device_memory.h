@@ -1,4 +1,4 @@
-// libtorch's tensors in the memory that a rank's device counts.
+// Memory of libtorch's tensors, counted by a rank's device.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Sharding modules of libtorch.
+// Sharding of libtorch modules.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// This rank's pieces of the weights as tensors, for optimizers of libtorch's.
+// This rank's shards of the weights as tensors, for libtorch's optimizers.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// Modules without values.
+// Modules without values, on the meta device.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// sherd's optimizers for models of libtorch's modules.
+// sherd's optimizers for models of libtorch modules.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// Where the tensors are in what modules take and return.
+// Tensors in the arguments and results of modules.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The whole weights of modules outside of their calls.
+// Unsharded weights of modules outside their calls.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -1,4 +1,4 @@
-// Which of the tensors that a model wants are offered, and what does not fit. Private to checkpoint/.
+// Comparison of the tensors a model wants with those offered, and of their shapes. Private to checkpoint/.
 #pragma once
 
 #include <set>

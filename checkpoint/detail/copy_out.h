@@ -1,4 +1,4 @@
-// Brings what a rank saves to host memory. Private to checkpoint/.
+// Copy of a rank's saved data to host memory. Private to checkpoint/.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Brings a parameter, or state of its shape, together on one rank. Private to checkpoint/.
+// Gather of a parameter, or of state of its shape, on one rank. Private to checkpoint/.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// A thread for jobs that follow each other.
+// Long-lived thread for consecutive jobs.
 #pragma once
 
 #include <condition_variable>

@@ -1,4 +1,4 @@
-// Writes one planned tensor file and its checksums.
+// Writer of one planned tensor file and its checksums.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The tensors of files that a model's parameters lie in. Private to checkpoint/.
+// Tensors of files that store a model's parameters. Private to checkpoint/.
 #pragma once
 
 #include <map>

@@ -1,4 +1,4 @@
-// Reads bytes of a checkpoint's files, none of them before its checksum.
+// Reader of a checkpoint's files that returns bytes only after their checksum matched.
 #pragma once
 
 #include <list>

@@ -1,4 +1,4 @@
-// What a model and its optimizer hold, to be filled from named tensors. Private to checkpoint/.
+// Parameters, buffers and optimizer state to fill from named tensors. Private to checkpoint/.
 #pragma once
 
 #include <string>

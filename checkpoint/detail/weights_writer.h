@@ -1,4 +1,4 @@
-// Where exported weights go: one safetensors file, or a folder as Hugging Face tools read it.
+// Writer of exported weights: one safetensors file, or a folder that Hugging Face tools read.
 #pragma once
 
 #include <cstdint>

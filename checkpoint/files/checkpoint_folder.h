@@ -1,4 +1,4 @@
-// The folder of checkpoints: names, commit, `latest`, pruning, and what a crash left (FORMAT.md sections 1
+// Folder of checkpoints: names, commit, `latest`, pruning, and recovery after a crash (FORMAT.md sections 1
 // and 2).
 #pragma once
 

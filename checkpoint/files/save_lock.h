@@ -1,4 +1,4 @@
-// Who may save in a folder: the file `lock` (FORMAT.md, section 2).
+// Lock of a save folder: the file `lock` (FORMAT.md, section 2).
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Do boxes cover a tensor exactly once?
+// Test that boxes cover a tensor exactly once.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// What a checkpoint holds and where: the manifest of FORMAT.md as plain data.
+// Manifest of a checkpoint (FORMAT.md) as plain data: the tensors and the places of their bytes.
 #pragma once
 
 #include <cstdint>

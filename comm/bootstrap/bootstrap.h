@@ -1,4 +1,4 @@
-// How the processes of a job learn who they are and reach a common store.
+// Bootstrap of a job: ranks, addresses and the common store of its processes.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// How the processes of a job find each other: what a user asks for, and the joining.
+// Rendezvous of a job's processes: options and joining.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A small key-value store that the processes of a job share to find each other, agree, and tell of failures.
+// Key-value store of a job's processes, for rendezvous, agreement and reports of failures.
 #pragma once
 
 #include <chrono>

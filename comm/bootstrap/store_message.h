@@ -1,4 +1,4 @@
-// What is asked of a store, and what it answers.
+// Requests to a store and its replies.
 #pragma once
 
 #include <chrono>

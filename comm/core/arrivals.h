@@ -1,4 +1,4 @@
-// How late ranks come to their collectives.
+// Lateness of ranks at their collectives.
 #pragma once
 
 #include <cstdint>

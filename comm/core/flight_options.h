@@ -1,4 +1,4 @@
-// What a flight recorder keeps of a rank's collectives.
+// Options of the flight recorder of a rank's collectives.
 #pragma once
 
 #include <cstdint>

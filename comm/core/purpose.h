@@ -1,4 +1,4 @@
-// What a collective serves, as part of its identity.
+// Purpose of a collective, as part of its identity.
 #pragma once
 
 #include <cstdint>

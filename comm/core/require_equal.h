@@ -1,4 +1,4 @@
-// "Do all ranks have the same value?", asked on demand.
+// Test that all ranks have the same value, on demand.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Whether all ranks have the same 64-bit value, told by a sum that is made anyway.
+// Test that all ranks have the same 64-bit value, by a sum that is made anyway.
 #pragma once
 
 #include <array>

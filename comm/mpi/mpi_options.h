@@ -1,4 +1,4 @@
-// What a user may ask of the MPI backend.
+// Options of the MPI backend.
 #pragma once
 
 #include <chrono>

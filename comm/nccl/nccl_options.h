@@ -1,4 +1,4 @@
-// What a user may ask of the NCCL backend.
+// Options of the NCCL backend.
 #pragma once
 
 #include <chrono>

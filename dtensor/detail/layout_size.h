@@ -1,4 +1,4 @@
-// Whether a layout fits 64-bit arithmetic. Private to dtensor/.
+// Check that a layout fits 64-bit arithmetic. Private to dtensor/.
 #pragma once
 
 #include <sherd/dtensor/layout.h>

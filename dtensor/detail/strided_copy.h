@@ -1,4 +1,4 @@
-// Moving blocks of a tensor that are not contiguous. Private to dtensor/.
+// Copies of blocks of a tensor that are not contiguous. Private to dtensor/.
 #pragma once
 
 #include <sherd/kernels/device/tensor.h>

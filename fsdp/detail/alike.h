@@ -1,4 +1,4 @@
-// Whether all ranks have wrapped the same model.
+// Check that all ranks have wrapped the same model.
 #pragma once
 
 #include <string>

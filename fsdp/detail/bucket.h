@@ -1,4 +1,4 @@
-// A bucket: matrices of several units that are reduced, and whose new weights are gathered, together. Private
+// Bucket: matrices of several units, with one reduction of gradients and one gather of new weights. Private
 // to fsdp/.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Fills tensors by the rule that their parameter or buffer was described with. Private to fsdp/.
+// First values of tensors, by the rule of their parameter's or buffer's description. Private to fsdp/.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the dimensions of meshes mean to the parameters that are wrapped with them. Private to fsdp/.
+// Meaning of mesh dimensions for the parameters that are wrapped with them. Private to fsdp/.
 #pragma once
 
 #include <vector>

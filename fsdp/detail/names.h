@@ -1,4 +1,4 @@
-// What modules and parameters may be called. Private to fsdp/.
+// Valid names of modules and parameters. Private to fsdp/.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// Which wrapped module has which parameters. Private to fsdp/.
+// Assignment of parameters to wrapped modules. Private to fsdp/.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What the units of one model share.
+// State that the units of one model share.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// How many updates of the weights the device has come to.
+// Count of the weight updates that the device has completed.
 #pragma once
 
 #include <atomic>

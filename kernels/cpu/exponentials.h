@@ -1,4 +1,4 @@
-// A row of attention's scores. Private to kernels/cpu/.
+// Exponentials of a row of attention's scores. Private to kernels/cpu/.
 #pragma once
 
 #include <algorithm>

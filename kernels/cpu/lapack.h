@@ -1,4 +1,5 @@
-// The Fortran routines that the CPU kernels call, column-major, 32-bit integers. Private to kernels/cpu/.
+// LAPACK and BLAS routines of the CPU kernels: Fortran, column-major, 32-bit integers. Private to
+// kernels/cpu/.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Splits a range over the threads of a stream. Private to kernels/cpu/.
+// Split of a range over the threads of a stream. Private to kernels/cpu/.
 #pragma once
 
 #include <omp.h>

@@ -1,4 +1,4 @@
-// The exact polar factor. Private to kernels/cpu/.
+// Exact polar factor. Private to kernels/cpu/.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Matrix products for the orthogonalizers: symmetric ones at half the work, and bits that depend on the sizes
-// alone. Private to kernels/cpu/.
+// Matrix products for the orthogonalizers: symmetric ones at half the work. Bits depend on the sizes alone.
+// Private to kernels/cpu/.
 #pragma once
 
 #include <cstdint>

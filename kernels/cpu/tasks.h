@@ -1,4 +1,4 @@
-// Runs tasks on the threads of a stream, each task on one. Private to kernels/cpu/.
+// Tasks on the threads of a stream, each task on one thread. Private to kernels/cpu/.
 #pragma once
 
 #include <atomic>

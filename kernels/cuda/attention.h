@@ -1,4 +1,4 @@
-// What the attention kernels share: where heads lie and what backward knows of a row. Private to
+// Common part of the attention kernels: places of heads, and backward's data of a row. Private to
 // kernels/cuda/attention_*.
 //
 // Two families: on tensor cores (bf16, heads up to 128 wide) and in plain fp32 arithmetic (f32, and wider

@@ -1,4 +1,4 @@
-// What a product of matrices is made of. Private to kernels/cuda/.
+// Factors of a matrix product. Private to kernels/cuda/.
 #pragma once
 
 #include "matrices.h"

@@ -1,4 +1,4 @@
-// Rows that their threads keep in registers, and sums over rows: what the normalisations share. Private to
+// Rows that their threads keep in registers, and sums over rows, for the normalisations. Private to
 // kernels/cuda/.
 #pragma once
 

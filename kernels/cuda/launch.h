@@ -1,4 +1,4 @@
-// How the sources of kernels/cuda name device code and start kernels.
+// Device code and kernel launches of the sources of kernels/cuda.
 //
 // With mma.h and hopper.h the only file there that tells nvcc from a host compiler: compiled as plain C++,
 // the same kernels run under the emulation in tests/cuda_host, one thread block after another, which is how

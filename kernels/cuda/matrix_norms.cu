@@ -1,4 +1,4 @@
-// The norms by which orthogonalization begins: sums in double whose order depends on the sizes alone.
+// Matrix norms at the start of orthogonalization: sums in double whose order depends on the sizes alone.
 #include <algorithm>
 
 #include <sherd/kernels/ops/orthogonalize_options.h>

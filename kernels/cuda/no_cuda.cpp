@@ -1,4 +1,4 @@
-// Stands in for the CUDA backend in builds without it.
+// Stub of the CUDA backend, for builds without CUDA.
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops/kernel_table.h>

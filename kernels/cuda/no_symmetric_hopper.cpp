@@ -1,4 +1,4 @@
-// Stands in for symmetric_hopper.cu where no nvcc compiles: in the emulation on a host.
+// Stub of symmetric_hopper.cu where no nvcc compiles: in the emulation on a host.
 #include "queue.h"
 #include "symmetric.h"
 

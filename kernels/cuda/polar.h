@@ -1,4 +1,4 @@
-// The exact polar factor. Private to kernels/cuda/.
+// Exact polar factor. Private to kernels/cuda/.
 #pragma once
 
 #include <sherd/kernels/ops/kernel_table.h>

@@ -1,4 +1,4 @@
-// How kernels that work row by row share their work out, and rows as 16-byte packs. Private to kernels/cuda/.
+// Row-wise kernels: distribution of a row over threads, and rows as 16-byte packs. Private to kernels/cuda/.
 //
 // Which thread works on which element depends on the row's length alone: rows that do not begin at multiples
 // of 16 bytes are read element by element by the same threads, so that their bits are those of aligned ones.

@@ -1,4 +1,4 @@
-// A stable sort of (key, place) pairs that always takes the same steps. Private to kernels/cuda/.
+// Stable sort of (key, place) pairs that always takes the same steps. Private to kernels/cuda/.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Never run on a chip of compute capability 9.0, for none was at hand; it passes under the emulation. Off
-// unless DeviceOptions::symmetric_products asks for it; SymmetricHopper.* in tests/cuda_host compares it with
-// the blocks.
+// Symmetric products on tensor cores of compute capability 9.0. Never run on such a chip; tested under the
+// emulation: SymmetricHopper.* in tests/cuda_host compares it with the blocks. Off unless
+// DeviceOptions::symmetric_products requests it.
 //
 // A block of three warpgroups takes tiles of 128 rows that reach the diagonal, one after another, over all
 // matrices of the batch; how wide they are, n and the batch say (symmetric_tiles.h). One thread of the third

@@ -1,4 +1,4 @@
-// Which tiles of a symmetric product are computed, and how wide they are. Arithmetic alone, private to
+// Tiles of a symmetric product: which are computed, and their width. Arithmetic alone, private to
 // kernels/cuda/.
 #pragma once
 

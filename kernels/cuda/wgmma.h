@@ -1,4 +1,4 @@
-// The products of a warpgroup of compute capability 9.0, one function per width and type. Included by hopper.h,
+// Products of a warpgroup of compute capability 9.0, one function per width and type. Included by hopper.h,
 // where nvcc compiles.
 #pragma once
 

@@ -1,4 +1,4 @@
-// A device as one rank sees it: memory, kernels, streams.
+// Device as one rank sees it: memory, kernels, streams.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// Tensors of other libraries without a copy, both ways, by DLPack 1.0: numpy, PyTorch, JAX, CuPy and others
-// speak it.
+// Zero-copy exchange of tensors with other libraries by DLPack 1.0 (numpy, PyTorch, JAX, CuPy), both ways.
 #pragma once
 
 #include <sherd/kernels/device/stream.h>

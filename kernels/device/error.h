@@ -1,4 +1,4 @@
-// The error tree of sherd. Every message names the place, echoes the offending values and says what to do.
+// Exceptions of sherd. Every message names the place, repeats the invalid values and says what to do.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// What memory is for: every allocation has a class beside its name.
+// Classes of memory. Every allocation has a class beside its name.
 #pragma once
 
 #include <array>

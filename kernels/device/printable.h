@@ -1,4 +1,4 @@
-// Text from outside as messages print it: names and values out of files, names of files, words of other processes.
+// External text in messages: names and values from files, file names, text of other processes.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What main() of a program on sherd does at its beginning and at its end.
+// Start and end of a program's main().
 #pragma once
 
 #include <string>

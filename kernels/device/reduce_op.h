@@ -1,4 +1,4 @@
-// How values of several ranks become one.
+// Reduction operators over the values of several ranks.
 #pragma once
 
 namespace sherd {

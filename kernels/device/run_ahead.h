@@ -1,4 +1,4 @@
-// How far the host is ahead of its device: the bound, the figures, and what the device has left behind.
+// Run-ahead of the host before its device: the bound, the statistics, and completed operations.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// The streams of a device, for whoever has to see them all.
+// List of a device's streams.
 #pragma once
 
 #include <mutex>

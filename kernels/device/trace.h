@@ -1,4 +1,4 @@
-// What streams did when: records of their work on one clock, for pictures of how it overlaps.
+// Trace of streams: records of their operations on one clock, for timelines.
 #pragma once
 
 #include <atomic>

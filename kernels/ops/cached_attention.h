@@ -1,5 +1,5 @@
-// Attention of a few new rows over keys and values that are kept: generation of text. ops.h says what holds
-// for all operations.
+// Attention of a few new rows over cached keys and values, for generation of text. ops.h says what holds for
+// all operations.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Exact sums of squares, or of magnitudes: the same bits whatever the order, the layout or the number of ranks.
+// Exact sums of squares or of magnitudes: the same bits in any order, for any layout and any number of ranks.
 //
 // The square of a binary32 is an integer multiple of 2^-298 below 2^256, so a sum of squares is a fixed-point
 // number of 32-bit digits. Each digit is kept in an int64 so that digits of many ranks can be added with a

@@ -1,4 +1,4 @@
-// The kernels behind the door: one function pointer per operation, on raw memory, run inside a stream.
+// Kernel table of a device: one function pointer per operation, on raw memory, run inside a stream.
 //
 // The functions of ops.h check shapes and queue; a table only computes. Every table implements every entry.
 // What an entry computes is said once, in the header of its family, at its argument struct or at the function

@@ -1,4 +1,4 @@
-// What NorMuon does with orthogonalized rows. ops.h says what holds for all operations.
+// NorMuon's passes over orthogonalized rows. ops.h says what holds for all operations.
 //
 // Matrices arrive in pieces: consecutive elements of a row-major matrix of `cols` columns, which may begin
 // and end within rows. Of every row of the matrix there is a record of RowRecord::kWords words, zero at

@@ -1,4 +1,4 @@
-// The one door to computation: checks shapes and dtypes, then queues the kernel on a stream.
+// Operations on tensors: check of shapes and dtypes, then queueing of the kernel on a stream.
 //
 // This header includes those of all families, each with its formulas. What holds for all operations:
 //

@@ -1,4 +1,4 @@
-// What "make this matrix orthogonal" may mean: options of the orthogonalizers.
+// Options of the orthogonalizers.
 #pragma once
 
 #include <cstdint>

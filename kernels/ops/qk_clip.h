@@ -1,4 +1,4 @@
-// Weights of attention heads whose logits have grown too large are scaled down. ops.h says what holds for all
+// Down-scaling of attention heads whose logits have grown too large. ops.h says what holds for all
 // operations.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Counter-based random numbers: every value is a pure function of (key, index), whoever computes it.
+// Counter-based random numbers. Every value is a pure function of (key, index), on every rank and thread.
 #pragma once
 
 #include <array>

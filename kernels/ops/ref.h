@@ -1,4 +1,4 @@
-// Untyped memory as kernels get it.
+// Untyped memory as kernels receive it.
 #pragma once
 
 #include <sherd/kernels/device/dtype.h>

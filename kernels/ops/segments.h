@@ -1,6 +1,6 @@
-// Pieces of parameters that the passes of an optimizer step go over. A pass takes a list of them, so that a
-// model of many small parameters costs few launches. Plain pointers; results for an element depend on that
-// element alone, wherever it lies in its segment.
+// Segments: pieces of parameters that the passes of an optimizer step process. A pass takes a list of them,
+// so that a model of many small parameters costs few launches. Plain pointers. The result for an element
+// depends on that element alone, not on its place in its segment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Cross-entropy of logits that lie column-wise on several ranks. ops.h says what holds for all operations.
+// Cross-entropy of logits that are column-wise sharded over several ranks. ops.h says what holds for all
+// operations.
 #pragma once
 
 #include <cstdint>

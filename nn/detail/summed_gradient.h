@@ -1,4 +1,4 @@
-// Gradients of parameters that are whole on the ranks of a group, of which each computes a part.
+// Gradients of parameters that are unsharded on the ranks of a group, each of which computes a part.
 #pragma once
 
 #include <sherd/kernels/ops/elementwise.h>

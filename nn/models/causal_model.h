@@ -1,4 +1,4 @@
-// A decoder-only language model of one of the families that people train, as a module.
+// Decoder-only language model of a published family, as a module.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// What a decoder-only language model is made of, whatever family it is of: plain data, known before anything
-// is built.
+// Description of a decoder-only language model of any family: plain data, known before the model is built.
 #pragma once
 
 #include <cstdint>

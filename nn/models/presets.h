@@ -1,4 +1,4 @@
-// Published models' shapes by name.
+// Presets: shapes of published models by name.
 #pragma once
 
 #include <string>

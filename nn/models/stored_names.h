@@ -1,4 +1,4 @@
-// The names and divisions of the families' files.
+// Names and divisions of the families' files.
 #pragma once
 
 #include <sherd/fsdp/stored_names.h>

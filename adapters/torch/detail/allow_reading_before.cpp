@@ -1,4 +1,5 @@
-// For versions of libtorch (2.11 among them) that can forbid reading a storage and have no function that allows it again.
+// Reading of storages again, for versions of libtorch (2.11 among them) that can forbid it and cannot allow
+// it.
 #include <c10/core/StorageImpl.h>
 
 #include <sherd/torch/detail/tensor_memory.h>

@@ -1,4 +1,4 @@
-// What sherd hangs on a module of libtorch's: a child of its own kind, for those modules have no other place.
+// sherd's data attached to a libtorch module: a child module of its own kind.
 #pragma once
 
 #include <torch/nn/module.h>

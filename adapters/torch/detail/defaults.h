@@ -1,4 +1,4 @@
-// What operations of a thread take where a program has named nothing.
+// Defaults of a thread for operations where a program has named nothing.
 #pragma once
 
 #include <ATen/core/Generator.h>

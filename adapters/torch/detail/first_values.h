@@ -1,4 +1,4 @@
-// Values for what was described on the meta device.
+// First values of parameters and buffers that were described on the meta device.
 #pragma once
 
 #include <torch/nn/module.h>

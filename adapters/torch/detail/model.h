@@ -1,4 +1,4 @@
-// A sharded tree of libtorch's modules: its units, whose memory moves under the parameters, and what calls
+// Sharded tree of libtorch modules: its units, the memory under the parameters, and the state that calls
 // share.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Stands in for the adapter's GPUs in builds without them.
+// Stub of the adapter's GPU part, for builds without CUDA.
 #include <sherd/kernels/device/error.h>
 #include <sherd/torch/detail/torch_device.h>
 

@@ -1,4 +1,4 @@
-// Backwards that recomputation owes.
+// Pending backwards of recomputed regions.
 #pragma once
 
 #include <cstdint>

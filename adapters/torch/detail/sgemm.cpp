@@ -1,5 +1,4 @@
-// The product of matrices that sherd's CPU kernels ask oneDNN for, in programs with libtorch: by the BLAS
-// that libtorch has.
+// FP32 matrix product for programs with libtorch: libtorch's BLAS in place of oneDNN.
 //
 // libtorch_cpu.so holds another oneDNN and exports parts of it: the functions that std::call_once
 // instantiates for it have the same names as those of the system's, and are found first. The system's oneDNN

@@ -1,4 +1,4 @@
-// Tensors of libtorch's and memory that is not.
+// libtorch tensors and memory that is not libtorch's.
 #pragma once
 
 #include <ATen/core/Tensor.h>

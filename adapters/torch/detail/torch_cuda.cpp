@@ -1,4 +1,4 @@
-// libtorch's operations among those of sherd on a GPU. Compiled, and never run on one.
+// libtorch's operations among those of sherd on a GPU. Compiled, never run on a GPU.
 //
 // sherd's compute stream is a worker thread that issues to a CUDA stream of its own. libtorch's operations of a call run
 // in that CUDA stream, too, which every thread may issue to; what has to be in order is who issues first. So:

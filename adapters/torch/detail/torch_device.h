@@ -1,4 +1,4 @@
-// What differs between CPUs and GPUs where libtorch's operations meet sherd's streams.
+// Differences between CPUs and GPUs where libtorch's operations meet sherd's streams.
 #pragma once
 
 #include <ATen/core/Tensor.h>

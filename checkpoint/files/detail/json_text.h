@@ -1,4 +1,4 @@
-// JSON that other programs wrote, with one set of limits for every file, and text from files in messages. Private to
+// JSON of other programs, with one set of limits for every file, and text from files in messages. Private to
 // checkpoint/, train/ and the programs.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Links in folders that come from elsewhere: where they may lead. Private to checkpoint/ and the programs.
+// Symbolic links in folders of other programs, and the targets they may have. Private to checkpoint/ and the
+// programs.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Paths that files give of other files.
+// Relative paths of files, as other files give them.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// What an export writes beside its path until it is complete. Private to checkpoint/.
+// Temporary files of an export, beside its path until it is complete. Private to checkpoint/.
 #pragma once
 
 #include <filesystem>

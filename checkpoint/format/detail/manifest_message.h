@@ -1,4 +1,4 @@
-// Between Manifest and the Protobuf message of manifest.proto, value for value.
+// Conversion between Manifest and the Protobuf message of manifest.proto, value for value.
 #pragma once
 
 #include <sherd/checkpoint/format/manifest.h>

@@ -1,4 +1,4 @@
-// Finds the pieces of a tensor that meet a box.
+// Index of a tensor's pieces by the boxes that meet them.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// What readers and writers of safetensors files share.
+// Format details that readers and writers of safetensors files share.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Where the pieces in a safetensors file lie in their tensors, as PyTorch's DCP notes it.
+// Offsets of a safetensors file's pieces in their tensors, in the metadata of PyTorch's DCP.
 #pragma once
 
 #include <map>

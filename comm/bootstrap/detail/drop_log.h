@@ -1,4 +1,4 @@
-// Tells of connections that the job's store dropped, without flooding anybody. Private to comm/.
+// Rate-limited log of connections that the job's store dropped. Private to comm/.
 #pragma once
 
 #include <chrono>

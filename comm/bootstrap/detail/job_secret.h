@@ -1,4 +1,4 @@
-// The secret that the processes of a job share, as the user gives it. Private to comm/.
+// Secret that the processes of a job share, as the user gives it. Private to comm/.
 #pragma once
 
 #include <functional>

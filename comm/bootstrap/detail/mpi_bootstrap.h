@@ -1,4 +1,4 @@
-// The processes of a job find each other by MPI, where mpirun or srun started them.
+// Bootstrap over MPI, for processes that mpirun or srun started.
 #pragma once
 
 #include <sherd/comm/bootstrap/bootstrap.h>

@@ -1,4 +1,4 @@
-// MPI in this process: its beginning and its end, of which there is one each, whatever uses it.
+// MPI in this process: one initialization and one finalization, shared by all users.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// The store of a rank other than 0. Private to comm/; see connect_store.
+// Store of a rank other than 0. Private to comm/; see connect_store.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Who may come to rank 0's store. Private to comm/.
+// Admission of connections to rank 0's store. Private to comm/.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// How the two ends of a store's connection show each other that they know the job's secret, which itself is
-// never sent. Private to comm/.
+// Mutual proof that both ends of a store's connection know the job's secret, without sending it. Private to
+// comm/.
 #pragma once
 
 #include <string>

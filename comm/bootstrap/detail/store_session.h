@@ -1,4 +1,4 @@
-// One connection to rank 0's store, without its socket: bytes go in, bytes come out. Private to comm/.
+// One connection to rank 0's store, without its socket: a state machine over bytes. Private to comm/.
 #pragma once
 
 #include <set>

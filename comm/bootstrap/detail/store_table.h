@@ -1,4 +1,4 @@
-// The memory behind a store. Private to comm/.
+// Memory of a store. Private to comm/.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// What goes over a store's sockets: frames of a 4-byte little-endian length and a body. Client and server
-// open with a frame each, the client's first; its hello follows, and the server's welcome; then requests and
-// replies take turns. Private to comm/.
+// Wire format of the store: frames of a 4-byte little-endian length and a body. Client and server open with a
+// frame each, the client's first; its hello follows, and the server's welcome; then requests and replies
+// alternate. Private to comm/.
 #pragma once
 
 #include <cstdint>

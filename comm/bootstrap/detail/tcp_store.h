@@ -1,4 +1,4 @@
-// Rank 0's store, which listens for the others. Private to comm/; see connect_store.
+// Rank 0's store, which listens for the other ranks. Private to comm/; see connect_store.
 #pragma once
 
 #include <memory>

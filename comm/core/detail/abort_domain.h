@@ -1,4 +1,4 @@
-// One launch's failure: the first cause, and the means to wake every thread that waits for a peer.
+// Failure state of one launch: the first cause, and the wake-up of every thread that waits for a peer.
 #pragma once
 
 #include <algorithm>

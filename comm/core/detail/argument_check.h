@@ -1,4 +1,4 @@
-// The checks every backend makes on the host, at the call, before anything is queued. Private to comm/.
+// Argument checks of every backend on the host, at the call, before any queueing. Private to comm/.
 #pragma once
 
 #include <cstdint>

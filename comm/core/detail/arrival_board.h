@@ -1,4 +1,4 @@
-// Sums of how late ranks come to collectives. Private to comm/.
+// Sums of the ranks' lateness at collectives. Private to comm/.
 #pragma once
 
 #include <cstdint>

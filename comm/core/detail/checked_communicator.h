@@ -1,4 +1,5 @@
-// What every backend does alike: checks at the call, counters, sequence numbers. Private to comm/.
+// Common part of every backend's communicator: checks at the call, counters, sequence numbers. Private to
+// comm/.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Counts of collectives, the digest of what they serve and the records of them, shared by a rank's world communicator and everything
-// split from it. Private to comm/.
+// Counters of collectives, the digest of their purposes and their flight records, shared by a rank's world
+// communicator and everything split from it. Private to comm/.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The file of a flight recorder, which `sherd trace` reads.
+// File of a flight recorder, read by `sherd trace`.
 #include <fmt/format.h>
 
 #include <map>

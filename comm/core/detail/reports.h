@@ -1,4 +1,4 @@
-// What messages about ranks that did not come say of all ranks. Private to comm/.
+// Reports about missing ranks, in words that hold for all ranks. Private to comm/.
 #pragma once
 
 #include <chrono>

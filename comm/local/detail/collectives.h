@@ -1,4 +1,4 @@
-// How the data of each collective moves, once all ranks have met.
+// Data movement of each collective, once all ranks have met.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// The state that the ranks of one communicator share.
+// State that the ranks of one communicator share.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Which ranks of a group may still come to a call: all, until their body has ended and nothing of theirs is queued.
+// Ranks of a group that may still arrive at a call: all whose body runs or whose operations are queued.
 #pragma once
 
 #include <cstdint>

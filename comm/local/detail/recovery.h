@@ -1,4 +1,4 @@
-// Where the ranks of a launch meet after a failure, to go on.
+// Meeting point of a launch's ranks after a failure, to resume.
 #pragma once
 
 #include <memory>

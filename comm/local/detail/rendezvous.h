@@ -1,4 +1,4 @@
-// Where the ranks of a group meet, agree and leave together.
+// Rendezvous of a group's ranks: they meet, agree and leave together.
 #pragma once
 
 #include <algorithm>

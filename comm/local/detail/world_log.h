@@ -1,4 +1,4 @@
-// What the ranks of a launch did, for reports.
+// Log of a launch's ranks, for reports.
 #pragma once
 
 #include <memory>

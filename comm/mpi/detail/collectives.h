@@ -1,4 +1,4 @@
-// How the data of each call moves once its ranks have met. Private to comm/mpi.
+// Data movement of each call once its ranks have met. Private to comm/mpi.
 #pragma once
 
 #include <sherd/comm/core/detail/checked_communicator.h>

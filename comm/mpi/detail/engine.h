@@ -1,4 +1,4 @@
-// The one thread of a process that calls MPI for a world. Private to comm/mpi.
+// MPI thread of a process: the one thread that calls MPI for a world. Private to comm/mpi.
 //
 // One thread, because MPI then needs no more than MPI_THREAD_SERIALIZED, its progress never depends on what
 // other threads do, and no lock is held inside it while others wait; nothing it calls blocks.

@@ -1,4 +1,4 @@
-// What the ranks of a world write to each other. Private to comm/mpi.
+// Control messages between the ranks of a world. Private to comm/mpi.
 #pragma once
 
 #include <chrono>

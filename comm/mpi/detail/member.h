@@ -1,4 +1,4 @@
-// One rank's part of one communicator: where it meets the others, and how their data moves. Private to
+// One rank's part of one communicator: rendezvous with the other ranks and data movement. Private to
 // comm/mpi.
 #pragma once
 

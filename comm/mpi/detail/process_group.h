@@ -1,5 +1,4 @@
-// A communicator of MPI's own for one group of ranks, and the reductions that MPI does on it. Private to
-// comm/mpi.
+// MPI communicator of one group of ranks, and the reductions that MPI does on it. Private to comm/mpi.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,5 @@
-// Signs of life of processes, for calls whose timeout says nothing: a save may take hours. Private to
-// comm/mpi.
+// Heartbeats between processes: detection of a suspended or unreachable peer during calls without a timeout,
+// such as saves that take hours. Private to comm/mpi.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,4 @@
-// One process's part of a world: the thread that calls MPI, who has left, and the watch over failures.
-// Private to comm/mpi.
+// One process's part of a world: the MPI thread, membership, and the failure watchdog. Private to comm/mpi.
 #pragma once
 
 #include <atomic>

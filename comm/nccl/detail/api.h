@@ -1,4 +1,4 @@
-// NCCL as a table of functions, so that tests can put another in its place. Private to comm/nccl.
+// NCCL as a table of functions, so that tests can replace it. Private to comm/nccl.
 #pragma once
 
 #include <nccl.h>

@@ -1,4 +1,4 @@
-// The comparison of calls before they are made (NcclOptions::check_calls). Private to comm/nccl.
+// Comparison of calls before they are made (NcclOptions::check_calls). Private to comm/nccl.
 #pragma once
 
 #include <optional>

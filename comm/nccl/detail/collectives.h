@@ -1,4 +1,4 @@
-// How each call becomes NCCL's. Private to comm/nccl.
+// Mapping of each call to NCCL's calls. Private to comm/nccl.
 #pragma once
 
 #include <string>

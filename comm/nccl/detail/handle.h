@@ -1,4 +1,4 @@
-// One NCCL communicator, with what is under way on it. Private to comm/nccl.
+// One NCCL communicator with its pending operations. Private to comm/nccl.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Who is behind, when a call is late. Private to comm/nccl.
+// Stragglers of a late call. Private to comm/nccl.
 #pragma once
 
 #include <atomic>

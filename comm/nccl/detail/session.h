@@ -1,5 +1,5 @@
-// One rank's part of a launch: its communicators, what it has under way, and the watchdog over them.
-// Private to comm/nccl.
+// One rank's part of a launch: its communicators, their pending operations, and the watchdog. Private to
+// comm/nccl.
 #pragma once
 
 #include <atomic>

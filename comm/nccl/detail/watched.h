@@ -1,4 +1,4 @@
-// A communicator as the watchdog sees it, so that a session need not know what a communicator is made of.
+// Interface of a communicator to the watchdog, so that a session is independent of communicator types.
 // Private to comm/nccl.
 #pragma once
 

@@ -1,4 +1,4 @@
-// NCCL's own memory for buffers that communicators know as symmetric windows. Private to comm/nccl.
+// NCCL memory for buffers that communicators register as symmetric windows. Private to comm/nccl.
 #pragma once
 
 #include <cstdint>

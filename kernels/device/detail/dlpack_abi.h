@@ -1,6 +1,6 @@
-// The in-memory form of DLPack 1.0, as its specification lays it out: names and values are the
-// specification's (https://dmlc.github.io/dlpack/latest/c_api.html). Private to kernels/: programs include
-// DLPack's own header.
+// In-memory form of DLPack 1.0. Names and values are the specification's
+// (https://dmlc.github.io/dlpack/latest/c_api.html). Private to kernels/: programs include DLPack's own
+// header.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The stream of every device: a worker thread with a queue, which runs the work (CPU) or issues it to the
+// Stream of every device: a worker thread with a queue, which runs operations (CPU) or issues them to the
 // device's own queue (CUDA). Private to kernels/.
 #pragma once
 

@@ -1,4 +1,4 @@
-// What is said about an index that lies outside its range. Private to kernels/.
+// Messages for indices outside their range. Private to kernels/.
 #pragma once
 
 #include <cstdint>

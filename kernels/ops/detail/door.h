@@ -1,4 +1,4 @@
-// What the sources of the operations share: argument checks and queueing. Private to kernels/.
+// Argument checks and queueing that the sources of the operations share. Private to kernels/.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// The one model behind causal_model(): what the families differ in are the parts that it is made of.
+// Decoder behind causal_model(): families differ in the parts that it is made of.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What the parts of a family's models are called, and which parts these are.
+// Names of the parts of a family's models.
 #pragma once
 
 #include <sherd/nn/detail/packed_linear.h>

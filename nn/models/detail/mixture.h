@@ -1,4 +1,4 @@
-// Experts in the place of a layer's MLP.
+// Mixture of experts in place of a layer's MLP.
 #pragma once
 
 #include <cstdint>

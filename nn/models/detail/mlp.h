@@ -1,4 +1,4 @@
-// The dense MLP of a decoder's layer.
+// Dense MLP of a decoder's layer.
 #pragma once
 
 #include <sherd/nn/models/detail/parts.h>

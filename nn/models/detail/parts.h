@@ -1,4 +1,4 @@
-// Pieces that the modules of a decoder share: normalisations, and products that end in the residual stream.
+// Parts that the modules of a decoder share: normalisations, and products that end in the residual stream.
 #pragma once
 
 #include <sherd/nn/detail/packed_linear.h>

@@ -1,4 +1,4 @@
-// The attention of a decoder's layer.
+// Attention of a decoder's layer.
 #pragma once
 
 #include <cstdint>
