@@ -20,14 +20,13 @@ int main() {
     nn::Tape tape;
     for (int step = 0; step <= 200; ++step) {
       ops::random_normal(stream, x, x.numel() * (4 * step + rank.world->rank()), 1, "data", 0, 1);
-      nn::Var y = model(tape.input(x));               // gathers the weights, computes, gives them back
-      nn::Var loss = nn::mean_squared_error(y, x);    // it shall learn the identity
-      tape.backward(loss);                            // sums gradients over the ranks; each keeps its part
+      nn::Var y = model(tape.input(x));             // unshards the weights, computes, reshards
+      nn::Var loss = nn::mean_squared_error(y, x);  // target: the identity
+      tape.backward(loss);                          // reduce-scatters the gradients
       clip_grad_norm(model, 1);
       optimizer.step(3e-3);
-      const float mine = ops::to_floats(stream, loss.value())[0];  // waits
-      if (step % 50 == 0 && rank.world->rank() == 0)
-        std::printf("step %3d: loss %.2f\n", step, mine);
+      const float mine = ops::to_floats(stream, loss.value())[0];  // waits for the stream
+      if (step % 50 == 0 && rank.world->rank() == 0) std::printf("step %3d: loss %.2f\n", step, mine);
     }
   });
 }
