@@ -7,29 +7,29 @@
 
 namespace sherd {
 
-/// When gradients of microbatches are summed over ranks.
+/// Time at which gradients of microbatches are summed over ranks.
 enum class GradientSync {
-  /// As the strategy's table has it: no_shard and optim once, behind the last microbatch; optim_grads and
-  /// optim_grads_params behind each, since a rank keeps its part of the sum alone.
+  /// As the strategy table says. no_shard and optim reduce once, after the last microbatch. optim_grads and
+  /// optim_grads_params reduce after each microbatch, since a rank keeps only its part of the sum.
   by_strategy,
-  /// Behind the last microbatch under every strategy, which is FSDP2's set_requires_gradient_sync(false).
-  /// Under optim_grads and optim_grads_params each unit then holds whole gradients, f32, from its first
-  /// backward to its last: as much memory as under no_shard, in gradient buffers that the model keeps for
-  /// further steps. The bits are those of no_shard and optim.
+  /// After the last microbatch under every strategy, as FSDP2's set_requires_gradient_sync(false). Under
+  /// optim_grads and optim_grads_params each unit then holds unsharded f32 gradients from its first backward
+  /// to its last. This takes as much memory as no_shard, in gradient buffers that the model keeps for further
+  /// steps. The bits are those of no_shard and optim.
   last,
 };
 
-/// While it lives, backwards are not the last of their step: their gradients are added up, and are not final.
+/// Scope in which no backward is the last of its step: gradients are accumulated and not final.
 ///
-///     {
-///       Accumulate accumulate(model);
-///       for (the batches but the last) tape.backward(loss(batch));
-///     }
-///     tape.backward(loss(last));   // sums over ranks, averages
-///     optimizer.step(lr);
+///    {
+///      Accumulate accumulate(model);
+///      for (the batches but the last) tape.backward(loss(batch));
+///    }
+///    tape.backward(loss(last));   // sums over ranks, averages
+///    optimizer.step(lr);
 ///
-/// Gradients are sums over microbatches: whoever wants their mean divides the objectives. On every rank
-/// alike; scopes are not nested. The model may go first. One rank's thread uses it, between forwards and
+/// Gradients are sums over microbatches; for their mean, divide the losses. All ranks open the same scopes.
+/// Scopes are not nested. The model may be destroyed first. One rank's thread uses it, between forwards and
 /// backwards.
 class Accumulate {
  public:

@@ -9,40 +9,40 @@
 
 namespace sherd {
 
-/// A group of parameters of several units, all of them whole on one rank each (LayoutPolicy::whole_param). It
-/// exists where weights rest whole and states are split all the same: under optim and optim_grads, on one
-/// rank as on many, and under no_shard with replicas that split the state. Where weights are gathered for
-/// each use, units pack theirs by themselves.
+/// Group of parameters of several units. Each parameter is stored unsharded on one rank
+/// (LayoutPolicy::whole_param). Buckets exist where weights are stored unsharded and states are split: under
+/// optim and optim_grads on any number of ranks, and under no_shard with replicas that split the state. Where
+/// weights are gathered for each use, each unit packs its own matrices.
 ///
-/// It is reduced when the backwards of all its units have ended, while those of the units before them go on,
-/// and its new weights are gathered before the first of them computes. Under optim the whole gradient rests
-/// in a buffer of its own, as that of a unit's group does. Under optim_grads a bucket holds whole gradients,
-/// in a slot, from the begin of the first backward among its units to the reduction behind the last one: more
-/// than a unit's group holds, the more the larger buckets are.
+/// A bucket is reduced when the backwards of all its units have ended; backwards of earlier units continue
+/// meanwhile. Its new weights are gathered before the first of its units computes. Under optim the unreduced
+/// gradient has a buffer of its own, as that of a unit's group. Under optim_grads a bucket holds unreduced
+/// gradients in a slot, from the start of the first backward among its units to the reduction after the last
+/// one. This takes more memory than a unit's group, and it grows with the bucket.
 struct BucketPlan {
-  /// Its params[i] is an index in PlanUnit::params of unit units[i]; its `unit` is the bucket's own name,
+  /// params[i] is an index in PlanUnit::params of unit units[i]. `unit` is the bucket's own name, for example
   /// "bucket 2 (blocks.5 to blocks.3)".
   GroupPlan group;
   std::vector<int> units;  // by parameter of the layout
-  int buffer = 0;          // number of the LayerWiseLayout that it is part of
+  int buffer = 0;          // index of the LayerWiseLayout that it is part of
   FullIndex begin;         // in the buffer
-  /// In ModelPlan::gradient_slots; -1: none. Not known before plan_model().
+  /// Index in ModelPlan::gradient_slots; -1: none. Unknown before plan_model().
   int gradient_slot = -1;
 
-  /// The units, each once, in the order in which their backwards are expected.
+  /// Returns the units, each once, in the expected order of their backwards.
   std::vector<int> members() const;
 };
 
-/// The buckets of a model: one LayerWiseLayout for each dtype and each kind of unit (of one mesh and the same
-/// options of sharding), in order of first use, and its buckets in backward order. A model's matrices are in
-/// this order: first the root's, whose backward ends last, then those of the other units, in each as modules
-/// registered them. A tied parameter has a bucket of its own, as it has in the field's layer-wise optimizers.
+/// Returns the buckets of a model. Each dtype and each kind of unit (same mesh and sharding options) has one
+/// LayerWiseLayout, in order of first use, with its buckets in backward order. Matrices are ordered as
+/// follows: first the root's, whose backward ends last, then those of the other units, in each unit in order
+/// of registration. A tied parameter has a bucket of its own, as in other layer-wise optimizers.
 /// @throws InvalidArgument as LayerWiseLayout::make() does.
 std::vector<BucketPlan> plan_buckets(const std::vector<PlanUnit>& units);
 
-/// When a bucket's gradients are whole, in numbers of units whose backward has come before: that of the last
-/// unit but the root is expected first. @pre units in the order of registration, modules before those inside
-/// them, the root last.
+/// Interval in which a bucket's gradients are unreduced. Time is the count of units whose backward comes
+/// before; the last unit except the root is expected first. @pre units in order of registration, modules
+/// before those inside them, the root last.
 struct BackwardSpan {
   int begin = 0, end = 0;  // both included
 };

@@ -13,37 +13,38 @@ class ModuleBase;
 class ShardRuntime;
 void assign_names(ModuleBase& root);
 
-/// A handle; copies mean the same buffer. Made by ModuleBase::buffer(), described only: memory comes with
-/// fully_shard() of the root, as MemoryClass::buffer, and goes with the root. Used by one rank's thread.
+/// Handle of a buffer; copies refer to the same buffer. ModuleBase::buffer() makes it as a description only.
+/// fully_shard() of the root allocates its memory as MemoryClass::buffer, and the root's destruction frees
+/// it. One rank's thread uses it.
 ///
-/// Every rank has the whole of it, in its own dtype, and nothing keeps the ranks' values equal: they are equal as
-/// long as all write the same (tables do). Statistics of a rank's own batches differ: see set_per_rank(). Persistent buffers are
-/// saved, exported and loaded under their full names beside the parameters; what is saved is world rank 0's,
-/// and loading gives that to all.
+/// Every rank has all elements, in the buffer's own dtype. Nothing keeps the ranks' values equal: they are
+/// equal while all ranks write the same values (as for tables). Statistics of a rank's own batches differ:
+/// see set_per_rank(). Persistent buffers are saved, exported and loaded under their full names beside the
+/// parameters. World rank 0's values are saved, and loading gives them to all ranks.
 class Buffer {
  public:
   Buffer() = default;
-  /// As ModuleBase::buffer(), of no module.
+  /// As ModuleBase::buffer(), without a module.
   Buffer(std::string name, Shape shape, DType dtype, Init init, bool persistent);
 
-  /// Full name in the module tree (the local name until the root is sharded).
+  /// Returns the full name in the module tree (the local name until the root is sharded).
   const std::string& name() const { return state().name; }
   const Shape& shape() const { return state().shape; }
   int64_t numel() const { return numel_of(state().shape); }
   DType dtype() const { return state().dtype; }
   const Init& init() const { return state().init; }
-  /// Whether it is part of checkpoints, exports and state dicts.
+  /// Returns whether it is part of checkpoints, exports and state dicts.
   bool persistent() const { return state().persistent; }
-  /// Declares that each rank writes values of its own, such as statistics of its batches: check_replicas() leaves the
-  /// buffer out. The same on every rank, at any time.
+  /// Declares that each rank writes its own values, such as statistics of its batches. check_replicas() then
+  /// skips the buffer. Call it on every rank alike, at any time.
   Buffer& set_per_rank() {
     state().per_rank = true;
     return *this;
   }
   bool per_rank() const { return state().per_rank; }
 
-  /// The values; work on the device's compute stream reads and writes them.
-  /// @throws InvalidArgument before fully_shard() of the root, and when the root is gone.
+  /// Returns the values. Operations on the device's compute stream read and write them.
+  /// @throws InvalidArgument before fully_shard() of the root, and after the root was destroyed.
   Tensor data() const;
 
   bool defined() const { return state_ != nullptr; }
@@ -63,7 +64,7 @@ class Buffer {
     Tensor data = {};
   };
   State& state() const;
-  /// Takes memory of the stream's device and queues the first values.
+  /// Allocates memory of the stream's device and queues the first values.
   void allocate(Stream& stream, uint64_t seed);
 
   std::shared_ptr<State> state_;

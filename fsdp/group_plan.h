@@ -18,10 +18,10 @@
 
 namespace sherd {
 
-/// A parameter as planning sees it.
+/// Parameter as planning uses it.
 struct PlanParam {
   std::string name;
-  Shape shape;  // of this rank's piece where it is cut from a larger one (TensorShard)
+  Shape shape;  // of this rank's piece if it is cut from a larger one (TensorShard)
   CutClass cut = CutClass::element;
   RowBlocks row_blocks = {};  // Parameter::row_blocks()
   bool trainable = true;
@@ -30,44 +30,45 @@ struct PlanParam {
   bool tied = false;         // several modules hold it
 };
 
-/// The parameters that one fully_shard() call claims, with its mesh and options.
+/// Parameters that one fully_shard() call claims, with its mesh and options.
 struct PlanUnit {
   std::string name;
-  std::vector<PlanParam> params;  // in the order in which modules registered them
+  std::vector<PlanParam> params;  // in order of registration
   std::vector<MeshAxis> mesh;
   FullyShardOptions options = {};
-  /// LayoutOptions::rotation: the wrapped module's number among all but the root, whose is their count.
+  /// LayoutOptions::rotation: index of the wrapped module among all except the root; the root's is their
+  /// count.
   int position = 0;
   bool root = false;
-  /// Levels of units inside of it.
+  /// Levels of units inside it.
   int height = 0;
-  /// Numbers the shard groups of ranks: units of one number carry their ranks' costs on to each other.
+  /// Id of the shard group's set of ranks. Units with equal ids share the accumulated costs of their ranks.
   int ranks_id = 0;
   /// LayoutOptions::align.
   int64_t align = 64;
 };
 
-/// Why parameters of one unit are in different groups.
+/// Reason for a group of its own within a unit.
 enum class GroupKind {
-  whole,   // LayoutPolicy::whole_param: CutClass::row ones, of which none is cut (in_bucket(): of several units)
-  cut,     // all other trainable ones
+  whole,   // LayoutPolicy::whole_param: CutClass::row parameters, never cut (in_bucket(): of several units)
+  cut,     // all other trainable parameters
   frozen,  // no gradient
 };
 
-/// What a buffer holds.
+/// Content of a buffer.
 enum class BufferUse {
-  rest,            // weights between uses: this rank's part, or all of them where they rest whole
-  resident,        // LayoutPolicy::even_rows, where weights rest whole: the contiguous parameters
-  master,          // fp32 weights, this rank's cell, where `rest` is not fp32 itself
-  whole_gradient,  // the sum over microbatches, where gradients stay whole between them
-  gradient_part,   // the reduced gradient, where it does not lie in whole_gradient
+  rest,            // weights between uses: this rank's part, or all of them where they are stored unsharded
+  resident,        // LayoutPolicy::even_rows with weights stored unsharded: the contiguous parameters
+  master,          // fp32 weights, this rank's cell, where `rest` is not fp32
+  whole_gradient,  // sum over microbatches, where gradients stay unreduced between them
+  gradient_part,   // reduced gradient, where it is not in whole_gradient
   unsharded,       // a unit's gathered weights (its group's range of the unit's slot)
   open_gradient,   // a unit's gradient during its backward (range of the unit's gradient slot)
-  gather_staging,  // shared by all groups: what is gathered and then unpacked
-  reduce_staging,  // shared by all groups: what is packed or cast and then reduced, f32 or 16 bits
+  gather_staging,  // shared by all groups: gathered data before unpacking
+  reduce_staging,  // shared by all groups: packed or cast data before reduction, f32 or 16 bits
 };
 
-/// How long what a buffer holds is needed.
+/// Time for which a buffer's content is needed.
 enum class Lifetime {
   training,    // as long as the model
   step,        // from the first backward of a step to its update
@@ -82,29 +83,29 @@ struct PlannedBuffer {
   DType dtype = DType::f32;
   int64_t elements = 0;
   Lifetime lifetime = Lifetime::training;
-  /// Number of the slot that it is a range of (ModelPlan::gather_slots or gradient_slots); -1: memory of its
-  /// own. Not known before plan_model().
+  /// Index of the slot that it is a range of (ModelPlan::gather_slots or gradient_slots); -1: memory of its
+  /// own. Unknown before plan_model().
   int slot = -1;
 
-  /// What the allocation is called in memory tables.
+  /// Returns the allocation's name in memory tables.
   const char* name() const;
-  /// As the allocator counts an allocation of this size.
+  /// Returns the bytes that the allocator counts for this size.
   int64_t bytes() const;
 };
 
-/// Payload that one rank receives in a step, in bytes as Communicator::counts() has them.
+/// Payload that one rank receives in a step, in bytes as counted by Communicator::counts().
 struct StepTraffic {
   int64_t all_gather = 0, reduce_scatter = 0, all_reduce = 0;
   StepTraffic& operator+=(const StepTraffic& other);
   bool operator==(const StepTraffic&) const = default;
 };
 
-/// One flat buffer, its layout, and what else it needs.
+/// One flat buffer, its layout, and its further buffers.
 struct GroupPlan {
-  std::string unit;  // its name; of a bucket (bucket_plan.h) the bucket's
+  std::string unit;  // name of the unit, or of the bucket (bucket_plan.h)
   GroupKind kind = GroupKind::cut;
   bool ignored = false;
-  DType dtype = DType::f32;       // of the weights at rest and gathered
+  DType dtype = DType::f32;       // of the stored and gathered weights
   DType wire_dtype = DType::f32;  // of gradients in the shard group's reductions
   std::vector<int> params;        // as index in PlanUnit::params, in that order
   ShardAxes axes;
@@ -112,59 +113,61 @@ struct GroupPlan {
   std::vector<PlannedBuffer> buffers;
 
   bool trainable() const { return kind != GroupKind::frozen; }
-  /// The full buffer is not the communication buffer: collectives go through staging memory.
+  /// Returns whether the full buffer is not the communication buffer, so that collectives use staging memory.
   bool staged() const { return !layout->zero_copy() && axes.world() > 1; }
-  /// Whole weights exist in a gather slot only; the same of gradients and the gradient slot.
+  /// Returns whether unsharded weights (gradients) exist in a gather (gradient) slot only.
   bool needs_slot() const { return axes.inner.param.is_shard(); }
   bool needs_gradient_slot() const { return trainable() && axes.inner.grad_micro.is_shard(); }
   bool stages_reduce() const { return trainable() && (staged() || wire_dtype != DType::f32); }
 
-  /// Elements of the buffer in which all parameters are whole. Never 0: parameters without elements are
-  /// views, too.
+  /// Returns the elements of the buffer with all parameters unsharded. Never 0: parameters without elements
+  /// are views, too.
   int64_t full_elements() const;
-  /// What the group takes of its unit's gather slot, whose groups may be of several dtypes: bytes, a multiple of what
-  /// keeps the next group's collectives aligned.
+  /// Returns the group's bytes in its unit's gather slot, whose groups may have several dtypes. It is rounded
+  /// up so that the next group's collectives stay aligned.
   int64_t slot_bytes() const;
-  /// Elements of the communication buffer.
+  /// Returns the elements of the communication buffer.
   int64_t buffer_elements() const { return layout->buffer_elements(); }
-  /// This rank's share of the communication buffer among the shard group: [part_begin, part_begin +
+  /// Return this rank's share of the communication buffer in the shard group: [part_begin, part_begin +
   /// part_elements).
   int64_t part_elements() const;
   int64_t part_begin() const;
-  /// This rank's share of that part among the replicas, counted from the part's begin. It has the layout's
-  /// slice of elements; optimizer states are as large, without its padding.
+  /// Return this rank's share of that part among the replicas, counted from the part's start. It has the
+  /// layout's slice of elements. Optimizer states have the same size, without its padding.
   int64_t cell_begin() const;
   int64_t cell_elements() const { return layout->slice(); }
 
-  /// Null when the group has none of this use.
+  /// Returns the buffer of this use, or null.
   const PlannedBuffer* find(BufferUse use) const;
-  /// For messages, behind the unit's name: ", frozen", ", whole matrices" or "".
+  /// Returns the suffix of the unit's name in messages: ", frozen", ", whole matrices" or "".
   const char* suffix() const;
 
-  /// Of a step that uses the unit once in each microbatch. @param gathers unshard() calls in a microbatch
-  /// that find the weights sharded: 2 when they are resharded between forward and backward, else 1.
+  /// Returns the traffic of a step that uses the unit once in each microbatch. @param gathers unshard() calls
+  /// in a microbatch that find the weights sharded: 2 when they are resharded between forward and backward,
+  /// else 1.
   StepTraffic traffic(int microbatches, int gathers) const;
 };
 
-/// The buffers of a group whose other members are known.
+/// Returns the buffers of a group whose other members are known.
 std::vector<PlannedBuffer> buffers_of(const GroupPlan& group);
 
-/// Whether a parameter of the unit lies in a bucket, which may hold those of other units as well, and not in a group of
-/// the unit: LayoutPolicy::whole_param never cuts it, and the strategy has weights rest whole, but splits the state.
+/// Returns whether a parameter of the unit is in a bucket, which several units may share, and not in a group
+/// of the unit. This holds when LayoutPolicy::whole_param never cuts it, and the strategy stores weights
+/// unsharded but splits the state.
 bool in_bucket(const PlanUnit& unit, const PlanParam& param);
 
-/// Under LayoutPolicy::whole_param a unit has few matrices, so that the ranks' costs are carried on from unit
-/// to unit and ties go to the rank with less. By PlanUnit::ranks_id and the layout's world.
+/// Accumulated costs of ranks, by PlanUnit::ranks_id and the layout's world. Under LayoutPolicy::whole_param
+/// a unit has few matrices, so costs are carried from unit to unit, and ties go to the rank with less.
 using CarriedCost = std::map<std::pair<int, int>, std::vector<double>>;
 
-/// The groups of one unit: first those of the parameters that take part, then those of the ignored ones; in
-/// each, by kind, and by dtype in order of first use. A kind without parameters makes no group; what is
-/// in_bucket() is in none.
+/// Returns the groups of one unit: first those of ordinary parameters, then those of ignored ones; in each by
+/// kind, and by dtype in order of first use. A kind without parameters makes no group. Parameters with
+/// in_bucket() are in none.
 /// @throws InvalidArgument as ShardLayout::make() does.
 std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried);
 
-/// The groups of all units of a model, in the order given. Costs are carried on in the order of backward:
-/// from the last unit to the first, then the root. @throws as plan_groups().
+/// Returns the groups of all units of a model, in the order given. Costs are carried in the order of
+/// backward: from the last unit to the first, then the root. @throws as plan_groups().
 std::vector<std::vector<GroupPlan>> plan_units(const std::vector<PlanUnit>& units);
 
 }  // namespace sherd

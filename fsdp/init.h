@@ -17,19 +17,19 @@ enum class InitKind {
   function,          // function
 };
 
-/// What a spread is divided by the square root of.
+/// Divisor of a spread: the square root of this.
 enum class Fan { none, in, out, average };
 
-/// How a parameter gets its first values. Element i of the whole parameter (all tensor-parallel pieces
-/// together) depends only on the seed, the parameter's full name and i, so every mesh, strategy, layout and
-/// cut starts from the same model. Make one by the functions below, which say what each kind means.
+/// Rule for a parameter's first values. Element i of the global parameter (all tensor-parallel pieces
+/// together) depends only on the seed, the parameter's full name and i. So every mesh, strategy, layout and
+/// cut starts from the same model. The functions below make one and define each kind.
 struct Init {
   float mean = 0;
   float stddev = 0;
   InitKind kind = InitKind::normal;
   float low = 0, high = 0;
-  /// Not `none`: normal values have stddev gain / sqrt(fan), uniform ones the bounds -+ gain * sqrt(3 / fan),
-  /// which have the same variance.
+  /// Unless `none`: normal values have stddev gain / sqrt(fan); uniform ones have bounds -+ gain * sqrt(3 /
+  /// fan), which give the same variance.
   Fan fan = Fan::none;
   float gain = 1;
   bool by_blocks = false;
@@ -38,21 +38,21 @@ struct Init {
 
 inline Init normal(float stddev) { return {.stddev = stddev}; }
 inline Init constant(float value) { return {.mean = value}; }
-/// Between `low` and `high`, either of which a value may round to.
+/// Returns uniform values between `low` and `high`; rounding may produce either bound.
 inline Init uniform(float low, float high) { return {.kind = InitKind::uniform, .low = low, .high = high}; }
-/// N(mean, stddev) given that the value lies in [low, high]: values, not multiples of stddev, with the
-/// defaults of PyTorch's trunc_normal_. The bounds must let through one value in a hundred.
+/// Returns N(mean, stddev) conditioned on [low, high]. Bounds are values, not multiples of stddev, with the
+/// defaults of PyTorch's trunc_normal_. At least one value in a hundred must be within the bounds.
 inline Init truncated_normal(float stddev, float mean = 0, float low = -2, float high = 2) {
   return {.mean = mean, .stddev = stddev, .kind = InitKind::truncated_normal, .low = low, .high = high};
 }
 
 /// He et al., 2015 (kaiming_normal_ and kaiming_uniform_): variance gain^2 / fan, with the gain of relu. The
-/// gain is 1 for a linear layer, sqrt(1/3) for the weights of PyTorch's nn.Linear (kaiming_uniform with a =
-/// sqrt(5)).
+/// gain is 1 for a linear layer, and sqrt(1/3) for the weights of PyTorch's nn.Linear (kaiming_uniform with a
+/// = sqrt(5)).
 ///
-/// Fans are those of the *whole* parameter as weights [out, in] of a linear layer; of each matrix of a stack
-/// [count, out, in]; of four and more dimensions as a convolution's [out, in, window...]. Row blocks do not
-/// change them.
+/// Fans are those of the *global* parameter as weights [out, in] of a linear layer. For a stack [count, out,
+/// in] they are those of each matrix; for four and more dimensions those of a convolution [out, in,
+/// window...]. Row blocks do not change them.
 inline Init kaiming_normal(Fan fan = Fan::in, float gain = 1.41421356f) { return {.fan = fan, .gain = gain}; }
 inline Init kaiming_uniform(Fan fan = Fan::in, float gain = 1.41421356f) {
   return {.kind = InitKind::uniform, .fan = fan, .gain = gain};
@@ -63,32 +63,32 @@ inline Init xavier_uniform(float gain = 1) {
   return {.kind = InitKind::uniform, .fan = Fan::average, .gain = gain};
 }
 
-/// `gain` times a matrix of which the rows are orthonormal, or the columns where there are more rows than
-/// columns, uniformly distributed among those (orthogonal_): each matrix of a stack [count, rows, columns];
-/// of four and more dimensions the matrix [first, all others]. Saxe et al., 2013.
+/// Returns `gain` times a uniformly distributed matrix with orthonormal rows, or orthonormal columns when it
+/// has more rows than columns (orthogonal_). For a stack [count, rows, columns] this holds for each matrix;
+/// for four and more dimensions for the matrix [first, all others]. Saxe et al., 2013.
 /// @param by_blocks each row block (Parameter::row_blocks()) by itself, such as q, k and v of a fused
 /// projection
 ///
-/// Computed on the host by every rank that holds a row of the matrix (or block): 4 rows columns min(rows,
-/// columns) operations in f64 and 16 bytes for each of its elements. A 1024 x 1024 matrix takes some seconds,
-/// and the time grows with the third power.
+/// Each rank that holds a row of the matrix (or block) computes it on the host: 4 rows columns min(rows,
+/// columns) operations in f64 and 16 bytes per element. A 1024 x 1024 matrix takes some seconds; the time
+/// grows with the third power.
 inline Init orthogonal(float gain = 1, bool by_blocks = false) {
   return {.kind = InitKind::orthogonal, .gain = gain, .by_blocks = by_blocks};
 }
 
-/// f(i) for element i of the whole parameter in row-major order. Called by each rank's thread for the
-/// elements that it holds, some of them on several ranks: it must return the same for the same index, whoever
-/// asks. It cannot be compared over ranks, as the other kinds are: one that differs makes ranks begin with
-/// different models unnoticed.
+/// Returns f(i) for element i of the global parameter in row-major order. Each rank's thread calls f for the
+/// elements that it holds, so several ranks may call it for the same element: f must return the same value
+/// for an index on every rank. Ranks cannot compare functions, as they compare the other kinds: a function
+/// that differs makes ranks start from different models undetected.
 inline Init from_function(std::function<float(int64_t index)> f) {
   return {.kind = InitKind::function, .function = std::move(f)};
 }
 
-/// Of a whole parameter of two or more dimensions. @pre fan is not `none`
+/// Returns the fan of a global parameter of two or more dimensions. @pre fan is not `none`
 double fan_of(const Shape& whole, Fan fan);
-/// "" when the rule can fill a tensor of as many dimensions, else what is wrong.
+/// Returns "" when the rule can fill a tensor of this shape, else the error.
 std::string check_init(const Init& init, const Shape& shape);
-/// A digest of everything in it but the function.
+/// Returns a digest of everything in it except the function.
 uint64_t digest_of(const Init& init);
 
 }  // namespace sherd

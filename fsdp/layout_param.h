@@ -9,11 +9,12 @@
 
 namespace sherd {
 
-/// A parameter with what it costs the rank that has it whole: a matrix as packing_cost() says, a stack of
-/// matrices [count, rows, cols] what its matrices cost, a fused matrix (or a stack of such) what its blocks
-/// cost, for each of them is orthogonalized by itself. Of anything else the number of elements.
-/// @param blocks of the rows of each matrix; empty = one. Parameters of other than two or three dimensions
-/// are never orthogonalized, and theirs are not looked at.
+/// Returns a parameter with the cost for the rank that has it unsharded: packing_cost() for a matrix, the sum
+/// over its matrices for a stack [count, rows, cols], the sum over its blocks for a fused matrix (or a stack
+/// of fused matrices), since each block is orthogonalized by itself. For any other parameter the cost is its
+/// number of elements.
+/// @param blocks of the rows of each matrix; empty = one. Unused for parameters of other than two or three
+/// dimensions, which are never orthogonalized.
 LayoutParam layout_param(std::string name, Shape shape, CutClass cut, const RowBlocks& blocks);
 
 }  // namespace sherd

@@ -8,48 +8,48 @@
 
 namespace sherd {
 
-/// Where a projection's heads lie: rows [first_row + h * head_dim, first_row + (h + 1) * head_dim) of this
-/// rank's (tensor-parallel) piece of a matrix [rows, width], or elements of a bias, make head h.
+/// Place of a projection's heads. Head h is rows [first_row + h * head_dim, first_row + (h + 1) * head_dim)
+/// of this rank's (tensor-parallel) piece of a matrix [rows, width], or elements of a bias.
 struct ProjectedHeads {
   Parameter param = {};
   int64_t first_row = 0;
 };
 
-/// Of one attention. Numbers of heads are those of this tensor-parallel rank, whose query heads use its own
-/// key heads.
+/// Heads of one attention. Counts and indices of heads are those of this tensor-parallel rank, whose query
+/// heads use its own key heads.
 struct AttentionHeads {
-  /// For messages.
+  /// Name in messages.
   std::string name = {};
-  /// Everything that the queries, resp. the keys, are linear in: the weight, and the bias if there is one.
+  /// All parameters in which the queries, resp. the keys, are linear: the weight, and the bias if there is
+  /// one.
   std::vector<ProjectedHeads> queries = {}, keys = {};
   int heads = 0, kv_heads = 0, head_dim = 0;
-  /// Queries or keys pass a normalisation on their way: then the logits do not follow from the size of the
-  /// weights.
+  /// Queries or keys are normalised: the logits then do not follow from the size of the weights.
   bool normalised = false;
 
-  /// Of a fused projection, whose rows are those of q, k and v. `bias` may be undefined.
+  /// Returns the heads of a fused projection with rows q, k and v. `bias` may be undefined.
   static AttentionHeads fused(std::string name, const Parameter& weight, const Parameter& bias, int heads,
                               int kv_heads, int head_dim);
-  /// What cannot be, each with its value; empty when all is well.
+  /// Returns all errors, each with its value; empty when valid.
   std::vector<std::string> problems() const;
 };
 
-/// The largest logit of each head of one attention since the latest reset(): what attention forwards raise,
-/// over all microbatches of a step on this rank, and what clips read (QkClip). One rank's thread uses it.
+/// Largest logit of each head of one attention since the latest reset(). Attention forwards raise it over all
+/// microbatches of a step on this rank; clips read it (QkClip). One rank's thread uses it.
 class LogitMaxima {
  public:
-  /// Before or after the model is sharded. @throws InvalidArgument naming all that cannot be.
+  /// May be made before or after the model is sharded. @throws InvalidArgument naming all errors.
   explicit LogitMaxima(AttentionHeads heads);
   LogitMaxima(const LogitMaxima&) = delete;
   LogitMaxima& operator=(const LogitMaxima&) = delete;
 
   const AttentionHeads& heads() const { return heads_; }
-  /// f32 [heads], in the memory of `device`, to which forwards write on its compute stream: an element is
-  /// raised to the largest logit of its head where that is larger. Zero at first: smaller ones are of no
-  /// interest. Always the same memory, which the first call allocates.
+  /// Returns the maxima: f32 [heads] in memory of `device`. Forwards on its compute stream raise an element
+  /// to its head's largest logit. Values start at zero, so smaller logits are not recorded. The first call
+  /// allocates the memory, which stays the same.
   const Tensor& values(Device& device);
-  /// On the compute stream: zero again. To be called when a batch is given up (zero_grad(), reset_step()), whose logits
-  /// would count in the next step.
+  /// Sets the maxima to zero on the compute stream. Call it when a batch is dropped (zero_grad(),
+  /// reset_step()); otherwise its logits count in the next step.
   void reset();
 
  private:

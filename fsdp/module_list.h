@@ -10,22 +10,22 @@
 
 namespace sherd {
 
-/// A growing list of modules that do not move: emplace_back() constructs one and registers it as "0", "1",
-/// ... below the list, which its owner registers like any child:
+/// Growing list of modules that do not move. emplace_back() constructs one and registers it as "0", "1", ...
+/// below the list. The list's owner registers the list like any child:
 ///
-///     struct Net : nn::Module<Net> {
-///       ModuleList<Block> blocks;
-///       explicit Net(int layers) {
-///         child("blocks", blocks);
-///         for (int i = 0; i < layers; ++i) blocks.emplace_back(width);  // parameters "blocks.0.weight", ...
-///       }
-///     };
+///    struct Net : nn::Module<Net> {
+///      ModuleList<Block> blocks;
+///      explicit Net(int layers) {
+///        child("blocks", blocks);
+///        for (int i = 0; i < layers; ++i) blocks.emplace_back(width);  // parameters "blocks.0.weight", ...
+///      }
+///    };
 ///
 /// It has no forward: callers loop over it. fully_shard(net.blocks, mesh, options) makes each of them a unit.
 template <class M>
 class ModuleList : public ModuleBase {
  public:
-  /// The new module, whose address stays.
+  /// Returns the new module, whose address stays valid.
   template <class... Args>
   M& emplace_back(Args&&... args) {
     M& made = modules_.emplace_back(std::forward<Args>(args)...);

@@ -5,14 +5,14 @@
 
 namespace sherd {
 
-/// Where a gradient goes, for a writer that computes `beta` times what is there plus its own.
+/// Gradient to write, for a writer that computes `beta` times its present value plus its own.
 struct GradTarget {
-  Tensor grad;     // the whole gradient, f32
-  float beta = 1;  // 0: nothing has been added yet, and the memory holds anything, NaN as well
+  Tensor grad;     // the unreduced gradient, f32
+  float beta = 1;  // 0: nothing was added yet; the memory is uninitialized and may hold NaN
 };
 
-/// Views of parameter number `p` of a group; the functions of the same names in Parameter say what they are.
-/// Parameter knows the group by these alone, and the group knows Parameter.
+/// Views of parameter `p` of a group; Parameter's functions of the same names document them. Parameter
+/// depends on this interface alone, and the group depends on Parameter.
 class ParameterViews {
  public:
   virtual bool frozen(int /*p*/) const { return false; }

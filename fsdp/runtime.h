@@ -24,14 +24,15 @@ struct UnitContext;
 class UpdateCount;
 class WeightsChange;
 
-/// Made by fully_shard() of the root; owned by the root module. One rank's thread uses it.
+/// Runtime of one sharded model. fully_shard() of the root makes it; the root module owns it. One rank's
+/// thread uses it.
 class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
  public:
   /// Builds the units of every wrapped module below `root`, which is wrapped itself. Collective over the
   /// mesh.
   explicit ShardRuntime(ModuleBase& root);
-  /// Runs what is queued; units that others hold are detached. Destroyed by an exception that unwinds the
-  /// rank, it aborts the group first, so that no rank waits for another.
+  /// Completes queued operations and detaches units that others hold. When an exception unwinds the rank, it
+  /// aborts the group first, so that no rank waits for another.
   ~ShardRuntime();
   ShardRuntime(const ShardRuntime&) = delete;
   ShardRuntime& operator=(const ShardRuntime&) = delete;
@@ -39,117 +40,124 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   Device& device() const { return device_; }
   const DeviceMesh& mesh() const { return mesh_; }
   const FullyShardOptions& options() const { return options_; }
-  /// Units in registration order, the root last.
+  /// Returns the units in registration order, the root last.
   const std::vector<std::shared_ptr<Unit>>& units() const { return units_; }
-  /// What was planned for them before anything was allocated.
+  /// Returns the plan made before any allocation.
   const ModelPlan& plan() const { return plan_; }
-  /// Every ParamGroup of every unit, in that order, then those of buckets that span units (ModelPlan::buckets).
+  /// Returns every ParamGroup of every unit, in that order, then those of buckets that span units
+  /// (ModelPlan::buckets).
   std::vector<ParamGroup*> groups() const;
 
-  /// Whether the coming backward is the last of the step: only then are gradients brought to their final
-  /// placement. True unless told otherwise (gradient accumulation).
+  /// Sets whether the next backward is the last of the step. Only the last brings gradients to their final
+  /// placement. Default: true; false for gradient accumulation.
   void set_last_microbatch(bool last);
   bool last_microbatch() const;
-  /// Whether backwards that are not the last of their step leave whole gradients open instead of reducing them
-  /// (GradientSync::last; Accumulate sets both). False unless told otherwise.
+  /// Sets whether backwards that are not the last of their step keep unreduced gradients open instead of
+  /// reducing them (GradientSync::last; Accumulate sets both). Default: false.
   void set_hold_gradients(bool hold);
 
-  /// Gives up the step that runs: gradients of all its microbatches, backwards that are due, the order
-  /// recorded by a forward that did not end, whole parameters. After it the model is as after a WeightsChange
-  /// that left the weights as they are: a new step begins with its first forward. Needed once an
-  /// exception has ended a forward in training mode or a backward, on whose step nothing goes on; allowed at
-  /// any time between steps and passes.
+  /// Aborts the current step: drops the gradients of all its microbatches, pending backwards, the order
+  /// recorded by an unfinished forward, and unsharded parameters. Afterwards the model is in the state after
+  /// a WeightsChange that left the weights as they are: a new step begins with its first forward. It is
+  /// needed after an exception in a training forward or in a backward, whose step cannot continue. It is
+  /// allowed at any time between steps and passes.
   ///
-  /// Collective, and blocks the host: all ranks skip the same batch at the same point. One that skips alone
-  /// has left out, or has made in excess, collectives that the others wait for: the communicator's timeout
-  /// (or its check of what a collective is for) then ends all ranks.
+  /// Collective, and blocks the host: all ranks skip the same batch at the same point. A rank that skips
+  /// alone has omitted or added collectives that the other ranks wait for. The communicator's timeout (or its
+  /// check of purposes) then ends all ranks.
   /// @throws InvalidArgument inside a forward or backward; ShapeMismatch on every rank when ranks have made
   /// different numbers of steps.
   void reset_step();
 
-  /// A number that changes whenever a step begins: with every WeightsChange and reset_step(). Backwards of forwards
-  /// from before are not due any more.
+  /// Returns an id that changes whenever a step begins: at every WeightsChange and reset_step(). Backwards of
+  /// earlier forwards are then no longer due.
   uint64_t step() const { return steps_; }
 
-  /// Gives up gradients that are final, or still summed up over microbatches, without a step: of `set`, or of all
-  /// parameters. The next backward starts them from zero. Weights and optimizer states, forwards whose backward is
-  /// still to come, whole parameters and counts of steps stay as they are; where there is nothing to give up, nothing
-  /// happens. Costs nothing: no memory is written, but in the midst of a step's microbatches for the parameters of a
-  /// set which shares buffers with others. Not collective, but to be called on all ranks alike, which the next
-  /// comparison of served() checks.
-  /// @throws InvalidArgument inside a forward or backward, and when an exception has ended the step: that
-  /// takes reset_step().
+  /// Drops gradients that are final, or still accumulated over microbatches, without a step: of `set`, or of
+  /// all parameters. The next backward starts them from zero. Weights, optimizer states, forwards with a
+  /// pending backward, unsharded parameters and step counts are unchanged. Without gradients it does nothing.
+  /// It writes no memory, except between the microbatches of a step for parameters of a set that shares
+  /// buffers with others. Not collective, but all ranks must call it alike; the next comparison of served()
+  /// checks this.
+  /// @throws InvalidArgument inside a forward or backward, and when an exception has ended the step (use
+  /// reset_step()).
   void zero_grad(UpdateSet* set = nullptr);
 
-  /// Freezes these trainable parameters from now on, or thaws them: what is frozen has no gradient and is not missed
-  /// by backward, and optimizers leave it and its state alone, bit for bit; the norm of gradients is without it.
-  /// Between steps, and on all ranks alike, which the next comparison of served() checks. Costs nothing.
-  /// @throws InvalidArgument inside a forward or backward, when a backward is still to come or gradients of the step
-  /// are there, and for parameters that freeze() has excluded from training.
+  /// Freezes or thaws these trainable parameters from now on. A frozen parameter has no gradient, and
+  /// backward does not require one. Optimizers leave it and its state unchanged, bit for bit; the gradient
+  /// norm excludes it. Call it between steps, on all ranks alike; the next comparison of served() checks
+  /// this. It is cheap.
+  /// @throws InvalidArgument inside a forward or backward, while a backward is pending or the step has
+  /// gradients, and for parameters that freeze() has excluded from training.
   void set_frozen(const std::vector<Parameter>& params, bool frozen);
-  /// What of the step that runs would be lost if weights or set_frozen() changed now, in words; "" between steps.
+  /// Returns a description of the state of the current step that a change of weights or set_frozen() would
+  /// lose now; "" between steps.
   std::string pending() const;
 
-  /// @throws ShapeMismatch on every rank, `otherwise` and the ranks that differ, unless all ranks of the mesh pass
-  /// the same value. Collective; blocks the host, but waits for no training work.
+  /// Throws ShapeMismatch on every rank, with `otherwise` and the ranks that differ, unless all ranks of the
+  /// mesh pass the same value. Collective; blocks the host, but does not wait for training operations.
   void require_equal(uint64_t value, const std::string& otherwise);
-  /// What all ranks ought to have alike and nobody compares at once, such as a learning rate: enters served().
+  /// Adds a value to served(): one that all ranks should share and no collective compares at once, such as a
+  /// learning rate.
   void note_alike(uint64_t value) { alike_ = hash64(alike_ ^ value, {}); }
-  /// A digest of what this rank's collectives have served and of what note_alike() was told, for the next
-  /// all-reduce that takes it along.
+  /// Returns a digest of the purposes of this rank's collectives and of the values of note_alike(), for the
+  /// next all-reduce that includes it.
   uint64_t served() const { return hash64(mesh_.world()->digest() ^ alike_, {}); }
-  /// Whether served() ought to be compared in this step although no all-reduce of it spans all ranks: in every
-  /// 64th, so that ranks which have parted are found without a collective in each step.
+  /// Returns whether this step should compare served() although none of its all-reduces spans all ranks. True
+  /// in every 64th step, so that diverged ranks are detected without a collective in each step.
   bool comparison_due();
-  /// Set by the device when an all-reduce has told that the ranks' collectives served different things. Shared
-  /// with the work that compares.
+  /// Set by the device when an all-reduce has shown that the ranks' collectives served different purposes.
+  /// Shared with the operations that compare.
   const std::shared_ptr<std::atomic<bool>>& ranks_apart() const { return ranks_apart_; }
 
-  /// @throws InvalidArgument naming `who` unless the last microbatch's backward of the root has finished
-  /// since the latest WeightsChange, and has reached parameters of `set` (null: whichever it has); CommError once
-  /// ranks_apart().
+  /// Checks that the last microbatch's backward of the root has ended since the latest WeightsChange and has
+  /// reached parameters of `set` (null: any).
+  /// @throws InvalidArgument naming `who` otherwise; CommError once ranks_apart().
   void require_gradients(const char* who, const UpdateSet* set = nullptr) const;
-  /// @throws InvalidArgument naming `who` and all trainable parameters that are in no UpdateSet.
+  /// Checks that every trainable parameter is in an UpdateSet. @throws InvalidArgument naming `who` and all
+  /// that are not.
   void require_all_in_sets(const char* who) const;
-  /// For making an UpdateSet.
+  /// Returns the sets, for making an UpdateSet.
   const std::shared_ptr<UpdateSets>& update_sets() const { return sets_; }
-  /// The compute stream waits until all reductions queued so far are done.
+  /// Makes the compute stream wait until all reductions queued so far are done.
   void wait_gradients();
-  /// What is known of this step's gradients: i64 [1] on the device, the same on every rank once the compute
-  /// stream has come here, 1 when they are not finite somewhere and the step must not be taken, else 0.
-  /// Undefined when nobody has looked since the last step (clip_grad_norm() does).
+  /// Returns the skip flag of this step's gradients: i64 [1] on the device, equal on every rank once the
+  /// compute stream has reached this point. 1: some gradient is non-finite and the step must be skipped; else
+  /// 0. Undefined when the gradients were not checked since the last step (clip_grad_norm() checks them).
   const Tensor& skip() const { return skip_; }
-  /// For all sets whose gradients are final, too.
+  /// Sets the flag, also for all sets with final gradients.
   void set_skip(const Tensor& skip);
-  /// Weights and optimizer states are read elsewhere until `event` (a snapshot, say): the next WeightsChange
-  /// waits for it, and all later work on the compute stream where the model has buffers, which a forward may write.
+  /// Protects weights and optimizer states that are read elsewhere until `event` (for example by a snapshot).
+  /// The next WeightsChange waits for it. All later operations on the compute stream wait for it where the
+  /// model has buffers, since a forward may write them.
   void hold_weights(const Event& event) {
     held_ = event;
     if (!kept_.empty()) device_.compute().wait(event);
   }
 
-  /// All weights have been written anew on all ranks, from a checkpoint, say: ranks that had parted have come
-  /// together. On every rank at the same point, with nothing of the model queued.
+  /// Declares that all weights were rewritten on all ranks, for example from a checkpoint; diverged ranks are
+  /// consistent again. Call it on every rank at the same point, with nothing of the model queued.
   void weights_replaced();
 
-  /// @throws InvalidArgument naming `who` after an exception has ended an update that had begun
+  /// @throws InvalidArgument naming `who` after an exception ended a started update
   /// (WeightsChange::begin_update()), until weights_replaced().
   void require_whole_weights(const char* who) const;
 
-  /// After Communicator::recover(), on every rank: begins a step anew with the weights that are there. Whole
-  /// parameters and gradients go, and nothing waits for what was queued before. Collective, and blocks the
-  /// host.
-  /// @throws Error on every rank when the failure cut an update of the weights off, or came after it on some
-  /// ranks and before it on others: the weights are then of no step, and a checkpoint has to be loaded.
+  /// Begins a new step with the present weights after Communicator::recover(), on every rank. Unsharded
+  /// parameters and gradients are dropped, and nothing waits for operations queued before. Collective, and
+  /// blocks the host.
+  /// @throws Error on every rank when the failure cut off an update of the weights, or came after it on some
+  /// ranks and before it on others. The weights are then of no consistent step; load a checkpoint.
   void recovered();
 
-  /// What became of the memory of the units' buffers, for people (BufferSet::describe()).
+  /// Returns a human-readable description of the memory of the units' buffers (BufferSet::describe()).
   std::string describe_buffers() const { return buffers_->describe(); }
 
-  /// The model's buffers, by full name.
+  /// Returns the model's buffers, by full name.
   const std::vector<Buffer>& buffers_of_model() const { return kept_; }
 
-  /// Events since the last clear, in host issue order: "unshard X", "forward X", "backward X", "post X".
+  /// Returns the events since the last clear, in host issue order: "unshard X", "forward X", "backward X",
+  /// "post X".
   const std::vector<std::string>& trace() const;
   void clear_trace();
   void enable_trace(bool on);
@@ -157,64 +165,65 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
  private:
   friend class WeightsChange;
 
-  /// An exception has ended an update: a part of the weights has changed.
+  /// Records that an exception ended an update and a part of the weights has changed.
   void weights_torn() noexcept;
 
-  /// The unit of a claim, its groups built as planned. Collective: makes the communicators of its mesh.
+  /// Makes the unit of a claim, with its groups built as planned. Collective: makes the communicators of its
+  /// mesh.
   /// @param number its position in units()
   std::shared_ptr<Unit> make_unit(const UnitClaim& claim, const UnitPlan& plan, int number);
-  /// The buckets, as planned. Collective likewise.
+  /// Makes the buckets, as planned. Collective likewise.
   void make_buckets(const std::vector<UnitClaim>& claims);
   GroupComms comms_of(const DeviceMesh& mesh, const ShardAxes& axes);
   void make_slots();
-  /// Memory for slots, staging and the buffers of groups.
+  /// Allocates slots, staging and the buffers of groups.
   void allocate();
   void initialise();
   void check_fingerprints();
-  /// Before the root's last backward ends: every trainable parameter has its gradient, and every unit
-  /// reduces.
+  /// Completes the root's last backward: every trainable parameter has its gradient, and every unit reduces.
   bool complete_backward();
   bool has_gradients() const;
-  /// Why there are no final gradients, of `set` or at all.
+  /// Returns why gradients of `set` (null: of any parameter) are not final.
   std::string why_not_final(const UpdateSet* set) const;
-  /// Of all units, for a new step; the gradients of `set` alone, if there is one.
+  /// Drops the step of all units; with a set, its gradients alone.
   void drop_step(UpdateSet* set);
   void forget_gradients(UpdateSet* set);
-  /// `set` null: of all parameters.
+  /// Begins a change; `set` null: of all parameters.
   void begin_change(WeightsChange& change, UpdateSet* set);
-  /// `whole`: nothing cut it off. Does nothing unless `change` is the one that is open.
+  /// Ends a change; `whole`: it was not cut off. Does nothing unless `change` is the open one.
   void end_change(WeightsChange& change, UpdateSet* set, bool whole);
-  /// Master weights may be others from here on in the compute stream's order: a new step begins with them.
+  /// Begins a new step: master weights may differ from here on in the compute stream's order.
   void begin_step(UpdateSet* set);
 
   Device& device_;
   DeviceMesh mesh_;
   FullyShardOptions options_;
-  // By the communicators of the shard group and of the replicas (null without any).
+  // By the communicators of the shard group and of the replicas (null: none).
   std::map<std::pair<const Communicator*, const Communicator*>, GroupComms> comms_;
   std::shared_ptr<Communicator> alone_;  // a group of one, for ignored parameters
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
-  std::vector<Buffer> kept_;  // that are not trained
+  std::vector<Buffer> kept_;  // buffers, which are not trained
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 
   uint64_t compared_ = 0;                 // steps_ when served() was last found due
-  uint64_t steps_ = 0;                    // weights that were changed, and reset_step()
+  uint64_t steps_ = 0;                    // counts changes of weights and reset_step()
   std::unique_ptr<UpdateCount> updates_;  // for recovered()
-  WeightsChange* changing_ = nullptr;     // the one that is open
-  std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may live longer
+  WeightsChange* changing_ = nullptr;     // the open one
+  std::shared_ptr<UpdateSets> sets_;      // of the optimizers, which may outlive this
 
   Tensor skip_;
   uint64_t alike_ = 0;
   std::shared_ptr<std::atomic<bool>> ranks_apart_ = std::make_shared<std::atomic<bool>>(false);
   Event held_;
-  // Comparisons between ranks do not queue behind work that may wait for a rank that went another way.
+  // Comparisons between ranks have their own stream and communicator. They do not queue behind operations
+  // that may wait for a diverged rank.
   std::shared_ptr<Communicator> check_comm_;
   Tensor check_buffer_;
   std::unique_ptr<Stream> check_;
-  std::unique_ptr<UnitContext> context_;  // last: its streams finish before the buffers go
+  std::unique_ptr<UnitContext> context_;  // last: its streams finish before the buffers are freed
 };
 
 }  // namespace sherd
