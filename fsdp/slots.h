@@ -14,23 +14,24 @@
 
 namespace sherd {
 
-/// Slots of one dtype on one device, which units (numbers, as in the plan) hold in turn. A slot is held by
-/// one unit at a time; events order the work of a holder behind that of the one before, so nobody blocks. One
-/// rank's thread uses a pool; it does not move once a lease has been given.
+/// Slots of one dtype on one device, which units (indices, as in the plan) hold in turn. One unit holds a
+/// slot at a time. Events order a holder's operations after those of the previous one, so the host never
+/// blocks. One rank's thread uses a pool. It must not move once a lease exists.
 class SlotPool {
  public:
-  /// Held by a unit as long as its buffer is in use. Ended at the latest when the pool goes.
+  /// Lease of a slot, held while a unit uses its buffer. The pool's destruction ends it at the latest.
   class Lease {
    public:
     Lease() = default;
     Lease(Lease&& other) noexcept;
     Lease& operator=(Lease&& other) noexcept;
-    /// Ends it behind what is queued on the compute stream.
+    /// Ends the lease after the operations queued on the compute stream.
     ~Lease();
     explicit operator bool() const { return pool_ != nullptr; }
-    /// At least as many elements as the unit needs. Memory is written and read by queued work only.
+    /// Returns the memory, of at least as many elements as the unit needs. Only queued operations read and
+    /// write it.
     const Tensor& memory() const;
-    /// Nobody reads or writes the memory after `free`; the stream of the next holder waits for it.
+    /// Ends the lease: no operation uses the memory after `free`, and the next holder's stream waits for it.
     void end(const Event& free);
 
    private:
@@ -40,35 +41,36 @@ class SlotPool {
     int slot_ = -1;
   };
 
-  /// Without slots.
+  /// Makes a pool without slots.
   SlotPool() = default;
-  /// `kind`, `name`: of the allocations. `elements_of`: what each unit needs, at most what its slot has.
+  /// Makes a pool. `kind`, `name`: of the allocations. `elements_of`: the need of each unit, at most its
+  /// slot's size.
   SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name, SlotPlan plan,
            std::vector<int64_t> elements_of);
 
-  /// Told which unit holds a slot that another asks for: ends that unit's lease if the unit is not in use,
-  /// and says whether it has. Without one, no holder gives its slot up.
+  /// Callback for a slot's holder when another unit requests the slot. It ends the holder's lease if the
+  /// holder is not in use, and returns whether it did. Without one, no holder releases its slot.
   using GiveBack = std::function<bool(int holder)>;
   void set_give_back(GiveBack give_back) { give_back_ = std::move(give_back); }
 
-  /// What the caller puts at `memory` before the first acquire().
+  /// Memory that the caller puts at `memory` before the first acquire().
   struct Buffer {
     Tensor* memory;
     BufferSpec spec;
   };
   std::vector<Buffer> buffers();
 
-  /// Whether the unit has a slot here.
+  /// Returns whether the unit has a slot in this pool.
   bool has(int unit) const { return slot_of(unit) >= 0; }
-  /// Whether any unit, this one or another, holds the unit's slot.
+  /// Returns whether any unit, this one or another, holds the unit's slot.
   bool held(int unit) const;
-  /// The unit's slot, for work that will be queued on `stream`, which waits until the slot is free. A unit
-  /// that has it and is not in use gives it back; while that is in use, the unit gets a slot of its own,
-  /// which it keeps. The unit has a slot, and holds none.
-  /// @throws OutOfMemory when there is no room for a slot of its own; nothing has changed then.
+  /// Acquires the unit's slot for operations on `stream`, which waits until the slot is free. A holder that
+  /// is not in use releases it. If the holder is in use, the unit gets and keeps a slot of its own. @pre
+  /// has(unit), and it holds no slot.
+  /// @throws OutOfMemory when a slot of its own does not fit; nothing has changed then.
   Lease acquire(int unit, Stream& stream);
 
-  /// Nothing that was queued before is waited for any more. No slot is held.
+  /// Drops the events of earlier uses: no stream waits for them any more. @pre no slot is held.
   void forget_events();
 
  private:

@@ -10,12 +10,13 @@
 namespace sherd {
 
 /// A box of a parameter that is a box of a tensor in a file: the same elements in the same row-major order,
-/// once dimensions of size 1 are left out. Both in global coordinates, whatever the parameter's shards are.
+/// once dimensions of size 1 are left out. Both are in global coordinates, independent of the parameter's
+/// shards.
 ///
-/// Examples: the fourth expert of a stack [8, hidden, d] whose experts are stored one by one is
-/// {"...experts.3.up_proj.weight", {hidden, d}, Box of rows 3 to 4 of the parameter, Box of all of the
-/// tensor}; the columns of k in a fused [d, 3 d] of which the parameter is [d, d] are a box that begins at
-/// column d of the tensor.
+/// Examples: a stack of experts [8, hidden, d] whose experts are stored one by one. The fourth expert is
+/// {"...experts.3.up_proj.weight", {hidden, d}, Box of rows 3 to 4 of the parameter, Box of the whole
+/// tensor}. For the columns of k, a parameter [d, d], in a fused tensor [d, 3 d], in_tensor is a box that
+/// begins at column d.
 struct StoredPiece {
   std::string tensor;          // full name in the file
   std::vector<int64_t> shape;  // of the whole tensor in the file
@@ -23,8 +24,8 @@ struct StoredPiece {
   Box in_tensor;
 };
 
-/// By the parameter's full name. A parameter that is not named here has one piece: all of it, under its own
-/// name. The pieces of a parameter cover it once.
+/// Stored pieces by the parameter's full name. A parameter without an entry has one piece: all of it, under
+/// its own name. The pieces of a parameter cover it exactly once.
 using StoredNames = std::map<std::string, std::vector<StoredPiece>>;
 
 }  // namespace sherd

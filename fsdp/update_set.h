@@ -13,21 +13,22 @@ namespace sherd {
 
 class UpdateSets;
 
-/// Trainable parameters of one root whose gradients are used and given up together. A root has one such set
-/// for each optimizer: mostly one that holds all its parameters, or the generator's and the discriminator's,
-/// say. Gradients become final together (the root's last backward of a step), and each set is done with its
-/// own by itself (WeightsChange, ShardRuntime::zero_grad()); units and groups may hold parameters of several
+/// Trainable parameters of one root whose gradients are used and released together. A root has one set for
+/// each optimizer: usually one with all parameters, or for example the generator's and the discriminator's.
+/// Gradients become final together (at the root's last backward of a step). Each set releases its own
+/// separately (WeightsChange, ShardRuntime::zero_grad()). Units and groups may hold parameters of several
 /// sets.
 ///
 /// With several sets a step's backwards may leave out all parameters of a set (the discriminator's pass never
-/// reaches the generator): that set then takes no part in the step, its gradients do not travel, and its
-/// optimizer cannot step. A set that is reached in part is an error as ever, unless
-/// FullyShardOptions::allow_unused. Which sets are left out must be so on every rank; with
-/// several sets every step compares which units the ranks used, for which the host waits.
+/// reaches the generator). That set then takes no part in the step: its gradients are not sent, and its
+/// optimizer cannot step. A set that is reached in part is an error, unless FullyShardOptions::allow_unused.
+/// The sets left out must be the same on every rank. With several sets every step compares which units the
+/// ranks used, and the host waits for this.
 ///
 /// One rank's thread uses it, in the same order on every rank. It may outlive the root.
 class UpdateSet {
  public:
+  /// Makes a set.
   /// @param sets ShardRuntime::update_sets() of the root.
   /// @param params of the root, trainable.
   /// @throws InvalidArgument naming all parameters that another living set of the root holds.
@@ -39,12 +40,12 @@ class UpdateSet {
   bool holds(const Parameter& p) const;
   bool holds_some_of(const ParamGroup& group) const { return members_.contains(&group); }
   bool holds_all_of(const ParamGroup& group) const;
-  /// By Parameter::index_in_group(); empty when it holds none of the group.
+  /// Returns membership by Parameter::index_in_group(); empty when it holds none of the group.
   std::vector<bool> members_of(const ParamGroup& group) const;
 
-  /// The gradients are final, and neither used nor given up yet.
+  /// Returns whether the gradients are final and neither used nor released yet.
   bool ready() const { return ready_; }
-  /// As ShardRuntime::skip(), of this set's gradients.
+  /// Returns the skip flag, as ShardRuntime::skip(), for this set's gradients.
   const Tensor& skip() const { return skip_; }
   void set_skip(Tensor skip) { skip_ = std::move(skip); }
 
@@ -56,29 +57,29 @@ class UpdateSet {
   Tensor skip_;
 };
 
-/// The living sets of one root, in the order in which they were made. The runtime's.
+/// Living sets of one root, in the order in which they were made. Used by the runtime.
 class UpdateSets {
  public:
   /// `label` begins messages.
   explicit UpdateSets(std::string label) : label_(std::move(label)) {}
 
   int count() const { return static_cast<int>(all_.size()); }
-  /// -1 for none of them.
+  /// Returns the set's index, or -1.
   int index_of(const UpdateSet* set) const;
-  /// Null when there is none.
+  /// Returns the set that holds p, or null.
   const UpdateSet* set_of(const Parameter& p) const;
   bool any_ready() const;
-  /// Parameters of these groups that are not frozen and in no set.
+  /// Returns the parameters of these groups that are not frozen and in no set.
   std::vector<std::string> alone(const std::vector<ParamGroup*>& groups) const;
 
-  /// Sets without gradients in a step in which others have some, and sets whose parameters are all frozen. Null stands
-  /// for the parameters that are in no set.
+  /// Returns the sets without gradients in a step in which others have some, and the sets with all parameters
+  /// frozen. Null stands for the parameters that are in no set.
   std::vector<const UpdateSet*> left_out(const std::vector<ParamGroup*>& groups) const;
-  /// The gradients of all but those are final.
+  /// Marks the gradients of all sets except these as final.
   void set_ready(const std::vector<const UpdateSet*>& but);
-  /// For all that are ready.
+  /// Sets the flag for all sets that are ready.
   void set_skip(const Tensor& skip);
-  /// The gradients of `set` (null: of all) are there no more.
+  /// Marks the gradients of `set` (null: of all) as released.
   void forget(const UpdateSet* set);
 
  private:

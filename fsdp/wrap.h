@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// What a fully_shard() call asked for, kept at its module until the root's call.
+/// Arguments of a fully_shard() call, kept at its module until the root's call.
 struct Wrap {
   DeviceMesh mesh;
   FullyShardOptions options;

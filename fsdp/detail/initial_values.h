@@ -8,13 +8,13 @@
 
 namespace sherd {
 
-/// `piece` f32: the elements of the parameter's shard_range(). Queues on `stream`; functions and orthogonal
-/// values are computed by the calling thread, and the latter wait for the stream.
-/// @throws InvalidArgument for values that cannot be (ops::random_truncated_normal).
+/// Writes the first values of the parameter's shard_range() to `piece` (f32). Queues on `stream`. The calling
+/// thread computes functions and orthogonal values; orthogonal values wait for the stream.
+/// @throws InvalidArgument for impossible values (ops::random_truncated_normal).
 void initial_values(Stream& stream, const Parameter& p, const Tensor& piece, uint64_t seed);
 
-/// The same of a tensor that is whole on this rank. Other dtypes than f32 get f32 values converted: rounded
-/// to nearest in the narrower floats, towards zero in integers.
+/// Writes the first values of a tensor that is unsharded on this rank. For dtypes other than f32, f32 values
+/// are converted: rounded to nearest in narrower floats, towards zero in integers.
 /// @throws InvalidArgument naming the first value that an integer type cannot hold.
 void initial_values(Stream& stream, const std::string& name, const Init& init, const Tensor& whole,
                     uint64_t seed);

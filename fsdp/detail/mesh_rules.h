@@ -7,9 +7,10 @@
 
 namespace sherd {
 
-/// @throws InvalidArgument naming every parameter that is not the piece its mesh says or is cut over a
-/// dimension its unit shards or reduces over, every dimension that means nothing to a unit
-/// (FullyShardOptions::shard_dim), and every mesh of another size than the root's. Communicates nothing.
+/// Checks the meshes of all groups. Communicates nothing.
+/// @throws InvalidArgument naming every parameter that is not its mesh's piece or is cut over a dimension
+/// that its unit shards or reduces over, every dimension without a meaning for a unit
+/// (FullyShardOptions::shard_dim), and every mesh of another size than the root's.
 void check_meshes(const DeviceMesh& root, const std::vector<ParamGroup*>& groups);
 
 }  // namespace sherd

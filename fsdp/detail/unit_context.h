@@ -15,11 +15,12 @@ namespace sherd {
 class Bucket;
 class Unit;
 
-/// What units do, in the order in which the host issues it.
+/// Log of the units' uses, in the order in which the host issues them.
 class UseLog {
  public:
   void add(const char* what, const std::string& unit);
-  /// Of everything since the last step began: equal on ranks that have used the same units in the same order.
+  /// Returns a digest of all uses since the last step began. It is equal on ranks that used the same units in
+  /// the same order.
   uint64_t digest() const { return digest_; }
   void begin_step() { digest_ = 0; }
 
@@ -33,13 +34,13 @@ class UseLog {
   std::vector<std::string> lines_;
 };
 
-/// Made and wired by the runtime, which outlives every use of it; Unit knows no more of the runtime than
-/// this. Units are numbers, as in PrefetchOrder.
+/// Shared state of the units. The runtime makes it and outlives every use; it is all that Unit knows of the
+/// runtime. Units are indices, as in PrefetchOrder.
 ///
-/// Three streams run beside each other: compute (the device's), gather and reduce. An event that one records
-/// and another waits for is all that orders them; the host waits for none of them.
+/// Three streams run concurrently: compute (the device's), gather and reduce. Only events order them, which
+/// one stream records and another waits for. The host waits for none of them.
 struct UnitContext {
-  /// `names`: of the units by number, the root's last.
+  /// `names`: of the units by index, the root's last.
   UnitContext(Device& device, std::vector<std::string> names, int prefetch, bool overlap_reduce);
 
   /// @throws InvalidArgument, naming `who`, when an exception has ended the step, or an update before it.
@@ -51,23 +52,23 @@ struct UnitContext {
   const bool overlap_reduce;
   std::vector<Unit*> units;
   std::vector<Bucket*> buckets;
-  /// Before the root's outermost backward ends: whatever other units still owe the step. False when it has no
-  /// gradients, because everything is frozen.
+  /// Completes the gradients that other units still owe the step, before the root's outermost backward ends.
+  /// Returns false when there are no gradients because everything is frozen.
   std::function<bool()> complete_backward;
-  bool root_backward = false;  // one of the root's has ended in this step
+  bool root_backward = false;  // a backward of the root has ended in this step
   bool last_microbatch = true;
   bool torn = false;            // an exception has ended an update of the weights
-  bool hold_gradients = false;  // before the last microbatch nothing is reduced
+  bool hold_gradients = false;  // nothing is reduced before the last microbatch
 
   PrefetchOrder order;
   UseLog log;
   SlotPool whole;      // for gathered parameters: written on the gather stream, read on compute
-  SlotPool gradients;  // for whole gradients: written on compute, read on the reduce stream
+  SlotPool gradients;  // for unreduced gradients: written on compute, read on the reduce stream
   Staging staging;
 
   Event weights_ready;                     // on compute: the master weights are written
   Event reduced;                           // on reduce: the reductions queued so far are done
-  std::unique_ptr<Stream> gather, reduce;  // last: they finish before the buffers go
+  std::unique_ptr<Stream> gather, reduce;  // last: they finish before the buffers are freed
 };
 
 }  // namespace sherd

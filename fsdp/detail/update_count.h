@@ -10,26 +10,26 @@
 
 namespace sherd {
 
-/// Counts on the stream that updates, not where the host queues them: what a failure has cut off is known by
-/// it.
+/// Counts updates on the stream that runs them, not when the host queues them. It shows which update a
+/// failure cut off.
 class UpdateCount {
  public:
-  /// Behind what is queued on `stream`, an update begins, resp. ends, and with it all that were cut off
-  /// before.
+  /// Count, in stream order, that an update begins, resp. ends. An end also ends all updates that were cut
+  /// off before.
   void begin(Stream& stream);
   void end(Stream& stream);
 
-  /// Once nothing is queued any more. Collective; queues on `stream` and blocks the host. `memory`: as of
-  /// gather_values() for two values.
-  /// @throws Error on every rank, beginning with `label`, unless all have ended the same updates, and none is
-  /// in the middle of one. The ranks' counts are equal afterwards: a checkpoint makes their weights so.
+  /// Checks the counts once nothing is queued any more. Collective; queues on `stream` and blocks the host.
+  /// `memory`: as for gather_values() with two values.
+  /// @throws Error on every rank, beginning with `label`, unless all have ended the same updates and none is
+  /// in progress. The ranks' counts are equal afterwards; loading a checkpoint makes their weights equal.
   void require_equal(Communicator& comm, Stream& stream, const Tensor& memory, const std::string& label);
 
  private:
   struct Counts {
     std::atomic<int64_t> begun{0}, ended{0};
   };
-  std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();  // shared with the work that counts
+  std::shared_ptr<Counts> counts_ = std::make_shared<Counts>();  // shared with the operations that count
 };
 
 }  // namespace sherd
