@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # What the pages say is so: the README's first program is the first sample, word for word; every file or folder of this tree
-# that a page links to or names is there; the design page's table of strategies is that of the code. Usage: pages.sh SOURCE_DIR
+# that a page links to or names is there, headings included; the design page's table of strategies is that of the code. Usage: pages.sh SOURCE_DIR
 set -uo pipefail
 cd "$1"
 failed=0
 complain() { echo "$*"; failed=1; }
+# The anchors of a page's headings, as GitHub makes them.
+headings() {
+  awk '/^```/ { code = !code } !code && /^#+ / { sub(/^#+ /, ""); print tolower($0) }' "$1" | sed -E 's/[^a-z0-9_ -]//g; s/ /-/g'
+}
 
 block=$(awk '/^```cpp$/ { inside = 1; next } /^```$/ && inside { exit } inside' README.md)
 if [ "$block" != "$(cat samples/01_first/main.cpp)" ]; then
@@ -18,8 +22,15 @@ while IFS= read -r page; do
   folder=$(dirname "$page")
   text=$(awk '/^ *```/ { code = !code } !code && !/^    /' "$page")
   while IFS= read -r target; do
-    [ -e "$folder/${target%%#*}" ] || complain "$page links to $target, which is not there"
-  done < <(grep -oE '\]\([^)]+\)' <<<"$text" | sed -E 's/^\]\(|\)$//g' | grep -vE '^(https?:|mailto:|#)')
+    file=${target%%#*}
+    path=${file:+$folder/$file}
+    path=${path:-$page}
+    if [ ! -e "$path" ]; then
+      complain "$page links to $target, which is not there"
+    elif [[ $target == *#* ]] && ! headings "$path" | grep -qxF -- "${target#*#}"; then
+      complain "$page links to $target, and $path has no such heading"
+    fi
+  done < <(grep -oE '\]\([^)]+\)' <<<"$text" | sed -E 's/^\]\(|\)$//g' | grep -vE '^(https?:|mailto:)')
   # `comm/launcher.h` and the like, and the same in indented commands. A shell's patterns and braces are expanded. (A
   # checkpoint has a folder `optim` of its own.)
   while IFS= read -r name; do

@@ -1,0 +1,107 @@
+#!/usr/bin/env bash
+# Checks formatting, wording and, where it is installed, clang-tidy over changed files. Usage:
+#   scripts/check_style.sh [--all] [--base REVISION] [--only format|words|tidy]
+#
+#   --all            every file of the tree and every line, without clang-tidy
+#   --base REVISION  changed since the merge base with REVISION (default: origin/main; where that is HEAD or missing: HEAD~1)
+#   --only CHECK     one of the checks
+#
+# format: clang-format over whole changed files. words: expressions that are not used in comments, help, errors and pages; lines
+# that changed. tidy: .clang-tidy over changed sources that are in $BUILD/compile_commands.json (BUILD: build/release).
+# Exit code: 0 nothing found, 1 something found, 2 usage.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all='' base='' only=''
+while [ $# -gt 0 ]; do
+  case $1 in
+    --all) all=1 ;;
+    --base) base=${2:?--base needs a revision}; shift ;;
+    --only) only=${2:?--only needs format, words or tidy}; shift ;;
+    *) echo "check_style.sh: unknown argument '$1'; see the head of this file" >&2; exit 2 ;;
+  esac
+  shift
+done
+case $only in
+  '' | format | words | tidy) ;;
+  *) echo "check_style.sh: --only '$only' is not a check; choose format, words or tidy" >&2; exit 2 ;;
+esac
+if [ -z "$all" ]; then
+  if [ -z "$base" ]; then
+    base=origin/main
+    if [ "$(git rev-parse -q --verify "$base" || true)" = "$(git rev-parse HEAD)" ] ||
+      ! git rev-parse -q --verify "$base" >/dev/null; then
+      base=HEAD~1
+    fi
+  fi
+  git rev-parse -q --verify "$base^{commit}" >/dev/null ||
+    { echo "check_style.sh: '$base' is not a commit; choose another --base" >&2; exit 2; }
+  base=$(git merge-base "$base" HEAD)
+fi
+
+# Files of the kinds given as patterns: of the tree, or changed since the base, uncommitted and untracked ones included.
+files() {
+  if [ -n "$all" ]; then
+    git ls-files -- "$@"
+  else
+    git diff --name-only --diff-filter=d "$base" -- "$@"
+    git ls-files --others --exclude-standard -- "$@"
+  fi | sort -u
+}
+
+failed=0
+check_format() {
+  if ! command -v clang-format >/dev/null; then
+    echo "format: SKIPPED, clang-format is not installed"
+    return
+  fi
+  local count=0 bad=0
+  while IFS= read -r file; do
+    count=$((count + 1))
+    clang-format --dry-run -Werror "$file" >/dev/null 2>&1 || { bad=$((bad + 1)); echo "format: $file"; }
+  done < <(files '*.h' '*.cpp' '*.cu')
+  echo "format: $bad of $count files differ from .clang-format (clang-format -i FILE)"
+  [ $bad -eq 0 ] || failed=1
+}
+
+check_words() {
+  local list
+  list=$(mktemp)
+  files '*.h' '*.cpp' '*.cu' '*.md' '*.proto' '*.sh' '*.py' '*.cmake' 'CMakeLists.txt' '*/CMakeLists.txt' |
+    grep -vxE 'scripts/check_style\.sh|scripts/words\.txt' >"$list" || true
+  # Lines to check: all, or those that the base does not have ("FILE:LINE" of each; a new file has all).
+  if [ -n "$all" ]; then
+    perl scripts/words.pl scripts/words.txt "$list" || failed=1
+  else
+    local lines
+    lines=$(mktemp)
+    git diff -U0 "$base" | perl -ne '$f = $1 if m{^\+\+\+ b/(.*)}; if (/^\@\@ \S+ \+(\d+)(?:,(\d+))?/) {
+      my $n = $2 // 1; print "$f:$_\n" for $1 .. $1 + $n - 1 }' >"$lines"
+    git ls-files --others --exclude-standard | sed 's/$/:*/' >>"$lines"
+    perl scripts/words.pl scripts/words.txt "$list" "$lines" || failed=1
+    rm -f "$lines"
+  fi
+  rm -f "$list"
+}
+
+check_tidy() {
+  local build=${BUILD:-build/release} sources=()
+  if ! command -v clang-tidy >/dev/null; then
+    echo "tidy: SKIPPED, clang-tidy is not installed"
+  elif [ ! -f "$build/compile_commands.json" ]; then
+    echo "tidy: SKIPPED, $build/compile_commands.json is missing; configure, or set BUILD"
+  else
+    while IFS= read -r file; do
+      ! grep -qF "\"$PWD/$file\"" "$build/compile_commands.json" || sources+=("$file")
+    done < <(files '*.cpp')
+    if [ ${#sources[@]} -gt 0 ]; then
+      clang-tidy --quiet -p "$build" --extra-arg=-Wno-unknown-warning-option "${sources[@]}" || failed=1
+    fi
+    echo "tidy: ${#sources[@]} sources checked"
+  fi
+}
+
+[[ $only = words || $only = tidy ]] || check_format
+[[ $only = format || $only = tidy ]] || check_words
+[[ -n $all && $only != tidy || $only = format || $only = words ]] || check_tidy
+exit $failed
