@@ -9,6 +9,7 @@
 #include <sherd/kernels/device/program.h>
 
 #include "checkpoint_bench.h"
+#include "copies_bench.h"
 #include "device_bench.h"
 #include "muon_bench.h"
 #include "recompute_bench.h"
@@ -102,6 +103,23 @@ int main(int argc, char** argv) {
   command->add_option("--save-every", checkpoint.save_every, "steps between checkpoints")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
+  sherd_bench::CopiesBench copies;
+  CLI::App* copies_command = app.add_subcommand(
+      "copies", "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
+  copies_command->add_option("--folder", copies.folder, "where to write (on the disk in question)")
+      ->capture_default_str();
+  copies_command->add_option("--gib", copies.gib, "size of the weights, bf16")
+      ->check(CLI::Range(0.01, 1024.0))
+      ->capture_default_str();
+  copies_command->add_option("--tensors", copies.tensors, "of equal sizes")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  copies_command->add_option("--ranks", copies.ranks, "threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  copies_command->add_option("--rounds", copies.rounds, "of both in turn; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
   sherd_bench::DeviceBench device;
   CLI::App* device_command =
       app.add_subcommand("device", "kernels beside a copy and a matrix product of the same device");
@@ -173,6 +191,8 @@ int main(int argc, char** argv) {
   try {
     if (*muon_command) {
       sherd_bench::run_muon(muon);
+    } else if (*copies_command) {
+      sherd_bench::run_copies(copies);
     } else if (*device_command) {
       sherd_bench::run_device(device);
     } else if (*recompute_command) {

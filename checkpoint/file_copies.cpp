@@ -38,18 +38,22 @@ int64_t bytes_of(const SafetensorsReader& file) {
   return file.entries().empty() ? 0 : file.entries().back().end;
 }
 
-uint64_t digest_of(const SafetensorsReader& file, int64_t total, int64_t& read) {
-  ContentDigest digest;
-  const std::string header = file.header();
-  digest.add(header);
-  read += static_cast<int64_t>(header.size());
+/// Bytes [begin, end) of a file's data.
+struct Stretch {
+  int64_t begin, end;
+};
+
+/// Samples of every tensor, neighbours as one range: a read from a disk costs more than its bytes.
+std::vector<Stretch> samples_of(const SafetensorsReader& file, int64_t total) {
+  std::vector<Stretch> ranges;
   for (const SafetensorsEntry& e : file.entries()) {
     const int64_t bytes = e.end - e.begin;
-    read +=
-        digest.add_samples(0, bytes, sample_blocks(bytes, total),
-                           [&](int64_t offset, void* to, int64_t n) { file.read_bytes(e, offset, n, to); });
+    ContentDigest::each_sample(e.begin, bytes, sample_blocks(bytes, total), [&](int64_t offset, int64_t n) {
+      if (ranges.empty() || ranges.back().end != offset) ranges.push_back({offset, offset});
+      ranges.back().end += n;
+    });
   }
-  return digest.value();
+  return ranges;
 }
 
 }  // namespace
@@ -68,7 +72,23 @@ std::vector<FileCopy> weights_copies(const fs::path& path, FileSystem& files, in
       total += bytes_of(file);
       copies.push_back({name.empty() ? "the weights" : name, file.path().string()});
     }
-    for (size_t i = 0; i < weights.size(); ++i) copies[i].digest = digest_of(weights[i], total, bytes_read);
+    // All are announced first: a disk takes them together sooner than one after the other.
+    std::vector<std::vector<Stretch>> samples;
+    for (const SafetensorsReader& file : weights)
+      for (const Stretch& r : samples.emplace_back(samples_of(file, total)))
+        file.will_read(r.begin, r.end - r.begin);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      ContentDigest digest;
+      const std::string header = weights[i].header();
+      digest.add(header);
+      bytes_read += static_cast<int64_t>(header.size());
+      for (const Stretch& r : samples[i]) {
+        digest.add(r.begin, r.end - r.begin,
+                   [&](int64_t offset, void* to, int64_t n) { weights[i].read_data(offset, n, to); });
+        bytes_read += r.end - r.begin;
+      }
+      copies[i].digest = digest.value();
+    }
   }
   if (read != nullptr) *read = bytes_read;
   return copies;

@@ -11,7 +11,7 @@ namespace sherd {
 namespace {
 
 constexpr int64_t kBlock = 4096, kChunk = int64_t{1} << 18;
-constexpr int64_t kReadWhole = int64_t{16} << 20, kShared = int64_t{2} << 20;
+constexpr int64_t kReadWhole = int64_t{16} << 20, kShared = int64_t{1} << 20;
 
 }  // namespace
 
@@ -52,15 +52,21 @@ void ContentDigest::add(int64_t begin, int64_t bytes, const Read& read) {
   }
 }
 
-int64_t ContentDigest::add_samples(int64_t begin, int64_t bytes, int64_t blocks, const Read& read) {
-  if (bytes / kBlock < blocks) {
-    add(begin, bytes, read);
-    return bytes;
-  }
+void ContentDigest::each_sample(int64_t begin, int64_t bytes, int64_t blocks,
+                                const std::function<void(int64_t offset, int64_t bytes)>& visit) {
+  if (bytes / kBlock < blocks) return visit(begin, bytes);
   // The quotient and the remainder apart: their product with a block's number does not overflow.
   const int64_t last = bytes - kBlock, step = last / (blocks - 1), rest = last % (blocks - 1);
-  for (int64_t i = 0; i < blocks; ++i) add(begin + i * step + i * rest / (blocks - 1), kBlock, read);
-  return blocks * kBlock;
+  for (int64_t i = 0; i < blocks; ++i) visit(begin + i * step + i * rest / (blocks - 1), kBlock);
+}
+
+int64_t ContentDigest::add_samples(int64_t begin, int64_t bytes, int64_t blocks, const Read& read) {
+  int64_t sum = 0;
+  each_sample(begin, bytes, blocks, [&](int64_t offset, int64_t n) {
+    add(offset, n, read);
+    sum += n;
+  });
+  return sum;
 }
 
 uint64_t ContentDigest::value() const { return XXH3_64bits_digest(state_->hash); }

@@ -25,6 +25,9 @@ class ContentDigest {
   void add(std::string_view text);
   /// Bytes [begin, begin + bytes) of what `read` reads.
   void add(int64_t begin, int64_t bytes, const Read& read);
+  /// Calls `visit` for the ranges that add_samples() reads, in their order.
+  static void each_sample(int64_t begin, int64_t bytes, int64_t blocks,
+                          const std::function<void(int64_t offset, int64_t bytes)>& visit);
   /// `blocks` (>= 2) blocks of 4 KiB of these bytes at equal distances, the first and the last bytes among them; all of
   /// them where the blocks hold as many. An odd count has the middle in it. @returns bytes read.
   int64_t add_samples(int64_t begin, int64_t bytes, int64_t blocks, const Read& read);
@@ -37,7 +40,7 @@ class ContentDigest {
 };
 
 /// Blocks for add_samples() of `bytes` bytes out of `total` that are read together: all bytes up to a total of 16 MiB,
-/// otherwise 2 MiB shared by size, but `least` (odd) or more for each. Equal arguments give an equal, odd count.
+/// otherwise 1 MiB shared by size, but `least` (odd) or more for each. Equal arguments give an equal, odd count.
 int64_t sample_blocks(int64_t bytes, int64_t total, int64_t least = 3);
 
 }  // namespace sherd

@@ -18,6 +18,8 @@ class ReadableFile {
   virtual int64_t size() const = 0;
   /// Reads exactly `bytes` bytes from `offset` on. @throws IoError also when the file ends before.
   virtual void read_at(int64_t offset, void* to, int64_t bytes) const = 0;
+  /// Announces a read of this range, so that the system fetches it meanwhile. A hint; never throws.
+  virtual void will_read(int64_t /*offset*/, int64_t /*bytes*/) const {}
 };
 
 /// A new file, written from front to back by one thread. Its destructor closes without reporting.

@@ -89,6 +89,10 @@ class PosixReadableFile : public ReadableFile {
     }
   }
 
+  void will_read(int64_t offset, int64_t bytes) const override {
+    ::posix_fadvise(descriptor_.get(), offset, bytes, POSIX_FADV_WILLNEED);
+  }
+
  private:
   Descriptor descriptor_;
   fs::path path_;

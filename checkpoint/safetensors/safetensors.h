@@ -60,6 +60,10 @@ class SafetensorsReader {
   /// Copies `bytes` bytes from byte `first` of an entry of this file on, whatever its type.
   /// @throws InvalidArgument outside the tensor, IoError.
   void read_bytes(const SafetensorsEntry& entry, int64_t first, int64_t bytes, void* to) const;
+  /// Copies bytes [begin, begin + bytes) of the file's data, across entries. @throws IoError.
+  void read_data(int64_t begin, int64_t bytes, void* to) const;
+  /// Announces read_data() of them, as ReadableFile::will_read().
+  void will_read(int64_t begin, int64_t bytes) const;
   /// The file's bytes before its data, as they are. @throws IoError.
   std::string header() const;
 

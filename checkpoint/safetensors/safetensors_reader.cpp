@@ -164,6 +164,14 @@ void SafetensorsReader::read_bytes(const SafetensorsEntry& entry, int64_t first,
   file_->read_at(data_start_ + entry.begin + first, to, bytes);
 }
 
+void SafetensorsReader::read_data(int64_t begin, int64_t bytes, void* to) const {
+  file_->read_at(data_start_ + begin, to, bytes);
+}
+
+void SafetensorsReader::will_read(int64_t begin, int64_t bytes) const {
+  file_->will_read(data_start_ + begin, bytes);
+}
+
 std::string SafetensorsReader::header() const {
   std::string bytes(static_cast<size_t>(data_start_), '\0');
   file_->read_at(0, bytes.data(), data_start_);
