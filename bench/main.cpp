@@ -19,9 +19,10 @@ namespace {
 
 void add_symmetric_products(CLI::App& command, std::string& way) {
   command
-      .add_option("--symmetric-products", way,
-                  "how 16-bit Newton-Schulz forms them on a GPU: cuBLASLt's blocks, or the kernel for compute "
-                  "capability 9.0")
+      .add_option(
+          "--symmetric-products", way,
+          "how 16-bit Newton-Schulz forms them on a GPU: cuBLASLt's blocks, or the kernel for compute "
+          "capability 9.0")
       ->check(CLI::IsMember({"blocks", "hopper"}))
       ->capture_default_str();
 }
@@ -105,7 +106,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   sherd_bench::CopiesBench copies;
   CLI::App* copies_command = app.add_subcommand(
-      "copies", "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
+      "copies",
+      "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
   copies_command->add_option("--folder", copies.folder, "where to write (on the disk in question)")
       ->capture_default_str();
   copies_command->add_option("--gib", copies.gib, "size of the weights, bf16")
@@ -149,7 +151,8 @@ int main(int argc, char** argv) {
   recompute_command->add_option("--seq", recompute.seq, "tokens of a rank's one sequence")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  recompute_command->add_option("--rounds", recompute.rounds, "steps of each kind in turn; medians are printed")
+  recompute_command
+      ->add_option("--rounds", recompute.rounds, "steps of each kind in turn; medians are printed")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   sherd_bench::Soak soak;

@@ -155,11 +155,12 @@ void SafetensorsReader::read(const SafetensorsEntry& entry, int64_t first, int64
   file_->read_at(data_start_ + entry.begin + first * width, to, count * width);
 }
 
-void SafetensorsReader::read_bytes(const SafetensorsEntry& entry, int64_t first, int64_t bytes, void* to) const {
+void SafetensorsReader::read_bytes(const SafetensorsEntry& entry, int64_t first, int64_t bytes,
+                                   void* to) const {
   const int64_t size = entry.end - entry.begin;
   if (first < 0 || bytes < 0 || first > size || bytes > size - first) {
-    throw InvalidArgument(fmt::format("'{}': {} bytes from {} on are outside {}, which has {}", path().string(), bytes,
-                                      first, shown(entry.name), size));
+    throw InvalidArgument(fmt::format("'{}': {} bytes from {} on are outside {}, which has {}",
+                                      path().string(), bytes, first, shown(entry.name), size));
   }
   file_->read_at(data_start_ + entry.begin + first, to, bytes);
 }
