@@ -8,12 +8,14 @@
 
 namespace sherd {
 
-/// Calls `work`, and returns what it returns. When it throws, aborts the group with the exception's text, and throws on.
+/// Calls `work` and returns its result. When it throws, aborts the group with the exception's text and
+/// rethrows.
 ///
-/// launch() does the same for a rank's whole body, but by then what lived in the body is gone. What shares collectives
-/// with peers (ShardRuntime, Muon, CheckpointSaver) aborts the group when an exception destroys it, so that it need not
-/// wait for them, and cannot know why: the other ranks would hear of a failure without its cause. They hear the cause
-/// where such objects outlive `work`.
+/// launch() does the same for a rank's whole body, but the objects of the body are destroyed before. An
+/// object that shares collectives with peers (ShardRuntime, Muon, CheckpointSaver) aborts the group when an
+/// exception destroys it, so that it does not wait for them. It does not know the cause, so the other ranks
+/// would report a failure without one. With abort_on_error() they report the cause, if such objects outlive
+/// `work`.
 template <class Work>
 decltype(auto) abort_on_error(Communicator& world, Work&& work) {
   try {

@@ -13,32 +13,32 @@ namespace sherd {
 
 struct Backend {
   BackendKind kind;
-  /// As messages, flags and configuration files spell it.
+  /// Name in messages, flags and configuration files.
   const char* name;
   /// Ranks cannot share a GPU.
   bool one_gpu_a_rank;
-  /// Its ranks are always processes that find each other by MPI, whatever job.bootstrap says.
+  /// Its ranks are always processes that rendezvous by MPI, whatever job.bootstrap is.
   bool joins_by_mpi;
-  /// Whether this build has it; what follows throws NotCompiled where not.
+  /// Returns whether this build has it; if not, the functions below throw NotCompiled.
   bool (*is_built)();
-  /// The world communicators of as many threads of this process as there are devices, by rank. They share
-  /// ownership of the devices. @throws InvalidArgument for options that cannot be; NotCompiled.
-  /// Null where each rank is a process.
+  /// Returns the world communicators of one thread of this process per device, by rank. They share ownership
+  /// of the devices. Null where each rank is a process.
+  /// @throws InvalidArgument for invalid options; NotCompiled.
   std::vector<std::shared_ptr<Communicator>> (*worlds_of_threads)(
       std::span<const std::shared_ptr<Device>> devices, const LaunchOptions& options);
-  /// The world communicator of this process, which is one rank of the job. Every process of the job calls.
-  /// Null where all ranks are threads of one process. @throws as worlds_of_threads; CommError.
+  /// Returns the world communicator of this process, which is one rank of the job. Every process of the job
+  /// calls. Null where all ranks are threads of one process. @throws as worlds_of_threads; CommError.
   std::shared_ptr<Communicator> (*join)(const Job& job, std::shared_ptr<Device> device,
                                         const LaunchOptions& options);
 };
 
-/// One for each BackendKind.
+/// Returns the backends, one for each BackendKind.
 std::span<const Backend> backends();
 
-/// @throws InvalidArgument for what is no enumerator.
+/// @throws InvalidArgument for a value that is not an enumerator.
 const Backend& backend_of(BackendKind kind);
 
-/// By Backend::name. @throws InvalidArgument listing the legal names.
+/// Parses a Backend::name. @throws InvalidArgument listing the legal names.
 BackendKind parse_backend(std::string_view name);
 const char* name_of(BackendKind kind);
 

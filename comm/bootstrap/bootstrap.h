@@ -10,105 +10,104 @@
 
 namespace sherd {
 
-/// Where the store of a job without a secret listens.
+/// Listening address of the store of a job without a secret.
 enum class WithoutSecret {
-  /// Where the others can reach it, as with a secret. Whoever else can reach it can read and write the job's
-  /// store, and so end the job; on several hosts a line of the log warns of that.
+  /// An address that the other ranks can reach, as with a secret. Any other host that reaches it can read and
+  /// write the job's store, and so end the job; on several hosts the log contains a warning.
   everywhere,
-  /// On loopback alone; a job on several hosts is refused.
+  /// Loopback alone; a job on several hosts is refused.
   loopback
 };
 
-/// What the program that started this process says about it.
+/// Information about this process from the program that started it.
 struct LaunchEnvironment {
   int rank = 0;
   int size = 1;
-  /// Number of this process on its host: the GPU it takes.
+  /// Index of this process on its host: the GPU it uses.
   int local_rank = 0;
-  /// Where rank 0's store listens; not used when size is 1.
+  /// Address of rank 0's store; unused when size is 1.
   std::string store_host;
   int store_port = 0;
-  /// All processes are known to be on this host: the store need not be reached from others.
+  /// All processes are on this host: other hosts need no access to the store.
   bool one_host = false;
-  /// The launcher's name of the job, so that ranks of another one are refused; empty: any.
+  /// Name of the job from the launcher, so that ranks of another job are refused; empty: any.
   std::string job;
-  /// Cores of the host that are this process's share, where that is known (mpi_bootstrap()); else 0.
+  /// Cores of the host that are this process's share, if known (mpi_bootstrap()); else 0.
   int cores = 0;
-  /// What all processes of the job know and nobody else does: without it nobody gets into the store. Empty:
-  /// there is none. It is a key, not a password: 32 random bytes are good, a word can be guessed by who hears
-  /// proofs of it.
+  /// Secret that only the processes of the job know. The store accepts no connection without it. Empty: no
+  /// secret. It is a key, not a password: use 32 random bytes. An eavesdropper on proofs can guess a word.
   std::string secret;
   WithoutSecret without_secret = WithoutSecret::everywhere;
 };
 
-/// Takes a line of text, without its end. The store's thread and the caller's may call it at once.
+/// Receives a line of text, without its end. The store's thread and the caller's may call it concurrently.
 using StoreLog = std::function<void(const std::string&)>;
 
 struct StoreOptions {
-  /// How long rank 0's store waits for the others to close theirs.
+  /// Time that rank 0's store waits for the other ranks to close theirs.
   std::chrono::milliseconds linger = std::chrono::seconds(10);
-  /// What rank 0's store has to tell: that it is open to everybody, and which connections it dropped. Empty:
-  /// stderr, with the library's name before it.
+  /// Log of rank 0's store: that it is open without a secret, and the connections it dropped. Empty: stderr,
+  /// prefixed with the library's name.
   StoreLog log = {};
 };
 
-/// Who this process is, and the store that it shares with the others.
+/// Identity of this process, and the store that it shares with the others.
 struct Job {
   LaunchEnvironment environment = {};
   std::shared_ptr<Store> store = {};
 };
 
-/// Looks up a variable, null when it is not there; empty: ::getenv.
+/// Looks up a variable, null when it is absent; empty: ::getenv.
 using EnvironmentLookup = std::function<const char*(const char*)>;
 
-/// Whether the environment is that of a process of a job, as far as from_environment knows.
+/// Whether the environment is that of a process of a job, as far as from_environment can detect.
 struct JobHint {
   bool present = false;
-  /// Which variable says of how many processes, and how many; 0 when it does not say.
+  /// Variable that gives the number of processes, and the number; 0 when unknown.
   std::string variable;
   int processes = 0;
 };
 JobHint job_in_environment(const EnvironmentLookup& get = {});
 
 /// Reads the variables of the first of these launchers whose rank or size is set and not empty:
-/// - torchrun: RANK, WORLD_SIZE, LOCAL_RANK (0 when missing: one process a host, as Kubernetes' operators
-/// do);
+/// - torchrun: RANK, WORLD_SIZE, LOCAL_RANK (0 when missing: one process per host, as Kubernetes' operators do);
 /// - Open MPI: OMPI_COMM_WORLD_RANK, _SIZE and _LOCAL_RANK;
 /// - MPICH and Intel MPI: PMI_RANK, PMI_SIZE, MPI_LOCALRANKID;
-/// - Slurm: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, inside a step of srun's only: the shells of salloc and
-///   batch scripts have them, too, and are one process. (Last, as the variables of a step around mpirun stay
-///   in place; but before PMI's without MPI_LOCALRANKID, which srun may set.)
-/// More than one process also needs MASTER_ADDR and MASTER_PORT. The store listens on MASTER_PORT + 1, for
-/// torchrun's own store has MASTER_PORT; SHERD_STORE_PORT names another port, and MASTER_PORT may then be
-/// missing. Where the launcher says that all are on one host, both may be missing: 127.0.0.1, and a port that
-/// follows from the job's name.
+/// - Slurm: SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, only inside a step of srun. The shells of salloc and batch
+///   scripts have them, too, and are one process. (Last, as the variables of a step around mpirun remain set; but
+///   before PMI's without MPI_LOCALRANKID, which srun may set.)
+/// More than one process also needs MASTER_ADDR and MASTER_PORT. The store listens on MASTER_PORT + 1, since
+/// torchrun's own store uses MASTER_PORT; SHERD_STORE_PORT names another port, and MASTER_PORT may then be
+/// missing. Where the launcher says that all are on one host, both may be missing: the default is 127.0.0.1
+/// and a port derived from the job's name.
 ///
-/// More than one process also reads the job's secret, from SHERD_JOB_SECRET or from the file that
-/// SHERD_JOB_SECRET_FILE names, which nobody else may read; and SHERD_STORE_WITHOUT_SECRET, "everywhere" (as
-/// when it is not set) or "loopback".
+/// More than one process also reads the job's secret from SHERD_JOB_SECRET or from the file that
+/// SHERD_JOB_SECRET_FILE names, which only the user may read. It also reads SHERD_STORE_WITHOUT_SECRET,
+/// "everywhere" (default) or "loopback".
 /// @throws InvalidArgument naming everything that is missing or wrong.
 LaunchEnvironment from_environment(const EnvironmentLookup& get = {});
 
-/// The job's store: rank 0 listens on store_port, the others connect to it, trying again until `timeout`.
+/// Connects to the job's store: rank 0 listens on store_port, the others connect to it and retry until
+/// `timeout`.
 ///
-/// Where: on one host, 127.0.0.1 (::1 where that is store_host) and nothing else, whatever store_host is. On
-/// several hosts store_host, when that is an address of rank 0's host; every interface, when it is a name,
-/// which may mean another address on other hosts, or an address that leads to rank 0's host by way of
-/// another.
+/// Address: on one host, 127.0.0.1 (::1 where that is store_host) and nothing else, whatever store_host is.
+/// On several hosts it is store_host, when that is an address of rank 0's host. It is every interface when
+/// store_host is a name, which may mean another address on other hosts, or an address that is routed to rank
+/// 0's host.
 ///
-/// Who: with a secret both sides of a connection prove that they know it (HMAC-SHA256 over numbers that both
-/// have just drawn; the secret itself is never sent) before anything else is said. That keeps out who can
-/// reach the port. What follows is neither encrypted nor signed: it does not keep out who can change the
-/// packets of the network between the hosts. Without a secret everybody is believed, see WithoutSecret. Who
-/// does not show within 10 s that it is a rank of the job, or sends anything else, is dropped, and the log
-/// has a line with its address and the reason; of very many in a short time one line per address.
+/// Authentication: with a secret both sides of a connection first prove that they know it (HMAC-SHA256 over
+/// two fresh random numbers; the secret itself is never sent). This excludes other programs that can reach
+/// the port. Later messages are neither encrypted nor signed: it does not exclude an attacker who can change
+/// packets between the hosts. Without a secret every connection is accepted, see WithoutSecret. A connection
+/// that does not prove within 10 s that it is a rank of the job, or sends anything else, is dropped, and the
+/// log has a line with its address and the reason. For very many in a short time it has one line per address.
 ///
 /// When a process other than rank 0 ends without having closed its store, the store announces it (see
-/// AbortNotice). Rank 0's store waits for the others to close theirs, for at most `linger`, before it goes.
-/// A request that gets no answer for `timeout` fails.
-/// @throws CommError: the port is taken, nobody answers, what answers is another job or another program, or
-/// the ranks' secrets differ, which the message says; InvalidArgument: a job on several hosts without a
-/// secret, with WithoutSecret::loopback.
+/// AbortNotice). Rank 0's store waits for the others to close theirs, for at most `linger`, before it closes.
+/// A request without an answer for `timeout` fails.
+/// @throws CommError: the port is in use, no answer, an answer from another job or another program, or
+/// different secrets, which the message says; InvalidArgument: a job on several hosts without a secret, with
+/// WithoutSecret::loopback.
 std::shared_ptr<Store> connect_store(const LaunchEnvironment& environment, std::chrono::milliseconds timeout,
                                      const StoreOptions& options = {});
 

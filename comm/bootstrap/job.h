@@ -9,15 +9,15 @@
 namespace sherd {
 
 enum class Bootstrap {
-  /// By RANK, WORLD_SIZE and so on: a job when those of a launcher are there (see from_environment).
+  /// By RANK, WORLD_SIZE and so on: a job when a launcher's variables are set (see from_environment).
   env,
   /// Always a job, started by mpirun or srun.
   mpi,
-  /// There is no job; ranks are threads of this process whatever the environment says.
+  /// No job; ranks are threads of this process, whatever the environment says.
   none
 };
 
-/// "env", "mpi" or "none". @throws InvalidArgument listing the legal names.
+/// Parses "env", "mpi" or "none". @throws InvalidArgument listing the legal names.
 Bootstrap parse_bootstrap(std::string_view name);
 const char* name_of(Bootstrap b);
 
@@ -26,7 +26,7 @@ struct JobOptions {
   StoreOptions store = {};
 };
 
-/// Whether this process is one of a job's: as the option says or, with Bootstrap::env, the environment.
+/// Returns whether this process belongs to a job: by the option or, with Bootstrap::env, the environment.
 bool is_part_of_a_job(const JobOptions& options);
 
 /// Makes this process a member of its job. Every process of the job calls.

@@ -9,18 +9,18 @@
 
 namespace sherd {
 
-/// What a store takes, in bytes: one key, one value, everything together.
+/// Limits of a store, in bytes: one key, one value, everything together.
 struct StoreLimits {
   static constexpr size_t kMaxKey = 1 << 10, kMaxValue = 1 << 20, kMaxTotal = 256 << 20;
 };
 
-/// What is asked of a store; one step, which never waits.
+/// Request to a store; one step, which never waits.
 struct StoreRequest {
   enum class Op : uint8_t { set, set_once, get, add, erase, all, bye };
   Op op = Op::get;
   int64_t number = 0;
   std::string key, value;
-  /// How long the answer may take; 0: as long as the store was given for all. Not sent.
+  /// Time allowed for the answer; 0: the store's default for all. Not sent.
   std::chrono::milliseconds patience{0};
 };
 struct StoreReply {
@@ -30,7 +30,7 @@ struct StoreReply {
   std::vector<std::string> values;  // refused: one, the reason
 };
 
-/// The name of entry `number` of those that are kept under one prefix.
+/// Returns the name of entry `number` under a prefix.
 inline std::string store_entry(const std::string& prefix, int64_t number) {
   return prefix + "/" + std::to_string(number);
 }

@@ -6,16 +6,16 @@
 
 namespace sherd {
 
-/// Of one rank, over the collectives that were seen. A rank's lateness in a collective is the time from the arrival
-/// of the group's first rank to its own.
+/// Lateness of one rank over the observed collectives. A rank's lateness in a collective is the time from the
+/// arrival of the group's first rank to its own.
 struct RankArrivals {
-  int64_t collectives = 0;  // of groups of two ranks or more
-  int64_t last = 0;         // those to which it was the last to come
-  int64_t late_ns = 0;      // the sum of its lateness
-  int64_t after_median_ns = 0;  // the sum of what its lateness is beyond its group's (lower) median
+  int64_t collectives = 0;  // in groups of two ranks or more
+  int64_t last = 0;         // collectives at which it arrived last
+  int64_t late_ns = 0;      // sum of its lateness, in ns
+  int64_t after_median_ns = 0;  // sum of its lateness beyond the group's (lower) median, in ns
 };
 
-/// By world rank. Empty where the backend does not see arrivals.
+/// By world rank. Empty where the backend does not observe arrivals.
 using ArrivalTotals = std::vector<RankArrivals>;
 
 }  // namespace sherd

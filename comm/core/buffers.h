@@ -12,17 +12,17 @@ namespace sherd {
 
 class Communicator;
 
-/// What a buffer is to be.
+/// Specification of a buffer.
 struct BufferSpec {
   int64_t elements = 0;
   DType dtype = DType::f32;
   MemoryClass kind = MemoryClass::message;
-  std::string name;  // of the allocation
+  std::string name;  // name of the allocation
 };
 
-/// Buffers that one rank's collectives use again and again, at the same addresses (Communicator::make_buffers).
-/// A backend may give them memory that peers reach directly. To be destroyed when nothing is queued any more
-/// that uses them, by all ranks in the same order among their other sets; their tensors may live on.
+/// Buffers that one rank's collectives use repeatedly, at the same addresses (Communicator::make_buffers). A
+/// backend may give them memory that peers access directly. All ranks destroy their sets in the same order,
+/// when no queued operation uses them; their tensors may outlive them.
 class BufferSet {
  public:
   explicit BufferSet(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {}
@@ -30,15 +30,14 @@ class BufferSet {
   BufferSet(const BufferSet&) = delete;
   BufferSet& operator=(const BufferSet&) = delete;
 
-  /// In the order of the specifications; uninitialised.
+  /// Returns the tensors in the order of the specifications; uninitialised.
   const std::vector<Tensor>& tensors() const { return tensors_; }
 
-  /// Makes the buffers known to the other ranks of `comm`, for whose collectives they then are. Collective over
-  /// `comm` and host-blocking; before its first collective with them. A second time has no effect.
+  /// Registers the buffers with the other ranks of `comm`, for its collectives. Collective over `comm` and
+  /// host-blocking; before its first collective with them. A second call has no effect.
   /// @throws CommError as collectives do.
   virtual void share(Communicator& comm) { static_cast<void>(comm); }
-  /// What became of them, for people: where they could not be what was asked for, why. "" where memory is
-  /// memory.
+  /// Returns a human-readable reason where the memory is not the requested kind. "" for ordinary memory.
   virtual std::string describe() const { return ""; }
 
  private:

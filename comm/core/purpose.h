@@ -8,22 +8,23 @@
 
 namespace sherd {
 
-/// A short phrase such as "the weights of unit 'blocks.0'", equal on all ranks of a call; none by default. A cheap
-/// handle: made once, copied with each call.
+/// Short phrase such as "the weights of unit 'blocks.0'", equal on all ranks of a call; none by default. A
+/// cheap handle: made once, copied with each call.
 class Purpose {
  public:
   Purpose() = default;
-  /// `in_digest`: whether calls that serve it enter Communicator::digest(). Not where ranks that behave alike make
-  /// different numbers of them, as each owner of matrices does among its tensor-parallel peers.
+  /// `in_digest`: whether calls with this purpose enter Communicator::digest(). False where consistent ranks
+  /// make different numbers of calls, such as each owner of matrices among its tensor-parallel peers.
   explicit Purpose(std::string text, bool in_digest = true);
-  /// "export_weights()": the first collective of a public function that every rank has to call at the same point. Not in
-  /// the digest. A rank that waits there for 10 s (or a tenth of the timeout, if less) writes one line to stderr that names
-  /// the function and the missing ranks. Other collectives write none: ranks may reach them late.
+  /// Returns the purpose of an entry, such as "export_weights()": the first collective of a public function
+  /// that every rank must call at the same point. It is not in the digest. A rank that waits there for 10 s
+  /// (or a tenth of the timeout, if less) writes one line to stderr with the function and the missing ranks.
+  /// Other collectives write none: ranks may reach them late.
   static Purpose entry(std::string_view function);
 
-  /// "" when there is none.
+  /// Returns the phrase; "" without a purpose.
   std::string_view text() const { return what_ ? std::string_view(what_->text) : std::string_view(); }
-  /// Of the text; 0 when there is none.
+  /// Returns a hash of the text; 0 without a purpose.
   uint64_t hash() const { return what_ ? what_->hash : 0; }
   bool is_entry() const { return what_ && what_->entry; }
   bool in_digest() const { return what_ && what_->in_digest; }

@@ -11,24 +11,24 @@
 
 namespace sherd {
 
-/// Ranks have different values where all must have the same. Thrown on every rank alike.
+/// Error for ranks with different values where all must be equal. Thrown on every rank alike.
 class RanksDiffer final : public ShapeMismatch {
  public:
   RanksDiffer(const std::string& what, std::vector<int> ranks)
       : ShapeMismatch(what), ranks_(std::move(ranks)) {}
-  /// World ranks whose value is not the one that most have, ascending.
+  /// Returns the world ranks whose value is not the most frequent one, ascending.
   const std::vector<int>& ranks() const { return ranks_; }
 
  private:
   std::vector<int> ranks_;
 };
 
-/// How a message shows values: digests in hexadecimal, counts in decimal.
+/// Form of values in messages: digests in hexadecimal, counts in decimal.
 enum class ValueIs { digest, count };
 
-/// How the ranks' values of one thing compare; the same on every rank.
+/// Comparison of the ranks' values of one kind; the same on every rank.
 struct ValueComparison {
-  /// World ranks whose value is not the one that most have (the lowest rank's, if several are as frequent).
+  /// World ranks whose value is not the most frequent one (of several as frequent: the lowest rank's).
   std::vector<int> odd_ranks = {};
   /// "ranks 1 (8), 3 (9) differ from the others (7)"; "" when all are equal.
   std::string text = {};
@@ -37,23 +37,24 @@ struct ValueComparison {
 };
 
 /// Compares values[i] of every rank, for each i. Collective with equally many values on every rank; queues on
-/// `stream` and blocks the host. One all-gather of values.size() + 1 words per rank.
-/// `memory`: i64, size() * (values.size() + 1) elements, for a stream that must not wait for what compute()
-/// does; taken for the call when it is undefined.
+/// `stream` and blocks the host. One all-gather of values.size() + 1 words per rank. `memory`: i64, size() *
+/// (values.size() + 1) elements, for a stream that must not wait for compute(); allocated for the call when
+/// undefined.
 /// @throws CommError as collectives do.
 std::vector<ValueComparison> compare_values(Communicator& comm, Stream& stream,
                                             std::span<const uint64_t> values, Tensor memory = {},
                                             ValueIs shown = ValueIs::digest);
 
-/// @throws RanksDiffer on every rank, "<otherwise>: ranks 1 (8), 3 (9) differ from the others (7)", unless
-/// all ranks pass the same value. Collective as compare_values() of one value. Where an all-reduce is made
-/// anyway, SameValue costs less.
+/// Checks that all ranks pass the same value. Collective as compare_values() of one value. Where an
+/// all-reduce is made anyway, SameValue costs less.
+/// @throws RanksDiffer on every rank, "<otherwise>: ranks 1 (8), 3 (9) differ from the others (7)",
+/// otherwise.
 void require_equal(Communicator& comm, Stream& stream, uint64_t value, const std::string& otherwise,
                    Tensor memory = {}, ValueIs shown = ValueIs::digest);
 
-/// values[i] of every rank, as of rank r at [r * values.size() + i], for questions other than whether they
-/// are equal. Collective with equally many values on every rank; queues on `stream` and blocks the host.
-/// `memory`: as of compare_values(), size() * values.size() elements.
+/// Returns values[i] of every rank, of rank r at [r * values.size() + i]. Collective with equally many values
+/// on every rank; queues on `stream` and blocks the host. `memory`: as for compare_values(), size() *
+/// values.size() elements.
 std::vector<uint64_t> gather_values(Communicator& comm, Stream& stream, std::span<const uint64_t> values,
                                     Tensor memory = {});
 

@@ -7,10 +7,10 @@
 
 namespace sherd {
 
-/// Each rank adds encode(value) to what is summed over ranks (i64 words, in any order and grouping); every rank
-/// reads the same verdict from the sums. Exact, for up to 16384 summands.
+/// Each rank adds encode(value) to data that is summed over ranks (i64 words, in any order and grouping).
+/// Every rank reads the same result from the sums. Exact for up to 16384 summands.
 struct SameValue {
-  /// How many summands; the sum of four digits' squares; the digits, 16 bits each.
+  /// number of summands; sum of the squares of four digits; the digits, 16 bits each
   static constexpr int64_t kWords = 6;
   using Words = std::array<int64_t, kWords>;
 
@@ -24,9 +24,9 @@ struct SameValue {
     return words;
   }
 
-  /// @pre sums holds kWords words, sums of encode().
-  /// By Cauchy and Schwarz n * (d1^2 + ... + dn^2) >= (d1 + ... + dn)^2, equal exactly when all d are; a sum of
-  /// four such differences is 0 exactly when each is.
+  /// Returns whether all summands were equal. @pre sums holds kWords words, sums of encode(). By
+  /// Cauchy-Schwarz n * (d1^2 + ... + dn^2) >= (d1 + ... + dn)^2, with equality exactly when all d are equal.
+  /// A sum of four such differences is 0 exactly when each is 0.
   static constexpr bool all_equal(std::span<const int64_t> sums) {
     int64_t squares_of_sums = 0;
     for (size_t i = 2; i < kWords; ++i) squares_of_sums += sums[i] * sums[i];

@@ -9,30 +9,30 @@
 namespace sherd {
 
 struct NcclOptions {
-  /// A call that is not done this long after it was issued fails. launch() puts LaunchOptions::timeout here.
+  /// Time after which an issued call that is not done fails. launch() puts LaunchOptions::timeout here.
   std::chrono::milliseconds timeout{300'000};
-  /// launch() puts LaunchOptions::flight_recorder here. An operation counts as handed over, not as done, once NCCL
-  /// has it.
+  /// launch() puts LaunchOptions::flight_recorder here. An operation counts as handed over, not as done, once
+  /// NCCL has it.
   FlightRecorderOptions flight_recorder = {};
-  /// How often the watchdog looks for errors of NCCL, late calls and other ranks' failures.
+  /// Interval between the watchdog's polls for NCCL errors, late calls and other ranks' failures.
   std::chrono::milliseconds poll{100};
-  /// Reductions of floating-point tensors with exactly the bits (and the NaN) that Communicator promises:
-  /// slices are exchanged and summed up here, in the fixed tree. Same bytes as NCCL's own, more memory and
-  /// launches.
+  /// Computes reductions of floating-point tensors with exactly the bits (and the NaN) that Communicator
+  /// specifies: slices are exchanged and summed by sherd, in the fixed tree. Same bytes as NCCL's own, more
+  /// memory and launches.
   bool exact_order = false;
-  /// Before each call the ranks of its group compare it through the store, so that different calls fail with
-  /// a message that names both, and late ranks are named. Slow: for tests and for finding a hang.
+  /// Compares each call between the ranks of its group through the store beforehand. Different calls then
+  /// fail with a message that names both, and late ranks are named. Slow: for tests and for debugging a hang.
   bool check_calls = false;
-  /// Registers the memory of collectives with NCCL (ncclCommRegister) when it is first seen. For buffers that
-  /// keep their addresses, such as those of units.
+  /// Registers the memory of collectives with NCCL (ncclCommRegister) at first use. For buffers that keep
+  /// their addresses, such as those of units.
   bool register_buffers = false;
-  /// Communicator::make_buffers() takes the memory from NCCL (ncclMemAlloc), in one block, and
-  /// BufferSet::share() registers that as a symmetric window (ncclCommWindowRegister, NCCL 2.27 and newer). A
-  /// block has a granularity of 2 MiB or, where GPUs share memory by multicast, as much as NCCL wants, of which
-  /// only the 2 MiB are counted. Where NCCL has no windows or the ranks' buffers differ, memory is as it would
-  /// be without the option, and BufferSet::describe() says why. NCCL may add up in another order in windows.
+  /// Communicator::make_buffers() allocates from NCCL (ncclMemAlloc), in one block, and BufferSet::share()
+  /// registers that as a symmetric window (ncclCommWindowRegister, NCCL 2.27 and newer). A block has a
+  /// granularity of 2 MiB or, where GPUs share memory by multicast, NCCL's own granularity, of which only the
+  /// 2 MiB are counted. Where NCCL has no windows or the ranks' buffers differ, memory is as without the
+  /// option, and BufferSet::describe() gives the reason. NCCL may use another order of summation in windows.
   bool windows = false;
-  /// Names the world's keys in the store: one per world made from one store.
+  /// Prefix of the world's keys in the store: one name per world made from one store.
   std::string name = "world";
 };
 
