@@ -55,7 +55,7 @@ echo "== what was saved"
 "$bin/sherd" ckpt inspect out/checkpoints
 "$bin/sherd" ckpt verify out/checkpoints
 echo
-echo "== going on with 2 ranks, zero1, layout even_rows"
+echo "== resuming with 2 ranks, zero1, layout even_rows"
 exec "$bin/train_gpt" --config "$config" "${outputs[@]}" --ranks 2 --strategy zero1 --layout even_rows \
   --resume out/checkpoints --export-weights out/demo.safetensors --sample 400 \
   "${both[@]}" "${second[@]}"
