@@ -30,7 +30,7 @@ struct BackendChoice {
 /// - job.bootstrap = none, no job, or a job of one process: local.
 /// - A job that computes on GPUs: nccl.
 /// - A job that computes on CPUs: mpi, when mpirun started it, or srun with an MPI plugin (--mpi=pmix, pmi2).
-/// An empty `get`: ::getenv.
+/// An empty `get`: `getenv`.
 /// @throws InvalidArgument: processes on CPUs without MPI's launcher; two launchers that disagree (see
 /// launch_contradictions()); a process count that is not a number. NotCompiled: the build lacks the backend.
 BackendChoice choose_backend(const BackendSituation& situation, const EnvironmentLookup& get = {});

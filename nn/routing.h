@@ -85,10 +85,9 @@ struct LoadBalancing {
   int layer = 0;                                // of `loads`
 };
 
-/// The k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index. Gates are the
-/// softmax probabilities of the chosen ones, `normalised` those divided by their sum. The gradient
-/// of the balancing loss comes with that of the gates.
-/// @param normalised without a word, gates of k = 1 are not (they would all be 1), those of more are
+/// Selects the k largest of each row's logits (f32 or bf16, [n, experts]), ties and NaN to the lower index.
+/// Gates are the softmax probabilities of the chosen ones, divided by their sum if `normalised` (default: for
+/// k > 1; with k = 1 all gates would be 1). The gradient of the balancing loss is added to that of the gates.
 /// @throws InvalidArgument for a k that is not in [1, min(experts, ops::kMostExpertsOfARow)].
 Routes route_top_k(const Var& logits, int64_t k, const LoadBalancing& balancing = {},
                    std::optional<bool> normalised = {});

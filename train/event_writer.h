@@ -14,7 +14,7 @@
 namespace sherd {
 
 /// One file of its own in a folder (TensorBoard calls the folder a run):
-/// events.out.tfevents.<seconds>.<host>.<...>. Frames are those of TFRecord files: length (u64), its masked
+/// events.out.tfevents.SECONDS.HOST.PROCESS.COUNT. Frames are those of TFRecord files: length (u64), its masked
 /// CRC-32C, the bytes, theirs; all little endian. What is in a frame is a message of event.proto. Scalars
 /// have the names that they have in metrics.h; those that are not finite are there, too. Numbers are f32, as
 /// in all such files: --metrics has every digit.

@@ -57,7 +57,7 @@ struct Job {
   std::shared_ptr<Store> store = {};
 };
 
-/// Looks up a variable, null when it is absent; empty: ::getenv.
+/// Looks up a variable, null when it is absent. An empty function: `getenv`.
 using EnvironmentLookup = std::function<const char*(const char*)>;
 
 /// Whether the environment is that of a process of a job, as far as from_environment can detect.

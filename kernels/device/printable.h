@@ -10,7 +10,7 @@ namespace sherd {
 inline constexpr size_t kPrintedBytes = 300;  // of one text, unless a caller asks for another length
 
 /// Returns `text` fit for one line of a terminal or a log. Control characters (C0, DEL, C1, line and paragraph
-/// separators) and the marks that reorder what is displayed become \uXXXX, bytes that are not UTF-8 \xNN. Of a text of
+/// separators) and the marks that reorder what is displayed become `\uXXXX`, bytes that are not UTF-8 `\xNN`. Of a text of
 /// more than `most` bytes the whole characters within them are returned, followed by "...".
 std::string printable(std::string_view text, size_t most = kPrintedBytes);
 
