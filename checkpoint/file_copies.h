@@ -10,26 +10,28 @@
 
 namespace sherd {
 
-/// What this rank has of a file that every rank reads.
+/// This rank's copy of a file that every rank reads.
 struct FileCopy {
-  /// The same on every rank, wherever its copy is: relative to the given folder, say.
+  /// Name, equal on every rank wherever its copy is, for example relative to the given folder.
   std::string name;
-  /// Where this rank's copy is, for messages.
+  /// Path of this rank's copy, for messages.
   std::string path;
-  /// Of the contents (XXH3-64, all or sampled); equal for equal files.
+  /// Digest of the contents (XXH3-64, all or sampled); equal for equal files.
   uint64_t digest = 0;
-  /// Why it cannot be read, in words; empty: it can.
+  /// Reason why it cannot be read; empty when readable.
   std::string error = {};
 };
 
-/// The weights that CheckpointReader::open(path) finds. Of a committed checkpoint the checksum of its manifest, which
-/// covers every block; otherwise one entry for each safetensors file: its header and samples of every tensor
-/// (sample_blocks()). `read` is given the number of bytes read, if not null. Equal weights that are split into files in
-/// another way differ. @throws IoError, CorruptCheckpoint.
+/// Returns the copies of the weights that CheckpointReader::open(path) finds. For a committed checkpoint it
+/// is the checksum of its manifest, which covers every block. Otherwise it is one entry for each safetensors
+/// file: its header and samples of every tensor (sample_blocks()). `read`, if not null, receives the number
+/// of bytes read. Equal weights that are split into files in another way differ. @throws IoError,
+/// CorruptCheckpoint.
 std::vector<FileCopy> weights_copies(const std::filesystem::path& path,
                                      FileSystem& files = FileSystem::posix(), int64_t* read = nullptr);
 
-/// The same of what import_weights() with StoredForms reads: of a folder without index model.safetensors alone.
+/// Returns the copies of the files that import_weights() with StoredForms reads. In a folder without an index
+/// that is model.safetensors alone.
 std::vector<FileCopy> stored_weights_copies(const std::filesystem::path& path,
                                             FileSystem& files = FileSystem::posix());
 

@@ -7,10 +7,10 @@
 
 namespace sherd {
 
-/// Elements of a sequence that are infinite or NaN.
+/// Non-finite elements (infinite or NaN) of a sequence.
 struct NotFinite {
   int64_t count = 0;
-  /// Of the first one, in the sequence; 0 when there is none.
+  /// Index of the first one in the sequence; 0 when absent.
   int64_t first = 0;
   bool operator==(const NotFinite&) const = default;
 };

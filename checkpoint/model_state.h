@@ -11,63 +11,67 @@
 
 namespace sherd {
 
-/// What this rank writes: of every parameter (f32 master weights, frozen ones too) and of every state tensor
-/// each element by exactly one rank; of persistent buffers, which may differ from rank to rank, world rank 0's.
-/// Ranks that hold the same elements (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of a whole parameter) share them evenly by bytes. Of ignored parameters,
-/// which may differ from rank to rank, world rank 0's are taken. What is tied is there under each of its names. Linear in the local pieces; collective only
-/// where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
-/// The tensors refer to the model and the optimizers, which outlive them. A save records Optimizer::steps(), and fails
-/// where ShardRuntime::require_whole_weights() throws.
+/// Returns the tensors that this rank writes. Exactly one rank writes each element of every parameter (f32
+/// master weights, including frozen ones) and of every state tensor. Ranks that hold the same elements
+/// (replicas, data-parallel ranks under no_shard, tensor-parallel ranks of an uncut parameter) share them
+/// evenly by bytes. World rank 0's values are written of persistent buffers and of ignored parameters, which
+/// may differ between ranks. A tied tensor is written under each of its names. Linear in the local pieces;
+/// collective only where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
+/// The tensors refer to the model and the optimizers, which outlive them. A save records Optimizer::steps(),
+/// and fails where ShardRuntime::require_whole_weights() throws.
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
-/// The same of a root with several optimizers: all of their states. Which of them a state belongs to leaves no trace.
-/// @throws InvalidArgument unless these are all optimizers of the root, or none: state would be lost silently.
+/// Returns the tensors of a root with several optimizers, with all of their states. The tensors do not record
+/// which optimizer a state belongs to.
+/// @throws InvalidArgument unless these are all optimizers of the root, or none, since state would be lost
+/// silently.
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers);
 
 struct LoadOptions {
   bool model = true;
   bool optimizer = true;
-  /// Optimizer state that the checkpoint lacks starts from zero, and state that nobody wants is left out,
-  /// instead of an error: for routing that changed.
+  /// Instead of an error, optimizer state that the checkpoint lacks starts from zero, and unused state is
+  /// left out; for changed routing.
   bool allow_new_state = false;
-  /// The same of the model, for models that changed: parameters and buffers that the checkpoint lacks keep the values
-  /// that they have (initial ones, say), and tensors that are not part of the model are left out, of whatever dtype.
+  /// The same for changed models: parameters and buffers that the checkpoint lacks keep their present values,
+  /// and tensors that are not part of the model are left out, whatever their dtype.
   bool allow_missing = false;
   bool allow_unexpected = false;
-  /// Whether the ranks' copies of the files are compared before any data is read (weights_copies(),
-  /// require_same_copies()). False: for a program that has compared them, or whose ranks are to load different weights.
+  /// Compare the ranks' copies of the files before any data is read (weights_copies(),
+  /// require_same_copies()). False: the program has compared them, or its ranks are to load different
+  /// weights.
   bool compare_copies = true;
-  /// What the caller knows of the reason when the checkpoint does not fit: comes first in the message.
+  /// The caller's explanation for a checkpoint that does not fit; the message begins with it.
   std::string cause = {};
 };
 
 struct LoadReport {
   TrainingState training;
   ReadCounts counts;  // of this rank
-  /// With allow_new_state: parameters whose state started anew, and state tensors that were left out.
+  /// With allow_new_state: parameters whose state restarted from zero, and state tensors that were left out.
   std::vector<std::string> started_anew, left_out;
-  /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of the
-  /// checkpoint's model that were left out.
+  /// With allow_missing and allow_unexpected: parameters and buffers that kept their values, and tensors of
+  /// the checkpoint's model that were left out.
   std::vector<std::string> missing, unexpected;
-  /// Tensors of files of other programs that were not read because they repeat or belong to none (StoredForms: buffers
-  /// that are made anew, a tied head).
+  /// Tensors in files of other programs that were not read because they are copies or unused (StoredForms:
+  /// recomputed buffers, a tied head).
   std::vector<std::string> ignored;
 };
 
-/// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses, each rank
-/// reading only what it holds, and all of every persistent buffer. Wider dtypes than the stored one are converted
-/// (bf16 and f16 to f32, exactly).
+/// Fills the local pieces of a model and its optimizer from a reader that this rank alone uses. Each rank
+/// reads only what it holds, and all of every persistent buffer. Stored bf16 and f16 are converted to f32
+/// exactly.
 ///
-/// Collective over the root's mesh, also when it fails: then every rank throws the same error, and model and
-/// optimizer hold a mixture that another load may replace. The names and shapes are checked before any data
-/// is read.
+/// Collective over the root's mesh, also when it fails: every rank then throws the same error, and model and
+/// optimizer hold a mixture that another load may replace. Names and shapes are checked before any data is
+/// read.
 /// @throws InvalidArgument listing *all* missing, unexpected and mismatching names, and explaining a change
-/// of routing; RanksDiffer where the ranks have different copies (LoadOptions::compare_copies); CorruptCheckpoint, IoError
-/// from the reader.
+/// of routing; RanksDiffer where the ranks have different copies (LoadOptions::compare_copies);
+/// CorruptCheckpoint, IoError from the reader.
 /// @param optimizer null when options.optimizer is false.
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options = {});
-/// The same for all optimizers of the root together. Each of them goes on counting (Optimizer::steps()) from what
-/// the checkpoint has of it (recorded_optimizer_steps()).
+/// Fills all optimizers of the root together. The step count of each (Optimizer::steps()) continues from the
+/// checkpoint's record (recorded_optimizer_steps()).
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
                            const LoadOptions& options = {});
 

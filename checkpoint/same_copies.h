@@ -8,10 +8,11 @@
 
 namespace sherd {
 
-/// Compares names and digests over all ranks: one all-gather of a digest where they are equal. Files that no rank can
-/// read count as equal; opening them throws the cause. Collective; blocks the host; waits for ranks that still read files.
-/// @throws RanksDiffer on every rank with the same text: the files, the odd ranks, both digests, what cannot be read.
-/// ranks() has every rank where no digest is the most frequent one.
+/// Compares names and digests over all ranks, with one all-gather of a digest where they are equal. Files
+/// that no rank can read count as equal; opening them throws the cause. Collective; blocks the host; waits
+/// for ranks that still read files.
+/// @throws RanksDiffer on every rank with the same text: the files, the odd ranks, both digests, unreadable
+/// files. ranks() has every rank where no digest is the most frequent one.
 void require_same_copies(Communicator& ranks, const std::vector<FileCopy>& mine);
 
 }  // namespace sherd

@@ -12,20 +12,20 @@
 
 namespace sherd {
 
-/// Extent of an even shard: n elements over `parts` ranks in chunks of ceil(n/parts); trailing ranks may get
+/// Extent of an even shard: n elements over `parts` ranks in chunks of ceil(n/parts). Trailing ranks may get
 /// less or nothing, then at offset n.
 struct EvenChunk {
   int64_t offset = 0, size = 0;
 };
 EvenChunk even_chunk(int64_t n, int parts, int index);
 
-/// Global shape, one placement per mesh dimension, and this rank's local tensor.
+/// Distributed tensor: global shape, one placement per mesh dimension, and this rank's local tensor.
 ///
-/// Two kinds of shards. *Even*: Shard(d) gives chunks of ceil(size/ranks); when several mesh dimensions shard
-/// the same tensor dimension, the innermost (last) mesh dimension cuts first and outer ones cut its pieces.
-/// *Ragged*: the local tensor is the flat interval of one parameter of a ShardLayout, cut over a list of mesh
-/// dimensions (all of which report Shard(0)), flattened in the list's order, first name outermost.
-/// Partial tensors are summed in the communicator's fixed tree, innermost mesh dimension first.
+/// There are two kinds of shards. *Even*: Shard(d) gives chunks of ceil(size/ranks). When several mesh
+/// dimensions shard the same tensor dimension, the innermost (last) mesh dimension cuts first and outer ones
+/// cut its pieces. *Ragged*: the local tensor is the flat interval of one parameter of a ShardLayout, cut
+/// over a list of mesh dimensions (all of which report Shard(0)), flattened in the list's order, first name
+/// outermost. Partial tensors are summed in the communicator's fixed tree, innermost mesh dimension first.
 class DTensor {
  public:
   /// Wraps a local tensor. @throws ShapeMismatch when its shape is not the even shard's, InvalidArgument for
@@ -34,8 +34,8 @@ class DTensor {
   /// Wraps the flat local interval of parameter `param` of `layout`; `over` names the mesh dimensions.
   static DTensor from_layout(DeviceMesh mesh, std::vector<std::string> over,
                              std::shared_ptr<const ShardLayout> layout, int param, Tensor local);
-  /// This rank's shards of a tensor that every rank holds whole. No communication; Partial puts the value on
-  /// coordinate 0 and zeros elsewhere.
+  /// Returns this rank's shards of a tensor that every rank holds unsharded. No communication. Partial puts
+  /// the value on coordinate 0 and zeros elsewhere.
   static DTensor distribute(Stream& stream, DeviceMesh mesh, const Tensor& full,
                             std::vector<Placement> placements);
 
@@ -44,21 +44,22 @@ class DTensor {
   const std::vector<Placement>& placements() const { return placements_; }
   const Tensor& local() const { return local_; }
   bool ragged() const { return layout_ != nullptr; }
-  /// Shape and global offset of the local piece; an empty one has offset = size on its dimension. A ragged
-  /// scalar counts as [1].
+  /// Return shape and global offset of the local piece; an empty one has offset = size on its dimension. A
+  /// ragged scalar counts as [1].
   /// @throws NotSupported for a ragged tensor that is not a whole number of rows.
   Shape local_shape() const;
   Shape global_offset() const;
-  /// The local piece as global boxes, in the order of its elements; none when it is empty. A scalar counts as
-  /// [1].
+  /// Returns the local piece as global boxes, in the order of its elements; none when it is empty. A scalar
+  /// counts as [1].
   std::vector<Box> boxes() const;
 
-  /// The same tensor under other placements (even shards). Collective over the mesh; queued on `stream`.
-  /// Any of R, S, P to any of R, S, P, per mesh dimension; to P puts the value on coordinate 0. The result
-  /// shares memory with this tensor where nothing had to move.
-  /// A ragged tensor is made whole first. @throws InvalidArgument for bad placements.
+  /// Returns the same tensor under other placements (even shards): any of R, S, P to any of R, S, P, per mesh
+  /// dimension; to P puts the value on coordinate 0. Collective over the mesh; queued on `stream`. The result
+  /// shares memory with this tensor where no data moves. A ragged tensor is gathered first. @throws
+  /// InvalidArgument for bad placements.
   DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
-  /// The whole tensor on every rank; the local one itself when it is whole already. Collective over the mesh.
+  /// Returns the unsharded tensor on every rank; the local one itself when it is unsharded already.
+  /// Collective over the mesh.
   Tensor full_tensor(Stream& stream) const;
 
  private:
@@ -75,14 +76,13 @@ class DTensor {
   int layout_rank_ = 0;
 };
 
-/// The verb behind every group buffer: moves a flat buffer of n equal slices between placements along one
-/// group.
+/// Moves a flat buffer of n equal slices between placements along one group. All group buffers use it.
 ///
-/// `full` has comm.size() * slice.numel() elements; `slice` is this rank's slice: either the view of `full`
+/// `full` has comm.size() * slice.numel() elements. `slice` is this rank's slice: either the view of `full`
 /// at rank * slice.numel() (in place, nothing is copied) or separate memory. Placements are R, S(0), P:
-///   S -> R all-gather; P -> S reduce-scatter; P -> R all-reduce of `full` (slice unused); R -> S copies the
-///   slice out unless it is a view; X -> X nothing (neither tensor is looked at). In a group of one, S, R and
-///   P are the same thing and only a non-view is copied.
+/// S -> R all-gather; P -> S reduce-scatter; P -> R all-reduce of `full` (slice unused); R -> S copies the slice
+/// out unless it is a view; X -> X does nothing (neither tensor is read).
+/// In a group of one rank, S, R and P are equal and only a non-view is copied.
 /// @throws NotSupported for the other pairs.
 void redistribute_flat(Stream& stream, Communicator& comm, Placement from, Placement to, const Tensor& full,
                        const Tensor& slice);

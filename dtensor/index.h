@@ -11,7 +11,7 @@
 
 namespace sherd {
 
-/// A position in the index space named by Tag. Differences are plain counts.
+/// Position in the index space named by Tag. Differences are plain counts.
 template <class Tag>
 struct Index {
   int64_t value = 0;
@@ -48,23 +48,23 @@ using FullRange = Range<struct FullTag>;
 using SliceIndex = Index<struct SliceTag>;
 using SliceRange = Range<struct SliceTag>;
 
-/// A number that names one of several things, which another kind of number does not replace unnoticed.
+/// Index of one of several objects, as a type that other kinds of index do not convert to.
 template <class Tag>
 struct Id {
   int value = 0;
   Id() = default;
   explicit constexpr Id(int v) : value(v) {}
-  /// Of a vector with an entry for each.
+  /// Returns the index into a vector with an entry for each.
   constexpr size_t index() const { return static_cast<size_t>(value); }
   friend constexpr auto operator<=>(Id, Id) = default;
 };
 
-/// A parameter of a layout: its place in ShardLayout::params().
+/// Parameter of a layout: its index in ShardLayout::params().
 using ParamId = Id<struct ParamIdTag>;
-/// A rank of a layout: the number of its cell, which on a mesh is not the rank in the world.
+/// Rank of a layout: the index of its cell, which on a mesh differs from the rank in the world.
 using RankId = Id<struct RankIdTag>;
 
-/// A rectangular piece of a global tensor.
+/// Rectangular piece of a global tensor.
 struct Box {
   Shape offset, size;
   friend bool operator==(const Box&, const Box&) = default;

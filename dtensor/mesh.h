@@ -15,12 +15,11 @@ struct MeshDim {
   int size = 1;
 };
 
-/// The ranks of a communicator arranged in a grid with named dimensions, last one innermost: with
-/// {{"replicate", 2}, {"shard", 4}}, world rank r has coordinates (r / 4, r % 4). A cheap handle: copies
-/// share.
+/// Ranks of a communicator arranged in a grid with named dimensions, last one innermost. With {{"replicate",
+/// 2}, {"shard", 4}}, world rank r has coordinates (r / 4, r % 4). A cheap handle; copies share state.
 class DeviceMesh {
  public:
-  /// Collective over `world`; makes one communicator per dimension.
+  /// Makes one communicator per dimension. Collective over `world`.
   /// @throws InvalidArgument when sizes are < 1, names repeat or are empty, or the product is not
   /// world->size().
   DeviceMesh(std::shared_ptr<Communicator> world, std::vector<MeshDim> dims);
@@ -30,19 +29,20 @@ class DeviceMesh {
   /// @throws InvalidArgument for an unknown name, listing the known ones (also the calls below).
   int size(std::string_view name) const;
   int coordinate(std::string_view name) const;
-  /// Total ranks in the mesh.
+  /// Returns the total ranks in the mesh.
   int size() const;
   const std::shared_ptr<Communicator>& world() const;
 
-  /// The ranks that differ from this one only along `name`, ordered by that coordinate.
+  /// Returns the group of ranks that differ from this one only along `name`, ordered by that coordinate.
   const std::shared_ptr<Communicator>& comm(std::string_view name) const;
-  /// The ranks that differ from this one only along `names`; the first name is outermost in the order.
-  /// Collective the first time a list is asked for, kept afterwards. An empty list gives a group of one.
+  /// Returns the group of ranks that differ from this one only along `names`; the first name is outermost in
+  /// the order. Collective at the first request of a list, cached afterwards. An empty list gives a group of
+  /// one rank.
   std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names) const;
-  /// The mesh of the named dimensions only, in this mesh's order; the other coordinates stay fixed.
+  /// Returns the mesh of the named dimensions only, in this mesh's order; the other coordinates stay fixed.
   /// Collective.
   DeviceMesh submesh(const std::vector<std::string>& names) const;
-  /// "replicate 2 x shard 4"
+  /// Returns, for example, "replicate 2 x shard 4".
   std::string describe() const;
 
  private:

@@ -6,8 +6,7 @@
 
 namespace sherd {
 
-/// Replicate: all of it. Shard(d): one piece of tensor dimension d. Partial: a term of a sum that is still
-/// owed.
+/// Replicate: all of it. Shard(d): one piece of tensor dimension d. Partial: one term of a pending sum.
 struct Placement {
   enum class Kind { replicate, shard, partial };
   Kind kind = Kind::replicate;

@@ -20,13 +20,13 @@ constexpr int64_t kChecksumBlock = int64_t{1} << 20;
 enum class Section { model, optim };
 const char* name_of(Section s);
 
-/// A piece of a tensor: a box of it, row-major and contiguous in one file.
+/// Piece of a tensor: a box of it, row-major and contiguous in one file.
 struct CheckpointPiece {
   Box box;
   int file = 0;
-  /// Byte in the file (header included) where it begins.
+  /// Start byte in the file (header included).
   int64_t begin = 0;
-  /// Of the piece's elements in row-major order. Writers of before did not count: theirs say 0.
+  /// Of the piece's elements in row-major order. Earlier versions did not count and store 0.
   NotFinite not_finite = {};
 };
 
@@ -34,20 +34,20 @@ struct CheckpointTensor {
   std::string name;
   Section section = Section::model;
   DType dtype = DType::f32;
-  /// At least one dimension: [1] of a tensor without any, which `scalar` marks.
+  /// At least one dimension: [1] for a scalar, which `scalar` marks.
   Shape shape;
   std::vector<CheckpointPiece> pieces;
-  /// Further names that it had in the model that saved it (tied parameters). Equal tensors of these names are stored, too,
-  /// except by earlier versions.
+  /// Further names in the model that saved it (tied parameters). Equal tensors of these names are stored,
+  /// too, except by earlier versions.
   std::vector<std::string> tied = {};
-  /// Without dimensions: [] in the files, [1] here and in the pieces. Earlier versions stored [1] in both.
+  /// No dimensions: [] in the files, [1] here and in the pieces. Earlier versions stored [1] in both.
   bool scalar = false;
-  /// As the files and other programs have it.
+  /// Returns the shape in the files and in other programs.
   Shape stored_shape() const { return scalar ? Shape{} : shape; }
 };
 
 struct CheckpointFile {
-  /// Below the checkpoint's folder.
+  /// Relative to the checkpoint's folder.
   std::string path;
   int64_t bytes = 0;
   int64_t header_bytes = 0;
@@ -55,21 +55,21 @@ struct CheckpointFile {
   /// One for each kChecksumBlock of data. Empty in a manifest without checksums.
   std::vector<uint64_t> block_checksums;
   int64_t data_bytes() const { return bytes - header_bytes; }
-  /// Bytes [begin, end) of the file that block i is.
+  /// Return the bytes [begin, end) of block i in the file.
   int64_t block_begin(int64_t i) const { return header_bytes + i * kChecksumBlock; }
   int64_t block_end(int64_t i) const { return std::min(bytes, block_begin(i + 1)); }
   int64_t blocks() const { return (data_bytes() + kChecksumBlock - 1) / kChecksumBlock; }
 };
 
-/// What a run needs besides tensors to go on as if it had not stopped.
+/// State of a run, besides tensors, that resuming needs to continue as if uninterrupted.
 struct TrainingState {
-  /// Optimizer steps done.
+  /// Optimizer steps completed.
   int64_t step = 0;
   /// Training sequences consumed, over all ranks: the data cursor.
   int64_t sequences = 0;
-  /// Of the counter-based generators; counters follow from `step`.
+  /// Seed of the counter-based generators; counters follow from `step`.
   uint64_t seed = 0;
-  /// For people and for checks, e.g. "routing", "config", "muon.momentum".
+  /// Human-readable information and values for checks, e.g. "routing", "config", "muon.momentum".
   std::map<std::string, std::string> info = {};
   bool operator==(const TrainingState&) const = default;
 };
@@ -79,39 +79,42 @@ struct Manifest {
   TrainingState training;
   std::vector<CheckpointFile> files;
   std::vector<CheckpointTensor> tensors;
-  /// False for folders that another program wrote: nothing can be verified then but structure.
+  /// False for folders of another program: only structure can be verified.
   bool checksums = true;
 
-  /// The tensor of that section and name, or null. Linear; make an index for many look-ups.
+  /// Returns the tensor of that section and name, or null. Linear; make an index for many look-ups.
   const CheckpointTensor* find(Section section, std::string_view name) const;
 };
 
-/// What the manifest says of a tensor's pieces together; `first` in row-major order of the whole tensor.
+/// Returns the manifest's non-finite counts over a tensor's pieces; `first` in row-major order of the whole
+/// tensor.
 NotFinite not_finite_of(const CheckpointTensor& tensor);
-/// Values of the model's tensors that are not finite; 0 also where nobody counted.
+/// Returns the number of non-finite values of the model's tensors; 0 also where they were not counted.
 int64_t model_not_finite(const Manifest& manifest);
-/// Element `at` of a box in row-major order, as an index of the whole tensor in row-major order.
+/// Returns element `at` of a box in row-major order as an index of the whole tensor in row-major order.
 int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
 
-/// The bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the message would
-/// pass 2 GiB, and for text that is not UTF-8.
+/// Returns the bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the
+/// message would pass 2 GiB, and for text that is not UTF-8.
 std::string encode_manifest(const Manifest& manifest);
-/// Only the first bytes of a manifest file are needed. @throws CorruptCheckpoint.
+/// Returns the sequence number; only the first bytes of a manifest file are needed. @throws
+/// CorruptCheckpoint.
 uint64_t decode_sequence(std::string_view first_48_bytes);
-/// The checksum of everything but the sequence number: of training state, files with their checksums, and tensors. As
-/// recorded; decode_manifest() verifies it. @throws CorruptCheckpoint.
+/// Returns the recorded checksum of everything except the sequence number: training state, files with their
+/// checksums, and tensors. decode_manifest() verifies it. @throws CorruptCheckpoint.
 uint64_t decode_message_checksum(std::string_view first_48_bytes);
 constexpr int64_t kManifestPrefix = 48;
-/// Reads and checks everything FORMAT.md demands of a manifest by itself (rules 1 to 4 of section 4). Memory
-/// stays proportional to bytes.size() (about 100 times for the worst of messages). @throws CorruptCheckpoint
-/// saying what and where; the caller adds the file's name.
+/// Decodes a manifest and checks all that FORMAT.md requires of a manifest by itself (rules 1 to 4 of section
+/// 4). Memory stays proportional to bytes.size() (about 100 times for the worst messages). @throws
+/// CorruptCheckpoint with the error and its place; the caller adds the file's name.
 Manifest decode_manifest(std::string_view bytes);
 
-/// Parts of a manifest, as ranks exchange them: files and tensors only, without checksums or rules.
+/// Encode and decode parts of a manifest, as ranks exchange them: files and tensors only, without checksums
+/// or rules.
 std::string encode_part(const Manifest& part);
 Manifest decode_part(std::string_view bytes);
 
-/// Rules 2 to 4 of FORMAT.md section 4. @throws CorruptCheckpoint for the first offender.
+/// Checks rules 2 to 4 of FORMAT.md section 4. @throws CorruptCheckpoint for the first violation.
 void check_manifest(const Manifest& manifest);
 
 /// XXH3-64, seed 0.
