@@ -1,4 +1,4 @@
-// What an optimizer is called, and what routing has to know of it before it exists.
+// Name of an optimizer, and the properties that routing needs before the optimizer exists.
 #pragma once
 
 #include <array>

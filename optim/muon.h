@@ -1,4 +1,4 @@
-// Muon: momentum, orthogonalized, for matrices.
+// Muon: orthogonalized momentum for matrices.
 #pragma once
 
 #include <exception>

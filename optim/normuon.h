@@ -1,4 +1,4 @@
-// NorMuon: Muon whose rows (neurons) are brought to the same size by a second moment of each.
+// NorMuon: Muon with a second moment per row (neuron) that normalizes the rows.
 #pragma once
 
 #include <string>

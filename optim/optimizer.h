@@ -1,4 +1,4 @@
-// The optimizer of a sharded model: AdamW, Muon and those of the program side by side, by the routing table.
+// Optimizer of a sharded model: AdamW, Muon and the program's own side by side, by the routing table.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// QK-clip: attention logits are kept below a bound by scaling the weights that make them.
+// QK-clip: a bound on attention logits, kept by scaling the weights that make them.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// What a parameter is for, guessed from its name and its shape, with the evidence.
+// Role of a parameter, guessed from its name and its shape, with the evidence.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Which optimizer updates which parameter: data, decided once, printable.
+// Routing of parameters to optimizers: data, decided once, printable.
 #pragma once
 
 #include <functional>

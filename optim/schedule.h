@@ -1,4 +1,4 @@
-// Learning rates as pure functions of the step, so that a run that is resumed goes on where it was.
+// Learning rate schedules as pure functions of the step, so that a resumed run continues them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Optimizer state as others see it: by parameter and key, sharded exactly like the parameter.
+// Optimizer state for other components: by parameter and key, sharded exactly like the parameter.
 #pragma once
 
 #include <string>

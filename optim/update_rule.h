@@ -1,4 +1,4 @@
-// What an optimizer has to be, to update parameters beside AdamW and Muon: one class, and how to make it.
+// Update rule: interface and factory of an optimizer beside AdamW and Muon.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// What some of the parameters are updated with instead of their optimizer's options.
+// Settings of some parameters that replace their optimizer's options.
 #pragma once
 
 #include <optional>

@@ -1,5 +1,4 @@
-// Exact sums over the gradients of a whole model, for the norm and for whether a step is taken. Private to
-// optim/.
+// Exact sums over the gradients of a whole model, for the norm and for skipped steps. Private to optim/.
 #pragma once
 
 #include <vector>

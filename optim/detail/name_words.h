@@ -1,4 +1,4 @@
-// A parameter's name, taken apart into the words that people put together.
+// Words of a parameter's name.
 #pragma once
 
 #include <string>

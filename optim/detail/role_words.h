@@ -1,4 +1,4 @@
-// What single words of a parameter's name say about its role.
+// Roles that single words of a parameter's name indicate.
 #pragma once
 
 #include <initializer_list>

@@ -1,4 +1,4 @@
-// The matrices that Muon orthogonalizes, and where their elements lie.
+// Logical matrices that Muon orthogonalizes, and the places of their elements.
 #pragma once
 
 #include <algorithm>

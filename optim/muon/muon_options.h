@@ -1,4 +1,4 @@
-// What a user may choose about Muon.
+// Options of Muon.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// Who orthogonalizes which matrix: decided by arithmetic, the same on every rank without talking.
+// Plan of a Muon step: the ranks that orthogonalize each matrix. Arithmetic, the same on every rank without
+// communication.
 //
 // The words, here and in the files that carry a plan out:
 // - matrix: a logical matrix (LogicalMatrix), one block of one parameter, orthogonalized by itself.

@@ -1,4 +1,4 @@
-// What orthogonalizing a matrix costs: FLOPs of the two forms, and bytes of the sums over ranks.
+// Cost of orthogonalizing a matrix: FLOPs of the two forms, and bytes of the sums over ranks.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a Muon plan depends on, besides the matrices and where they lie.
+// Inputs of a Muon plan besides the matrices and their places.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// What an optimizer on top of Muon's plan does with the orthogonalized matrices before they update the
-// weights.
+// Refinement of orthogonalized matrices before they update the weights, for optimizers on top of Muon's plan.
 #pragma once
 
 #include <functional>
