@@ -47,6 +47,7 @@ class ParamGroup final : public ParameterViews {
     std::vector<FullyShardOptions> options;
     /// Unit names by parameter; empty where all are the plan's unit.
     std::vector<std::string> owners;
+    ForwardRecorder* const* recorder = nullptr;  // where the model keeps it
   };
   ParamGroup(Device& device, Spec spec);
   /// Removes the memory of parameters that outlive the group.
@@ -169,6 +170,7 @@ class ParamGroup final : public ParameterViews {
 
   // ParameterViews.
   bool frozen(int p) const override { return frozen_[static_cast<size_t>(p)]; }
+  ForwardRecorder* recorder() const override { return spec_.recorder != nullptr ? *spec_.recorder : nullptr; }
   Tensor data(int p) const override;
   Tensor grad(int p) override;
   GradTarget grad_for_overwrite(int p) override;

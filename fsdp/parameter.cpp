@@ -37,6 +37,10 @@ bool Parameter::frozen() const {
   return !trainable() || (state().views != nullptr && state().views->frozen(index_in_group()));
 }
 
+ForwardRecorder* Parameter::recorder() const {
+  return state().views != nullptr ? state().views->recorder() : nullptr;
+}
+
 Parameter& Parameter::freeze() {
   require_unsharded_tree("freeze()");
   state().trainable = false;

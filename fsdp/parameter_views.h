@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sherd/dtensor/dtensor.h>
+#include <sherd/fsdp/recorder.h>
 
 namespace sherd {
 
@@ -16,6 +17,7 @@ struct GradTarget {
 class ParameterViews {
  public:
   virtual bool frozen(int /*p*/) const { return false; }
+  virtual ForwardRecorder* recorder() const { return nullptr; }
   virtual Tensor data(int p) const = 0;
   virtual Tensor grad(int p) = 0;
   virtual GradTarget grad_for_overwrite(int p) = 0;

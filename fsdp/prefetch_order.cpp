@@ -89,6 +89,7 @@ void PrefetchOrder::reset() {
   backward_at_ = 0;
   follows_order_ = false;
   broken_.reset();
+  ++step_;
 }
 
 void PrefetchOrder::forget() {

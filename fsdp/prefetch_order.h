@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -86,6 +87,8 @@ class PrefetchOrder {
   /// Begins a new step: no backward is due and the step is not broken. The order of the latest completed
   /// forward stays.
   void reset();
+  /// Returns an id that changes with reset(): a forward of an earlier step has no backward.
+  uint64_t step() const { return step_; }
   /// Drops the recorded order, too: some ranks may not have it.
   void forget();
 
@@ -126,6 +129,7 @@ class PrefetchOrder {
 
   std::optional<Cancelled> cancelled_;  // the first use that the current exception ended
   std::optional<Cancelled> broken_;
+  uint64_t step_ = 1;
 };
 
 }  // namespace sherd

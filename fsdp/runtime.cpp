@@ -130,9 +130,13 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
   for (const GroupPlan& g : plan.groups) {
     std::vector<Parameter> params;
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
-    unit.groups.push_back(std::make_unique<ParamGroup>(
-        device_,
-        ParamGroup::Spec{g, std::move(params), wrap.mesh, comms_of(wrap.mesh, g.axes), {wrap.options}, {}}));
+    unit.groups.push_back(std::make_unique<ParamGroup>(device_, ParamGroup::Spec{g,
+                                                                                 std::move(params),
+                                                                                 wrap.mesh,
+                                                                                 comms_of(wrap.mesh, g.axes),
+                                                                                 {wrap.options},
+                                                                                 {},
+                                                                                 &context_->recorder}));
   }
   unit.params = claim.params;
   for (size_t k = 0; k < buckets_.size(); ++k) {
@@ -157,7 +161,7 @@ void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
     const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
     auto group = std::make_unique<ParamGroup>(
         device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group.axes),
-                                  std::move(options), std::move(owners)});
+                                  std::move(options), std::move(owners), &context_->recorder});
     buckets_.push_back(std::make_unique<Bucket>(
         *context_, Bucket::Spec{static_cast<int>(buckets_.size()), plan.members(), std::move(group)}));
     context_->buckets.push_back(buckets_.back().get());
@@ -257,7 +261,7 @@ void ShardRuntime::initialise() {
   begin_step(nullptr);
 }
 
-void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) const {
+void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
   context_->require_whole_step(who);
   if (*ranks_apart_)
     throw CommError(fmt::format(
@@ -266,6 +270,9 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) cons
         "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
+  if (context_->awaits_backward && context_->last_microbatch &&
+      context_->order.due(context_->order.root()) == 0)
+    empty_backward(*units_.back());
   if (set == nullptr ? has_gradients() : set->ready()) return;
   throw InvalidArgument(
       fmt::format("{}: {} needs final gradients, but {}", device_.label(), who, why_not_final(set)));
@@ -288,9 +295,9 @@ std::string ShardRuntime::why_not_final(const UpdateSet* set) const {
                        set != nullptr ? "the parameters of this optimizer" : "a parameter");
   if (due > 0)
     return fmt::format(
-        "{} recorded forward(s) of the root still have their backward to come, whose gradients would be missing: run it, or "
-        "let go of the loss and of everything else that those forwards returned; evaluate without recording",
-        due);
+        "{} recorded forward(s) of the root still have their backward to come, whose gradients would be "
+        "missing: {}",
+        due, context_->how_to_drop);
   if (!context_->root_backward)
     return fmt::format(
         "the backward of the root has not run, only that of unit(s) '{}', called outside of the root's forward; call the root, "
@@ -305,10 +312,8 @@ std::string ShardRuntime::pending() const {
   if (order.open() > 0) return "a forward or backward runs, or weights are unsharded";
   for (int u = 0; u <= order.root(); ++u)
     if (order.due(u) > 0)
-      return fmt::format(
-          "a forward of unit '{}' was recorded whose backward is still to come; run it first, or let go of what that "
-          "forward returned",
-          context_->names[static_cast<size_t>(u)]);
+      return fmt::format("a forward of unit '{}' was recorded whose backward is still to come: {}",
+                         context_->names[static_cast<size_t>(u)], context_->how_to_drop);
   for (const ParamGroup* g : groups())
     for (auto& p : g->params())
       if (g->touched(p.index_in_group()))
@@ -389,7 +394,7 @@ void ShardRuntime::zero_grad(UpdateSet* set) {
 void ShardRuntime::forget_gradients(UpdateSet* set) {
   skip_ = Tensor();
   sets_->forget(set);
-  if (set == nullptr || !sets_->any_ready()) context_->root_backward = false;
+  if (set == nullptr || !sets_->any_ready()) context_->root_backward = context_->awaits_backward = false;
 }
 
 void ShardRuntime::drop_step(UpdateSet* set) {
@@ -487,6 +492,12 @@ void ShardRuntime::clear_trace() { context_->log.clear_lines(); }
 
 void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 
+void ShardRuntime::empty_backward(Unit& unit) {
+  context_->order.owe_backward(unit.root() ? context_->order.root() : unit.index());
+  BackwardScope scope(unit);
+  scope.end();
+}
+
 bool ShardRuntime::complete_backward() {
   if (!context_->last_microbatch) return true;
   skip_ = Tensor();  // of other gradients
@@ -542,9 +553,7 @@ bool ShardRuntime::complete_backward() {
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
     if (u->root() || u->finished() || idle.contains(u.get())) continue;
-    context_->order.owe_backward(u->index());
-    BackwardScope scope(*u);
-    scope.end();
+    empty_backward(*u);
   }
   sets_->set_ready(absent);
   return any_trains || !any_trainable;

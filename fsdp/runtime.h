@@ -111,9 +111,10 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   const std::shared_ptr<std::atomic<bool>>& ranks_apart() const { return ranks_apart_; }
 
   /// Checks that the last microbatch's backward of the root has ended since the latest WeightsChange and has
-  /// reached parameters of `set` (null: any).
+  /// reached parameters of `set` (null: any). Completes gradients that only waited for recorded forwards which have been
+  /// dropped since; it is collective then.
   /// @throws InvalidArgument naming `who` otherwise; CommError once ranks_apart().
-  void require_gradients(const char* who, const UpdateSet* set = nullptr) const;
+  void require_gradients(const char* who, const UpdateSet* set = nullptr);
   /// Checks that every trainable parameter is in an UpdateSet. @throws InvalidArgument naming `who` and all
   /// that are not.
   void require_all_in_sets(const char* who) const;
@@ -182,6 +183,8 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   void check_fingerprints();
   /// Completes the root's last backward: every trainable parameter has its gradient, and every unit reduces.
   bool complete_backward();
+  /// One backward of the unit that brings nothing of its own.
+  void empty_backward(Unit& unit);
   bool has_gradients() const;
   /// Returns why gradients of `set` (null: of any parameter) are not final.
   std::string why_not_final(const UpdateSet* set) const;

@@ -127,6 +127,21 @@ void Unit::require_others_ended(const char* verb) const {
                   verb, fmt::join(names, "', '")));
 }
 
+uint64_t Unit::step() const { return context().order.step(); }
+
+ForwardRecorder* Unit::exchange_recorder(ForwardRecorder* recorder) noexcept {
+  return context_ != nullptr ? std::exchange(context_->recorder, recorder) : nullptr;
+}
+
+ForwardRecorder* Unit::recorder() const noexcept {
+  return context_ != nullptr ? context_->recorder : nullptr;
+}
+
+void Unit::pre_recorded_forward(const char* how_to_drop) {
+  context().how_to_drop = how_to_drop;
+  begin_forward(true, ForwardKind::recorded);
+}
+
 void Unit::begin_forward(bool training, ForwardKind kind) {
   UnitContext& context = this->context();
   if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
@@ -165,15 +180,15 @@ void Unit::pre_backward() {
   UnitContext& context = this->context();
   PrefetchOrder& order = context.order;
   context.require_whole_step(fmt::format("backward of unit '{}'", name_));
-  if (order.due(number_) == 0)
-    throw InvalidArgument(
-        fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
   if (finished_)
     throw InvalidArgument(fmt::format(
         "backward of unit '{}' after the last microbatch's: its gradients are final. Step the optimizer "
         "first (each of them), give the gradients up by zero_grad(), or announce more microbatches (Accumulate, "
         "set_last_microbatch(false))",
         name_));
+  if (order.due(number_) == 0)
+    throw InvalidArgument(
+        fmt::format("backward of unit '{}' without a forward in training mode before it", name_));
   unshard();
   const bool outermost = order.open_backwards(number_) == 0;
   gather_ahead(order.begin_backward(number_));
@@ -233,6 +248,7 @@ void Unit::reduce_gradients() {
   for (Bucket* b : buckets_) b->unit_ended(number_);
   if (!root_) return;
   context.root_backward = true;
+  context.awaits_backward = context.last_microbatch && !last;
   for (Bucket* b : context.buckets) b->pass_ended(last);
   // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
   // reductions at once, and not unit by unit.

@@ -79,6 +79,8 @@ class Unit {
   /// Returns whether the last microbatch's backward has ended, so that gradients are final, and some are not
   /// released.
   bool finished() const { return finished_; }
+  /// Changes with each change of weights and reset_step(): backwards of forwards from before are due no more.
+  uint64_t step() const;
 
   /// Copies weights that an optimizer step changed to the stored weights, on the gather stream (under the
   /// strategies that keep parameters unsharded, this gathers them). unshard() calls it when needed.
@@ -99,8 +101,14 @@ class Unit {
   /// has not ended, since its gradients would be left out.
   void pre_forward(bool training) { begin_forward(training, ForwardKind::single); }
   /// Begins a forward in training mode that a tape records. Any number may precede their backwards, including
-  /// the root's: it drops no earlier one. Each is followed by one backward or by give_up_backward().
-  void pre_recorded_forward() { begin_forward(true, ForwardKind::recorded); }
+  /// the root's: it drops no earlier one. Each is followed by one backward or by give_up_backward() while step() is
+  /// unchanged, and by neither afterwards.
+  /// @param how_to_drop for errors: what a user of the client does to drop a forward without a backward
+  void pre_recorded_forward(const char* how_to_drop);
+  /// Sets the recorder of this unit's running forward or backward, for functions with parameters of the model. Returns the
+  /// previous one (or null), which the caller restores at the end.
+  ForwardRecorder* exchange_recorder(ForwardRecorder* recorder) noexcept;
+  ForwardRecorder* recorder() const noexcept;
   /// Begins the same forward again, directly before its backward, which is due already.
   void pre_recomputed_forward() { begin_forward(true, ForwardKind::recomputed); }
   void post_forward();

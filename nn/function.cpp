@@ -1,40 +1,87 @@
 #include <sherd/nn/function.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <utility>
+
+#include <sherd/nn/detail/function_name.h>
 
 namespace sherd::nn {
 namespace {
 
-Tape* tape_of(const std::vector<Var>& inputs) {
+// What a function was called with, for errors.
+std::string describe(const std::vector<Var>& inputs, const std::vector<Parameter>& parameters) {
+  std::string text;
+  const auto add = [&](const std::string& what) { text += (text.empty() ? "" : ", ") + what; };
   for (const Var& x : inputs)
-    if (x.tape() != nullptr) return x.tape();
-  return nullptr;
+    if (x.defined()) add(fmt::format("{} {}", name_of(x.dtype()), to_string(x.shape())));
+  for (const Parameter& p : parameters) add(fmt::format("parameter '{}' {}", p.name(), to_string(p.shape())));
+  return text;
+}
+
+// f(), whose errors of shapes name the function, its inputs and its parameters.
+template <class F>
+auto with_names(const char* pass, const std::source_location& at, const std::vector<Var>& inputs,
+                const std::vector<Parameter>& parameters, F f) {
+  const auto named = [&](const std::exception& e) {
+    return ShapeMismatch(fmt::format("{}{} of {}: {}", pass, detail::function_name(at),
+                                     describe(inputs, parameters), e.what()));
+  };
+  try {
+    return f();
+  } catch (const ShapeMismatch& e) {
+    throw named(e);
+  } catch (const std::out_of_range& e) {  // a size of a tensor that has fewer dimensions
+    throw named(e);
+  }
 }
 
 }  // namespace
 
-std::vector<Var> functions(const std::vector<Var>& inputs, const std::function<std::vector<Tensor>(Stream&)>& forward,
+namespace detail {
+
+Tape* tape_of(const std::vector<Var>& inputs, const std::vector<Parameter>& parameters) {
+  for (const Var& x : inputs)
+    if (x.tape() != nullptr) return x.tape();
+  for (const Parameter& p : parameters)
+    if (p.trainable())
+      if (auto* const tape = dynamic_cast<Tape*>(p.recorder())) return tape;
+  return nullptr;
+}
+
+}  // namespace detail
+
+std::vector<Var> functions(const std::vector<Var>& inputs,
+                           const std::function<std::vector<Tensor>(Stream&)>& forward,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-                           const std::vector<Parameter>& parameters) {
+                           const std::vector<Parameter>& parameters, std::source_location at) {
   const auto first = std::find_if(inputs.begin(), inputs.end(), [](const Var& x) { return x.defined(); });
-  if (first == inputs.end()) throw InvalidArgument("a function needs an input that is defined");
+  if (first == inputs.end())
+    throw InvalidArgument(
+        fmt::format("{}: a function needs an input that is defined", detail::function_name(at)));
   Stream& stream = first->stream();
-  std::vector<Tensor> outputs = forward(stream);
-  if (Tape* const tape = tape_of(inputs)) {
-    const bool trains =
-        std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trainable(); });
-    return tape->record(inputs, std::move(outputs), trains,
-                        [&stream, f = std::move(backward)](const BackwardCall& call) { return f(stream, call); });
-  }
-  return {outputs.begin(), outputs.end()};
+  std::vector<Tensor> outputs = with_names("", at, inputs, parameters, [&] { return forward(stream); });
+  Tape* const tape = detail::tape_of(inputs, parameters);
+  if (tape == nullptr) return {outputs.begin(), outputs.end()};
+  const bool trains =
+      std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trainable(); });
+  return tape->record(
+      inputs, std::move(outputs), trains,
+      [&stream, f = std::move(backward), parameters, at](const BackwardCall& call) {
+        return with_names("the backward of ", at, {}, parameters, [&] { return f(stream, call); });
+      },
+      at);
 }
 
 Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)>& forward,
              std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-             const std::vector<Parameter>& parameters) {
-  return functions(inputs, [&](Stream& s) { return std::vector<Tensor>{forward(s)}; }, std::move(backward),
-                   parameters)[0];
+             const std::vector<Parameter>& parameters, std::source_location at) {
+  return functions(
+      inputs, [&](Stream& s) { return std::vector<Tensor>{forward(s)}; }, std::move(backward), parameters,
+      at)[0];
 }
 
 }  // namespace sherd::nn

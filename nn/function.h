@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <source_location>
 #include <vector>
 
 #include <sherd/nn/tape.h>
@@ -24,15 +25,28 @@ namespace sherd::nn {
 ///
 /// A parameter in it is used by data() in forward and by grad_for_overwrite() or grad() in backward, inside the
 /// forward of a module below the one that was wrapped with it; name it in `parameters`, so that the operation is
-/// recorded although no input needs a gradient.
-/// @throws InvalidArgument for inputs on two tapes.
+/// recorded although no input needs a gradient, or is on a tape at all.
+/// @param at whoever calls it: errors name the function that this is in
+/// @throws InvalidArgument for inputs on two tapes; ShapeMismatch naming the inputs' shapes and the parameters, when
+/// `forward` or `backward` throws it.
 Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)>& forward,
              std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-             const std::vector<Parameter>& parameters = {});
+             const std::vector<Parameter>& parameters = {},
+             std::source_location at = std::source_location::current());
 
 /// The same with any number of outputs: not defined() is the gradient of one that nobody used.
-std::vector<Var> functions(const std::vector<Var>& inputs, const std::function<std::vector<Tensor>(Stream&)>& forward,
+std::vector<Var> functions(const std::vector<Var>& inputs,
+                           const std::function<std::vector<Tensor>(Stream&)>& forward,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-                           const std::vector<Parameter>& parameters = {});
+                           const std::vector<Parameter>& parameters = {},
+                           std::source_location at = std::source_location::current());
+
+namespace detail {
+
+/// The tape that records a function of these: that of the first input on one, or else the one that records the forward
+/// of a trainable parameter's model. Null without.
+Tape* tape_of(const std::vector<Var>& inputs, const std::vector<Parameter>& parameters);
+
+}  // namespace detail
 
 }  // namespace sherd::nn

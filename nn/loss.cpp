@@ -19,7 +19,8 @@ using detail::like_f32;
 using detail::like_wide;
 
 bool recorded(const Var& x, const Parameter& w) {
-  return x.tape() != nullptr && x.tape()->recording() && (x.requires_grad() || w.trainable());
+  const Tape* const tape = detail::tape_of({x}, {w});
+  return tape != nullptr && tape->recording() && (x.requires_grad() || w.trainable());
 }
 
 // The rows [begin, end) of a chunk, and how it is computed.

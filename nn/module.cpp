@@ -4,6 +4,8 @@ namespace sherd::nn {
 namespace detail {
 
 ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit().get()) {
+  // Arguments without a tape, inside of a forward that is recorded: parameters train all the same.
+  if (tape == nullptr && unit_ != nullptr) tape = dynamic_cast<Tape*>(unit_->recorder());
   if (tape != nullptr && module.is_root() && !module.training()) evaluates_.emplace(*tape);
   tape_ = tape != nullptr && tape->training() ? tape : nullptr;
   if (unit_ == nullptr) return;
@@ -11,21 +13,28 @@ ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit
   if (tape_ == nullptr) {
     unit_->pre_forward(false);
   } else {
-    tape_->recomputing() ? unit_->pre_recomputed_forward() : unit_->pre_recorded_forward();
+    tape_->recomputing() ? unit_->pre_recomputed_forward() : unit_->pre_recorded_forward(Tape::kHowToDrop);
     tape_->begin_call(module.unit());
+    around_ = unit_->exchange_recorder(tape_);
   }
 }
 
 void ModuleCall::end() {
   if (unit_ == nullptr) return;
   unit_->post_forward();
-  if (tape_ != nullptr) tape_->end_call();
+  if (tape_ != nullptr) {
+    unit_->exchange_recorder(around_);
+    tape_->end_call();
+  }
   unit_ = nullptr;
 }
 
 ModuleCall::~ModuleCall() {
   if (unit_ == nullptr) return;
-  if (tape_ != nullptr) tape_->cancel_call();
+  if (tape_ != nullptr) {
+    unit_->exchange_recorder(around_);
+    tape_->cancel_call();
+  }
   unit_->cancel_forward();  // what was due before the call is so again
 }
 
@@ -52,7 +61,10 @@ class Evaluation {
 }  // namespace
 
 Var call(sherd::Module& module, const Var& x) {
-  Tape* const tape = x.tape();
+  Tape* tape = x.tape();
+  if (tape == nullptr)
+    for (auto& [name, p] : module.named_parameters())
+      if (tape == nullptr) tape = dynamic_cast<Tape*>(p.recorder());
   const bool trains = tape != nullptr && tape->training() && module.training();
   // In the first run of a scope that is recomputed it is noted that the result has a gradient, and no more.
   const bool kept = trains && tape->recording();

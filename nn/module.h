@@ -51,6 +51,7 @@ class ModuleCall {
   std::optional<NoGrad> evaluates_;
   Unit* unit_;
   Tape* tape_;
+  ForwardRecorder* around_ = nullptr;  // of a call on the tape
 };
 
 }  // namespace detail
@@ -61,7 +62,8 @@ class ModuleCall {
 /// was wrapped by fully_shard(), and notes for backward when to do so again.
 ///
 /// The tape is that of the first argument that is a value on one, or a vector of values; values inside of other
-/// types are not seen. Without any such argument, or inside NoGrad, or in evaluation mode of the root
+/// types are not seen. A module that is called inside of the recorded forward of its model needs no such argument. Without
+/// any, or inside NoGrad, or in evaluation mode of the root
 /// (set_training(false)) nothing is kept for a backward. Wrapped modules below the root are called inside the
 /// root's forward. A wrapped module's calls cast values (and vectors of values) among their arguments and results as
 /// its options say (FullyShardOptions::cast_inputs, output_dtype); other types pass as they are.

@@ -5,17 +5,23 @@
 #include <algorithm>
 #include <utility>
 
-namespace sherd::nn {
-namespace {
+#include <sherd/nn/detail/function_name.h>
 
-void give_up(Unit& unit) noexcept {
+namespace sherd::nn {
+
+Tape::Forward Tape::Forward::now(std::shared_ptr<Unit> unit) {
+  const uint64_t step = unit->step();
+  return {std::move(unit), step};
+}
+
+bool Tape::Forward::stale() const { return unit->step() != step; }
+
+void Tape::Forward::give_up() noexcept {
   try {
-    unit.give_up_backward(false);
+    if (!stale()) unit->give_up_backward(false);
   } catch (...) {  // the model is gone
   }
 }
-
-}  // namespace
 
 Tape::~Tape() { clear(); }
 
@@ -39,16 +45,20 @@ Tensor Tape::gradient(const Var& leaf) const {
 }
 
 std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outputs, bool trains_parameters,
-                              Backward backward) {
+                              Backward backward, std::source_location at) {
   bool wanted = trains_parameters;
   for (const Var& x : inputs) {
     wanted = wanted || x.requires_grad();
     if (x.tape_ != nullptr && x.tape_ != this)
-      throw InvalidArgument("a function of values on two tapes; compute with values of one tape, or detach() the others");
+      throw InvalidArgument(fmt::format(
+          "{}: a function of values on two tapes; compute with values of one tape, or detach() the others",
+          detail::function_name(at)));
     if (x.requires_grad() && x.run_ != run_)
       throw InvalidArgument(
-          "a value from before the latest backward() or clear() of its tape: the operations behind it are forgotten; "
-          "compute it again, or detach() it");
+          fmt::format("{}: a value from before the latest backward() or clear() of its tape: the operations "
+                      "behind it are "
+                      "forgotten; compute it again, or detach() it",
+                      detail::function_name(at)));
   }
   std::vector<Var> values;
   if (!wanted || !training()) {
@@ -59,28 +69,33 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
   for (Tensor& t : outputs) values.push_back(add_value(std::move(t), false));
   if (scope_ != nullptr) return values;  // known to need a gradient, and nothing more
   for (Var& x : inputs) x.value_ = Tensor();  // the function keeps the memory that its backward reads, and no other
-  nodes_.push_back({Node::Kind::operation, std::move(inputs), first, static_cast<int64_t>(values_.size()),
-                    std::move(backward), nullptr, nullptr, {}, {}});
+  nodes_.push_back({.kind = Node::Kind::operation,
+                    .inputs = std::move(inputs),
+                    .first_output = first,
+                    .end_output = static_cast<int64_t>(values_.size()),
+                    .backward = std::move(backward),
+                    .at = at});
   return values;
 }
 
 void Tape::begin_call(std::shared_ptr<Unit> unit) {
   if (scope_ != nullptr) {
-    scope_->calls.push_back({std::move(unit), static_cast<int64_t>(values_.size()), false});
+    scope_->calls.push_back({Forward::now(std::move(unit)), static_cast<int64_t>(values_.size()), false});
     return;
   }
   open_calls_.push_back(nodes_.size());
-  nodes_.push_back({Node::Kind::begin_call, {}, static_cast<int64_t>(values_.size()), 0, {}, std::move(unit),
-                    nullptr, {}, {}});
+  nodes_.push_back({.kind = Node::Kind::begin_call,
+                    .first_output = static_cast<int64_t>(values_.size()),
+                    .call = Forward::now(std::move(unit))});
 }
 
 Tape::Scope::Call& Tape::Scope::innermost() {
   return *std::find_if(calls.rbegin(), calls.rend(), [](const Call& c) { return !c.ended; });
 }
 
-void Tape::leave_out(const std::shared_ptr<Unit>& unit) {
+void Tape::leave_out(const Forward& call) {
   // A second run adds no backward that is due, and so takes none away.
-  if (!recomputing_) unit->give_up_backward(false);
+  if (!recomputing_) call.unit->give_up_backward(false);
 }
 
 void Tape::end_call() {
@@ -88,16 +103,18 @@ void Tape::end_call() {
     Scope::Call& call = scope_->innermost();
     call.ended = true;
     // As below: the second run leaves this call out, too.
-    if (call.first_value == static_cast<int64_t>(values_.size())) leave_out(std::exchange(call.unit, nullptr));
+    if (call.first_value == static_cast<int64_t>(values_.size())) leave_out(std::exchange(call.forward, {}));
     return;
   }
   const Node& begin = nodes_[open_calls_.back()];
-  const Node end{Node::Kind::end_call, {}, begin.first_output, static_cast<int64_t>(values_.size()), {}, begin.unit,
-                 nullptr, {}, {}};
+  const Node end{.kind = Node::Kind::end_call,
+                 .first_output = begin.first_output,
+                 .end_output = static_cast<int64_t>(values_.size()),
+                 .call = begin.call};
   open_calls_.pop_back();
   if (end.first_output == end.end_output) {  // nothing inside has a gradient
     nodes_.pop_back();
-    leave_out(end.unit);
+    leave_out(end.call);
     return;
   }
   nodes_.push_back(end);
@@ -107,7 +124,7 @@ void Tape::cancel_call() noexcept {
   if (scope_ != nullptr) {
     Scope::Call& cancelled = scope_->innermost();  // whose forward the caller cancels
     for (Scope::Call* inside = &scope_->calls.back(); inside != &cancelled; --inside)
-      if (inside->unit && !recomputing_) give_up(*inside->unit);
+      if (inside->forward.unit && !recomputing_) inside->forward.give_up();
     scope_->calls.resize(static_cast<size_t>(&cancelled - scope_->calls.data()));
     return;
   }
@@ -120,8 +137,8 @@ void Tape::cancel_call() noexcept {
 
 void Tape::give_up_from(size_t begin) noexcept {
   for (size_t i = begin; i < nodes_.size(); ++i) {
-    if (nodes_[i].kind == Node::Kind::end_call && nodes_[i].unit) give_up(*nodes_[i].unit);
-    for (auto& unit : nodes_[i].hidden) give_up(*unit);
+    if (nodes_[i].kind == Node::Kind::end_call) nodes_[i].call.give_up();
+    for (Forward& call : nodes_[i].hidden) call.give_up();
   }
 }
 
@@ -135,15 +152,18 @@ void Tape::recompute(const std::function<void()>& forward, std::function<void()>
   } catch (...) {
     scope_ = nullptr;
     for (auto& call : scope.calls)
-      if (call.unit && !recomputing_) give_up(*call.unit);
+      if (call.forward.unit && !recomputing_) call.forward.give_up();
     throw;
   }
   scope_ = nullptr;
-  Node node{Node::Kind::recompute, {}, first_value, static_cast<int64_t>(values_.size()), {}, nullptr,
-            std::move(again), {}, std::move(scope.states)};
+  Node node{.kind = Node::Kind::recompute,
+            .first_output = first_value,
+            .end_output = static_cast<int64_t>(values_.size()),
+            .again = std::move(again),
+            .states = std::move(scope.states)};
   if (node.first_output == node.end_output) return;  // nothing inside has a gradient, no call either
   for (auto& call : scope.calls)
-    if (call.unit) node.hidden.push_back(std::move(call.unit));
+    if (call.forward.unit) node.hidden.push_back(std::move(call.forward));
   nodes_.push_back(std::move(node));
 }
 

@@ -5,10 +5,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <source_location>
 #include <span>
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
+#include <sherd/fsdp/recorder.h>
 #include <sherd/fsdp/unit.h>
 #include <sherd/nn/gradient.h>
 #include <sherd/nn/var.h>
@@ -54,16 +56,24 @@ using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
 /// gradients are reduced behind the last of its calls that this backward comes to; while others are outstanding
 /// they stay open, which holds one gradient buffer of the unit (f32, all of its parameters) until then.
 ///
+/// Several tapes may record forwards of one model before its optimizer steps: the gradients of the step are final when
+/// the last of these forwards has had its backward, or was dropped by clear(). Backward through a call of a wrapped module
+/// from before the latest step or reset_step() throws: the weights that it used are gone.
+///
 /// An exception that leaves backward() leaves the tape empty; one that leaves a wrapped module's forward takes the
 /// operations of that call along. The step of every model on the tape has ended then: clear() and reset_step(model)
 /// make both usable again. A step that is given up for other reasons needs both as well.
-class Tape {
+class Tape : public ForwardRecorder {
  public:
+  /// For errors of units: what to do about a recorded forward whose backward is still to come.
+  static constexpr const char* kHowToDrop =
+      "run backward() of the nn::Tape that recorded it (a second tape, if the tape of this step has had its "
+      "backward), or "
+      "clear() or destroy that tape; evaluate inside nn::NoGrad";
+
   Tape() = default;
   /// As clear().
-  ~Tape();
-  Tape(const Tape&) = delete;
-  Tape& operator=(const Tape&) = delete;
+  ~Tape() override;
 
   /// A value that needs no gradient (a batch, say), with which recording begins: what is computed from it is on
   /// this tape.
@@ -93,9 +103,9 @@ class Tape {
 
   /// For functions: notes that `outputs` came of `inputs`, all of which are on this tape or on none, and perhaps of
   /// parameters, and returns them as values. They need a gradient when an input does or `trains_parameters`; else
-  /// nothing is noted and `backward` is dropped.
+  /// nothing is noted and `backward` is dropped. Errors name the function that `at` is in.
   std::vector<Var> record(std::vector<Var> inputs, std::vector<Tensor> outputs, bool trains_parameters,
-                          Backward backward);
+                          Backward backward, std::source_location at = std::source_location::current());
 
   /// For modules: the operations between the two belong to one call of the unit, between its pre_ and
   /// post_forward(). Calls nest.
@@ -124,21 +134,32 @@ class Tape {
     bool leaf;
     Gradient gradient;
   };
+  // A unit's forward, and the step of its model in which that ran.
+  struct Forward {
+    std::shared_ptr<Unit> unit;
+    uint64_t step = 0;
+    static Forward now(std::shared_ptr<Unit> unit);
+    // Its backward is due no more: the weights have changed since, or the step was reset.
+    bool stale() const;
+    void give_up() noexcept;
+    bool operator==(const Forward&) const = default;
+  };
   struct Node {
     enum class Kind { operation, begin_call, end_call, recompute } kind;
-    std::vector<Var> inputs;
+    std::vector<Var> inputs = {};
     int64_t first_output = 0;  // the values that it made: of an operation its own, of a call or scope all inside
     int64_t end_output = 0;
-    Backward backward;
-    std::shared_ptr<Unit> unit;
-    std::function<void()> again;                // of a scope
-    std::vector<std::shared_ptr<Unit>> hidden;  // the units of calls inside of it, in order
-    std::map<const void*, std::function<void()>> states;  // exchanged around the second run
+    Backward backward = {};
+    Forward call = {};
+    std::function<void()> again = {};                          // of a scope
+    std::vector<Forward> hidden = {};                          // the calls inside of it, in order
+    std::map<const void*, std::function<void()>> states = {};  // exchanged around the second run
+    std::source_location at = {};                              // of an operation
   };
   // The first run of recompute(): calls inside are counted, their operations are not kept.
   struct Scope {
     struct Call {
-      std::shared_ptr<Unit> unit;
+      Forward forward;
       int64_t first_value;
       bool ended;
     };
@@ -149,12 +170,13 @@ class Tape {
   class Again;
   class Pass;
   Var add_value(Tensor value, bool leaf);
-  /// @throws ShapeMismatch, beginning with `what`, for a gradient that is not like the value.
-  static void check(const Gradient& gradient, const Value& value, const char* what);
+  /// @param function the one whose backward returned the gradient; null: the caller of backward() gave it
+  /// @throws ShapeMismatch for a gradient that is not like the value.
+  static void check(const Gradient& gradient, const Value& value, const std::source_location* function);
   /// No backward of the calls that end behind this node comes.
   void give_up_from(size_t begin) noexcept;
   /// Of the call that ends: nothing inside has a gradient.
-  void leave_out(const std::shared_ptr<Unit>& unit);
+  void leave_out(const Forward& call);
   void forget();
 
   std::vector<Node> nodes_;

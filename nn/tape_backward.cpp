@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include <sherd/nn/detail/function_name.h>
 #include <sherd/nn/tape.h>
 
 namespace sherd::nn {
@@ -34,8 +35,8 @@ class Tape::Pass {
  public:
   explicit Pass(Tape& tape) : tape_(tape), no_grad_(tape) {
     for (const Node& n : tape.nodes_) {
-      if (n.kind == Node::Kind::end_call) ++outstanding_[n.unit];
-      for (auto& unit : n.hidden) ++outstanding_[unit];
+      if (n.kind == Node::Kind::end_call) count(n.call);
+      for (const Forward& call : n.hidden) count(call);
     }
     tape_.running_ = true;
   }
@@ -46,7 +47,10 @@ class Tape::Pass {
     tape_.running_ = false;
     if (ended_) return;
     for (; !open_.empty(); open_.pop_back())
-      if (open_.back().reached) open_.back().unit->cancel_backward();
+      if (open_.back().reached) {
+        open_.back().unit->exchange_recorder(open_.back().around);
+        open_.back().unit->cancel_backward();
+      }
     for (auto& [unit, calls] : outstanding_) unit->break_step();
   }
 
@@ -67,8 +71,24 @@ class Tape::Pass {
  private:
   struct OpenCall {
     std::shared_ptr<Unit> unit;
-    bool reached;  // the objective depends on it
+    bool stale;
+    bool reached;             // the objective depends on it
+    ForwardRecorder* around;  // what the unit's model had as its recorder before; of reached ones
   };
+  // Backwards of stale calls are not due.
+  void count(const Forward& call) {
+    if (!call.stale()) ++outstanding_[call.unit];
+  }
+  static void require_current(const Forward& call) {
+    if (call.stale())
+      throw InvalidArgument(
+          fmt::format("backward through a call of unit '{}' that this tape recorded before the latest "
+                      "optimizer step, change of weights or "
+                      "reset_step(): the weights that it used are gone; run the forward again, and clear() a "
+                      "tape whose backward does not "
+                      "come before the step",
+                      call.unit->name()));
+  }
   Value& value(int64_t id) { return tape_.values_[static_cast<size_t>(id)]; }
 
   void operation(Node& node) {
@@ -84,13 +104,13 @@ class Tape::Pass {
     node.backward = nullptr;
     outputs.clear();
     if (inputs.size() != node.inputs.size())
-      throw InvalidArgument(fmt::format("a function's backward returned {} gradients for its {} inputs", inputs.size(),
-                                        node.inputs.size()));
+      throw InvalidArgument(fmt::format("the backward of {} returned {} gradients for its {} inputs",
+                                        detail::function_name(node.at), inputs.size(), node.inputs.size()));
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Var& x = node.inputs[i];
       if (!x.requires_grad()) continue;
       Value& v = value(x.id_);
-      check(inputs[i], v, "a function's backward returned");
+      check(inputs[i], v, &node.at);
       v.gradient.add(std::exchange(inputs[i], {}), *v.device, v.shape, v.dtype);
     }
   }
@@ -107,10 +127,11 @@ class Tape::Pass {
   void recompute(Node& scope) {
     if (!reached(scope)) {
       // Units inside of others before those, as where the calls are walked through.
-      for (auto unit = scope.hidden.rbegin(); unit != scope.hidden.rend(); ++unit)
-        (*unit)->give_up_backward(--outstanding_[*unit] == 0);
+      for (auto call = scope.hidden.rbegin(); call != scope.hidden.rend(); ++call)
+        if (!call->stale()) call->unit->give_up_backward(--outstanding_[call->unit] == 0);
       return;
     }
+    for (const Forward& call : scope.hidden) require_current(call);
     const auto first = static_cast<int64_t>(tape_.values_.size());
     const size_t first_node = tape_.nodes_.size();
     {
@@ -118,9 +139,9 @@ class Tape::Pass {
       scope.again();
     }
     scope.again = nullptr;
-    std::vector<std::shared_ptr<Unit>> calls;
+    std::vector<Forward> calls;
     for (size_t i = first_node; i < tape_.nodes_.size(); ++i) {
-      if (tape_.nodes_[i].kind == Node::Kind::begin_call) calls.push_back(tape_.nodes_[i].unit);
+      if (tape_.nodes_[i].kind == Node::Kind::begin_call) calls.push_back(tape_.nodes_[i].call);
       calls.insert(calls.end(), tape_.nodes_[i].hidden.begin(), tape_.nodes_[i].hidden.end());
     }
     bool same = calls == scope.hidden &&
@@ -139,13 +160,21 @@ class Tape::Pass {
   // Backward comes to a call from behind.
   void enter(const Node& end) {
     const bool reached = this->reached(end);
-    if (reached) end.unit->pre_backward();
-    open_.push_back({end.unit, reached});
+    const bool stale = end.call.stale();
+    ForwardRecorder* around = nullptr;
+    if (reached) {
+      require_current(end.call);
+      end.call.unit->pre_backward();
+      around = end.call.unit->exchange_recorder(&tape_);
+    }
+    open_.push_back({end.call.unit, stale, reached, around});
   }
 
   // The units inside have been left before.
   void leave() {
     const OpenCall call = open_.back();
+    if (call.reached) call.unit->exchange_recorder(call.around);
+    if (call.stale) return open_.pop_back();
     const bool more = --outstanding_[call.unit] > 0;
     if (!call.reached) {
       call.unit->give_up_backward(!more);
@@ -164,11 +193,14 @@ class Tape::Pass {
   bool ended_ = false;
 };
 
-void Tape::check(const Gradient& gradient, const Value& value, const char* what) {
+void Tape::check(const Gradient& gradient, const Value& value, const std::source_location* function) {
   const Tensor& t = gradient.tensor();
   if (!t.defined() || (t.shape() == value.shape && t.dtype() == value.dtype)) return;
-  throw ShapeMismatch(fmt::format("{} a gradient {} {} for a value {} {}", what, name_of(t.dtype()),
-                                  to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
+  throw ShapeMismatch(fmt::format(
+      "{} a gradient {} {} for a value {} {}",
+      function != nullptr ? fmt::format("the backward of {} returned", detail::function_name(*function))
+                          : "backward() begins with",
+      name_of(t.dtype()), to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
 }
 
 void Tape::backward(const Var& objective, Gradient seed) {
@@ -186,7 +218,7 @@ void Tape::backward(const Var& objective, Gradient seed) {
   if (running_ || scope_ != nullptr || !open_calls_.empty())
     throw InvalidArgument(
         "backward() inside a module's forward or a function's backward on the same tape; let that return first");
-  check(seed, values_[static_cast<size_t>(objective.id_)], "backward() begins with");
+  check(seed, values_[static_cast<size_t>(objective.id_)], nullptr);
   values_[static_cast<size_t>(objective.id_)].gradient = std::move(seed);
   leaves_.clear();
   try {

@@ -11,8 +11,8 @@ namespace sherd::nn {
 class Tape;
 
 /// A handle; copies mean the same value. What functions (linear(), rms_norm(), ...) take and return. A Var
-/// without a tape is just a tensor: whatever is computed from such values alone is not recorded. Used by one
-/// rank's thread, and not after its tape is gone.
+/// without a tape is just a tensor: what is computed from such values alone is not recorded, unless trainable parameters
+/// take part inside of a recorded forward of their model. Used by one rank's thread, and not after its tape is gone.
 ///
 /// The tensor's memory is written by the device's compute stream and must not change before backward: functions
 /// keep their inputs without a copy.

@@ -111,7 +111,8 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
   const bool whole = chunk <= 0 || chunk >= in.size(0);
   const Head head{cut, in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk, scale};
   const Tensor losses = like_f32(in, {in.size(0)}), lse = like_f32(in, {in.size(0)});
-  const bool keeps = whole && x.tape() != nullptr && x.tape()->recording();
+  const Tape* const tape = detail::tape_of({x}, {w});
+  const bool keeps = whole && tape != nullptr && tape->recording();
   const auto kept = std::make_shared<Tensor>();  // the logits of one chunk
   Var result = function(
       {entered},

@@ -18,6 +18,13 @@
 
 namespace sherd::torch {
 namespace detail {
+namespace {
+
+constexpr const char* kHowToDrop =
+    "run it, or let go of the loss and of everything else that those forwards returned; evaluate without "
+    "recording";
+
+}  // namespace
 
 /// A forward of a unit, from its weights being there to their being given back.
 class Forward {
@@ -41,9 +48,9 @@ class Forward {
     if (outermost && (recorded || (owed != nullptr && u.root()))) model_->follow_requires_grad();
     again_ = (recorded || owed != nullptr) && second != nullptr && second->take(*unit_);
     if (recorded) {
-      again_ ? u.pre_recomputed_forward() : u.pre_recorded_forward();
+      again_ ? u.pre_recomputed_forward() : u.pre_recorded_forward(kHowToDrop);
     } else {
-      owed != nullptr && !again_ ? u.pre_recorded_forward() : u.pre_forward(false);
+      owed != nullptr && !again_ ? u.pre_recorded_forward(kHowToDrop) : u.pre_forward(false);
     }
     try {
       unit_->bind();

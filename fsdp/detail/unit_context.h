@@ -56,6 +56,11 @@ struct UnitContext {
   /// Returns false when there are no gradients because everything is frozen.
   std::function<bool()> complete_backward;
   bool root_backward = false;  // a backward of the root has ended in this step
+  // The last microbatch's backward has ended while recorded forwards of the root still had a pending backward.
+  bool awaits_backward = false;
+  ForwardRecorder* recorder = nullptr;
+  // How a user drops a recorded forward, as the client that recorded the latest one says it.
+  const char* how_to_drop = "";
   bool last_microbatch = true;
   bool torn = false;            // an exception has ended an update of the weights
   bool hold_gradients = false;  // nothing is reduced before the last microbatch

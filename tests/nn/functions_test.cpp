@@ -1,5 +1,5 @@
 // Gradients of functions against differences.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cmath>
 
@@ -12,6 +12,8 @@ namespace {
 
 using nn::Tape;
 using nn::Var;
+using testing::HasSubstr;
+using testing::StartsWith;
 
 TEST(Functions, WithoutParametersHaveTheirDerivative) {
   auto device = make_cpu_device();
@@ -124,6 +126,68 @@ struct Weighted : nn::Module<Weighted> {
   std::function<Var(Weighted&, const std::vector<Var>&)> f;
   Var forward(const std::vector<Var>& v) { return f(*this, v); }
 };
+
+std::string mismatch(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ShapeMismatch& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
+Var cube(const Var& x, const Parameter& w, const Tensor& back) {
+  return nn::function(
+      {x}, [&](Stream&) { return x.value(); },
+      [x, back](Stream& s, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+        if (x.shape().size() == 2) ops::add(s, x.value(), x.value(), back);
+        return {back};
+      },
+      {w});
+}
+
+TEST(Functions, OfOtherShapesAreNamedWithTheirInputsAndParameters) {
+  launch(1, [](RankContext& rank) {
+    Weighted model;
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {});
+    Tape tape;
+    const auto t = [&](Shape shape) {
+      return tape.leaf(Tensor::empty(*rank.device, std::move(shape), DType::f32, "test"));
+    };
+    const auto message = [&](Var x, const std::function<Var(Weighted&, const Var&)>& f) {
+      model.f = [&](Weighted& m, const std::vector<Var>& v) { return f(m, v[0]); };
+      const std::string text = mismatch([&] { model(std::vector<Var>{x}); });
+      tape.clear();
+      reset_step(model);
+      return text;
+    };
+    const auto linear = [](Weighted& m, const Var& x) { return nn::linear(x, m.w, m.bias); };
+    const auto names = [](const char* function, const char* input, const char* parameter) {
+      return AllOf(StartsWith(function), HasSubstr(input), HasSubstr(parameter));
+    };
+    EXPECT_THAT(message(t({4, 7}), linear),
+                names("linear of f32 [4, 7]", "parameter 'weight' [6, 5]", "'bias' [6]"));
+    EXPECT_THAT(message(t({4}), linear),
+                names("linear of f32 [4]", "must have 2 dimensions", "'weight' [6, 5]"));
+    EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::linear_gelu(x, m.w); }),
+                names("linear_gelu of f32 [4, 7]", "gemm", "'weight' [6, 5]"));
+    EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::add_linear(x, x, m.back); }),
+                names("add_linear of f32 [4, 7], f32 [4, 7]", "gemm", "'back.weight' [5, 6]"));
+    EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::rms_norm(x, m.gain); }),
+                names("rms_norm of f32 [4, 7]", "must", "'norm.weight' [5]"));
+    EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::embedding(x, m.w); }),
+                names("embedding of f32 [4, 7]", "i32", "'weight' [6, 5]"));
+    const Tensor wide = Tensor::empty(*rank.device, {9}, DType::f32, "test");
+    EXPECT_THAT(
+        mismatch([&] { tape.backward(nn::sum(cube(t({2}), model.w, wide))); }),
+        StartsWith("the backward of sherd::test::cube returned a gradient f32 [9] for a value f32 [2]"));
+    EXPECT_THAT(
+        mismatch([&] {
+          tape.backward(nn::sum(cube(t({2, 3}), model.w, wide)));
+        }),
+        names("the backward of sherd::test::cube of parameter 'weight' [6, 5]: add", "[9]", "6 elements"));
+  });
+}
 
 TEST(Functions, WithParametersHaveTheirDerivativeByTheInput) {
   launch(1, [](RankContext& rank) {

@@ -248,6 +248,15 @@ struct Training {
   Tape tape;
 };
 
+std::string refusal(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const InvalidArgument& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+
 TEST(TapeUnits, AnExceptionBetweenTheCallsOfAUnitEndsTheStep) {
   launch(2, [](RankContext& rank) {
     Training run(rank);
@@ -278,6 +287,131 @@ TEST(TapeUnits, TwoTapesOnOneModelGoBackwardOneAfterTheOther) {
   EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
   EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
   EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
+}
+
+TEST(TapeUnits, AForwardThatAnotherTapeHoldsIsNamedByTheStep) {
+  launch(2, [](RankContext& rank) {
+    Training run(rank);
+    Tape other;
+    const Var kept = run.net(other.input(rows(rank, 1)));
+    plain_step(run.net, run.tape, rank, 0);
+    EXPECT_THAT(
+        refusal([&] { run.optimizer->step(0.1); }),
+        AllOf(HasSubstr("1 recorded forward(s) of the root"), HasSubstr("nn::Tape"), HasSubstr("clear()")));
+  });
+}
+
+TEST(TapeUnits, AForwardThatAnotherTapeDropsLateCostsNothing) {
+  const Step step = [](TapeNet& net, Tape& tape, RankContext& rank, int i) {
+    Tape other;
+    net(other.input(rows(rank, 99)));
+    plain_step(net, tape, rank, i);
+  };
+  for (const Strategy strategy : kStrategies)
+    EXPECT_EQ(train(3, {.strategy = strategy}, {}, step).weights,
+              train(3, {.strategy = strategy}, {}, plain_step).weights);
+  for (const FullyShardOptions& o : bucketed(Strategy::optim_grads))
+    EXPECT_EQ(train(3, o, {}, step).weights, train(3, o, {}, plain_step).weights) << o.bucket_elements;
+}
+
+TEST(TapeUnits, ATapeFromBeforeTheStepTakesNoBackwardOfTheNextStep) {
+  for (const bool recomputed : {false, true})
+    for (const bool destroyed : {false, true}) {
+      SCOPED_TRACE(fmt::format("recomputed {}, destroyed {}", recomputed, destroyed));
+      launch(2, [&](RankContext& rank) {
+        Training run(rank), plain(rank);
+        for (size_t b = 0; b < 3; ++b) run.net.block(b).set_recompute(recomputed);
+        plain_step(run.net, run.tape, rank, 0);
+        std::optional<Tape> other(std::in_place);
+        const Var kept = run.net(other->input(rows(rank, 1)));
+        run.optimizer->step(0.1);
+        const Var loss = loss_of(run.net(run.tape.input(rows(rank, 2))), 0);
+        if (destroyed) {
+          other.reset();
+        } else {
+          EXPECT_THAT(refusal([&] { other->backward(nn::sum(kept)); }),
+                      AllOf(HasSubstr("unit 'root'"), HasSubstr("before the latest optimizer step")));
+        }
+        run.tape.backward(loss);
+        run.optimizer->step(0.1);
+        plain_step(plain.net, plain.tape, rank, 0);
+        plain.optimizer->step(0.1);
+        plain_step(plain.net, plain.tape, rank, 2);
+        plain.optimizer->step(0.1);
+        EXPECT_EQ(whole_weights(run.net, rank), whole_weights(plain.net, rank));
+      });
+    }
+}
+
+TEST(TapeUnits, AUnitWhoseForwardAnotherTapeHoldsSaysThatItsGradientsAreFinal) {
+  launch(2, [](RankContext& rank) {
+    Training run(rank);
+    Tape other;
+    const Var kept = run.net.block(0)(other.input(rows(rank, 1)));
+    plain_step(run.net, run.tape, rank, 0);
+    EXPECT_THAT(refusal([&] { other.backward(nn::sum(kept)); }),
+                AllOf(HasSubstr("unit 'blocks.0'"), HasSubstr("its gradients are final")));
+  });
+}
+
+// Positions that no tape knows, looked up in a table of the root's or of a unit's own.
+struct Positions : nn::Module<Positions> {
+  Parameter table = param("weight", {kRows, kWidth}, normal(0.3f));
+  Var forward(const Var& index) { return nn::embedding(index, table); }
+};
+struct NetWithPositions : nn::Module<NetWithPositions> {
+  NetWithPositions() {
+    child("positions", positions);
+    child("hand", hand);
+  }
+  Var forward(const Var& x) {
+    Tensor index = Tensor::empty(x.device(), {1, kRows}, DType::i32, "index");
+    std::vector<int32_t> places(kRows);
+    for (size_t i = 0; i < places.size(); ++i) places[i] = static_cast<int32_t>(i);
+    ops::copy_from_host(x.stream(), index, places.data(), index.nbytes());
+    const auto constant_of = [&](const Tensor& t) { return on_tape ? x.tape()->input(t) : Var(t); };
+    const Var y = constant_of(index);
+    const auto extra = [this, ones = constant_of(x.value())](const Var& i) {
+      return positions(i) + nn::embedding(i, own) + nn::linear(nn::call(hand, ones), square);
+    };
+    return nn::linear(x, square) +
+           (recomputed ? nn::recompute([extra, y](const Var& v) { return v + extra(y); }, x) : extra(y));
+  }
+  Positions positions;
+  ToyBlock hand{kWidth, kHidden};
+  Parameter own = param("own", {kRows, kWidth}, normal(0.3f)),
+            square = param("square", {kWidth, kWidth}, normal(0.3f));
+  bool on_tape = false, recomputed = false;
+};
+
+TEST(TapeUnits, ParametersOfFunctionsWhoseInputsAreOnNoTapeTrain) {
+  for (const bool wrapped : {false, true})
+    for (const bool recomputed : {false, true}) {
+      std::map<bool, Weights> weights;
+      for (const bool on_tape : {false, true})
+        launch(2, [&](RankContext& rank) {
+          NetWithPositions net;
+          net.on_tape = on_tape;
+          net.recomputed = recomputed;
+          const Routing routing = route(net, {.optimizer = Algorithm::adamw});
+          const DeviceMesh mesh(rank.world, {{"shard", 2}});
+          if (wrapped) fully_shard(net.positions, mesh, {});
+          if (wrapped) fully_shard(net.hand, mesh, {});
+          fully_shard(net, mesh, {});
+          Optimizer optimizer(net, routing, {});
+          Tape tape;
+          for (int i = 0; i < 2; ++i) {
+            tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
+            optimizer.step(0.05);
+          }
+          net.set_training(false);
+          EXPECT_FALSE(net(tape.input(rows(rank, 1))).requires_grad());
+          EXPECT_EQ(tape.size(), 0);
+          const Weights w = whole_weights(net, rank);
+          if (rank.world->rank() == 0) weights[on_tape] = w;
+        });
+      EXPECT_EQ(weights[false], weights[true]) << "wrapped " << wrapped << ", recomputed " << recomputed;
+    }
 }
 
 TEST(TapeUnits, AUnitCalledOutsideOfTheRootIsNamed) {
