@@ -12,17 +12,19 @@
 
 namespace sherd {
 
-/// The name of an optimizer in routing, in tables and in messages. Two of them, adamw and muon, are this
-/// library's; a program gives its own optimizer a name by making one more, e.g.
-///   constexpr Algorithm kSgd("sgd");
+/// Name of an optimizer in routing, tables and messages. This library has two, adamw and muon. A program
+/// names its own optimizer by making one more, e.g.
+///  constexpr Algorithm kSgd("sgd");
 /// and its class by OptimizerOptions::further. A small value: copies are cheap and refer to nothing.
 class Algorithm {
  public:
   static const Algorithm adamw, muon;
 
   constexpr Algorithm() : Algorithm("adamw") {}
+  /// Makes a name.
   /// @param name of 1 to 31 lower-case letters, digits and underscores.
-  /// @param cut where a rank's piece of such a parameter may begin and end (Parameter::set_cut()).
+  /// @param cut positions at which a rank's piece of such a parameter may begin and end
+  /// (Parameter::set_cut()).
   /// @param matrices_only whether it updates nothing but matrices and stacks of them [count, rows, cols].
   /// @throws InvalidArgument for another name; in a constant expression it does not compile.
   constexpr explicit Algorithm(std::string_view name, CutClass cut = CutClass::element,
@@ -48,7 +50,7 @@ class Algorithm {
  private:
   [[noreturn]] static void refuse(std::string_view name);
 
-  std::array<char, 32> name_ = {};  // zeros behind the name
+  std::array<char, 32> name_ = {};  // zeros after the name
   CutClass cut_;
   bool matrices_only_;
 };
@@ -57,11 +59,11 @@ inline constexpr Algorithm Algorithm::adamw("adamw");
 inline constexpr Algorithm Algorithm::muon("muon", CutClass::row, true);
 
 std::string name_of(const Algorithm& a);
-/// In sentences: "AdamW", "Muon", and the plain name of all others.
+/// Returns the name in sentences: "AdamW", "Muon", and the plain name of all others.
 std::string title_of(const Algorithm& a);
-/// Of this library's own. @throws InvalidArgument listing the legal names.
+/// Parses a name of this library's own. @throws InvalidArgument listing the legal names.
 Algorithm parse_algorithm(std::string_view name);
-/// Its name, for tests' messages.
+/// Writes the name, for tests' messages.
 std::ostream& operator<<(std::ostream& out, const Algorithm& a);
 
 }  // namespace sherd

@@ -10,32 +10,34 @@
 namespace sherd {
 
 struct QkClipOptions {
-  /// The bound of Kimi K2 (arXiv 2507.20534).
+  /// Bound of Kimi K2 (arXiv 2507.20534).
   double tau = 100;
 };
 
-/// With Muon it makes MuonClip:
-///     optimizer.after_update(std::make_shared<QkClip>(model, layers, QkClipOptions{}));
-/// After each update, the largest logits of the step's microbatches on all data-parallel ranks (one
-/// all-reduce, of the maximum, for all layers together) tell by which factor each head's logits exceed tau,
-/// and the rows of its query and key projections are scaled down by that factor together (QkClipArgs has the
-/// formula; heads that share a key head leave it to the query rows what the others do not need). It scales
-/// the fp32 master weights, each rank the elements that it holds, and copies of them follow; momentum stays.
-/// The maxima start anew.
+/// QK-clip. With Muon it makes MuonClip:
+///    optimizer.after_update(std::make_shared<QkClip>(model, layers, QkClipOptions{}));
+/// After each update it takes the largest logits of the step's microbatches on all data-parallel ranks, with
+/// one all-reduce of the maximum for all layers together. They give the factor by which each head's logits
+/// exceed tau. The rows of its query and key projections are scaled down by that factor together (QkClipArgs
+/// has the formula). Where heads share a key head, the query rows take the part that the other heads do not
+/// need. It scales the fp32 master weights, each rank the elements that it holds, and copies of them follow;
+/// momentum is unchanged. The maxima restart from zero.
 ///
-/// Under tensor parallelism a rank's queries are cut over the tensor dimension. Key heads are cut with them, or whole on
-/// every rank of the dimension (fewer key heads than ranks): then the maxima of all ranks' query heads are gathered
-/// (one all-gather more, for all such layers together), and every rank scales all of these key heads alike.
+/// Under tensor parallelism a rank's queries are cut over the tensor dimension. Key heads are cut with them,
+/// or unsharded on every rank of the dimension (fewer key heads than ranks). In the latter case the maxima of
+/// all ranks' query heads are gathered (one more all-gather for all such layers together), and every rank
+/// scales all of these key heads alike.
 ///
-/// A skipped step scales nothing. A head whose maximum is not finite is left alone. The same bits under every
+/// A skipped step scales nothing. A head with a non-finite maximum is unchanged. The same bits under every
 /// strategy, layout and number of tensor-parallel ranks.
 class QkClip : public AfterUpdate {
  public:
-  /// @param layers whose maxima forwards raise; heads of this tensor-parallel rank.
+  /// Makes the clip. Collective.
+  /// @param layers the layers whose maxima forwards raise; heads of this tensor-parallel rank.
   /// @throws InvalidArgument for tau that is not positive and finite, no layers, and naming parameters that
-  /// are not of this model, or frozen, or of which the same rows make heads twice (tied projections), and for key heads
-  /// that several ranks hold and that cannot be scaled alike; ShapeMismatch on every rank when ranks have different
-  /// layers or tau. Collective.
+  /// are not of this model, or frozen, or whose rows make heads twice (tied projections), and for key heads
+  /// that several ranks hold and that cannot be scaled alike; ShapeMismatch on every rank when ranks have
+  /// different layers or tau.
   QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layers,
          const QkClipOptions& options = {});
 
@@ -48,17 +50,17 @@ class QkClip : public AfterUpdate {
     Tensor own;                        // this rank's query heads: their part of packed_
     Tensor all;                        // all query heads that use the key heads below
     Tensor query, key;                 // factors of these
-    int64_t first_query = 0;           // this rank's first one among them
-    std::vector<ProjectedHeads> keys;  // that this rank holds
+    int64_t first_query = 0;           // index of this rank's first query head among them
+    std::vector<ProjectedHeads> keys;  // keys that this rank holds
   };
-  /// Whose key heads are whole on all ranks of `mesh_dim`: the layer with the query heads of all these ranks.
-  /// Collective over the dimension. Adds to `wrong` what cannot be.
+  /// Extends a layer whose key heads are unsharded on all ranks of `mesh_dim` to the query heads of all these
+  /// ranks. Collective over the dimension. Adds errors to `wrong`.
   void share_keys(Layer& layer, const std::string& mesh_dim, std::vector<std::string>& wrong);
   ShardRuntime& runtime_;
   std::shared_ptr<Communicator> data_ranks_;
   std::shared_ptr<Communicator> tensor_ranks_;  // null where no layer shares key heads
   std::vector<Layer> layers_;
-  Tensor packed_;    // f32, the layers' maxima one behind the other
+  Tensor packed_;    // f32, the layers' maxima one after the other
   Tensor gathered_;  // the same of all tensor_ranks_
   double tau_;
 };

@@ -23,25 +23,25 @@ const char* name_of(Role role);
 
 struct RoleQuestion {
   std::string name = {};
-  /// Of the whole parameter, all tensor- and expert-parallel pieces together.
+  /// Of the global parameter, all tensor- and expert-parallel pieces together.
   Shape shape = {};
-  /// Somebody said that its last two dimensions are matrices, by giving it row blocks.
+  /// The user declared its last two dimensions to be matrices, by giving it row blocks.
   bool matrices = false;
-  /// What it would be called in the further modules that hold it (tied).
+  /// Its names in the further modules that hold it (tied).
   std::vector<std::string> tied = {};
 };
 
 struct RoleGuess {
   Role role = Role::hidden;
-  /// For people, e.g. "embedding: word 'emb' in 'token_emb'".
+  /// Human-readable evidence, e.g. "embedding: word 'emb' in 'token_emb'".
   std::string evidence = {};
-  /// The name also fits a hidden matrix (or fits none): `role` is the one with which nothing is lost but
+  /// The name also fits a hidden matrix (or fits no role): `role` is then the safe choice, which costs only
   /// speed.
   bool ambiguous = false;
 };
 
-/// One guess for each parameter of a model. All of them are needed at once: siblings tell a router from a
-/// gated layer's gate, and embeddings tell how large the vocabulary is. Pure.
+/// Returns one guess for each parameter of a model. It needs all parameters at once: siblings distinguish a
+/// router from a gated layer's gate, and embeddings give the vocabulary size. Pure.
 std::vector<RoleGuess> guess_roles(const std::vector<RoleQuestion>& model);
 
 }  // namespace sherd
