@@ -14,25 +14,26 @@
 
 namespace sherd {
 
-/// What holds for parameters whose full name matches (std::regex, ECMAScript, searched anywhere).
+/// Rule for parameters whose full name matches (std::regex, ECMAScript, searched anywhere).
 struct RoutingRule {
   std::string pattern = {};
-  /// Their optimizer; unset, it is the one that their role gives them.
+  /// Their optimizer; unset: the one of their role.
   std::optional<Algorithm> algorithm = {};
   /// Their own learning rate, weight decay and so on: parameter groups, as data.
   UpdateSettings settings = {};
 };
 
 struct RoutingOptions {
-  /// One for matrices only, such as muon, gets the hidden matrices, and AdamW everything else; any other,
-  /// such as adamw, gets everything.
+  /// Default optimizer. One for matrices only, such as muon, gets the hidden matrices, and AdamW everything
+  /// else; any other, such as adamw, gets everything.
   Algorithm optimizer = Algorithm::muon;
-  /// Overrides; of each parameter the first match alone. @throws InvalidArgument (from route()) for a pattern
-  /// that is no regex, for settings that cannot be (all of them named), for a rule that decides about no
-  /// parameter, or that sends something to Muon, or to another one for matrices only, that is neither a
-  /// matrix nor a stack of matrices [count, rows, cols].
+  /// Overrides; the first match of each parameter applies.
+  /// @throws InvalidArgument (from route()) for an invalid regex, for invalid settings (naming all of them),
+  /// for a rule that decides about no parameter, and for a rule that assigns a parameter that is neither a
+  /// matrix nor a stack of matrices [count, rows, cols] to Muon or another optimizer for matrices only.
   std::vector<RoutingRule> rules = {};
-  /// Names (a regex, searched anywhere) that never go to Muon by default, whatever their role; "" = none.
+  /// Names (a regex, searched anywhere) that are never assigned to Muon by default, whatever their role; "" =
+  /// none.
   std::string not_hidden = {};
 };
 
@@ -40,7 +41,7 @@ struct Route {
   std::string name = {};
   Parameter param = {};
   Algorithm algorithm = Algorithm::adamw;
-  /// Of two or more dimensions and not a bias (those of a stack of experts have two).
+  /// True for two or more dimensions, except a bias (those of a stack of experts have two).
   bool decays = false;
   Role role = Role::hidden;
   /// The rule, or the evidence for the role.
@@ -53,29 +54,31 @@ struct Routing {
   std::vector<Route> routes = {};
   /// Module::tied_names(): one tensor, one update.
   std::vector<std::pair<std::string, std::string>> tied = {};
-  /// What was kept from Muon because its name leaves open what it is: one line for all layers' parameters of
-  /// one name, with the rule that says otherwise. Rules settle it.
+  /// Parameters kept from Muon because their name is ambiguous: one line for all layers' parameters of one
+  /// name, with the rule that assigns them. Rules settle it.
   std::vector<std::string> warnings = {};
-  /// The table that is printed at start, then the warnings.
+  /// Returns the table that is printed at start, then the warnings.
   std::string format() const;
-  /// One line for files: "muon: NAME NAME ...; adamw: NAME ...", then the program's own optimizers alike.
+  /// Returns one line for files: "muon: NAME NAME ...; adamw: NAME ...", then the program's own optimizers
+  /// likewise.
   std::string summary() const;
 
-  /// Somebody else updates the parameters that have no route here.
+  /// Another optimizer updates the parameters that have no route here.
   bool partial = false;
-  /// The routes for which `takes` holds, for an Optimizer beside others of the same root:
-  ///     Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
-  /// @throws InvalidArgument when that is none.
+  /// Returns the routes for which `takes` returns true, for an Optimizer beside others of the same root:
+  ///    Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
+  /// @throws InvalidArgument when there is none.
   Routing part(const std::function<bool(const Route&)>& takes) const;
-  /// Those whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
+  /// Returns the routes whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
   Routing part(const std::string& pattern) const;
   Routing part(const char* pattern) const { return part(std::string(pattern)); }
-  /// Those of some parameters. @throws InvalidArgument also naming parameters that have no route.
+  /// Returns the routes of some parameters. @throws InvalidArgument also naming parameters that have no
+  /// route.
   Routing part(const std::vector<Parameter>& params) const;
 };
 
-/// Decides by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, where in doubt
-/// AdamW with a warning. Gives each parameter its algorithm's cut class: Muon's are cut between rows (a
+/// Routes by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, ambiguous ones
+/// to AdamW with a warning. Sets each parameter's cut class by its algorithm: Muon's are cut between rows (a
 /// stack: between its matrices), AdamW's anywhere. Call it before fully_shard() of the root.
 Routing route(ModuleBase& root, const RoutingOptions& options = {});
 

@@ -9,19 +9,19 @@ namespace sherd {
 
 struct StateTensor {
   Parameter param = {};
-  /// "exp_avg", "exp_avg_sq" (AdamW) or "momentum_buffer" (Muon), PyTorch's keys; of another optimizer any
-  /// word without a dot: files name the state by it, behind the parameter's name.
+  /// PyTorch's keys: "exp_avg", "exp_avg_sq" (AdamW) or "momentum_buffer" (Muon); of another optimizer any
+  /// word without a dot. Files name the state by it, after the parameter's name.
   std::string key = {};
   /// Flat f32 piece at Parameter::shard_range().
   Tensor local = {};
 };
 
-/// A number of updates that an optimizer keeps for a parameter, the same on every rank: "step" of AdamW.
-/// Skipped steps are none, which the device alone knows when a step is issued.
+/// Count of updates that an optimizer keeps for a parameter, the same on every rank: "step" of AdamW. Skipped
+/// steps do not count; only the device knows of them when a step is issued.
 struct StateCounter {
   Parameter param = {};
   std::string key = {};
-  /// f32 [1], a whole number; shared with the optimizer: writing it changes the optimizer.
+  /// f32 [1], an integer; shared with the optimizer: writing it changes the optimizer.
   Tensor value = {};
 };
 

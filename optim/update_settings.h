@@ -7,23 +7,23 @@
 
 namespace sherd {
 
-/// What is not set stays as the optimizer's options say. Given by rules (RoutingRule) at every start; like
-/// all options they are in no checkpoint.
+/// Unset fields keep the optimizer's options. Rules (RoutingRule) give them at every start; like all options
+/// they are in no checkpoint.
 struct UpdateSettings {
-  /// Times the learning rate that Optimizer::step() is given.
+  /// Factor of the learning rate of Optimizer::step().
   double lr_factor = 1;
-  /// Instead of OptimizerOptions::weight_decay, and also for parameters that would not decay (biases, gains).
+  /// Replaces OptimizerOptions::weight_decay, also for parameters that would not decay (biases, gains).
   std::optional<double> weight_decay = {};
-  /// AdamW's.
+  /// For AdamW.
   std::optional<double> beta1 = {}, beta2 = {}, eps = {};
 
   bool has_betas() const { return beta1 || beta2 || eps; }
   bool operator==(const UpdateSettings&) const = default;
 };
 
-/// What cannot be, each with its value; empty when all is well.
+/// Returns all invalid settings, each with its value; empty when valid.
 std::vector<std::string> problems_of(const UpdateSettings& settings);
-/// What is set, e.g. "lr x 0.1, weight decay 0"; empty when nothing is.
+/// Returns the set fields, e.g. "lr x 0.1, weight decay 0"; empty when none is set.
 std::string to_string(const UpdateSettings& settings);
 
 }  // namespace sherd
