@@ -51,8 +51,8 @@ void Unit::unshard() {
   context.log.add("unshard", name_);
   Stream& stream = *context.gather;
   sync();
-  // The slot's last holder was read by work on the compute stream. The gather stream waits for the end of
-  // that work alone, not for all of compute, so the gather runs beside the unit that computes now.
+  // The slot's last holder was read by operations on the compute stream. The gather stream waits for the end
+  // of those operations alone, not for all of compute, so the gather overlaps the unit that computes now.
   if (!whole_ && context.whole.has(number_)) whole_ = context.whole.acquire(number_, stream);
   int64_t at = 0;
   for (auto& g : groups_) {
@@ -64,7 +64,7 @@ void Unit::unshard() {
     g->unshard(stream, range, context.staging);
   }
   for (Bucket* b : buckets_) b->unshard();
-  // Compute waits for this in wait(), right before the first use: until then it has other work to do.
+  // Compute waits for this event in wait(), directly before the first use.
   ready_ = stream.record();
   unsharded_ = true;
 }
@@ -85,16 +85,18 @@ void Unit::reshard() {
   if (!whole_) return;  // the parameters rest whole, or are not there
   for (auto& g : groups_) g->reshard();
   unsharded_ = false;
-  // The next gather into the slot waits for the compute work queued so far, which may read the parameters. If
-  // nothing on compute read them, this is earlier than the end of their own gather; the next one comes behind
-  // that all the same, for both are on the gather stream.
+  // The next gather into the slot waits for the compute operations queued so far, which may read the
+  // parameters. If none of them does, this event precedes the end of the parameters' own gather. The next
+  // gather still follows it, since both are on the gather stream.
   whole_.end(context.device.compute().record());
 }
 
 void Unit::gather_ahead(const std::vector<int>& units) {
   UnitContext& context = this->context();
   try {
+    // Prefetch first, so that these gathers are queued before compute waits for its own.
     for (const int u : units) context.units[static_cast<size_t>(u)]->prefetch();
+    // Weights stored unsharded need no slot: all of them are synced at the start of the root's pass.
     if (root_ && !units.empty() && !context.buckets.empty()) sync_ahead();
     wait();
   } catch (...) {
@@ -104,6 +106,7 @@ void Unit::gather_ahead(const std::vector<int>& units) {
 }
 
 void Unit::sync_ahead() {
+  // The recorded order is empty before the first forward has ended: each unit then syncs at its own use.
   UnitContext& context = this->context();
   for (const int u : context.order.recorded()) context.units[static_cast<size_t>(u)]->sync();
 }
@@ -117,6 +120,7 @@ void Unit::require_use(bool backward, const char* verb) const {
 
 void Unit::require_others_ended(const char* verb) const {
   const PrefetchOrder& order = context_->order;
+  // Only the end of the root's outermost use is checked; order.open() counts that use, too.
   if (!root_ || order.open(number_) != 1 || order.open() == 1) return;
   std::vector<std::string> names;
   for (int u = 0; u < order.root(); ++u)
@@ -145,7 +149,7 @@ void Unit::pre_recorded_forward(const char* how_to_drop) {
 void Unit::begin_forward(bool training, ForwardKind kind) {
   UnitContext& context = this->context();
   if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
-  // Its own gather comes before those of the units after it.
+  // This unit's own gather precedes those of the units after it.
   unshard();
   gather_ahead(context.order.begin_forward(number_, training, kind));
   context.log.add(context.order.innermost(number_)->recomputes ? "recompute" : "forward", name_);
@@ -157,7 +161,7 @@ void Unit::post_forward() {
   require_others_ended("post_forward");
   const bool outermost = order.open(number_) == 1;
   const bool evaluating = order.due(number_) == 0;
-  // The backward of the root, or of what was computed again, comes next: what it needs stays.
+  // The backward of the root, or of a recomputed forward, follows directly: its parameters stay unsharded.
   const bool backward_next = root_ || order.innermost(number_)->recomputes;
   const bool kept = !evaluating && (backward_next || !reshard_after_forward_);
   if (outermost && !kept) reshard();
@@ -171,8 +175,9 @@ void Unit::cancel_forward() noexcept {
   if (use == nullptr || use->backward) return;
   order.cancel(number_);
   try {
+    // A nested use of the same unit still needs the parameters.
     if (order.open(number_) == 0) reshard();
-  } catch (...) {  // a stream that failed tells it again to whoever uses it next
+  } catch (...) {  // a failed stream rethrows its error at its next use
   }
 }
 
@@ -194,6 +199,7 @@ void Unit::pre_backward() {
   gather_ahead(order.begin_backward(number_));
   context.log.add("backward", name_);
   held_ = false;
+  // A nested or resumed backward adds to the gradients that are already open.
   if (!outermost || gradients_open_) return;
   try {
     open_gradients();
@@ -206,10 +212,11 @@ void Unit::pre_backward() {
 void Unit::open_gradients() {
   UnitContext& context = this->context();
   // Backward writes the gradients on the compute stream, and the slot's last holder was read by its reduction
-  // on the reduce stream. So here compute waits for a reduction: with two slots for the one before the last,
-  // which has had a whole unit's backward to be done in; with one slot (overlap_reduce off) for the last.
+  // on the reduce stream. So compute waits for a reduction here. With two slots it is the one before the
+  // last, which had a whole unit's backward to finish. With one slot (overlap_reduce off) it is the last one.
   if (!gradients_ && context.gradients.has(number_))
     gradients_ = context.gradients.acquire(number_, context.device.compute());
+  // Groups share the unit's slot, one range after the other.
   int64_t at = 0;
   for (auto& g : groups_) {
     const int64_t n = g->needs_grad_slot() ? g->full_elements() : 0;
@@ -226,6 +233,7 @@ void Unit::end_backward(bool reduce) {
   require_use(true, "post_backward");
   require_others_ended("post_backward");
   const bool outermost = order.open_backwards(number_) == 1;
+  // Inner backwards of a nested use leave their gradients for the outermost one.
   if (outermost && reduce) {
     reduce_gradients();
     if (order.open(number_) == 1) reshard();
@@ -235,12 +243,17 @@ void Unit::end_backward(bool reduce) {
 
 void Unit::reduce_gradients() {
   UnitContext& context = this->context();
+  // Further pending backwards of this unit will still add to its gradients.
   const bool last = context.last_microbatch && context.order.due(number_) <= 1;
   bool trains = true;
+  // Gradient accumulation without communication: the gradients stay open, unreduced, until the last
+  // microbatch.
   if (context.hold_gradients && !context.last_microbatch && gradients_) {
     context.log.add("hold", name_);
     held_ = true;
   } else {
+    // The root's last backward: units and parameters that no backward reached must be settled before its own
+    // reduction.
     if (root_ && context.order.due(number_) <= 1) trains = context.complete_backward();
     finish_gradients(last);
     finished_ = finished_ && trains;
@@ -250,13 +263,14 @@ void Unit::reduce_gradients() {
   context.root_backward = true;
   context.awaits_backward = context.last_microbatch && !last;
   for (Bucket* b : context.buckets) b->pass_ended(last);
-  // Optimizers and norms read the gradients on the compute stream: the step's end is where that waits for all
-  // reductions at once, and not unit by unit.
+  // Optimizers and norms read the gradients on the compute stream. It waits for all reductions at the end of
+  // the step at once, and not unit by unit.
   if (finished_) context.device.compute().wait(context.reduced);
 }
 
 void Unit::give_up_backward(bool reduce) {
   UnitContext& context = this->context();
+  // The suspended backwards were the last of this pass, so their open gradients are reduced now.
   if (reduce && gradients_open_ && context.order.open(number_) == 0) {
     reduce_gradients();
     reshard();
@@ -276,7 +290,7 @@ void Unit::cancel_backward() noexcept {
   order.cancel(number_);
   if (order.open_backwards(number_) > 0) return;
   try {
-    // No reduction reads them: the slot is free behind the backward's work.
+    // No reduction reads the gradients: the slot is free after the backward's operations.
     close_gradients(context_->device.compute().record());
     if (order.open(number_) == 0) reshard();
   } catch (...) {  // as above
@@ -288,17 +302,17 @@ void Unit::finish_gradients(bool last) {
   context.log.add("post", name_);
   Stream& compute = context.device.compute();
   Stream& stream = *context.reduce;
-  // The zeros of what backward left out come on compute, behind backward's own writes to the same buffer.
+  // Zeros for gradients that backward left out are written on compute, after backward's own writes to the
+  // same buffer.
   for (auto& g : groups_) g->settle_grad(compute, last);
-  // The reduction reads what compute has written until here. Compute does not wait for the reduction in turn,
-  // and goes on with the next unit's backward.
+  // The reduction reads the data that compute has written until here. Compute does not wait for the reduction
+  // and continues with the next unit's backward.
   stream.wait(compute.record());
   for (auto& g : groups_) g->reduce(stream, last, context.staging);
   finished_ = last;
   context.reduced = stream.record();
   close_gradients(context.reduced);
-  // Asked not to overlap: the next unit's backward begins behind this reduction, in the only slot that there
-  // is.
+  // Without overlap the next unit's backward starts after this reduction, in the only slot.
   if (!context.overlap_reduce) compute.wait(context.reduced);
 }
 
@@ -311,8 +325,8 @@ void Unit::close_gradients(const Event& free) {
 
 void Unit::drop_step(const UpdateSet* set) {
   reshard();
-  // An exception came between the backwards of one pass. What is held for further microbatches stays, where one set of
-  // several is done with its own.
+  // An exception came between the backwards of one pass. Gradients held for further microbatches stay when
+  // only one set of several releases its own.
   if (gradients_open_ && !(held_ && set != nullptr)) close_gradients(context().device.compute().record());
   release_gradients(set);
 }

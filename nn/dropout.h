@@ -31,16 +31,16 @@ namespace sherd::nn {
 class RandomState {
  public:
   explicit RandomState(uint64_t seed) : seed_(seed) {}
-  /// A new forward, whose values' first row has this global number among the rows of the step's batch: for
-  /// [batch * seq, d], the number of the first sequence times seq. No site has been used in it.
+  /// Begins a new forward, whose values' first row has this global index among the rows of the step's batch.
+  /// For [batch * seq, d] it is the index of the first sequence times seq. No site has been used in it.
   /// @throws InvalidArgument for a negative row.
   void begin(int64_t step, int64_t first_row);
 
   uint64_t seed() const { return seed_; }
   int64_t step() const { return step_; }
   int64_t first_row() const { return first_row_; }
-  /// The key of the next call at `site`, which it counts. Values whose rows are others than those of begin()
-  /// (one for each sequence, say) change the key's first_row.
+  /// Returns the key of the next call at `site`, and counts it. For values with other rows than those of
+  /// begin() (one for each sequence, for example) change the key's first_row.
   DropoutKey next(std::string_view site);
 
  private:
@@ -49,12 +49,13 @@ class RandomState {
   std::unordered_map<uint64_t, uint32_t> calls_;  // by DropoutKey::key
 };
 
-/// x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at `site`; rows
-/// are those of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p = 0 it is x
-/// itself; on a tape the call is counted all the same. Keeps nothing. (Srivastava et al., Dropout, 2014.)
+/// Returns x / (1 - p) with probability 1 - p for each element, else 0, by the mask of the next call at
+/// `site`. Rows are those of the first dimension. In evaluation (inside NoGrad, or x on no tape) and for p =
+/// 0 it returns x itself; on a tape the call is counted all the same. Saves nothing. (Srivastava et al.,
+/// Dropout, 2014.)
 /// @throws InvalidArgument for p outside [0, 1).
 Var dropout(const Var& x, float p, RandomState& random, std::string_view site);
-/// The same by a key of the caller's.
+/// Returns the same by a key of the caller.
 Var dropout(const Var& x, float p, const DropoutKey& key);
 
 }  // namespace sherd::nn

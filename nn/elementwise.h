@@ -5,24 +5,26 @@
 
 namespace sherd::nn {
 
-/// a + b, of one shape and dtype.
+/// Returns a + b, of one shape and dtype.
 Var add(const Var& a, const Var& b);
 inline Var operator+(const Var& a, const Var& b) { return add(a, b); }
-/// a * b element by element, of one shape and dtype. Keeps both.
+/// Returns a * b element by element, of one shape and dtype. Saves both.
 Var multiply(const Var& a, const Var& b);
 inline Var operator*(const Var& a, const Var& b) { return multiply(a, b); }
-/// factor * x.
+/// Returns factor * x.
 Var scale(const Var& x, float factor);
 inline Var operator*(float factor, const Var& x) { return scale(x, factor); }
-/// The elements in another dtype, f32 or bf16, each rounded once; x itself if it has that. So is the gradient.
+/// Returns the elements in another dtype, f32 or bf16, each rounded once; x itself if it has that dtype. The
+/// gradient is converted likewise.
 Var cast(const Var& x, DType dtype);
-/// The same elements in another shape; no copy.
+/// Returns the same elements in another shape; no copy.
 Var view(const Var& x, Shape shape);
-/// The sum of all elements, f32 [1]; x f32. Added up in double, in an order that the element count alone decides.
+/// Returns the sum of all elements, f32 [1]; x f32. Summed in double, in an order that depends on the element
+/// count alone.
 Var sum(const Var& x);
-/// sum(x) / number of elements.
+/// Returns sum(x) / number of elements.
 Var mean(const Var& x);
-/// mean((x - target)^2), f32 [1]; x and target f32 of one shape. No gradient comes to the target.
+/// Returns mean((x - target)^2), f32 [1]; x and target f32 of one shape. The target gets no gradient.
 Var mean_squared_error(const Var& x, const Tensor& target);
 
 }  // namespace sherd::nn

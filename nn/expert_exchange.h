@@ -16,19 +16,20 @@ namespace sherd::nn {
 /// them, with or without rows, and nothing that depends on one rank may keep it from backward.
 class ExpertExchange {
  public:
-  /// Sends every rank the counts that concern it. The host waits for the compute stream: the sizes of what follows are
-  /// numbers that only the device knows.
+  /// Sends every rank its counts. The host waits for the compute stream, since only the device knows the
+  /// sizes of later messages.
   /// @param ranks the group; null: this rank alone, which has all experts. Nothing is sent then.
   /// @param counts i32 [experts]: this rank's rows for each expert (Routes::counts).
-  /// @throws InvalidArgument when the experts cannot be shared out evenly.
+  /// @throws InvalidArgument when the experts cannot be distributed evenly.
   ExpertExchange(std::shared_ptr<Communicator> ranks, const Tensor& counts);
 
-  /// Of this rank's experts among the rows that to_experts() returns, for grouped_linear().
+  /// Returns the offsets of this rank's experts in the rows of to_experts(), for grouped_linear().
   const std::vector<int64_t>& offsets() const { return offsets_; }
-  /// rows [sum of counts, d], sorted by expert: those of all ranks for this rank's experts, sorted by expert, of one
-  /// expert by rank, and of one rank in its order. Backward sends the gradients back.
+  /// Sends rows [sum of counts, d], sorted by expert. Returns those of all ranks for this rank's experts:
+  /// sorted by expert, within an expert by rank, and within a rank in its order. Backward sends the gradients
+  /// back.
   Var to_experts(const Var& rows) const;
-  /// The way back, of what the experts made of the rows: any width and dtype.
+  /// Sends the experts' results back: any width and dtype.
   Var from_experts(const Var& rows) const;
 
  private:

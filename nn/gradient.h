@@ -8,12 +8,12 @@
 
 namespace sherd::nn {
 
-/// The derivative of the objective by each element of a value: nothing yet, a tensor of the value's shape and
-/// dtype, or one number for all elements that the host knows. The last is how an objective begins (1) and what
-/// sums, means and constant factors pass on: it costs no memory, and a loss can take it into its own kernel.
+/// Derivative of the objective by each element of a value: none yet, a tensor of the value's shape and dtype,
+/// or one constant for all elements that the host knows. An objective starts with a constant (1), and sums,
+/// means and constant factors pass it on. It needs no memory, and a loss can use it in its own kernel.
 class Gradient {
  public:
-  /// None: the objective does not depend on the value.
+  /// Makes none: the objective does not depend on the value.
   Gradient() = default;
   Gradient(Tensor tensor) : tensor_(std::move(tensor)) {}
   static Gradient constant(float value) {
@@ -23,17 +23,18 @@ class Gradient {
   }
 
   bool defined() const { return tensor_.defined() || constant_.has_value(); }
-  /// The one number, if it is one.
+  /// Returns the constant, if it is one.
   const std::optional<float>& constant() const { return constant_; }
-  /// As a tensor with the shape, dtype and device of `like`: a constant is written out on the compute stream.
-  /// @pre defined(). The tensor may be that of other values, too: it is read, not written.
+  /// Returns a tensor with the shape, dtype and device of `like`: a constant is written out on the compute
+  /// stream.
+  /// @pre defined(). Other values may share the tensor: read it only.
   Tensor tensor(const Tensor& like) const { return tensor(like.device(), like.shape(), like.dtype()); }
   Tensor tensor(Device& device, const Shape& shape, DType dtype) const;
-  /// The same of one that is no constant.
+  /// Returns the tensor of a gradient that is not a constant.
   const Tensor& tensor() const { return tensor_; }
 
-  /// this += other, for a value like `device`, `shape`, `dtype` describe. Writes into memory that nobody else
-  /// holds, if one of the two is such, and else into new memory.
+  /// Adds other, for a value described by `device`, `shape`, `dtype`. Writes into memory that only one of the
+  /// two holds, if any, and else into new memory.
   void add(Gradient other, Device& device, const Shape& shape, DType dtype);
 
  private:

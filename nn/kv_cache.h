@@ -25,13 +25,13 @@ namespace sherd::nn {
 /// so a window that moves is run again from position 0 (clear()).
 class KvCache {
  public:
-  /// k and v [capacity, kv_heads * head_dim] for each layer. @throws InvalidArgument unless all numbers are
-  /// positive.
+  /// Allocates k and v [capacity, kv_heads * head_dim] for each layer. @throws InvalidArgument unless all
+  /// sizes are positive.
   KvCache(Device& device, int64_t layers, int64_t capacity, int64_t kv_heads, int64_t head_dim, DType dtype);
 
   class Layer {
    public:
-    /// Positions that are kept.
+    /// Returns the number of cached positions.
     int64_t length() const { return length_; }
     int64_t capacity() const { return keys_.size(0); }
     int64_t kv_heads() const { return kv_heads_; }
@@ -39,10 +39,10 @@ class KvCache {
     const Tensor& keys() const { return keys_; }
     const Tensor& values() const { return values_; }
 
-    /// Copies the keys and values of a packed qkv [rows, (heads + 2 * kv_heads) * head_dim] behind those that
-    /// are there.
-    /// @throws ShapeMismatch for other columns or another dtype; InvalidArgument when the rows do not fit
-    /// into what is left of the capacity.
+    /// Copies the keys and values of a packed qkv [rows, (heads + 2 * kv_heads) * head_dim] after the cached
+    /// ones.
+    /// @throws ShapeMismatch for other columns or another dtype; InvalidArgument when the rows exceed the
+    /// remaining capacity.
     void append(Stream& s, const Tensor& qkv, int64_t heads);
 
    private:
@@ -54,9 +54,9 @@ class KvCache {
   Layer& layer(int64_t i);
   int64_t layers() const { return static_cast<int64_t>(layers_.size()); }
   int64_t capacity() const { return layers_[0].capacity(); }
-  /// Positions that are kept in all layers.
+  /// Returns the number of positions that are cached in all layers.
   int64_t length() const;
-  /// Forgets all positions from `length` on, e.g. those of a forward that an exception ended.
+  /// Drops all positions from `length` on, e.g. those of a forward that an exception ended.
   void truncate(int64_t length);
   void clear() { truncate(0); }
 
