@@ -50,6 +50,7 @@ ParamGroup::ParamGroup(Device& device, Spec spec)
   touched_.assign(spec_.params.size(), false);
   released_.assign(spec_.params.size(), false);
   fresh_.assign(spec_.params.size(), true);
+  // settle_grad() walks the full buffer in order of place, which differs from the order of parameters.
   by_place_.resize(spec_.params.size());
   std::iota(by_place_.begin(), by_place_.end(), 0);
   std::sort(by_place_.begin(), by_place_.end(), [&](int a, int b) {
@@ -77,17 +78,19 @@ std::vector<ParamGroup::Trait> ParamGroup::traits() const {
   };
   const std::string whose = spec_.owners.empty() ? fmt::format("unit '{}'", unit()) : unit();
   add("the layout of " + whose, layout_->fingerprint(), {});
+  // A bucket has the options of several units; each unit's options must be equal on all ranks.
   for (const FullyShardOptions& o : spec_.options)
     add("the mesh or an option of " + whose, digest_of_options(o), {});
   for (auto& p : spec_.params) {
     add(fmt::format("the initial values of parameter '{}'", p.name()), digest_of(p.init()), {});
     uint64_t rows = p.row_blocks().size();
+    // All fields of a block count: ranks with different blocks would orthogonalize different matrices.
     for (auto& b : p.row_blocks())
       for (const int64_t v : {b.begin, b.size, b.stride, b.count, int64_t{b.dealt}})
         rows = mix(rows, static_cast<uint64_t>(v));
     add(fmt::format("the row blocks of parameter '{}'", p.name()), rows, {});
     if (!p.tensor_shard()) continue;
-    const TensorShard& t = *p.tensor_shard();  // not its index: that is what differs
+    const TensorShard& t = *p.tensor_shard();  // without its index, which differs between ranks
     add(fmt::format("the way parameter '{}' is cut from a larger one", p.name()),
         hash64(static_cast<uint64_t>(t.parts), t.mesh_dim),
         {static_cast<uint64_t>(t.dim), static_cast<uint64_t>(t.size)});
@@ -133,14 +136,16 @@ void ParamGroup::allocate() {
   };
   make(resident_, BufferUse::resident);
   make(master_, BufferUse::master);
-  if (!master_.defined()) {  // the weights at rest are fp32 themselves
+  if (!master_.defined()) {  // the stored weights are fp32 themselves
     const int64_t begin = (needs_slot() ? 0 : part_begin_) + cell_begin_;
     master_ = rest_.flat(begin, begin + cell_size_);
   }
+  // Without a gradient part of its own, the reduced part is a range of the unreduced gradient.
   if (trainable_ && !grad_part_.defined()) grad_part_ = grad_full_.flat(part_begin_, part_begin_ + part_);
 }
 
 void ParamGroup::initialise(Stream& stream, uint64_t seed) {
+  // Padding stays zero: initial values are written to parameters only.
   ops::fill(stream, master_, 0);
   for (size_t i = 0; i < spec_.params.size(); ++i)
     initial_values(stream, spec_.params[i], shard(static_cast<int>(i)), seed);
@@ -152,9 +157,11 @@ void ParamGroup::set_frozen(int p, bool frozen) {
 }
 
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
+  // The communication buffer is the stored weights, or staging where the full buffer is a separate one.
   const Tensor whole = rest_.defined() ? rest_ : staging.gather.of(plan().dtype).flat(0, staging_elements());
   const Tensor part = needs_slot() ? whole : part_of(whole);
   const Tensor cell = cell_of(part);
+  // The optimizer may have written the copies already; otherwise the masters are converted here.
   const bool copied = std::exchange(copied_, false) && rest_.defined();
   if (!copied && cell.raw() != master_.raw()) {
     if (cell.dtype() == DType::f32) {
@@ -163,6 +170,7 @@ void ParamGroup::publish(Stream& stream, const Staging& staging) {
       ops::cast(stream, cell, master_);
     }
   }
+  // First over the replicas, so that the part is complete, then over the shard group.
   redistribute(stream, spec_.comms.gather_outer, weights_, outer_.state, outer_.param, part, cell);
   if (needs_slot()) return;
   redistribute(stream, spec_.comms.gather_inner, weights_, inner_.state, inner_.param, whole, part);
@@ -171,6 +179,7 @@ void ParamGroup::publish(Stream& stream, const Staging& staging) {
 
 void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& staging) {
   if (!needs_slot()) {
+    // Stored unsharded: publish() has gathered the weights already.
     full_ = staged_ ? resident_ : rest_;
     return;
   }
@@ -185,12 +194,14 @@ void ParamGroup::reshard() { full_ = Tensor(); }
 void ParamGroup::open_grad(const Tensor& slot) {
   if (!trains_) return;
   grad_open_ = needs_grad_slot() ? slot : grad_full_;
+  // A new slot, or a new step, has undefined content: every range must be written before it is read.
   if (needs_grad_slot() || grads_fresh_) fresh_.assign(fresh_.size(), true);
   grads_fresh_ = false;
 }
 
 void ParamGroup::settle_grad(Stream& stream, bool last) {
   if (!trains_ || reduce_target(last).is_partial()) return;
+  // Walks the written ranges and fills the gaps between them, including padding, in as few fills as possible.
   int64_t end = 0;  // of the last range that was written
   const auto zero_until = [&](int64_t begin) {
     if (begin > end) ops::fill(stream, grad_open_.flat(end, begin), 0);
@@ -209,14 +220,17 @@ void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!trains_) return;
   const Placement target = reduce_target(last);
   if (!target.is_partial()) {
+    // Partial targets stay unreduced on this rank; others are summed over the shard group.
     const Tensor gradient = wire_gradient(stream, staging);
     accumulate(stream, target.is_replicate() ? sum_whole(stream, gradient) : sum_to_part(stream, gradient));
   }
   if (!last) return;
   final_ = true;
+  // In the step's last reduction: the sum over the replicas, then the average over all data-parallel ranks.
   const Tensor cell = cell_of(grad_part_);
   redistribute(stream, spec_.comms.reduce_outer, gradients_, outer_.grad_micro, outer_.grad, grad_part_,
                outer_.grad.is_shard() ? cell : grad_part_);
+  // Only this rank's cell is scaled, since the optimizer reads no other elements.
   if (ranks_ > 1) ops::scale(stream, cell, 1.0f / static_cast<float>(ranks_));
 }
 
@@ -233,7 +247,7 @@ Tensor ParamGroup::sum_whole(Stream& stream, const Tensor& gradient) {
 }
 
 Tensor ParamGroup::sum_to_part(Stream& stream, const Tensor& gradient) {
-  // The first sum of a step can be received where it is to stay; later ones are added to it from elsewhere.
+  // The first sum of a step can be received in its final place; later ones are received elsewhere and added.
   const Tensor part = part_fresh_ && gradient.dtype() == DType::f32 ? grad_part_ : part_of(gradient);
   redistribute(stream, spec_.comms.reduce_inner, gradients_, Partial(), Shard(0), gradient, part);
   return part;
@@ -241,7 +255,7 @@ Tensor ParamGroup::sum_to_part(Stream& stream, const Tensor& gradient) {
 
 void ParamGroup::accumulate(Stream& stream, const Tensor& part) {
   const bool fresh = std::exchange(part_fresh_, false);
-  if (part.raw() == grad_part_.raw()) return;  // it has landed there
+  if (part.raw() == grad_part_.raw()) return;  // it was received there
   if (!fresh) {
     ops::scaled_add(stream, grad_part_, 1.0f, part);
   } else if (part.dtype() == DType::f32) {
@@ -255,7 +269,8 @@ void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
-  fresh_.assign(fresh_.size(), true);  // also in a buffer that is open still (ShardRuntime::set_hold_gradients())
+  fresh_.assign(fresh_.size(), true);  // also in a buffer that is still open
+                                       // (ShardRuntime::set_hold_gradients())
   touched_.assign(touched_.size(), false);
   released_.assign(released_.size(), false);
   final_ = false;
@@ -264,23 +279,28 @@ void ParamGroup::reset_grads() {
 void ParamGroup::release_grads(Stream& stream, const std::vector<bool>& which) {
   if (!trainable_) return;
   const bool all = std::find(which.begin(), which.end(), false) == which.end();
+  // All parameters of the group: no zeros need to be written.
   if (!which.empty() && all) return reset_grads();
   for (size_t p = 0; p < which.size(); ++p) {
     if (!which[p]) continue;
     touched_[p] = false;
+    // Final gradients are only marked, since the next step starts from zero anyway; accumulated ones are
+    // zeroed.
     if (final_) {
       released_[p] = true;
     } else {
       zero_grad(stream, static_cast<int>(p));
     }
   }
+  // The last set with final gradients has released them.
   if (final_ && !grads_final()) reset_grads();
 }
 
 void ParamGroup::zero_grad(Stream& stream, int p) {
-  fresh_[static_cast<size_t>(p)] = true;  // where whole gradients stay from one microbatch to the next
+  fresh_[static_cast<size_t>(p)] = true;  // for gradients that stay unreduced between microbatches
   if (part_fresh_) return;
   const int64_t slice = layout_->slice();
+  // This rank's part consists of whole slices of the layout's ranks, each with a piece of the parameter.
   for (int64_t r = part_begin_ / slice; r < (part_begin_ + part_) / slice; ++r) {
     const RankId rank(static_cast<int>(r));
     const int64_t begin = r * slice + layout_->local_begin(ParamId(p), rank).value - part_begin_;
@@ -318,7 +338,9 @@ GradTarget ParamGroup::grad_for_overwrite(int p) {
   if (!grad_open_.defined())
     throw InvalidArgument(
         fmt::format("grad() of '{}' outside the backward of unit '{}'", param.name(), unit_of(p)));
+  // From now on the gradient counts as requested, even if the caller writes only zeros.
   touched_[static_cast<size_t>(p)] = true;
+  // The first writer may overwrite (beta 0); later ones add (beta 1).
   const bool fresh = fresh_[static_cast<size_t>(p)];
   fresh_[static_cast<size_t>(p)] = false;
   const FullRange r = layout_->full_range(ParamId(p));
@@ -338,6 +360,7 @@ std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
     return {{{ParamIndex(0), ParamIndex(held)}, (staged_ ? resident_ : rest_).flat(begin, begin + held)}};
   }
   std::vector<Piece> pieces;
+  // The stored part spans one slice per replica; the parameter has a piece in each.
   const int64_t slice = layout_->slice();
   for (int64_t r = part_begin_ / slice; r < (part_begin_ + part_) / slice; ++r) {
     const RankId rank(static_cast<int>(r));
@@ -369,7 +392,8 @@ ParamRange ParamGroup::shard_range(int p) const {
 }
 
 DTensor ParamGroup::dtensor(int p) const {
-  const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // padding of the parameter included
+  const int64_t begin = layout_->local_begin(ParamId(p), RankId(cell_)).value;  // including the parameter's
+                                                                                // padding
   const Tensor piece = master_.flat(begin, begin + layout_->piece(ParamId(p), RankId(cell_)).size());
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }

@@ -96,7 +96,7 @@ void Unit::gather_ahead(const std::vector<int>& units) {
   try {
     // Prefetch first, so that these gathers are queued before compute waits for its own.
     for (const int u : units) context.units[static_cast<size_t>(u)]->prefetch();
-    // Weights stored unsharded need no slot: all of them are synced at the start of the root's pass.
+    // With buckets, the new weights of all units are synced at the start of the root's pass; they need no slot.
     if (root_ && !units.empty() && !context.buckets.empty()) sync_ahead();
     wait();
   } catch (...) {
@@ -175,7 +175,7 @@ void Unit::cancel_forward() noexcept {
   if (use == nullptr || use->backward) return;
   order.cancel(number_);
   try {
-    // A nested use of the same unit still needs the parameters.
+    // An outer use of the same unit would still need the parameters.
     if (order.open(number_) == 0) reshard();
   } catch (...) {  // a failed stream rethrows its error at its next use
   }
