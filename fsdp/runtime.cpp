@@ -28,7 +28,8 @@ std::string otherwise(const DeviceMesh& mesh) {
       mesh.world()->device().label(), mesh.describe());
 }
 
-// What communicators and layouts are made of: units with their parameters, and buffers.
+// Lines that describe all that communicators and layouts are made of: units with their parameters, and
+// buffers.
 std::vector<std::string> in_words(const std::vector<UnitClaim>& claims, const std::vector<Buffer>& buffers) {
   std::vector<std::string> lines;
   for (const UnitClaim& claim : claims) {
@@ -63,6 +64,7 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
   context_->complete_backward = [this] { return complete_backward(); };
   check_ = device_.make_stream("check");
   {
+    // The clone is the first collective: an entry purpose names ranks that do not call fully_shard().
     const Serving entry(*mesh_.world(), Purpose::entry("fully_shard"));
     check_comm_ = mesh_.world()->clone();
   }
@@ -71,11 +73,12 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
       Tensor::empty(device_, {2 * check_comm_->size()}, DType::i64, MemoryClass::message, "fingerprint");
   follow_compute(*check_);
   for (auto& [name, b] : root.named_buffers()) kept_.push_back(b);
+  // Before any unit is made: ranks with different wraps would make different communicators and wait for each
+  // other.
   check_wraps(*check_comm_, *check_, in_words(claims, kept_), otherwise(mesh_));
   alone_ = mesh_.flatten({});
 
-  // Copies of a mesh share their communicators, so that units with one shard communicator are on the same
-  // ranks.
+  // Copies of a mesh share their communicators, so units with one shard communicator are on the same ranks.
   std::vector<const Communicator*> known;
   std::vector<PlanUnit> described;
   for (auto& claim : claims) {
@@ -106,10 +109,11 @@ ShardRuntime::ShardRuntime(ModuleBase& root)
 }
 
 ShardRuntime::~ShardRuntime() {
-  // The streams finish what is queued before they go. When this rank gives up, peers may never join in.
+  // The streams finish queued operations before they are destroyed. When an exception ends this rank, peers
+  // may never join.
   if (std::uncaught_exceptions() > exceptions_before_)
     mesh_.world()->abort("an error ended its training; its own message tells which");
-  // Modules below the root may live on and hold their units, whose buffers the streams still use.
+  // Modules below the root may outlive it with their units, whose buffers the streams still use.
   context_->gather.reset();
   context_->reduce.reset();
   buffers_.reset();
@@ -139,6 +143,7 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
                                                                                  &context_->recorder}));
   }
   unit.params = claim.params;
+  // A bucket knows its units; a unit also needs the buckets that hold its parameters.
   for (size_t k = 0; k < buckets_.size(); ++k) {
     const std::vector<int> members = plan_.buckets[k].members();
     if (std::find(members.begin(), members.end(), number) != members.end()) unit.buckets.push_back(buckets_[k].get());
@@ -158,6 +163,7 @@ void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
     }
     std::vector<FullyShardOptions> options;
     for (const int u : plan.members()) options.push_back(claims[static_cast<size_t>(u)].module->wrap_->options);
+    // All units of a bucket are on the same ranks, so the first one's mesh stands for all.
     const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
     auto group = std::make_unique<ParamGroup>(
         device_, ParamGroup::Spec{plan.group, std::move(params), mesh, comms_of(mesh, plan.group.axes),
@@ -172,6 +178,7 @@ GroupComms ShardRuntime::comms_of(const DeviceMesh& mesh, const ShardAxes& axes)
   if (axes.shard.empty()) return {alone_, alone_, alone_, alone_};  // ignored parameters
   const auto inner = mesh.flatten(axes.shard);
   const auto outer = axes.replicate.empty() ? nullptr : mesh.flatten(axes.replicate);
+  // Groups with equal dimensions share communicators; gathers and reductions have separate ones.
   auto [it, fresh] = comms_.try_emplace({inner.get(), outer.get()});
   if (fresh) {
     it->second.gather_inner = inner->clone();
@@ -210,6 +217,7 @@ void ShardRuntime::make_slots() {
     gradients.slot_of.push_back(u.gradient_slot);
     gradient_elements.push_back(u.gradient_elements);
   }
+  // Users of gradient slots are the units, then the buckets.
   for (const BucketPlan& b : plan_.buckets) {
     const PlannedBuffer* open = b.group.find(BufferUse::open_gradient);
     gradients.slot_of.push_back(b.gradient_slot);
@@ -219,7 +227,7 @@ void ShardRuntime::make_slots() {
                              std::move(whole), std::move(whole_elements));
   context_->gradients = SlotPool(device_, DType::f32, MemoryClass::gradient, "unsharded gradients",
                                  std::move(gradients), std::move(gradient_elements));
-  // What was gathered and is not in use can be gathered again. Gradients that are there are always in use.
+  // Unsharded parameters that are not in use can be gathered again. Open gradients are always in use.
   context_->whole.set_give_back([this](int holder) {
     if (context_->order.open(holder) > 0) return false;
     units_[static_cast<size_t>(holder)]->reshard();
@@ -228,6 +236,7 @@ void ShardRuntime::make_slots() {
 }
 
 void ShardRuntime::allocate() {
+  // One make_buffers() call for all buffers of collectives, so that a backend can use one block of memory.
   std::vector<ParamGroup::Buffer> all;
   for (SlotPool* pool : {&context_->whole, &context_->gradients})
     for (SlotPool::Buffer& b : pool->buffers()) all.push_back({b.memory, std::move(b.spec)});
@@ -242,7 +251,7 @@ void ShardRuntime::allocate() {
   for (auto& b : all) specs.push_back(b.spec);
   buffers_ = mesh_.world()->make_buffers(specs);
   for (size_t i = 0; i < all.size(); ++i) *all[i].memory = buffers_->tensors()[i];
-  // Units come in one order on all ranks, and their communicators with them.
+  // Units have one order on all ranks, and so do their communicators.
   for (auto* g : groups())
     for (auto& comm :
          {g->comms().gather_inner, g->comms().gather_outer, g->comms().reduce_inner, g->comms().reduce_outer})
@@ -257,7 +266,7 @@ void ShardRuntime::initialise() {
   for (Buffer& b : kept_) b.allocate(device_.compute(), options_.seed);
   Staging& staging = context_->staging;
   for (auto* t : {&staging.gather.full, &staging.gather.half, &staging.reduce.full, &staging.reduce.half})
-    if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is moved and summed along
+    if (t->defined()) ops::fill(device_.compute(), *t, 0);  // padding is sent and summed, too
   begin_step(nullptr);
 }
 
@@ -270,6 +279,8 @@ void ShardRuntime::require_gradients(const char* who, const UpdateSet* set) {
         "same calls in the same order (nccl.check_calls names the first that differs), and load a "
         "checkpoint",
         device_.label(), who));
+  // No backward of the root is pending but the last one has not reduced: complete the step with an empty
+  // backward.
   if (context_->awaits_backward && context_->last_microbatch &&
       context_->order.due(context_->order.root()) == 0)
     empty_backward(*units_.back());

@@ -8,6 +8,7 @@
 
 namespace sherd::comm {
 
+// Longer timeouts would overflow when added to a time point.
 std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
@@ -27,6 +28,7 @@ CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int 
 }
 
 void CheckedCommunicator::renumber() {
+  // After a recover() all ranks count from the start, whatever they had called before.
   if (const uint64_t now = epoch(); std::exchange(epoch_, now) == now) return;
   sequence_ = splits_ = 0;
   label_->epoch = epoch_;
@@ -40,6 +42,7 @@ void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64
   call.sequence = ++sequence_;
   call.purpose = serves();
   counters_->add(call.op, bytes);
+  // The elements of all_to_all_v differ between ranks, so only its verb and purpose enter the digest.
   if (call.purpose.in_digest())
     counters_->mix(call.op, verb == Verb::all_to_all_v ? 0 : call.elements, call.purpose.hash());
   label_->calls = sequence_;
@@ -49,6 +52,7 @@ void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64
 void CheckedCommunicator::record_and_queue(Stream& stream, Verb verb, Call call, int peer) {
   const int64_t flight = call.flight = recorder()->issue(label_, call, epoch_, peer);
   try {
+    // The backend may refuse the call; the record must not stay open then.
     queue(stream, verb, std::move(call), peer);
   } catch (...) {
     recorder()->end(flight, FlightRecord::State::failed);
@@ -62,7 +66,7 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
   renumber();
   label_->splits = ++splits_;
   std::string name = fmt::format("{}/{}.{}", label_->name, splits_, color);
-  if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // numbers begin anew, names may not come again
+  if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // names must stay unique after a recover()
   const int64_t flight =
       recorder()->issue(label_, {.op = "split", .sequence = splits_, .purpose = serves()}, epoch_, -1);
   return recorder()->run(
@@ -78,6 +82,7 @@ void CheckedCommunicator::all_gather(Stream& stream, const Tensor& recv, const T
   check.pair(recv, send);
   check.numel(recv, "recv", size_ * send.numel(), "the group's size times send's");
   check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  // In place only at this rank's own slice of recv.
   check.in_place(send, "send", recv, "recv", rank_ * send.numel());
   collective(stream, Verb::all_gather,
              {.op = "all_gather",
@@ -131,6 +136,7 @@ void CheckedCommunicator::all_reduce(Stream& stream, const Tensor& inout, Reduce
   check.defined(inout, "inout");
   check.reducible(inout);
   check.place_of(*device_, stream, {{inout, "inout"}});
+  // Payload of a ring: 2 * (n-1)/n of the elements, rounded up.
   const int64_t moved = (2 * (size_ - 1) * inout.numel() + size_ - 1) / size_;
   collective(stream, Verb::all_reduce,
              {.op = "all_reduce",
@@ -165,6 +171,7 @@ void CheckedCommunicator::all_to_all_v(Stream& stream, const Tensor& recv,
   check.numel(recv, "recv", check.counts(recv_counts, "recv_counts"), "the sum of recv_counts");
   check.numel(send, "send", check.counts(send_counts, "send_counts"), "the sum of send_counts");
   check.place_of(*device_, stream, {{recv, "recv"}, {send, "send"}});
+  // Sizes differ between ranks, so no slice is safe in place.
   check.apart(recv, "recv", send, "send");
   collective(stream, Verb::all_to_all_v,
              {.op = "all_to_all_v",
@@ -185,6 +192,7 @@ void CheckedCommunicator::gather_v(Stream& stream, const Tensor& recv, std::span
   check.defined(send, "send");
   check.numel(send, "send", counts[at(rank_)], "counts[rank]");
   check.place_of(*device_, stream, {{send, "send"}});
+  // The other ranks may pass an undefined recv.
   if (rank_ == root) {
     check.pair(recv, send);
     check.numel(recv, "recv", total, "the sum of counts");
@@ -210,6 +218,7 @@ void CheckedCommunicator::scatter_v(Stream& stream, const Tensor& recv, std::spa
   check.defined(recv, "recv");
   check.numel(recv, "recv", counts[at(rank_)], "counts[rank]");
   check.place_of(*device_, stream, {{recv, "recv"}});
+  // The other ranks may pass an undefined send.
   if (rank_ == root) {
     check.pair(recv, send);
     check.numel(send, "send", total, "the sum of counts");
