@@ -10,10 +10,10 @@
 namespace sherd {
 
 struct GradientSums {
-  /// Of ExactSum::kWords each; the model's sums are their sum.
+  /// ExactSum::kWords words each; the model's sums are their sum.
   std::vector<Tensor> sums;
-  /// Of SameValue::kWords each: sums of ShardRuntime::served() over the ranks that the all-reduces here span. They
-  /// travel along.
+  /// SameValue::kWords words each: sums of ShardRuntime::served() over the ranks that these all-reduces span.
+  /// They are sent in the same all-reduces.
   std::vector<Tensor> served;
 };
 
@@ -30,19 +30,20 @@ struct GradientSums {
 /// NormKind::one sums magnitudes in the place of squares.
 GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, NormKind kind = NormKind::two);
 
-/// The same in one pair, with a single all-reduce over all ranks (none for one rank).
+/// Returns the same in one pair, with a single all-reduce over all ranks (none for one rank).
 GradientSums sums_at_once(ShardRuntime& runtime, const UpdateSet* set);
 
-/// The largest magnitude of the same elements, f32 [1], with one all-reduce over all ranks (none for one rank).
+/// Returns the largest magnitude of the same elements, f32 [1], with one all-reduce over all ranks (none for
+/// one rank).
 Tensor largest_gradient(ShardRuntime& runtime, const UpdateSet* set);
 
-/// Queues the comparison of what was served: once the device has come there and ranks differed,
+/// Queues the comparison of served(). Once the device has reached it and ranks differed,
 /// ShardRuntime::require_gradients() throws.
 void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served);
 
-/// The parts of those gradients that clipping scales.
+/// Returns the parts of those gradients that clipping scales.
 std::vector<ScaleSegment> clipped_pieces(const ShardRuntime& runtime, const UpdateSet* set);
-/// Those and the ones of ignored parameters.
+/// Returns those and the gradients of ignored parameters.
 std::vector<ScaleSegment> pieces_of(const ShardRuntime& runtime, const UpdateSet* set);
 
 }  // namespace sherd

@@ -16,16 +16,18 @@ using Guess = std::optional<RoleGuess>;
 using Words = std::initializer_list<std::string_view>;
 
 bool is_one_of(std::string_view text, Words all);
-/// The first of the part's words that is one of `all`, or "".
+/// Returns the first of the part's words that is one of `all`, or "".
 std::string word_of(const NamePart& part, Words all);
-/// The word that makes the part a head's, or "".
+/// Returns the word that makes the part a head's, or "".
 std::string head_word(const NamePart& part);
-/// "output", "output_layer", "output_projection": what a model's or a layer's last matrix is called.
+/// Returns whether it is a usual name of a model's or a layer's last matrix: "output", "output_layer",
+/// "output_projection".
 bool is_output(const NamePart& part);
 
-/// Parts between the innermost list and the owner: what is above a list of layers is a whole model.
+/// Returns the parts between the innermost list and the owner: the parts above a list of layers belong to the
+/// whole model.
 std::vector<NamePart> near(const NamedPlace& at);
-/// The first word that word_in() finds in one of the parts, and that part; "" = none.
+/// Returns the first word that word_in() finds in one of the parts, and that part; "" = none.
 template <class F>
 std::string in_any(const std::vector<NamePart>& parts, F word_in, const NamePart** found) {
   for (const NamePart& p : parts)

@@ -15,22 +15,22 @@ namespace sherd {
 /// One block of one parameter: a whole 2-D parameter, a row block of it, or one matrix (or a block of it) of
 /// a stack [count, rows, cols]. Its elements are rows of the parameter seen as [stack * rows, cols].
 struct LogicalMatrix {
-  std::string name;   // the parameter's
+  std::string name;   // the parameter's name
   std::string block;  // "" for a whole parameter, else e.g. "q", "[3]", "[3].gate"
   int64_t rows = 0, cols = 0;
   /// Rows of the flattened parameter.
   RowBlock place;
-  /// Where the parameter lies; the layout outlives the matrix.
+  /// Layout of the parameter; it outlives the matrix.
   const ShardLayout* layout = nullptr;
   int param = 0;
-  /// Tensor parallelism cuts the matrix along dimension 0 or 1 in tensor_parts; -1: not at all. rows and cols
+  /// Tensor parallelism cuts the matrix along dimension 0 or 1 in tensor_parts; -1: not cut. rows and cols
   /// are this rank's.
   int tensor_dim = -1, tensor_parts = 1;
 
   int64_t numel() const { return rows * cols; }
   int64_t whole_rows() const { return tensor_dim == 0 ? rows * tensor_parts : rows; }
   int64_t whole_cols() const { return tensor_dim == 1 ? cols * tensor_parts : cols; }
-  /// "name" or "name block".
+  /// Returns "name" or "name block".
   std::string label() const { return block.empty() ? name : name + " " + block; }
 
   /// Calls f(first element of the parameter, first element of the matrix, count) for every contiguous run of
@@ -51,9 +51,9 @@ struct LogicalMatrix {
       if (begin < end) f(begin, run * length + begin - first, end - begin);
     }
   }
-  /// Its elements that lie on `cell` of the layout.
+  /// Returns the number of its elements on `cell` of the layout.
   int64_t elements_on(int cell) const;
-  /// Cells that may hold elements of it: [first, last], last < first when it is empty.
+  /// Range of cells that may hold elements of it: [first, last], last < first when it is empty.
   struct Cells {
     int first = 0, last = -1;
     int count() const { return last - first + 1; }
@@ -61,7 +61,7 @@ struct LogicalMatrix {
   Cells cells() const;
 };
 
-/// The logical matrices of a parameter that goes to Muon, in row order of their blocks.
+/// Returns the logical matrices of a parameter that is routed to Muon, in row order of their blocks.
 /// @param blocks of one matrix of the stack; empty = one block. `shape` has two or three dimensions.
 std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape& shape,
                                             const RowBlocks& blocks, const std::optional<TensorShard>& tensor,

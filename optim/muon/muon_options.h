@@ -9,8 +9,8 @@
 
 namespace sherd {
 
-/// How matrices reach the ranks that orthogonalize them. `automatic` decides for each matrix; the others
-/// force one entry of the plan for all, or refuse.
+/// Mode by which matrices reach the ranks that orthogonalize them. `automatic` decides for each matrix. The
+/// others force one kind of plan entry for all, and throw where that is impossible.
 enum class MuonMode { automatic, local, owner, gram, gather };
 
 /// Factor of the update, from the shape of the (global) logical matrix, rows x cols = out x in:
@@ -25,9 +25,9 @@ enum class MuonScale { original, match_rms_adamw, spectral, unit_rms_norm, shape
 /// lr^2*wd.
 enum class MuonDecay { decoupled, independent, l2, palm };
 
-/// Matrices that are tensor-parallel: duplicated gathers them over that dimension and orthogonalizes on every
-/// one of its ranks (the same bits as one rank); distributed sums Gram matrices over it (the gram form,
-/// whichever form is asked for: the standard form is the gram form restarted after every step).
+/// Method for tensor-parallel matrices. duplicated gathers them over that dimension and orthogonalizes on
+/// every one of its ranks (the same bits as one rank). distributed sums Gram matrices over it (the gram form,
+/// also when the standard form is requested: the standard form is the gram form restarted after every step).
 enum class MuonTensorMode { duplicated, distributed };
 
 const char* name_of(MuonMode m);
@@ -40,7 +40,7 @@ MuonScale parse_muon_scale(std::string_view name);
 MuonDecay parse_muon_decay(std::string_view name);
 MuonTensorMode parse_muon_tensor_mode(std::string_view name);
 
-/// What a plan believes about the machine; only ratios matter. Defaults: one CPU core and memory copies.
+/// Plan's model of the machine; only ratios matter. Defaults: one CPU core and memory copies.
 struct PlanCosts {
   double flops_per_second = 5e10;
   double bytes_per_second = 4e9;
@@ -55,30 +55,31 @@ struct MuonOptions {
   MuonDecay decay = MuonDecay::decoupled;
 
   MuonMode mode = MuonMode::automatic;
-  /// Lets `automatic` use gram entries, whose sums over ranks round differently from one rank's.
+  /// Let `automatic` use gram entries, whose sums over ranks round differently from one rank's.
   bool allow_inexact = false;
   MuonTensorMode tensor = MuonTensorMode::duplicated;
-  /// dtype of matrices on the wire: f32, bf16 or f16. With a 16-bit one every mode rounds alike. Under f16
-  /// the results travel as f16, but the momentum, whose scale is unknown, as bf16: gradients of 1e-5 have no
-  /// f16.
+  /// dtype of matrices in messages: f32, bf16 or f16. With a 16-bit one every mode rounds alike. Under f16
+  /// the results are sent as f16, but the momentum, whose scale is unknown, as bf16: f16 cannot represent
+  /// gradients of 1e-5.
   DType payload = DType::f32;
-  /// Bound on the bytes of a rank's messages and matrices in flight. A matrix that needs more alone is moved
-  /// alone. 0: default_transient_bytes of the device, the least of the team's. No result depends on it.
+  /// Maximum bytes of a rank's messages and matrices in flight. A matrix that needs more alone is sent alone.
+  /// 0: default_transient_bytes of the device, the minimum over the team. No result depends on it.
   int64_t transient_bytes = 0;
   PlanCosts costs = {};
 };
 
-/// What cannot be, each with its value; empty when all is well.
+/// Returns all invalid options, each with its value; empty when valid.
 std::vector<std::string> problems_of(const MuonOptions& options);
 
-/// What messages and matrices in flight may take of a device with so much memory (Device::total_memory), the
-/// limit of its allocator, 0 for none, included: a 32nd, so that a transformer's large matrices come in
-/// batches, but 256 MiB at least, and as much where the memory is the host's.
+/// Returns the bytes that messages and matrices in flight may take on a device with this much memory
+/// (Device::total_memory), including the limit of its allocator, 0 for none. It is a 32nd, so that a
+/// transformer's large matrices come in batches, but at least 256 MiB, and 256 MiB where the memory is the
+/// host's.
 int64_t default_transient_bytes(int64_t total_memory, int64_t limit_bytes);
 
-/// scale_factor * the mode's formula.
+/// Returns scale_factor * the mode's formula.
 double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
-/// Factor of the weights for one step; 1 under l2.
+/// Returns the factor of the weights for one step; 1 under l2.
 double decay_factor(MuonDecay decay, double lr, double weight_decay);
 
 }  // namespace sherd

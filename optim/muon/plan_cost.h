@@ -8,15 +8,16 @@
 
 namespace sherd {
 
-/// What plans balance: the cost of Newton-Schulz on one rank, steps * s^2 * (2l + s) with the short side s
-/// and the long side l of the whole matrix. Under distributed tensor parallelism s is the side of the Gram
+/// Returns the cost that plans balance: Newton-Schulz on one rank, steps * s^2 * (2l + s) with the short side
+/// s and the long side l of the whole matrix. Under distributed tensor parallelism s is the side of the Gram
 /// matrices, the one that is not cut, and l this rank's part of the other.
 double cost_of(const LogicalMatrix& m, const PlanOptions& o);
-/// FLOPs of a whole matrix on one rank. A symmetric product counts half, for only one triangle is computed.
+/// Returns the FLOPs of a whole matrix on one rank. A symmetric product counts half, since only one triangle
+/// is computed.
 double flops_of(int64_t rows, int64_t cols, const PlanOptions& o);
 
-/// Runs of the iteration when Gram matrices are summed over ranks, each beginning with R = X X^T: restarts
-/// + 1. The standard form is the gram form restarted after every step.
+/// Returns the runs of the iteration when Gram matrices are summed over ranks, each starting with R = X X^T:
+/// restarts + 1. The standard form is the gram form restarted after every step.
 int gram_rounds(const PlanOptions& o);
 /// FLOPs of the gram form with short side s and long side l, in restarts + 1 runs. Each run: R = X X^T (s^2
 /// l, for it is symmetric) and X <- Q X (2 s^2 l). Each step: the products R^2, Q and two that renew R (s^3
@@ -24,15 +25,15 @@ int gram_rounds(const PlanOptions& o);
 /// + 1:
 ///   3 s^2 l runs + s^3 (4 steps - 3 runs).
 double gram_flops(double s, double l, int steps, int restarts);
-/// FLOPs of all `owners` of a gram entry together: each forms R and Q X of its own rows, and all iterate on
-/// the same R.
+/// Returns the FLOPs of all `owners` of a gram entry together: each forms R and Q X of its own rows, and all
+/// iterate on the same R.
 double shared_gram_flops(const LogicalMatrix& m, int owners, const PlanOptions& o);
-/// Bytes that each of `owners` ranks receives (and sends) for all sums of an n x n Gram matrix (f32): a round
-/// is a reduce-scatter and an all-gather of n^2 elements.
+/// Returns the bytes that each of `owners` ranks receives (and sends) for all sums of an n x n Gram matrix
+/// (f32). A round is a reduce-scatter and an all-gather of n^2 elements.
 int64_t gram_sum_bytes(int64_t n, int64_t owners, const PlanOptions& o);
-/// FLOPs on one rank for a matrix that is not a gram entry, tensor parallelism included.
+/// Returns the FLOPs on one rank for a matrix that is not a gram entry, tensor parallelism included.
 double rank_flops(const LogicalMatrix& m, const PlanOptions& o);
-/// Bytes that one tensor-parallel rank receives for its matrix: the other parts, or the sums.
+/// Returns the bytes that one tensor-parallel rank receives for its matrix: the other parts, or the sums.
 int64_t tensor_bytes(const LogicalMatrix& m, const PlanOptions& o);
 
 }  // namespace sherd

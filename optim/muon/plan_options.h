@@ -18,7 +18,7 @@ struct PlanOptions {
   int64_t payload_bytes = 4;  // per element
   PlanCosts costs = {};
 };
-/// The part of the options that a plan depends on.
+/// Returns the part of the options that a plan depends on.
 PlanOptions plan_options(const MuonOptions& options);
 
 }  // namespace sherd

@@ -12,8 +12,8 @@ namespace sherd {
 
 /// Consecutive elements of a matrix that this rank updates.
 struct MuonPiece {
-  size_t item = 0;  // the parameter, of the items that Muon was given
-  int matrix = 0;   // in MuonResults::matrices
+  size_t item = 0;  // index of the parameter among Muon's items
+  int matrix = 0;   // index in MuonResults::matrices
   int64_t first =
       0;  // element of the matrix, row-major; of this rank's part where tensor parallelism cuts it
   int64_t local = 0;  // element of the parameter's piece on this rank (Parameter::shard())
@@ -38,8 +38,8 @@ struct MuonResults {
   std::function<void(const Tensor&)> sum;
 };
 
-/// One call after the other; every rank of a team makes the calls for matrices that several ranks keep in the
-/// same order.
+/// Refinement. Calls are made one after the other. Every rank of a team makes the calls for matrices that
+/// several ranks keep in the same order.
 class MuonRefinement {
  public:
   virtual ~MuonRefinement() = default;
