@@ -58,10 +58,12 @@ class Planner {
     for (auto& m : m_) cost_.push_back(cost_of(m, o));
     sum_ = std::accumulate(cost_.begin(), cost_.end(), 0.0);
     const double largest = cost_.empty() ? 0 : *std::max_element(cost_.begin(), cost_.end());
+    // No plan is better than an even share of all costs, nor than the most expensive matrix alone.
     bound_ = std::max(sum_ / plan_.team(), largest);
   }
 
   MuonPlan make() {
+    // LPT: fixed entries load their ranks first; the others follow by descending cost.
     const std::vector<size_t> pending = by_cost(fixed_entries());
     adopt(deal(loads_, pending), pending);
     const bool unbalanced = loads_.max() > kRebalanceFrom * bound_;
@@ -79,6 +81,7 @@ class Planner {
       PlanEntry& e = plan_.entries[i];
       const LogicalMatrix::Cells holders = m_[i].cells();
       const bool single = holders.count() <= 1;
+      // gather: every rank of the team gathers every matrix and orthogonalizes it.
       if (o_.mode == MuonMode::gather) {
         e.mode = PlanMode::gather;
         e.owners.resize(static_cast<size_t>(plan_.team()));
@@ -91,6 +94,7 @@ class Planner {
         }
         make_gram(i, holders);
       } else if (single && plan_.copies == 1) {
+        // On one rank, with one copy, it is orthogonalized where it is stored, without messages.
         e.mode = o_.mode == MuonMode::owner ? PlanMode::owner : PlanMode::local;
         e.owners = {holders.count() == 1 ? holders.first : 0};
         loads_.add(e.owners[0], cost_[i]);
@@ -129,8 +133,11 @@ class Planner {
       return flops / o_.costs.flops_per_second + bytes / o_.costs.bytes_per_second;
     };
     const double whole = flops_of(m.rows, m.cols, o_), shared = shared_gram_flops(m, holders.count(), o_);
+    // As an owner entry, momentum and result travel, except for the part that the owner holds.
     const double moved = 2.0 * static_cast<double>(m.numel() * o_.payload_bytes) * (1 - 1 / g);
     const double sums = 2.0 * static_cast<double>(gram_sum_bytes(m.cols, holders.count(), o_));
+    // A matrix above the even share determines the step's time, so the time of the shared form counts. For
+    // others the total work of all ranks counts.
     const bool critical = cost_[i] > sum_ / plan_.team();
     return critical ? seconds(shared / g, sums) < seconds(whole, moved)
                     : seconds(shared, sums * g / 2) < seconds(whole, moved);
@@ -146,6 +153,7 @@ class Planner {
       const int64_t row = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;
       before += m.elements_on(c);
       const int64_t end = m.cols == 0 ? 0 : (before + m.cols - 1) / m.cols;
+      // A rank in which no row starts owns none, unless no other holder does.
       if (end == row && !(e.owners.empty() && c == holders.last)) continue;
       e.owners.push_back(c);
       e.first_row.push_back(row);
@@ -171,6 +179,7 @@ class Planner {
   int preferred(const Loads& loads, size_t i) const {
     const LogicalMatrix& m = m_[i];
     const LogicalMatrix::Cells holders = m.cells();
+    // At most kHoldersAsked holders are examined; different matrices start at different ones.
     const int count = holders.count(), asked = std::min(count, kHoldersAsked);
     const int start = count > asked ? static_cast<int>(i * kHoldersAsked % static_cast<size_t>(count)) : 0;
     int best = -1;
@@ -181,6 +190,7 @@ class Planner {
       if (held < most || held * plan_.cells < m.numel()) continue;
       for (int t = c * plan_.copies; t < (c + 1) * plan_.copies; ++t) {
         if (loads.of(t) + cost_[i] > kPreferWithin * bound_) continue;
+        // More elements first; among equals the lower load.
         if (held > most || loads.of(t) < loads.of(best)) {
           best = t;
           most = held;
@@ -208,6 +218,7 @@ class Planner {
       }
       return a;
     };
+    // Preferring holders saves messages. The plain assignment wins where that overloads the busiest rank.
     Assignment near = run(true), plain = run(false);
     return near.loads.max() > std::max(plain.loads.max(), kPreferWithin * bound_) ? plain : near;
   }
@@ -229,6 +240,8 @@ class Planner {
     const Loads before = loads_;
     for (const bool everything : {false, true}) {
       if (loads_.max() <= kRebalanceFrom * bound_) break;
+      // Gram entries stay, since their owners hold the rows. In the first pass local matrices of ranks below
+      // the bound stay, too.
       Loads fixed(plan_.team());
       std::vector<size_t> pending;
       for (size_t i = 0; i < m_.size(); ++i) {
@@ -247,6 +260,7 @@ class Planner {
       PlanEntry& e = plan_.entries[i];
       if (e.mode == PlanMode::gram) continue;
       const LogicalMatrix::Cells holders = m_[i].cells();
+      // The mode follows from the new owner: local only where the matrix is stored on it.
       const bool stayed = holders.count() <= 1 && std::max(0, holders.first) == e.owners[0];
       e.mode = stayed ? PlanMode::local : PlanMode::owner;
     }
@@ -254,6 +268,8 @@ class Planner {
 
   void account() {
     plan_.ranks.resize(static_cast<size_t>(plan_.team()));
+    // `planned` counts the work of all ranks, `once` that of each matrix once; their quotient is the
+    // redundancy.
     double planned = 0, once = 0;
     for (size_t i = 0; i < m_.size(); ++i) {
       const LogicalMatrix& m = m_[i];
@@ -272,6 +288,7 @@ class Planner {
         r.bytes_out += tensor;
         ++r.matrices;
       }
+      // Replicas that keep the same cell repeat the work unless copies share it.
       planned += cost * owners * plan_.replicas / plan_.copies * m.tensor_parts;
       once += whole_cost(m);
       e.bytes = (e.mode == PlanMode::local ? 0 : travel(m, e)) + tensor * owners;
@@ -306,6 +323,7 @@ class Planner {
       plan_.ranks[static_cast<size_t>(to)].bytes_in += bytes;
       total += bytes;
     };
+    // Cells store consecutive elements of the matrix, in order.
     int64_t at = 0;  // first element of the matrix on this cell
     for (int c = holders.first; c <= holders.last; ++c) {
       const int64_t held = m.elements_on(c), bytes = held * o_.payload_bytes;

@@ -59,6 +59,7 @@ class Engine::Impl {
  public:
   Impl(const MpiOptions& options, Handlers handlers)
       : options_(options), handlers_(std::move(handlers)), thread_([this] { run(); }) {
+    // The constructor returns once the MPI thread is ready, and rethrows its error on the caller's thread.
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return ready_; });
     if (!failure_) return;
@@ -113,7 +114,7 @@ class Engine::Impl {
  private:
   void run() {
     prctl(PR_SET_NAME, "sherd mpi");
-    // The kernel adds up to 50 microseconds to every sleep of a thread that does not ask for less.
+    // The kernel adds up to 50 microseconds to a sleep unless the thread requests less.
     prctl(PR_SET_TIMERSLACK, 1000);
     try {
       begin();
@@ -132,14 +133,16 @@ class Engine::Impl {
     const MpiPlace place = mpi_place();
     process = place.rank;
     processes = place.size;
-    // A communicator of our own: nobody else's messages are in it, nor those of a world before.
+    // A communicator of its own: it carries no messages of other users of MPI or of an earlier world.
     MPI_Request request = MPI_REQUEST_NULL;
     check_mpi(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup");
+    // The duplication is not blocking, so that a missing process becomes a CommError and not a hang.
     const auto deadline = Clock::now() + options_.timeout;
     auto next_look = Clock::now() + options_.poll;
     for (int done = 0;;) {
       check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup");
       if (done) break;
+      // Another rank may have reported its failure meanwhile; the handler throws then.
       if (handlers_.joining && Clock::now() > next_look) {
         handlers_.joining();
         next_look = Clock::now() + options_.poll;
@@ -163,6 +166,8 @@ class Engine::Impl {
       std::deque<Order> orders;
       {
         std::unique_lock lock(mutex_);
+        // Without pending requests the thread sleeps for a whole poll interval; otherwise it polls with
+        // growing pauses.
         const auto told = [&] { return !orders_.empty() || (closing_ && open_.empty()); };
         if (open_.empty() && incoming_.empty() && attention_ == 0 && !draining_.load()) {
           changed_.wait_for(lock, options_.poll, [&] { return told() || closing_ || attention_ > 0; });
@@ -170,6 +175,7 @@ class Engine::Impl {
           changed_.wait_for(lock, pause, told);
           pause = std::min(2 * pause, kLongestPause);
         }
+        // Orders are taken in one swap, so that callers never wait for MPI.
         orders.swap(orders_);
         const bool nothing = orders.empty() && open_.empty() && incoming_.empty();
         if (closing_ && (nothing || Clock::now() > give_up_)) {
@@ -186,7 +192,8 @@ class Engine::Impl {
     end();
   }
 
-  /// What MPI refuses fails the launch; the thread goes on, for others wait for what still works.
+  /// Reports an MPI error, which fails the launch. The thread continues, since other operations may still
+  /// complete.
   template <class F>
   void attempt(F work) {
     try {
@@ -205,12 +212,13 @@ class Engine::Impl {
             "MPI_Isend");
       return add(request, {.letter = o.letter, .process = o.process});
     }
-    if (o.group) {  // a request for a collective cannot be cancelled: it is no receive
+    if (o.group) {  // the request of a collective cannot be cancelled: it is not a receive
       add(o.group->start(o.reduction), {.batch = o.batch, .process = process});
       note(*o.batch, process, true, 1);
-      return;  // the request stands for the order itself
+      return;  // the request replaces the order itself
     }
     for (const Transfer& t : o.transfers) {
+      // MPI counts with an int, so longer transfers are split.
       for (int64_t at = 0; at < t.bytes; at += options_.max_message) {
         const int count = static_cast<int>(std::min(options_.max_message, t.bytes - at));
         o.batch->open_.fetch_add(1);
@@ -222,7 +230,7 @@ class Engine::Impl {
         add(request, {.batch = o.batch, .receives = !t.sends, .process = t.process});
       }
     }
-    finish_one_of(o.batch);  // that stood for the order itself
+    finish_one_of(o.batch);  // releases the count that the order itself held
   }
 
   void add(MPI_Request request, Open what) {
@@ -237,14 +245,14 @@ class Engine::Impl {
   }
 
   static void finish_one_of(const std::shared_ptr<Batch>& batch) {
+    // The last one releases the kept buffers before it reports completion.
     if (batch->open_.load() == 1) batch->keep_.reset();
     const std::function<void()> on_done = batch->on_done_;
     if (batch->open_.fetch_sub(1, std::memory_order_acq_rel) == 1 && on_done) on_done();
   }
 
   void cancel(const std::shared_ptr<Batch>& batch) {
-    // A receive that is cancelled ends; a send cannot be cancelled in practice, and ends when its receiver
-    // drains.
+    // A cancelled receive ends. A send cannot be cancelled in practice, and ends when its receiver drains.
     for (size_t i = 0; i < open_.size(); ++i)
       if (what_[i].batch == batch && what_[i].receives) check_mpi(MPI_Cancel(&open_[i]), "MPI_Cancel");
   }
@@ -254,6 +262,7 @@ class Engine::Impl {
       int found = 0;
       MPI_Message message = MPI_MESSAGE_NULL;
       MPI_Status status;
+      // While draining, data messages are received and dropped, too, so that their senders complete.
       check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kLetterTag, comm_, &found, &message,
                         &status),
             "MPI_Improbe");
@@ -265,7 +274,7 @@ class Engine::Impl {
       in.is_letter = status.MPI_TAG == kLetterTag;
       check_mpi(MPI_Imrecv(in.bytes.data(), count, MPI_BYTE, &message, &in.request), "MPI_Imrecv");
     }
-    while (!incoming_.empty()) {  // in the order in which they were found
+    while (!incoming_.empty()) {  // in the order of arrival
       int done = 0;
       check_mpi(MPI_Test(&incoming_.front().request, &done, MPI_STATUS_IGNORE), "MPI_Test");
       if (!done) break;
@@ -290,7 +299,7 @@ class Engine::Impl {
       const Open& what = what_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
       const int error = result == MPI_ERR_IN_STATUS ? statuses_[static_cast<size_t>(i)].MPI_ERROR : MPI_SUCCESS;
       if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
-      // The launch has failed before anybody takes the transfer for data that came.
+      // The launch fails before any rank treats the transfer as received.
       if (what.batch) what.batch->failed_.store(true, std::memory_order_release);
       handlers_.failed(fmt::format("MPI: a message {} process {} failed: {}", what.receives ? "from" : "to",
                                    what.process, text_of(error)));
@@ -303,7 +312,7 @@ class Engine::Impl {
       }
       what_[at] = {};
     }
-    // What has ended has a null request.
+    // Completed requests are null; the others are compacted.
     size_t kept = 0;
     for (size_t i = 0; i < open_.size(); ++i) {
       if (open_[i] == MPI_REQUEST_NULL) continue;
