@@ -58,13 +58,15 @@ bool SlotPool::held(int unit) const {
 SlotPool::Lease SlotPool::acquire(int unit, Stream& stream) {
   int& mine = slot_of_[static_cast<size_t>(unit)];
   const int holder = at(mine).holder;
+  // The holder does not release the slot: this unit gets a slot of its own from now on.
   if (holder >= 0 && !(give_back_ && give_back_(holder))) {
     const int64_t elements = elements_of_[static_cast<size_t>(unit)];
-    // Memory that comes from the allocator may still be read by work that is queued on the compute stream.
+    // Operations queued on the compute stream may still read memory that comes from the allocator.
     slots_.push_back({elements, Tensor::empty(*device_, {elements}, dtype_, kind_, name_), -1,
                       device_->compute().record()});
     mine = static_cast<int>(slots_.size()) - 1;
   }
+  // The new holder's first operations follow the previous holder's last ones; the host does not wait.
   stream.wait(at(mine).free);
   at(mine).holder = unit;
   return {*this, mine};

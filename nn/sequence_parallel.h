@@ -14,16 +14,16 @@
 
 namespace sherd::nn {
 
-/// How the rows of one forward lie between regions: whole on every rank of `tp`, or a part of them on each
+/// Distribution of one forward's rows between regions: all rows on every rank of `tp`, or a part on each
 /// (TensorParallel::begin_of()). Plain data; its functions are collectives of `tp` on the compute stream,
-/// forward and backward alike, which every rank calls, with or without rows.
+/// forward and backward alike. Every rank calls them, with or without rows.
 struct SequenceRows {
   TensorParallel tp{};
   int64_t count = 0;   // of all ranks together
   bool split = false;  // of no effect in a group of one
 
   bool splits() const { return split && tp.size() > 1; }
-  /// Rows of a value between regions on this rank.
+  /// Returns the rows of a value between regions on this rank.
   int64_t here() const {
     return splits() ? tp.begin_of(count, tp.rank() + 1) - tp.begin_of(count, tp.rank()) : count;
   }
@@ -34,8 +34,8 @@ struct SequenceRows {
   // These @throw ShapeMismatch, where rows are split, for a value of other rows than here() or, behind a
   // region, `count`.
 
-  /// x, which lies between regions, as column-parallel layers take it: all rows. Backward sums the ranks'
-  /// gradients.
+  /// Returns x, a value between regions, as column-parallel layers take it: all rows. Backward sums the
+  /// ranks' gradients.
   Var enter(const Var& x) const;
   /// The same twice, of one gather: `cut` as enter() gives it, and `whole` for layers that every rank
   /// computes whole, so that its gradient is the same on all ranks and is not summed.

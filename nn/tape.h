@@ -17,13 +17,14 @@
 
 namespace sherd::nn {
 
-/// What a function's backward is called with.
+/// Arguments of a function's backward.
 class BackwardCall {
  public:
   BackwardCall(std::span<const Gradient> outputs, std::span<const Var> inputs) : outputs_(outputs), inputs_(inputs) {}
-  /// Of output i: not defined() when the objective does not depend on it. At least one is defined.
+  /// Returns the gradient of output i; not defined() when the objective does not depend on it. At least one
+  /// is defined.
   const Gradient& output(size_t i = 0) const { return outputs_[i]; }
-  /// Whether a gradient of input i is wanted; one that is not may be left out.
+  /// Returns whether a gradient of input i is needed; others may be left out.
   bool wants(size_t i) const { return inputs_[i].requires_grad(); }
   size_t inputs() const { return inputs_.size(); }
 
@@ -32,37 +33,39 @@ class BackwardCall {
   std::span<const Var> inputs_;
 };
 
-/// Adds to the gradients of parameters (Parameter::grad_for_overwrite()) and returns one gradient for each input,
-/// by the order of inputs; not defined() where none is wanted or there is none. Queues its work on the compute
-/// stream and owns what it needs from forward.
+/// Backward of a function: adds to the gradients of parameters (Parameter::grad_for_overwrite()) and returns
+/// one gradient for each input, by the order of inputs; not defined() where none is needed or there is none.
+/// It queues its operations on the compute stream and owns the data it needs from forward.
 using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
 
-/// The operations of one or several forwards in the order in which they ran, and one backward through all of
-/// them. Owned by whoever trains, one or more for each rank; never global: values carry the tape that they are on.
+/// Autograd tape: the operations of one or several forwards in the order in which they ran, and one backward
+/// through all of them. The training program owns one or more for each rank. No tape is global: values carry
+/// the tape that they are on.
 ///
-///     nn::Tape tape;
-///     for (each batch) {
-///       nn::Var loss = model(tape.input(tokens), targets);
-///       tape.backward(loss);     // the tape is empty again
-///       optimizer.step(lr);
-///     }
+///    nn::Tape tape;
+///    for (each batch) {
+///      nn::Var loss = model(tape.input(tokens), targets);
+///      tape.backward(loss);     // the tape is empty again
+///      optimizer.step(lr);
+///    }
 ///
-/// backward() goes through the whole tape, last operation first, and forgets each as it passes. So a tape has one
-/// backward: objectives of one graph are added up, and graphs with backwards of their own (the two players of a
-/// GAN) have tapes of their own. What forward kept is freed on the way.
+/// backward() runs through the whole tape, last operation first, and drops each after use. So a tape has one
+/// backward: objectives of one graph are added up, and graphs with separate backwards (the two players of a
+/// GAN) have separate tapes. Saved activations are freed on the way.
 ///
 /// Wrapped modules (fully_shard) unshard their unit for the part of the backward that belongs to one of their
-/// calls: from the first operation that has a gradient until all operations of the call are behind. The unit's
-/// gradients are reduced behind the last of its calls that this backward comes to; while others are outstanding
-/// they stay open, which holds one gradient buffer of the unit (f32, all of its parameters) until then.
+/// calls: from the first operation that has a gradient until all operations of the call are done. The unit's
+/// gradients are reduced after the last of its calls in this backward. While others are pending they stay
+/// open, which holds one gradient buffer of the unit (f32, all of its parameters) until then.
 ///
-/// Several tapes may record forwards of one model before its optimizer steps: the gradients of the step are final when
-/// the last of these forwards has had its backward, or was dropped by clear(). Backward through a call of a wrapped module
-/// from before the latest step or reset_step() throws: the weights that it used are gone.
+/// Several tapes may record forwards of one model before its optimizer steps. The gradients of the step are
+/// final when the last of these forwards has had its backward, or was dropped by clear(). Backward through a
+/// call of a wrapped module from before the latest step or reset_step() throws, since the weights that it
+/// used have changed.
 ///
-/// An exception that leaves backward() leaves the tape empty; one that leaves a wrapped module's forward takes the
-/// operations of that call along. The step of every model on the tape has ended then: clear() and reset_step(model)
-/// make both usable again. A step that is given up for other reasons needs both as well.
+/// An exception that leaves backward() leaves the tape empty. An exception that leaves a wrapped module's
+/// forward drops the operations of that call. It ends the step of every model on the tape: clear() and
+/// reset_step(model) make both usable again. A step that is dropped for other reasons needs both as well.
 class Tape : public ForwardRecorder {
  public:
   /// For errors of units: what to do about a recorded forward whose backward is still to come.
@@ -75,30 +78,31 @@ class Tape : public ForwardRecorder {
   /// As clear().
   ~Tape() override;
 
-  /// A value that needs no gradient (a batch, say), with which recording begins: what is computed from it is on
-  /// this tape.
+  /// Returns a value that needs no gradient (for example a batch) and starts recording: values computed from
+  /// it are on this tape.
   Var input(Tensor value);
-  /// A value whose gradient is wanted: see gradient(). @throws InvalidArgument inside of a recomputed scope.
+  /// Returns a value that needs a gradient: see gradient(). @throws InvalidArgument inside a recomputed
+  /// scope.
   Var leaf(Tensor value);
-  /// The gradient that the latest backward brought to a leaf; undefined when none came. Known until the next
-  /// backward() or clear(). It is read, not written: other leaves may have the same memory.
+  /// Returns the gradient that the latest backward gave to a leaf; undefined when it gave none. Valid until
+  /// the next backward() or clear(). Read it only: other leaves may share its memory.
   Tensor gradient(const Var& leaf) const;
 
-  /// The gradients of `objective`, begun with `seed` for each of its elements, are added to all parameters that it
-  /// was computed from. Queues the work and returns.
+  /// Adds the gradients of `objective`, starting with `seed` for each of its elements, to all parameters from
+  /// which it was computed. Queues the operations and returns.
   /// @throws InvalidArgument when the objective is on another tape or none, was computed before the latest
-  /// backward() or clear(), or depends on nothing that has a gradient; ShapeMismatch for a seed, or a gradient that
-  /// a function returns, of another shape or dtype than its value.
+  /// backward() or clear(), or depends on nothing that has a gradient; ShapeMismatch for a seed, or a
+  /// gradient that a function returns, of another shape or dtype than its value.
   void backward(const Var& objective, Gradient seed = Gradient::constant(1));
   /// Forgets everything, and tells the units that no backward comes; nothing is reduced. (A module with a
   /// hand-written backward, see call(), needs reset_step() as well.) Without effect inside a module's forward or a
   /// function's backward on this tape.
   void clear() noexcept;
-  /// Operations that wait for backward.
+  /// Returns the number of operations that wait for backward.
   int64_t size() const { return static_cast<int64_t>(nodes_.size()); }
-  /// Whether functions are noted: not inside NoGrad, nor in the first run of recompute().
+  /// Returns whether functions are recorded: not inside NoGrad, nor in the first run of recompute().
   bool recording() const { return paused_ == 0 && scope_ == nullptr; }
-  /// False inside NoGrad alone: whether what runs now is part of training.
+  /// Returns whether the running code is part of training: false inside NoGrad alone.
   bool training() const { return paused_ == 0; }
 
   /// For functions: notes that `outputs` came of `inputs`, all of which are on this tape or on none, and perhaps of
@@ -113,7 +117,7 @@ class Tape : public ForwardRecorder {
   void end_call();
   /// Instead of end_call() when an exception has ended the forward: its operations are forgotten.
   void cancel_call() noexcept;
-  /// Whether what runs now is computed again inside of backward.
+  /// Returns whether the running code is a recomputation inside backward.
   bool recomputing() const { return recomputing_; }
 
   /// See nn::recompute(): runs `forward` without keeping what functions inside leave for backward. When backward
@@ -175,7 +179,7 @@ class Tape : public ForwardRecorder {
   static void check(const Gradient& gradient, const Value& value, const std::source_location* function);
   /// No backward of the calls that end behind this node comes.
   void give_up_from(size_t begin) noexcept;
-  /// Of the call that ends: nothing inside has a gradient.
+  /// Removes the call that ends, since nothing inside has a gradient.
   void leave_out(const Forward& call);
   void forget();
 
@@ -190,7 +194,7 @@ class Tape : public ForwardRecorder {
   bool recomputing_ = false;  // inside of it, a scope's second run
 };
 
-/// While it lives, nothing is recorded on the tape, and modules run without keeping anything for backward.
+/// Scope in which nothing is recorded on the tape, and modules run without saving activations.
 class NoGrad {
  public:
   explicit NoGrad(Tape& tape) : tape_(tape) { ++tape_.paused_; }
@@ -202,7 +206,7 @@ class NoGrad {
   Tape& tape_;
 };
 
-/// x.tape()->backward(x). @throws InvalidArgument for a value without a tape.
+/// Calls x.tape()->backward(x). @throws InvalidArgument for a value without a tape.
 void backward(const Var& objective);
 
 }  // namespace sherd::nn

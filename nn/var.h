@@ -10,16 +10,17 @@ namespace sherd::nn {
 
 class Tape;
 
-/// A handle; copies mean the same value. What functions (linear(), rms_norm(), ...) take and return. A Var
-/// without a tape is just a tensor: what is computed from such values alone is not recorded, unless trainable parameters
-/// take part inside of a recorded forward of their model. Used by one rank's thread, and not after its tape is gone.
+/// Handle of a value; copies refer to the same value. Functions (linear(), rms_norm(), ...) take and return
+/// it. A Var without a tape is just a tensor. Values computed from such values alone are not recorded, unless
+/// trainable parameters are used inside a recorded forward of their model. One rank's thread uses it, and not
+/// after its tape is destroyed.
 ///
-/// The tensor's memory is written by the device's compute stream and must not change before backward: functions
+/// The device's compute stream writes the tensor's memory, which must not change before backward: functions
 /// keep their inputs without a copy.
 class Var {
  public:
   Var() = default;
-  /// Without a tape: a constant.
+  /// Makes a constant, without a tape.
   Var(Tensor value) : value_(std::move(value)) {}
 
   bool defined() const { return value_.defined(); }
@@ -29,14 +30,14 @@ class Var {
   int64_t numel() const { return value_.numel(); }
   DType dtype() const { return value_.dtype(); }
   Device& device() const { return value_.device(); }
-  /// The device's compute stream, on which all functions queue their work.
+  /// Returns the device's compute stream, on which all functions queue their operations.
   Stream& stream() const { return value_.device().compute(); }
 
-  /// Null for a constant that no tape knows.
+  /// Returns the tape; null for a constant without one.
   Tape* tape() const { return tape_; }
-  /// Whether backward brings a gradient here.
+  /// Returns whether backward gives it a gradient.
   bool requires_grad() const { return id_ >= 0; }
-  /// The same tensor on the same tape as a constant: no gradient goes through it.
+  /// Returns the same tensor on the same tape as a constant: no gradient passes through it.
   Var detach() const { return Var(value_, tape_, -1, 0); }
 
  private:
@@ -46,7 +47,7 @@ class Var {
 
   Tensor value_;
   Tape* tape_ = nullptr;
-  int64_t id_ = -1;  // -1: no gradient comes here
+  int64_t id_ = -1;  // -1: it has no gradient
   int64_t run_ = 0;  // of the tape
 };
 

@@ -9,15 +9,16 @@
 
 namespace sherd::nn {
 
-/// Piece r of a vocabulary on rank r: ceil(vocab / ranks) rows each, the last ones with padding behind the
+/// Vocabulary with piece r on rank r: ceil(vocab / ranks) rows each, the last ones with padding after the
 /// vocabulary (TensorShard::size).
 struct VocabularyCut {
   TensorParallel tp{};
   int64_t vocab = 0;
 
-  /// Rows that every rank declares.
+  /// Returns the rows that every rank declares.
   int64_t rows() const { return (vocab + tp.size() - 1) / tp.size(); }
-  /// The first token of this rank (vocab, where it has none), and how many of its rows are tokens.
+  /// Return the first token of this rank (vocab, where it has none), and the number of its rows that are
+  /// tokens.
   int64_t begin() const { return tp.rank() * rows() < vocab ? tp.rank() * rows() : vocab; }
   int64_t tokens() const;
   /// Declares p [rows(), d] to be this rank's piece of [vocab, d].
@@ -41,7 +42,7 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
                                                  const Parameter& head, const Tensor& targets, float scale,
                                                  int64_t chunk = 0, bool split = false);
 
-/// The logits [n, vocab] of such a head on every rank, for no backward.
+/// Returns the logits [n, vocab] of such a head on every rank, without a backward.
 Tensor vocab_parallel_logits(const VocabularyCut& cut, const Var& x, const Parameter& head);
 
 }  // namespace sherd::nn
