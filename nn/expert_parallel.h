@@ -9,16 +9,16 @@
 
 namespace sherd::nn {
 
-/// The ranks that share one copy of the experts out: rank `index` of `parts` holds the experts
-/// [index * experts / parts, (index + 1) * experts / parts). By default one part, which sends nothing.
+/// Ranks among which one copy of the experts is distributed: rank `index` of `parts` holds the experts [index
+/// * experts / parts, (index + 1) * experts / parts). By default one part, which sends nothing.
 struct ExpertParallel {
   int parts = 1;
   int index = 0;
   std::shared_ptr<Communicator> comm = nullptr;  // by index; may be null in one part
-  /// Every rank whose rows the balancing loss counts; used for nothing else. Null: this one alone.
+  /// Every rank whose rows the balancing loss counts; unused otherwise. Null: this one alone.
   std::shared_ptr<Communicator> all = nullptr;
 
-  /// The ranks of mesh dimension "expert", counting the rows of the whole mesh. Collective.
+  /// Returns the ranks of mesh dimension "expert", counting the rows of the whole mesh. Collective.
   static ExpertParallel of(const DeviceMesh& mesh);
   int64_t share(int64_t experts) const { return experts / parts; }
 };

@@ -5,27 +5,27 @@
 
 namespace sherd::nn {
 
-/// The objective `scale` * the sum of the rows' losses, f32 [1], and the losses themselves, f32 [rows], in nats.
+/// Objective `scale` * the sum of the rows' losses, f32 [1], and the losses themselves, f32 [rows], in nats.
 struct CrossEntropy {
   Var objective;
   Tensor losses;
 };
 
-/// For objectives of one's own: f32 [1] = factor * the sum of x (f32), which is added up in double.
+/// For custom objectives: returns f32 [1] = factor * the sum of x (f32), summed in double.
 Tensor scaled_sum(Stream& s, const Tensor& x, float factor);
 /// Multiplies x by the gradient of an objective of one element, unless that is 1.
 void scale_by(Stream& s, const Tensor& x, const Gradient& gradient);
 
-/// losses[i] = logsumexp(logits[i]) - logits[i][targets[i]]: logits [rows, vocab], targets i32 of as many elements.
-/// A `scale` of 1 / rows makes the objective the mean. Keeps the logits. A target outside the vocabulary fails the
-/// stream with InvalidArgument.
+/// Returns losses[i] = logsumexp(logits[i]) - logits[i][targets[i]]: logits [rows, vocab], targets i32 of as
+/// many elements. A `scale` of 1 / rows makes the objective the mean. Saves the logits. A target outside the
+/// vocabulary fails the stream with InvalidArgument.
 CrossEntropy cross_entropy(const Var& logits, const Tensor& targets, float scale);
 
-/// cross_entropy(linear(x, head), targets, scale), by `chunk` rows at a time, so that the logits of all rows never
-/// exist: chunk * vocab of them do at once. Backward computes those of each chunk again, which is one product more
-/// (2 * rows * vocab * d of the head's 6). With chunk 0 all rows are one chunk, whose logits become their own
-/// gradient in forward and are kept: nothing is computed twice. Chunks add up to the head's gradient one after
-/// another; so the bits depend on `chunk`.
+/// Returns cross_entropy(linear(x, head), targets, scale), computed by `chunk` rows at a time: at most chunk
+/// * vocab logits exist at once. Backward recomputes those of each chunk, which is one more product (2 * rows
+/// * vocab * d of the head's 6). With chunk 0 all rows are one chunk, whose logits become their own gradient
+/// in forward and are saved: nothing is computed twice. Chunks are added to the head's gradient one after
+/// another, so the bits depend on `chunk`.
 CrossEntropy linear_cross_entropy(const Var& x, const Parameter& head, const Tensor& targets, float scale,
                                   int64_t chunk = 0);
 

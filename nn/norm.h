@@ -6,16 +6,16 @@
 
 namespace sherd::nn {
 
-/// y = x / sqrt(mean(x^2) + eps) * w for each row: x [n, d], w [d]. Keeps x and one f32 a row. Where the
-/// weight is of another dtype than x (Parameter::set_compute_dtype()), all is computed in the weight's, and y
-/// rounded to x's. (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.)
-/// @param tp ranks each of which has other rows of the same batch, perhaps none, while w is whole on all of
-/// them: its gradient is summed over them.
+/// Returns y = x / sqrt(mean(x^2) + eps) * w for each row: x [n, d], w [d]. Saves x and one f32 per row.
+/// Where the weight has another dtype than x (Parameter::set_compute_dtype()), all is computed in the
+/// weight's dtype, and y is rounded to x's. (Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.)
+/// @param tp ranks each of which has other rows of the same batch (possibly none), while w is unsharded on
+/// all of them: its gradient is summed over them.
 Var rms_norm(const Var& x, const Parameter& w, float eps = 1e-6f, const TensorParallel& tp = {});
 
-/// y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + bias for each row: x [n, d], w [d], bias [d]
-/// or not defined(), of w's dtype, which may differ from x's as above. Keeps x and two f32 a row. `tp` as
-/// above, of w and bias. (Ba, Kiros and Hinton, Layer Normalization, 2016.)
+/// Returns y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * w + bias for each row: x [n, d], w [d],
+/// bias [d] or not defined(), of w's dtype, which may differ from x's as above. Saves x and two f32 per row.
+/// `tp` as above, of w and bias. (Ba, Kiros and Hinton, Layer Normalization, 2016.)
 Var layer_norm(const Var& x, const Parameter& w, const Parameter& bias = {}, float eps = 1e-5f,
                const TensorParallel& tp = {});
 

@@ -33,26 +33,28 @@ Tape* tape_in(const First& first, const Rest&... rest) {
 
 }  // namespace detail
 
-/// f(args...), of which the tape keeps nothing but the arguments: what functions inside leave for backward is dropped
-/// at once, and backward runs f again before it goes through it. The result is that of f, with any number of values
-/// in it. Training has the same bits as without. The tape is that of the first argument that is a value, as in a
-/// module's call; without one, or where it does not record, this is f(args...).
+/// Returns f(args...), of which the tape saves only the arguments: activations saved inside are dropped at
+/// once, and backward runs f again before its own backward. The result is that of f, with any number of
+/// values in it. Training has the same bits as without. The tape is that of the first argument that is a
+/// value, as in a module's call; without one, or where it does not record, this is f(args...).
 ///
-///     x = nn::recompute([&](const Var& x) { return block(x); }, x);
+///    x = nn::recompute([&](const Var& x) { return block(x); }, x);
 ///
-/// f and the arguments are copied and live until backward; f takes these copies by value or as constants. What f refers to has to live and stay as it is until then,
-/// for f runs twice: it may depend on its arguments, on parameters and on nothing that changes in between. It does the
-/// same operations both times. @throws InvalidArgument (from backward()) when it has not.
+/// f and the arguments are copied and live until backward; f takes these copies by value or as constants.
+/// Objects that f refers to must live and stay unchanged until then, for f runs twice. It may depend only on
+/// its arguments, on parameters and on constant data. It must do the same operations both times. @throws
+/// InvalidArgument (from backward()) otherwise.
 ///
-/// Wrapped modules may be called inside. Where the scope lies inside of one unit's call (Module::set_recompute()) or
-/// is one such call, that unit's collectives are those without recomputation: it is gathered for the second run in the
-/// place of its backward, and stays whole until that is done. The same holds for larger scopes as long as the slots
-/// hold their units (FullyShardOptions::prefetch + 1 of each height). A scope of more units of one height costs as many
-/// gathers more as it has units beyond the slots, and one for the unit that was gathered ahead for nothing. Other
-/// collectives inside (those of tensor-, expert- and context-parallel functions) run once more.
+/// Wrapped modules may be called inside. Where the scope is inside one unit's call (Module::set_recompute())
+/// or is one such call, that unit's collectives are those without recomputation: it is gathered for the
+/// second run in place of its backward, and stays unsharded until that is done. The same holds for larger
+/// scopes while the slots hold their units (FullyShardOptions::prefetch + 1 of each height). A scope of more
+/// units of one height needs one further gather for each unit beyond the slots, and one for the unit that was
+/// prefetched in vain. Other collectives inside (those of tensor-, expert- and context-parallel functions)
+/// run twice.
 ///
-/// Memory: from forward to backward the arguments' values and what leaves f; in backward, beside that, what one
-/// scope's functions keep. Scopes may be nested; the inner ones count in the second run of the outer.
+/// Memory: from forward to backward the arguments' values and the results of f; in backward, in addition, the
+/// saved activations of one scope. Scopes may be nested; the inner ones count in the second run of the outer.
 template <class F, class... Args>
 auto recompute(F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
   using Result = std::invoke_result_t<F&, const Args&...>;

@@ -6,19 +6,19 @@
 namespace sherd::nn {
 
 struct RopeOptions {
-  int64_t batch = 1;  ///< sequences of equal length, one behind the other
-  int64_t heads = 1;  ///< that are turned, from the first column on: heads + kv_heads of a packed qkv
+  int64_t batch = 1;           ///< sequences of equal length, one after the other
+  int64_t heads = 1;           ///< rotated heads, from the first column on: heads + kv_heads of a packed qkv
   int64_t first_position = 0;  ///< of the first row of each sequence
 };
 
-/// Turns each of the first `heads` heads of x [batch * seq, columns] by its row's position; columns behind
-/// them stay. Row t of a sequence has position first_position + t, a head's components i and i + head_dim / 2
-/// are turned by the angle position * inv_freq[i]. (Su et al., RoFormer, 2021; the pairs are those of Llama
-/// on Hugging Face.) Keeps nothing but inv_freq.
+/// Rotates each of the first `heads` heads of x [batch * seq, columns] by its row's position; columns after
+/// them are unchanged. Row t of a sequence has position first_position + t. A head's components i and i +
+/// head_dim / 2 are rotated by the angle position * inv_freq[i]. (Su et al., RoFormer, 2021; the pairs are
+/// those of Llama on Hugging Face.) Saves only inv_freq.
 /// @param inv_freq f32 [head_dim / 2] on x's device; see ops::rope_frequencies() and rope_table().
 Var rope(const Var& x, const Tensor& inv_freq, const RopeOptions& options);
 
-/// Frequencies on a device, for rope(). The host waits.
+/// Returns frequencies on a device, for rope(). The host waits.
 Tensor rope_table(Device& device, const std::vector<float>& frequencies);
 
 }  // namespace sherd::nn
