@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kAfterFailure{2};
 // A rank that withdraws has failed, and says why through the store.
 constexpr std::chrono::seconds kCauseTime{10};
 
-/// The receiver's number of the call that a letter is about.
+/// Returns the receiver's index of the call that a control message refers to.
 CallNumber number_of(const Letter& l) {
   switch (l.lane) {
     case Lane::send:
@@ -48,6 +48,7 @@ Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
       point_(session_->domain().make_wait_point(timeout)) {
   if (session_->options().library_order && size() > 1) {
     std::vector<int> processes;
+    // MPI's own reductions need an MPI communicator for the group.
     for (const int r : world_ranks_) processes.push_back(session_->process_of(r));
     group_ = session_->engine().make_group(processes, id_, timeout, name_);
   }
@@ -68,12 +69,13 @@ void Member::deliver(Letter letter) {
     session_->heard(world_ranks_[static_cast<size_t>(letter.from)], name_, letter.call);
   }
   std::lock_guard lock(point_->mutex);
-  if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that was given up here
+  if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that this rank has abandoned
   Arrivals& arrivals = arrivals_[number];
   if (letter.kind == Letter::Kind::withdraw)
     arrivals.withdrawn.push_back(letter.from);
   else
     arrivals.letters[letter.from] = std::move(letter);
+  // The meeting of this call waits for it.
   point_->changed.notify_all();
 }
 
@@ -100,6 +102,7 @@ std::string Member::last_calls(const std::vector<int>& world_ranks) const {
 }
 
 void Member::count_arrivals(const Meeting& meeting) {
+  // Waiting times of the previous call: its ranks leave it together, so a longer wait is an earlier arrival.
   std::vector<int64_t> times(world_ranks_.size(), -waited_ns_);
   for (const auto& [rank, letter] : meeting.letters_) times[static_cast<size_t>(rank)] = -letter.waited_ns;
   arrivals_seen_->add(world_ranks_, times);
@@ -121,6 +124,7 @@ void Member::withdraw(const Meeting& meeting) {
                 .from = rank_,
                 .lane = meeting.number_.lane,
                 .sequence = meeting.number_.sequence};
+  // Notifies every peer, so that none waits for this rank in vain.
   for (const int p : meeting.peers_) {
     letter.to = p;
     session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(letter));
@@ -128,6 +132,7 @@ void Member::withdraw(const Meeting& meeting) {
 }
 
 void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn) {
+  // The rank that withdrew reports the cause; wait for it before reporting the withdrawal alone.
   comm::AbortDomain& domain = session_->domain();
   point_->changed.wait_until(lock, std::chrono::steady_clock::now() + kCauseTime,
                              [&] { return domain.aborted(); });
@@ -144,12 +149,14 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   comm::AbortDomain& domain = session_->domain();
   if (domain.aborted()) domain.raise(where);
   auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
+  // Tags of data messages are drawn from the session, so that consecutive calls do not mix.
   meeting->tags_ = session_->take_tags(size());
   mine.kind = Letter::Kind::call;
   mine.group = id_;
   mine.from = rank_;
   mine.lane = number.lane;
   mine.sequence = number.sequence;
+  // Each rank sends its call to all others. When all have arrived, each rank can compare them on its own.
   for (const int p : meeting->peers_) {
     mine.to = p;
     mine.tag = meeting->tags_ + p;
@@ -163,6 +170,7 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   std::vector<int> gone;
   const auto ready = [&] {
     if (all() || !arrivals.withdrawn.empty()) return true;
+    // A rank that has left can never arrive: fail at once, without waiting for the timeout.
     gone = missing(*meeting, true);
     return !gone.empty();
   };
@@ -201,17 +209,21 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
 
 std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   std::vector<int> peers;
+  // Ranks start with different peers, which spreads the messages.
   for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+  // Tensors stay local; the other ranks compare the description of the call only.
   comm::Call plain = call;
   plain.send = plain.recv = {};
   const std::string where = place(describe(call));
   auto meeting = meet({Lane::collective, -1, call.sequence}, std::move(peers),
                       {.call = std::move(plain), .waited_ns = waited_ns_}, where, call.purpose);
   const auto waited = std::chrono::steady_clock::now() - meeting->since_;
+  // A missing entry is this rank's own call.
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
   for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
   if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
     session_->domain().fail(-1, where, reason);
+  // The first call has no previous one with waiting times.
   if (call.sequence > 1) count_arrivals(*meeting);
   waited_ns_ = std::chrono::duration_cast<std::chrono::nanoseconds>(waited).count();
   return meeting;
@@ -234,8 +246,8 @@ std::shared_ptr<char> Member::scratch(int64_t bytes) {
   if (bytes <= scratch_bytes_) return scratch_;
   scratch_.reset();
   scratch_bytes_ = 0;
-  // Fresh: this is taken by work that runs, while what the host has given back may still be in use by work
-  // before it.
+  // Fresh memory: a running operation takes it, while earlier operations may still use memory that the host
+  // has released.
   void* const memory = device_->allocator().allocate(bytes, MemoryClass::message, "mpi slices", true);
   scratch_ = {static_cast<char*>(memory),
               [device = device_](char* p) { device->allocator().release(p, true); }};
@@ -252,6 +264,7 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
   std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
   for (const auto& [rank, letter] : meeting->letters_)
     if (letter.color == color) members.emplace_back(letter.key, rank);
+  // The new group is ordered by (key, rank).
   std::sort(members.begin(), members.end());
   std::vector<int> world_ranks;
   int new_rank = 0;

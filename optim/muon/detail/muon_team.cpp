@@ -54,6 +54,7 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
     }
   }
   const ParamGroup& group = slots_.front().param.group();
+  // Ranks that repeat the state could share the work: the plan decides whether the team includes them.
   int replicas = 1;
   for (auto& name : group.axes().state_repeated) replicas *= group.mesh().size(name);
   plan_ = make_plan(matrices_, group.layout().world(), replicas, plan_options(options_));
@@ -62,6 +63,7 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
   check_fingerprints();
   schedule_ = compile_schedule(matrices_, plan_, rank_, chunk_elements(),
                                options_.tensor == MuonTensorMode::distributed);
+  // Each matrix has one status word, in the order of the batches that orthogonalize it.
   status_at_.assign(matrices_.size(), -1);
   int64_t statuses = 0;
   for (auto* list : {&schedule_.local, &schedule_.exchanged, &schedule_.gathered})
@@ -72,11 +74,13 @@ MuonTeam::MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& o
       }
   status_ = Tensor::empty(device, {statuses}, DType::i32, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), status_, 0);
+  // A skip flag that is always set, for parameters that are frozen at present.
   skip_frozen_ = Tensor::empty(device, {1}, DType::i64, MemoryClass::optimizer, "optimizer status");
   ops::fill(device.compute(), skip_frozen_, 1);
 }
 
 int64_t MuonTeam::chunk_elements() const {
+  // Buffers of one chunk that exist at the same time, in units of the chunk's elements.
   int64_t buffers = kBuffersInFlight;
   int parts = 0;
   for (auto& m : matrices_)
@@ -96,6 +100,7 @@ void MuonTeam::make_communicators() {
     comm_ = group.mesh().flatten(plan_.copies > 1 ? joined(axes.state_split, axes.state_repeated)
                                                   : axes.state_split);
     rank_ = comm_->rank();
+    // Three communicators, so that arriving, leaving and Gram messages overlap.
     in_comm_ = comm_->clone();
     out_comm_ = comm_->clone();
     gram_comm_ = comm_->clone();
@@ -112,6 +117,7 @@ void MuonTeam::make_communicators() {
     const auto& tensor = slot.param.tensor_shard();
     const bool cuts_matrices =
         tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(slot.param.shape().size()) - 2;
+    // Parameters cut in other dimensions (stacks of experts) have whole matrices on each rank.
     if (cuts_matrices && !tensor_comm_) tensor_comm_ = group.mesh().comm(tensor->mesh_dim)->clone();
   }
   if (tensor_comm_)
@@ -132,9 +138,9 @@ void MuonTeam::settle_transient_bytes() {
   if (options_.transient_bytes > 0) return;
   const int64_t total = device_.total_memory();
   options_.transient_bytes = default_transient_bytes(total, device_.allocator().limit_bytes());
-  if (total == 0) return;  // the host's, and the same for all
-  // Chunks are cut alike everywhere. What is least among tensor-parallel ranks and then over the team is so
-  // for all of them.
+  if (total == 0) return;  // host memory: the same for all ranks
+  // All ranks must cut chunks alike: the minimum over tensor-parallel ranks, then over the team, holds for
+  // all of them.
   Stream& s = device_.compute();
   for (auto& comm : planning_communicators()) {
     const Tensor t = message(1, DType::i64);
@@ -174,11 +180,14 @@ void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
   skip_ = skip;
   const auto& chunks = schedule_.exchanged;
   InFlight arriving, leaving;
+  // The first chunk arrives while matrices without messages are computed.
   if (!chunks.empty()) arriving = send_in(compute, chunks[0]);
   for (auto& chunk : schedule_.local) run_local(compute, chunk, lr);
   for (auto& chunk : schedule_.gathered) run_gathered(compute, chunk, lr);
   for (size_t k = 0; k < chunks.size(); ++k) {
     const InFlight now = std::move(arriving);
+    // Chunk k + 1 arrives while chunk k is orthogonalized, and the results of chunk k - 1 are received before
+    // its update.
     if (k + 1 < chunks.size()) arriving = send_in(compute, chunks[k + 1]);
     InFlight results = send_out(compute, chunks[k], now);
     if (k > 0) finish(compute, chunks[k - 1], std::move(leaving), lr);
@@ -189,8 +198,8 @@ void MuonTeam::step(Stream& compute, double lr, const Tensor& skip) {
 }
 
 void MuonTeam::pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk) {
-  // Parameters with unequal decay differ in the l2 term only: one pass for each value. What is frozen is packed along, for
-  // messages are the same in every step, and keeps its momentum.
+  // Parameters with unequal decay differ in the l2 term only: one pass for each value. Frozen ones are
+  // packed, too, since messages are the same in every step, and keep their momentum.
   std::map<std::pair<double, bool>, std::vector<MomentumSegment>> passes;
   for (auto& seg : chunk.momentum) {
     const Slot& slot = slots_[slot_of_[static_cast<size_t>(seg.matrix)]];
@@ -211,8 +220,8 @@ Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk&
     values = make({packed.numel()}, DType::f32, "muon matrices");
     ops::cast(compute, values, packed);
   }
-  // Matrices that tensor parallelism cuts, whose sums are over its ranks as well; then those that every rank has its own
-  // of (heads that are dealt out whole). What is remembered of frozen ones stays.
+  // First matrices that tensor parallelism cuts, whose sums also cover its ranks; then matrices that each
+  // rank has of its own (heads that are assigned whole). State of frozen ones is unchanged.
   for (const auto& [shared, frozen] : {std::pair(true, false), {true, true}, {false, false}, {false, true}}) {
     const auto is_chosen = [&, shared = shared, frozen = frozen](int m) {
       const auto i = static_cast<size_t>(m);
@@ -228,6 +237,7 @@ Tensor MuonTeam::refined(Stream& compute, const Tensor& packed, const MuonChunk&
         pieces.push_back({slots_[slot_of_[static_cast<size_t>(seg.matrix)]].item, seg.matrix, seg.first, seg.local,
                           seg.at, seg.count});
     const auto sum = [&, shared = shared](const Tensor& t) {
+      // Over the ranks that hold pieces of the rows, then over those that hold parts of the columns.
       if (cut && cells_comm_) cells_comm_->all_reduce(compute, t.unowned_view());
       if (shared && tensor_comm_) tensor_comm_->all_reduce(compute, t.unowned_view());
     };
@@ -246,6 +256,7 @@ void MuonTeam::update(Stream& compute, const Tensor& packed, const MuonChunk& ch
     const Slot& slot = slots_[slot_of_[i]];
     if (slot.param.frozen()) continue;
     const double rate = lr * slot.lr_factor;
+    // A refinement determines the scale itself.
     const double scale =
         refinement_ ? 1 : update_scale(options_, matrices_[i].whole_rows(), matrices_[i].whole_cols());
     updates.push_back({slot.param.shard().data<float>() + seg.local, seg.count, seg.at,
@@ -264,6 +275,7 @@ void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Ten
     const int64_t n = b.elements();
     const Shape shape = {static_cast<int64_t>(b.matrices.size()), b.rows, b.cols};
     Tensor in;
+    // A batch that is contiguous in the message and in f32 needs no copy.
     if (b.unpack.empty() && packed.dtype() == DType::f32) {
       in = packed.flat(at, at + n).view(shape);
     } else {
@@ -278,7 +290,7 @@ void MuonTeam::finish_batches(Stream& compute, const MuonChunk& chunk, const Ten
     at += n;
   }
   Tensor rounded = results;
-  if (options_.payload != DType::f32) {  // the same rounding as on the wire
+  if (options_.payload != DType::f32) {  // the same rounding as in messages
     rounded = message(total, options_.payload);
     ops::cast(compute, rounded, results);
   }
