@@ -14,14 +14,14 @@ ncclConfig_t nonblocking() {
   return config;
 }
 
-/// What a peer's end looks like to NCCL.
+/// Returns whether NCCL reports the end of a peer by this result.
 bool of_network(ncclResult_t result) { return result == ncclRemoteError || result == ncclSystemError; }
 
-/// NCCL says success as soon as a thread of its own has taken up a split or a window. The communicator's
-/// state tells when that is over.
+/// NCCL returns success as soon as one of its own threads has started a split or a window. The communicator's
+/// state tells when that is complete.
 ncclResult_t taken_up(ncclResult_t result) { return result == ncclSuccess ? ncclInProgress : result; }
 
-// A communicator whose peers do not end theirs is given up after this long.
+// Time after which a communicator is aborted whose peers do not close theirs.
 constexpr std::chrono::seconds kCloseTime{10};
 
 }  // namespace
@@ -52,7 +52,10 @@ std::string Handle::text_of(ncclResult_t result, ncclComm_t comm) const {
 
 void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& where,
                     const Deadline& deadline) {
+  // Nonblocking communicators return in progress: the state is polled, so that failures of other ranks and
+  // the deadline end the wait.
   for (Backoff backoff(std::chrono::milliseconds(1)); result == ncclInProgress;) {
+    // The lock is released while sleeping, so that the watchdog can abort the communicator.
     lock.unlock();
     backoff.sleep();
     session_.check(where);
@@ -72,6 +75,7 @@ void Handle::settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, con
   if (result == ncclSuccess) return;
   const std::string text = text_of(result, comm_);
   lock.unlock();
+  // A network error is usually the consequence of a failed peer, whose own report names the cause.
   if (of_network(result)) session_.await_notice(where);
   session_.fail(where, where + ": " + text);
 }
@@ -88,12 +92,14 @@ void Handle::init(int rank, int size, const ncclUniqueId& id, const std::string&
 void Handle::init_split(Handle& parent, int color, int key, const std::string& where,
                         const Deadline& deadline) {
   ncclConfig_t config = nonblocking();
+  // A split is not numbered: other ranks' progress is not compared with it.
   parent.begin_uncounted();
   parent.run(where, deadline, [&](ncclComm_t comm) {
     return taken_up(session_.api().comm_split(comm, color, key, &split_, &config));
   });
   std::lock_guard driver(driver_);
   std::unique_lock lock(mutex_);
+  // NCCL's thread writes the new communicator to split_ when the split is complete.
   for (Backoff backoff(std::chrono::milliseconds(1)); !take_split();) {
     lock.unlock();
     backoff.sleep();
@@ -101,7 +107,7 @@ void Handle::init_split(Handle& parent, int color, int key, const std::string& w
     if (deadline.passed()) session_.fail(where, late(where, deadline.timeout, 0));
     lock.lock();
   }
-  session_.check(where);  // what was taken is the watchdog's to abort
+  session_.check(where);  // the watchdog aborts what was taken
   settle(lock, ncclInProgress, where, deadline);
 }
 
@@ -128,6 +134,7 @@ void Handle::register_memory(const void* data, int64_t bytes, const std::string&
   session_.check(where);
   const auto covers = [&](const Registration& r) { return r.begin <= begin && begin + bytes <= r.end; };
   if (bytes == 0 || std::any_of(registered_.begin(), registered_.end(), covers)) return;
+  // Windows are registered memory already.
   for (const Opened& w : windows_)
     if (const auto* const block = static_cast<const char*>(w.block->data());
         block <= begin && begin + bytes <= block + w.block->bytes())
@@ -144,7 +151,7 @@ void Handle::forget(const void* block, int64_t bytes) noexcept {
   std::lock_guard lock(mutex_);
   std::erase_if(registered_, [&](const Registration& r) {
     if (r.end <= begin || begin + bytes <= r.begin) return false;
-    // A communicator of a launch that has failed may be at anything; the watchdog ends it.
+    // After a failure of the launch the communicator may be in any state; the watchdog ends it.
     if (comm_ && r.handle && !session_.failed()) session_.api().comm_deregister(comm_, r.handle);
     return true;
   });
@@ -169,6 +176,7 @@ void Handle::close_window(const WindowBlock& block) noexcept {
   try {
     const Deadline deadline(kCloseTime);
     Backoff backoff;
+    // Deregistering is allowed only when no operation uses the window.
     while (!idle() && !deadline.passed() && !session_.failed()) backoff.sleep();
     std::lock_guard driver(driver_);
     std::unique_lock lock(mutex_);
@@ -184,7 +192,7 @@ void Handle::close_window(const WindowBlock& block) noexcept {
       if (session_.api().comm_get_async_error(comm_, &state) != ncclSuccess) return;
     }
     if (state == ncclSuccess) windows_.erase(at);
-  } catch (const std::exception&) {  // a device that fails cannot tell whether it is done
+  } catch (const std::exception&) {  // a device that failed cannot report whether it is done
   }
 }
 
@@ -192,6 +200,7 @@ char* Handle::scratch(const ExecutionContext& context, int64_t bytes) {
   if (bytes > scratch_bytes_) {
     static constexpr const char* kName = "nccl slices";
     Allocator& allocator = session_.device().allocator();
+    // Operations queued before still use the old memory; the context keeps it until they have run.
     context.keep(std::exchange(scratch_, nullptr));
     scratch_bytes_ = 0;
     scratch_ = {static_cast<char*>(allocator.allocate(bytes, MemoryClass::message, kName, true)),
@@ -221,6 +230,7 @@ void Handle::begin(const std::string& where) {
 
 void Handle::begin_message(int peer, bool sends) {
   std::lock_guard lock(flights_mutex_);
+  // Messages are numbered for each pair and direction; the receiver's index of the same message is awaited.
   const int64_t number = ++messages_[fmt::format("{}{}{}", name_, sends ? '>' : '<', peer)];
   current_ = 0;
   awaited_ = {{peer}, fmt::format("{}{}{}", name_, sends ? '<' : '>', session_.world_rank()), number};
@@ -271,6 +281,7 @@ Trouble Handle::poll() {
   {
     std::lock_guard lock(flights_mutex_);
     std::erase_if(flights_, [](const Flight& f) { return f.done->done(); });
+    // A missing rank that has left is reported first: no timeout can help then.
     for (const Flight& f : flights_)
       if (const std::vector<int> left = gone(f.awaited); !left.empty())
         return {.kind = Trouble::left,
@@ -280,7 +291,7 @@ Trouble Handle::poll() {
       if (f.deadline.passed())
         return {.kind = Trouble::late, .text = f.where, .timeout = f.deadline.timeout, .calls = f.calls};
   }
-  std::unique_lock lock(mutex_, std::try_to_lock);  // whoever has it looks himself
+  std::unique_lock lock(mutex_, std::try_to_lock);  // the holder of the lock polls, too
   if (!lock || !comm_) return {};
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = session_.api().comm_get_async_error(comm_, &state);
