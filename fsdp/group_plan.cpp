@@ -66,7 +66,7 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
     add(BufferUse::open_gradient, MemoryClass::gradient, DType::f32, g.full_elements(), Lifetime::backward);
   else
     add(BufferUse::whole_gradient, MemoryClass::gradient, DType::f32, g.full_elements(), Lifetime::step);
-  // Elsewhere the part is a range of the whole gradient.
+  // Otherwise the part is a range of the unreduced gradient.
   if (g.needs_gradient_slot() || staged)
     add(BufferUse::gradient_part, MemoryClass::gradient, DType::f32, g.part_elements(), Lifetime::step);
   if (g.stages_reduce())
@@ -77,7 +77,7 @@ std::vector<PlannedBuffer> buffers_of(const GroupPlan& g) {
 
 namespace {
 
-// By what redistribute_flat() calls for these placements; `full` elements over `ranks`, one slice for each.
+// Traffic of redistribute_flat() for these placements; `full` elements over `ranks`, one slice for each.
 StepTraffic moved(Placement from, Placement to, int ranks, int64_t full, DType dtype) {
   StepTraffic t;
   if (ranks == 1 || from == to) return t;
@@ -129,6 +129,7 @@ int64_t GroupPlan::full_elements() const {
 }
 
 int64_t GroupPlan::slot_bytes() const {
+  // Groups of several dtypes share a slot: each starts at a multiple of 128 bytes.
   constexpr int64_t kAlign = 128;
   return (full_elements() * size_of(dtype) + kAlign - 1) / kAlign * kAlign;
 }
@@ -160,7 +161,7 @@ StepTraffic GroupPlan::traffic(int microbatches, int gathers) const {
   const auto inner = [&](Placement from, Placement to, DType type) {
     return moved(from, to, axes.shard_ranks, buffer_elements(), type);
   };
-  // New weights come to where they rest once a step, and from there to every use.
+  // New weights reach their storage once a step, and are gathered from there for every use.
   t += moved(out.state, out.param, axes.replicate_ranks, part_elements(), dtype);
   if (!needs_slot()) t += inner(in.state, in.param, dtype);
   for (int i = 0; needs_slot() && i < microbatches * gathers; ++i) t += inner(in.param, Replicate(), dtype);
@@ -174,7 +175,7 @@ StepTraffic GroupPlan::traffic(int microbatches, int gathers) const {
 
 bool in_bucket(const PlanUnit& unit, const PlanParam& p) {
   if (p.ignored || kind_of(p, unit.options.layout) != GroupKind::whole) return false;
-  // On one rank as on many, of whom the table says what rests where.
+  // The same on one rank as on many: the table's row for two ranks decides.
   const PlacementRow many = inner_row(unit.options.strategy, 2);
   return many.param.is_replicate() &&
          (many.state.is_shard() || ShardAxes::of(unit.mesh, unit.options).outer.state.is_shard());
@@ -188,6 +189,7 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
       for (size_t i = 0; i < unit.params.size(); ++i) {
         const PlanParam& p = unit.params[i];
         if (p.ignored != ignored || kind_of(p, unit.options.layout) != kind || in_bucket(unit, p)) continue;
+        // One group for each dtype of the kind.
         auto g = std::find_if(groups.begin() + static_cast<std::ptrdiff_t>(first), groups.end(),
                               [&](const GroupPlan& other) { return other.dtype == p.dtype; });
         if (g == groups.end()) {
@@ -199,6 +201,7 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
       for (size_t k = first; k < groups.size(); ++k) {
         GroupPlan& g = groups[k];
         g.axes = ShardAxes::of(unit.mesh, unit.options, ignored);
+        // The reduced dtype is used only where gradients travel within a shard group.
         if (g.axes.shard_ranks > 1) g.wire_dtype = unit.options.reduce_dtype;
         g.layout = make_layout(unit, g, carried);
         g.buffers = buffers_of(g);
@@ -211,6 +214,7 @@ std::vector<GroupPlan> plan_groups(const PlanUnit& unit, CarriedCost& carried) {
 std::vector<std::vector<GroupPlan>> plan_units(const std::vector<PlanUnit>& units) {
   std::vector<std::vector<GroupPlan>> groups(units.size());
   CarriedCost carried;
+  // Costs are carried in backward order: from the last unit to the first, then the root.
   for (const bool root : {false, true})
     for (size_t i = units.size(); i-- > 0;)
       if (units[i].root == root) groups[i] = plan_groups(units[i], carried);

@@ -37,12 +37,14 @@ void Bucket::weights_changed() {
 }
 
 void Bucket::unit_begins(int unit) {
+  // A further backward of the unit in this pass: wait for its end again.
   for (size_t i = 0; i < units_.size(); ++i)
     if (units_[i] == unit) ended_[i] = false;
   open();
 }
 
 void Bucket::open() {
+  // Gradients held over microbatches are open already and continue to accumulate.
   if (std::exchange(held_, false) || open_) return;
   if (context_.gradients.has(slot_user_))
     gradients_ = context_.gradients.acquire(slot_user_, context_.device.compute());
@@ -54,6 +56,7 @@ bool Bucket::holds() const { return context_.hold_gradients && !context_.last_mi
 
 void Bucket::unit_ended(int unit) {
   if (!open_) return;
+  // Gradient accumulation without communication: nothing is reduced before the last microbatch.
   if (holds()) {
     held_ = true;
     return;
@@ -61,15 +64,17 @@ void Bucket::unit_ended(int unit) {
   bool due_again = false;
   for (size_t i = 0; i < units_.size(); ++i) {
     if (units_[i] == unit) ended_[i] = true;
-    // Its own backward, which ends here, is due until it has ended.
+    // The unit's own backward, which ends here, is due until it has ended.
     due_again = due_again || context_.order.due(units_[i]) > (units_[i] == unit ? 1 : 0);
   }
   const bool all = std::find(ended_.begin(), ended_.end(), false) == ended_.end();
+  // A sum is final only if no unit of the bucket has a further pending backward.
   if (all) reduce(context_.last_microbatch && !due_again);
 }
 
 void Bucket::pass_ended(bool last) {
   if (last) {
+    // Units that the pass left out have zero gradients, but the bucket's collective runs on all ranks.
     if (!finished_ && !left_out_) reduce(true);
   } else if (open_ && !holds()) {
     reduce(false);
@@ -81,6 +86,8 @@ void Bucket::reduce(bool last) {
   context_.log.add("reduce", group_->unit());
   Stream& compute = context_.device.compute();
   Stream& stream = *context_.reduce;
+  // As in Unit: zeros and backward's writes are on compute; the reduction waits for them and overlaps later
+  // units.
   group_->settle_grad(compute, last);
   stream.wait(compute.record());
   group_->reduce(stream, last, context_.staging);
@@ -105,8 +112,8 @@ void Bucket::set_left_out(bool left_out) {
 }
 
 void Bucket::drop_step(const UpdateSet* set) {
-  // Whole gradients that an exception has left behind. What is held for further microbatches stays, where one
-  // set of several is done with its own.
+  // Unreduced gradients remain after an exception. Gradients held for further microbatches stay when only one
+  // set of several releases its own.
   if (open_ && !(held_ && set != nullptr)) close(context_.device.compute().record());
   left_out_ = false;
   release_gradients(set);
