@@ -19,6 +19,6 @@ endif()
 install(EXPORT sherdTargets NAMESPACE sherd:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
 configure_package_config_file(cmake/sherdConfig.cmake.in ${CMAKE_BINARY_DIR}/sherdConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
-write_basic_package_version_file(${CMAKE_BINARY_DIR}/sherdConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/sherdConfigVersion.cmake COMPATIBILITY SameMajorVersion)
 install(FILES ${CMAKE_BINARY_DIR}/sherdConfig.cmake ${CMAKE_BINARY_DIR}/sherdConfigVersion.cmake
   cmake/SherdDependencies.cmake DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/sherd)
