@@ -41,7 +41,7 @@ class Parameter {
   /// Returns whether it is excluded from training at present: by freeze(), or by ShardRuntime::set_frozen()
   /// until thawed.
   bool frozen() const;
-  /// What records the forward of its model that runs; null outside of recorded forwards.
+  /// Returns the recorder of its model's running forward; null outside of recorded forwards.
   ForwardRecorder* recorder() const;
   CutClass cut() const { return state().cut; }
   /// Returns its own compute dtype, if it differs from its unit's (FullyShardOptions::compute_dtype).

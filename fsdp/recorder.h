@@ -1,10 +1,10 @@
-// Base of what records forwards for a backward.
+// Base of recorders of forwards, such as the tape.
 #pragma once
 
 namespace sherd {
 
-/// A tape, say. Units hold the one that records the innermost forward or backward of their model that runs
-/// (Unit::exchange_recorder()), so that functions find it by their parameters (Parameter::recorder()).
+/// Records a forward for its backward. A model's units share the recorder of the innermost running forward or backward
+/// (Unit::exchange_recorder()). Functions find it by their parameters (Parameter::recorder()).
 class ForwardRecorder {
  public:
   ForwardRecorder() = default;

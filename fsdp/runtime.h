@@ -183,7 +183,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   void check_fingerprints();
   /// Completes the root's last backward: every trainable parameter has its gradient, and every unit reduces.
   bool complete_backward();
-  /// One backward of the unit that brings nothing of its own.
+  /// Runs one backward of the unit without gradients of its own.
   void empty_backward(Unit& unit);
   bool has_gradients() const;
   /// Returns why gradients of `set` (null: of any parameter) are not final.

@@ -79,7 +79,8 @@ class Unit {
   /// Returns whether the last microbatch's backward has ended, so that gradients are final, and some are not
   /// released.
   bool finished() const { return finished_; }
-  /// Changes with each change of weights and reset_step(): backwards of forwards from before are due no more.
+  /// Returns an id that changes with each change of weights and reset_step(). Backwards of earlier forwards are then no
+  /// longer due.
   uint64_t step() const;
 
   /// Copies weights that an optimizer step changed to the stored weights, on the gather stream (under the

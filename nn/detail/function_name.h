@@ -6,7 +6,7 @@
 
 namespace sherd::nn::detail {
 
-/// The function that `at` is in, without its result, arguments and this namespace: "linear", "MyModel::forward".
+/// Returns the name of the function that contains `at`, without its result, arguments and this namespace: "linear", "MyModel::forward".
 std::string function_name(const std::source_location& at);
 
 }  // namespace sherd::nn::detail
