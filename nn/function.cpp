@@ -7,8 +7,6 @@
 #include <string>
 #include <utility>
 
-#include <sherd/nn/detail/function_name.h>
-
 namespace sherd::nn {
 namespace {
 
@@ -24,11 +22,10 @@ std::string describe(const std::vector<Var>& inputs, const std::vector<Parameter
 
 // f(), whose errors of shapes name the function, its inputs and its parameters.
 template <class F>
-auto with_names(const char* pass, const std::source_location& at, const std::vector<Var>& inputs,
+auto with_names(const char* pass, const char* name, const std::vector<Var>& inputs,
                 const std::vector<Parameter>& parameters, F f) {
   const auto named = [&](const std::exception& e) {
-    return ShapeMismatch(fmt::format("{}{} of {}: {}", pass, detail::function_name(at),
-                                     describe(inputs, parameters), e.what()));
+    return ShapeMismatch(fmt::format("{}{} of {}: {}", pass, name, describe(inputs, parameters), e.what()));
   };
   try {
     return f();
@@ -57,31 +54,30 @@ Tape* tape_of(const std::vector<Var>& inputs, const std::vector<Parameter>& para
 std::vector<Var> functions(const std::vector<Var>& inputs,
                            const std::function<std::vector<Tensor>(Stream&)>& forward,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-                           const std::vector<Parameter>& parameters, std::source_location at) {
+                           const std::vector<Parameter>& parameters, const char* name) {
   const auto first = std::find_if(inputs.begin(), inputs.end(), [](const Var& x) { return x.defined(); });
   if (first == inputs.end())
-    throw InvalidArgument(
-        fmt::format("{}: a function needs an input that is defined", detail::function_name(at)));
+    throw InvalidArgument(fmt::format("{}: a function needs an input that is defined", name));
   Stream& stream = first->stream();
-  std::vector<Tensor> outputs = with_names("", at, inputs, parameters, [&] { return forward(stream); });
+  std::vector<Tensor> outputs = with_names("", name, inputs, parameters, [&] { return forward(stream); });
   Tape* const tape = detail::tape_of(inputs, parameters);
   if (tape == nullptr) return {outputs.begin(), outputs.end()};
   const bool trains =
       std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.trainable(); });
   return tape->record(
       inputs, std::move(outputs), trains,
-      [&stream, f = std::move(backward), parameters, at](const BackwardCall& call) {
-        return with_names("the backward of ", at, {}, parameters, [&] { return f(stream, call); });
+      [&stream, f = std::move(backward), parameters, name](const BackwardCall& call) {
+        return with_names("the backward of ", name, {}, parameters, [&] { return f(stream, call); });
       },
-      at);
+      name);
 }
 
 Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)>& forward,
              std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-             const std::vector<Parameter>& parameters, std::source_location at) {
+             const std::vector<Parameter>& parameters, const char* name) {
   return functions(
       inputs, [&](Stream& s) { return std::vector<Tensor>{forward(s)}; }, std::move(backward), parameters,
-      at)[0];
+      name)[0];
 }
 
 }  // namespace sherd::nn

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <functional>
-#include <source_location>
 #include <vector>
 
 #include <sherd/nn/tape.h>
@@ -26,20 +25,19 @@ namespace sherd::nn {
 /// A parameter in it is used by data() in forward and by grad_for_overwrite() or grad() in backward, inside the
 /// forward of a module below the one that was wrapped with it; name it in `parameters`, so that the operation is
 /// recorded although no input needs a gradient, or is on a tape at all.
-/// @param at whoever calls it: errors name the function that this is in
+/// @param name for errors: by default the function that contains the call. A string literal
 /// @throws InvalidArgument for inputs on two tapes; ShapeMismatch naming the inputs' shapes and the parameters, when
 /// `forward` or `backward` throws it.
 Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)>& forward,
              std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
-             const std::vector<Parameter>& parameters = {},
-             std::source_location at = std::source_location::current());
+             const std::vector<Parameter>& parameters = {}, const char* name = __builtin_FUNCTION());
 
 /// The same with any number of outputs: not defined() is the gradient of one that nobody used.
 std::vector<Var> functions(const std::vector<Var>& inputs,
                            const std::function<std::vector<Tensor>(Stream&)>& forward,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
                            const std::vector<Parameter>& parameters = {},
-                           std::source_location at = std::source_location::current());
+                           const char* name = __builtin_FUNCTION());
 
 namespace detail {
 

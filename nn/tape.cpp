@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include <sherd/nn/detail/function_name.h>
 
 namespace sherd::nn {
 
@@ -45,20 +44,20 @@ Tensor Tape::gradient(const Var& leaf) const {
 }
 
 std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outputs, bool trains_parameters,
-                              Backward backward, std::source_location at) {
+                              Backward backward, const char* function) {
   bool wanted = trains_parameters;
   for (const Var& x : inputs) {
     wanted = wanted || x.requires_grad();
     if (x.tape_ != nullptr && x.tape_ != this)
       throw InvalidArgument(fmt::format(
           "{}: a function of values on two tapes; compute with values of one tape, or detach() the others",
-          detail::function_name(at)));
+          function));
     if (x.requires_grad() && x.run_ != run_)
       throw InvalidArgument(
           fmt::format("{}: a value from before the latest backward() or clear() of its tape: the operations "
                       "behind it are "
                       "forgotten; compute it again, or detach() it",
-                      detail::function_name(at)));
+                      function));
   }
   std::vector<Var> values;
   if (!wanted || !training()) {
@@ -74,7 +73,7 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
                     .first_output = first,
                     .end_output = static_cast<int64_t>(values_.size()),
                     .backward = std::move(backward),
-                    .at = at});
+                    .function = function});
   return values;
 }
 

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <source_location>
 #include <span>
 #include <vector>
 
@@ -20,7 +19,8 @@ namespace sherd::nn {
 /// Arguments of a function's backward.
 class BackwardCall {
  public:
-  BackwardCall(std::span<const Gradient> outputs, std::span<const Var> inputs) : outputs_(outputs), inputs_(inputs) {}
+  BackwardCall(std::span<const Gradient> outputs, std::span<const Var> inputs)
+      : outputs_(outputs), inputs_(inputs) {}
   /// Returns the gradient of output i; not defined() when the objective does not depend on it. At least one
   /// is defined.
   const Gradient& output(size_t i = 0) const { return outputs_[i]; }
@@ -107,9 +107,9 @@ class Tape : public ForwardRecorder {
 
   /// For functions: notes that `outputs` came of `inputs`, all of which are on this tape or on none, and perhaps of
   /// parameters, and returns them as values. They need a gradient when an input does or `trains_parameters`; else
-  /// nothing is noted and `backward` is dropped. Errors name the function that `at` is in.
+  /// nothing is noted and `backward` is dropped. Errors name `function`, a string literal.
   std::vector<Var> record(std::vector<Var> inputs, std::vector<Tensor> outputs, bool trains_parameters,
-                          Backward backward, std::source_location at = std::source_location::current());
+                          Backward backward, const char* function = __builtin_FUNCTION());
 
   /// For modules: the operations between the two belong to one call of the unit, between its pre_ and
   /// post_forward(). Calls nest.
@@ -151,14 +151,15 @@ class Tape : public ForwardRecorder {
   struct Node {
     enum class Kind { operation, begin_call, end_call, recompute } kind;
     std::vector<Var> inputs = {};
-    int64_t first_output = 0;  // the values that it made: of an operation its own, of a call or scope all inside
+    int64_t first_output =
+        0;  // the values that it made: of an operation its own, of a call or scope all inside
     int64_t end_output = 0;
     Backward backward = {};
     Forward call = {};
     std::function<void()> again = {};                          // of a scope
     std::vector<Forward> hidden = {};                          // the calls inside of it, in order
     std::map<const void*, std::function<void()>> states = {};  // exchanged around the second run
-    std::source_location at = {};                              // of an operation
+    const char* function = nullptr;                            // of an operation
   };
   // The first run of recompute(): calls inside are counted, their operations are not kept.
   struct Scope {
@@ -176,7 +177,7 @@ class Tape : public ForwardRecorder {
   Var add_value(Tensor value, bool leaf);
   /// @param function the one whose backward returned the gradient; null: the caller of backward() gave it
   /// @throws ShapeMismatch for a gradient that is not like the value.
-  static void check(const Gradient& gradient, const Value& value, const std::source_location* function);
+  static void check(const Gradient& gradient, const Value& value, const char* function);
   /// No backward of the calls that end behind this node comes.
   void give_up_from(size_t begin) noexcept;
   /// Removes the call that ends, since nothing inside has a gradient.
@@ -185,7 +186,7 @@ class Tape : public ForwardRecorder {
 
   std::vector<Node> nodes_;
   std::vector<Value> values_;
-  std::vector<size_t> open_calls_;  // their begin_call nodes
+  std::vector<size_t> open_calls_;                  // their begin_call nodes
   std::vector<std::pair<int64_t, Tensor>> leaves_;  // after a backward
   int64_t run_ = 1;
   int paused_ = 0;

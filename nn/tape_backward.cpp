@@ -4,7 +4,6 @@
 #include <map>
 #include <utility>
 
-#include <sherd/nn/detail/function_name.h>
 #include <sherd/nn/tape.h>
 
 namespace sherd::nn {
@@ -105,12 +104,12 @@ class Tape::Pass {
     outputs.clear();
     if (inputs.size() != node.inputs.size())
       throw InvalidArgument(fmt::format("the backward of {} returned {} gradients for its {} inputs",
-                                        detail::function_name(node.at), inputs.size(), node.inputs.size()));
+                                        node.function, inputs.size(), node.inputs.size()));
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Var& x = node.inputs[i];
       if (!x.requires_grad()) continue;
       Value& v = value(x.id_);
-      check(inputs[i], v, &node.at);
+      check(inputs[i], v, node.function);
       v.gradient.add(std::exchange(inputs[i], {}), *v.device, v.shape, v.dtype);
     }
   }
@@ -193,12 +192,12 @@ class Tape::Pass {
   bool ended_ = false;
 };
 
-void Tape::check(const Gradient& gradient, const Value& value, const std::source_location* function) {
+void Tape::check(const Gradient& gradient, const Value& value, const char* function) {
   const Tensor& t = gradient.tensor();
   if (!t.defined() || (t.shape() == value.shape && t.dtype() == value.dtype)) return;
   throw ShapeMismatch(fmt::format(
       "{} a gradient {} {} for a value {} {}",
-      function != nullptr ? fmt::format("the backward of {} returned", detail::function_name(*function))
+      function != nullptr ? fmt::format("the backward of {} returned", function)
                           : "backward() begins with",
       name_of(t.dtype()), to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
 }

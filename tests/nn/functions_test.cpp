@@ -180,12 +180,12 @@ TEST(Functions, OfOtherShapesAreNamedWithTheirInputsAndParameters) {
     const Tensor wide = Tensor::empty(*rank.device, {9}, DType::f32, "test");
     EXPECT_THAT(
         mismatch([&] { tape.backward(nn::sum(cube(t({2}), model.w, wide))); }),
-        StartsWith("the backward of sherd::test::cube returned a gradient f32 [9] for a value f32 [2]"));
+        StartsWith("the backward of cube returned a gradient f32 [9] for a value f32 [2]"));
     EXPECT_THAT(
         mismatch([&] {
           tape.backward(nn::sum(cube(t({2, 3}), model.w, wide)));
         }),
-        names("the backward of sherd::test::cube of parameter 'weight' [6, 5]: add", "[9]", "6 elements"));
+        names("the backward of cube of parameter 'weight' [6, 5]: add", "[9]", "6 elements"));
   });
 }
 
