@@ -153,7 +153,7 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<
   if (!all.empty())
     all.front().before_save = [&root, optimizers](TrainingState& training) {
       runtime_of(root).require_whole_weights("CheckpointSaver");
-      record_optimizer_steps(training, root, optimizers);
+      if (optimizers.size() > 1) record_optimizer_steps(training, root, optimizers);
     };
   return all;
 }

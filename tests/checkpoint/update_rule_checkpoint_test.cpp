@@ -165,20 +165,6 @@ TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
   });
 }
 
-TEST(OwnOptimizerCheckpoint, StepsBesideTheTrainingStateAreItsOwn) {
-  const TemporaryFolder folder;
-  test::launch(2, [&](RankContext& r) {
-    Trained run(r, Strategy::optim);
-    run.train_to(2);
-    CheckpointSaver saver(r.world, checkpoint_tensors(run, &*run.optimizer), {.folder = folder / "run", .async = true});
-    saver.save({.step = 7});
-    saver.wait();
-    Trained other(r, Strategy::optim);
-    EXPECT_EQ(resume(folder / "run", other, &*other.optimizer).report.training.step, 7);
-    EXPECT_EQ(other.optimizer->steps(), 2);
-  });
-}
-
 // AdamW updates its parameters first.
 class Failing : public Sgd {
  public:
