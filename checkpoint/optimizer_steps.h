@@ -11,7 +11,7 @@ namespace sherd {
 
 /// Adds Optimizer::steps() of every optimizer to the training state (info "optimizer.steps": JSON, by the name of the first
 /// parameter that the optimizer updates, in the order of named_parameters()). Adds nothing where all of them equal
-/// TrainingState::step. A CheckpointSaver of checkpoint_tensors() calls it at every save.
+/// TrainingState::step. A CheckpointSaver of checkpoint_tensors() of several optimizers calls it at every save.
 void record_optimizer_steps(TrainingState& training, ModuleBase& root,
                             const std::vector<const Optimizer*>& optimizers);
 
