@@ -45,7 +45,7 @@ cmake --build --preset release --target train_gpt sherd_tool
 mkdir -p out
 rm -f out/demo.jsonl
 bin=build/release/bin
-config=samples/train_gpt/demo.txtpb
+config=programs/train_gpt/demo.txtpb
 outputs=(--metrics out/demo.jsonl --loss-svg out/demo.svg)
 
 "$bin/train_gpt" --config "$config" "${outputs[@]}" \

@@ -11,7 +11,7 @@ gpu_test_targets() { cmake --build "$1" --target help 2>/dev/null | grep -oE '\b
 
 build() {
   cd "$root" || return
-  bin=${GPU_CHECK_BIN:-$root/build/cuda/bin} bench=$root/bench data=$work/data.txt
+  bin=${GPU_CHECK_BIN:-$root/build/cuda/bin} bench=$root/programs/bench data=$work/data.txt
   make_data "$data"
   [ -z "${GPU_CHECK_BIN:-}" ] || return 0
   find_nvcc
@@ -53,7 +53,7 @@ pack() {
   tar -czf "$target/programs.tar.gz" -C "$stage" bin lib || return
   mkdir -p "$target/scripts" "$target/bench"
   cp scripts/gpu_check*.sh "$target/scripts/"
-  cp bench/*.py "$target/bench/"
+  cp programs/bench/*.py "$target/bench/"
   make_data "$target/data.txt"
   du -sh "$stage"/* "$stage"/bin/* "$stage"/lib/* | sed "s|$stage/||"
   rm -rf "$stage"

@@ -58,7 +58,7 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 stage "faults" where_possible scripts/faults.sh "${SHERD_FAULTS:-200}"
 for program in train_gpt libtorch_gpt copies_ranks; do
   [ ! -x "build/release/bin/$program" ] ||
-    stage "copies, $program" where_possible env SHERD_NIGHTLY=1 tests/program/mpi_copies_test.sh build/release/bin "$program"
+    stage "copies, $program" where_possible env SHERD_NIGHTLY=1 tests/programs/runs/mpi_copies_test.sh build/release/bin "$program"
 done
 stage "hosts" where_possible tests/scripts/hosts_test.sh "$PWD" "$PWD/build/release/bin" all
 for comm in local mpi; do

@@ -1,7 +1,7 @@
 // One process of a job that mpirun starts: reads its own copy of weights or of a checkpoint by one call of the API.
 //   copies_ranks save FOLDER SEED        writes a checkpoint of random weights, alone
 //   copies_ranks import|stored|resume|load STRATEGY PATH
-// Ends with 1 and the error where the call throws. tests/program/mpi_copies_test.sh starts it.
+// Ends with 1 and the error where the call throws. tests/programs/runs/mpi_copies_test.sh starts it.
 #include <cstdio>
 #include <exception>
 #include <stdexcept>

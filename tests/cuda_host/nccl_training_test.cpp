@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "program/outcome.h"
+#include "programs/runs/outcome.h"
 
 namespace sherd::test {
 namespace {

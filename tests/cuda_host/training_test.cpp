@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "program/outcome.h"
+#include "programs/runs/outcome.h"
 
 namespace sherd::test {
 namespace {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The model and the training of samples/train_gpt in plain PyTorch, on one CPU thread.
+"""The model and the training of programs/train_gpt in plain PyTorch, on one CPU thread.
 
 An independent reference: it shares no code with sherd and follows the written description of the sample
 (README.md beside this file). Prints one JSON object per step; --out writes the whole run as JSON.

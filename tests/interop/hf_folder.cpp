@@ -12,7 +12,7 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/launcher.h>
 
-#include "hf/model_config.h"
+#include <sherd/nn/hf/model_config.h>
 
 namespace {
 
@@ -80,7 +80,7 @@ class Parameters : public Module {
 };
 
 void copy(const std::string& in, const std::string& out, int ranks, bool like) {
-  const hf::ModelConfig config = hf::read_model_config(in);
+  const sherd::hf::ModelConfig config = sherd::hf::read_model_config(in);
   const auto folder = StoredFolder::open(in);
   const Division division(*folder, config.description.tied);
   launch(ranks, [&](RankContext& r) {
@@ -91,7 +91,7 @@ void copy(const std::string& in, const std::string& out, int ranks, bool like) {
     if (like)
       options.like = folder;
     else
-      options.files["config.json"] = hf::model_config_text(config.description, options.dtype);
+      options.files["config.json"] = sherd::hf::model_config_text(config.description, options.dtype);
     export_weights(model, out, division.forms, options);
   });
 }

@@ -2,7 +2,7 @@
 # MPI over hosts that share no memory (scripts/hosts.sh): the comm suite, training with the bits of threads, resuming from one to
 # the other, and a host whose cable is cut.
 #   hosts_test.sh REPOSITORY FOLDER_OF_PROGRAMS [all]
-# all: the whole comm suite on 2 and 4 hosts, all of tests/program/mpi_run_test.sh there, and a cut of rank 0's host; minutes.
+# all: the whole comm suite on 2 and 4 hosts, all of tests/programs/runs/mpi_run_test.sh there, and a cut of rank 0's host; minutes.
 # 77 (skipped, and says why) where such hosts cannot be made.
 set -uo pipefail
 root=$1 bin=$2 extent=${3:-quick}
@@ -133,7 +133,7 @@ case $extent in
     suite 2
     ((n == 2)) || suite "$n"
     parity
-    "$root/tests/program/mpi_run_test.sh" "$bin/train_gpt" "$SHERD_HOSTS_MPIRUN" || fail "mpi_run_test.sh on $n hosts"
+    "$root/tests/programs/runs/mpi_run_test.sh" "$bin/train_gpt" "$SHERD_HOSTS_MPIRUN" || fail "mpi_run_test.sh on $n hosts"
     ;;
 esac
 if ((failures > 0)); then

@@ -1,0 +1,99 @@
+// What the configuration classes of transformers 5 take where a file says nothing. Private to nn/hf.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include <sherd/nn/models/description.h>
+
+namespace sherd::hf {
+
+/// A family; names and figures of its configuration class.
+struct Family {
+  nn::ModelFamily family;
+  std::string_view model_type, architecture;
+  /// Where the key is absent; none: as many as heads.
+  std::optional<int64_t> kv_heads = std::nullopt;
+  /// Where the key is absent; none: dim / heads.
+  std::optional<int64_t> head_dim = std::nullopt;
+  int64_t positions = 0;
+  double norm_eps = 1e-6, theta = 10000;
+  /// "sliding_window" is known.
+  bool windows = true;
+  /// Where "sliding_window" is absent; 0: none.
+  int64_t window = 0;
+  /// Windows are only used where "use_sliding_window" is true.
+  bool window_switch = false;
+  /// Blocks differ: "layer_types", or blocks from "max_window_layers" on, have windows.
+  bool window_by_layer = false;
+  /// "attention_bias" is known (of q, k, v and o); otherwise q, k and v have biases as qkv_bias says.
+  bool attention_bias = false;
+  bool qkv_bias = false;
+  bool mlp_bias = false;  // "mlp_bias" is known
+  bool qk_norm = false;
+  bool experts = false;
+};
+
+using nn::ModelFamily;
+
+constexpr Family kFamilies[] = {
+    {.family = ModelFamily::gpt2,
+     .model_type = "gpt2",
+     .architecture = "GPT2LMHeadModel",
+     .positions = 1024,
+     .norm_eps = 1e-5},
+    {.family = ModelFamily::llama,
+     .model_type = "llama",
+     .architecture = "LlamaForCausalLM",
+     .positions = 2048,
+     .windows = false,
+     .attention_bias = true,
+     .mlp_bias = true},
+    {.family = ModelFamily::mistral,
+     .model_type = "mistral",
+     .architecture = "MistralForCausalLM",
+     .kv_heads = 8,
+     .positions = 131072,
+     .window = 4096},
+    {.family = ModelFamily::qwen2,
+     .model_type = "qwen2",
+     .architecture = "Qwen2ForCausalLM",
+     .kv_heads = 32,
+     .positions = 32768,
+     .window = 4096,
+     .window_switch = true,
+     .window_by_layer = true,
+     .qkv_bias = true},
+    {.family = ModelFamily::qwen3,
+     .model_type = "qwen3",
+     .architecture = "Qwen3ForCausalLM",
+     .kv_heads = 32,
+     .head_dim = 128,
+     .positions = 32768,
+     .window = 4096,
+     .window_switch = true,
+     .window_by_layer = true,
+     .attention_bias = true,
+     .qk_norm = true},
+    {.family = ModelFamily::qwen3_moe,
+     .model_type = "qwen3_moe",
+     .architecture = "Qwen3MoeForCausalLM",
+     .kv_heads = 4,
+     .positions = 32768,
+     .window = 4096,
+     .window_switch = true,
+     .attention_bias = true,
+     .qk_norm = true,
+     .experts = true},
+    {.family = ModelFamily::mixtral,
+     .model_type = "mixtral",
+     .architecture = "MixtralForCausalLM",
+     .kv_heads = 8,
+     .positions = 131072,
+     .norm_eps = 1e-5,
+     .theta = 1e6,
+     .experts = true},
+};
+
+}  // namespace sherd::hf

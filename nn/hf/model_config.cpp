@@ -1,0 +1,315 @@
+#include <sherd/nn/hf/model_config.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/checkpoint/files/detail/links.h>
+#include <sherd/kernels/device/error.h>
+
+#include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/hf/detail/families.h>
+
+namespace sherd::hf {
+namespace {
+
+using nn::ModelDescription;
+
+constexpr int64_t kMaxFileBytes = int64_t{16} << 20;
+// Sizes beyond any model's: what is larger is a mistake. Columns are multiplied with each other and with
+// tokens of a batch, so they are bounded more narrowly.
+constexpr int64_t kMaxSize = int64_t{1} << 30;
+constexpr int64_t kMaxColumns = int64_t{1} << 20;
+// Of all weights together, so that their bytes, with gradients and states, fit 64 bits by far.
+constexpr double kMaxParameters = 1e15;
+constexpr int64_t kMaxLayers = 10'000;
+constexpr int64_t kMaxExperts = 65'536;
+constexpr int64_t kMaxExpertsOfAll = int64_t{1}
+                                     << 18;  // of all blocks: each has three tensors with names of their own
+constexpr double kHuge = std::numeric_limits<float>::max();
+constexpr double kTiny = std::numeric_limits<float>::min();
+
+const Family* find_family(std::string_view model_type) {
+  const auto found = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                  [&](const Family& f) { return f.model_type == model_type; });
+  return found == std::end(kFamilies) ? nullptr : found;
+}
+
+int64_t size(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+  return c.integer(key, otherwise, 1, kMaxSize);
+}
+
+// A width of activations.
+int64_t columns(ConfigObject& c, const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+  return c.integer(key, otherwise, 1, kMaxColumns);
+}
+
+// Each size may be possible, and all of them together still no model that anybody has.
+void require_parameters(ConfigObject& c, const ModelDescription& d) {
+  if (d.mixture.experts > kMaxExpertsOfAll / d.layers)
+    c.refuse("model_type",
+             fmt::format("{} blocks of {} experts are more than {} experts together; correct one of the two",
+                         d.layers, d.mixture.experts, kMaxExpertsOfAll));
+  const auto product = [](auto... sizes) { return (1.0 * ... * static_cast<double>(sizes)); };
+  const double attention = 2 * product(d.dim, d.head_dim, d.heads + d.kv_heads);
+  const double mlp = 3 * (d.mixture.experts > 0 ? product(d.mixture.experts, d.dim, d.mixture.hidden)
+                                                : product(d.dim, d.hidden));
+  const double all = product(d.layers, attention + mlp) + 2 * product(d.vocab, d.dim) +
+                     (d.family == ModelFamily::gpt2 ? product(d.positions, d.dim) : 0);
+  if (all > kMaxParameters)
+    c.refuse("model_type",
+             fmt::format("with these sizes (vocabulary {}, {} columns, {} blocks, {} hidden columns, {} "
+                         "experts) it would have {:.1e} parameters; correct the one that is too large",
+                         d.vocab, d.dim, d.layers, d.mixture.experts > 0 ? d.mixture.hidden : d.hidden,
+                         d.mixture.experts, all));
+}
+
+// Where there are several spellings: the first that is there, the first of all where none is.
+const char* spelling(const ConfigObject& c, std::initializer_list<const char*> keys) {
+  const auto found = std::find_if(keys.begin(), keys.end(), [&](const char* key) { return c.has(key); });
+  return found == keys.end() ? *keys.begin() : *found;
+}
+
+// The factor of a setting that must be `wanted` because nothing else is computed.
+void require_flag(ConfigObject& c, const char* key, bool otherwise, bool wanted, const char* why) {
+  if (c.flag(key, otherwise) != wanted) c.refuse(key, why);
+}
+
+void note_dropout(ConfigObject& c, const char* key, double otherwise, std::vector<std::string>& notes) {
+  if (const double p = c.number(key, otherwise, 0, 1); p > 0)
+    notes.push_back(fmt::format("\"{}\" is {}: training here is without dropout", key, p));
+}
+
+void read_activation(ConfigObject& c, const char* key, std::initializer_list<std::string_view> good) {
+  const std::string value = c.text(key, std::string(*good.begin()));
+  if (c.has(key) && std::find(good.begin(), good.end(), value) == good.end())
+    c.refuse(key,
+             fmt::format("only {} is computed; train a model with that activation", fmt::join(good, ", ")));
+}
+
+void read_dtype(ConfigObject& c, ModelConfig& config) {
+  const char* key = spelling(c, {"dtype", "torch_dtype"});
+  const std::string name = c.text(key, "");
+  if (name == "float32")
+    config.dtype = DType::f32;
+  else if (name == "bfloat16")
+    config.dtype = DType::bf16;
+  else if (name == "float16")
+    config.dtype = DType::f16;
+  else if (!name.empty() && name != "auto")
+    c.refuse(key, "weights are read as float32, bfloat16 and float16; convert the folder to one of them");
+}
+
+Llama3Scaling read_llama3(ConfigObject& rope, int64_t positions) {
+  Llama3Scaling s;
+  s.factor = rope.number("factor", std::nullopt, 1, kHuge);
+  s.low_freq_factor = rope.number("low_freq_factor", std::nullopt, kTiny, kHuge);
+  s.high_freq_factor = rope.number("high_freq_factor", std::nullopt, kTiny, kHuge);
+  s.original_max_position_embeddings = size(rope, "original_max_position_embeddings", positions);
+  if (rope.has("low_freq_factor") && rope.has("high_freq_factor") &&
+      !(s.low_freq_factor < s.high_freq_factor))
+    rope.refuse("low_freq_factor",
+                fmt::format("it must be smaller than high_freq_factor, which is {}", s.high_freq_factor));
+  return s;
+}
+
+void read_rope(ConfigObject& c, const Family& family, ModelDescription& d) {
+  // As transformers: rope_scaling, where it says something, takes the place of rope_parameters.
+  const bool scaled = c.has("rope_scaling") && c.raw("rope_scaling") != nlohmann::json::object();
+  const char* key = scaled ? "rope_scaling" : "rope_parameters";
+  ConfigObject rope = c.object(key);
+  const double outside = c.number("rope_theta", family.theta, kTiny, kHuge);
+  d.rope.theta = rope.number("rope_theta", outside, kTiny, kHuge);
+  for (ConfigObject* o : {&c, &rope}) {
+    if (o->number("partial_rotary_factor", 1, -kHuge, kHuge) != 1)
+      o->refuse("partial_rotary_factor",
+                "only the rotation of whole heads is computed; train a model without this key");
+  }
+  const char* type_key = spelling(rope, {"rope_type", "type"});
+  const std::string type = rope.text(type_key, "default");
+  if (type == "llama3") {
+    d.rope.scaling = read_llama3(rope, d.positions);
+  } else if (rope.has("full_attention") || rope.has("sliding_attention")) {
+    c.refuse(key,
+             "rotary settings by kind of block are not computed; train a model with one setting for all");
+  } else if (type != "default") {
+    rope.refuse(
+        type_key,
+        "only the rotary embeddings \"default\" and \"llama3\" are computed; train a model with one of "
+        "these, or, for sequences within the original length, take the whole object out");
+  }
+}
+
+void read_window(ConfigObject& c, const Family& family, ModelConfig& config) {
+  if (family.window_switch && !c.flag("use_sliding_window", false)) {
+    for (const std::string& type : c.texts("layer_types"))
+      if (type != "full_attention")
+        return c.refuse("layer_types",
+                        "blocks other than \"full_attention\" need "
+                        "use_sliding_window; set both alike");
+    return;
+  }
+  // A null is no window; so is an absent key of a class whose default has none.
+  const bool given = c.has("sliding_window"), absent = !c.contains("sliding_window");
+  int64_t window = given ? size(c, "sliding_window") : absent ? family.window : 0;
+  if (family.window_by_layer) {
+    bool any = config.description.layers > c.integer("max_window_layers", 28, 0, kMaxSize);
+    if (const auto types = c.texts("layer_types"); !types.empty()) {
+      any = false;
+      if (static_cast<int64_t>(types.size()) != config.description.layers)
+        c.refuse("layer_types",
+                 fmt::format("the model has {} blocks; give one for each", config.description.layers));
+      for (const std::string& type : types) {
+        any = any || type == "sliding_attention";
+        if (type != "sliding_attention" && type != "full_attention")
+          return c.refuse("layer_types", "only \"full_attention\" and \"sliding_attention\" are known");
+      }
+    }
+    if (!any) window = 0;
+  }
+  config.window = window;
+}
+
+void read_experts(ConfigObject& c, const Family& family, ModelDescription& d) {
+  const bool qwen = family.family == ModelFamily::qwen3_moe;
+  const char* key = spelling(c, {"num_local_experts", "num_experts"});
+  d.mixture.experts = c.integer(key, std::nullopt, 1, kMaxExperts);
+  if (c.has("num_experts") && c.has("num_local_experts") &&
+      c.raw("num_experts") != c.raw("num_local_experts"))
+    c.refuse("num_experts", fmt::format("num_local_experts is {}; leave one of them", d.mixture.experts));
+  d.mixture.top_k = c.integer("num_experts_per_tok", qwen ? 8 : 2, 1, kMaxExperts);
+  if (d.mixture.top_k > d.mixture.experts)
+    c.refuse("num_experts_per_tok",
+             fmt::format("there are {} experts; choose at most that many", d.mixture.experts));
+  d.mixture.hidden = columns(c, qwen ? "moe_intermediate_size" : "intermediate_size");
+  if (qwen) d.hidden = columns(c, "intermediate_size", 0);  // of dense blocks, which it has none of
+  d.mixture.normalise = qwen ? c.flag("norm_topk_prob", false) : true;
+  // The loss has it only then.
+  const double balance = c.number("router_aux_loss_coef", 0.001, 0, kHuge);
+  d.mixture.balance = c.flag("output_router_logits", false) ? balance : 0;
+  if (!qwen) return;
+  if (c.integer("decoder_sparse_step", 1, 0, kMaxSize) != 1)
+    c.refuse("decoder_sparse_step", "only models with experts in every block are computed; train one with 1");
+  if (const auto& dense = c.raw("mlp_only_layers"); !dense.is_null() && dense != nlohmann::json::array())
+    c.refuse("mlp_only_layers", "only models with experts in every block are computed; train one with []");
+}
+
+void read_gpt2(ConfigObject& c, ModelConfig& config) {
+  ModelDescription& d = config.description;
+  d.dim = columns(c, spelling(c, {"n_embd", "hidden_size"}));
+  d.layers = c.integer(spelling(c, {"n_layer", "num_hidden_layers"}), std::nullopt, 1, kMaxLayers);
+  const char* heads = spelling(c, {"n_head", "num_attention_heads"});
+  d.heads = d.kv_heads = columns(c, heads);
+  if (d.dim % d.heads != 0) c.refuse(heads, fmt::format("n_embd is {}, which it must divide", d.dim));
+  d.head_dim = std::max<int64_t>(1, d.dim / d.heads);
+  d.hidden = columns(c, "n_inner", 4 * d.dim);
+  d.positions = size(c, spelling(c, {"n_positions", "max_position_embeddings"}), 1024);
+  d.norm_eps = static_cast<float>(c.number("layer_norm_epsilon", 1e-5, kTiny, kHuge));
+  d.qkv_bias = d.out_bias = d.mlp_bias = true;
+  read_activation(c, "activation_function", {"gelu_new", "gelu_pytorch_tanh"});
+  const char* scores =
+      "only scores divided by the root of the head's size are computed; train a model with the default";
+  require_flag(c, "scale_attn_weights", true, true, scores);
+  require_flag(c, "scale_attn_by_inverse_layer_idx", false, false, scores);
+  require_flag(c, "add_cross_attention", false, false, "only decoders without an encoder are computed");
+  for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) note_dropout(c, key, 0.1, config.notes);
+}
+
+void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config) {
+  ModelDescription& d = config.description;
+  d.dim = columns(c, "hidden_size");
+  d.layers = c.integer("num_hidden_layers", std::nullopt, 1, kMaxLayers);
+  d.heads = columns(c, "num_attention_heads");
+  const bool no_kv = !c.contains("num_key_value_heads");  // null: as many as heads
+  d.kv_heads = columns(c, "num_key_value_heads", no_kv ? family.kv_heads.value_or(d.heads) : d.heads);
+  if (d.heads % d.kv_heads != 0)
+    c.refuse("num_key_value_heads",
+             fmt::format("num_attention_heads is {}, no multiple of {}", d.heads, d.kv_heads));
+  const bool divides = d.dim % d.heads == 0;
+  d.head_dim = columns(c, "head_dim", family.head_dim.value_or(std::max<int64_t>(1, d.dim / d.heads)));
+  if (!c.has("head_dim") && !family.head_dim && !divides)
+    c.refuse("num_attention_heads",
+             fmt::format("hidden_size is {}, no multiple of it, and there is no head_dim", d.dim));
+  else if (d.head_dim % 2 != 0)
+    c.refuse("head_dim", fmt::format("heads of {} columns have no two halves to rotate", d.head_dim));
+  if (d.heads * d.head_dim > kMaxColumns)
+    c.refuse("num_attention_heads",
+             fmt::format("with a head_dim of {} all heads have {} columns, and at most {} are "
+                         "possible; correct one of the two",
+                         d.head_dim, d.heads * d.head_dim, kMaxColumns));
+  d.positions = size(c, "max_position_embeddings", family.positions);
+  d.norm_eps = static_cast<float>(c.number("rms_norm_eps", family.norm_eps, kTiny, kHuge));
+  d.qkv_bias = d.out_bias = family.attention_bias && c.flag("attention_bias", false);
+  d.qkv_bias = d.qkv_bias || family.qkv_bias;
+  d.mlp_bias = family.mlp_bias && c.flag("mlp_bias", false);
+  d.qk_norm = family.qk_norm;
+  read_activation(c, "hidden_act", {"silu", "swish"});
+  read_rope(c, family, d);
+  if (family.windows) read_window(c, family, config);
+  if (family.experts)
+    read_experts(c, family, d);
+  else
+    d.hidden = columns(c, "intermediate_size");
+  note_dropout(c, "attention_dropout", 0, config.notes);
+  if (const double noise = c.number("router_jitter_noise", 0, 0, kHuge); noise > 0)
+    config.notes.push_back(fmt::format("\"router_jitter_noise\" is {}: training here is without it", noise));
+}
+
+}  // namespace
+
+ModelConfig parse_model_config(std::string_view text, const std::string& source) {
+  const nlohmann::json object = parse_object(text, source);
+  ConfigObject c(source, object);
+  ModelConfig config{.source = source};
+  const Family* family = find_family(c.text("model_type", std::nullopt));
+  if (family == nullptr) {
+    std::vector<std::string_view> names;
+    for (const Family& f : kFamilies) names.push_back(f.model_type);
+    c.refuse("model_type", fmt::format("the families that can be trained are {}", fmt::join(names, ", ")));
+    c.require_none();
+  }
+  ModelDescription& d = config.description;
+  d.family = family->family;
+  d.vocab = size(c, "vocab_size");
+  d.tied = c.flag("tie_word_embeddings", family->family == ModelFamily::gpt2);
+  d.init_std = static_cast<float>(c.number("initializer_range", 0.02, 0, kHuge));
+  read_dtype(c, config);
+  if (c.has("quantization_config"))
+    c.refuse("quantization_config", "quantised weights are not read; take the folder they were made from");
+  if (family->family == ModelFamily::gpt2)
+    read_gpt2(c, config);
+  else
+    read_llama_kind(c, *family, config);
+  require_parameters(c, d);
+  c.require_none();
+  return config;
+}
+
+std::string read_model_text(const std::filesystem::path& folder, FileSystem& files) {
+  require_inside(folder, "config.json");
+  return read_whole(files, folder / "config.json", kMaxFileBytes);
+}
+
+ModelConfig read_model_config(const std::filesystem::path& folder, FileSystem& files) {
+  return parse_model_config(read_model_text(folder, files), (folder / "config.json").string());
+}
+
+void require_sequence(const ModelConfig& config, int64_t seq) {
+  const auto refuse = [&](const char* key, int64_t value, const char* why) {
+    throw InvalidArgument(
+        fmt::format("'{}': \"{}\" is {}: {} of {} tokens; use sequences of at most {}", config.source, key,
+                    value, why, seq, value));
+  };
+  const ModelDescription& d = config.description;
+  if (config.window > 0 && seq > config.window)
+    refuse("sliding_window", config.window,
+           "attention in windows is not computed, as it would be in sequences");
+  if (seq > d.positions)
+    refuse(d.family == ModelFamily::gpt2 ? "n_positions" : "max_position_embeddings", d.positions,
+           "the model has no positions for sequences");
+}
+
+}  // namespace sherd::hf

@@ -1,0 +1,137 @@
+#include <algorithm>
+#include <iterator>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include <sherd/nn/hf/detail/config_object.h>
+#include <sherd/nn/hf/detail/families.h>
+#include <sherd/nn/hf/model_config.h>
+
+namespace sherd::hf {
+namespace {
+
+using nlohmann::json;
+using nn::ModelDescription;
+
+// The shortest decimal that is the float: 1e-06 rather than 9.99999997e-07.
+double shortest(float value) { return std::stod(fmt::format("{}", value)); }
+
+const char* dtype_text(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "float32";
+    case DType::bf16:
+      return "bfloat16";
+    case DType::f16:
+      return "float16";
+    default:
+      throw InvalidArgument(
+          fmt::format("weights of a model folder are f32, bf16 or f16, not {}", name_of(dtype)));
+  }
+}
+
+json gpt2_text(const ModelDescription& d) {
+  return {{"activation_function", "gelu_new"},
+          {"attn_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
+          {"layer_norm_epsilon", shortest(d.norm_eps)},
+          {"n_embd", d.dim},
+          {"n_head", d.heads},
+          {"n_inner", d.hidden == 4 * d.dim ? json() : json(d.hidden)},
+          {"n_layer", d.layers},
+          {"n_positions", d.positions},
+          {"resid_pdrop", 0.0}};
+}
+
+// Both forms of the rotary settings: versions before 5 read rope_theta and rope_scaling.
+void add_rope(const ModelDescription& d, json& text) {
+  json scaling;
+  if (d.rope.scaling) {
+    scaling = {{"rope_type", "llama3"},
+               {"factor", d.rope.scaling->factor},
+               {"low_freq_factor", d.rope.scaling->low_freq_factor},
+               {"high_freq_factor", d.rope.scaling->high_freq_factor},
+               {"original_max_position_embeddings", d.rope.scaling->original_max_position_embeddings}};
+  }
+  text["rope_scaling"] = scaling;
+  text["rope_theta"] = d.rope.theta;
+  json whole = d.rope.scaling ? scaling : json{{"rope_type", "default"}};
+  whole["rope_theta"] = d.rope.theta;
+  text["rope_parameters"] = whole;
+}
+
+json llama_kind_text(const ModelDescription& d, const Family& family) {
+  json text = {{"attention_dropout", 0.0},
+               {"head_dim", d.head_dim},
+               {"hidden_act", "silu"},
+               {"hidden_size", d.dim},
+               {"max_position_embeddings", d.positions},
+               {"num_attention_heads", d.heads},
+               {"num_hidden_layers", d.layers},
+               {"num_key_value_heads", d.kv_heads},
+               {"rms_norm_eps", shortest(d.norm_eps)}};
+  text["intermediate_size"] = d.hidden;
+  add_rope(d, text);
+  if (family.attention_bias) text["attention_bias"] = d.qkv_bias;
+  if (family.mlp_bias) text["mlp_bias"] = d.mlp_bias;
+  if (family.window_switch) text["use_sliding_window"] = false;
+  if (family.windows) text["sliding_window"] = json();
+  if (!family.experts) return text;
+  const bool qwen = family.family == ModelFamily::qwen3_moe;
+  text[qwen ? "num_experts" : "num_local_experts"] = d.mixture.experts;
+  text["num_experts_per_tok"] = d.mixture.top_k;
+  text["output_router_logits"] = d.mixture.balance > 0;
+  text["router_aux_loss_coef"] = d.mixture.balance;
+  text[qwen ? "moe_intermediate_size" : "intermediate_size"] = d.mixture.hidden;
+  if (qwen) {
+    text["decoder_sparse_step"] = 1;
+    text["mlp_only_layers"] = json::array();
+    text["norm_topk_prob"] = d.mixture.normalise;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string model_config_text(const ModelDescription& d, DType dtype) {
+  const auto family = std::find_if(std::begin(kFamilies), std::end(kFamilies),
+                                   [&](const Family& f) { return f.family == d.family; });
+  const bool gpt2 = d.family == ModelFamily::gpt2;
+  json text = gpt2 ? gpt2_text(d) : llama_kind_text(d, *family);
+  // A dense width beside experts is not used, but the class of transformers wants one.
+  if (d.family == ModelFamily::qwen3_moe && d.hidden < 1) text.erase("intermediate_size");
+  text["architectures"] = {family->architecture};
+  text["initializer_range"] = shortest(d.init_std);
+  text["model_type"] = family->model_type;
+  text["tie_word_embeddings"] = d.tied;
+  text["dtype"] = text["torch_dtype"] = dtype_text(dtype);
+  text["use_cache"] = true;
+  text["vocab_size"] = d.vocab;
+
+  // What a folder of the family cannot say would be lost without a word: it is read back.
+  const std::string written = text.dump(2) + "\n";
+  const ModelDescription again = parse_model_config(written, "the configuration to be written").description;
+  std::vector<std::string> lost;
+  const auto compare = [&](const char* what, auto asked, auto said) {
+    if (asked != said) lost.push_back(fmt::format("{} {} would be read back as {}", what, asked, said));
+  };
+  compare("kv_heads", d.kv_heads, again.kv_heads);
+  compare("head_dim", d.head_dim, again.head_dim);
+  compare("qkv_bias", d.qkv_bias, again.qkv_bias);
+  compare("out_bias", d.out_bias, again.out_bias);
+  compare("mlp_bias", d.mlp_bias, again.mlp_bias);
+  compare("qk_norm", d.qk_norm, again.qk_norm);
+  compare("mixture.experts", d.mixture.experts, again.mixture.experts);
+  compare("mixture.normalise", d.mixture.normalise,
+          again.mixture.experts > 0 ? again.mixture.normalise : d.mixture.normalise);
+  if (!lost.empty())
+    throw InvalidArgument(fmt::format("a folder of the family {} cannot say what the model is: {}",
+                                             family->model_type, fmt::join(lost, "; ")));
+  return written;
+}
+
+}  // namespace sherd::hf

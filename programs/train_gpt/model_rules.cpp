@@ -1,0 +1,49 @@
+#include "model_rules.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sherd/kernels/device/error.h>
+
+#include "generate.h"
+
+namespace train_gpt {
+namespace {
+
+template <class Check>
+void collect(std::vector<std::string>& problems, Check check) {
+  try {
+    check();
+  } catch (const sherd::InvalidArgument& e) {
+    problems.push_back(e.what());
+  }
+}
+
+/// As causal_model() demands, which says it of the library's options, and only once there are ranks.
+void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
+                           std::vector<std::string>& problems) {
+  const sherd::nn::ModelDescription& d = source.config.description;
+  if (c.tp < 1) return;
+  std::vector<std::string> undivided;
+  if (d.heads % c.tp != 0) undivided.push_back(fmt::format("its {} heads", d.heads));
+  if (d.mixture.experts == 0 && d.hidden % c.tp != 0)
+    undivided.push_back(fmt::format("the {} hidden columns of its MLPs", d.hidden));
+  if (!undivided.empty())
+    problems.push_back(
+        fmt::format("--tp {}: must, of --model {}, divide {}", c.tp, c.model, fmt::join(undivided, " and ")));
+}
+
+}  // namespace
+
+void check_model(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
+  if (c.trains() || c.eval_only) collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
+  check_tensor_parallel(c, source, problems);
+  if (c.sample_bytes() > 0 && !c.prompt_tokens.empty())
+    collect(problems, [&] { parse_prompt_tokens(c.prompt_tokens, source.config.description.vocab); });
+  if (source.folder.empty() && !c.from_scratch && c.init_weights.empty() && !c.resumes_weights())
+    problems.push_back(
+        fmt::format("--model {}: a published shape has no weights here; give {}--init-weights PATH", c.model,
+                    c.eval_only || c.sample_only ? "" : "--from-scratch, or "));
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,218 @@
+#include "model_source.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include <sherd/checkpoint/files/detail/links.h>
+#include <sherd/checkpoint/format/manifest.h>
+#include <sherd/checkpoint/weights.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/printable.h>
+#include <sherd/nn/models/presets.h>
+#include <sherd/train/saved_settings.h>
+
+#include <sherd/nn/hf/detail/config_object.h>
+#include "model.h"
+#include "output.h"
+#include "run_options.h"
+
+namespace train_gpt {
+
+namespace nn = sherd::nn;
+namespace fs = std::filesystem;
+namespace {
+
+nn::ModelDescription description_of(const TrainConfig& c) {
+  nn::ModelDescription d = model_source(c).config.description;
+  d.mixture.balance = c.moe_aux;
+  return d;
+}
+
+GptShape byte_shape(const TrainConfig& c) {
+  const MoeShape moe{c.experts, c.expert_top_k, static_cast<float>(c.moe_aux)};
+  return {.dim = c.dim, .layers = c.layers, .heads = c.heads, .seq = c.seq, .moe = moe};
+}
+
+// What a folder holds besides weights, with the configuration that the run follows: for models that do not
+// have the folder's weights.
+std::map<std::string, std::string> files_beside_weights(const ModelSource& source) {
+  std::map<std::string, std::string> files;
+  if (!source.folder.empty()) files = sherd::StoredFolder::files_beside_weights(source.folder);
+  files["config.json"] = source.text;
+  // A checkpoint has it on one line; transformers writes it like this.
+  if (source.folder_differs || source.folder.empty())
+    files["config.json"] = sherd::hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
+  return files;
+}
+
+// Equal on all ranks, but for what rank 0 alone writes: `first`.
+sherd::ExportOptions export_options(const TrainConfig& c, const ModelSource& source, bool first) {
+  sherd::ExportOptions options;
+  if (first && !source.folder.empty())
+    for (const std::string& name : sherd::StoredFolder::links_outside(source.folder))
+      warn(fmt::format("--export-hf {}: leaves out '{}' of --model's folder, a link to a file outside of it",
+                       c.export_hf, sherd::printable(name)));
+  if (!source.folder.empty() && !source.folder_differs && !c.from_scratch) {
+    options.allow_unexpected = !c.strict_weights;
+    if (first) options.like = sherd::StoredFolder::open(source.folder);
+    return options;
+  }
+  options.dtype = source.config.dtype.value_or(sherd::DType::f32);
+  if (first) options.files = files_beside_weights(source);
+  return options;
+}
+
+std::shared_ptr<const sherd::Tokenizer> tokenizer_of(const TrainConfig& c, const ModelSource& source) {
+  if (!c.tokenizer.empty()) return sherd::Tokenizer::load(c.tokenizer);
+  const fs::path own = source.folder / "tokenizer.json";
+  const bool there = !source.folder.empty() && fs::exists(own);
+  if (there) sherd::require_inside(source.folder, "tokenizer.json");
+  return there ? sherd::Tokenizer::load(own) : nullptr;
+}
+
+// Where the weights that training begins with are stored; empty: they are random.
+fs::path stored_weights(const TrainConfig& c) {
+  if (!c.resumes_weights()) return first_weights(c);
+  try {
+    return sherd::saved_training(c.resume).checkpoint;
+  } catch (const sherd::Error&) {  // reported by resume()
+    return {};
+  }
+}
+
+}  // namespace
+
+bool is_absent_folder(const std::string& model) {
+  const std::vector<std::string> names = nn::preset_names();
+  return !fs::exists(model) && std::find(names.begin(), names.end(), model) == names.end();
+}
+
+ModelSource model_source(const std::string& model) {
+  if (is_absent_folder(model))
+    throw sherd::InvalidArgument(
+        fmt::format("--model {}: no such folder, and no published shape; these are known: {}", model,
+                    fmt::join(nn::preset_names(), ", ")));
+  if (fs::exists(model)) {
+    std::string text = sherd::hf::read_model_text(model);
+    return {sherd::hf::parse_model_config(text, (fs::path(model) / "config.json").string()), model, std::move(text)};
+  }
+  const nn::ModelDescription d = nn::preset(model);
+  return {{.source = model, .description = d}, {}, sherd::hf::model_config_text(d, sherd::DType::f32)};
+}
+
+ModelSource model_source(const TrainConfig& c) {
+  if (c.files) return c.files->source;
+  if (c.model_text.empty()) return model_source(c.model);
+  ModelSource source{sherd::hf::parse_model_config(c.model_text, c.model_from), {}, c.model_text};
+  if (!fs::exists(c.model)) return source;
+  source.folder = c.model;
+  source.folder_differs = c.model_from != (source.folder / "config.json").string();
+  return source;
+}
+
+TrainConfig with_model_files(TrainConfig c) {
+  if (c.model.empty()) return c;
+  const auto files = std::make_shared<ModelFiles>();
+  files->source = model_source(c);
+  c.files = files;
+  if (const fs::path weights = stored_weights(c); !weights.empty())
+    sherd::hf::require_sizes(files->source.config, weights);
+  if (rank_0_is_here(c)) {
+    if (!c.export_hf.empty()) files->exported = export_options(c, files->source, true);
+    if (c.sample_bytes() > 0) files->tokenizer = tokenizer_of(c, files->source);
+  }
+  return c;
+}
+
+void take_sizes(TrainConfig& c, const ModelSource& source, bool balance_given) {
+  const nn::ModelDescription& d = source.config.description;
+  c.dim = d.dim;
+  c.layers = d.layers;
+  c.heads = d.heads;
+  c.experts = d.mixture.experts;
+  c.expert_top_k = d.mixture.experts > 0 ? d.mixture.top_k : TrainConfig().expert_top_k;
+  if (!balance_given) c.moe_aux = d.mixture.experts > 0 ? d.mixture.balance : TrainConfig().moe_aux;
+}
+
+int64_t vocabulary(const TrainConfig& c) {
+  return c.model.empty() ? GptShape::kVocab : model_source(c).config.description.vocab;
+}
+
+std::unique_ptr<nn::CausalModel> build_model(const TrainConfig& c, const nn::TensorParallel& tp,
+                                             const nn::ExpertParallel& ep) {
+  if (c.model.empty()) return std::make_unique<Gpt>(byte_shape(c), tp, ep);
+  const nn::ModelDescription d = description_of(c);
+  // So many rows of logits at once: 16 MiB of them, but not so few that their products are slow.
+  const int64_t chunk = std::clamp<int64_t>((int64_t{4} << 20) * tp.size() / d.vocab, 128, 1024);
+  return nn::causal_model(
+      d, {.tp = tp, .ep = ep, .sequence_parallel = c.sequence_parallel, .logits_chunk = chunk});
+}
+
+sherd::TokenWork token_work(const TrainConfig& c) {
+  if (c.model.empty()) return token_work(byte_shape(c));
+  const nn::ModelDescription d = model_source(c).config.description;
+  const nn::MixtureDescription& m = d.mixture;
+  const int64_t matrices = d.family == nn::ModelFamily::gpt2 ? 2 : 3;  // of an MLP
+  const int64_t attention = 2 * d.dim * d.head_dim * (d.heads + d.kv_heads);
+  const int64_t mlp =
+      m.experts > 0 ? d.dim * (m.experts + matrices * m.top_k * m.hidden) : matrices * d.dim * d.hidden;
+  return {.weights = d.layers * (attention + mlp) + d.dim * d.vocab,
+          .attention_width = d.layers * d.heads * d.head_dim};
+}
+
+fs::path first_weights(const TrainConfig& c) {
+  if (!c.init_weights.empty()) return c.init_weights;
+  const bool of_model = !c.model.empty() && !c.from_scratch && !c.resumes_weights();
+  return of_model ? model_source(c).folder : fs::path();
+}
+
+std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
+  std::vector<sherd::FileCopy> copies;
+  if (!c.model.empty()) {
+    const ModelSource source = model_source(c);
+    const std::string text = sherd::hf::parse_object(source.text, source.config.source).dump();
+    copies.push_back({"--model, config.json", source.config.source,
+                      sherd::checksum(text.data(), static_cast<int64_t>(text.size()))});
+  }
+  const fs::path from = first_weights(c);
+  if (from.empty()) return copies;
+  const std::string flag = c.init_weights.empty() ? "--model" : "--init-weights";
+  try {
+    for (sherd::FileCopy& copy : c.model.empty() ? sherd::weights_copies(from) : sherd::stored_weights_copies(from)) {
+      copy.name = flag + ", " + copy.name;
+      copies.push_back(std::move(copy));
+    }
+  } catch (const sherd::Error& e) {
+    copies.push_back({flag, from.string(), 0, e.what()});
+  }
+  return copies;
+}
+
+std::vector<std::string> load_first_weights(nn::CausalModel& model, const TrainConfig& c) {
+  const fs::path from = first_weights(c);
+  if (from.empty()) return {};
+  sherd::LoadOptions options{.compare_copies = false};  // compared as model_copies()
+  options.allow_unexpected = !c.strict_weights;
+  if (c.model.empty()) return import_weights(model, from, options).unexpected;
+  sherd::LoadReport report =
+      import_weights(model, from, sherd::hf::stored_forms(model_source(c).config.description), options);
+  report.ignored.insert(report.ignored.end(), report.unexpected.begin(), report.unexpected.end());
+  return report.ignored;
+}
+
+bool export_folder(nn::CausalModel& model, const TrainConfig& c, bool rank_0) {
+  const ModelSource source = model_source(c);
+  const bool read_before = rank_0 && c.files && c.files->exported;
+  if (rank_0 && is_absent_folder(c.model))
+    warn(fmt::format(
+        "--export-hf {}: the folder of --model {} is not there any more: no tokenizer's files are "
+        "written beside the weights",
+        c.export_hf, c.model));
+  sherd::ExportOptions options = read_before ? *c.files->exported : export_options(c, source, rank_0);
+  if (rank_0) options.existing = existing_export(c);
+  return export_weights(model, c.export_hf, sherd::hf::stored_forms(source.config.description), options);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,85 @@
+// What --model names: a folder of Hugging Face, or a published shape.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/checkpoint/file_copies.h>
+#include <sherd/checkpoint/weights.h>
+#include <sherd/nn/models/causal_model.h>
+#include <sherd/train/flops.h>
+#include <sherd/train/text/tokenizer.h>
+
+#include "config.h"
+#include <sherd/nn/hf/model_folder.h>
+
+namespace train_gpt {
+
+struct ModelSource {
+  sherd::hf::ModelConfig config;
+  std::filesystem::path
+      folder;  // empty: a preset, which has no weights, or a folder that is not there any more
+  /// Of config.json: the folder's, or as transformers would write the preset's.
+  std::string text;
+  /// `folder` holds another config.json than this one, which is a checkpoint's.
+  bool folder_differs = false;
+};
+
+/// @throws sherd::InvalidArgument when `model` is neither, or its config.json cannot be followed;
+/// sherd::IoError.
+ModelSource model_source(const std::string& model);
+/// Of --model, which is given: as it was read before the run, or else as config.model_text describes it, where
+/// parse_config() has set that, or as it is now.
+ModelSource model_source(const TrainConfig& config);
+
+/// Whether `model` is neither there nor a published shape: a folder from which only the name is left.
+bool is_absent_folder(const std::string& model);
+
+/// All that a run needs of --model's folder besides weights to begin with, read before there are ranks: a run
+/// that trained for days does not find out at its end that the folder is not there any more, or never was of
+/// use.
+struct ModelFiles {
+  ModelSource source;
+  /// For --export-hf; none where nothing is exported, or rank 0 is in another process.
+  std::optional<sherd::ExportOptions> exported;
+  /// For text of --sample; null: tokens are shown as numbers.
+  std::shared_ptr<const sherd::Tokenizer> tokenizer;
+};
+
+/// The same settings with TrainConfig::files, where there is a --model. @throws sherd::InvalidArgument as
+/// model_source(), sherd::IoError and sherd::CorruptCheckpoint for what cannot be read of it.
+TrainConfig with_model_files(TrainConfig config);
+
+/// Sets what --model decides: sizes, experts and, unless it was given, the weight of the balancing loss.
+void take_sizes(TrainConfig& config, const ModelSource& source, bool balance_given);
+
+/// Tokens that the model knows: bytes without --model.
+int64_t vocabulary(const TrainConfig& config);
+
+/// --model's, or the byte model; parameters are only described.
+std::unique_ptr<sherd::nn::CausalModel> build_model(const TrainConfig& config,
+                                                    const sherd::nn::TensorParallel& tp,
+                                                    const sherd::nn::ExpertParallel& ep);
+
+/// What a token of the model computes, for counting operations.
+sherd::TokenWork token_work(const TrainConfig& config);
+
+/// Where first weights come from: --init-weights or --model's folder; empty: they are random, or a checkpoint's.
+std::filesystem::path first_weights(const TrainConfig& config);
+
+/// What a process reads of first_weights() and the config.json that it follows, for require_same_copies(). Formatting and
+/// order of keys do not count. @throws as import_weights() for what cannot be read.
+std::vector<sherd::FileCopy> model_copies(const TrainConfig& config);
+
+/// The first weights, of --init-weights or of --model's folder, if they come from one of these. Collective.
+/// @returns lines on stored tensors that are not part of the model.
+std::vector<std::string> load_first_weights(sherd::nn::CausalModel& model, const TrainConfig& config);
+
+/// As --export-hf says: like the folder that came in or, of a model that began at random, as transformers
+/// would write it, in the dtype that config.json says [f32]. Collective. @returns as sherd::export_weights().
+bool export_folder(sherd::nn::CausalModel& model, const TrainConfig& config, bool rank_0);
+
+}  // namespace train_gpt

@@ -1,0 +1,417 @@
+// config.json of Hugging Face folders: what is read, what is refused and how, and what is written.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/device/error.h>
+
+#include <sherd/nn/hf/model_config.h>
+#include "temporary_folder.h"
+
+namespace sherd::hf {
+namespace {
+
+using nlohmann::json;
+using nn::ModelDescription;
+using nn::ModelFamily;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// The sizes that have to be there; everything else is left to the family's class.
+json sizes(const std::string& family) {
+  if (family == "gpt2")
+    return {{"model_type", family}, {"vocab_size", 97}, {"n_embd", 32}, {"n_layer", 2}, {"n_head", 4}};
+  json c = {{"model_type", family},   {"vocab_size", 97},          {"hidden_size", 64},
+            {"num_hidden_layers", 2}, {"num_attention_heads", 32}, {"intermediate_size", 48}};
+  if (family == "qwen3_moe") c.update({{"moe_intermediate_size", 24}, {"num_experts", 128}});
+  if (family == "mixtral") c["num_local_experts"] = 8;
+  return c;
+}
+constexpr const char* kFamilyNames[] = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"};
+constexpr const char* kLlamaKinds[] = {"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"};
+
+ModelConfig parsed(const json& c) { return parse_model_config(c.dump(), "in/config.json"); }
+ModelDescription described(const json& c) { return parsed(c).description; }
+std::string refusal(const json& c) {
+  const std::string message = message_of<InvalidArgument>([&] { parsed(c); });
+  EXPECT_EQ(message.find('\n'), message.npos) << message;
+  EXPECT_THAT(message, HasSubstr("'in/config.json'"));
+  return message;
+}
+json with(json c, const json& more) {
+  c.update(more);
+  return c;
+}
+
+TEST(ModelConfig, WhatIsAbsentIsWhatTheClassTakes) {
+  const ModelDescription gpt2 = described(sizes("gpt2"));
+  EXPECT_EQ(gpt2.family, ModelFamily::gpt2);
+  EXPECT_EQ(gpt2.dim, 32);
+  EXPECT_EQ(gpt2.kv_heads, 4);
+  EXPECT_EQ(gpt2.head_dim, 8);
+  EXPECT_EQ(gpt2.hidden, 128);
+  EXPECT_EQ(gpt2.positions, 1024);
+  EXPECT_EQ(gpt2.norm_eps, 1e-5f);
+  EXPECT_TRUE(gpt2.tied && gpt2.qkv_bias && gpt2.out_bias && gpt2.mlp_bias && !gpt2.qk_norm);
+
+  struct Row {
+    const char* family;
+    int64_t kv_heads, head_dim, positions;
+    float eps;
+    double theta;
+    bool qkv_bias, qk_norm;
+  };
+  for (const Row& row : {Row{"llama", 32, 2, 2048, 1e-6f, 1e4, false, false},
+                         Row{"mistral", 8, 2, 131072, 1e-6f, 1e4, false, false},
+                         Row{"qwen2", 32, 2, 32768, 1e-6f, 1e4, true, false},
+                         Row{"qwen3", 32, 128, 32768, 1e-6f, 1e4, false, true},
+                         Row{"qwen3_moe", 4, 2, 32768, 1e-6f, 1e4, false, true},
+                         Row{"mixtral", 8, 2, 131072, 1e-5f, 1e6, false, false}}) {
+    const ModelDescription d = described(sizes(row.family));
+    EXPECT_EQ(d.kv_heads, row.kv_heads) << row.family;
+    EXPECT_EQ(d.head_dim, row.head_dim) << row.family;
+    EXPECT_EQ(d.positions, row.positions) << row.family;
+    EXPECT_EQ(d.norm_eps, row.eps) << row.family;
+    EXPECT_EQ(d.rope.theta, row.theta) << row.family;
+    EXPECT_FALSE(d.rope.scaling) << row.family;
+    EXPECT_EQ(d.qkv_bias, row.qkv_bias) << row.family;
+    EXPECT_EQ(d.qk_norm, row.qk_norm) << row.family;
+    EXPECT_FALSE(d.out_bias || d.mlp_bias || d.tied) << row.family;
+    EXPECT_EQ(d.init_std, 0.02f) << row.family;
+  }
+  EXPECT_EQ(described(sizes("llama")).hidden, 48);
+  EXPECT_EQ(described(sizes("mixtral")).mixture,
+            (nn::MixtureDescription{
+                .experts = 8, .top_k = 2, .hidden = 48, .normalise = true, .balance = 0}));
+  EXPECT_EQ(described(sizes("qwen3_moe")).mixture,
+            (nn::MixtureDescription{
+                .experts = 128, .top_k = 8, .hidden = 24, .normalise = false, .balance = 0}));
+}
+
+TEST(ModelConfig, WhatIsThereIsRead) {
+  const ModelDescription d = described(with(sizes("llama"), {{"num_key_value_heads", 4},
+                                                             {"head_dim", 6},
+                                                             {"max_position_embeddings", 77},
+                                                             {"rms_norm_eps", 1e-4},
+                                                             {"attention_bias", true},
+                                                             {"mlp_bias", true},
+                                                             {"tie_word_embeddings", true},
+                                                             {"initializer_range", 0.1},
+                                                             {"dtype", "bfloat16"},
+                                                             {"a key of tomorrow", {1, 2}}}));
+  EXPECT_EQ(d.kv_heads, 4);
+  EXPECT_EQ(d.head_dim, 6);
+  EXPECT_EQ(d.positions, 77);
+  EXPECT_EQ(d.norm_eps, 1e-4f);
+  EXPECT_TRUE(d.qkv_bias && d.out_bias && d.mlp_bias && d.tied);
+  EXPECT_EQ(d.init_std, 0.1f);
+  // null is as good as absent: as many key heads as heads.
+  EXPECT_EQ(
+      described(with(sizes("mistral"), {{"num_key_value_heads", nullptr}, {"head_dim", nullptr}})).kv_heads,
+      32);
+  // qwen2 has biases on q, k and v whatever it says, and none on o.
+  EXPECT_TRUE(described(with(sizes("qwen2"), {{"attention_bias", false}})).qkv_bias);
+  EXPECT_FALSE(described(sizes("qwen2")).out_bias);
+
+  EXPECT_EQ(parsed(with(sizes("llama"), {{"dtype", "bfloat16"}})).dtype, DType::bf16);
+  EXPECT_EQ(parsed(with(sizes("llama"), {{"torch_dtype", "float16"}})).dtype, DType::f16);
+  EXPECT_EQ(parsed(with(sizes("gpt2"), {{"torch_dtype", "float32"}})).dtype, DType::f32);
+  EXPECT_EQ(parsed(sizes("gpt2")).dtype, std::nullopt);
+
+  // The balancing loss is part of the model's only where its logits are asked for.
+  for (const bool on : {false, true}) {
+    const auto c = with(sizes("mixtral"), {{"router_aux_loss_coef", 0.5}, {"output_router_logits", on}});
+    EXPECT_EQ(described(c).mixture.balance, on ? 0.5 : 0);
+  }
+  json both = sizes("qwen3_moe");
+  both.erase("num_experts");
+  EXPECT_EQ(described(with(both, {{"num_local_experts", 16}, {"norm_topk_prob", true}})).mixture.experts, 16);
+  EXPECT_THAT(refusal(with(sizes("qwen3_moe"), {{"num_local_experts", 16}})),
+              HasSubstr("\"num_experts\" is 128"));
+}
+
+TEST(ModelConfig, BothFormsOfRotarySettings) {
+  const json scaling = {{"factor", 8.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 32}};
+  for (const char* family : kLlamaKinds) {
+    EXPECT_EQ(described(with(sizes(family), {{"rope_theta", 5e5}, {"rope_scaling", nullptr}})).rope.theta,
+              5e5);
+    EXPECT_EQ(described(with(sizes(family), {{"rope_theta", 500000}})).rope.theta, 5e5) << "an integer";
+    const auto v5 = json{{"rope_theta", 7e5}, {"rope_type", "default"}};
+    EXPECT_EQ(described(with(sizes(family), {{"rope_parameters", v5}})).rope.theta, 7e5);
+    EXPECT_EQ(described(with(sizes(family), {{"rope_parameters", v5}, {"rope_theta", 1}})).rope.theta, 7e5);
+    for (const char* type_key : {"rope_type", "type"}) {
+      for (const char* key : {"rope_parameters", "rope_scaling"}) {
+        json rope = scaling;
+        rope[type_key] = "llama3";
+        const ModelDescription d = described(with(sizes(family), {{key, rope}, {"rope_theta", 3e5}}));
+        ASSERT_TRUE(d.rope.scaling);
+        EXPECT_EQ(d.rope.theta, 3e5);
+        EXPECT_EQ(d.rope.scaling->factor, 8);
+        EXPECT_EQ(d.rope.scaling->low_freq_factor, 1);
+        EXPECT_EQ(d.rope.scaling->high_freq_factor, 4);
+        EXPECT_EQ(d.rope.scaling->original_max_position_embeddings, 32);
+      }
+    }
+  }
+  const auto rope = [&](const json& settings, const char* key = "rope_parameters") {
+    return refusal(with(sizes("llama"), {{key, settings}}));
+  };
+  for (const char* type : {"yarn", "linear", "dynamic", "longrope", "proportional"}) {
+    EXPECT_THAT(rope({{"rope_type", type}, {"factor", 2}}),
+                AllOf(HasSubstr("\"rope_parameters.rope_type\" is \"" + std::string(type) + "\""),
+                      HasSubstr("llama3")));
+    EXPECT_THAT(rope({{"type", type}, {"factor", 2}}, "rope_scaling"), HasSubstr("\"rope_scaling.type\""));
+  }
+  EXPECT_THAT(rope({{"partial_rotary_factor", 0.5}}),
+              HasSubstr("\"rope_parameters.partial_rotary_factor\" is 0.5"));
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"partial_rotary_factor", 0.25}})),
+              HasSubstr("\"partial_rotary_factor\" is 0.25"));
+  EXPECT_THAT(rope({{"full_attention", {{"rope_theta", 1}}}, {"sliding_attention", {{"rope_theta", 2}}}}),
+              HasSubstr("by kind of block"));
+  EXPECT_THAT(rope({{"rope_type", "llama3"}}),
+              AllOf(HasSubstr("\"rope_parameters.factor\" is missing"), HasSubstr("low_freq_factor"),
+                    HasSubstr("high_freq_factor")));
+  json bent = scaling;
+  bent.update({{"rope_type", "llama3"}, {"low_freq_factor", 4}});
+  EXPECT_THAT(rope(bent), HasSubstr("\"rope_parameters.low_freq_factor\" is 4: it must be smaller"));
+  EXPECT_THAT(rope("llama3"), HasSubstr("\"rope_parameters\" is \"llama3\": an object is needed"));
+  EXPECT_THAT(rope({{"rope_theta", 0}}), HasSubstr("\"rope_parameters.rope_theta\" is 0"));
+}
+
+TEST(ModelConfig, WindowsAreFoundWhereTheyAre) {
+  const auto window = [](const std::string& family, const json& more) {
+    return parsed(with(sizes(family), more)).window;
+  };
+  EXPECT_EQ(window("mistral", json::object()), 4096) << "the class's default";
+  EXPECT_EQ(window("mistral", {{"sliding_window", nullptr}}), 0);
+  EXPECT_EQ(window("mistral", {{"sliding_window", 16}}), 16);
+  EXPECT_EQ(window("mixtral", json::object()), 0);
+  EXPECT_EQ(window("mixtral", {{"sliding_window", 16}}), 16);
+  EXPECT_EQ(window("llama", {{"sliding_window", 16}}), 0) << "its class does not know the key";
+  for (const char* family : {"qwen2", "qwen3", "qwen3_moe"}) {
+    EXPECT_EQ(window(family, {{"sliding_window", 16}}), 0);
+    EXPECT_EQ(window(family, {{"sliding_window", 16}, {"use_sliding_window", false}}), 0);
+    EXPECT_EQ(window(family, {{"sliding_window", nullptr}, {"use_sliding_window", true}}), 0);
+  }
+  EXPECT_EQ(window("qwen3_moe", {{"sliding_window", 16}, {"use_sliding_window", true}}), 16);
+  for (const char* family : {"qwen2", "qwen3"}) {
+    const json on = {{"sliding_window", 16}, {"use_sliding_window", true}};
+    EXPECT_EQ(window(family, on), 0) << "28 blocks before the first with a window";
+    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 1}})), 16);
+    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 2}})), 0);
+    EXPECT_EQ(window(family, with(on, {{"layer_types", {"full_attention", "sliding_attention"}}})), 16);
+    EXPECT_EQ(window(family, with(on, {{"max_window_layers", 0},
+                                       {"layer_types", {"full_attention", "full_attention"}}})),
+              0);
+    EXPECT_THAT(refusal(with(with(sizes(family), on), {{"layer_types", {"full_attention"}}})),
+                HasSubstr("\"layer_types\""));
+    EXPECT_THAT(
+        refusal(with(with(sizes(family), on), {{"layer_types", {"full_attention", "linear_attention"}}})),
+        HasSubstr("linear_attention"));
+    EXPECT_THAT(refusal(with(sizes(family), {{"layer_types", {"full_attention", "sliding_attention"}}})),
+                HasSubstr("use_sliding_window"));
+  }
+}
+
+TEST(ModelConfig, SequencesThatTheFileDoesNotAllow) {
+  const ModelConfig mistral =
+      parsed(with(sizes("mistral"), {{"sliding_window", 16}, {"max_position_embeddings", 64}}));
+  require_sequence(mistral, 16);
+  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(mistral, 17); }),
+              AllOf(HasSubstr("'in/config.json': \"sliding_window\" is 16"), HasSubstr("17 tokens"),
+                    HasSubstr("at most 16")));
+  const ModelConfig llama = parsed(with(sizes("llama"), {{"max_position_embeddings", 64}}));
+  require_sequence(llama, 64);
+  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(llama, 65); }),
+              HasSubstr("\"max_position_embeddings\" is 64"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { require_sequence(parsed(sizes("gpt2")), 1025); }),
+              HasSubstr("\"n_positions\" is 1024"));
+}
+
+TEST(ModelConfig, WhatIsNotComputedIsRefusedByItsKey) {
+  const auto refuses = [](const std::string& family, const char* key, const json& value) {
+    EXPECT_THAT(refusal(with(sizes(family), {{key, value}})),
+                HasSubstr("\"" + std::string(key) + "\" is " + value.dump() + ": "))
+        << family;
+  };
+  for (const char* family : kLlamaKinds) {
+    refuses(family, "hidden_act", "relu");
+    refuses(family, "hidden_act", "gelu_new");
+    refuses(family, "num_key_value_heads", 5);
+    refuses(family, "head_dim", 7);
+    refuses(family, "quantization_config", {{"bits", 4}});
+    refuses(family, "dtype", "float8_e4m3fn");
+  }
+  refuses("gpt2", "activation_function", "relu");
+  refuses("gpt2", "activation_function", "gelu");
+  refuses("gpt2", "scale_attn_by_inverse_layer_idx", true);
+  refuses("gpt2", "scale_attn_weights", false);
+  refuses("gpt2", "add_cross_attention", true);
+  refuses("gpt2", "n_head", 5);
+  refuses("qwen3_moe", "mlp_only_layers", {1});
+  refuses("qwen3_moe", "decoder_sparse_step", 2);
+  refuses("qwen3_moe", "num_experts_per_tok", 129);
+  refuses("mixtral", "num_experts_per_tok", 9);
+  for (const char* good : {"gelu_new", "gelu_pytorch_tanh"})
+    parsed(with(sizes("gpt2"), {{"activation_function", good}}));
+  for (const char* good : {"silu", "swish"}) parsed(with(sizes("llama"), {{"hidden_act", good}}));
+  parsed(with(sizes("qwen3_moe"), {{"mlp_only_layers", nullptr}}));
+  EXPECT_THAT(refusal({{"model_type", "gemma"}}),
+              AllOf(HasSubstr("\"model_type\" is \"gemma\""), HasSubstr("qwen3_moe")));
+  EXPECT_THAT(refusal(json::object()), HasSubstr("\"model_type\" is missing"));
+  // All at once.
+  EXPECT_THAT(
+      refusal(with(sizes("llama"),
+                   {{"hidden_act", "relu"}, {"vocab_size", 0}, {"rope_scaling", {{"type", "yarn"}}}})),
+      AllOf(HasSubstr("hidden_act"), HasSubstr("vocab_size"), HasSubstr("rope_scaling.type")));
+}
+
+TEST(ModelConfig, MissingAndWrongValues) {
+  for (const char* family : kFamilyNames) {
+    const json all = sizes(family);
+    for (const auto& [key, value] : all.items()) {
+      if (key == "model_type" || (std::string(family) == "qwen3_moe" && key == "intermediate_size")) continue;
+      json c = sizes(family);
+      c.erase(key);
+      if (key == "num_experts" || key == "num_local_experts")
+        EXPECT_THAT(refusal(c), HasSubstr("experts\" is missing")) << family;
+      else
+        EXPECT_THAT(refusal(c), HasSubstr("\"" + key + "\" is missing")) << family;
+      for (const json& wrong :
+           {json("64"), json(64.0), json(true), json(0), json(-1), json(int64_t{1} << 40),
+            json(std::numeric_limits<uint64_t>::max()), json::array({64}), json::object()}) {
+        c[key] = wrong;
+        EXPECT_THAT(refusal(c), HasSubstr("\"" + key + "\" is " + wrong.dump())) << family;
+      }
+    }
+  }
+  for (const json& wrong : {json("1e-6"), json(true), json(0), json(-1e-6), json(1e300)})
+    EXPECT_THAT(refusal(with(sizes("llama"), {{"rms_norm_eps", wrong}})),
+                HasSubstr("\"rms_norm_eps\" is " + wrong.dump()));
+  for (const json& wrong : {json(1), json("true")})
+    EXPECT_THAT(refusal(with(sizes("llama"), {{"tie_word_embeddings", wrong}})), HasSubstr("true or false"));
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"num_attention_heads", 6}, {"num_key_value_heads", 6}})),
+              HasSubstr("\"num_attention_heads\" is 6: hidden_size is 64"));
+}
+
+TEST(ModelConfig, HostileFiles) {
+  const auto refused = [](const std::string& text) {
+    return message_of<InvalidArgument>([&] { parse_model_config(text, "c.json"); });
+  };
+  for (const char* text :
+       {"", "[]", "7", "null", "\"llama\"", "{", "{\"a\":}", "{\"model_type\":\"llama\"", "\xff\xfe"})
+    EXPECT_THAT(refused(text), HasSubstr("'c.json'")) << text;
+  EXPECT_THAT(refused(std::string("{}\0{}", 5)), HasSubstr("zero byte"));
+  EXPECT_THAT(refused(R"({"a":1,"a":2})"), HasSubstr("twice"));
+  EXPECT_THAT(refused("{\"a\":" + std::string(100'000, '[')), HasSubstr("deep"));
+  EXPECT_THAT(refused(R"({"model_type":"llama","vocab_size":1e999})"), HasSubstr("not valid JSON"));
+  EXPECT_THAT(refused(R"({"model_type":"llama","vocab_size":99999999999999999999999})"),
+              HasSubstr("vocab_size"));
+  EXPECT_THAT(refused(R"({"model_type":"llama","rms_norm_eps":NaN})"), HasSubstr("not valid JSON"));
+  const std::string long_text = refused(R"({"model_type":")" + std::string(100'000, 'x') + "\"}");
+  EXPECT_LT(long_text.size(), 1000u);
+  EXPECT_THAT(refused("{\"model_type\":\"a\\nb\\u0007\"}"), AllOf(Not(HasSubstr("\n")), HasSubstr("a\\nb")));
+  EXPECT_THAT(refused(R"({"model_type":["llama"]})"), HasSubstr("\"model_type\" is [\"llama\"]"));
+
+  // Sizes whose products, of elements or bytes, would not be numbers of 64 bits.
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"hidden_size", 131072},
+                                            {"num_attention_heads", 131072},
+                                            {"num_key_value_heads", 131072},
+                                            {"head_dim", 1 << 20}})),
+              AllOf(HasSubstr("\"num_attention_heads\" is 131072: with a head_dim of 1048576"),
+                    HasSubstr("at most 1048576")));
+  EXPECT_THAT(refusal(with(sizes("llama"), {{"head_dim", 1 << 30}})),
+              HasSubstr("\"head_dim\" is 1073741824"));
+  EXPECT_THAT(refusal(with(sizes("gpt2"), {{"n_inner", 1 << 30}})), HasSubstr("\"n_inner\" is 1073741824"));
+  EXPECT_THAT(refusal(with(sizes("mixtral"), {{"num_local_experts", 65536},
+                                              {"intermediate_size", 1 << 20},
+                                              {"hidden_size", 1 << 20},
+                                              {"num_hidden_layers", 10000}})),
+              AllOf(HasSubstr("1048576 hidden columns, 65536 experts"), HasSubstr("2.2e+21 parameters")));
+  EXPECT_EQ(described(with(sizes("llama"), {{"hidden_size", 1 << 17},
+                                            {"num_attention_heads", 1024},
+                                            {"num_hidden_layers", 512},
+                                            {"intermediate_size", 1 << 19},
+                                            {"vocab_size", 1 << 20}}))
+                .dim,
+            1 << 17);
+
+  const TemporaryFolder folder;
+  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }),
+              HasSubstr("config.json"));
+  folder.write("config.json", sizes("qwen3").dump());
+  EXPECT_EQ(read_model_config(folder.path()).description.head_dim, 128);
+  folder.write("config.json", std::string((16 << 20) + 1, ' '));
+  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }),
+              HasSubstr("config.json"));
+}
+
+TEST(ModelConfig, WhatTrainingDoesNotFollowIsNoted) {
+  EXPECT_THAT(parsed(sizes("llama")).notes, IsEmpty());
+  EXPECT_THAT(parsed(with(sizes("llama"), {{"attention_dropout", 0.25}})).notes,
+              ElementsAre(HasSubstr("\"attention_dropout\" is 0.25")));
+  EXPECT_EQ(parsed(sizes("gpt2")).notes.size(), 3u) << "GPT-2's class has dropout 0.1";
+  EXPECT_THAT(parsed(with(sizes("mixtral"), {{"router_jitter_noise", 0.1}})).notes,
+              ElementsAre(HasSubstr("router_jitter_noise")));
+}
+
+TEST(ModelConfig, WhatIsWrittenIsReadBack) {
+  for (const char* family : kFamilyNames) {
+    json c = with(sizes(family), {{"tie_word_embeddings", true}, {"initializer_range", 0.03}});
+    if (std::string(family) != "gpt2") {
+      c.update({{"num_key_value_heads", 8},
+                {"head_dim", 10},
+                {"rms_norm_eps", 3e-6},
+                {"max_position_embeddings", 128},
+                {"rope_parameters",
+                 {{"rope_type", "llama3"},
+                  {"rope_theta", 123456.5},
+                  {"factor", 2.5},
+                  {"low_freq_factor", 1.5},
+                  {"high_freq_factor", 4.5},
+                  {"original_max_position_embeddings", 64}}},
+                {"sliding_window", nullptr},
+                {"output_router_logits", true},
+                {"router_aux_loss_coef", 0.125},
+                {"norm_topk_prob", true}});
+    }
+    const ModelDescription d = described(c);
+    const std::string text = model_config_text(d, DType::bf16);
+    const ModelConfig again = parse_model_config(text, "written");
+    EXPECT_EQ(again.dtype, DType::bf16);
+    EXPECT_EQ(again.window, 0);
+    EXPECT_THAT(again.notes, IsEmpty());
+    EXPECT_EQ(model_config_text(again.description, DType::bf16), text) << family;
+    const ModelDescription& e = again.description;
+    EXPECT_EQ(e.family, d.family);
+    EXPECT_EQ(std::tie(e.vocab, e.dim, e.layers, e.heads, e.kv_heads, e.head_dim, e.hidden, e.positions),
+              std::tie(d.vocab, d.dim, d.layers, d.heads, d.kv_heads, d.head_dim, d.hidden, d.positions))
+        << family;
+    EXPECT_EQ(
+        std::tie(e.norm_eps, e.tied, e.qkv_bias, e.out_bias, e.mlp_bias, e.qk_norm, e.init_std, e.mixture),
+        std::tie(d.norm_eps, d.tied, d.qkv_bias, d.out_bias, d.mlp_bias, d.qk_norm, d.init_std, d.mixture))
+        << family;
+    EXPECT_EQ(e.rope.theta, d.rope.theta);
+    EXPECT_EQ(e.rope.scaling.has_value(), d.rope.scaling.has_value());
+    EXPECT_EQ(json::parse(text)["model_type"], family);
+  }
+  ModelDescription biased = described(sizes("mistral"));
+  biased.qkv_bias = true;
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model_config_text(biased, DType::f32); }),
+              AllOf(HasSubstr("mistral"), HasSubstr("qkv_bias")));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { model_config_text(described(sizes("llama")), DType::i32); }),
+              HasSubstr("i32"));
+}
+
+}  // namespace
+}  // namespace sherd::hf

@@ -1,0 +1,228 @@
+// Whole runs of models from Hugging Face folders: the same bits however they are sharded, stopped or gone on
+// with.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "programs/runs/outcome.h"
+
+namespace sherd::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+fs::path folder_of(const std::string& family) { return fs::path(GOLDEN_FOLDER) / "models" / family; }
+
+// Tokens below every folder's vocabulary, two bytes each.
+std::string token_file() {
+  const fs::path path = scratch("tokens.bin");
+  std::string bytes;
+  for (int64_t i = 0; i < 3000; ++i) {
+    bytes.push_back(static_cast<char>((i * i + 7 * (i / 5)) % 190));
+    bytes.push_back('\0');
+  }
+  write_file(path, bytes);
+  return path.string();
+}
+
+Flags model(const std::string& family) {
+  return {"--model",        folder_of(family).string(),
+          "--tokens",       token_file(),
+          "--token-format", "u16",
+          "--seq",          "16",
+          "--batch",        "8",
+          "--lr",           "3e-3",
+          "--threads",      "1",
+          "--steps",        "6"};
+}
+
+Outcome train(const std::string& family, const Flags& extra) {
+  const fs::path metrics = scratch("metrics.jsonl"), weights = scratch("weights.safetensors");
+  fs::remove(metrics);
+  const Flags outputs = {"--metrics",      metrics.string(), "--export-weights", weights.string(),
+                         "--measure-peak", "false",          "--quiet"};
+  const Finished run = run_train_gpt(model(family) + extra + outputs);
+  EXPECT_EQ(run.exit_code, 0) << show(extra) << run.err;
+  Outcome outcome;
+  for (const nlohmann::json& step : read_steps(metrics)) {
+    outcome.losses.push_back(step["loss"]);
+    outcome.norms.push_back(step["grad_norm"]);
+  }
+  outcome.weights = read_file(weights);
+  return outcome;
+}
+
+class ModelRun : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(ModelRun, StrategiesLayoutsAndBucketsAgreeInBits) {
+  const bool experts = GetParam() != "llama";
+  const Flags ranks = {"--ranks", "4"};
+  for (const std::string optimizer : {"adamw", "muon"}) {
+    const Flags common = ranks + Flags{"--optimizer", optimizer};
+    const Outcome want = train(GetParam(), common + Flags{"--strategy", "zero0"});
+    EXPECT_LT(want.losses.back(), want.losses.front());
+    std::vector<Flags> others = {{"--strategy", "zero3"},
+                                 {"--strategy", "zero3", "--recompute", "blocks", "--prefetch", "0"},
+                                 {"--strategy", "zero2", "--layout", "even_rows"},
+                                 {"--strategy", "zero2", "--layout", "whole_param"},
+                                 {"--strategy", "zero2", "--layout", "whole_param", "--bucket-size", "1"},
+                                 {"--strategy", "zero1", "--layout", "whole_param", "--bucket-size", "1"},
+                                 {"--strategy", "zero1", "--replicas", "2", "--outer", "optim"}};
+    if (experts) others.push_back({"--strategy", "zero1"});
+    for (const Flags& other : others) EXPECT_TRUE(train(GetParam(), common + other) == want) << show(other);
+  }
+}
+
+TEST_P(ModelRun, ArrangementsAgreeToRounding) {
+  // The balancing loss is that of a microbatch, which is smaller on more ranks.
+  const Flags common = GetParam() != "llama" ? Flags{"--moe-aux", "0"} : Flags{};
+  const Outcome one = train(GetParam(), common);
+  std::vector<Flags> arrangements = {{"--ranks", "4", "--tp", "2"},
+                                     {"--ranks", "4", "--tp", "4"},
+                                     {"--ranks", "4", "--tp", "2", "--sequence-parallel", "true"}};
+  if (GetParam() != "llama") {
+    arrangements.push_back({"--ranks", "4", "--expert-parallel", "2"});
+    arrangements.push_back({"--ranks", "4", "--expert-parallel", "2", "--tp", "2"});
+    arrangements.push_back({"--ranks", "4", "--expert-parallel", "4", "--tp", "2", "--strategy", "zero1"});
+  }
+  for (const Flags& a : arrangements) expect_close_losses(train(GetParam(), a + common), one, 1e-4, show(a));
+}
+
+TEST_P(ModelRun, GoesOnElsewhereInBits) {
+  const fs::path folder = scratch("checkpoints");
+  fs::remove_all(folder);
+  const Flags ranks = {"--ranks", "4", "--optimizer", "muon"};
+  const Outcome whole = train(GetParam(), ranks);
+  train(GetParam(), ranks + Flags{"--stop-at", "3", "--save", folder.string()});
+  const Outcome rest = train(GetParam(), {"--ranks", "4", "--resume", folder.string(), "--strategy", "zero1",
+                                          "--layout", "whole_param"});
+  EXPECT_EQ(rest.weights, whole.weights);
+  // What is not said comes from the checkpoint: model, tokens, optimizer, batch.
+  const fs::path metrics = scratch("rest.jsonl");
+  fs::remove(metrics);
+  const Finished alone = run_train_gpt({"--resume", folder.string(), "--ranks", "2", "--tp", "2", "--metrics",
+                                        metrics.string(), "--threads", "1", "--quiet"});
+  ASSERT_EQ(alone.exit_code, 0) << alone.err;
+  const auto steps = read_steps(metrics);
+  ASSERT_EQ(steps.size(), 3u);
+  EXPECT_NEAR(steps.back()["loss"], whole.losses.back(), 1e-3 * whole.losses.back());
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ModelRun, ::testing::Values("llama", "qwen3_moe"),
+                         [](const auto& p) { return p.param; });
+
+TEST(ModelFolders, ComeBackByteForByteAndAreRefusedByName) {
+  for (const std::string family : {"gpt2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral"}) {
+    const fs::path out = scratch("folder");
+    fs::remove_all(out);
+    const Finished run = run_train_gpt({"--model", folder_of(family).string(), "--steps", "0", "--ranks", "2",
+                                        "--export-hf", out.string(), "--quiet"});
+    ASSERT_EQ(run.exit_code, 0) << family << run.err;
+    for (const char* file : {"config.json", "model.safetensors"})
+      EXPECT_EQ(read_file(out / file), read_file(folder_of(family) / file)) << family << " " << file;
+  }
+  const Finished unknown = run_train_gpt({"--model", "no-such-model", "--steps", "0"});
+  EXPECT_EQ(unknown.exit_code, 2);
+  EXPECT_THAT(unknown.err, AllOf(HasSubstr("--model no-such-model"), HasSubstr("gpt2-124m")));
+}
+
+TEST(ModelFolders, GenerateTheSameTokensOnAnyRanks) {
+  const Flags sample = {"--steps",         "0",     "--sample", "12", "--temperature", "0",
+                        "--prompt-tokens", "5,6,7", "--quiet"};
+  for (const std::string family : {"gpt2", "qwen3_moe"}) {
+    const Flags flags = Flags{"--model", folder_of(family).string()} + sample;
+    const Finished one = run_train_gpt(flags);
+    ASSERT_EQ(one.exit_code, 0) << one.err;
+    EXPECT_THAT(one.out, HasSubstr("5 6 7 "));
+    EXPECT_EQ(run_train_gpt(flags + Flags{"--ranks", "2", "--tp", "2"}).out, one.out) << family;
+  }
+}
+
+// A copy of a golden folder without what only its tests need, with some settings of config.json replaced.
+fs::path copy_of(const std::string& family, const nlohmann::json& settings, bool weights) {
+  const fs::path copy = scratch("copy");
+  fs::remove_all(copy);
+  fs::create_directory(copy);
+  nlohmann::json config = nlohmann::json::parse(read_file(folder_of(family) / "config.json"));
+  config.update(settings);
+  write_file(copy / "config.json", config.dump());
+  if (weights) fs::copy_file(folder_of(family) / "model.safetensors", copy / "model.safetensors");
+  return copy;
+}
+
+// A window is what a query sees: text is made as by a model that knows no more positions.
+TEST(ModelFolders, TextStaysInsideTheSlidingWindow) {
+  const auto text = [](const nlohmann::json& settings) {
+    const Finished run =
+        run_train_gpt({"--model", copy_of("mistral", settings, true).string(), "--sample-only", "--sample",
+                       "40", "--temperature", "0", "--prompt-tokens", "5,6,7", "--quiet"});
+    EXPECT_EQ(run.exit_code, 0) << run.err;
+    return run.out;
+  };
+  const std::string windowed = text({{"sliding_window", 8}});
+  EXPECT_EQ(windowed, text({{"max_position_embeddings", 8}}));
+  EXPECT_NE(windowed, text({{"sliding_window", nullptr}}));
+}
+
+TEST(ModelFolders, AModelFromScratchGoesOutAsANewFolder) {
+  const fs::path in = copy_of("llama", {{"dtype", "bfloat16"}}, false), out = scratch("out"),
+                 again = scratch("again");
+  fs::remove_all(out);
+  fs::remove_all(again);
+  write_file(in / "model.safetensors.index.json", "of weights that are not there");
+  write_file(in / "LICENSE", "do");
+  const Finished first = run_train_gpt({"--model", in.string(), "--from-scratch", "--steps", "0", "--ranks",
+                                        "2", "--export-hf", out.string(), "--quiet"});
+  ASSERT_EQ(first.exit_code, 0) << first.err;
+  EXPECT_FALSE(fs::exists(out / "model.safetensors.index.json"));
+  EXPECT_EQ(read_file(out / "config.json"), read_file(in / "config.json"));
+  EXPECT_EQ(read_file(out / "LICENSE"), "do");
+  EXPECT_THAT(read_file(out / "model.safetensors"), AllOf(HasSubstr("BF16"), Not(HasSubstr("F32"))))
+      << "as config.json says";
+  const Finished second =
+      run_train_gpt({"--model", out.string(), "--steps", "0", "--export-hf", again.string(), "--quiet"});
+  ASSERT_EQ(second.exit_code, 0) << second.err;
+  EXPECT_TRUE(read_file(again / "model.safetensors") == read_file(out / "model.safetensors"));
+  // Without weights to follow nothing is trained in vain.
+  fs::remove_all(again);
+  fs::remove(in / "model.safetensors.index.json");
+  const Finished nothing = run_train_gpt(model("llama") + Flags{"--model", in.string(), "--init-weights",
+                                                                out.string(), "--export-hf", again.string()});
+  EXPECT_EQ(nothing.exit_code, 1);
+  EXPECT_THAT(nothing.err, HasSubstr("holds no .safetensors files"));
+  EXPECT_THAT(nothing.out, Not(HasSubstr("loss")));
+}
+
+// The optimizer's state is the checkpoint's, the weights are those of the folder.
+TEST(ModelFolders, AnOptimizerAloneGoesOnWithTheFoldersWeights) {
+  const fs::path saved = scratch("saved"), out = scratch("out");
+  fs::remove_all(saved);
+  fs::remove_all(out);
+  const Finished whole =
+      run_train_gpt(model("llama") + Flags{"--steps", "2", "--save", saved.string(), "--quiet"});
+  ASSERT_EQ(whole.exit_code, 0) << whole.err;
+  const Finished run = run_train_gpt(
+      {"--resume", saved.string(), "--resume-parts", "optimizer", "--export-hf", out.string(), "--quiet"});
+  ASSERT_EQ(run.exit_code, 0) << run.err;
+  EXPECT_TRUE(read_file(out / "model.safetensors") == read_file(folder_of("llama") / "model.safetensors"));
+}
+
+TEST(ModelFolders, WhatIsWrongWithTheEndIsSaidAtTheBeginning) {
+  const fs::path file = scratch("file");
+  write_file(file, "");
+  const auto refused = [](int code, const Flags& flags, const std::string& words) {
+    const Finished run = run_train_gpt(model("llama") + flags);
+    EXPECT_EQ(run.exit_code, code) << show(flags);
+    EXPECT_THAT(run.err, HasSubstr(words));
+    EXPECT_EQ(run.out, "") << show(flags);
+  };
+  refused(1, {"--export-hf", file.string()}, "it exists and is no folder");
+  refused(1, {"--sample", "3", "--prompt-tokens", "1", "--tokenizer", file.string()}, file.string());
+  refused(2, {"--sample", "3", "--prompt-tokens", "1,199"}, "'199' is no token");
+  refused(2, {"--ranks", "3", "--tp", "3"}, "divide its 4 heads");
+}
+
+}  // namespace
+}  // namespace sherd::test

@@ -1,0 +1,41 @@
+#include "programs/runs/outcome.h"
+
+#include <gtest/gtest.h>
+
+namespace sherd::test {
+
+const Flags kStrategies = {"no_shard", "optim", "optim_grads", "optim_grads_params"};
+
+std::string show(const Flags& flags) {
+  std::string s;
+  for (auto& f : flags) s += f + " ";
+  return s;
+}
+
+Outcome train_quietly(const Flags& flags) {
+  const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
+  write_file(data, golden_text());
+  std::filesystem::remove(metrics);  // a resumed run would go on in it
+  const Finished f = run_train_gpt(Flags{"--data", data.string(), "--metrics", metrics.string(),
+                                         "--export-weights", weights.string(), "--measure-peak", "false",
+                                         "--quiet"} +
+                                   flags);
+  EXPECT_EQ(f.exit_code, 0) << f.err;
+  EXPECT_EQ(f.out + f.err, "") << "--quiet prints errors only";
+  Outcome run;
+  for (auto& s : read_steps(metrics)) {
+    run.losses.push_back(s["loss"]);
+    run.norms.push_back(s["grad_norm"]);
+    run.zeros.push_back(s["num_zeros"]);
+  }
+  run.weights = read_file(weights);
+  return run;
+}
+
+void expect_close_losses(const Outcome& got, const Outcome& want, double tolerance, const std::string& what) {
+  ASSERT_EQ(got.losses.size(), want.losses.size()) << what;
+  for (size_t i = 0; i < want.losses.size(); ++i)
+    EXPECT_NEAR(got.losses[i], want.losses[i], tolerance * want.losses[i]) << what << " step " << i + 1;
+}
+
+}  // namespace sherd::test

@@ -1,0 +1,36 @@
+// What a run of train_gpt computes, to be compared with what another computes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "programs/runs/program.h"
+
+namespace sherd::test {
+
+using Flags = std::vector<std::string>;
+
+inline Flags operator+(Flags a, const Flags& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+std::string show(const Flags& flags);
+
+struct Outcome {
+  std::vector<double> losses, norms;
+  std::vector<int64_t> zeros;
+  std::string weights;  // the exported file
+  friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+/// Trains on the golden text with these flags, --quiet, and expects success and silence.
+Outcome train_quietly(const Flags& flags);
+
+/// Losses of each step within `tolerance`, relative.
+void expect_close_losses(const Outcome& got, const Outcome& want, double tolerance, const std::string& what);
+
+/// In this order: the first two are a family with gradient accumulation, the last two are another.
+extern const Flags kStrategies;
+
+}  // namespace sherd::test
