@@ -39,8 +39,9 @@ found=$(grep -lE '#include <sherd/torch/detail/' adapters/torch/*.h) &&
 "$here/component_cycles.sh" . "${order[@]}" || failed=1
 
 while IFS= read -r file; do
-  list=$(dirname "$file")/CMakeLists.txt
-  grep -qF "$(basename "$file")" "$list" 2>/dev/null || complain "$file is in no target of $list"
+  folder=$(dirname "$file")
+  grep -qF "$(basename "$file")" "$folder/CMakeLists.txt" "${folder%/*}/CMakeLists.txt" 2>/dev/null ||
+    complain "$file is in no target of $folder/CMakeLists.txt"
 done < <(find tests -name '*_test.cpp')
 
 exit $failed

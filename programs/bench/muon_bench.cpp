@@ -13,7 +13,7 @@
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/muon.h>
-#include <sherd/train/data.h>
+#include <sherd/train/data/data.h>
 
 #include "trainer.h"
 

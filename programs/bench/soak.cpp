@@ -12,7 +12,7 @@
 #include <sherd/kernels/ops/random.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
-#include <sherd/train/process_memory.h>
+#include <sherd/train/report/process_memory.h>
 
 #include "model.h"
 

@@ -7,10 +7,10 @@
 
 #include <sherd/kernels/device/program.h>
 
-#include "ckpt_command.h"
-#include "layout_command.h"
-#include "run_command.h"
-#include "trace_command.h"
+#include "ckpt/ckpt_command.h"
+#include "layout/layout_command.h"
+#include "run/run_command.h"
+#include "trace/trace_command.h"
 
 namespace sherd::tools {
 namespace {

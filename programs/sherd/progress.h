@@ -7,7 +7,7 @@
 #include <ostream>
 #include <string>
 
-#include <sherd/train/progress_line.h>
+#include <sherd/train/report/progress_line.h>
 
 namespace sherd::tools {
 

@@ -11,8 +11,8 @@
 #include <sherd/comm/backend_choice.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/command_line.h>
-#include <sherd/train/config_file.h>
+#include <sherd/train/settings/command_line.h>
+#include <sherd/train/settings/config_file.h>
 
 #include "config.pb.h"
 #include "config_fields.h"

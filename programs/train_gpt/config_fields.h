@@ -4,7 +4,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/train/fields.h>
+#include <sherd/train/settings/fields.h>
 
 #include "config.h"
 

@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/tokens/token_list.h>
+#include <sherd/train/data/token_list.h>
 
 #include "config_fields.h"
 #include "model.h"

@@ -1,6 +1,6 @@
 // The trainer's checks of the machine: a step done twice, weights compared among ranks.
-#include <sherd/train/repeat_step.h>
-#include <sherd/train/replica_check.h>
+#include <sherd/train/guards/repeat_step.h>
+#include <sherd/train/guards/replica_check.h>
 
 #include "trainer.h"
 

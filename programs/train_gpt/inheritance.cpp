@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/settings/saved_settings.h>
 
 #include "config_fields.h"
 

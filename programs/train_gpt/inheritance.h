@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/train/fields.h>
+#include <sherd/train/settings/fields.h>
 
 #include "config.h"
 #include "saved_model.h"

@@ -16,15 +16,15 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/config_differences.h>
-#include <sherd/train/gemm_ceiling.h>
-#include <sherd/train/loss_svg.h>
-#include <sherd/train/metrics.h>
-#include <sherd/train/process_memory.h>
-#include <sherd/train/report.h>
-#include <sherd/train/saving.h>
-#include <sherd/train/stop_request.h>
-#include <sherd/train/trace_output.h>
+#include <sherd/train/settings/config_differences.h>
+#include <sherd/train/report/gemm_ceiling.h>
+#include <sherd/train/report/loss_svg.h>
+#include <sherd/train/report/metrics.h>
+#include <sherd/train/report/process_memory.h>
+#include <sherd/train/report/report.h>
+#include <sherd/train/saving/saving.h>
+#include <sherd/train/guards/stop_request.h>
+#include <sherd/train/report/trace_output.h>
 
 #include "config.h"
 #include "generate.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/config_differences.h>
+#include <sherd/train/settings/config_differences.h>
 
 #include "config_fields.h"
 

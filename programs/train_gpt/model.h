@@ -7,7 +7,7 @@
 #include <sherd/fsdp/module_list.h>
 #include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/nn.h>
-#include <sherd/train/flops.h>
+#include <sherd/train/report/flops.h>
 
 #include "moe.h"
 

@@ -11,7 +11,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/printable.h>
 #include <sherd/nn/models/presets.h>
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/settings/saved_settings.h>
 
 #include <sherd/nn/hf/detail/config_object.h>
 #include "model.h"

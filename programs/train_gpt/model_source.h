@@ -10,7 +10,7 @@
 #include <sherd/checkpoint/file_copies.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/nn/models/causal_model.h>
-#include <sherd/train/flops.h>
+#include <sherd/train/report/flops.h>
 #include <sherd/train/text/tokenizer.h>
 
 #include "config.h"

@@ -6,7 +6,7 @@
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/saving.h>
+#include <sherd/train/saving/saving.h>
 
 #include "launch_flags.h"
 

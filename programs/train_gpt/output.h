@@ -10,9 +10,9 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/printable.h>
-#include <sherd/train/event_writer.h>
-#include <sherd/train/metrics.h>
-#include <sherd/train/process_memory.h>
+#include <sherd/train/report/event_writer.h>
+#include <sherd/train/report/metrics.h>
+#include <sherd/train/report/process_memory.h>
 
 #include "config.h"
 

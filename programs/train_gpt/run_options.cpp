@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/save_lock.h>
-#include <sherd/train/output_files.h>
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/saving/output_files.h>
+#include <sherd/train/settings/saved_settings.h>
 
 #include "misfit.h"
 

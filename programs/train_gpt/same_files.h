@@ -5,7 +5,7 @@
 #include <memory>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/train/tokens/token_windows.h>
+#include <sherd/train/data/token_windows.h>
 
 #include "config.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/settings/saved_settings.h>
 
 #include "config.h"
 

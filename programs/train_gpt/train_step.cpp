@@ -11,7 +11,7 @@
 
 #include <sherd/kernels/ops/ops.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/slow_rank.h>
+#include <sherd/train/guards/slow_rank.h>
 
 #include "run_options.h"
 #include "trainer.h"

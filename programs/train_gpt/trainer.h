@@ -13,14 +13,14 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
-#include <sherd/train/tokens/token_windows.h>
-#include <sherd/train/memory_report.h>
-#include <sherd/train/repeat_step.h>
-#include <sherd/train/replica_check.h>
-#include <sherd/train/saving.h>
-#include <sherd/train/skip_limit.h>
-#include <sherd/train/step_result.h>
-#include <sherd/train/stop_agreement.h>
+#include <sherd/train/data/token_windows.h>
+#include <sherd/train/report/memory_report.h>
+#include <sherd/train/guards/repeat_step.h>
+#include <sherd/train/guards/replica_check.h>
+#include <sherd/train/saving/saving.h>
+#include <sherd/train/guards/skip_limit.h>
+#include <sherd/train/report/step_result.h>
+#include <sherd/train/guards/stop_agreement.h>
 
 #include "config.h"
 #include "model.h"

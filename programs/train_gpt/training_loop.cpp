@@ -13,12 +13,12 @@
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/train/duration.h>
-#include <sherd/train/loss_spike.h>
-#include <sherd/train/save_retry.h>
-#include <sherd/train/saving.h>
-#include <sherd/train/slow_rank.h>
-#include <sherd/train/step_progress.h>
+#include <sherd/train/settings/duration.h>
+#include <sherd/train/guards/loss_spike.h>
+#include <sherd/train/saving/save_retry.h>
+#include <sherd/train/saving/saving.h>
+#include <sherd/train/guards/slow_rank.h>
+#include <sherd/train/report/step_progress.h>
 
 #include "run_options.h"
 

@@ -4,8 +4,8 @@
 #include <chrono>
 #include <string>
 
-#include <sherd/train/stop_request.h>
-#include <sherd/train/trace_output.h>
+#include <sherd/train/guards/stop_request.h>
+#include <sherd/train/report/trace_output.h>
 
 #include "config.h"
 #include "output.h"

@@ -6,8 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/train/duration.h>
-#include <sherd/train/fields.h>
+#include <sherd/train/settings/duration.h>
+#include <sherd/train/settings/fields.h>
 
 #include "config_fields.h"
 

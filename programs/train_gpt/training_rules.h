@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/train/command_line.h>
+#include <sherd/train/settings/command_line.h>
 
 #include "config.h"
 

@@ -1,6 +1,6 @@
 #include "windows.h"
 
-#include <sherd/train/data.h>
+#include <sherd/train/data/data.h>
 
 #include "model_source.h"
 

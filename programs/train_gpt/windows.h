@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include <sherd/train/tokens/token_windows.h>
+#include <sherd/train/data/token_windows.h>
 
 #include "config.h"
 

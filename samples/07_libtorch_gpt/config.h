@@ -11,8 +11,8 @@
 #include <sherd/fsdp/options.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
-#include <sherd/train/command_line.h>
-#include <sherd/train/trace_output.h>
+#include <sherd/train/settings/command_line.h>
+#include <sherd/train/report/trace_output.h>
 
 namespace libtorch_gpt {
 

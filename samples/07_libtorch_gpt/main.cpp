@@ -28,11 +28,11 @@
 #include <sherd/torch/fully_shard.h>
 #include <sherd/torch/generator.h>
 #include <sherd/torch/optimizer.h>
-#include <sherd/train/command_line.h>
-#include <sherd/train/config_file.h>
-#include <sherd/train/data.h>
-#include <sherd/train/metrics.h>
-#include <sherd/train/trace_output.h>
+#include <sherd/train/settings/command_line.h>
+#include <sherd/train/settings/config_file.h>
+#include <sherd/train/data/data.h>
+#include <sherd/train/report/metrics.h>
+#include <sherd/train/report/trace_output.h>
 
 namespace libtorch_gpt {
 namespace {

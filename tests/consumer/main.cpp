@@ -5,7 +5,7 @@
 
 #include <sherd/optim/schedule.h>
 #include <sherd/sherd.h>
-#include <sherd/train/command_line.h>
+#include <sherd/train/settings/command_line.h>
 
 using namespace sherd;
 

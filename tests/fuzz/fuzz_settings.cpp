@@ -1,6 +1,6 @@
 // Any bytes as the settings in a checkpoint's manifest are taken or refused, with lines that can be printed.
-#include <sherd/train/config_differences.h>
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/settings/config_differences.h>
+#include <sherd/train/settings/saved_settings.h>
 
 #include "messages.h"
 

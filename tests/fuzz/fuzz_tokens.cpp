@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/tokens/megatron_index.h>
-#include <sherd/train/tokens/token_format.h>
+#include <sherd/train/data/megatron_index.h>
+#include <sherd/train/data/token_format.h>
 
 #include "messages.h"
 

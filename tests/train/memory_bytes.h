@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/train/tokens/token_stream.h>
+#include <sherd/train/data/token_stream.h>
 
 namespace sherd::test {
 

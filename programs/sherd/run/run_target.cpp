@@ -14,7 +14,7 @@
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/checkpoint/files/file_system.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/train/saved_settings.h>
+#include <sherd/train/settings/saved_settings.h>
 
 namespace sherd::tools {
 namespace {

@@ -1,5 +1,5 @@
 // Arrangements: the layouts that the runtime makes, evenness, and the buffers of whole parameters.
-#include "arrangement.h"
+#include "layout/arrangement.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 
 #include <sherd/kernels/device/error.h>
 
-#include "layout_summary.h"
+#include "layout/layout_summary.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 #include "programs/sherd/models.h"

@@ -5,7 +5,7 @@
 
 #include "arguments.h"
 #include "ckpt_rig.h"
-#include "elements.h"
+#include "ckpt/elements.h"
 
 namespace sherd::tools {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <nlohmann/json.hpp>
 
-#include "ckpt_inspect.h"
+#include "ckpt/ckpt_inspect.h"
 #include "ckpt_rig.h"
 
 namespace sherd::tools {

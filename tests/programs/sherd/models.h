@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "param_file.h"
+#include "layout/param_file.h"
 
 namespace sherd::tools::test {
 

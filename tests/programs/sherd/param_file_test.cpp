@@ -1,5 +1,5 @@
 // The model description: what it may say, and messages about everything that is wrong with it.
-#include "param_file.h"
+#include "layout/param_file.h"
 
 #include <sstream>
 

@@ -9,11 +9,11 @@
 
 #include <sherd/kernels/device/error.h>
 
-#include "rank_choice.h"
-#include "run_hosts.h"
-#include "run_policy.h"
-#include "run_report.h"
-#include "run_target.h"
+#include "run/rank_choice.h"
+#include "run/run_hosts.h"
+#include "run/run_policy.h"
+#include "run/run_report.h"
+#include "run/run_target.h"
 #include "temporary_folder.h"
 
 namespace sherd::tools {

@@ -20,7 +20,7 @@
 #include <sherd/checkpoint/format/manifest.h>
 
 #include "program.h"
-#include "run_target.h"
+#include "run/run_target.h"
 
 namespace sherd::tools {
 namespace {

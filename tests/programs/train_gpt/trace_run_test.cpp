@@ -5,12 +5,12 @@
 
 #include <map>
 
-#include <sherd/train/data.h>
-#include <sherd/train/trace_output.h>
+#include <sherd/train/data/data.h>
+#include <sherd/train/report/trace_output.h>
 
 #include "run_options.h"
 #include "temporary_folder.h"
-#include "train/xml_check.h"
+#include "train/report/xml_check.h"
 #include "trainer.h"
 
 namespace train_gpt {

@@ -16,7 +16,7 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/train/data.h>
+#include <sherd/train/data/data.h>
 
 #include "run_options.h"
 #include "temporary_folder.h"

@@ -1,0 +1,48 @@
+// What training computes, and what the ranks reach in a plain product.
+#include <sherd/train/report/flops.h>
+
+#include <mutex>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <sherd/comm/launcher.h>
+#include <sherd/train/report/gemm_ceiling.h>
+
+namespace sherd {
+namespace {
+
+TEST(TrainingFlops, AreSixForAWeightAndAttendToTheTokensBefore) {
+  EXPECT_EQ(training_flops({.weights = 10, .attention_width = 0}, 100), 60);
+  // One token: its score and its value, 2 products of 8 elements, thrice.
+  EXPECT_EQ(training_flops({.weights = 0, .attention_width = 8}, 1), 2 * 2 * 8 * 3);
+  // Three tokens see 1, 2 and 3 keys.
+  EXPECT_EQ(3 * training_flops({.weights = 0, .attention_width = 8}, 3), 2 * 2 * 8 * 3 * (1 + 2 + 3));
+  // A product of the order of 10^16 does not overflow.
+  EXPECT_EQ(training_flops({.weights = 2'000'000'000'000, .attention_width = 1 << 24}, 1 << 20),
+            12e12 + 6.0 * ((1 << 20) + 1) * (1 << 24));
+}
+
+TEST(GemmCeiling, IsOneNumberForAllRanksAndLeavesPeaksAsTheyWere) {
+  for (const CpuKernels kernels : {CpuKernels::cpu, CpuKernels::reference}) {
+    std::vector<double> rates;
+    std::mutex mutex;
+    LaunchOptions options;
+    options.device.threads = 1;
+    options.device.kernels = kernels;
+    options.device.memory_limit = 4 << 20;
+    launch(3, options, [&](RankContext& rank) {
+      const double rate = gemm_ceiling(*rank.world, *rank.device, DType::f32);
+      EXPECT_LT(rank.device->allocator().peak_bytes(), 4096) << "what the product took is forgotten";
+      const std::lock_guard lock(mutex);
+      rates.push_back(rate);
+    });
+    ASSERT_EQ(rates.size(), 3u);
+    EXPECT_GT(rates[0], 1e6) << name_of(kernels);
+    EXPECT_EQ(rates[0], rates[1]);
+    EXPECT_EQ(rates[0], rates[2]);
+  }
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,130 @@
+#include <sherd/train/report/timeline.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <regex>
+#include <set>
+
+#include <sherd/train/report/trace_output.h>
+
+#include "train/report/xml_check.h"
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+using test::xml_problem;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Timeline two_ranks() {
+  Timeline t;
+  t.title = "two ranks, a < b & c";
+  t.marks = {{"step 3", 1000}};
+  t.records = {
+      {"rank 0", "gather", "all_gather", 1000, 1500}, {"rank 0", "compute", "gemm", 1200, 1400},
+      {"rank 0", "compute", "gemm", 1400, 1900},      {"rank 0", "compute", "adamw", 1950, 2000},
+      {"rank 1", "compute", "gemm", 1100, 1200},      {"rank 1", "reduce", "reduce_scatter", 1600, 1900}};
+  return t;
+}
+
+TEST(XmlCheck, FindsWhatIsWrong) {
+  EXPECT_EQ(xml_problem("<a b=\"1\"><c/>x &amp; y</a>\n"), "");
+  for (const char* wrong : {"", "<a>", "<a></b>", "<a/><b/>", "<a b=1/>", "<a b=\"1\" b=\"2\"/>",
+                            "<a>x & y</a>", "<a b=\"<\"/>", "<a>1 < 2</a>", "x<a/>", "<a b=\"1/>"})
+    EXPECT_NE(xml_problem(wrong), "") << wrong;
+}
+
+TEST(Timeline, KindsOfWork) {
+  EXPECT_EQ(kind_of("all_gather"), WorkKind::gather);
+  EXPECT_EQ(kind_of("all_gather_v"), WorkKind::gather);
+  EXPECT_EQ(kind_of("reduce_scatter"), WorkKind::reduce);
+  EXPECT_EQ(kind_of("all_reduce"), WorkKind::reduce);
+  EXPECT_EQ(kind_of("all_to_all_v"), WorkKind::exchange);
+  EXPECT_EQ(kind_of("muon_momentum"), WorkKind::optimizer);
+  EXPECT_EQ(kind_of("copy_segments"), WorkKind::optimizer);
+  EXPECT_EQ(kind_of("copy_from_host"), WorkKind::copy);
+  EXPECT_EQ(kind_of("gemm"), WorkKind::compute);
+  EXPECT_EQ(kind_of("gelu_backward"), WorkKind::compute);
+}
+
+TEST(Timeline, LanesAreGroupedByRankAndTheComputingStreamIsFirst) {
+  const auto lanes = lanes_of(two_ranks());
+  ASSERT_EQ(lanes.size(), 4u);
+  EXPECT_EQ(lanes[0].rank + "/" + lanes[0].stream, "rank 0/compute");
+  EXPECT_EQ(lanes[1].rank + "/" + lanes[1].stream, "rank 0/gather");
+  EXPECT_EQ(lanes[2].rank + "/" + lanes[2].stream, "rank 1/compute");
+  EXPECT_EQ(lanes[3].rank + "/" + lanes[3].stream, "rank 1/reduce");
+}
+
+TEST(Timeline, OverlapCountsTimeNotRecords) {
+  // rank 0: 1000-1500 in a collective, of it 1200-1500 beside compute; rank 1: 1600-1900, nothing.
+  const Overlap o = overlap_of(two_ranks());
+  EXPECT_NEAR(o.collectives, 0.8, 1e-9);
+  EXPECT_NEAR(o.hidden, 0.3, 1e-9);
+  EXPECT_EQ(overlap_of({}).collectives, 0);
+}
+
+TEST(Timeline, ChromeTraceHoldsEveryRecord) {
+  const json trace = json::parse(chrome_trace(two_ranks()));
+  std::map<std::string, int> phases;
+  std::set<std::pair<int, std::string>> threads;
+  for (const json& e : trace["traceEvents"]) {
+    ++phases[e["ph"]];
+    if (e["name"] == "thread_name") threads.emplace(e["pid"], e["args"]["name"]);
+    if (e["name"] == "adamw") {
+      EXPECT_EQ(e["cat"], "optimizer");
+      EXPECT_DOUBLE_EQ(e["ts"], 950);
+      EXPECT_DOUBLE_EQ(e["dur"], 50);
+      EXPECT_EQ(e["pid"], 0);
+    }
+  }
+  EXPECT_EQ(phases["X"], 6);
+  EXPECT_EQ(phases["i"], 1);
+  EXPECT_EQ(threads, (std::set<std::pair<int, std::string>>{
+                         {0, "compute"}, {0, "gather"}, {1, "compute"}, {1, "reduce"}}));
+  EXPECT_EQ(json::parse(chrome_trace({}))["traceEvents"].size(), 0u);
+}
+
+TEST(Timeline, PictureIsWellFormed) {
+  const std::string svg = draw_timeline(two_ranks());
+  EXPECT_EQ(xml_problem(svg), "");
+  for (const char* part : {"two ranks, a &lt; b &amp; c", ">rank 0<", ">rank 1<", ">reduce_scatter<",
+                           ">step 3<", ">milliseconds<", ">optimizer<", "(waits for peers included) 38 %"})
+    EXPECT_THAT(svg, HasSubstr(part));
+  EXPECT_THAT(svg, Not(HasSubstr("left out")));
+  EXPECT_EQ(xml_problem(draw_timeline({})), "");
+}
+
+TEST(Timeline, PictureSaysWhatIsMissing) {
+  Timeline t = two_ranks();
+  t.left_out = 7;
+  EXPECT_THAT(draw_timeline(t), HasSubstr("7 pieces of work are left out"));
+}
+
+// However much happened: what is closer than a pixel is one bar.
+TEST(Timeline, PictureStaysSmall) {
+  Timeline t;
+  for (int i = 0; i < 200'000; ++i)
+    t.records.push_back({"rank 0", "compute", i % 7 ? "gemm" : "copy", 2.0 * i, 2.0 * i + 1});
+  EXPECT_LT(draw_timeline(t).size(), 100'000u);
+}
+
+TEST(TracedSteps, FromTheThirdOnOrTheLastOnes) {
+  const auto steps = [](int64_t first, int64_t last, int64_t count) {
+    const StepRange r = traced_steps(first, last, count);
+    return std::pair(r.first, r.last);
+  };
+  EXPECT_EQ(steps(1, 100, 2), std::pair(int64_t{3}, int64_t{4}));
+  EXPECT_EQ(steps(51, 100, 2), std::pair(int64_t{53}, int64_t{54}));
+  EXPECT_EQ(steps(1, 4, 2), std::pair(int64_t{3}, int64_t{4}));
+  EXPECT_EQ(steps(1, 3, 2), std::pair(int64_t{2}, int64_t{3}));
+  EXPECT_EQ(steps(1, 2, 2), std::pair(int64_t{1}, int64_t{2}));
+  EXPECT_EQ(steps(1, 1, 2), std::pair(int64_t{1}, int64_t{1}));
+  EXPECT_EQ(steps(1, 5, 10), std::pair(int64_t{1}, int64_t{5}));
+}
+
+}  // namespace
+}  // namespace sherd

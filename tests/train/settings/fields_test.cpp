@@ -1,0 +1,145 @@
+// A program's settings from defaults, a file and flags.
+#include <sherd/train/settings/fields.h>
+
+#include <cstdint>
+#include <optional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <google/protobuf/wrappers.pb.h>
+
+#include <sherd/kernels/device/error.h>
+#include <sherd/train/settings/command_line.h>
+#include <sherd/train/settings/config_file.h>
+
+#include "temporary_folder.h"
+
+namespace sherd {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+struct Settings {
+  int64_t value = 4;  // named as the field of the message that stands for a program's
+  int64_t memory = 0;
+  uint64_t seed = 0;
+  double lr = 0.5;
+  bool quiet = false;
+  std::string strategy = "optim";
+};
+
+std::string_view canonical(std::string_view word) { return word == "zero1" ? "optim" : word; }
+
+std::vector<FieldGroup> fields_of(Settings& s) {
+  return {{"Training",
+           {{"value", &s.value, "N", "some number", 1, 10},
+            {"memory", &s.memory, "BYTES", "bound", 0, 1e15},
+            {"lr", &s.lr, "X", "learning rate", 0, 1}}},
+          {"Other",
+           {{"seed", &s.seed, "N", "of everything"},
+            {"quiet", &s.quiet, "", "print errors only"},
+            {"strategy", &s.strategy, "optim|none", "what is sharded", 0, 0, canonical}}}};
+}
+
+std::vector<std::string> parse(Settings& s, std::vector<const char*> flags) {
+  flags.insert(flags.begin(), "program");
+  const auto fields = fields_of(s);
+  std::vector<std::string> problems;
+  const GivenFlags given = read_flags(static_cast<int>(flags.size()), flags.data(), fields, problems);
+  if (!given.config_file.empty()) {
+    google::protobuf::Int64Value message;
+    std::vector<FieldGroup> in_file = {{"File", {fields[0].fields[0]}}};
+    read_config_file(given.config_file, message, in_file, problems);
+  }
+  set_given(given, problems);
+  check_values(fields, given, problems);
+  return problems;
+}
+
+TEST(Fields, FlagsWinOverTheFileAndTheFileOverDefaults) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txtpb", "value: 7");
+  Settings s;
+  EXPECT_THAT(parse(s, {"--lr", "0.25", "--seed=18446744073709551615", "--memory", "2K", "--strategy",
+                        "zero1", "--quiet", "--config", file.c_str()}),
+              IsEmpty());
+  EXPECT_EQ(s.value, 7);
+  EXPECT_EQ(s.memory, 2048);
+  EXPECT_EQ(s.lr, 0.25);
+  EXPECT_EQ(s.seed, UINT64_MAX);
+  EXPECT_TRUE(s.quiet);
+  EXPECT_EQ(s.strategy, "optim");
+  EXPECT_THAT(parse(s, {"--value", "8", "--config", file.c_str()}), IsEmpty());
+  EXPECT_EQ(s.value, 8);
+}
+
+TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write("c.txtpb", "value: 11");
+  Settings s;
+  const auto problems = parse(s, {"--strategy", "zero9", "--lr", "fast", "--none", "--config", file.c_str()});
+  EXPECT_THAT(problems, ElementsAre("--none: unknown flag; --help lists all", "--lr fast: must be a number",
+                                    file + ": value 11: must be from 1 to 10",
+                                    "--strategy zero9: must be one of optim|none"));
+  EXPECT_THAT(message_of<InvalidArgument>([&] { throw_problems(problems); }),
+              AllOf(HasSubstr("4 problems in the arguments:"), HasSubstr("  --lr fast")));
+  throw_problems({});
+  const std::string wrong = folder.write("d.txtpb", "value: 1\nvolume: 2");
+  EXPECT_THAT(parse(s, {"--config", wrong.c_str()}), Contains(HasSubstr(wrong + ":2:")));
+}
+
+TEST(Fields, HelpAndRecordFollowTheTable) {
+  Settings s;
+  const auto fields = fields_of(s);
+  EXPECT_EQ(config_text(fields),
+            R"({"value":4,"memory":0,"lr":0.5,"seed":0,"quiet":false,"strategy":"optim"})");
+  EXPECT_THAT(help_text("program: does it\n\n", fields),
+              AllOf(testing::StartsWith("program: does it\n\n  --config FILE"),
+                    HasSubstr("\nTraining\n  --value N                 some number [4]\n"),
+                    HasSubstr("  --quiet                   print errors only\n"),
+                    HasSubstr("what is sharded\n                            optim|none [optim]\n")));
+}
+
+TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
+  std::optional<double> number;
+  const std::vector<FieldGroup> groups = {{"All", {{"least", &number, "X", "the least", 0, 1}}}};
+  const Field& field = groups[0].fields[0];
+  EXPECT_EQ(show_value(field), "");
+  EXPECT_EQ(check_value(field), "");
+  EXPECT_EQ(config_text(groups), R"({"least":null})");
+  EXPECT_THAT(help_text("", groups), HasSubstr("--least X                 the least\n"));
+  EXPECT_EQ(set_from_text(field, "0"), "");
+  EXPECT_EQ(number, 0.0);
+  EXPECT_EQ(config_text(groups), R"({"least":0.0})");
+  EXPECT_EQ(set_from_text(field, "none"), "must be a number");
+  EXPECT_EQ(number, 0.0);
+  EXPECT_EQ(set_from_text(field, "1.5"), "");
+  EXPECT_EQ(show_value(field), "1.5");
+  EXPECT_EQ(check_value(field), "must be from 0 to 1");
+}
+
+TEST(Fields, AnOptionalWholeNumberIsNothingUntilItIsGiven) {
+  std::optional<int64_t> number;
+  const std::vector<FieldGroup> groups = {{"All", {{"value", &number, "N", "how many", 0, 8}}}};
+  const Field& field = groups[0].fields[0];
+  EXPECT_EQ(config_text(groups), R"({"value":null})");
+  EXPECT_EQ(set_from_text(field, "1.5"), "must be a whole number");
+  EXPECT_EQ(number, std::nullopt);
+  EXPECT_EQ(set_from_text(field, "9"), "");
+  EXPECT_EQ(check_value(field), "must be from 0 to 8");
+  const TemporaryFolder folder;
+  google::protobuf::Int64Value message;
+  std::vector<std::string> problems;
+  read_config_file(folder.write("c.txtpb", "value: 7"), message, groups, problems);
+  EXPECT_THAT(problems, IsEmpty());
+  EXPECT_EQ(number, 7);
+  EXPECT_EQ(config_text(groups), R"({"value":7})");
+}
+
+}  // namespace
+}  // namespace sherd

@@ -1,0 +1,145 @@
+#include <sherd/train/data/token_format.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/error.h>
+#include <sherd/train/data/megatron_index.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::pair<std::string_view, TokenFormat> kFormats[] = {{"auto", TokenFormat::automatic},
+                                                                 {"u16", TokenFormat::u16},
+                                                                 {"u32", TokenFormat::u32},
+                                                                 {"llmc", TokenFormat::llmc},
+                                                                 {"megatron", TokenFormat::megatron}};
+constexpr int32_t kLlmcU16 = 20240520, kLlmcU32 = 20240801;
+constexpr int64_t kLlmcHeader = 256 * 4;
+
+[[noreturn]] void refuse(const FileBytes& file, const std::string& why) {
+  throw IoError(fmt::format("the token file '{}' {}", file.path().string(), why));
+}
+
+TokenFile raw(std::shared_ptr<const FileBytes> bytes, TokenType type) {
+  const int64_t width = bytes_of(type), size = bytes->size();
+  if (size % width != 0)
+    refuse(*bytes,
+           fmt::format("has {} bytes, which are no whole {} tokens; it was cut short, or its tokens are of "
+                       "another type (--token-format)",
+                       size, name_of(type)));
+  return {std::move(bytes), 0, size / width, type};
+}
+
+std::optional<int32_t> first_word(const FileBytes& bytes) {
+  int32_t word;
+  if (bytes.size() < 4) return std::nullopt;
+  bytes.read(0, &word, sizeof word);
+  return word;
+}
+
+bool is_llmc(const FileBytes& bytes) {
+  const std::optional<int32_t> word = first_word(bytes);
+  return word == kLlmcU16 || word == kLlmcU32;
+}
+
+TokenFile llmc(std::shared_ptr<const FileBytes> bytes) {
+  if (!is_llmc(*bytes))
+    refuse(*bytes,
+           fmt::format("does not begin with llm.c's {} or {}; name its own format with --token-format",
+                       kLlmcU16, kLlmcU32));
+  if (bytes->size() < kLlmcHeader)
+    refuse(*bytes, fmt::format("has {} bytes, less than llm.c's header of {}; it was cut short",
+                               bytes->size(), kLlmcHeader));
+  std::array<int32_t, 3> header;
+  bytes->read(0, header.data(), sizeof header);
+  const TokenType type = header[0] == kLlmcU16 ? TokenType::u16 : TokenType::u32;
+  if (header[1] != 1)
+    refuse(*bytes, fmt::format("is of version {} of llm.c's format; 1 can be read", header[1]));
+  const int64_t count = header[2], size = bytes->size() - kLlmcHeader;
+  if (count < 0 || count * bytes_of(type) != size)
+    refuse(
+        *bytes,
+        fmt::format("has a header that tells of {} {} tokens, {} bytes, but {} bytes follow it; the file was "
+                    "cut short or written to twice: make it again",
+                    count, name_of(type), count * bytes_of(type), size));
+  return {std::move(bytes), kLlmcHeader, count, type};
+}
+
+fs::path with_suffix(const fs::path& path, const char* suffix) { return fs::path(path.string() + suffix); }
+
+/// X of X.bin, X.idx and X itself.
+fs::path megatron_prefix(fs::path path) {
+  const fs::path suffix = path.extension();
+  return suffix == ".bin" || suffix == ".idx" ? path.replace_extension() : path;
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code ignored;
+  return fs::is_regular_file(path, ignored);
+}
+
+bool has_index(const fs::path& path) {
+  const fs::path prefix = megatron_prefix(path);
+  return is_there(with_suffix(prefix, ".idx")) && is_there(with_suffix(prefix, ".bin"));
+}
+
+TokenFile megatron(const fs::path& path) {
+  const fs::path prefix = megatron_prefix(path);
+  const auto index = FileBytes::map(with_suffix(prefix, ".idx"));
+  auto bin = FileBytes::map(with_suffix(prefix, ".bin"));
+  const TokenType type = read_megatron_index(*index, *bin);
+  const int64_t count = bin->size() / bytes_of(type);
+  return {std::move(bin), 0, count, type};
+}
+
+TokenFile guessed(const fs::path& path) {
+  if (has_index(path)) return megatron(path);
+  auto bytes = FileBytes::map(path);
+  if (is_llmc(*bytes)) return llmc(std::move(bytes));
+  if (is_megatron_index(*bytes))
+    refuse(*bytes, "is an index of Megatron's; name it X.idx, with its tokens beside it as X.bin");
+  refuse(*bytes,
+         "does not say what its tokens are; tell it with --token-format u16 or u32 (llm.c's files and "
+         "Megatron's "
+         ".bin with .idx are known by themselves)");
+}
+
+TokenFile opened(const fs::path& path, TokenFormat format) {
+  switch (format) {
+    case TokenFormat::automatic:
+      return guessed(path);
+    case TokenFormat::u16:
+      return raw(FileBytes::map(path), TokenType::u16);
+    case TokenFormat::u32:
+      return raw(FileBytes::map(path), TokenType::u32);
+    case TokenFormat::llmc:
+      return llmc(FileBytes::map(path));
+    case TokenFormat::megatron:
+      return megatron(path);
+  }
+  throw InvalidArgument("an unknown format of token files");
+}
+
+}  // namespace
+
+TokenFormat parse_token_format(std::string_view name) {
+  for (const auto& [known, format] : kFormats)
+    if (name == known) return format;
+  throw InvalidArgument(
+      fmt::format("--token-format '{}' is unknown; it is auto, u16, u32, llmc or megatron", name));
+}
+
+TokenFile open_token_file(const fs::path& path, TokenFormat format) {
+  TokenFile file = opened(path, format);
+  if (file.count == 0) refuse(*file.bytes, "has no tokens; make it again, or leave it out of --tokens");
+  return file;
+}
+
+}  // namespace sherd

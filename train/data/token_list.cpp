@@ -1,0 +1,122 @@
+#include <sherd/train/data/token_list.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/error.h>
+#include <sherd/train/data/mixture.h>
+
+namespace sherd {
+namespace {
+
+constexpr int kPlaces = 6;
+
+/// In millionths; -1 when `text` is no decimal number of at most 6 places and 9 digits before them.
+int64_t decimal(std::string_view text) {
+  const size_t point = text.find('.');
+  const std::string_view whole = text.substr(0, point),
+                         places = point == std::string_view::npos ? "" : text.substr(point + 1);
+  if (whole.size() + places.size() == 0 || whole.size() > 9 || places.size() > kPlaces) return -1;
+  std::string digits(whole);
+  digits += places;
+  digits.append(kPlaces - places.size(), '0');
+  if (!std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; })) return -1;
+  return std::stoll(digits);
+}
+
+/// What all weights are divided by to become shares; 0 without weights.
+int64_t common_divisor(const std::vector<TokenPath>& paths) {
+  int64_t divisor = 0;
+  for (const TokenPath& p : paths) divisor = std::gcd(divisor, p.weight);
+  return divisor;
+}
+
+void require_shares(const std::vector<TokenPath>& paths, std::string_view list, std::string_view flag) {
+  const int64_t divisor = common_divisor(paths);
+  int64_t sum = 0;
+  for (const TokenPath& p : paths) {
+    if (p.weight / divisor > Mixture::kLongestPeriod - sum)
+      throw InvalidArgument(fmt::format(
+          "{} '{}': as whole numbers the weights add up to more than {}; use fewer decimal places", flag,
+          list, Mixture::kLongestPeriod));
+    sum += p.weight / divisor;
+  }
+}
+
+void require_no_weights(const std::vector<TokenPath>& paths, std::string_view flag) {
+  for (const TokenPath& p : paths)
+    if (p.weight != 0)
+      throw InvalidArgument(
+          fmt::format("{}: '{}' has a weight, but each of these files' windows is used once; leave "
+                      "the weights out",
+                      flag, p.path.string()));
+}
+
+std::string joined(const std::vector<TokenPath>& paths) {
+  std::string all;
+  for (const TokenPath& p : paths) all += (all.empty() ? "" : ",") + p.path.string();
+  return all;
+}
+
+std::shared_ptr<const TokenStream> one_stream(const std::vector<TokenPath>& paths, TokenFormat format) {
+  std::vector<TokenFile> files;
+  for (const TokenPath& p : paths) files.push_back(open_token_file(p.path, format));
+  return std::make_shared<const TokenStream>(joined(paths), std::move(files));
+}
+
+}  // namespace
+
+std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag) {
+  std::vector<TokenPath> paths;
+  size_t weights = 0;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    const std::string_view entry = list.substr(begin, end - begin);
+    begin = end + 1;
+    const size_t colon = entry.rfind(':');
+    const int64_t weight = colon == std::string_view::npos ? -1 : decimal(entry.substr(colon + 1));
+    const std::string_view path = weight < 0 ? entry : entry.substr(0, colon);
+    if (path.empty())
+      throw InvalidArgument(
+          fmt::format("{} '{}': an entry names no file; it is FILE[:WEIGHT][,FILE[:WEIGHT]...]", flag, list));
+    if (weight == 0)
+      throw InvalidArgument(
+          fmt::format("{} '{}': the weight of '{}' is 0; leave the file out", flag, list, path));
+    weights += weight > 0;
+    paths.push_back({path, std::max<int64_t>(weight, 0)});
+  }
+  if (weights != 0 && weights != paths.size())
+    throw InvalidArgument(
+        fmt::format("{} '{}': {} of {} files have weights; give one to each of them, or to none for one "
+                    "stream in this order",
+                    flag, list, weights, paths.size()));
+  if (weights != 0) require_shares(paths, list, flag);
+  return paths;
+}
+
+std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag) {
+  std::vector<TokenPath> paths = parse_token_list(list, flag);
+  require_no_weights(paths, flag);
+  return paths;
+}
+
+std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths, TokenFormat format) {
+  if (paths.empty()) throw InvalidArgument("no token files");
+  if (paths.front().weight == 0) return {{one_stream(paths, format), 1}};
+  const int64_t divisor = common_divisor(paths);
+  std::vector<SharedTokens> streams;
+  for (const TokenPath& p : paths) streams.push_back({one_stream({p}, format), p.weight / divisor});
+  return streams;
+}
+
+std::shared_ptr<const TokenStream> open_one_token_stream(const std::vector<TokenPath>& paths,
+                                                         TokenFormat format, std::string_view flag) {
+  if (paths.empty()) throw InvalidArgument(fmt::format("{}: no token files", flag));
+  require_no_weights(paths, flag);
+  return one_stream(paths, format);
+}
+
+}  // namespace sherd

@@ -1,0 +1,44 @@
+// Lists of token files, as flags give them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include <sherd/train/data/token_format.h>
+#include <sherd/train/data/token_stream.h>
+
+namespace sherd {
+
+struct TokenPath {
+  std::filesystem::path path;
+  /// In millionths; 0 without a weight.
+  int64_t weight = 0;
+};
+
+/// "FILE[:WEIGHT],...": "a.bin,b.bin" or "a.bin:0.7,b.bin:0.3". What follows the last colon is a weight if it
+/// is a decimal number (without exponent, of at most 6 places), else it belongs to the name.
+/// @throws InvalidArgument naming `flag`: no file, weights for some of the files, a weight of 0, weights so
+/// fine that their smallest whole numbers are more than a Mixture takes.
+std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag);
+/// The same of files that are all used as they are: also for any weight.
+std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag);
+
+/// Tokens, and the share of the sequences that they are to have.
+struct SharedTokens {
+  std::shared_ptr<const TokenStream> tokens;
+  int64_t share = 1;  ///< relative to the others'
+};
+
+/// Opens the files. Without weights they are one stream in the given order, with weights each is one of its
+/// own.
+/// @throws as open_token_file().
+std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths, TokenFormat format);
+
+/// All files as one stream. @throws InvalidArgument, naming `flag`, when there are weights.
+std::shared_ptr<const TokenStream> open_one_token_stream(const std::vector<TokenPath>& paths,
+                                                         TokenFormat format, std::string_view flag);
+
+}  // namespace sherd

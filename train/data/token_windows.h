@@ -1,0 +1,106 @@
+// Tokens as windows of one length, and which of them each sequence of a training sees.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <sherd/checkpoint/file_copies.h>
+#include <sherd/train/data/mixture.h>
+#include <sherd/train/data/token_list.h>
+#include <sherd/train/data/token_stream.h>
+
+namespace sherd {
+
+/// The window of sequence number n, of V training windows:
+/// - sequential: n mod V; sequence i of step s is (s * batch + i) mod V.
+/// - hashed: (n * 2654435761 mod 2^64) mod V, which scatters them. The multiplier is prime: unless V is a multiple
+///   of it, each V consecutive sequences below 6.9e9 take each window once. Every epoch has the same order.
+/// - shuffled: each once per epoch n / V, in an order at random: a KeyedPermutation by seed and epoch.
+enum class TokenOrder : uint8_t { sequential, hashed, shuffled };
+
+/// @throws InvalidArgument naming --order.
+TokenOrder parse_token_order(std::string_view name);
+const char* name_of(TokenOrder order);
+
+struct TokenWindowsOptions {
+  int64_t seq = 0;      ///< tokens of a window
+  int64_t vocab = 256;  ///< every token has to be below
+  TokenOrder order = TokenOrder::hashed;
+};
+
+/// A stream of n tokens has W = floor((n - 1) / seq) windows: window w is tokens [w * seq, (w + 1) * seq),
+/// and the targets are the tokens one later. The last floor(W / 50) are held out; with validation files, all
+/// of theirs are, and nothing of what is trained on.
+///
+/// Of several streams with shares, sequences are drawn by a Mixture, and each stream's by the order above
+/// among its own windows: with n the number of its sequence, V the number of its windows, and a shuffle of
+/// its own. Windows are numbered through, those to train on of all streams first.
+///
+/// A place in a training is the number of sequences that all ranks have used, nothing else: resumes are exact
+/// on any number of ranks. Immutable, so ranks share one.
+class TokenWindows {
+ public:
+  /// @param data one stream, or several with shares.
+  /// @param validation null: windows of `data` are held out.
+  /// @throws IoError when a stream has no window to train on, `validation` has no window, or a file begins
+  /// with tokens outside the vocabulary; InvalidArgument for options or shares.
+  TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const TokenStream> validation,
+               const TokenWindowsOptions& options);
+  /// Of text: one stream, hashed.
+  TokenWindows(std::shared_ptr<const TokenStream> data, int64_t seq);
+
+  int64_t seq() const { return options_.seq; }
+  /// Windows [0, train_count()) are trained on ...
+  int64_t train_count() const { return train_count_; }
+  /// ... and [train_count(), train_count() + held_out_count()) are held out; none of streams below 50
+  /// windows.
+  int64_t held_out_count() const { return held_out_count_; }
+  /// The held-out windows that one evaluation reads, ascending: all, or `most` at equal distances.
+  /// @param most 0: all.
+  std::vector<int64_t> evaluation_windows(int64_t most = 0) const;
+
+  /// Window of the sequence that is number `sequence` of the whole training, from 0.
+  /// @param seed the training's, for `shuffled`: the same on all ranks and after a resume.
+  int64_t train_window(int64_t sequence, uint64_t seed = 0) const;
+
+  /// How often the windows of stream `i` have been seen after so many sequences: 1.5 is in the middle of the
+  /// second epoch.
+  double epochs(int64_t sequences, size_t i = 0) const;
+  /// "epoch 1.50", or "epochs 0.25 of a.bin, 2.00 of b.bin".
+  std::string progress(int64_t sequences) const;
+
+  /// "data /usr/include/c++/12: 11714044 bytes, 44842 windows of 256 to train on, 915 held out"; a line for
+  /// each stream.
+  std::string summary() const;
+  /// "11714044 bytes, XXH3 0123456789abcdef, windows of 256": equal only for equal data (as far as
+  /// TokenStream::describe() looks), shares, validation files and order.
+  std::string describe() const;
+  /// Every file as this rank has it, for require_same_copies(): named by the flag with its place in the list, or its path
+  /// below the folder of text. With the shares; not with windows and order, which are no files. @throws IoError.
+  std::vector<FileCopy> copies() const;
+
+  /// Writes the window's seq tokens, and to `targets` the token after each.
+  /// @throws InvalidArgument for a window that is neither trained on nor held out; IoError as
+  /// TokenStream::read().
+  void fill(int64_t window, int32_t* inputs, int32_t* targets) const;
+
+ private:
+  struct Part {
+    std::shared_ptr<const TokenStream> tokens;
+    int64_t share;                        // 0: of validation
+    int64_t train, held_out;              // windows
+    int64_t first_train, first_held_out;  // numbers of the first of them
+  };
+  void add(std::shared_ptr<const TokenStream> tokens, int64_t share, bool hold_out);
+  int64_t ordered(size_t part, int64_t number, uint64_t seed) const;
+
+  TokenWindowsOptions options_;
+  std::vector<Part> parts_;  // those to train on, then perhaps validation
+  Mixture mixture_;
+  int64_t train_count_ = 0, held_out_count_ = 0;
+};
+
+}  // namespace sherd

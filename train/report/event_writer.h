@@ -1,0 +1,46 @@
+// The metrics of a run as a TensorBoard event file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <sherd/train/saving/append_file.h>
+#include <sherd/train/report/step_result.h>
+
+namespace sherd {
+
+/// One file of its own in a folder (TensorBoard calls the folder a run):
+/// events.out.tfevents.SECONDS.HOST.PROCESS.COUNT. Frames are those of TFRecord files: length (u64), its masked
+/// CRC-32C, the bytes, theirs; all little endian. What is in a frame is a message of event.proto. Scalars
+/// have the names that they have in metrics.h; those that are not finite are there, too. Numbers are f32, as
+/// in all such files: --metrics has every digit.
+class EventWriter {
+ public:
+  /// Makes the folder and missing ones above it, and a new file in it. Its session starts with step `first` +
+  /// 1: readers drop what files of before say of that step and later ones, be they of the run that this one
+  /// goes on from, or of another one.
+  /// @throws IoError.
+  EventWriter(const std::filesystem::path& folder, int64_t first);
+
+  /// The figures of a step; handed to the system when this returns, unless failure() says otherwise
+  /// (AppendFile).
+  void write(const StepResult& step);
+  /// Of a model that was only evaluated: eval_loss and eval_ppl.
+  void write_evaluation(int64_t step, double loss);
+  void flush() { file_.flush(); }
+  /// Why the file does not have all events, and of how many; empty when it has them.
+  std::string failure() const { return file_.failure(); }
+  const std::string& path() const { return file_.path(); }
+
+ private:
+  using Scalar = std::pair<std::string_view, double>;
+  void write_scalars(int64_t step, std::span<const Scalar> scalars);
+
+  AppendFile file_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,87 @@
+#include <sherd/train/report/memory_report.h>
+
+#include <set>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/ops/ops.h>
+
+namespace sherd {
+namespace {
+
+std::string mebibytes(int64_t bytes) { return fmt::format("{:.2f}", static_cast<double>(bytes) / (1 << 20)); }
+
+std::string ratio(int64_t part, int64_t whole) {
+  if (whole == 0) return "-";
+  return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+std::string table_line(std::string_view title, std::string_view parameters, std::string_view gradients,
+                       std::string_view optimizer, std::string_view sum, std::string_view other = "") {
+  return fmt::format("  {:<17}{:>12}{:>12}{:>12}{:>12}{:>{}}\n", title, parameters, gradients, optimizer, sum,
+                     other, other.empty() ? 0 : 12);
+}
+
+int64_t sum_of(const RankMemory& m) { return m.parameters + m.gradients + m.optimizer; }
+
+}  // namespace
+
+std::vector<RankMemory> rank_memory(Communicator& world) {
+  Device& device = world.device();
+  const auto peak = [&](MemoryClass kind) { return device.allocator().peak_bytes(kind); };
+  RankMemory mine;
+  mine.parameters = peak(MemoryClass::parameter) + peak(MemoryClass::master) + peak(MemoryClass::gathered);
+  mine.gradients = peak(MemoryClass::gradient);
+  mine.optimizer = peak(MemoryClass::optimizer);
+  mine.other_peak = device.allocator().peak_held_bytes() - mine.parameters - mine.gradients - mine.optimizer;
+  for (const Allocator* a : std::set<Allocator*>{&device.staging(), &device.copies()})
+    if (a != &device.allocator()) mine.other_peak += a->peak_held_bytes();
+  static_assert(sizeof(RankMemory) == 4 * sizeof(int64_t));
+  std::vector<RankMemory> all(static_cast<size_t>(world.size()));
+  Stream& s = device.compute();
+  const Tensor send = Tensor::empty(device, {4}, DType::i64, "metrics");
+  const Tensor recv = Tensor::empty(device, {4 * world.size()}, DType::i64, "metrics");
+  ops::copy_from_host(s, send, &mine, sizeof mine);
+  world.all_gather(s, recv, send);
+  ops::copy_to_host(s, all.data(), recv);
+  return all;
+}
+
+RankMemory replicated_memory(const Routing& routing, DType compute) {
+  RankMemory r;
+  const int64_t copy = compute == DType::f32 ? 0 : size_of(compute);
+  for (auto& route : routing.routes) {
+    const int64_t n = numel_of(route.param.global_shape());
+    r.parameters += n * (4 + copy);
+    r.gradients += n * 4;
+    r.optimizer += n * (route.algorithm == Algorithm::muon ? 4 : 8);
+  }
+  return r;
+}
+
+std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory& replicated) {
+  std::string text = "memory per rank, peak, in MiB\n";
+  text += table_line("", "parameters", "gradients", "optimizer", "sum", "other");
+  RankMemory largest;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankMemory& m = ranks[r];
+    text += table_line(fmt::format("rank {}", r), mebibytes(m.parameters), mebibytes(m.gradients),
+                       mebibytes(m.optimizer), mebibytes(sum_of(m)), mebibytes(m.other_peak));
+    if (sum_of(m) >= sum_of(largest)) largest = m;
+  }
+  text += table_line("if replicated", mebibytes(replicated.parameters), mebibytes(replicated.gradients),
+                     mebibytes(replicated.optimizer), mebibytes(sum_of(replicated)));
+  text +=
+      table_line("largest rank", ratio(largest.parameters, replicated.parameters),
+                 ratio(largest.gradients, replicated.gradients),
+                 ratio(largest.optimizer, replicated.optimizer), ratio(sum_of(largest), sum_of(replicated)));
+  if (largest.parameters > replicated.parameters || largest.gradients > replicated.gradients)
+    text +=
+        "  above 100 %: a rank has its own share of the weights and reduced gradients beside those that are "
+        "whole\n"
+        "  (gathered parameters, gradients to be reduced), which zero1 keeps of all units, zero3 of a few\n";
+  return text;
+}
+
+}  // namespace sherd

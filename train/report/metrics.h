@@ -1,0 +1,80 @@
+// The metrics of a run as a file: one JSON object per line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/checkpoint/files/save_lock.h>
+#include <sherd/train/saving/append_file.h>
+#include <sherd/train/report/step_result.h>
+
+namespace sherd {
+
+/// Line 1 is {"config": {...}}, of a run under `sherd run` {"config": {...}, "run": {...}} with
+/// the supervisor's mark and which of its starts wrote it, {"mark": "...", "start": 2}; every other line is one step:
+///
+///   step          from 1
+///   epoch         of token files, where there are some: how often the first stream's windows have been seen
+///   loss          mean over the step's tokens, nats
+///   eval_loss     over the held-out tokens, where the step was evaluated; eval_ppl: its perplexity, e^eval_loss
+///   grad_norm     before clipping; num_zeros: gradient elements that are zero
+///   skipped       whether gradients were not finite, so that nothing was updated
+///   skipped_steps how many were, in this run up to this step
+///   loss_spike    true, in steps whose loss was one (loss_spike.h)
+///   lr            of this step; tokens_per_s
+///   flops_per_s   of all ranks by formula (flops.h), where the program counts; mfu: its part of the
+///                 measured ceiling (gemm_ceiling.h), where there is one
+///   step_ms       on the device, from the end of the step before or, where that
+///                 was earlier, from the step's issue
+///   optim_ms      the optimizer's part of it
+///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
+///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
+///                 step before, each rank's time behind the first to come added up; over ranks, and whose is
+///                 the worst. Of the collectives that Communicator::arrivals() tells of on rank 0; missing
+///                 where it tells of none
+///   peak_bytes    largest over ranks
+///   host_syncs    how often rank 0's host waited for its device while the step was issued
+///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
+///   save_ms       what training waited for a checkpoint before the step, where one was saved
+///
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
+/// not a number, which JSON cannot say, is written as null.
+class MetricsWriter {
+ public:
+  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
+  /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
+  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save
+  /// folder (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file
+  /// without a name from then on.
+  /// @param config the settings as a JSON object: config_text().
+  /// @param self of which `run` and `start` are looked at.
+  /// @throws IoError.
+  MetricsWriter(const std::string& path, const std::string& config, bool go_on = false,
+                const LockHolder& self = LockHolder::of_this_process());
+
+  /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
+  /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
+  /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
+  void write(const StepResult& step);
+  /// A line of a model that was only evaluated: its step, eval_loss and eval_ppl.
+  void write_evaluation(int64_t step, double loss);
+  void flush() { file_.flush(); }
+  /// Why the file does not have all lines, and of how many; empty when it has them.
+  std::string failure() const { return file_.failure(); }
+
+ private:
+  AppendFile file_;
+};
+
+/// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where
+/// the file (which may be missing) does not have them; the last line of a step counts. Held-out losses are
+/// appended in order of steps.
+void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
+                 std::vector<std::pair<int64_t, double>>& held_out);
+
+/// The line of one step, without line break.
+std::string format_metrics(const StepResult& step);
+
+}  // namespace sherd

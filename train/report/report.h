@@ -1,0 +1,37 @@
+// What a run tells people: the summary at its end, and numbers in few characters.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sherd/train/report/memory_report.h>
+#include <sherd/train/report/process_memory.h>
+
+namespace sherd {
+
+/// A finished run.
+struct Summary {
+  double first_loss = 0, last_loss = 0;
+  std::optional<double> eval_loss;  // the last one
+  std::string loss_unit = "nats per token";
+  int64_t steps = 0;
+  double seconds = 0;          // of training alone
+  double evaluation_seconds = 0;
+  double saving_seconds = 0;   // that training waited for checkpoints
+  double tokens_per_s = 0;     // of training alone
+  std::vector<RankMemory> ranks;  // in rank order
+  RankMemory replicated;          // what every rank would hold without sharding; other_peak is not used
+  std::optional<MemoryGrowth> process;
+};
+
+/// Several aligned lines: losses, speed, and the memory of every rank beside what replication would take.
+std::string format_summary(const Summary& summary);
+
+/// "987", "45.2k", "1.23M"
+std::string format_count(double count);
+/// "0:07", "12:34", "1:02:03"
+std::string format_duration(double seconds);
+
+}  // namespace sherd

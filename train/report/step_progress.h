@@ -1,0 +1,53 @@
+// Progress of a training run while it goes on.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <string>
+
+#include <sherd/train/report/progress_line.h>
+#include <sherd/train/report/step_result.h>
+
+namespace sherd {
+
+/// A one-line bar that is redrawn on a terminal, plain lines (the first and the last step, every evaluation,
+/// and about 20 in between) elsewhere, or nothing.
+class StepProgress {
+ public:
+  using Mode = ProgressLine::Mode;
+
+  /// For stdout as it is: a terminal or not.
+  /// `first` steps were done before this run.
+  static StepProgress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
+  /// `columns` is the width that a bar may take. `out` must outlive this.
+  StepProgress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first = 0);
+  /// Ends the bar's line, so that what is printed next (a summary, an error) starts on its own.
+  ~StepProgress();
+  StepProgress(const StepProgress&) = delete;
+  StepProgress& operator=(const StepProgress&) = delete;
+
+  void step(const StepResult& result);
+  /// A line of its own, above the bar.
+  void note(const std::string& line) { line_.line(line); }
+  /// Training time so far.
+  double seconds() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool is_line_due(const StepResult& result) const;
+  bool is_redraw_due(const StepResult& result) const;
+  std::string describe(const StepResult& result) const;
+
+  ProgressLine line_;
+  int64_t steps_;
+  int columns_;
+  int64_t first_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point drawn_;  // where a bar is drawn: when
+  std::optional<double> eval_loss_;
+};
+
+}  // namespace sherd

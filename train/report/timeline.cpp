@@ -1,0 +1,198 @@
+#include <sherd/train/report/timeline.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace sherd {
+namespace {
+
+struct Prefix {
+  std::string_view text;
+  WorkKind kind;
+};
+// The first that fits counts; what fits none is compute.
+constexpr std::array kPrefixes = {Prefix{"all_gather", WorkKind::gather},
+                                  Prefix{"broadcast", WorkKind::gather},
+                                  Prefix{"gather_v", WorkKind::gather},
+                                  Prefix{"scatter_v", WorkKind::gather},
+                                  Prefix{"reduce", WorkKind::reduce},
+                                  Prefix{"all_reduce", WorkKind::reduce},
+                                  Prefix{"all_to_all", WorkKind::exchange},
+                                  Prefix{"send", WorkKind::exchange},
+                                  Prefix{"recv", WorkKind::exchange},
+                                  Prefix{"barrier", WorkKind::exchange},
+                                  Prefix{"adamw", WorkKind::optimizer},
+                                  Prefix{"muon", WorkKind::optimizer},
+                                  Prefix{"orthogonalize", WorkKind::optimizer},
+                                  Prefix{"gram_", WorkKind::optimizer},
+                                  Prefix{"accumulate_squares", WorkKind::optimizer},
+                                  Prefix{"add_words", WorkKind::optimizer},
+                                  Prefix{"clip_factor", WorkKind::optimizer},
+                                  Prefix{"gradient norm", WorkKind::optimizer},
+                                  Prefix{"scale_by", WorkKind::optimizer},
+                                  Prefix{"copy_segments", WorkKind::optimizer},
+                                  Prefix{"copy", WorkKind::copy},
+                                  Prefix{"strided_copy", WorkKind::copy},
+                                  Prefix{"cast", WorkKind::copy},
+                                  Prefix{"fill", WorkKind::copy},
+                                  Prefix{"redistribute", WorkKind::copy}};
+
+constexpr std::string_view kComputing = "compute";
+constexpr std::string_view kFirstStreams[] = {kComputing, "gather", "reduce"};
+
+/// Sorts the streams of a rank: those first, then by name.
+std::string place_of(const std::string& stream) {
+  const auto found = std::find(std::begin(kFirstStreams), std::end(kFirstStreams), stream);
+  return static_cast<char>('0' + (found - std::begin(kFirstStreams))) + stream;
+}
+
+bool is_collective(WorkKind kind) {
+  return kind == WorkKind::gather || kind == WorkKind::reduce || kind == WorkKind::exchange;
+}
+
+using Spans = std::vector<std::pair<double, double>>;
+
+/// Sorted and without overlaps.
+Spans merged(Spans spans) {
+  std::sort(spans.begin(), spans.end());
+  Spans out;
+  for (const auto& s : spans) {
+    if (!out.empty() && s.first <= out.back().second) {
+      out.back().second = std::max(out.back().second, s.second);
+    } else {
+      out.push_back(s);
+    }
+  }
+  return out;
+}
+
+double length(const Spans& spans) {
+  double sum = 0;
+  for (const auto& [begin, end] : spans) sum += end - begin;
+  return sum;
+}
+
+double common(const Spans& a, const Spans& b) {
+  double sum = 0;
+  for (size_t i = 0, k = 0; i < a.size() && k < b.size();) {
+    sum += std::max(0.0, std::min(a[i].second, b[k].second) - std::max(a[i].first, b[k].first));
+    a[i].second < b[k].second ? ++i : ++k;
+  }
+  return sum;
+}
+
+}  // namespace
+
+const char* name_of(WorkKind kind) {
+  switch (kind) {
+    case WorkKind::compute:
+      return "compute";
+    case WorkKind::gather:
+      return "gather";
+    case WorkKind::reduce:
+      return "reduce";
+    case WorkKind::exchange:
+      return "exchange";
+    case WorkKind::optimizer:
+      return "optimizer";
+    case WorkKind::copy:
+      break;
+  }
+  return "copy";
+}
+
+WorkKind kind_of(std::string_view what) {
+  for (const Prefix& p : kPrefixes)
+    if (what.starts_with(p.text)) return p.kind;
+  return WorkKind::compute;
+}
+
+std::vector<Lane> lanes_of(const Timeline& timeline) {
+  std::vector<std::string> ranks;
+  std::map<std::pair<size_t, std::string>, Lane> lanes;
+  for (const TraceRecord& r : timeline.records) {
+    const auto found = std::find(ranks.begin(), ranks.end(), r.device);
+    const auto rank = static_cast<size_t>(found - ranks.begin());
+    if (found == ranks.end()) ranks.push_back(r.device);
+    Lane& lane = lanes[{rank, place_of(r.stream)}];
+    lane.rank = r.device;
+    lane.stream = r.stream;
+    lane.records.push_back(r);
+  }
+  std::vector<Lane> out;
+  for (auto& [key, lane] : lanes) {
+    std::stable_sort(lane.records.begin(), lane.records.end(),
+                     [](const TraceRecord& a, const TraceRecord& b) { return a.begin < b.begin; });
+    out.push_back(std::move(lane));
+  }
+  return out;
+}
+
+Overlap overlap_of(const Timeline& timeline) {
+  std::map<std::string, std::pair<Spans, Spans>> ranks;  // collectives, work of the compute stream
+  for (const TraceRecord& r : timeline.records) {
+    auto& [collectives, compute] = ranks[r.device];
+    if (r.stream == kComputing) {
+      compute.emplace_back(r.begin, r.end);
+    } else if (is_collective(kind_of(r.what))) {
+      collectives.emplace_back(r.begin, r.end);
+    }
+  }
+  Overlap sum;
+  for (auto& [rank, spans] : ranks) {
+    const Spans collectives = merged(std::move(spans.first));
+    sum.collectives += length(collectives) * 1e-3;
+    sum.hidden += common(collectives, merged(std::move(spans.second))) * 1e-3;
+  }
+  return sum;
+}
+
+std::string chrome_trace(const Timeline& timeline) {
+  using Json = nlohmann::ordered_json;
+  double start = std::numeric_limits<double>::infinity();
+  for (const auto& r : timeline.records) start = std::min(start, r.begin);
+  for (const auto& m : timeline.marks) start = std::min(start, m.at);
+  const auto after = [&](double at) { return std::round((at - start) * 1e3) / 1e3; };
+
+  Json events = Json::array();
+  const auto metadata = [&](const char* name, size_t pid, size_t tid, const Json& arguments) {
+    events.push_back({{"name", name}, {"ph", "M"}, {"pid", pid}, {"tid", tid}, {"args", arguments}});
+  };
+  size_t pid = 0, tid = 0;
+  const std::string* rank = nullptr;
+  const std::vector<Lane> lanes = lanes_of(timeline);
+  for (const Lane& lane : lanes) {
+    if (!rank || *rank != lane.rank) {
+      pid += rank ? 1 : 0;
+      tid = 0;
+      rank = &lane.rank;
+      metadata("process_name", pid, 0, {{"name", lane.rank}});
+      metadata("process_sort_index", pid, 0, {{"sort_index", pid}});
+    }
+    metadata("thread_name", pid, tid, {{"name", lane.stream}});
+    metadata("thread_sort_index", pid, tid, {{"sort_index", tid}});
+    for (const TraceRecord& r : lane.records)
+      events.push_back({{"name", r.what},
+                        {"cat", name_of(kind_of(r.what))},
+                        {"ph", "X"},
+                        {"ts", after(r.begin)},
+                        {"dur", after(r.end) - after(r.begin)},
+                        {"pid", pid},
+                        {"tid", tid}});
+    ++tid;
+  }
+  for (const auto& m : timeline.marks)
+    events.push_back(
+        {{"name", m.name}, {"ph", "i"}, {"s", "g"}, {"ts", after(m.at)}, {"pid", 0}, {"tid", 0}});
+  const Json all = {{"traceEvents", events},
+                    {"displayTimeUnit", "ms"},
+                    {"otherData", {{"title", timeline.title}, {"left_out", timeline.left_out}}}};
+  return all.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace sherd

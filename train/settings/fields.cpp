@@ -1,0 +1,171 @@
+#include <sherd/train/settings/fields.h>
+
+#include <algorithm>
+#include <charconv>
+#include <limits>
+#include <type_traits>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+namespace sherd {
+namespace {
+
+bool is_switch(const Field& field) { return field.value[0] == '\0'; }
+
+std::vector<std::string_view> allowed_words(const Field& field) {
+  std::vector<std::string_view> words;
+  std::string_view rest = field.value;
+  if (rest.find('|') == rest.npos) return words;
+  while (true) {
+    const size_t bar = rest.find('|');
+    words.push_back(rest.substr(0, bar));
+    if (bar == rest.npos) return words;
+    rest.remove_prefix(bar + 1);
+  }
+}
+
+/// The whole text as a number.
+template <class T>
+bool parse_number(std::string_view text, T& value) {
+  T parsed{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), parsed);
+  if (error != std::errc() || end != text.data() + text.size()) return false;
+  value = parsed;
+  return true;
+}
+
+bool parse_bytes(std::string_view text, int64_t& value) {
+  int shift = 0;
+  if (!text.empty()) {
+    const size_t suffix = std::string_view("KMGkmg").find(text.back());
+    if (suffix != std::string_view::npos) {
+      shift = 10 * static_cast<int>(suffix % 3 + 1);
+      text.remove_suffix(1);
+    }
+  }
+  int64_t number = 0;
+  if (!parse_number(text, number) || number < 0) return false;
+  if (number > (std::numeric_limits<int64_t>::max() >> shift)) return false;
+  value = number << shift;
+  return true;
+}
+
+std::string check_bounds(const Field& field, double number) {
+  if (number >= field.low && number <= field.high) return "";  // false for a NaN
+  return fmt::format("must be from {:.15g} to {:.15g}", field.low, field.high);
+}
+
+template <class T>
+std::string parse_as(const std::string& text, T& number) {
+  if (parse_number(text, number)) return "";
+  if constexpr (std::is_same_v<T, int64_t>) return "must be a whole number";
+  if constexpr (std::is_same_v<T, uint64_t>) return "must be a whole number from 0 to 2^64 - 1";
+  return "must be a number";
+}
+
+}  // namespace
+
+std::string flag_of(const Field& field) {
+  std::string flag = std::string("--") + field.name;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return flag;
+}
+
+std::string set_from_text(const Field& field, const std::string& text) {
+  return std::visit(
+      [&](auto* value) -> std::string {
+        using T = std::remove_pointer_t<decltype(value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          *value = field.canonical != nullptr ? std::string(field.canonical(text)) : text;
+          return "";
+        } else if constexpr (std::is_same_v<T, bool>) {
+          if (text != "true" && text != "false") return "must be true or false";
+          *value = text == "true";
+          return "";
+        } else if constexpr (std::is_same_v<T, int64_t>) {
+          const bool bytes = field.value == std::string_view("BYTES");
+          if (bytes)
+            return parse_bytes(text, *value) ? ""
+                                             : "must be a number of bytes such as 1500000, 64K, 200M or 2G";
+          return parse_as(text, *value);
+        } else if constexpr (kIsOptional<T>) {
+          typename T::value_type number = 0;
+          std::string wrong = parse_as(text, number);
+          if (wrong.empty()) *value = number;
+          return wrong;
+        } else {
+          return parse_as(text, *value);
+        }
+      },
+      field.target);
+}
+
+std::string check_value(const Field& field) {
+  return std::visit(
+      [&](const auto* value) -> std::string {
+        using T = std::decay_t<decltype(*value)>;
+        if constexpr (std::is_same_v<T, std::string>) {
+          const auto words = allowed_words(field);
+          if (words.empty() || std::find(words.begin(), words.end(), *value) != words.end()) return "";
+          return fmt::format("must be one of {}", field.value);
+        } else if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>) {
+          return check_bounds(field, static_cast<double>(*value));
+        } else if constexpr (kIsOptional<T>) {
+          return value->has_value() ? check_bounds(field, static_cast<double>(**value)) : "";
+        } else {
+          return "";
+        }
+      },
+      field.target);
+}
+
+std::string show_value(const Field& field) {
+  return std::visit(
+      [](const auto* value) -> std::string {
+        if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
+          return value->has_value() ? fmt::format("{}", **value) : "";
+        else
+          return fmt::format("{}", *value);
+      },
+      field.target);
+}
+
+std::string help_text(std::string_view about, std::span<const FieldGroup> groups) {
+  std::string text(about);
+  text +=
+      "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); "
+      "flags win\n"
+      "  --help                    this text\n"
+      "  --version                 version and what was built in\n";
+  for (const FieldGroup& group : groups) {
+    text += fmt::format("\n{}\n", group.title);
+    for (const Field& field : group.fields) {
+      const bool words = !allowed_words(field).empty();
+      const std::string flag = flag_of(field) + (words ? "" : fmt::format(" {}", field.value));
+      text += fmt::format("  {:<25} {}", flag, field.help);
+      const std::string value = show_value(field);
+      if (words) text += fmt::format("\n{:28}{}", "", field.value);
+      if (!value.empty() && !is_switch(field)) text += fmt::format(" [{}]", value);
+      text += '\n';
+    }
+  }
+  return text;
+}
+
+std::string config_text(std::span<const FieldGroup> groups) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::object();
+  for (const FieldGroup& group : groups)
+    for (const Field& field : group.fields)
+      std::visit(
+          [&](const auto* value) {
+            if constexpr (kIsOptional<std::decay_t<decltype(*value)>>)
+              json[field.name] = value->has_value() ? nlohmann::ordered_json(**value) : nullptr;
+            else
+              json[field.name] = *value;
+          },
+          field.target);
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+}  // namespace sherd

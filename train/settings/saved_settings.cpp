@@ -1,0 +1,39 @@
+#include <sherd/train/settings/saved_settings.h>
+
+#include <fmt/format.h>
+
+#include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
+#include <sherd/kernels/device/error.h>
+#include <sherd/train/detail/paths.h>
+
+namespace sherd {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kManifestName = "manifest.binpb";
+
+}  // namespace
+
+SavedTraining saved_training(const fs::path& given, FileSystem& files) {
+  fs::path path = detail::without_slash(given);
+  if (path.filename() == kManifestName) path = path.parent_path();
+  if (is_checkpoint_name(path.filename().string()) ||
+      files.kind(path / kManifestName) != FileSystem::Kind::none)
+    return {path, CheckpointReader::open(path, files).manifest().training};
+  if (files.kind(path) != FileSystem::Kind::folder)
+    throw IoError(fmt::format("'{}' is no checkpoint and no folder of checkpoints", given.string()));
+  for (const CommittedCheckpoint& c : list_checkpoints(path, files)) {
+    try {
+      const CheckpointReader reader = CheckpointReader::open(path / c.name, files);
+      if (model_not_finite(reader.manifest()) == 0) return {path / c.name, reader.manifest().training};
+    } catch (const IoError&) {
+      // Pruned meanwhile by a run that saves there, say: an older one will do, as it does for resume().
+    } catch (const CorruptCheckpoint&) {
+    }
+  }
+  throw IoError(fmt::format("'{}' holds no checkpoint that can be read", given.string()));
+}
+
+}  // namespace sherd

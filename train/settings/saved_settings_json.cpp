@@ -1,0 +1,92 @@
+// Values in JSON as values of fields.
+#include <algorithm>
+#include <optional>
+#include <type_traits>
+#include <variant>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <sherd/checkpoint/files/detail/json_text.h>
+#include <sherd/train/settings/saved_settings.h>
+
+namespace sherd {
+namespace {
+
+using nlohmann::json;
+
+/// Whether the JSON value is of the field's type, which it is then given.
+bool set_from_json(const Field& field, const json& saved) {
+  return std::visit(
+      [&](auto* value) {
+        using T = std::remove_pointer_t<decltype(value)>;
+        bool fits = false;
+        if constexpr (std::is_same_v<T, std::string>) {
+          fits = saved.is_string();
+        } else if constexpr (std::is_same_v<T, bool>) {
+          fits = saved.is_boolean();
+        } else if constexpr (std::is_same_v<T, uint64_t>) {
+          fits = saved.is_number_unsigned();
+        } else if constexpr (std::is_same_v<T, int64_t>) {
+          fits = saved.is_number_integer();
+        } else if constexpr (std::is_same_v<T, double>) {
+          fits = saved.is_number();
+        } else if (saved.is_null()) {  // an optional number
+          value->reset();
+          return true;
+        } else {
+          fits = std::is_same_v<T, std::optional<double>> ? saved.is_number() : saved.is_number_integer();
+        }
+        if constexpr (kIsOptional<T>) {
+          if (fits) *value = saved.get<typename T::value_type>();
+        } else {
+          if (fits) *value = saved.get<T>();
+        }
+        return fits;
+      },
+      field.target);
+}
+
+/// As set_from_json(), within the field's words and bounds; otherwise what is wrong, and the field is as it
+/// was.
+std::string take(const Field& field, const json& saved) {
+  return std::visit(
+      [&](auto* value) -> std::string {
+        const auto before = *value;
+        if (!set_from_json(field, saved)) return "no such value is known";
+        std::string wrong = check_value(field);
+        if (!wrong.empty()) *value = before;
+        return wrong;
+      },
+      field.target);
+}
+
+}  // namespace
+
+std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
+                                                  std::span<const FieldGroup> groups,
+                                                  std::span<const std::string_view> names,
+                                                  std::vector<std::string>& problems) {
+  std::vector<std::string_view> set;
+  const auto found = saved.training.info.find("config");
+  if (found == saved.training.info.end()) return set;
+  const json config = read_json_or_null(found->second);
+  if (!config.is_object()) return set;
+  for (const FieldGroup& group : groups) {
+    for (const Field& field : group.fields) {
+      if (std::find(names.begin(), names.end(), field.name) == names.end() || !config.contains(field.name))
+        continue;
+      const json& value = config[field.name];
+      const std::string wrong = take(field, value);
+      if (wrong.empty()) {
+        set.push_back(field.name);
+      } else {
+        problems.push_back(fmt::format("{} was saved with {} {}: {}; give the flag",
+                                       saved.checkpoint.string(), flag_of(field), shown_value(value), wrong));
+      }
+    }
+  }
+  return set;
+}
+
+}  // namespace sherd
