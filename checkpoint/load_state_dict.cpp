@@ -11,7 +11,7 @@
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <sherd/checkpoint/detail/compare_copies.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

@@ -9,7 +9,7 @@
 
 #include <sherd/fsdp/detail/initial_values.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

@@ -5,7 +5,7 @@
 #include <bit>
 #include <cmath>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 

@@ -14,7 +14,7 @@
 #include <sherd/fsdp/unit.h>
 #include <sherd/fsdp/update_set.h>
 #include <sherd/fsdp/wrap.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 

@@ -1,4 +1,4 @@
 // Counter-based random numbers. The declarations are in ops/random.h.
 #pragma once
 
-#include <sherd/kernels/ops/random.h>  // IWYU pragma: export
+#include <sherd/kernels/random/random.h>  // IWYU pragma: export

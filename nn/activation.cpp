@@ -1,7 +1,7 @@
 #include <sherd/nn/activation.h>
 
-#include <sherd/kernels/ops/activation.h>
-#include <sherd/kernels/ops/softmax.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/nn/kernels/softmax/softmax.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

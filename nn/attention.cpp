@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/attention.h>
-#include <sherd/kernels/ops/cached_attention.h>
+#include <sherd/nn/kernels/attention/attention.h>
+#include <sherd/nn/kernels/attention/cached_attention.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

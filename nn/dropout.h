@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include <sherd/kernels/ops/dropout.h>
+#include <sherd/nn/kernels/dropout/dropout.h>
 #include <sherd/nn/function.h>
 
 namespace sherd::nn {

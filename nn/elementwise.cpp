@@ -2,9 +2,9 @@
 
 #include <string>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/gemm.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/loss.h>
 

@@ -1,7 +1,7 @@
 #include <sherd/nn/embedding.h>
 
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/embedding.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/kernels/embedding/embedding.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

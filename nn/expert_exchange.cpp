@@ -5,8 +5,8 @@
 #include <numeric>
 #include <utility>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/experts.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

@@ -1,6 +1,6 @@
 #include <sherd/nn/gradient.h>
 
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 
 namespace sherd::nn {
 namespace {

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <utility>
 
-#include <sherd/kernels/ops/activation.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

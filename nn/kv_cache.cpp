@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 
 namespace sherd::nn {
 

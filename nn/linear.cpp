@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/activation.h>
-#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

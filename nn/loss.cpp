@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/gemm.h>
-#include <sherd/kernels/ops/loss.h>
-#include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/gemm/gemm.h>
+#include <sherd/nn/kernels/loss/loss.h>
+#include <sherd/kernels/reduce/reduce.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

@@ -1,8 +1,8 @@
 #include <sherd/nn/norm.h>
 
-#include <sherd/kernels/ops/activation.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/norm.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/kernels/norm/norm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
 

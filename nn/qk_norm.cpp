@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/norm.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/kernels/norm/norm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
 

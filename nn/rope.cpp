@@ -1,7 +1,7 @@
 #include <sherd/nn/rope.h>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/rope.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/nn/kernels/rope/rope.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {

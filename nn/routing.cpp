@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/experts.h>
-#include <sherd/kernels/ops/gemm.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/kernels/experts/experts.h>
+#include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
 

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/function.h>
 
 namespace sherd::nn {

@@ -4,11 +4,11 @@
 #include <memory>
 #include <utility>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/embedding.h>
-#include <sherd/kernels/ops/gemm.h>
-#include <sherd/kernels/ops/vocab_parallel.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/nn/kernels/embedding/embedding.h>
+#include <sherd/kernels/gemm/gemm.h>
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/embedding.h>
 #include <sherd/nn/linear.h>

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include <sherd/fsdp/fully_shard.h>
-#include <sherd/kernels/ops/squares.h>
+#include <sherd/kernels/squares/squares.h>
 
 namespace sherd {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <utility>
 
-#include <sherd/kernels/ops/normuon.h>
+#include <sherd/kernels/normuon/normuon.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {

@@ -11,8 +11,8 @@
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/qk_clip.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/qk_clip/qk_clip.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/optim/clip.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/model.h>

@@ -9,7 +9,7 @@
 
 #include <ATen/ATen.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/model.h>
 #include <sherd/torch/detail/tensor_memory.h>

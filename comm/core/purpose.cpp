@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 

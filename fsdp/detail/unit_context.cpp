@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 

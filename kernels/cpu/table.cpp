@@ -1,4 +1,4 @@
-#include "cpu.h"
+#include <sherd/kernels/device/cpu/dispatch.h>
 
 #include <string_view>
 

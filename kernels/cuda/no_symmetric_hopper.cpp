@@ -1,6 +1,6 @@
 // Stub of symmetric_hopper.cu where no nvcc compiles: in the emulation on a host.
-#include "queue.h"
-#include "symmetric.h"
+#include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/orthogonalize/cuda/symmetric.h>
 
 namespace sherd::cuda {
 

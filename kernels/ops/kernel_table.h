@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/stream.h>
-#include <sherd/kernels/ops/ref.h>
+#include <sherd/kernels/device/ref.h>
 
 namespace sherd {
 

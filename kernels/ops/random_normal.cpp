@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/detail/door.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd::ops {
 

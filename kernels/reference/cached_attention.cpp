@@ -1,10 +1,10 @@
-#include <sherd/kernels/ops/cached_attention.h>
+#include <sherd/nn/kernels/attention/cached_attention.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include "reference.h"
+#include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
 

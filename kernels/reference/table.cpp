@@ -1,4 +1,4 @@
-#include "reference.h"
+#include <sherd/kernels/device/reference/access.h>
 
 namespace sherd {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 
 namespace sherd::nn::detail {
 

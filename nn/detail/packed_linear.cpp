@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/activation.h>
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/gemm.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
 

@@ -1,7 +1,7 @@
 // Gradients of parameters that are unsharded on the ranks of a group, each of which computes a part.
 #pragma once
 
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/tensor_parallel.h>
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include <sherd/kernels/ops/rope.h>
+#include <sherd/nn/kernels/rope/rope.h>
 
 namespace sherd::nn {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include <sherd/kernels/ops/experts.h>
+#include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/models/detail/decoder.h>
 #include <sherd/nn/models/detail/family_names.h>
 

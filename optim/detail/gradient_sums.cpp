@@ -5,7 +5,7 @@
 #include <string>
 
 #include <sherd/comm/core/same_value.h>
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd {

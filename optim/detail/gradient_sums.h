@@ -5,7 +5,7 @@
 
 #include <sherd/fsdp/runtime.h>
 #include <sherd/kernels/ops/segments.h>
-#include <sherd/kernels/ops/squares.h>
+#include <sherd/kernels/squares/squares.h>
 
 namespace sherd {
 

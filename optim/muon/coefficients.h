@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include <sherd/kernels/ops/orthogonalize.h>
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 namespace sherd {
 

@@ -7,7 +7,7 @@
 #include <thread>
 #include <utility>
 
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 
 namespace sherd_bench {

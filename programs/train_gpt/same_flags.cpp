@@ -11,7 +11,7 @@
 
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 #include "config_fields.h"
 

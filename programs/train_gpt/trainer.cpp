@@ -6,7 +6,7 @@
 #include <limits>
 
 #include <sherd/checkpoint/weights.h>
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/ops/ops.h>
 
 #include "misfit.h"

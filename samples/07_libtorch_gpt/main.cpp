@@ -21,7 +21,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/device.h>
 #include <sherd/torch/device_memory.h>

@@ -7,7 +7,7 @@
 
 #include <sherd/kernels/device/detail/queue_stream.h>
 #include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/reduce/reduce.h>
 
 #include "comm/fake_nccl_world.h"
 

@@ -1,7 +1,7 @@
 // Newton-Schulz as one CUDA graph. Runs on a real GPU too.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
-#include <sherd/kernels/cuda/runtime.h>
+#include <sherd/kernels/device/cuda/runtime.h>
 
 #include "../kernels/lab.h"
 

@@ -1,4 +1,4 @@
-// What kernels/cuda/hopper.h has for compute capability 9.0, on the host: barriers with phases, copies by the
+// What kernels/device/cuda/hopper.h has for compute capability 9.0, on the host: barriers with phases, copies by the
 // copy engine, products of a warpgroup. Addresses, descriptors and the swizzle are those of the PTX manual.
 //
 // Copies are done when nothing else can go on, in changing order. Products are computed when they are waited

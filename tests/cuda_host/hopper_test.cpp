@@ -2,8 +2,8 @@
 // refuse.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sherd/kernels/cuda/hopper.h>
-#include <sherd/kernels/cuda/launch.h>
+#include <sherd/kernels/device/cuda/hopper.h>
+#include <sherd/kernels/device/cuda/launch.h>
 
 #include <functional>
 #include <string>

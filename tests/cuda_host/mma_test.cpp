@@ -1,6 +1,6 @@
 // The twins of the tensor-core instructions against plain loops over whole matrices.
 #include <gtest/gtest.h>
-#include <sherd/kernels/cuda/mma.h>
+#include <sherd/kernels/device/cuda/mma.h>
 
 #include <random>
 #include <vector>

@@ -1,6 +1,6 @@
 // Which tiles a symmetric product has, and how wide they are chosen; counted for 132 multiprocessors.
 #include <gtest/gtest.h>
-#include <sherd/kernels/cuda/symmetric_tiles.h>
+#include <sherd/kernels/orthogonalize/cuda/symmetric_tiles.h>
 
 #include <algorithm>
 #include <iterator>

@@ -33,7 +33,7 @@ def swiglu(gate, up):
     return F.silu(gate) * up
 
 
-# ---- dropout's mask: DropoutKey and DropoutArgs of kernels/ops/dropout.h, written down a second time
+# ---- dropout's mask: DropoutKey and DropoutArgs of nn/kernels/dropout/dropout.h, written down a second time
 
 M64 = (1 << 64) - 1
 

@@ -1,4 +1,4 @@
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include <algorithm>
 #include <limits>

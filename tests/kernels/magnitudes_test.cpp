@@ -1,5 +1,5 @@
 // Exact sums of magnitudes, the largest magnitude, clamps, and clip factors of other norms.
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include <cmath>
 #include <limits>

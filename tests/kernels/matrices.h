@@ -1,7 +1,7 @@
 // Matrices of doubles, made and iterated the plain way: what the orthogonalizers are compared with.
 #pragma once
 
-#include <sherd/kernels/ops/orthogonalize.h>
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include <sherd/kernels/ops/normuon.h>
+#include <sherd/kernels/normuon/normuon.h>
 
 #include <cmath>
 

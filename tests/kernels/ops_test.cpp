@@ -1,5 +1,5 @@
 #include <gmock/gmock.h>
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include <future>
 

@@ -1,7 +1,7 @@
 // Passes over memory at sizes and places where kernels change their way of going: more than a block or a
 // launch takes, no boundaries of 16 bytes, long runs, many sources.
 #include <gmock/gmock.h>
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include <algorithm>
 #include <limits>

@@ -1,4 +1,4 @@
-#include <sherd/kernels/ops/qk_clip.h>
+#include <sherd/kernels/qk_clip/qk_clip.h>
 
 #include <cmath>
 #include <limits>

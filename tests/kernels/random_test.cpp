@@ -1,4 +1,4 @@
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 // One thread and two give the same bits for every operation but gemm (whose product the library may split
 // otherwise). Sizes are large enough for two threads to be used.
-#include <sherd/kernels/ops/exact_sum.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include "lab.h"
 

@@ -1,5 +1,5 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/cpu/vector_math.h>
+#include <sherd/kernels/device/cpu/vector_math.h>
 
 #include <cmath>
 

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/kernels/ops/random_normal.h>
 #include <sherd/nn/nn.h>
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/nn/nn.h>
 
 #include "loose_parameters.h"

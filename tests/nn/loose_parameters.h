@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <sherd/fsdp/parameter.h>
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 
 namespace sherd::test {
 

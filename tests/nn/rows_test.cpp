@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/nn/nn.h>
 
 namespace sherd::test {

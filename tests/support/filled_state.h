@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/optim/optimizer.h>
 
 #include "support/toy_model.h"

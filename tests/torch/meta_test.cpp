@@ -1,7 +1,7 @@
 // Modules that are made on the meta device and given their values piece by piece; generators of a thread's own.
 #include <thread>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/torch/generator.h>
 #include <sherd/torch/meta_device.h>
 #include <sherd/torch/unsharded.h>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/torch/call.h>
 #include <sherd/torch/fully_shard.h>
 

@@ -8,7 +8,7 @@
 
 #include <sherd/checkpoint/files/content_digest.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/train/data/keyed_permutation.h>
 
 namespace sherd {

@@ -14,7 +14,7 @@
 #include <sherd/fsdp/group.h>
 #include <sherd/fsdp/runtime.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

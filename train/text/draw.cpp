@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

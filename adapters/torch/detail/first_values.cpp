@@ -13,7 +13,7 @@
 
 #include <ATen/ATen.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/torch/detail/tensor_memory.h>
 #include <sherd/torch/generator.h>
 

@@ -12,8 +12,8 @@
 #include <ATen/ATen.h>
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/torch/detail/attached.h>
 #include <sherd/torch/detail/tensor_memory.h>
 

@@ -28,7 +28,7 @@
 
 #include <ATen/ATen.h>
 #include <sherd/comm/core/require_equal.h>
-#include <sherd/kernels/ops/copy.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/device.h>
 

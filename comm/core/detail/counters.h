@@ -8,7 +8,7 @@
 
 #include <sherd/comm/core/communicator.h>
 #include <sherd/comm/core/detail/flight_recorder.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd::comm {
 

@@ -11,7 +11,7 @@
 
 #include <unistd.h>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd::comm {
 namespace {

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/reduce/reduce.h>
 
 namespace sherd::local {
 namespace {

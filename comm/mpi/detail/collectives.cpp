@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/reduce/reduce.h>
 
 namespace sherd::mpi {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd::mpi {
 namespace {

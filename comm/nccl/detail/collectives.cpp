@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/reduce.h>
+#include <sherd/kernels/reduce/reduce.h>
 
 namespace sherd::nccl {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <sherd/comm/core/communicator.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd::nccl {
 namespace {

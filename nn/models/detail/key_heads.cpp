@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/ops/copy.h>
-#include <sherd/kernels/ops/elementwise.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn::detail {

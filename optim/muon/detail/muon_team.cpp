@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include <sherd/comm/core/require_equal.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 
 namespace sherd {
 namespace {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/random.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/train/text/context.h>
 
 #include "temporary_folder.h"

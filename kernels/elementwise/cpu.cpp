@@ -1,0 +1,122 @@
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/parallel.h>
+
+// `omp simd` tells the compiler what it cannot see: outputs are inputs themselves or do not overlap them.
+
+namespace sherd::cpu {
+namespace {
+
+template <class To, class From>
+To convert(From v) {
+  if constexpr (std::is_same_v<To, double> || std::is_same_v<From, double>) {
+    if constexpr (std::is_same_v<To, From>) {
+      return v;
+    } else if constexpr (std::is_same_v<To, double>) {
+      return double(float(v));
+    } else {
+      return To(static_cast<float>(v));  // the 16-bit formats round through f32
+    }
+  } else {
+    return To(float(v));
+  }
+}
+
+template <class F>
+void with_float_type(DType t, F&& f) {
+  if (t == DType::f16) return f(f16{});
+  if (t == DType::f64) return f(double{});
+  with_activation(t, f);
+}
+
+}  // namespace
+
+void fill(ExecutionContext& ctx, Ref dst, int64_t count, double value) {
+  auto fill_as = [&]<class T>(T v) {
+    parallel_for(ctx, count, kGrain,
+                 [=, p = dst.as<T>()](int64_t begin, int64_t end) { std::fill(p + begin, p + end, v); });
+  };
+  switch (dst.dtype) {
+    case DType::f32:
+      return fill_as(static_cast<float>(value));
+    case DType::bf16:
+      return fill_as(bf16(static_cast<float>(value)));
+    case DType::f16:
+      return fill_as(f16(static_cast<float>(value)));
+    case DType::f64:
+      return fill_as(value);
+    case DType::i32:
+      return fill_as(static_cast<int32_t>(value));
+    case DType::i64:
+      return fill_as(static_cast<int64_t>(value));
+    case DType::u8:
+      return fill_as(static_cast<uint8_t>(value));
+  }
+}
+
+void cast(ExecutionContext& ctx, Ref dst, Ref src, int64_t count) {
+  with_float_type(dst.dtype, [&](auto to) {
+    with_float_type(src.dtype, [&](auto from) {
+      auto* d = dst.as<decltype(to)>();
+      auto* s = src.as<decltype(from)>();
+      parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) d[i] = convert<decltype(to)>(s[i]);
+      });
+    });
+  });
+}
+
+void scale(ExecutionContext& ctx, Ref x, int64_t count, float factor) {
+  with_activation(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* p = x.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(p[i], float(p[i]) * factor);
+    });
+  });
+}
+
+void scaled_add(ExecutionContext& ctx, float* dst, float alpha, Ref src, int64_t count) {
+  with_activation(src.dtype, [&](auto type) {
+    auto* s = src.as<decltype(type)>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) dst[i] = dst[i] + alpha * float(s[i]);
+    });
+  });
+}
+
+void scale_and_add(ExecutionContext& ctx, float* dst, float decay, float alpha, const float* src,
+                   int64_t count) {
+  parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) dst[i] = decay * dst[i] + alpha * src[i];
+  });
+}
+
+void add(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
+  with_activation(out.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* o = out.as<T>();
+    const T *x = a.as<T>(), *y = b.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(o[i], float(x[i]) + float(y[i]));
+    });
+  });
+}
+
+void multiply(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
+  with_activation(out.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* o = out.as<T>();
+    const T *x = a.as<T>(), *y = b.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(o[i], float(x[i]) * float(y[i]));
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,125 @@
+#include <sherd/kernels/gemm/gemm.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+GemmArgs gemm_args(Check& check, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
+                   bool trans_b) {
+  check.dims("A", a, 2).dims("B", b, 2).dims("C", c, 2).dtype("A", a, kActivations).dtype("B", b, a.dtype());
+  GemmArgs g{.trans_a = trans_a, .trans_b = trans_b, .a = ref(a), .b = ref(b), .c = ref(c)};
+  g.m = a.size(trans_a ? 1 : 0);
+  g.k = a.size(trans_a ? 0 : 1);
+  g.n = b.size(trans_b ? 0 : 1);
+  g.lda = std::max<int64_t>(1, a.size(1));
+  g.ldb = std::max<int64_t>(1, b.size(1));
+  g.ldc = std::max<int64_t>(1, g.n);
+  check.that(b.size(trans_b ? 1 : 0) == g.k,
+             fmt::format("op(A) op(B) do not fit: A {}{}, B {}{}", to_string(a.shape()), trans_a ? "^T" : "",
+                         to_string(b.shape()), trans_b ? "^T" : ""));
+  check.shape("C", c, {g.m, g.n});
+  return g;
+}
+
+}  // namespace
+
+void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+          float alpha, float beta) {
+  Check check("gemm");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, {DType::f32, a.dtype()}).done();
+  g.alpha = alpha;
+  g.beta = beta;
+  queue(s, "gemm", kernels(s).gemm, g);
+}
+
+void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
+                  float beta) {
+  Check check("gemm_columns");
+  check.dims("A", a.matrix, 2).dims("B", b.matrix, 2).dims("C", c.matrix, 2).dtype("A", a.matrix, kActivations);
+  check.dtype("B", b.matrix, a.matrix.dtype()).dtype("C", c.matrix, {DType::f32, a.matrix.dtype()}).done();
+  for (const Columns* o : {&a, &b, &c})
+    require(o->begin >= 0 && o->count >= 0 && o->begin + o->count <= o->matrix.size(1),
+            fmt::format("gemm_columns: columns [{}, {}) of a matrix {}", o->begin, o->begin + o->count,
+                        to_string(o->matrix.shape())));
+  const auto at = [](const Columns& o) {
+    Ref r = ref(o.matrix);
+    // A matrix without elements may have no memory to count from.
+    if (o.matrix.numel() > 0) r.data = static_cast<char*>(r.data) + o.begin * size_of(o.matrix.dtype());
+    return r;
+  };
+  const auto rows = [](const Columns& o, bool trans) { return trans ? o.count : o.matrix.size(0); };
+  const auto cols = [](const Columns& o, bool trans) { return trans ? o.matrix.size(0) : o.count; };
+  GemmArgs g{.trans_a = trans_a, .trans_b = trans_b, .a = at(a), .b = at(b), .c = at(c)};
+  g.m = rows(a, trans_a);
+  g.k = cols(a, trans_a);
+  g.n = cols(b, trans_b);
+  g.beta = beta;
+  g.lda = std::max<int64_t>(1, a.matrix.size(1));
+  g.ldb = std::max<int64_t>(1, b.matrix.size(1));
+  g.ldc = std::max<int64_t>(1, c.matrix.size(1));
+  check.that(rows(b, trans_b) == g.k && c.matrix.size(0) == g.m && c.count == g.n,
+             fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b), g.n,
+                         c.matrix.size(0), c.count))
+      .done();
+  queue(s, "gemm_columns", kernels(s).gemm, g);
+}
+
+void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+               const Tensor& bias) {
+  Check check("gemm_bias");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype()).dtype("bias", bias, a.dtype()).count("bias", bias, g.n).done();
+  g.bias = ref(bias);
+  queue(s, "gemm_bias", kernels(s).gemm, g);
+}
+
+void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
+               bool trans_b, const Tensor& bias) {
+  Check check("gemm_gelu");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype());
+  if (pre.defined()) check.dtype("pre", pre, a.dtype()).shape("pre", pre, c.shape());
+  if (bias.defined()) check.dtype("bias", bias, a.dtype()).count("bias", bias, g.n);
+  check.done();
+  require(!pre.defined() || pre.numel() == 0 || pre.raw() != c.raw(),
+          "gemm_gelu: C and pre are the same tensor; use two, or leave pre undefined");
+  g.gelu = true;
+  if (pre.defined()) g.pre = ref(pre);
+  if (bias.defined()) g.bias = ref(bias);
+  queue(s, "gemm_gelu", kernels(s).gemm, g);
+}
+
+void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+              const Tensor& residual) {
+  Check check("gemm_add");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype()).dtype("residual", residual, a.dtype());
+  check.shape("residual", residual, c.shape()).done();
+  require(c.numel() == 0 || residual.raw() != c.raw(),
+          "gemm_add: C and the residual are the same tensor; use two, or gemm with beta 1");
+  g.residual = ref(residual);
+  queue(s, "gemm_add", kernels(s).gemm, g);
+}
+
+void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
+                        bool trans_b, const Tensor& pre) {
+  Check check("gemm_gelu_backward");
+  GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
+  check.dtype("C", c, a.dtype()).dtype("pre", pre, a.dtype()).shape("pre", pre, c.shape()).done();
+  require(c.numel() == 0 || pre.raw() != c.raw(),
+          "gemm_gelu_backward: C and pre are the same tensor; use two");
+  g.gelu_backward = true;
+  g.pre = ref(pre);
+  queue(s, "gemm_gelu_backward", kernels(s).gemm, g);
+}
+
+}  // namespace sherd::ops

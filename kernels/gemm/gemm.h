@@ -1,0 +1,64 @@
+// Products of matrices. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// C[m,n] = alpha * op(A) op(B) + beta * C, row-major with leading dimensions.
+/// A and B have one dtype (f32 or bf16); C is f32 or that dtype; the sum over k is fp32.
+/// beta = 0 never reads C. m, n or k may be 0.
+/// Epilogue, only with alpha = 1 and beta = 0, C of A's dtype and ldc = n: bias [n] of that dtype is added to
+/// every row, and with `gelu` C = gelu(product + bias) while pre [m, n] of that dtype receives product +
+/// bias. Each of bias and pre may be null; pre may not be C. Or, with neither bias nor gelu: C = residual +
+/// product, or, with `gelu_backward`, C = product * gelu'(pre), where pre is read; residual and pre have C's
+/// dtype and shape, rows of n elements, and are not C. On the CPU the bits are those of gemm, add_bias,
+/// gelu_forward, add and gelu_backward one after another; elsewhere they agree to the roundings between
+/// those.
+struct GemmArgs {
+  bool trans_a = false, trans_b = false;
+  int64_t m = 0, n = 0, k = 0;
+  float alpha = 1, beta = 0;
+  Ref a{}, b{}, c{};
+  int64_t lda = 0, ldb = 0, ldc = 0;
+  Ref bias{}, pre{};
+  bool gelu = false;
+  Ref residual{};
+  bool gelu_backward = false;
+};
+
+namespace ops {
+
+/// What GemmArgs says, for 2-D tensors; op(A) is A or, with trans_a, its transpose, and B likewise.
+void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+          float alpha = 1, float beta = 0);
+/// Columns [begin, begin + count) of a dense matrix: an operand or a result that lies between others.
+struct Columns {
+  Columns(const Tensor& all) : matrix(all), begin(0), count(all.dim() == 2 ? all.size(1) : 0) {}
+  Columns(const Tensor& all, int64_t from, int64_t columns) : matrix(all), begin(from), count(columns) {}
+  Tensor matrix;
+  int64_t begin, count;
+};
+/// gemm() of columns of larger matrices; those beside C's stay as they are. @throws InvalidArgument for columns that
+/// lie outside.
+void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
+                  float beta = 0);
+/// What gemm and add_bias would do, in one kernel where the device has one, as all below. bias [n]; all
+/// tensors of one dtype.
+void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+               const Tensor& bias);
+/// bias [n] may be undefined (none); pre may be undefined when no backward follows.
+void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
+               bool trans_b, const Tensor& bias = {});
+/// C = residual + product; one kernel rounds once, gemm and add twice.
+void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
+              const Tensor& residual);
+/// pre is what gemm_gelu wrote.
+void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
+                        bool trans_b, const Tensor& pre);
+
+}  // namespace ops
+}  // namespace sherd

@@ -1,0 +1,102 @@
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include <sherd/kernels/muon/muon.h>
+
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/segments.h>
+
+// The same fp32 operations as the reference, in the same order.
+
+namespace sherd::cpu {
+namespace {
+
+/// Where a segment that packs nothing writes.
+struct Nowhere {};
+using cpu::store;
+void store(Nowhere, float) {}
+struct NowhereAt {
+  Nowhere operator[](int64_t) const { return {}; }
+};
+
+template <class T>
+[[gnu::noinline]] void momentum(float* buffer, const float* gradient, const float* weight, T packed,
+                                int64_t count, float mu, float l2, bool nesterov, bool moves) {
+  const float rate = 1 - mu;
+  constexpr float kLargest = std::numeric_limits<float>::max();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  auto one = [=](int64_t i, float g) {
+    const float old = buffer[i], b = old + rate * (g - old);
+    const float u = nesterov ? g + mu * (b - g) : b;
+    const bool finite = std::abs(g) <= kLargest;
+    buffer[i] = finite && moves ? b : old;
+    store(packed[i], finite ? u : kNan);
+  };
+  if (l2 == 0) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i]);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) one(i, gradient[i] + l2 * weight[i]);
+  }
+}
+
+template <class T>
+[[gnu::noinline]] void update(float* weight, const T* packed, int64_t count, float decay, float alpha) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) weight[i] = decay * weight[i] + alpha * float(packed[i]);
+}
+
+template <class To, class From>
+[[gnu::noinline]] void convert(To* to, const From* from, int64_t count) {
+  if constexpr (std::is_same_v<To, From>) {
+    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(To));
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) store(to[i], float(from[i]));
+  }
+}
+
+}  // namespace
+
+void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
+  with_payload(a.packed.dtype, [&](auto type) {
+    auto* packed = a.packed.as<decltype(type)>();
+    for_segments(
+        ctx, a.segments,
+        [=, mu = a.mu, l2 = a.l2, nesterov = a.nesterov, moves = !a.skip || *a.skip == 0](
+            const MomentumSegment& s, int64_t b, int64_t e) {
+          const float* weight = l2 == 0 ? nullptr : s.weight + b;
+          if (s.at >= 0) {
+            momentum(s.buffer + b, s.gradient + b, weight, packed + s.at + b, e - b, mu, l2, nesterov, moves);
+          } else {
+            momentum(s.buffer + b, s.gradient + b, weight, NowhereAt{}, e - b, mu, l2, nesterov, moves);
+          }
+        });
+  });
+}
+
+void muon_update(ExecutionContext& ctx, const MuonUpdateArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  with_payload(a.packed.dtype, [&](auto type) {
+    const auto* packed = a.packed.as<decltype(type)>();
+    for_segments(ctx, a.segments, [=](const UpdateSegment& s, int64_t b, int64_t e) {
+      update(s.weight + b, packed + s.at + b, e - b, s.decay, s.alpha);
+    });
+  });
+}
+
+void copy_segments(ExecutionContext& ctx, const CopySegmentsArgs& a) {
+  with_payload(a.to.dtype, [&](auto to_type) {
+    with_payload(a.from.dtype, [&](auto from_type) {
+      auto* to = a.to.as<decltype(to_type)>();
+      const auto* from = a.from.as<decltype(from_type)>();
+      for_segments(ctx, a.segments, [=](const CopySegment& s, int64_t b, int64_t e) {
+        convert(to + s.to + b, from + s.from + b, e - b);
+      });
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,142 @@
+#include <cfloat>
+
+#include <sherd/kernels/muon/muon.h>
+
+#include <sherd/kernels/cuda/cuda.h>
+#include <sherd/kernels/device/cuda/segments.h>
+
+// Single fp32 operations in the reference's order.
+
+namespace sherd::cuda {
+namespace {
+
+struct Momentum {
+  float mu, rate, l2;
+  bool nesterov;
+  const int64_t* skip;
+
+  __device__ bool nothing_to_do() const { return false; }  // messages are packed all the same
+};
+
+template <class T>
+struct MomentumOp {
+  static constexpr int kVec = 4;
+  float* buffer;
+  const float *gradient, *weight;  // weight: null without l2
+  T* packed;                       // null: nothing is packed
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, buffer, gradient, weight, packed); }
+
+  template <int N>
+  __device__ void run(int64_t i, const Momentum& m) const {
+    Vec<float, N> b = load<N>(buffer, i), g = load<N>(gradient, i);
+    if (weight != nullptr) {
+      const Vec<float, N> w = load<N>(weight, i);
+#pragma unroll
+      for (int k = 0; k < N; ++k) g[k] = __fadd_rn(g[k], __fmul_rn(m.l2, w[k]));
+    }
+    const bool moves = m.skip == nullptr || *m.skip == 0;
+    Vec<T, N> out;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      const bool finite = fabsf(g[k]) <= FLT_MAX;
+      const float moved = __fadd_rn(b[k], __fmul_rn(m.rate, __fsub_rn(g[k], b[k])));
+      const float ahead = m.nesterov ? __fadd_rn(g[k], __fmul_rn(m.mu, __fsub_rn(moved, g[k]))) : moved;
+      if (finite && moves) b[k] = moved;
+      put(out[k], finite ? ahead : nanf(""));
+    }
+    store(buffer, i, b);
+    if (packed != nullptr) store(packed, i, out);
+  }
+};
+
+struct Update {
+  const int64_t* skip;
+
+  __device__ bool nothing_to_do() const { return skip != nullptr && *skip != 0; }
+};
+
+struct Nothing {
+  __device__ bool nothing_to_do() const { return false; }
+};
+
+template <class T>
+struct UpdateOp {
+  static constexpr int kVec = 4;
+  float* weight;
+  const T* packed;
+  float decay, alpha;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, weight, packed); }
+
+  template <int N>
+  __device__ void run(int64_t i, const Update&) const {
+    Vec<float, N> w = load<N>(weight, i);
+    const Vec<T, N> o = load<N>(packed, i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) w[k] = __fadd_rn(__fmul_rn(decay, w[k]), __fmul_rn(alpha, to_float(o[k])));
+    store(weight, i, w);
+  }
+};
+
+template <class To, class From>
+struct CopyOp {
+  static constexpr int kVec = 16 / static_cast<int>(std::min(sizeof(To), sizeof(From)));
+  To* to;
+  const From* from;
+
+  Cover cover_of(int64_t count) const { return cover<kVec>(count, to, from); }
+
+  template <int N>
+  __device__ void run(int64_t i, const Nothing&) const {
+    const Vec<From, N> in = load<N>(from, i);
+    Vec<To, N> out;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      if constexpr (std::is_same_v<To, From>) {
+        out[k] = in[k];
+      } else {
+        put(out[k], to_float(in[k]));
+      }
+    }
+    store(to, i, out);
+  }
+};
+
+}  // namespace
+
+void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
+  const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip};
+  with_payload(a.packed.dtype, [&]<class T>(T) {
+    T* packed = a.packed.as<T>();
+    for_segments<MomentumOp<T>>(context, "muon_momentum", a.segments, common, [&](const MomentumSegment& s) {
+      return MomentumOp<T>{s.buffer, s.gradient, a.l2 == 0 ? nullptr : s.weight,
+                           s.at < 0 ? nullptr : packed + s.at};
+    });
+  });
+}
+
+void muon_update(ExecutionContext& context, const MuonUpdateArgs& a) {
+  with_payload(a.packed.dtype, [&]<class T>(T) {
+    const T* packed = a.packed.as<T>();
+    for_segments<UpdateOp<T>>(context, "muon_update", a.segments, Update{a.skip},
+                              [&](const UpdateSegment& s) {
+                                return UpdateOp<T>{s.weight, packed + s.at, s.decay, s.alpha};
+                              });
+  });
+}
+
+void copy_segments(ExecutionContext& context, const CopySegmentsArgs& a) {
+  with_payload(a.to.dtype, [&]<class To>(To) {
+    with_payload(a.from.dtype, [&]<class From>(From) {
+      To* to = a.to.as<To>();
+      const From* from = a.from.as<From>();
+      for_segments<CopyOp<To, From>>(context, "copy_segments", a.segments, Nothing{},
+                                     [&](const CopySegment& s) {
+                                       return CopyOp<To, From>{to + s.to, from + s.from};
+                                     });
+    });
+  });
+}
+
+}  // namespace sherd::cuda

@@ -1,0 +1,75 @@
+#include <sherd/kernels/muon/muon.h>
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+/// Adds `count` elements from `at` of a buffer of `size` elements to the problems unless they lie inside.
+void check_range(Check& check, const char* buffer, size_t segment, int64_t at, int64_t count, int64_t size) {
+  if (count >= 0 && at >= 0 && count <= size && at <= size - count) return;
+  check.that(false, fmt::format("segment {}: {} elements at {} lie outside {} of {} elements", segment, count,
+                                at, buffer, size));
+}
+
+}  // namespace
+
+void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
+                   bool nesterov, float l2, const Tensor& skip) {
+  Check check("muon_momentum");
+  check.dtype("packed", packed, kPayload).done();
+  check_skip(check, skip);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const MomentumSegment& m = segments[i];
+    check_range(check, "packed", i, m.at == -1 ? 0 : m.at, m.at == -1 ? 0 : m.count, packed.numel());
+    check.that(m.count >= 0, fmt::format("segment {}: count {} is negative", i, m.count));
+    if (m.count > 0 && (!m.buffer || !m.gradient || (l2 != 0 && !m.weight)))
+      check.that(false, fmt::format("segment {}: buffer, gradient or (with l2) weight is null", i));
+  }
+  check.done();
+  require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
+  require(std::isfinite(l2), fmt::format("muon_momentum: l2 {} must be finite", l2));
+  queue(s, "muon_momentum", kernels(s).muon_momentum,
+        MuonMomentumArgs{
+            {segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2, pointer<int64_t>(skip)});
+}
+
+void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
+                 const Tensor& skip) {
+  Check check("muon_update");
+  check.dtype("packed", packed, kPayload).done();
+  check_skip(check, skip);
+  for (size_t i = 0; i < segments.size(); ++i) {
+    check_range(check, "packed", i, segments[i].at, segments[i].count, packed.numel());
+    if (segments[i].count > 0 && !segments[i].weight)
+      check.that(false, fmt::format("segment {}: weight is null", i));
+  }
+  check.done();
+  queue(s, "muon_update", kernels(s).muon_update,
+        MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip)});
+}
+
+void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments) {
+  Check check("copy_segments");
+  check.dtype("to", to, kPayload).dtype("from", from, kPayload).done();
+  int64_t total = 0;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    check_range(check, "to", i, segments[i].to, segments[i].count, to.numel());
+    check_range(check, "from", i, segments[i].from, segments[i].count, from.numel());
+    total += segments[i].count;
+  }
+  check.done();
+  require_distinct("copy_segments", to, from);
+  s.device().count_copy(total * size_of(from.dtype()));
+  queue(s, "copy_segments", kernels(s).copy_segments,
+        CopySegmentsArgs{{segments.begin(), segments.end()}, ref(to), ref(from)});
+}
+
+}  // namespace sherd::ops

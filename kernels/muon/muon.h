@@ -1,0 +1,61 @@
+// The passes of Muon over segments: momentum, update, packing. ops.h says what holds for all operations.
+//
+// Segments hold plain pointers; as with tensors, the caller keeps what they point to until the stream has run
+// the work.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/ops/segments.h>
+
+namespace sherd {
+
+/// For every element of every segment, in single f32 operations in this order (EMA form, as
+/// torch.optim.Muon):
+///   g' = l2 == 0 ? g : g + l2 * w;  buffer += (1-mu) * (g' - buffer);
+///   packed = nesterov ? g' + mu * (buffer - g') : buffer.
+/// Where g' is not finite the buffer keeps its value and NaN is packed. packed: f32, bf16 or f16. With `skip`
+/// (see AdamWCountArgs) no buffer moves; what is packed is the same. The result for an element depends on
+/// that element alone, wherever it lies in its segment.
+struct MuonMomentumArgs {
+  std::vector<MomentumSegment> segments;
+  Ref packed{};
+  float mu = 0;
+  bool nesterov = true;
+  float l2 = 0;
+  const int64_t* skip = nullptr;
+};
+
+/// w = decay * w + alpha * packed, in f32 operations, for every element of every segment; with `skip`,
+/// nothing.
+struct MuonUpdateArgs {
+  std::vector<UpdateSegment> segments;
+  Ref packed{};
+  const int64_t* skip = nullptr;
+};
+
+/// to[segment.to + i] = from[segment.from + i]; f32, bf16 or f16, rounded once. Segments of `to` do not
+/// overlap each other, nor do the buffers.
+struct CopySegmentsArgs {
+  std::vector<CopySegment> segments;
+  Ref to{}, from{};
+};
+
+namespace ops {
+
+/// Momentum, Nesterov, cast and pack in one pass. skip: i64 [1], read on the stream, or undefined.
+/// @throws ShapeMismatch, as the others, naming every segment that leaves its buffer or lacks a pointer.
+void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegment> segments, float mu,
+                   bool nesterov, float l2 = 0, const Tensor& skip = {});
+/// Unpack, scale, decay and update in one pass.
+void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tensor& packed,
+                 const Tensor& skip = {});
+/// Counted in Device::copied_bytes().
+void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<const CopySegment> segments);
+
+}  // namespace ops
+}  // namespace sherd

@@ -1,0 +1,41 @@
+#include <cmath>
+#include <limits>
+
+#include <sherd/kernels/muon/muon.h>
+
+#include <sherd/kernels/device/reference/access.h>
+
+namespace sherd::reference {
+
+// Single fp32 operations in the stated order; other tables must give the same bits.
+
+void muon_momentum(ExecutionContext&, const MuonMomentumArgs& a) {
+  const float rate = 1 - a.mu;
+  const bool moves = !a.skip || *a.skip == 0;
+  for (const MomentumSegment& s : a.segments) {
+    for (int64_t i = 0; i < s.count; ++i) {
+      const float g = a.l2 == 0 ? s.gradient[i] : s.gradient[i] + a.l2 * s.weight[i];
+      if (!std::isfinite(g)) {
+        if (s.at >= 0) put(a.packed, s.at + i, std::numeric_limits<double>::quiet_NaN());
+        continue;
+      }
+      const float moved = s.buffer[i] + rate * (g - s.buffer[i]);
+      if (moves) s.buffer[i] = moved;
+      if (s.at >= 0) put(a.packed, s.at + i, a.nesterov ? g + a.mu * (moved - g) : moved);
+    }
+  }
+}
+
+void muon_update(ExecutionContext&, const MuonUpdateArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  for (const UpdateSegment& s : a.segments)
+    for (int64_t i = 0; i < s.count; ++i)
+      s.weight[i] = s.decay * s.weight[i] + s.alpha * static_cast<float>(get(a.packed, s.at + i));
+}
+
+void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {
+  for (const CopySegment& s : a.segments)
+    for (int64_t i = 0; i < s.count; ++i) put(a.to, s.to + i, get(a.from, s.from + i));
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,40 @@
+#include <algorithm>
+#include <cmath>
+
+#include <sherd/kernels/optimizer/optimizer.h>
+
+#include <sherd/kernels/device/reference/access.h>
+
+namespace sherd::reference {
+
+// Hyperparameters are rounded to fp32 once, then every operation is a single fp32 operation in PyTorch's
+// order; other tables must give the same bits.
+
+void adamw_count(ExecutionContext&, const AdamWCountArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  for (int64_t i = 0; i < a.count; ++i) {
+    a.steps[i] = std::min(a.steps[i] + 1, 0x1p24f);
+    a.biases[i] = adamw_bias(a.lr, a.beta1, a.beta2, static_cast<int64_t>(a.steps[i]));
+  }
+}
+
+void adamw(ExecutionContext&, const AdamWArgs& a) {
+  if (a.skip && *a.skip != 0) return;
+  const float weight1 = static_cast<float>(1 - a.beta1);
+  const float beta2 = static_cast<float>(a.beta2);
+  const float weight2 = static_cast<float>(1 - a.beta2);
+  const float eps = static_cast<float>(a.eps);
+  for (const AdamWSegment& s : a.segments) {
+    const AdamWBias bias = a.biases ? a.biases[s.bias] : a.bias;
+    const float decay = static_cast<float>(1 - a.lr * s.weight_decay);
+    for (int64_t i = 0; i < s.count; ++i) {
+      s.w[i] = s.w[i] * decay;
+      s.m[i] = s.m[i] + weight1 * (s.g[i] - s.m[i]);
+      s.v[i] = beta2 * s.v[i] + weight2 * s.g[i] * s.g[i];
+      s.w[i] = s.w[i] - bias.step_size * s.m[i] / (std::sqrt(s.v[i]) / bias.root + eps);
+      if (s.copy != nullptr) put({s.copy, a.copy_dtype}, i, s.w[i]);
+    }
+  }
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,216 @@
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <utility>
+
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
+
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include "polar.h"
+#include "products.h"
+
+// Matrices are taken one after another, in the orientation with rows <= cols; m is the short side.
+
+namespace sherd::cpu {
+namespace {
+
+/// Carves matrices from one piece of scratch memory.
+class Carver {
+ public:
+  static int64_t floats(int64_t rows, int64_t cols) { return (rows * padded_stride(cols) + 31) / 32 * 32; }
+  Carver(ExecutionContext& ctx, int64_t floats) : next_(static_cast<float*>(ctx.scratch(floats * 4))) {}
+  Block matrix(int64_t rows, int64_t cols) {
+    return {std::exchange(next_, next_ + floats(rows, cols)), padded_stride(cols)};
+  }
+
+ private:
+  float* next_;
+};
+
+MatrixStatus status_of(double squares) {
+  return !std::isfinite(squares) ? MatrixStatus::not_finite
+         : squares == 0          ? MatrixStatus::zero
+                                 : MatrixStatus::fine;
+}
+
+/// Squares of one size that the Gram iteration works in; r holds R at the start.
+struct GramSquares {
+  Block r, z, rz, q, next;
+};
+constexpr int64_t kGramSquares = 5;
+
+GramSquares carve_gram(Carver& carver, int64_t m) {
+  return {carver.matrix(m, m), carver.matrix(m, m), carver.matrix(m, m), carver.matrix(m, m),
+          carver.matrix(m, m)};
+}
+
+/// Q of the given steps on R, which is overwritten: Z = bR + cR^2, Q <- Q(Z + aI), R <- (Z + aI)R(Z + aI).
+/// `a` is carried through the epilogues, so that Z alone is rounded.
+Block iterate(const ExecutionContext& ctx, int64_t m, GramSquares s, std::span<const Coefficients> steps,
+              DType working) {
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto [a, b, c] = steps[i];
+    auto times = [&, a = a](Block x, Block to) {  // x(Z + aI)
+      symmetric_product(ctx, m, m, x, s.z, false, {.beta = a, .addend = x, .working = working}, to);
+    };
+    symmetric_product(ctx, m, m, s.r, s.r, false, {.alpha = c, .beta = b, .addend = s.r, .working = working},
+                      s.z);
+    if (i == 0) {
+      scaled_copy(ctx, m, m, s.z, 1, false, DType::f32, s.q);
+      for (int64_t d = 0; d < m; ++d) s.q.data[d * s.q.ld + d] += a;
+      if (working != DType::f32) scaled_copy(ctx, m, m, s.q, 1, false, working, s.q);
+    } else {
+      times(s.q, s.next);
+      std::swap(s.q, s.next);
+    }
+    if (i + 1 == steps.size()) break;
+    times(s.r, s.rz);
+    times(s.rz, s.r);
+  }
+  return s.q;
+}
+
+/// Normalised matrix in, iterated matrix out. Steps alternate between x and y; the last one writes to `last`
+/// when that is given. Returns where the result is.
+struct Iterated {
+  int64_t m, n;
+  Block x, y, last;
+  Block next(bool final) const { return final && last.data ? last : y; }
+};
+
+Block standard_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated it, Block gram,
+                    Block polynomial) {
+  const bool exact = o.working == DType::f32;
+  for (size_t i = 0; i < o.steps.size(); ++i) {
+    const auto [a, b, c] = o.steps[i];
+    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working}, gram);
+    // In f32, aX comes with the product; in 16 bits a + bG + cG^2 would lose what G adds to a.
+    symmetric_product(
+        ctx, it.m, it.m, gram, gram, false,
+        {.alpha = c, .beta = b, .addend = gram, .diagonal = exact ? a : 0.0f, .working = o.working},
+        polynomial);
+    const Block to = it.next(i + 1 == o.steps.size());
+    product(ctx, it.m, it.n, it.m, polynomial, it.x,
+            {.beta = exact ? 0.0f : a, .addend = it.x, .working = o.working}, to);
+    it.y = std::exchange(it.x, to);
+  }
+  return it.x;
+}
+
+Block gram_form(const ExecutionContext& ctx, const OrthogonalizeOptions& o, Iterated it,
+                const GramSquares& squares) {
+  const std::span<const Coefficients> steps = o.steps;
+  for (size_t begin = 0, part = 0; begin < steps.size(); ++part) {
+    const size_t end = part < o.restarts.size() ? static_cast<size_t>(o.restarts[part]) : steps.size();
+    symmetric_product(ctx, it.m, it.n, it.x, it.x, true, {.working = o.working}, squares.r);
+    const Block q = iterate(ctx, it.m, squares, steps.subspan(begin, end - begin), o.working);
+    const Block to = it.next(end == steps.size());
+    product(ctx, it.m, it.n, it.m, q, it.x, {.working = o.working}, to);
+    it.y = std::exchange(it.x, to);
+    begin = end;
+  }
+  return it.x;
+}
+
+void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const float* in, float* out,
+                   double squares) {
+  const OrthogonalizeOptions& o = args.options;
+  const bool tall = args.rows > args.cols, gram = o.form == IterationForm::gram;
+  const int64_t m = std::min(args.rows, args.cols), n = std::max(args.rows, args.cols);
+  Carver carver(ctx, 2 * Carver::floats(m, n) + (gram ? kGramSquares : 2) * Carver::floats(m, m));
+  Iterated it{m, n, carver.matrix(m, n), carver.matrix(m, n), {}};
+  if (!tall) it.last = {out, n};
+  // Kernels only read `in`.
+  const Block source{const_cast<float*>(in), args.cols};
+  scaled_copy(ctx, args.rows, args.cols, source, 1 / (std::sqrt(squares) + o.eps), tall, o.working, it.x);
+  Block result;
+  if (gram) {
+    result = gram_form(ctx, o, it, carve_gram(carver, m));
+  } else {
+    const Block g = carver.matrix(m, m), polynomial = carver.matrix(m, m);
+    result = standard_form(ctx, o, it, g, polynomial);
+  }
+  if (tall) scaled_copy(ctx, m, n, result, 1, true, DType::f32, {out, args.cols});
+}
+
+}  // namespace
+
+void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
+  const int64_t size = a.rows * a.cols;
+  for (int64_t i = 0; i < a.batch; ++i) {
+    const float* in = a.in + i * size;
+    float* out = a.out + i * size;
+    const double squares = sum_of_squares(ctx, in, size);
+    const MatrixStatus status = status_of(squares);
+    a.status[i] = static_cast<int32_t>(status);
+    if (status != MatrixStatus::fine) {
+      std::fill_n(out, size, 0.0f);
+    } else if (a.options.method == Orthogonalizer::svd) {
+      polar_factor(ctx, a.rows, a.cols, in, out);
+    } else {
+      newton_schulz(ctx, a, in, out, squares);
+      if (!std::isfinite(sum_of_squares(ctx, out, size))) {  // the iteration overflowed
+        std::fill_n(out, size, 0.0f);
+        a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+      }
+    }
+  }
+}
+
+void gram_product(ExecutionContext& ctx, const GramProductArgs& a) {
+  const int64_t n = a.contract_rows ? a.cols : a.rows, k = a.contract_rows ? a.rows : a.cols;
+  for (int64_t i = 0; i < a.batch; ++i) {
+    Block x{const_cast<float*>(a.x) + i * n * k, a.cols};
+    if (a.contract_rows) {
+      Carver carver(ctx, Carver::floats(n, k));
+      const Block transposed = carver.matrix(n, k);
+      scaled_copy(ctx, a.rows, a.cols, x, 1, true, DType::f32, transposed);
+      x = transposed;
+    }
+    symmetric_product(ctx, n, k, x, x, true, {}, {a.gram + i * n * n, n});
+  }
+}
+
+void gram_iterate(ExecutionContext& ctx, const GramIterateArgs& a) {
+  const std::span<const Coefficients> steps(a.options.steps.data() + a.first,
+                                            static_cast<size_t>(a.last - a.first));
+  const int64_t n = a.n;
+  for (int64_t i = 0; i < a.batch; ++i) {
+    const Block gram{a.gram + i * n * n, n}, q{a.q + i * n * n, n};
+    double factor = 1;
+    if (a.first == 0) {
+      double trace = 0;
+      for (int64_t d = 0; d < n; ++d) trace += gram.data[d * n + d];
+      const MatrixStatus status = status_of(trace);
+      a.status[i] = static_cast<int32_t>(status);
+      if (status != MatrixStatus::fine) {
+        std::fill_n(q.data, n * n, 0.0f);
+        continue;
+      }
+      factor = 1 / (std::sqrt(trace) + a.options.eps);
+    }
+    Carver carver(ctx, kGramSquares * Carver::floats(n, n));
+    const GramSquares squares = carve_gram(carver, n);
+    scaled_copy(ctx, n, n, gram, factor * factor, false, a.options.working, squares.r);
+    scaled_copy(ctx, n, n, iterate(ctx, n, squares, steps, a.options.working), factor, false, DType::f32, q);
+    if (!std::isfinite(sum_of_squares(ctx, q.data, n * n))) {
+      std::fill_n(q.data, n * n, 0.0f);
+      if (a.status) a.status[i] = static_cast<int32_t>(MatrixStatus::not_finite);
+    }
+  }
+}
+
+void gram_apply(ExecutionContext& ctx, const GramApplyArgs& a) {
+  const int64_t n = a.contract_rows ? a.cols : a.rows, size = a.rows * a.cols;
+  for (int64_t i = 0; i < a.batch; ++i) {
+    const Block x{const_cast<float*>(a.x) + i * size, a.cols}, q{const_cast<float*>(a.q) + i * n * n, n};
+    const Block out{a.out + i * size, a.cols};
+    if (std::all_of(q.data, q.data + n * n, [](float v) { return v == 0; })) {
+      std::fill_n(out.data, size, 0.0f);
+    } else {
+      product(ctx, a.rows, a.cols, n, a.contract_rows ? x : q, a.contract_rows ? q : x, {}, out);
+    }
+  }
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,170 @@
+#include "products.h"
+
+#include <algorithm>
+#include <type_traits>
+#include <vector>
+
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/gemm/cpu_sgemm.h>
+#include <sherd/kernels/device/cpu/tasks.h>
+
+namespace sherd::cpu {
+namespace {
+
+constexpr int64_t kTile = 16;
+
+template <class T>
+float rounded(float v) {
+  if constexpr (std::is_same_v<T, float>) {
+    return v;
+  } else {
+    return float(T(v));
+  }
+}
+
+template <class F>
+void with_working(DType t, F&& f) {
+  if (t == DType::f16) return f(f16{});
+  with_activation(t, f);
+}
+
+/// Rows per panel. The work beyond half is height/n of it; low panels make sgemm slower. (Measured on Zen 3.)
+int64_t panel_height(int64_t n) { return n <= 192 ? 32 : n < 512 ? 48 : 64; }
+
+/// Applies the epilogue to rows [i0, i1) up to the diagonal and mirrors them.
+template <class T>
+[[gnu::noinline]] void finish_panel(Block c, int64_t i0, int64_t i1, const Epilogue& e) {
+  const float alpha = e.alpha, beta = e.beta;
+  float tile[kTile][kTile];
+  for (int64_t ii = i0; ii < i1; ii += kTile) {
+    const int64_t rows = std::min(kTile, i1 - ii);
+    for (int64_t jj = 0; jj <= ii; jj += kTile) {
+      const int64_t cols = jj == ii ? rows : kTile;
+      for (int64_t i = 0; i < rows; ++i) {
+        const float* from = c.data + (ii + i) * c.ld + jj;
+        for (int64_t j = 0; j < cols; ++j) tile[i][j] = alpha * from[j];
+        if (beta != 0) {
+          const float* add = e.addend.data + (ii + i) * e.addend.ld + jj;
+          for (int64_t j = 0; j < cols; ++j) tile[i][j] += beta * add[j];
+        }
+        for (int64_t j = 0; j < cols; ++j) tile[i][j] = rounded<T>(tile[i][j]);
+      }
+      if (jj == ii) {
+        for (int64_t i = 0; i < rows; ++i) {
+          tile[i][i] += e.diagonal;
+          for (int64_t j = 0; j < i; ++j) tile[j][i] = tile[i][j];
+        }
+      }
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(tile[i], cols, c.data + (ii + i) * c.ld + jj);
+      if (jj == ii) continue;
+      if (rows == kTile) {
+        for (int64_t j = 0; j < kTile; ++j)
+          for (int64_t i = 0; i < kTile; ++i) c.data[(jj + j) * c.ld + ii + i] = tile[i][j];
+      } else {
+        for (int64_t j = 0; j < kTile; ++j)
+          for (int64_t i = 0; i < rows; ++i) c.data[(jj + j) * c.ld + ii + i] = tile[i][j];
+      }
+    }
+  }
+}
+
+/// About n/8, so that up to eight threads find work, but large enough for sgemm to run well.
+int64_t tile_size(int64_t n) { return std::max<int64_t>(128, ((n + 7) / 8 + 15) / 16 * 16); }
+
+template <class T>
+[[gnu::noinline]] void copy_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols,
+                                 double factor, float* to, int64_t ld_to) {
+  for (int64_t i = 0; i < rows; ++i)
+#pragma omp simd
+    for (int64_t j = 0; j < cols; ++j)
+      to[i * ld_to + j] = rounded<T>(static_cast<float>(factor * static_cast<double>(from[i * ld_from + j])));
+}
+
+template <class T>
+[[gnu::noinline]] void transpose_tile(const float* from, int64_t ld_from, int64_t rows, int64_t cols,
+                                      double factor, float* to, int64_t ld_to) {
+  float tile[kTile][kTile];
+  for (int64_t ii = 0; ii < rows; ii += kTile)
+    for (int64_t jj = 0; jj < cols; jj += kTile) {
+      const int64_t r = std::min(kTile, rows - ii), c = std::min(kTile, cols - jj);
+      copy_tile<T>(from + ii * ld_from + jj, ld_from, r, c, factor, tile[0], kTile);
+      for (int64_t j = 0; j < c; ++j)
+        for (int64_t i = 0; i < r; ++i) to[(jj + j) * ld_to + ii + i] = tile[i][j];
+    }
+}
+
+}  // namespace
+
+int64_t padded_stride(int64_t cols) {
+  const int64_t stride = (cols + 15) / 16 * 16;
+  return stride % 256 == 0 ? stride + 16 : stride;
+}
+
+void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block a, Block b, bool trans_b,
+                       const Epilogue& epilogue, Block c) {
+  const int64_t height = panel_height(n), panels = (n + height - 1) / height;
+  with_working(epilogue.working, [&](auto type) {
+    for_tasks(ctx, panels, [&](int64_t task) {
+      const int64_t i0 = (panels - 1 - task) * height, i1 = std::min(n, i0 + height);  // largest first
+      sgemm(false, trans_b, i1 - i0, i1, k, 1, a.data + i0 * a.ld, a.ld, b.data, b.ld, 0, c.data + i0 * c.ld,
+            c.ld);
+      finish_panel<decltype(type)>(c, i0, i1, epilogue);
+    });
+  });
+}
+
+void product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block a, Block b,
+             const Epilogue& epilogue, Block c) {
+  const bool by_rows = m > 2 * n;
+  const int64_t length = by_rows ? m : n, size = tile_size(length);
+  with_working(epilogue.working, [&](auto type) {
+    for_tasks(ctx, (length + size - 1) / size, [&](int64_t task) {
+      const int64_t begin = task * size, count = std::min(size, length - begin);
+      const int64_t rows = by_rows ? count : m, cols = by_rows ? n : count;
+      auto part = [&](Block x) { return x.data + (by_rows ? begin * x.ld : begin); };
+      float* to = part(c);
+      if (epilogue.beta != 0)
+        for (int64_t i = 0; i < rows; ++i)
+          std::copy_n(part(epilogue.addend) + i * epilogue.addend.ld, cols, to + i * c.ld);
+      sgemm(false, false, rows, cols, k, 1, by_rows ? part(a) : a.data, a.ld, by_rows ? b.data : part(b),
+            b.ld, epilogue.beta, to, c.ld);
+      if (epilogue.working != DType::f32) copy_tile<decltype(type)>(to, c.ld, rows, cols, 1, to, c.ld);
+    });
+  });
+}
+
+void scaled_copy(const ExecutionContext& ctx, int64_t rows, int64_t cols, Block from, double factor,
+                 bool transposed, DType working, Block to) {
+  constexpr int64_t kRows = 32;
+  with_working(working, [&](auto type) {
+    using T = decltype(type);
+    for_tasks(ctx, (rows + kRows - 1) / kRows, [&](int64_t task) {
+      const int64_t i0 = task * kRows, count = std::min(kRows, rows - i0);
+      const float* source = from.data + i0 * from.ld;
+      if (transposed) {
+        transpose_tile<T>(source, from.ld, count, cols, factor, to.data + i0, to.ld);
+      } else {
+        copy_tile<T>(source, from.ld, count, cols, factor, to.data + i0 * to.ld, to.ld);
+      }
+    });
+  });
+}
+
+double sum_of_squares(const ExecutionContext& ctx, const float* x, int64_t count) {
+  constexpr int64_t kPart = 65536;
+  const int64_t parts = (count + kPart - 1) / kPart;
+  std::vector<double> sums(static_cast<size_t>(parts));
+  for_tasks(ctx, parts, [&](int64_t task) {
+    const float* from = x + task * kPart;
+    const int64_t size = std::min(kPart, count - task * kPart);
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < size; ++i) sum += static_cast<double>(from[i]) * static_cast<double>(from[i]);
+    sums[static_cast<size_t>(task)] = sum;
+  });
+  double total = 0;
+  for (double s : sums) total += s;
+  return total;
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,114 @@
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+/// Sizes of a tensor that is one matrix or a batch of matrices.
+struct Matrices {
+  int64_t batch, rows, cols;
+};
+
+Matrices matrices(Check& check, const char* name, const Tensor& t) {
+  const bool defined = t.defined();
+  check.that(defined, fmt::format("{} is undefined", name)).done();
+  check
+      .that(t.dim() == 2 || t.dim() == 3,
+            fmt::format("{} is {}, must be [rows, cols] or [batch, rows, cols]", name, to_string(t.shape())))
+      .done();
+  const int64_t d = t.dim();
+  return {d == 3 ? t.size(0) : 1, t.size(d - 2), t.size(d - 1)};
+}
+
+/// `like`, with other matrices inside.
+Shape shape_of(const Tensor& like, int64_t rows, int64_t cols) {
+  return like.dim() == 3 ? Shape{like.size(0), rows, cols} : Shape{rows, cols};
+}
+
+/// @throws InvalidArgument naming everything that is wrong with the options.
+void check_options(const char* op, const OrthogonalizeOptions& o, bool gram) {
+  const std::vector<std::string> wrong = problems_of(o, gram);
+  require(wrong.empty(), fmt::format("{}: {}", op, fmt::join(wrong, "; ")));
+}
+
+}  // namespace
+
+void orthogonalize(Stream& s, const Tensor& out, const Tensor& in, const Tensor& status,
+                   const OrthogonalizeOptions& options) {
+  Check check("orthogonalize");
+  const auto [batch, rows, cols] = matrices(check, "in", in);
+  check.dtype("in", in, DType::f32).dtype("out", out, DType::f32).dtype("status", status, DType::i32);
+  check.shape("out", out, in.shape()).count("status", status, batch).done();
+  require_distinct("orthogonalize", out, in);
+  check_options("orthogonalize", options, options.form == IterationForm::gram);
+  OrthogonalizeArgs a{.batch = batch, .rows = rows, .cols = cols, .options = options};
+  a.in = in.data<float>();
+  a.out = out.data<float>();
+  a.status = status.data<int32_t>();
+  queue(s, "orthogonalize", kernels(s).orthogonalize, a);
+}
+
+void gram_product(Stream& s, const Tensor& gram, const Tensor& x, bool contract_rows) {
+  Check check("gram_product");
+  const auto [batch, rows, cols] = matrices(check, "x", x);
+  const int64_t n = contract_rows ? cols : rows;
+  check.dtype("x", x, DType::f32)
+      .dtype("gram", gram, DType::f32)
+      .shape("gram", gram, shape_of(x, n, n))
+      .done();
+  require_distinct("gram_product", gram, x);
+  queue(s, "gram_product", kernels(s).gram_product,
+        GramProductArgs{batch, rows, cols, contract_rows, x.data<float>(), gram.data<float>()});
+}
+
+void gram_iterate(Stream& s, const Tensor& q, const Tensor& gram, const Tensor& status, int first, int last,
+                  const OrthogonalizeOptions& options) {
+  Check check("gram_iterate");
+  const auto [batch, n, cols] = matrices(check, "gram", gram);
+  check.dtype("gram", gram, DType::f32).dtype("q", q, DType::f32).shape("q", q, gram.shape());
+  check.that(n == cols, fmt::format("gram is {}, must be square", to_string(gram.shape())));
+  if (first == 0) check.dtype("status", status, DType::i32).count("status", status, batch);
+  check.done();
+  require_distinct("gram_iterate", q, gram);
+  require(options.method == Orthogonalizer::newton_schulz,
+          "gram_iterate: only newton_schulz iterates; svd needs the whole matrix");
+  check_options("gram_iterate", options, true);
+  const int steps = static_cast<int>(options.steps.size());
+  require(0 <= first && first < last && last <= steps,
+          fmt::format("gram_iterate: steps [{}, {}) must be a range of the {} steps", first, last, steps));
+  for (int r : options.restarts)
+    require(r <= first || r >= last,
+            fmt::format("gram_iterate: steps [{}, {}) go past the restart after step {}; iterate up to it, "
+                        "apply, and form the Gram matrix anew",
+                        first, last, r));
+  GramIterateArgs a{.batch = batch, .n = n, .first = first, .last = last, .options = options};
+  a.q = q.data<float>();
+  a.gram = gram.data<float>();
+  a.status = first == 0 ? status.data<int32_t>() : nullptr;
+  queue(s, "gram_iterate", kernels(s).gram_iterate, a);
+}
+
+void gram_apply(Stream& s, const Tensor& out, const Tensor& x, const Tensor& q, bool contract_rows) {
+  Check check("gram_apply");
+  const auto [batch, rows, cols] = matrices(check, "x", x);
+  const int64_t n = contract_rows ? cols : rows;
+  check.dtype("x", x, DType::f32).dtype("q", q, DType::f32).dtype("out", out, DType::f32);
+  check.shape("q", q, shape_of(x, n, n)).shape("out", out, x.shape()).done();
+  require_distinct("gram_apply", out, x);
+  require_distinct("gram_apply", out, q);
+  queue(s, "gram_apply", kernels(s).gram_apply,
+        GramApplyArgs{batch, rows, cols, contract_rows, x.data<float>(), q.data<float>(), out.data<float>()});
+}
+
+}  // namespace sherd::ops

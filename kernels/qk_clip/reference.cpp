@@ -1,0 +1,34 @@
+#include <sherd/kernels/qk_clip/qk_clip.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include <sherd/kernels/device/reference/access.h>
+
+namespace sherd::reference {
+
+// Single fp32 operations, rounded one by one: other tables must give the same bits.
+
+void qk_clip_factors(ExecutionContext&, const QkClipArgs& a) {
+  const auto gamma = [&](int64_t h) {
+    const float s = a.maxima[h];
+    const bool clips = (a.skip == nullptr || *a.skip == 0) && std::isfinite(s) && s > a.tau;
+    return clips ? a.tau / s : 1.0f;
+  };
+  const int64_t group = a.heads / a.kv_heads;
+  for (int64_t g = 0; g < a.kv_heads; ++g) {
+    float least = 1;
+    for (int64_t h = g * group; h < (g + 1) * group; ++h) least = std::min(least, gamma(h));
+    a.key[g] = std::sqrt(least);
+    for (int64_t h = g * group; h < (g + 1) * group; ++h) a.query[h] = gamma(h) / a.key[g];
+  }
+}
+
+void scale_heads(ExecutionContext&, const std::vector<HeadScaleSegment>& segments) {
+  for (const HeadScaleSegment& s : segments) {
+    if (s.count <= 0 || *s.factor == 1) continue;
+    for (int64_t i = 0; i < s.count; ++i) s.x[i] *= *s.factor;
+  }
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,53 @@
+#include <sherd/kernels/random/random_values.h>
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include <sherd/kernels/device/detail/door.h>
+#include <sherd/kernels/random/random.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+void check(const char* op, std::string_view name, const Tensor& dst, int64_t begin, float low, float high) {
+  Check(op).dtype("dst", dst, DType::f32).done();
+  require(begin >= 0, fmt::format("{} of '{}': first element {} is negative", op, name, begin));
+  require(std::isfinite(low) && std::isfinite(high) && low <= high,
+          fmt::format("{} of '{}': bounds {} and {} are no finite interval", op, name, low, high));
+}
+
+// Of a standard normal value.
+double probability_below(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0)); }
+
+}  // namespace
+
+void random_uniform(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                    float low, float high) {
+  check("random_uniform", name, dst, begin, low, high);
+  queue(s, "random_uniform", kernels(s).random_uniform,
+        RandomBoundedArgs{dst.data<float>(), begin, dst.numel(), hash64(seed, name), low, high});
+}
+
+void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed,
+                             std::string_view name, float mean, float stddev, float low, float high) {
+  check("random_truncated_normal", name, dst, begin, low, high);
+  require(std::isfinite(mean) && std::isfinite(stddev) && stddev > 0,
+          fmt::format("random_truncated_normal of '{}': mean {} and stddev {} are no normal distribution",
+                      name, mean, stddev));
+  const double inside =
+      probability_below((double{high} - mean) / stddev) - probability_below((double{low} - mean) / stddev);
+  require(
+      inside >= 0.01,
+      fmt::format("random_truncated_normal of '{}': a value of mean {} and stddev {} lies in [{}, {}] with "
+                  "probability {:.2g}; use wider bounds, or uniform values",
+                  name, mean, stddev, low, high, inside));
+  queue(
+      s, "random_truncated_normal", kernels(s).random_truncated_normal,
+      RandomBoundedArgs{dst.data<float>(), begin, dst.numel(), hash64(seed, name), low, high, mean, stddev});
+}
+
+}  // namespace sherd::ops

@@ -1,0 +1,53 @@
+// Activation functions and biases of rows. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// gelu_erf: x Phi(x) = x/2 (1 + erf(x / sqrt(2))) (Hendrycks and Gimpel, 2016); silu: x / (1 + e^-x) (Elfwing et al.,
+/// 2017); relu: max(x, 0), whose slope at 0 is 0.
+enum class Activation : uint8_t { gelu_erf, silu, relu };
+
+/// y = silu(gate) * up; y, dy [rows, cols] dense, the others rows of `cols` elements that begin `stride` elements
+/// apart. (SwiGLU: Shazeer, GLU Variants Improve Transformer, 2020.)
+/// Backward: dgate = dy * up * silu'(gate), dup = dy * silu(gate), whose rows lie as those of gate and up.
+struct SwigluArgs {
+  int64_t rows = 0, cols = 0, stride = 0;
+  Ref gate{}, up{}, y{};
+  Ref dy{}, dgate{}, dup{};  // backward
+};
+
+namespace ops {
+
+/// y = gelu(x) = 0.5x(1+tanh(sqrt(2/pi)(x+0.044715x^3))).
+void gelu_forward(Stream& s, const Tensor& y, const Tensor& x);
+/// dx = dy * gelu'(x); dx may be dy.
+void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x);
+
+/// y[r][c] += bias[c], one dtype; y [rows, cols], bias [cols].
+void add_bias(Stream& s, const Tensor& y, const Tensor& bias);
+/// dbias[c] += sum over rows of dy[r][c], in increasing order; dbias f32 [cols].
+void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy);
+
+/// y = f(x); y may be x.
+void activation_forward(Stream& s, Activation f, const Tensor& y, const Tensor& x);
+/// dx = dy * f'(x); dx may be dy.
+void activation_backward(Stream& s, Activation f, const Tensor& dx, const Tensor& dy, const Tensor& x);
+
+/// y = silu(gate) * up, of one shape and dtype.
+void swiglu_forward(Stream& s, const Tensor& y, const Tensor& gate, const Tensor& up);
+/// dgate and dup may be gate and up, or dy one of the two.
+void swiglu_backward(Stream& s, const Tensor& dgate, const Tensor& dup, const Tensor& dy, const Tensor& gate,
+                     const Tensor& up);
+/// The same for gate and up side by side, as one product with fused weights gives them: gate_up [rows, 2 * cols], y
+/// [rows, cols].
+void swiglu_forward(Stream& s, const Tensor& y, const Tensor& gate_up);
+/// dgate_up may be gate_up.
+void swiglu_backward(Stream& s, const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up);
+
+}  // namespace ops
+}  // namespace sherd

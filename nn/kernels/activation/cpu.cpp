@@ -1,0 +1,161 @@
+#include <cmath>
+
+#include <sherd/nn/kernels/activation/activation.h>
+
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/vector_math.h>
+
+// 0.5 (1 + tanh(u)) is sigmoid(2u), which needs one exponential and loses no digits where tanh is near -1.
+
+namespace sherd::cpu {
+namespace {
+
+constexpr float kTwoRoot = 1.5957691216f;  // 2 sqrt(2/pi)
+constexpr float kCubic = 0.044715f;
+
+/// Beyond 12 the sigmoid is 0 or 1 to fp32; the bound keeps powers of x finite.
+inline float clamped(float x) {
+  const float c = x < -12.0f ? -12.0f : x;
+  return c > 12.0f ? 12.0f : c;
+}
+
+inline float gelu(float x) {
+  const float c = clamped(x);
+  return x * sigmoid_fast(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+}
+
+inline float gelu_slope(float x) {
+  const float c = clamped(x);
+  const float s = sigmoid_fast(kTwoRoot * c * mul_add(kCubic * c, c, 1.0f));
+  const float du = kTwoRoot * mul_add(3 * kCubic * c, c, 1.0f);
+  return mul_add(c * s * (1.0f - s), du, s);
+}
+
+struct GeluErf {
+  /// Phi(x): the complement keeps its digits where the sum with erf would lose them.
+  static float distribution(float x) { return 0.5f * std::erfc(-0.70710678f * x); }
+  static float value(float x) { return x * distribution(x); }
+  static float slope(float x) { return mul_add(0.39894228f * x, exp_fast(-0.5f * x * x), distribution(x)); }
+};
+
+struct Silu {
+  static float value(float x) { return x * sigmoid_fast(x); }
+  static float slope(float x) {
+    const float s = sigmoid_fast(x);
+    return s * mul_add(x, 1.0f - s, 1.0f);
+  }
+};
+
+struct Relu {
+  static float value(float x) { return x < 0.0f ? 0.0f : x; }
+  static float slope(float x) { return x <= 0.0f ? 0.0f : 1.0f; }
+};
+
+template <class F>
+void with_activation_function(Activation f, F&& call) {
+  switch (f) {
+    case Activation::gelu_erf:
+      return call(GeluErf{});
+    case Activation::silu:
+      return call(Silu{});
+    case Activation::relu:
+      return call(Relu{});
+  }
+  throw InvalidArgument("cpu kernels: unknown activation");
+}
+
+/// Calls f(row, first column, behind the last) so that one long row is shared out by columns, many rows by rows.
+template <class F>
+void for_parts(ExecutionContext& ctx, int64_t rows, int64_t cols, F f) {
+  if (rows == 1) return parallel_for(ctx, cols, kGrain, [=](int64_t begin, int64_t end) { f(0, begin, end); });
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols));
+  parallel_for(ctx, rows, grain, [=](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) f(r, 0, cols);
+  });
+}
+
+}  // namespace
+
+void gelu_forward(ExecutionContext& ctx, Ref y, Ref x, int64_t count) {
+  with_activation(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* out = y.as<T>();
+    const T* in = x.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(out[i], gelu(float(in[i])));
+    });
+  });
+}
+
+void gelu_backward(ExecutionContext& ctx, Ref dx, Ref dy, Ref x, int64_t count) {
+  with_activation(x.dtype, [&](auto type) {
+    using T = decltype(type);
+    T* out = dx.as<T>();
+    const T *grad = dy.as<T>(), *in = x.as<T>();
+    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) store(out[i], float(grad[i]) * gelu_slope(float(in[i])));
+    });
+  });
+}
+
+void activation_forward(ExecutionContext& ctx, Activation f, Ref y, Ref x, int64_t count) {
+  with_activation_function(f, [&](auto function) {
+    with_activation(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      T* out = y.as<T>();
+      const T* in = x.as<T>();
+      parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) store(out[i], function.value(float(in[i])));
+      });
+    });
+  });
+}
+
+void activation_backward(ExecutionContext& ctx, Activation f, Ref dx, Ref dy, Ref x, int64_t count) {
+  with_activation_function(f, [&](auto function) {
+    with_activation(x.dtype, [&](auto type) {
+      using T = decltype(type);
+      T* out = dx.as<T>();
+      const T *grad = dy.as<T>(), *in = x.as<T>();
+      parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
+#pragma omp simd
+        for (int64_t i = begin; i < end; ++i) store(out[i], float(grad[i]) * function.slope(float(in[i])));
+      });
+    });
+  });
+}
+
+void swiglu_forward(ExecutionContext& ctx, const SwigluArgs& a) {
+  with_activation(a.gate.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_parts(ctx, a.rows, a.cols, [=](int64_t r, int64_t begin, int64_t end) {
+      const T *gate = a.gate.as<T>() + r * a.stride, *up = a.up.as<T>() + r * a.stride;
+      T* y = a.y.as<T>() + r * a.cols;
+#pragma omp simd
+      for (int64_t c = begin; c < end; ++c) store(y[c], Silu::value(float(gate[c])) * float(up[c]));
+    });
+  });
+}
+
+void swiglu_backward(ExecutionContext& ctx, const SwigluArgs& a) {
+  with_activation(a.gate.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_parts(ctx, a.rows, a.cols, [=](int64_t r, int64_t begin, int64_t end) {
+      const T *gate = a.gate.as<T>() + r * a.stride, *up = a.up.as<T>() + r * a.stride;
+      T *dgate = a.dgate.as<T>() + r * a.stride, *dup = a.dup.as<T>() + r * a.stride;
+      const T* dy = a.dy.as<T>() + r * a.cols;
+#pragma omp simd
+      for (int64_t c = begin; c < end; ++c) {
+        const float d = float(dy[c]), g = float(gate[c]), u = float(up[c]);
+        store(dgate[c], d * u * Silu::slope(g));
+        store(dup[c], d * Silu::value(g));
+      }
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,65 @@
+#include <sherd/nn/kernels/attention/attention.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse, const Tensor& qkv,
+                             int64_t batch, int64_t heads, int64_t kv_heads) {
+  check.dims("qkv", qkv, 2)
+      .dtype("qkv", qkv, kActivations)
+      .dtype("out", out, qkv.dtype())
+      .dtype("lse", lse, DType::f32);
+  require(batch > 0 && heads > 0,
+          fmt::format("attention: batch {} and heads {} must be positive", batch, heads));
+  if (kv_heads == 0) kv_heads = heads;
+  require(kv_heads > 0 && heads % kv_heads == 0,
+          fmt::format("attention: {} key heads for {} query heads; kv_heads must divide heads", kv_heads, heads));
+  const int64_t columns = heads + 2 * kv_heads;  // in heads
+  check.that(qkv.size(0) % batch == 0 && qkv.size(1) % columns == 0,
+             fmt::format("qkv is {}, must be [{} x seq, ({} + 2 x {}) x head_dim]", to_string(qkv.shape()), batch,
+                         heads, kv_heads));
+  check.done();
+  AttentionArgs a{.batch = batch,
+                  .seq = qkv.size(0) / batch,
+                  .heads = heads,
+                  .kv_heads = kv_heads,
+                  .head_dim = qkv.size(1) / columns};
+  check.shape("out", out, {batch * a.seq, heads * a.head_dim}).shape("lse", lse, {batch, heads, a.seq});
+  a.qkv = ref(qkv);
+  a.out = ref(out);
+  a.lse = lse.data<float>();
+  return a;
+}
+
+}  // namespace
+
+void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
+                       int64_t heads, int64_t kv_heads, const Tensor& max_logits) {
+  Check check("attention_forward");
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads);
+  if (max_logits.defined())
+    check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
+  check.done();
+  a.max_logits = pointer<float>(max_logits);
+  queue(s, "attention_forward", kernels(s).attention_forward, a);
+}
+
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
+                        const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads) {
+  Check check("attention_backward");
+  AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads);
+  check.dtype("dout", dout, qkv.dtype()).dtype("dqkv", dqkv, qkv.dtype());
+  check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
+  a.dout = ref(dout);
+  a.dqkv = ref(dqkv);
+  queue(s, "attention_backward", kernels(s).attention_backward, a);
+}
+
+}  // namespace sherd::ops

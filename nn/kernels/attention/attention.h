@@ -1,0 +1,39 @@
+// Self-attention. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// Causal self-attention over packed rows: qkv is [batch*seq, (heads + 2*kv_heads)*head_dim] with the heads of q, of k
+/// and of v side by side; out is [batch*seq, heads*head_dim]; softmax scale is 1/sqrt(head_dim). Query head h uses key
+/// and value head h / (heads/kv_heads): with kv_heads below heads these are grouped queries (Ainslie et al., GQA,
+/// 2023), with one of them multi-query attention. lse f32 [batch, heads, seq] is the log-sum-exp of each score row,
+/// kept for backward.
+struct AttentionArgs {
+  int64_t batch = 0, seq = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  Ref qkv{}, out{};
+  float* lse = nullptr;
+  float* max_logits = nullptr;  // forward, f32 [heads] or null
+  Ref dout{}, dqkv{};  // backward; dqkv is overwritten
+};
+
+namespace ops {
+
+/// seq and head_dim follow from the shapes. kv_heads divides heads; 0 means as many as heads.
+/// @param max_logits where defined, f32 [heads]: element h is raised to the largest score q.k/sqrt(head_dim) of head h
+///   over the batch and the pairs that the mask leaves, if that is larger than what is there. The caller sets it to
+///   -infinity when a new maximum begins. A score that is NaN is passed over. It is what clips query and key weights
+///   (QK-clip of MuonClip; Kimi K2, 2025).
+void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Tensor& qkv, int64_t batch,
+                       int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {});
+/// out and lse are forward's. The gradients of a key or value head are sums over its group's query heads in one fixed
+/// order.
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
+                        const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads = 0);
+
+}  // namespace ops
+}  // namespace sherd

@@ -1,0 +1,134 @@
+#include <sherd/nn/kernels/experts/experts.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+RouteArgs route_args(Check& check, const char* op, const Tensor& indices, const Tensor& logits) {
+  check.dims("logits", logits, 2).dims("indices", indices, 2).dtype("logits", logits, kActivations);
+  check.dtype("indices", indices, DType::i32).done();
+  RouteArgs a{.rows = logits.size(0), .experts = logits.size(1), .k = indices.size(1), .logits = ref(logits)};
+  require(a.k >= 1 && a.k <= a.experts && a.k <= kMostExpertsOfARow,
+          fmt::format("{}: {} experts for each row out of {}; choose between 1 and {} of at least as many", op, a.k,
+                      a.experts, kMostExpertsOfARow));
+  check.shape("indices", indices, {a.rows, a.k});
+  a.indices = indices.data<int32_t>();
+  return a;
+}
+
+ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copies, const char* name,
+                         const Tensor& places) {
+  check.dims("tokens", tokens, 2).dims("copies", copies, 2).dtype("tokens", tokens, kActivations).done();
+  check.dtype("copies", copies, tokens.dtype()).dtype(name, places, DType::i32);
+  const int64_t rows = tokens.size(0), total = copies.size(0);
+  check.that(rows == 0 ? total == 0 : total % rows == 0,
+             fmt::format("{} copies are not a multiple of {} tokens", total, rows));
+  check.that(copies.size(1) == tokens.size(1),
+             fmt::format("copies have {} columns, tokens {}", copies.size(1), tokens.size(1)));
+  check.count(name, places, total).done();
+  return {.rows = rows,
+          .slots = rows == 0 ? 1 : total / rows,
+          .cols = tokens.size(1),
+          .tokens = ref(tokens),
+          .copies = ref(copies)};
+}
+
+/// Every place is one of the copies.
+void check_places(Stream& s, const char* op, const char* name, const int32_t* places, const ExpertRowsArgs& a) {
+  const int64_t total = a.rows * a.slots;
+  queue(s, op, kernels(s).check_indices, op, name, places, total, total);
+}
+
+void set_gates(Check& check, ExpertRowsArgs& a, const Tensor& gates) {
+  if (!gates.defined()) return;
+  check.dtype("gates", gates, DType::f32).count("gates", gates, a.rows * a.slots).done();
+  a.gates = ref(gates);
+}
+
+}  // namespace
+
+void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Tensor& logits,
+                 std::optional<bool> normalised) {
+  Check check("route_top_k");
+  RouteArgs a = route_args(check, "route_top_k", indices, logits);
+  a.normalised = normalised.value_or(a.k > 1);
+  check.dtype("gates", gates, DType::f32).shape("gates", gates, indices.shape()).done();
+  a.gates = ref(gates);
+  queue(s, "route_top_k", kernels(s).route_top_k, a);
+}
+
+void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
+                          const Tensor& indices, const Tensor& counts, float balance,
+                          std::optional<bool> normalised) {
+  Check check("route_top_k_backward");
+  RouteArgs a = route_args(check, "route_top_k_backward", indices, logits);
+  a.normalised = normalised.value_or(a.k > 1);
+  check.dtype("dgates", dgates, DType::f32).shape("dgates", dgates, indices.shape());
+  check.dtype("dlogits", dlogits, kActivations).shape("dlogits", dlogits, logits.shape());
+  if (counts.defined()) {
+    if (counts.dim() == 2) a.layers = counts.size(0);
+    check.dtype("counts", counts, DType::i32).count("counts", counts, a.layers * a.experts);
+  }
+  check.done();
+  a.dgates = ref(dgates);
+  a.dlogits = ref(dlogits);
+  a.counts = pointer<int32_t>(counts);
+  a.balance = balance;
+  queue(s, "route_top_k_backward", kernels(s).route_top_k_backward, a);
+}
+
+void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,
+                    const Tensor& indices) {
+  Check check("sort_by_expert");
+  check.dtype("indices", indices, DType::i32).dtype("counts", counts, DType::i32).done();
+  check.dtype("order", order, DType::i32).count("order", order, indices.numel());
+  check.dtype("position", position, DType::i32).count("position", position, indices.numel()).done();
+  const ExpertSortArgs a{.count = indices.numel(),
+                         .experts = counts.numel(),
+                         .indices = indices.data<int32_t>(),
+                         .order = order.data<int32_t>(),
+                         .position = position.data<int32_t>(),
+                         .counts = counts.data<int32_t>()};
+  queue(s, "sort_by_expert", kernels(s).check_indices, "sort_by_expert", "indices", a.indices, a.count,
+        a.experts);
+  queue(s, "sort_by_expert", kernels(s).sort_by_expert, a);
+}
+
+void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Tensor& order,
+                 const Tensor& gates) {
+  Check check("expand_rows");
+  ExpertRowsArgs a = rows_args(check, tokens, copies, "order", order);
+  set_gates(check, a, gates);
+  a.order = order.data<int32_t>();
+  check_places(s, "expand_rows", "order", a.order, a);
+  queue(s, "expand_rows", kernels(s).expand_rows, a);
+}
+
+void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const Tensor& position,
+                  const Tensor& gates) {
+  Check check("combine_rows");
+  ExpertRowsArgs a = rows_args(check, tokens, copies, "position", position);
+  set_gates(check, a, gates);
+  a.position = position.data<int32_t>();
+  check_places(s, "combine_rows", "position", a.position, a);
+  queue(s, "combine_rows", kernels(s).combine_rows, a);
+}
+
+void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtokens, const Tensor& copies,
+                            const Tensor& position) {
+  Check check("combine_gates_backward");
+  ExpertRowsArgs a = rows_args(check, dtokens, copies, "position", position);
+  check.dtype("dgates", dgates, DType::f32).count("dgates", dgates, a.rows * a.slots).done();
+  a.position = position.data<int32_t>();
+  a.dgates = ref(dgates);
+  check_places(s, "combine_gates_backward", "position", a.position, a);
+  queue(s, "combine_gates_backward", kernels(s).combine_gates_backward, a);
+}
+
+}  // namespace sherd::ops

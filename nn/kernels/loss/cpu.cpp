@@ -1,0 +1,86 @@
+#include <cmath>
+#include <limits>
+
+#include <sherd/nn/kernels/loss/loss.h>
+
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/vector_math.h>
+
+namespace sherd::cpu {
+namespace {
+
+struct Softmax {
+  float max, sum;  // sum of exp(x - max)
+};
+
+// Out of line: the entries share its bits.
+template <class T>
+[[gnu::noinline]] Softmax softmax_of(const T* x, int64_t count) {
+  float max = -std::numeric_limits<float>::infinity();
+#pragma omp simd reduction(max : max)
+  for (int64_t j = 0; j < count; ++j) max = float(x[j]) > max ? float(x[j]) : max;
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) sum += exp_fast(float(x[j]) - max);
+  return {max, sum};
+}
+
+template <class T>
+float loss_of(const Softmax& of, const T* x, int64_t target) {
+  return of.max - float(x[target]) + std::log(of.sum);
+}
+
+template <class T>
+[[gnu::noinline]] void gradient(T* dx, const T* x, int64_t count, const Softmax& of, int64_t target,
+                                float scale) {
+  const float p = exp_fast(float(x[target]) - of.max) / of.sum;  // before dx, which may be x, is written
+  const float factor = scale / of.sum, top = of.max;
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) store(dx[j], exp_fast(float(x[j]) - top) * factor);
+  dx[target] = T((p - 1.0f) * scale);
+}
+
+/// Calls f(row, its logits, its softmax) for every row.
+template <class T, class F>
+void for_rows(ExecutionContext& ctx, const CrossEntropyArgs& a, F f) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.vocab));
+  parallel_for(ctx, a.rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const T* x = a.logits.as<T>() + i * a.vocab;
+      f(i, x, softmax_of(x, a.vocab));
+    }
+  });
+}
+
+}  // namespace
+
+void cross_entropy_forward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
+  with_activation(a.logits.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
+      a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
+    });
+  });
+}
+
+void cross_entropy_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
+  with_activation(a.logits.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
+      gradient(a.dlogits.as<T>() + i * a.vocab, x, a.vocab, of, a.targets[i], a.scale);
+    });
+  });
+}
+
+void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
+  with_activation(a.logits.dtype, [&](auto type) {
+    using T = decltype(type);
+    for_rows<T>(ctx, a, [&](int64_t i, const T* x, const Softmax& of) {
+      a.losses.as<float>()[i] = loss_of(of, x, a.targets[i]);
+      gradient(a.dlogits.as<T>() + i * a.vocab, x, a.vocab, of, a.targets[i], a.scale);
+    });
+  });
+}
+
+}  // namespace sherd::cpu

@@ -1,0 +1,72 @@
+#include <algorithm>
+
+#include <sherd/nn/kernels/loss/loss.h>
+
+#include <sherd/kernels/cuda/cuda.h>
+#include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/nn/kernels/softmax/cuda_softmax.h>
+
+namespace sherd::cuda {
+namespace {
+
+/// Losses unless they are null, the gradient unless dlogits is null. Rows lie in dynamic shared memory, as
+/// far as their first `cached` packs, between the two readings that the gradient needs.
+template <class T, int kThreads, bool kAligned>
+__global__ void __launch_bounds__(kBlockThreads<kThreads>)
+    cross_entropy_rows(CrossEntropyArgs a, int cached) {
+  const RowThread<kThreads> me;
+  if (me.row >= a.rows) return;
+  Pack<T>* cache = nullptr;
+  if (cached > 0) {
+    SHERD_DYNAMIC_SHARED(Pack<T>, shared);
+    cache = shared + me.in_block * cached;
+  }
+  const PackedRow<T, kAligned> x = row_of<T, kAligned>(a.logits, me.row, a.vocab);
+  const int64_t target = a.targets[me.row];
+  const bool known = target >= 0 && target < a.vocab;  // else check_indices has failed the stream
+  const float wanted = known ? to_float(x.data[target]) : NAN;
+  const Softmax of = softmax_of<kThreads>(x, me.thread, cache, cached);
+  if (a.losses.data != nullptr && me.thread == 0)
+    static_cast<float*>(a.losses.data)[me.row] = of.max - wanted + logf(of.sum);
+  if (a.dlogits.data == nullptr) return;
+  __syncwarp();  // all have read `wanted` before any writes to dlogits, which may be logits
+  const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dlogits, me.row, a.vocab);
+  scaled_exp<kThreads>(dx, x, me.thread, cache, cached, of.max, a.scale / of.sum);
+  if (known && owns<kThreads, T>(me.thread, target))
+    put(dx.data[target], (exp_of(wanted - of.max) / of.sum - 1.0f) * a.scale);
+}
+
+void cross_entropy(ExecutionContext& context, const char* what, const CrossEntropyArgs& a) {
+  with_f32_bf16(a.logits.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_logits_form<T>(a.vocab, {a.logits.data, a.dlogits.data}, [&](auto threads, auto aligned) {
+      constexpr int kRows = kBlockThreads<threads()> / threads();
+      // 1 KiB is left for reductions.
+      const int64_t room = (queue_of(context).chip().shared_bytes - 1024) / (kRows * sizeof(Pack<T>));
+      const int64_t cached = a.dlogits.data == nullptr ? 0 : std::min(room, packs_of<T>(a.vocab));
+      launch(context, what, cross_entropy_rows<T, threads(), aligned()>,
+             grid_of_rows<threads()>(a.rows, static_cast<size_t>(cached) * sizeof(Pack<T>)), a,
+             static_cast<int>(cached));
+    });
+  });
+}
+
+}  // namespace
+
+void cross_entropy_forward(ExecutionContext& context, const CrossEntropyArgs& a) {
+  CrossEntropyArgs losses = a;
+  losses.dlogits = {};
+  cross_entropy(context, "cross_entropy_forward", losses);
+}
+
+void cross_entropy_backward(ExecutionContext& context, const CrossEntropyArgs& a) {
+  CrossEntropyArgs gradient = a;
+  gradient.losses = {};
+  cross_entropy(context, "cross_entropy_backward", gradient);
+}
+
+void cross_entropy_forward_backward(ExecutionContext& context, const CrossEntropyArgs& a) {
+  cross_entropy(context, "cross_entropy_forward_backward", a);
+}
+
+}  // namespace sherd::cuda

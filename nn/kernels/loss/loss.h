@@ -1,0 +1,33 @@
+// Cross-entropy. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// losses[i] = logsumexp(logits[i]) - logits[i][target[i]] (nats).
+/// Backward: dlogits[i] = (softmax(logits[i]) - onehot(target[i])) * scale; dlogits may be logits.
+/// Both at once give the same bits and read the logits once.
+struct CrossEntropyArgs {
+  int64_t rows = 0, vocab = 0;
+  Ref logits{}, dlogits{};
+  const int32_t* targets = nullptr;
+  Ref losses{};
+  float scale = 1;
+};
+
+namespace ops {
+
+/// logits, dlogits [rows, vocab], targets i32 (rows elements), losses f32 [rows]. A target outside [0, vocab)
+/// fails the stream with InvalidArgument.
+void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets);
+void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
+                            float scale);
+void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
+                                    const Tensor& logits, const Tensor& targets, float scale);
+
+}  // namespace ops
+}  // namespace sherd

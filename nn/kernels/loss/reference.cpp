@@ -1,0 +1,45 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <sherd/nn/kernels/loss/loss.h>
+
+#include <sherd/kernels/device/reference/access.h>
+
+namespace sherd::reference {
+namespace {
+
+double log_sum_exp(Ref x, int64_t begin, int64_t count) {
+  double max = -std::numeric_limits<double>::infinity();
+  for (int64_t j = 0; j < count; ++j) max = std::max(max, get(x, begin + j));
+  double sum = 0;
+  for (int64_t j = 0; j < count; ++j) sum += std::exp(get(x, begin + j) - max);
+  return max + std::log(sum);
+}
+
+}  // namespace
+
+void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs& a) {
+  for (int64_t i = 0; i < a.rows; ++i) {
+    const int64_t row = i * a.vocab;
+    put(a.losses, i, log_sum_exp(a.logits, row, a.vocab) - get(a.logits, row + a.targets[i]));
+  }
+}
+
+void cross_entropy_backward(ExecutionContext&, const CrossEntropyArgs& a) {
+  for (int64_t i = 0; i < a.rows; ++i) {
+    const int64_t row = i * a.vocab;
+    const double lse = log_sum_exp(a.logits, row, a.vocab);
+    for (int64_t j = 0; j < a.vocab; ++j) {
+      const double p = std::exp(get(a.logits, row + j) - lse);
+      put(a.dlogits, row + j, (p - (j == a.targets[i] ? 1 : 0)) * a.scale);
+    }
+  }
+}
+
+void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
+  cross_entropy_forward(ctx, a);
+  cross_entropy_backward(ctx, a);
+}
+
+}  // namespace sherd::reference

@@ -1,0 +1,70 @@
+#include <sherd/nn/kernels/norm/norm.h>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
+                      float eps) {
+  Check check("rms_norm_forward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("w", w, x.dtype());
+  check.dtype("rstd", rstd, wide(x.dtype())).shape("y", y, x.shape());
+  check.count("w", w, x.size(1)).count("rstd", rstd, x.size(0)).done();
+  RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .eps = eps, .x = ref(x), .w = ref(w), .y = ref(y)};
+  r.rstd = ref(rstd);
+  queue(s, "rms_norm_forward", kernels(s).rms_norm_forward, r);
+}
+
+void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                       const Tensor& w, const Tensor& rstd) {
+  Check check("rms_norm_backward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
+  check.dtype("dy", dy, x.dtype())
+      .dtype("dx", dx, x.dtype())
+      .dtype("dw", dw, wide(x.dtype()))
+      .dtype("rstd", rstd, wide(x.dtype()));
+  check.shape("dy", dy, x.shape()).shape("dx", dx, x.shape());
+  check.count("w", w, x.size(1)).count("dw", dw, x.size(1)).count("rstd", rstd, x.size(0)).done();
+  RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
+  r.rstd = ref(rstd);
+  r.dy = ref(dy);
+  r.dx = ref(dx);
+  r.dw = ref(dw);
+  queue(s, "rms_norm_backward", kernels(s).rms_norm_backward, r);
+}
+
+void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                        const Tensor& w, const Tensor& bias, float eps) {
+  Check check("layer_norm_forward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("w", w, x.dtype());
+  check.dtype("mean", mean, wide(x.dtype())).dtype("rstd", rstd, wide(x.dtype())).shape("y", y, x.shape());
+  check.count("w", w, x.size(1)).count("mean", mean, x.size(0)).count("rstd", rstd, x.size(0));
+  if (bias.defined()) check.dtype("bias", bias, x.dtype()).count("bias", bias, x.size(1));
+  check.done();
+  LayerNormArgs a{.rows = x.size(0), .cols = x.size(1), .eps = eps, .x = ref(x), .w = ref(w), .y = ref(y)};
+  if (bias.defined()) a.bias = ref(bias);
+  a.mean = ref(mean);
+  a.rstd = ref(rstd);
+  queue(s, "layer_norm_forward", kernels(s).layer_norm_forward, a);
+}
+
+void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                         const Tensor& w, const Tensor& mean, const Tensor& rstd) {
+  Check check("layer_norm_backward");
+  check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
+  check.dtype("dy", dy, x.dtype()).dtype("dx", dx, x.dtype()).dtype("dw", dw, wide(x.dtype()));
+  check.dtype("mean", mean, wide(x.dtype())).dtype("rstd", rstd, wide(x.dtype()));
+  check.shape("dy", dy, x.shape()).shape("dx", dx, x.shape()).count("w", w, x.size(1)).count("dw", dw, x.size(1));
+  check.count("mean", mean, x.size(0)).count("rstd", rstd, x.size(0)).done();
+  LayerNormArgs a{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
+  a.mean = ref(mean);
+  a.rstd = ref(rstd);
+  a.dy = ref(dy);
+  a.dx = ref(dx);
+  a.dw = ref(dw);
+  queue(s, "layer_norm_backward", kernels(s).layer_norm_backward, a);
+}
+
+}  // namespace sherd::ops

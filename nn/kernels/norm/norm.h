@@ -1,0 +1,51 @@
+// Normalisation of rows. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// y = x * rstd * w per row, rstd = 1/sqrt(mean(x^2) + eps). x, y, dy, dx [rows, cols]; w [cols]; rstd f32
+/// [rows]; dw f32 [cols].
+struct RmsNormArgs {
+  int64_t rows = 0, cols = 0;
+  float eps = 0;
+  Ref x{}, w{}, y{};
+  Ref rstd{};
+  Ref dy{}, dx{};  // backward
+  Ref dw{};        // backward, adds over rows in increasing order
+};
+
+/// y = (x - mean) * rstd * w + bias per row, with the row's mean and rstd = 1/sqrt(mean((x - mean)^2) + eps); bias may
+/// be null (none). Shapes and dtypes as above; mean f32 [rows]. Backward: with xhat = (x - mean) * rstd and g = dy * w,
+/// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), which may be dy, and dw adds dy * xhat. The bias' gradient is
+/// bias_backward()'s.
+struct LayerNormArgs {
+  int64_t rows = 0, cols = 0;
+  float eps = 0;
+  Ref x{}, w{}, bias{}, y{};
+  Ref mean{}, rstd{};
+  Ref dy{}, dx{};  // backward
+  Ref dw{};        // backward, adds over rows in increasing order
+};
+
+namespace ops {
+
+void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tensor& x, const Tensor& w,
+                      float eps);
+/// dw adds; rstd is forward's.
+void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                       const Tensor& w, const Tensor& rstd);
+
+/// bias may be undefined (none).
+void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
+                        const Tensor& w, const Tensor& bias, float eps);
+/// dw adds; mean and rstd are forward's.
+void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
+                         const Tensor& w, const Tensor& mean, const Tensor& rstd);
+
+}  // namespace ops
+}  // namespace sherd

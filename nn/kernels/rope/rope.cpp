@@ -1,0 +1,76 @@
+#include <sherd/nn/kernels/rope/rope.h>
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <numbers>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
+          int64_t first_position, bool inverse) {
+  Check check("rope");
+  check.dims("x", x, 2).dims("inv_freq", inv_freq, 1);
+  check.dtype("x", x, kActivations).dtype("y", y, x.dtype()).dtype("inv_freq", inv_freq, DType::f32);
+  require(batch > 0 && heads > 0, fmt::format("rope: batch {} and heads {} must be positive", batch, heads));
+  require(first_position >= 0, fmt::format("rope: first_position {} must not be negative", first_position));
+  const int64_t head_dim = 2 * inv_freq.size(0);
+  check.shape("y", y, x.shape());
+  check.that(x.size(0) % batch == 0 && x.size(1) >= heads * head_dim,
+             fmt::format("x is {}, must be [{} x seq, at least {} heads x {}]", to_string(x.shape()), batch,
+                         heads, head_dim));
+  check.done();
+  if (y.raw() != x.raw()) require_distinct("rope", y, x);
+  const RopeArgs a{.batch = batch,
+                   .seq = x.size(0) / batch,
+                   .heads = heads,
+                   .head_dim = head_dim,
+                   .columns = x.size(1),
+                   .first_position = first_position,
+                   .inverse = inverse,
+                   .x = ref(x),
+                   .y = ref(y),
+                   .inv_freq = inv_freq.data<float>()};
+  queue(s, "rope", kernels(s).rope, a);
+}
+
+std::vector<float> rope_frequencies(int64_t head_dim, double theta) {
+  require(head_dim > 0 && head_dim % 2 == 0 && theta > 0 && std::isfinite(theta),
+          fmt::format("rope_frequencies: head_dim {} must be even and positive, theta {} positive", head_dim,
+                      theta));
+  std::vector<float> frequencies;
+  for (int64_t i = 0; i < head_dim; i += 2) {
+    const float exponent = static_cast<float>(i) / static_cast<float>(head_dim);
+    const auto power = static_cast<float>(std::pow(static_cast<double>(static_cast<float>(theta)), exponent));
+    frequencies.push_back(1.0f / power);
+  }
+  return frequencies;
+}
+
+std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3Scaling& scaling) {
+  const double low = scaling.low_freq_factor, high = scaling.high_freq_factor;
+  const auto length = static_cast<double>(scaling.original_max_position_embeddings);
+  require(
+      scaling.factor > 0 && low > 0 && low < high && length > 0,
+      fmt::format("rope_frequencies: llama3 scaling with factor {}, low_freq_factor {}, high_freq_factor {}, "
+                  "original_max_position_embeddings {}; all must be positive, and low below high",
+                  scaling.factor, low, high, length));
+  std::vector<float> frequencies = rope_frequencies(head_dim, theta);
+  for (float& f : frequencies) {
+    const float wavelength = static_cast<float>(2 * std::numbers::pi) / f;
+    if (wavelength > length / low) {
+      f /= static_cast<float>(scaling.factor);
+    } else if (wavelength >= length / high) {
+      const float smooth = (static_cast<float>(length) / wavelength - static_cast<float>(low)) /
+                           static_cast<float>(high - low);
+      f = (1 - smooth) * f / static_cast<float>(scaling.factor) + smooth * f;
+    }
+  }
+  return frequencies;
+}
+
+}  // namespace sherd::ops

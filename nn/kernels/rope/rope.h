@@ -1,0 +1,48 @@
+// Rotary position embedding. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// Each of the first `heads` heads of a row [x1, x2], two halves of head_dim / 2, becomes [x1 cos - x2 sin,
+/// x2 cos + x1 sin] with angle position * inv_freq[i] for component i of a half, an f32 product; the columns
+/// behind them are copied. x and y are [batch*seq, columns]; row t of each of the `batch` sequences has
+/// position first_position + t. With `inverse` the angles are negative, which is the gradient: dx = rope(dy,
+/// inverse). (Su et al., RoFormer, 2021, with the halves of a head as pairs, as in Llama on Hugging Face.)
+struct RopeArgs {
+  int64_t batch = 0, seq = 0, heads = 0, head_dim = 0, columns = 0, first_position = 0;
+  bool inverse = false;
+  Ref x{}, y{};
+  const float* inv_freq = nullptr;  // [head_dim / 2]
+};
+
+/// How Llama 3.1 and later stretch the angles to longer sequences: `rope_type` "llama3" of Hugging Face's
+/// config.json, whose names these are. Wavelengths above original_max_position_embeddings / low_freq_factor
+/// become `factor` times longer, those below original_max_position_embeddings / high_freq_factor stay, and
+/// between them frequencies go from one to the other.
+struct Llama3Scaling {
+  double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
+  int64_t original_max_position_embeddings = 8192;
+};
+
+namespace ops {
+
+/// head_dim is twice the length of inv_freq, f32; seq follows from the shapes. `heads` counts from the first
+/// column: heads + kv_heads of a packed qkv turns q and k and leaves v. y may be x.
+void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, int64_t batch, int64_t heads,
+          int64_t first_position = 0, bool inverse = false);
+
+/// theta^(-2i / head_dim) for i below head_dim / 2, in f32 step by step as Hugging Face computes it: what
+/// inv_freq holds. @throws InvalidArgument unless head_dim is even and positive, and theta is positive.
+std::vector<float> rope_frequencies(int64_t head_dim, double theta = 10000);
+/// The same, scaled. @throws InvalidArgument unless factors are positive and low_freq_factor <
+/// high_freq_factor.
+std::vector<float> rope_frequencies(int64_t head_dim, double theta, const Llama3Scaling& scaling);
+
+}  // namespace ops
+}  // namespace sherd

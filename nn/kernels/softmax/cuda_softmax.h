@@ -1,0 +1,91 @@
+// Softmax over long rows of logits, for the two forms of cross-entropy. Private to kernels/cuda/.
+#pragma once
+
+#include <sherd/kernels/device/cuda/mma.h>
+#include <sherd/kernels/device/cuda/rows.h>
+
+namespace sherd::cuda {
+
+struct Softmax {
+  float max, sum;  // sum of exp(x - max); -inf and 0 of an empty row
+};
+
+/// Within 3e-7 of e^x for x in [-1, 0], and within 1e-7 of it, absolutely, below; what is below 2^-126 is 0.
+/// exp2f would be the same instruction with two more and a comparison for results that are no normal numbers,
+/// a quarter of all instructions of these kernels.
+__device__ inline float exp_of(float x) { return fast_exp2(x * 1.44269504f); }
+
+constexpr int kAhead = 4;  // packs of a row that a thread asks for before it uses the first
+
+/// Of a row that kThreads threads share. The first `cached` packs are left in `cache`, each by the thread
+/// that will work on it again. A NaN gives a sum of NaN, whatever the maximum.
+template <int kThreads, class T, bool kAligned>
+__device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pack<T>* cache, int cached) {
+  const int packs = row.packs();
+  float max = -INFINITY, sum = 0;
+  for (int first = thread; first < packs; first += kAhead * kThreads) {
+    Pack<T> x[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) x[i] = row.load(first + i * kThreads, -INFINITY);
+    float top = max;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+      for (int k = 0; k < Pack<T>::kCount; ++k) top = fmaxf(top, x[i][k]);
+      if (first + i * kThreads < cached) cache[first + i * kThreads] = x[i];
+    }
+    const float shift = top == -INFINITY ? 0 : top;  // so that -inf - shift is no NaN
+    float more = 0;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+      for (int k = 0; k < Pack<T>::kCount; ++k) more += exp_of(x[i][k] - shift);
+    sum = fmaf(sum, exp_of(max - shift), more);
+    max = top;
+  }
+  const float top = group_reduce<kThreads>(max, Max{});
+  if (max != -INFINITY) sum *= exp_of(max - top);
+  return {top, group_reduce<kThreads>(sum, Add{})};
+}
+
+/// dx = exp(x - shift) * factor for this thread's packs, the first `cached` of which lie in `cache`. dx may
+/// be x.
+template <int kThreads, class T, bool kAligned>
+__device__ void scaled_exp(const PackedRow<T, kAligned>& dx, const PackedRow<T, kAligned>& x, int thread,
+                           const Pack<T>* cache, int cached, float shift, float factor) {
+  const int packs = x.packs();
+  for (int first = thread; first < packs; first += kAhead * kThreads) {
+    Pack<T> v[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pack = first + i * kThreads;
+      v[i] = pack < cached ? cache[pack] : x.load(pack);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int pack = first + i * kThreads;
+      if (pack < packs) dx.store(pack, pack_of<T>([&](int k) { return exp_of(v[i][k] - shift) * factor; }));
+    }
+  }
+}
+
+/// Whether this thread writes element `column` in scaled_exp.
+template <int kThreads, class T>
+__device__ bool owns(int thread, int64_t column) {
+  return column / Pack<T>::kCount % kThreads == thread;
+}
+
+/// Calls f(threads of a row, whether rows are aligned) for rows of `cols` logits.
+template <class T, class F>
+void with_logits_form(int64_t cols, std::initializer_list<const void*> matrices, F&& f) {
+  with_flag(rows_aligned<T>(cols, matrices), [&](auto aligned) {
+    const int64_t packs = packs_of<T>(cols);
+    if (packs <= 128) return f(RowThreads<32>{}, aligned);
+    if (packs <= 2048) return f(RowThreads<256>{}, aligned);
+    // Two such rows fit in the shared memory of a Hopper multiprocessor, longer ones do not.
+    if (packs <= 7168) return f(RowThreads<512>{}, aligned);
+    return f(RowThreads<1024>{}, aligned);
+  });
+}
+
+}  // namespace sherd::cuda

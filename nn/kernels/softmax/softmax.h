@@ -1,0 +1,27 @@
+// Softmax over rows. ops.h says what holds for all operations.
+#pragma once
+
+#include <cstdint>
+
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/device/ref.h>
+
+namespace sherd {
+
+/// y = exp(x - logsumexp(x)) for each row of x and y [rows, cols].
+/// Backward, of y: dx = y * (dy - sum(y * dy)) for each row; dx may be dy.
+struct SoftmaxArgs {
+  int64_t rows = 0, cols = 0;
+  Ref x{}, y{};
+  Ref dy{}, dx{};  // backward
+};
+
+namespace ops {
+
+/// Over the last dimension of tensors of one shape and dtype, of one dimension or more; y may be x.
+void softmax_forward(Stream& s, const Tensor& y, const Tensor& x);
+/// y is forward's.
+void softmax_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& y);
+
+}  // namespace ops
+}  // namespace sherd

@@ -1,0 +1,63 @@
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
+
+#include <fmt/format.h>
+
+#include <sherd/kernels/device/detail/door.h>
+
+namespace sherd::ops {
+
+using namespace door;
+
+namespace {
+
+VocabParallelArgs vocab_args(Check& check, const Tensor& logits, const Tensor& targets, VocabPart part) {
+  check.dims("logits", logits, 2).dtype("logits", logits, kActivations).dtype("targets", targets, DType::i32);
+  check.count("targets", targets, logits.size(0)).done();
+  const int64_t end = part.begin + logits.size(1);
+  require(part.begin >= 0 && end <= part.vocab,
+          fmt::format("vocab_parallel: columns [{}, {}) of a vocabulary of {}", part.begin, end, part.vocab));
+  VocabParallelArgs a{.rows = logits.size(0), .cols = logits.size(1), .begin = part.begin};
+  a.logits = ref(logits);
+  a.targets = targets.data<int32_t>();
+  return a;
+}
+
+}  // namespace
+
+void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits, const Tensor& targets,
+                            VocabPart part) {
+  Check check("vocab_parallel_partial");
+  VocabParallelArgs a = vocab_args(check, logits, targets, part);
+  check.dtype("stats", stats, DType::f32).shape("stats", stats, {a.rows, 3}).done();
+  a.stats = stats.data<float>();
+  queue(s, "vocab_parallel_partial", kernels(s).check_indices, "vocab_parallel_partial", "target", a.targets,
+        a.rows, part.vocab);
+  queue(s, "vocab_parallel_partial", kernels(s).vocab_parallel_partial, a);
+}
+
+void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats) {
+  Check check("vocab_parallel_combine");
+  check.dims("stats", stats, 3).dtype("stats", stats, DType::f32);
+  VocabParallelArgs a{.rows = stats.size(1), .parts = stats.size(0)};
+  check.shape("stats", stats, {a.parts, a.rows, 3});
+  check.dtype("losses", losses, DType::f32).count("losses", losses, a.rows);
+  check.dtype("lse", lse, DType::f32).count("lse", lse, a.rows).done();
+  a.stats = stats.data<float>();
+  a.lse = lse.data<float>();
+  a.losses = losses.data<float>();
+  queue(s, "vocab_parallel_combine", kernels(s).vocab_parallel_combine, a);
+}
+
+void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& lse,
+                             const Tensor& targets, VocabPart part, float scale) {
+  Check check("vocab_parallel_backward");
+  VocabParallelArgs a = vocab_args(check, logits, targets, part);
+  check.dtype("lse", lse, DType::f32).count("lse", lse, a.rows);
+  check.dtype("dlogits", dlogits, logits.dtype()).shape("dlogits", dlogits, logits.shape()).done();
+  a.lse = lse.data<float>();
+  a.dlogits = ref(dlogits);
+  a.scale = scale;
+  queue(s, "vocab_parallel_backward", kernels(s).vocab_parallel_backward, a);
+}
+
+}  // namespace sherd::ops
