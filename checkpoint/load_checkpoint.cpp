@@ -9,7 +9,7 @@
 #include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/optimizer_steps.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -10,7 +10,7 @@
 #include <sherd/checkpoint/detail/comparison.h>
 #include <sherd/checkpoint/state_dict.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {

@@ -8,7 +8,7 @@
 #include <sherd/checkpoint/detail/agreement.h>
 #include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/checkpoint/detail/wanted.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

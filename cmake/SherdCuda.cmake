@@ -14,7 +14,7 @@ if(NOT DEFINED SHERD_CUDA)
 endif()
 
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see kernels/cuda
+  set(CMAKE_CUDA_ARCHITECTURES 80 90)  # and 90a for one file; see SherdKernels.cmake
 endif()
 if(SHERD_CUDA)
   enable_language(CUDA)

@@ -1,6 +1,6 @@
 # Precompiled headers: much of what a source costs to compile is the same standard headers again. Each set of targets
-# with the same options shares one: the kernels (compiled with OpenMP), the other libraries with the programs' parts, the
-# tests. Sources with options of their own (kernels/cpu, the emulated CUDA kernels) go without.
+# with the same options shares one: the kernels and nn (compiled with OpenMP), the other libraries with the programs' parts, the
+# tests. Sources with options of their own (CPU kernels, the emulated CUDA kernels) go without.
 #
 # They hide a missing #include. test_headers compiles every header alone, and a build with -DSHERD_PCH=OFF every source.
 # ccache needs settings of its own for them (CONTRIBUTING.md). Optimised builds gain least, and GCC 12 sees most there that

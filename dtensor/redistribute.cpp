@@ -4,7 +4,7 @@
 #include <sherd/dtensor/detail/even_shard.h>
 #include <sherd/dtensor/detail/strided_copy.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

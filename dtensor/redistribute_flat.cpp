@@ -2,7 +2,7 @@
 
 #include <sherd/dtensor/dtensor.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 

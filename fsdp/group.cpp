@@ -8,7 +8,7 @@
 #include <utility>
 
 #include <sherd/fsdp/detail/initial_values.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {

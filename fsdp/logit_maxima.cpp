@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 

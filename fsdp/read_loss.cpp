@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <sherd/fsdp/fully_shard.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

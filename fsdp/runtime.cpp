@@ -14,7 +14,7 @@
 #include <sherd/fsdp/detail/unit_claims.h>
 #include <sherd/fsdp/detail/unit_context.h>
 #include <sherd/fsdp/detail/update_count.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {

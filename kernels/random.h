@@ -1,4 +1,4 @@
-// Counter-based random numbers. The declarations are in ops/random.h.
+// Random numbers and values. The declarations are in random/random.h.
 #pragma once
 
 #include <sherd/kernels/random/random.h>  // IWYU pragma: export

@@ -1,8 +1,8 @@
 #include <sherd/nn/activation.h>
 
+#include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/nn/kernels/softmax/softmax.h>
-#include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {
 

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/attention/attention.h>
 #include <sherd/nn/kernels/attention/cached_attention.h>
-#include <sherd/nn/detail/memory.h>
 
 namespace sherd::nn {
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <unordered_map>
 
-#include <sherd/nn/kernels/dropout/dropout.h>
 #include <sherd/nn/function.h>
+#include <sherd/nn/kernels/dropout/dropout.h>
 
 namespace sherd::nn {
 

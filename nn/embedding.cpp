@@ -1,8 +1,8 @@
 #include <sherd/nn/embedding.h>
 
 #include <sherd/kernels/elementwise/elementwise.h>
-#include <sherd/nn/kernels/embedding/embedding.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/embedding/embedding.h>
 
 namespace sherd::nn {
 

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include <sherd/kernels/copy/copy.h>
-#include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/experts/experts.h>
 
 namespace sherd::nn {
 namespace {

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/activation/activation.h>
 
 namespace sherd::nn {
 namespace {

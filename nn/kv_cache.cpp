@@ -1,11 +1,11 @@
 #include <sherd/nn/kv_cache.h>
 
-#include <algorithm>
-
 #include <fmt/format.h>
 
-#include <sherd/kernels/device/error.h>
+#include <algorithm>
+
 #include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/device/error.h>
 
 namespace sherd::nn {
 

@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/activation/activation.h>
 
 namespace sherd::nn {
 namespace {

@@ -7,9 +7,9 @@
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
-#include <sherd/nn/kernels/loss/loss.h>
 #include <sherd/kernels/reduce/reduce.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/loss/loss.h>
 
 namespace sherd::nn {
 namespace {

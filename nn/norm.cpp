@@ -1,10 +1,10 @@
 #include <sherd/nn/norm.h>
 
-#include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/kernels/elementwise/elementwise.h>
-#include <sherd/nn/kernels/norm/norm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
+#include <sherd/nn/kernels/activation/activation.h>
+#include <sherd/nn/kernels/norm/norm.h>
 
 namespace sherd::nn {
 

@@ -6,9 +6,9 @@
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
-#include <sherd/nn/kernels/norm/norm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
+#include <sherd/nn/kernels/norm/norm.h>
 
 namespace sherd::nn {
 

@@ -1,8 +1,8 @@
 #include <sherd/nn/rope.h>
 
 #include <sherd/kernels/copy/copy.h>
-#include <sherd/nn/kernels/rope/rope.h>
 #include <sherd/nn/detail/memory.h>
+#include <sherd/nn/kernels/rope/rope.h>
 
 namespace sherd::nn {
 

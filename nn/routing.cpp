@@ -6,10 +6,10 @@
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
-#include <sherd/nn/kernels/experts/experts.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
+#include <sherd/nn/kernels/experts/experts.h>
 
 namespace sherd::nn {
 namespace {

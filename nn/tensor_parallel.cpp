@@ -2,9 +2,11 @@
 
 #include <utility>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/function.h>
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 #include <sherd/nn/linear.h>
 
 namespace sherd::nn {

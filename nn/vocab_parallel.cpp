@@ -6,11 +6,11 @@
 
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
-#include <sherd/nn/kernels/embedding/embedding.h>
 #include <sherd/kernels/gemm/gemm.h>
-#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/embedding.h>
+#include <sherd/nn/kernels/embedding/embedding.h>
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 #include <sherd/nn/linear.h>
 
 namespace sherd::nn {

@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/ops.h>
 #include <sherd/optim/detail/gradient_sums.h>
 #include <sherd/optim/optimizer.h>
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include <sherd/kernels/normuon/normuon.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

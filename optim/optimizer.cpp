@@ -8,9 +8,9 @@
 #include <cmath>
 
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
+#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/optim/detail/gradient_sums.h>
 
 namespace sherd {

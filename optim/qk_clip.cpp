@@ -10,7 +10,7 @@
 #include <utility>
 
 #include <sherd/comm/core/require_equal.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/qk_clip/qk_clip.h>
 #include <sherd/kernels/random/random.h>
 

@@ -16,7 +16,7 @@ for i in "${!order[@]}"; do
   found=$(grep -rnE '#include "(samples|programs|tests)/' "${order[i]}" --include=*.h --include=*.cpp) &&
     complain "folder ${order[i]} includes a program's header:"$'\n'"$found"
   found=$(grep -rnE '^#\s*(if|ifdef|ifndef)\b' "${order[i]}" --include=*.h --include=*.cpp |
-    grep -vE '^(kernels/(cpu|cuda|reference)|comm/(local|mpi|nccl))/') &&
+    grep -vE '^((nn/)?kernels/[a-z_/]*/(cpu|cuda|reference)|comm/(local|mpi|nccl)/)') &&
     complain "conditional compilation outside a backend:"$'\n'"$found"
 done
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include <sherd/comm/core/require_equal.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

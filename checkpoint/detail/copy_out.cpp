@@ -5,7 +5,7 @@
 #include <cstring>
 #include <exception>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -10,7 +10,7 @@
 #include <sherd/checkpoint/detail/box_runs.h>
 #include <sherd/checkpoint/detail/gather_whole.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

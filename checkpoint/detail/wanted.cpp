@@ -7,7 +7,7 @@
 
 #include <sherd/checkpoint/detail/state_names.h>
 #include <sherd/checkpoint/detail/tied_names.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

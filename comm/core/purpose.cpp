@@ -1,8 +1,8 @@
 #include <sherd/comm/core/purpose.h>
 
-#include <utility>
-
 #include <fmt/format.h>
+
+#include <utility>
 
 #include <sherd/kernels/random/random.h>
 

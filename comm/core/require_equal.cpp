@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include <sherd/fsdp/detail/orthonormal.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -14,8 +14,9 @@
 #include <sherd/fsdp/read_loss.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/device/dlpack.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/nn/nn.h>
+#include <sherd/nn/ops.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/normuon.h>
 #include <sherd/optim/optimizer.h>

@@ -15,6 +15,17 @@ struct StridedCopyArgs {
   int64_t dst_stride = 0, src_stride = 0, blocks = 0, run = 0;
 };
 
+struct CopyKernels {
+  static constexpr const char* kName = "copy";
+  static const CopyKernels* reference();
+  static const CopyKernels* cpu();
+  static const CopyKernels* cuda();
+
+  /// Between any two of host and device memory.
+  void (*copy)(ExecutionContext&, void* dst, const void* src, int64_t bytes);
+  void (*strided_copy)(ExecutionContext&, const StridedCopyArgs&);
+};
+
 namespace ops {
 
 /// Same dtype and element count. Counted in Device::copied_bytes().

@@ -1,7 +1,11 @@
 #include <sherd/kernels/device/device.h>
 
+#include <fmt/format.h>
+
 #include <cstdio>
 #include <utility>
+
+#include <sherd/kernels/device/error.h>
 
 namespace sherd {
 
@@ -18,6 +22,12 @@ Device::~Device() {
     }
     return;
   }
+}
+
+void Device::refuse_kernels(const char* family) const {
+  throw NotSupported(fmt::format(
+      "{}: the operations '{}' have no kernels for {}; add them to the family's table, or use another device", label(),
+      family, describe()));
 }
 
 void Device::hand_on(std::shared_ptr<StreamFailure> failure) noexcept {

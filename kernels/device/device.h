@@ -9,9 +9,11 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <typeinfo>
 #include <vector>
 
 #include <sherd/kernels/device/allocator.h>
+#include <sherd/kernels/device/kernel_set.h>
 #include <sherd/kernels/device/run_ahead.h>
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/stream_list.h>
@@ -76,7 +78,17 @@ class Device {
   RunAhead& run_ahead() { return run_ahead_; }
   /// All memory that the device has, whoever holds it; 0 where it shares the host's.
   virtual int64_t total_memory() const { return 0; }
-  virtual const KernelTable& kernels() const = 0;
+  /// Which kernels run on this device.
+  virtual KernelSet kernel_set() const = 0;
+  /// The table of a family of operations, such as GemmKernels, or of a user's own (kernel_set.h). @throws NotSupported
+  /// naming the family and the device when the family has no kernels for it.
+  template <class Table>
+  const Table& kernels() const {
+    const void* own = own_kernels(typeid(Table));
+    const Table* table = own ? static_cast<const Table*>(own) : kernels_of<Table>(kernel_set());
+    if (!table) refuse_kernels(Table::kName);
+    return *table;
+  }
   /// The stream that runs the model and the optimizer.
   virtual Stream& compute() = 0;
   /// A further stream; it must not outlive the device.
@@ -147,7 +159,14 @@ class Device {
   /// A failure of this device has come to somebody's notice: others that follow from it need no mention.
   void heard() const noexcept { heard_.store(true); }
 
+ protected:
+  /// A table of the given type that this device uses instead of its kernel set's; null: none. For devices that are not
+  /// the library's.
+  virtual const void* own_kernels(const std::type_info&) const { return nullptr; }
+
  private:
+  [[noreturn]] void refuse_kernels(const char* family) const;
+
   StreamList streams_;
   RunAhead run_ahead_;
   std::mutex unheard_mutex_;

@@ -11,7 +11,6 @@
 namespace sherd {
 
 class Device;
-struct KernelTable;
 
 /// A point in the order of a device's own queue.
 class NativeEvent {

@@ -1,3 +1,5 @@
+#include <sherd/kernels/elementwise/elementwise.h>
+
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
 
@@ -27,8 +29,6 @@ void with_float_type(DType t, F&& f) {
   if (t == DType::f64) return f(double{});
   with_activation(t, f);
 }
-
-}  // namespace
 
 void fill(ExecutionContext& ctx, Ref dst, int64_t count, double value) {
   auto fill_as = [&]<class T>(T v) {
@@ -119,4 +119,24 @@ void multiply(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const ElementwiseKernels* ElementwiseKernels::cpu() {
+  static const ElementwiseKernels table{
+      .fill = cpu::fill,
+      .cast = cpu::cast,
+      .scale = cpu::scale,
+      .scale_by = reference()->scale_by,
+      .clamp = reference()->clamp,
+      .scaled_add = cpu::scaled_add,
+      .scale_and_add = cpu::scale_and_add,
+      .add = cpu::add,
+      .multiply = cpu::multiply,
+  };
+  return &table;
+}
+
+}  // namespace sherd

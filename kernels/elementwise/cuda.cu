@@ -1,15 +1,11 @@
-#include <sherd/kernels/copy/copy.h>
-#include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/segments.h>
 
 // Single fp32 operations, rounded one by one: the bits of the reference.
 
 namespace sherd::cuda {
 namespace {
-
-constexpr int kMostRows = 65535;  // of a grid in y
 
 template <class T>
 constexpr int kVecOf = 16 / sizeof(T);
@@ -179,46 +175,6 @@ struct Multiply {
   }
 };
 
-struct AddWords {
-  static constexpr int kVec = 2;
-  uint64_t* dst;  // unsigned: wraps
-  const uint64_t* src;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    Vec<uint64_t, N> d = load<N>(dst, i);
-    const Vec<uint64_t, N> s = load<N>(src, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) d[k] += s[k];
-    store(dst, i, d);
-  }
-};
-
-/// Runs of `words` words; strides in words.
-template <class Word>
-__global__ void __launch_bounds__(256) copy_runs(Word* dst, const Word* src, int64_t dst_stride,
-                                                 int64_t src_stride, int64_t blocks, int64_t words) {
-  for (int64_t b = blockIdx.y; b < blocks; b += gridDim.y)
-    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < words;
-         i += int64_t{gridDim.x} * blockDim.x)
-      dst[b * dst_stride + i] = src[b * src_stride + i];
-}
-
-template <class Word>
-bool copy_runs_of(ExecutionContext& context, const StridedCopyArgs& a) {
-  constexpr int64_t kSize = sizeof(Word);
-  if (reinterpret_cast<uintptr_t>(a.dst) % kSize || reinterpret_cast<uintptr_t>(a.src) % kSize ||
-      a.dst_stride % kSize || a.src_stride % kSize || a.run % kSize)
-    return false;
-  const int64_t words = a.run / kSize;
-  const Grid grid{dim3(blocks_of(words, 256, 1024), blocks_of(a.blocks, 1, kMostRows)), dim3(256)};
-  launch(context, "strided_copy", copy_runs<Word>, grid, reinterpret_cast<Word*>(a.dst),
-         reinterpret_cast<const Word*>(a.src), a.dst_stride / kSize, a.src_stride / kSize, a.blocks, words);
-  return true;
-}
-
-}  // namespace
-
 void fill(ExecutionContext& context, Ref dst, int64_t count, double value) {
   const auto fill_as = [&]<class T>(T v) {
     for_elements(context, "fill", Fill<T>{dst.as<T>(), v}, count, dst.as<T>());
@@ -239,30 +195,6 @@ void fill(ExecutionContext& context, Ref dst, int64_t count, double value) {
     case DType::u8:
       return fill_as(static_cast<uint8_t>(value));
   }
-}
-
-void copy(ExecutionContext& context, void* dst, const void* src, int64_t bytes) {
-  if (bytes <= 0 || dst == src) return;
-  check(cudaMemcpyAsync(dst, src, static_cast<size_t>(bytes), cudaMemcpyDefault, stream_of(context)), "copy");
-}
-
-void strided_copy(ExecutionContext& context, const StridedCopyArgs& a) {
-  if (a.blocks <= 0 || a.run <= 0) return;
-  if (a.blocks == 1 || (a.dst_stride == a.run && a.src_stride == a.run))
-    return copy(context, a.dst, a.src, a.blocks * a.run);
-  constexpr int64_t kMostPitch = INT32_MAX;
-  if (a.dst_stride >= a.run && a.src_stride >= a.run && a.dst_stride <= kMostPitch &&
-      a.src_stride <= kMostPitch) {
-    const auto size = [](int64_t v) { return static_cast<size_t>(v); };
-    check(cudaMemcpy2DAsync(a.dst, size(a.dst_stride), a.src, size(a.src_stride), size(a.run), size(a.blocks),
-                            cudaMemcpyDefault, stream_of(context)),
-          "strided_copy");
-    return;
-  }
-  if (copy_runs_of<uint4>(context, a) || copy_runs_of<uint2>(context, a) ||
-      copy_runs_of<uint32_t>(context, a) || copy_runs_of<uint16_t>(context, a))
-    return;
-  copy_runs_of<uint8_t>(context, a);
 }
 
 void cast(ExecutionContext& context, Ref dst, Ref src, int64_t count) {
@@ -318,10 +250,24 @@ void multiply(ExecutionContext& context, Ref out, Ref a, Ref b, int64_t count) {
   });
 }
 
-void add_words(ExecutionContext& context, int64_t* dst, const int64_t* src, int64_t count) {
-  auto* to = reinterpret_cast<uint64_t*>(dst);
-  const auto* from = reinterpret_cast<const uint64_t*>(src);
-  for_elements(context, "add_words", AddWords{to, from}, count, to, from);
+}  // namespace
+}  // namespace sherd::cuda
+
+namespace sherd {
+
+const ElementwiseKernels* ElementwiseKernels::cuda() {
+  static constexpr ElementwiseKernels table{
+      .fill = cuda::fill,
+      .cast = cuda::cast,
+      .scale = cuda::scale,
+      .scale_by = cuda::scale_by,
+      .clamp = cuda::clamp,
+      .scaled_add = cuda::scaled_add,
+      .scale_and_add = cuda::scale_and_add,
+      .add = cuda::add,
+      .multiply = cuda::multiply,
+  };
+  return &table;
 }
 
-}  // namespace sherd::cuda
+}  // namespace sherd

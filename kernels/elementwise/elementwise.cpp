@@ -10,17 +10,17 @@ using namespace door;
 
 void fill(Stream& s, const Tensor& dst, double value) {
   Check("fill").that(dst.defined(), "dst is undefined").done();
-  queue(s, "fill", kernels(s).fill, ref(dst), dst.numel(), value);
+  queue(s, "fill", kernels<ElementwiseKernels>(s).fill, ref(dst), dst.numel(), value);
 }
 
 void cast(Stream& s, const Tensor& dst, const Tensor& src) {
   Check("cast").dtype("dst", dst, kFloats).dtype("src", src, kFloats).count("dst", dst, src.numel()).done();
-  queue(s, "cast", kernels(s).cast, ref(dst), ref(src), src.numel());
+  queue(s, "cast", kernels<ElementwiseKernels>(s).cast, ref(dst), ref(src), src.numel());
 }
 
 void scale(Stream& s, const Tensor& x, float factor) {
   Check("scale").dtype("x", x, kActivations).done();
-  queue(s, "scale", kernels(s).scale, ref(x), x.numel(), factor);
+  queue(s, "scale", kernels<ElementwiseKernels>(s).scale, ref(x), x.numel(), factor);
 }
 
 void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& factor) {
@@ -30,7 +30,7 @@ void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& f
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "scale_by", kernels(s).scale_by, {segments.begin(), segments.end()}, factor.data<float>());
+  queue(s, "scale_by", kernels<ElementwiseKernels>(s).scale_by, {segments.begin(), segments.end()}, factor.data<float>());
 }
 
 void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
@@ -46,25 +46,25 @@ void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit) {
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "clamp", kernels(s).clamp, {segments.begin(), segments.end()}, static_cast<float>(limit));
+  queue(s, "clamp", kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()}, static_cast<float>(limit));
 }
 
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
   Check check("scaled_add");
   check.dtype("dst", dst, DType::f32).dtype("src", src, kActivations).count("src", src, dst.numel()).done();
-  queue(s, "scaled_add", kernels(s).scaled_add, dst.data<float>(), alpha, ref(src), dst.numel());
+  queue(s, "scaled_add", kernels<ElementwiseKernels>(s).scaled_add, dst.data<float>(), alpha, ref(src), dst.numel());
 }
 
 void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const Tensor& src) {
   Check check("scale_and_add");
   check.dtype("dst", dst, DType::f32).dtype("src", src, DType::f32).count("src", src, dst.numel()).done();
-  queue(s, "scale_and_add", kernels(s).scale_and_add, dst.data<float>(), decay, alpha, src.data<float>(),
+  queue(s, "scale_and_add", kernels<ElementwiseKernels>(s).scale_and_add, dst.data<float>(), decay, alpha, src.data<float>(),
         dst.numel());
 }
 
 namespace {
 
-void of_two(Stream& s, const char* op, Kernel<&KernelTable::add>* kernel, const Tensor& out, const Tensor& a,
+void of_two(Stream& s, const char* op, decltype(ElementwiseKernels::add) kernel, const Tensor& out, const Tensor& a,
             const Tensor& b) {
   Check check(op);
   check.dtype("out", out, kActivations).done();
@@ -76,11 +76,11 @@ void of_two(Stream& s, const char* op, Kernel<&KernelTable::add>* kernel, const 
 }  // namespace
 
 void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
-  of_two(s, "add", kernels(s).add, out, a, b);
+  of_two(s, "add", kernels<ElementwiseKernels>(s).add, out, a, b);
 }
 
 void multiply(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b) {
-  of_two(s, "multiply", kernels(s).multiply, out, a, b);
+  of_two(s, "multiply", kernels<ElementwiseKernels>(s).multiply, out, a, b);
 }
 
 }  // namespace sherd::ops

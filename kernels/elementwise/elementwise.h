@@ -1,12 +1,39 @@
 // Operations element by element. ops.h says what holds for all operations.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
+#include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
-#include <sherd/kernels/ops/segments.h>
 
-namespace sherd::ops {
+namespace sherd {
+
+/// A piece that is multiplied, or clamped.
+struct ScaleSegment {
+  float* x = nullptr;
+  int64_t count = 0;
+};
+
+struct ElementwiseKernels {
+  static constexpr const char* kName = "elementwise";
+  static const ElementwiseKernels* reference();
+  static const ElementwiseKernels* cpu();
+  static const ElementwiseKernels* cuda();
+
+  void (*fill)(ExecutionContext&, Ref dst, int64_t count, double value);
+  void (*cast)(ExecutionContext&, Ref dst, Ref src, int64_t count);
+  void (*scale)(ExecutionContext&, Ref x, int64_t count, float factor);
+  void (*scale_by)(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
+  void (*clamp)(ExecutionContext&, const std::vector<ScaleSegment>&, float limit);
+  void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
+  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
+  void (*add)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
+  void (*multiply)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
+};
+
+namespace ops {
 
 /// dst[i] = value; any dtype.
 void fill(Stream& s, const Tensor& dst, double value);
@@ -30,4 +57,5 @@ void add(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
 /// out = a * b, likewise.
 void multiply(Stream& s, const Tensor& out, const Tensor& a, const Tensor& b);
 
-}  // namespace sherd::ops
+}  // namespace ops
+}  // namespace sherd

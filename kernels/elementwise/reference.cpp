@@ -1,23 +1,12 @@
-#include <cstring>
-
-#include <sherd/kernels/copy/copy.h>
-#include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 void fill(ExecutionContext&, Ref dst, int64_t count, double value) {
   for (int64_t i = 0; i < count; ++i) put(dst, i, value);
-}
-
-void copy(ExecutionContext&, void* dst, const void* src, int64_t bytes) {
-  if (bytes > 0) std::memcpy(dst, src, static_cast<size_t>(bytes));
-}
-
-void strided_copy(ExecutionContext&, const StridedCopyArgs& a) {
-  for (int64_t i = 0; i < a.blocks; ++i)
-    std::memcpy(a.dst + i * a.dst_stride, a.src + i * a.src_stride, static_cast<size_t>(a.run));
 }
 
 void cast(ExecutionContext&, Ref dst, Ref src, int64_t count) {
@@ -72,8 +61,24 @@ void multiply(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count) {
   for (int64_t i = 0; i < count; ++i) put(out, i, get(a, i) * get(b, i));
 }
 
-void accumulate_sum(ExecutionContext&, double* out, Ref x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) out[0] += get(x, i);
+}  // namespace
+}  // namespace sherd::reference
+
+namespace sherd {
+
+const ElementwiseKernels* ElementwiseKernels::reference() {
+  static constexpr ElementwiseKernels table{
+      .fill = reference::fill,
+      .cast = reference::cast,
+      .scale = reference::scale,
+      .scale_by = reference::scale_by,
+      .clamp = reference::clamp,
+      .scaled_add = reference::scaled_add,
+      .scale_and_add = reference::scale_and_add,
+      .add = reference::add,
+      .multiply = reference::multiply,
+  };
+  return &table;
 }
 
-}  // namespace sherd::reference
+}  // namespace sherd

@@ -1,12 +1,15 @@
+#include <sherd/kernels/gemm/gemm.h>
+
 #include <dnnl.h>
 
 #include <algorithm>
 #include <string>
 
-#include <sherd/kernels/gemm/gemm.h>
-
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
+
 #include "cpu_sgemm.h"
 
 namespace sherd::cpu {
@@ -77,17 +80,26 @@ void multiply(ExecutionContext& ctx, const GemmArgs& g) {
   if (c.copied) narrow(ctx, g.c.as<bf16>(), c.data, c.rows, c.cols, g.ldc);
 }
 
-}  // namespace
-
 void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   if (g.m == 0 || g.n == 0) return;
   GemmArgs plain = g;
   if (g.gelu && g.pre.data) plain.c = g.pre;
   multiply(ctx, plain);
-  if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
-  if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
-  if (g.residual.data) add(ctx, g.c, g.residual, g.c, g.m * g.n);
-  if (g.gelu_backward) gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
+  const EpilogueKernels& epilogue = *EpilogueKernels::cpu();
+  if (g.bias.data) epilogue.add_bias(ctx, plain.c, g.bias, g.m, g.n);
+  if (g.gelu) epilogue.gelu_forward(ctx, g.c, plain.c, g.m * g.n);
+  if (g.residual.data) ElementwiseKernels::cpu()->add(ctx, g.c, g.residual, g.c, g.m * g.n);
+  if (g.gelu_backward) epilogue.gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const GemmKernels* GemmKernels::cpu() {
+  static constexpr GemmKernels table{.gemm = cpu::gemm};
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,4 +1,4 @@
-// The fp32 matrix product under gemm, attention and Newton-Schulz. Private to kernels/cpu/.
+// The fp32 matrix product under gemm, attention and Newton-Schulz. Private to CPU kernels.
 #pragma once
 
 #include <cstdint>

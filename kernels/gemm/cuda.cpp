@@ -1,9 +1,11 @@
 #include <sherd/kernels/gemm/gemm.h>
 
-#include <sherd/kernels/cuda/cuda.h>
+#include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
+
 #include "cuda_matmul.h"
 #include "cuda_matrices.h"
-#include <sherd/kernels/device/cuda/queue.h>
 
 namespace sherd::cuda {
 namespace {
@@ -60,18 +62,27 @@ bool fusible(const GemmArgs& g) {
          aligned(g.c.data, 16);
 }
 
-}  // namespace
-
 void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   if (g.m == 0 || g.n == 0) return;
   if (fusible(g) && multiply_fused(ctx, g)) return;
   GemmArgs plain = g;
   if (g.gelu && g.pre.data) plain.c = g.pre;
   multiply(ctx, plain);
-  if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
-  if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
-  if (g.residual.data) add(ctx, g.c, g.residual, g.c, g.m * g.n);
-  if (g.gelu_backward) gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
+  const EpilogueKernels& epilogue = *EpilogueKernels::cuda();
+  if (g.bias.data) epilogue.add_bias(ctx, plain.c, g.bias, g.m, g.n);
+  if (g.gelu) epilogue.gelu_forward(ctx, g.c, plain.c, g.m * g.n);
+  if (g.residual.data) ElementwiseKernels::cuda()->add(ctx, g.c, g.residual, g.c, g.m * g.n);
+  if (g.gelu_backward) epilogue.gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const GemmKernels* GemmKernels::cuda() {
+  static constexpr GemmKernels table{.gemm = cuda::gemm};
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,9 +1,9 @@
-// cuBLASLt behind one struct: row-major batched products, planned once per shape. Private to kernels/cuda/.
+// cuBLASLt behind one struct: row-major batched products, planned once per shape. Private to CUDA kernels.
 #pragma once
 
 #include <cstdint>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/dtype.h>
 
 namespace sherd::cuda {
 

@@ -6,9 +6,8 @@
 #include <algorithm>
 #include <string>
 
-#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
-
 #include <sherd/kernels/device/cuda/launch.h>
+#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
 
 namespace sherd::cuda {
 namespace {

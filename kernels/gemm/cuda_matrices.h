@@ -1,4 +1,4 @@
-// Batches of row-major matrices in device memory and the passes over them. Private to kernels/cuda/.
+// Batches of row-major matrices in device memory and the passes over them. Private to CUDA kernels.
 //
 // Every pass works in 16-byte vectors where the addresses allow it and element by element otherwise, with the
 // same result to the bit.
@@ -6,7 +6,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::cuda {
 

@@ -38,7 +38,7 @@ void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tenso
   check.dtype("C", c, {DType::f32, a.dtype()}).done();
   g.alpha = alpha;
   g.beta = beta;
-  queue(s, "gemm", kernels(s).gemm, g);
+  queue(s, "gemm", kernels<GemmKernels>(s).gemm, g);
 }
 
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
@@ -70,7 +70,7 @@ void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, c
              fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b), g.n,
                          c.matrix.size(0), c.count))
       .done();
-  queue(s, "gemm_columns", kernels(s).gemm, g);
+  queue(s, "gemm_columns", kernels<GemmKernels>(s).gemm, g);
 }
 
 void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
@@ -79,7 +79,7 @@ void gemm_bias(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const 
   GemmArgs g = gemm_args(check, c, a, trans_a, b, trans_b);
   check.dtype("C", c, a.dtype()).dtype("bias", bias, a.dtype()).count("bias", bias, g.n).done();
   g.bias = ref(bias);
-  queue(s, "gemm_bias", kernels(s).gemm, g);
+  queue(s, "gemm_bias", kernels<GemmKernels>(s).gemm, g);
 }
 
 void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, bool trans_a, const Tensor& b,
@@ -95,7 +95,7 @@ void gemm_gelu(Stream& s, const Tensor& c, const Tensor& pre, const Tensor& a, b
   g.gelu = true;
   if (pre.defined()) g.pre = ref(pre);
   if (bias.defined()) g.bias = ref(bias);
-  queue(s, "gemm_gelu", kernels(s).gemm, g);
+  queue(s, "gemm_gelu", kernels<GemmKernels>(s).gemm, g);
 }
 
 void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b, bool trans_b,
@@ -107,7 +107,7 @@ void gemm_add(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const T
   require(c.numel() == 0 || residual.raw() != c.raw(),
           "gemm_add: C and the residual are the same tensor; use two, or gemm with beta 1");
   g.residual = ref(residual);
-  queue(s, "gemm_add", kernels(s).gemm, g);
+  queue(s, "gemm_add", kernels<GemmKernels>(s).gemm, g);
 }
 
 void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tensor& b,
@@ -119,7 +119,7 @@ void gemm_gelu_backward(Stream& s, const Tensor& c, const Tensor& a, bool trans_
           "gemm_gelu_backward: C and pre are the same tensor; use two");
   g.gelu_backward = true;
   g.pre = ref(pre);
-  queue(s, "gemm_gelu_backward", kernels(s).gemm, g);
+  queue(s, "gemm_gelu_backward", kernels<GemmKernels>(s).gemm, g);
 }
 
 }  // namespace sherd::ops

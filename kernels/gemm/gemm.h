@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -28,6 +28,15 @@ struct GemmArgs {
   bool gelu = false;
   Ref residual{};
   bool gelu_backward = false;
+};
+
+struct GemmKernels {
+  static constexpr const char* kName = "gemm";
+  static const GemmKernels* reference();
+  static const GemmKernels* cpu();
+  static const GemmKernels* cuda();
+
+  void (*gemm)(ExecutionContext&, const GemmArgs&);
 };
 
 namespace ops {

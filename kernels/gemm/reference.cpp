@@ -1,9 +1,10 @@
 #include <sherd/kernels/gemm/gemm.h>
 
 #include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
 
 namespace sherd::reference {
-
 namespace {
 
 void multiply(const GemmArgs& g) {
@@ -19,16 +20,25 @@ void multiply(const GemmArgs& g) {
   }
 }
 
-}  // namespace
-
 void gemm(ExecutionContext& ctx, const GemmArgs& g) {
   GemmArgs plain = g;
   if (g.gelu && g.pre.data) plain.c = g.pre;
   multiply(plain);
-  if (g.bias.data) add_bias(ctx, plain.c, g.bias, g.m, g.n);
-  if (g.gelu) gelu_forward(ctx, g.c, plain.c, g.m * g.n);
-  if (g.residual.data) add(ctx, g.c, g.residual, g.c, g.m * g.n);
-  if (g.gelu_backward) gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
+  const EpilogueKernels& epilogue = *EpilogueKernels::reference();
+  if (g.bias.data) epilogue.add_bias(ctx, plain.c, g.bias, g.m, g.n);
+  if (g.gelu) epilogue.gelu_forward(ctx, g.c, plain.c, g.m * g.n);
+  if (g.residual.data) ElementwiseKernels::reference()->add(ctx, g.c, g.residual, g.c, g.m * g.n);
+  if (g.gelu_backward) epilogue.gelu_backward(ctx, g.c, g.c, g.pre, g.m * g.n);
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const GemmKernels* GemmKernels::reference() {
+  static constexpr GemmKernels table{.gemm = reference::gemm};
+  return &table;
+}
+
+}  // namespace sherd

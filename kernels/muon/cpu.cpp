@@ -1,8 +1,8 @@
+#include <sherd/kernels/muon/muon.h>
+
 #include <cmath>
 #include <cstring>
 #include <limits>
-
-#include <sherd/kernels/muon/muon.h>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/segments.h>
@@ -58,8 +58,6 @@ template <class To, class From>
   }
 }
 
-}  // namespace
-
 void muon_momentum(ExecutionContext& ctx, const MuonMomentumArgs& a) {
   with_payload(a.packed.dtype, [&](auto type) {
     auto* packed = a.packed.as<decltype(type)>();
@@ -99,4 +97,18 @@ void copy_segments(ExecutionContext& ctx, const CopySegmentsArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const MuonKernels* MuonKernels::cpu() {
+  static constexpr MuonKernels table{
+      .muon_momentum = cpu::muon_momentum,
+      .muon_update = cpu::muon_update,
+      .copy_segments = cpu::copy_segments,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,8 +1,7 @@
-#include <cfloat>
-
 #include <sherd/kernels/muon/muon.h>
 
-#include <sherd/kernels/cuda/cuda.h>
+#include <cfloat>
+
 #include <sherd/kernels/device/cuda/segments.h>
 
 // Single fp32 operations in the reference's order.
@@ -103,8 +102,6 @@ struct CopyOp {
   }
 };
 
-}  // namespace
-
 void muon_momentum(ExecutionContext& context, const MuonMomentumArgs& a) {
   const Momentum common{a.mu, 1 - a.mu, a.l2, a.nesterov, a.skip};
   with_payload(a.packed.dtype, [&]<class T>(T) {
@@ -139,4 +136,18 @@ void copy_segments(ExecutionContext& context, const CopySegmentsArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const MuonKernels* MuonKernels::cuda() {
+  static constexpr MuonKernels table{
+      .muon_momentum = cuda::muon_momentum,
+      .muon_update = cuda::muon_update,
+      .copy_segments = cuda::copy_segments,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -36,7 +36,7 @@ void muon_momentum(Stream& s, const Tensor& packed, std::span<const MomentumSegm
   check.done();
   require(mu >= 0 && mu <= 1, fmt::format("muon_momentum: mu {} must lie in [0, 1]", mu));
   require(std::isfinite(l2), fmt::format("muon_momentum: l2 {} must be finite", l2));
-  queue(s, "muon_momentum", kernels(s).muon_momentum,
+  queue(s, "muon_momentum", kernels<MuonKernels>(s).muon_momentum,
         MuonMomentumArgs{
             {segments.begin(), segments.end()}, ref(packed), mu, nesterov, l2, pointer<int64_t>(skip)});
 }
@@ -52,7 +52,7 @@ void muon_update(Stream& s, std::span<const UpdateSegment> segments, const Tenso
       check.that(false, fmt::format("segment {}: weight is null", i));
   }
   check.done();
-  queue(s, "muon_update", kernels(s).muon_update,
+  queue(s, "muon_update", kernels<MuonKernels>(s).muon_update,
         MuonUpdateArgs{{segments.begin(), segments.end()}, ref(packed), pointer<int64_t>(skip)});
 }
 
@@ -68,7 +68,7 @@ void copy_segments(Stream& s, const Tensor& to, const Tensor& from, std::span<co
   check.done();
   require_distinct("copy_segments", to, from);
   s.device().count_copy(total * size_of(from.dtype()));
-  queue(s, "copy_segments", kernels(s).copy_segments,
+  queue(s, "copy_segments", kernels<MuonKernels>(s).copy_segments,
         CopySegmentsArgs{{segments.begin(), segments.end()}, ref(to), ref(from)});
 }
 

@@ -8,11 +8,21 @@
 #include <span>
 #include <vector>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
-#include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
+
+/// A piece of a momentum pass: `count` elements of one parameter, to be written at element `at` of the packed
+/// message; -1: only the buffer moves, nothing is written.
+struct MomentumSegment {
+  float* buffer = nullptr;
+  const float* gradient = nullptr;
+  /// Read when l2 decay is asked for, otherwise ignored.
+  const float* weight = nullptr;
+  int64_t count = 0;
+  int64_t at = 0;
+};
 
 /// For every element of every segment, in single f32 operations in this order (EMA form, as
 /// torch.optim.Muon):
@@ -30,6 +40,15 @@ struct MuonMomentumArgs {
   const int64_t* skip = nullptr;
 };
 
+/// A piece of an update pass: w = decay * w + alpha * o for `count` elements, o at element `at` of the packed
+/// message.
+struct UpdateSegment {
+  float* weight = nullptr;
+  int64_t count = 0;
+  int64_t at = 0;
+  float decay = 1, alpha = 0;
+};
+
 /// w = decay * w + alpha * packed, in f32 operations, for every element of every segment; with `skip`,
 /// nothing.
 struct MuonUpdateArgs {
@@ -38,11 +57,27 @@ struct MuonUpdateArgs {
   const int64_t* skip = nullptr;
 };
 
+/// A piece of a packing pass: `count` elements from one packed buffer to another.
+struct CopySegment {
+  int64_t to = 0, from = 0, count = 0;
+};
+
 /// to[segment.to + i] = from[segment.from + i]; f32, bf16 or f16, rounded once. Segments of `to` do not
 /// overlap each other, nor do the buffers.
 struct CopySegmentsArgs {
   std::vector<CopySegment> segments;
   Ref to{}, from{};
+};
+
+struct MuonKernels {
+  static constexpr const char* kName = "muon";
+  static const MuonKernels* reference();
+  static const MuonKernels* cpu();
+  static const MuonKernels* cuda();
+
+  void (*muon_momentum)(ExecutionContext&, const MuonMomentumArgs&);
+  void (*muon_update)(ExecutionContext&, const MuonUpdateArgs&);
+  void (*copy_segments)(ExecutionContext&, const CopySegmentsArgs&);
 };
 
 namespace ops {

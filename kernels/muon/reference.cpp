@@ -1,11 +1,12 @@
+#include <sherd/kernels/muon/muon.h>
+
 #include <cmath>
 #include <limits>
-
-#include <sherd/kernels/muon/muon.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 // Single fp32 operations in the stated order; other tables must give the same bits.
 
@@ -38,4 +39,18 @@ void copy_segments(ExecutionContext&, const CopySegmentsArgs& a) {
     for (int64_t i = 0; i < s.count; ++i) put(a.to, s.to + i, get(a.from, s.from + i));
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const MuonKernels* MuonKernels::reference() {
+  static constexpr MuonKernels table{
+      .muon_momentum = reference::muon_momentum,
+      .muon_update = reference::muon_update,
+      .copy_segments = reference::copy_segments,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/vector.h>
 
 // A warp takes a row's part in a segment. Records are sums of integers, so no order shows; what follows from
@@ -132,8 +131,6 @@ void for_batches(const std::vector<RowSegment>& segments, const Go& go) {
   flush();
 }
 
-}  // namespace
-
 void row_records(ExecutionContext& context, const RowRecordsArgs& a) {
   for_batches(a.segments, [&](const RowBatch& batch, const Grid& grid) {
     launch(context, "row_records", add_records, grid, batch, a.records);
@@ -156,4 +153,18 @@ void scale_rows(ExecutionContext& context, const ScaleRowsArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const NorMuonKernels* NorMuonKernels::cuda() {
+  static constexpr NorMuonKernels table{
+      .row_records = cuda::row_records,
+      .row_scales = cuda::row_scales,
+      .scale_rows = cuda::scale_rows,
+  };
+  return &table;
+}
+
+}  // namespace sherd

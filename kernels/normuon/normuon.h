@@ -60,6 +60,17 @@ struct ScaleRowsArgs {
   const int64_t* skip = nullptr;
 };
 
+struct NorMuonKernels {
+  static constexpr const char* kName = "normuon";
+  static const NorMuonKernels* reference();
+  static const NorMuonKernels* cpu();
+  static const NorMuonKernels* cuda();
+
+  void (*row_records)(ExecutionContext&, const RowRecordsArgs&);
+  void (*row_scales)(ExecutionContext&, const RowScalesArgs&);
+  void (*scale_rows)(ExecutionContext&, const ScaleRowsArgs&);
+};
+
 namespace ops {
 
 /// records i64 [rows, RowRecord::kWords] += for every row of the segments the squares of their elements, each

@@ -7,7 +7,6 @@
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
-
 namespace {
 
 /// f(row of the records and results, first element of the segment, count) for the part of each row in a
@@ -20,8 +19,6 @@ void for_rows(const RowSegment& s, F f) {
     i = end;
   }
 }
-
-}  // namespace
 
 void row_records(ExecutionContext&, const RowRecordsArgs& a) {
   for (const RowSegment& s : a.segments) {
@@ -78,4 +75,20 @@ void scale_rows(ExecutionContext&, const ScaleRowsArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const NorMuonKernels* NorMuonKernels::reference() {
+  static constexpr NorMuonKernels table{
+      .row_records = reference::row_records,
+      .row_scales = reference::row_scales,
+      .scale_rows = reference::scale_rows,
+  };
+  return &table;
+}
+
+const NorMuonKernels* NorMuonKernels::cpu() { return reference(); }
+
+}  // namespace sherd

@@ -1,6 +1,6 @@
-#include <cmath>
-
 #include <sherd/kernels/optimizer/optimizer.h>
+
+#include <cmath>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/segments.h>
@@ -41,8 +41,6 @@ template <class Copy>
   }
 }
 
-}  // namespace
-
 void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   if (a.skip && *a.skip != 0) return;
   Step all{.decay = 1,
@@ -68,4 +66,14 @@ void adamw(ExecutionContext& ctx, const AdamWArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const OptimizerKernels* OptimizerKernels::cpu() {
+  static const OptimizerKernels table{.adamw_count = reference()->adamw_count, .adamw = cpu::adamw};
+  return &table;
+}
+
+}  // namespace sherd

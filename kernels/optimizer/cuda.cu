@@ -1,6 +1,5 @@
 #include <sherd/kernels/optimizer/optimizer.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/segments.h>
 
 // The same fp32 operations as the reference, each rounded by itself, in the same order. 28 bytes of memory
@@ -73,8 +72,6 @@ struct AdamW {
   }
 };
 
-}  // namespace
-
 void adamw_count(ExecutionContext& context, const AdamWCountArgs& a) {
   if (a.count <= 0) return;
   launch(context, "adamw_count", count_steps, grid_for(a.count, 16), a);
@@ -101,4 +98,14 @@ void adamw(ExecutionContext& context, const AdamWArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const OptimizerKernels* OptimizerKernels::cuda() {
+  static constexpr OptimizerKernels table{.adamw_count = cuda::adamw_count, .adamw = cuda::adamw};
+  return &table;
+}
+
+}  // namespace sherd

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
-#include <sherd/kernels/ops/segments.h>
 
 namespace sherd {
 
@@ -32,6 +31,20 @@ struct AdamWCountArgs {
   const int64_t* skip = nullptr;
 };
 
+/// A piece of an AdamW pass.
+struct AdamWSegment {
+  float* w = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  const float* g = nullptr;
+  /// Receives w, rounded once to the pass's dtype of copies; may be null.
+  void* copy = nullptr;
+  int64_t count = 0;
+  double weight_decay = 0;
+  /// Which of the pass's bias corrections is its.
+  int64_t bias = 0;
+};
+
 /// Decoupled AdamW (Loshchilov & Hutter 2019) with PyTorch's order of operations, per element:
 ///   w *= 1 - lr*weight_decay; m += (1-beta1)*(g-m); v = beta2*v + (1-beta2)*g*g;
 ///   w -= step_size * m / (sqrt(v)/root + eps).
@@ -44,6 +57,16 @@ struct AdamWArgs {
   const AdamWBias* biases = nullptr;
   AdamWBias bias{};
   const int64_t* skip = nullptr;
+};
+
+struct OptimizerKernels {
+  static constexpr const char* kName = "optimizer";
+  static const OptimizerKernels* reference();
+  static const OptimizerKernels* cpu();
+  static const OptimizerKernels* cuda();
+
+  void (*adamw_count)(ExecutionContext&, const AdamWCountArgs&);
+  void (*adamw)(ExecutionContext&, const AdamWArgs&);
 };
 
 namespace ops {

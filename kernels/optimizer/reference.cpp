@@ -1,11 +1,12 @@
+#include <sherd/kernels/optimizer/optimizer.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include <sherd/kernels/optimizer/optimizer.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 // Hyperparameters are rounded to fp32 once, then every operation is a single fp32 operation in PyTorch's
 // order; other tables must give the same bits.
@@ -37,4 +38,14 @@ void adamw(ExecutionContext&, const AdamWArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const OptimizerKernels* OptimizerKernels::reference() {
+  static constexpr OptimizerKernels table{.adamw_count = reference::adamw_count, .adamw = reference::adamw};
+  return &table;
+}
+
+}  // namespace sherd

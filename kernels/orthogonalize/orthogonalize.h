@@ -53,6 +53,18 @@ struct GramApplyArgs {
   float* out = nullptr;
 };
 
+struct OrthogonalizeKernels {
+  static constexpr const char* kName = "orthogonalize";
+  static const OrthogonalizeKernels* reference();
+  static const OrthogonalizeKernels* cpu();
+  static const OrthogonalizeKernels* cuda();
+
+  void (*orthogonalize)(ExecutionContext&, const OrthogonalizeArgs&);
+  void (*gram_product)(ExecutionContext&, const GramProductArgs&);
+  void (*gram_iterate)(ExecutionContext&, const GramIterateArgs&);
+  void (*gram_apply)(ExecutionContext&, const GramApplyArgs&);
+};
+
 namespace ops {
 
 /// in, out f32 [rows, cols] or [batch, rows, cols], distinct; status i32 [batch].

@@ -1,6 +1,5 @@
 #include <sherd/kernels/qk_clip/qk_clip.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/segments.h>
 
 // The same fp32 operations as the reference, each rounded by itself.
@@ -50,8 +49,6 @@ struct ScaleHead {
   }
 };
 
-}  // namespace
-
 void qk_clip_factors(ExecutionContext& context, const QkClipArgs& a) {
   launch(context, "qk_clip_factors", find_factors, Grid{dim3(blocks_of(a.kv_heads, 128, 132)), dim3(128)}, a);
 }
@@ -62,4 +59,14 @@ void scale_heads(ExecutionContext& context, const std::vector<HeadScaleSegment>&
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const QkClipKernels* QkClipKernels::cuda() {
+  static constexpr QkClipKernels table{.qk_clip_factors = cuda::qk_clip_factors, .scale_heads = cuda::scale_heads};
+  return &table;
+}
+
+}  // namespace sherd

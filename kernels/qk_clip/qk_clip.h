@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include <sherd/kernels/device/tensor.h>
 
@@ -28,6 +29,16 @@ struct HeadScaleSegment {
   float* x = nullptr;
   int64_t count = 0;
   const float* factor = nullptr;
+};
+
+struct QkClipKernels {
+  static constexpr const char* kName = "qk_clip";
+  static const QkClipKernels* reference();
+  static const QkClipKernels* cpu();
+  static const QkClipKernels* cuda();
+
+  void (*qk_clip_factors)(ExecutionContext&, const QkClipArgs&);
+  void (*scale_heads)(ExecutionContext&, const std::vector<HeadScaleSegment>&);
 };
 
 namespace ops {

@@ -6,6 +6,7 @@
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 // Single fp32 operations, rounded one by one: other tables must give the same bits.
 
@@ -31,4 +32,19 @@ void scale_heads(ExecutionContext&, const std::vector<HeadScaleSegment>& segment
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const QkClipKernels* QkClipKernels::reference() {
+  static constexpr QkClipKernels table{
+      .qk_clip_factors = reference::qk_clip_factors,
+      .scale_heads = reference::scale_heads,
+  };
+  return &table;
+}
+
+const QkClipKernels* QkClipKernels::cpu() { return reference(); }
+
+}  // namespace sherd

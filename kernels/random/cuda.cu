@@ -1,8 +1,8 @@
-#include <sherd/kernels/random/random_values.h>
+#include <sherd/kernels/random/random.h>
 
-#include <sherd/kernels/cuda/cuda.h>
-#include "cuda_philox.h"
 #include <sherd/kernels/device/cuda/vector.h>
+
+#include "cuda_philox.h"
 
 // Philox4x32-10 and Box-Muller as in kernels/random/reference.cpp, in double: the integers are the same, and
 // the normal numbers differ from the host's where the last bit of a double's log, sine or cosine changes how
@@ -85,8 +85,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-}  // namespace
-
 void random_uniform(ExecutionContext& context, const RandomBoundedArgs& a) {
   if (a.count <= 0) return;
   const int64_t blocks = (a.begin + a.count - 1) / 4 - a.begin / 4 + 1;
@@ -109,4 +107,18 @@ void random_normal(ExecutionContext& context, float* dst, int64_t begin, int64_t
          double{mean}, double{stddev}, aligned);
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const RandomKernels* RandomKernels::cuda() {
+  static constexpr RandomKernels table{
+      .random_uniform = cuda::random_uniform,
+      .random_truncated_normal = cuda::random_truncated_normal,
+      .random_normal = cuda::random_normal,
+  };
+  return &table;
+}
+
+}  // namespace sherd

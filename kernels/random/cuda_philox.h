@@ -1,4 +1,4 @@
-// Philox4x32-10 on the device, as kernels/random/random.h has it for the host. Private to kernels/cuda/.
+// Philox4x32-10 on the device, as kernels/random/random.h has it for the host. Private to CUDA kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,36 +1,59 @@
-// Counter-based random numbers. Every value is a pure function of (key, index), on every rank and thread.
+// Random values: uniform, normal, and normal between two limits. ops.h says what holds for all operations.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string_view>
 
+#include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/random/philox.h>  // IWYU pragma: export
+
 namespace sherd {
 
-/// One block of Philox4x32-10 (Salmon et al., SC 2011): four words from a 128-bit counter and a 64-bit key.
-constexpr std::array<uint32_t, 4> philox4x32(std::array<uint32_t, 4> counter, std::array<uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const uint64_t a = uint64_t{0xD2511F53u} * counter[0];
-    const uint64_t b = uint64_t{0xCD9E8D57u} * counter[2];
-    counter = {static_cast<uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<uint32_t>(b),
-               static_cast<uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<uint32_t>(a)};
-    key[0] += 0x9E3779B9u;
-    key[1] += 0xBB67AE85u;
-  }
-  return counter;
-}
+/// Elements [begin, begin + count) of the sequence of `key`. A value between the bounds may round to either.
+struct RandomBoundedArgs {
+  float* dst = nullptr;
+  int64_t begin = 0, count = 0;
+  uint64_t key = 0;
+  float low = 0, high = 0;
+  /// Of the normal distribution that is cut off at the bounds; not used by uniform values.
+  float mean = 0, stddev = 0;
+};
 
-/// A 64-bit key from a seed and a name; every bit of either changes about half of the result's bits.
-constexpr uint64_t hash64(uint64_t seed, std::string_view name) {
-  uint64_t h = 0xcbf29ce484222325u;  // FNV-1a over the name
-  for (char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  auto mix = [](uint64_t z) {  // finaliser of SplitMix64
-    z += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  };
-  return mix(mix(seed) ^ h);
-}
+struct RandomKernels {
+  static constexpr const char* kName = "random";
+  static const RandomKernels* reference();
+  static const RandomKernels* cpu();
+  static const RandomKernels* cuda();
 
+  void (*random_uniform)(ExecutionContext&, const RandomBoundedArgs&);
+  void (*random_truncated_normal)(ExecutionContext&, const RandomBoundedArgs&);
+  void (*random_normal)(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
+                        float stddev);
+};
+
+namespace ops {
+
+/// dst f32 receives elements [begin, begin + numel) of the infinite sequence of values uniform in [low, high]
+/// that hash64(seed, name) is the key of: low + (high - low) * (w + 1/2) / 2^32, fused and in double, with
+/// the word w of Philox4x32-10 (philox.h), so that an element's value does not depend on who asks. The same
+/// bits on every device.
+/// @throws InvalidArgument unless low <= high, both finite.
+void random_uniform(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                    float low, float high);
+
+/// The same of N(mean, stddev) given that the value lies in [low, high]: the first of an element's own
+/// sequence of normal candidates (Box-Muller of Philox, the attempt in the counter's third word) that does.
+/// Another device may round a value otherwise by one unit in the last place, in about one of 10^8.
+/// @throws InvalidArgument unless all are finite, stddev > 0, and at least one candidate in a hundred can be
+/// expected within the bounds.
+void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed,
+                             std::string_view name, float mean, float stddev, float low, float high);
+
+/// dst f32 receives elements [begin, begin + numel) of the infinite N(mean, stddev) sequence that
+/// hash64(seed, name) is the key of; Philox4x32-10 (philox.h), so that an element's value does not depend on
+/// who asks.
+void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                   float mean, float stddev);
+
+}  // namespace ops
 }  // namespace sherd

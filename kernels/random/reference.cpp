@@ -4,8 +4,6 @@
 #include <cmath>
 #include <numbers>
 
-#include <sherd/kernels/random/random_values.h>
-
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
@@ -42,8 +40,6 @@ float truncated(const RandomBoundedArgs& a, uint64_t i) {
   return std::clamp(a.mean, a.low, a.high);
 }
 
-}  // namespace
-
 void random_normal(ExecutionContext&, float* dst, int64_t begin, int64_t count, uint64_t key, float mean,
                    float stddev) {
   for (int64_t i = 0; i < count;) {
@@ -68,4 +64,20 @@ void random_truncated_normal(ExecutionContext&, const RandomBoundedArgs& a) {
   for (int64_t i = 0; i < a.count; ++i) a.dst[i] = truncated(a, static_cast<uint64_t>(a.begin + i));
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const RandomKernels* RandomKernels::reference() {
+  static constexpr RandomKernels table{
+      .random_uniform = reference::random_uniform,
+      .random_truncated_normal = reference::random_truncated_normal,
+      .random_normal = reference::random_normal,
+  };
+  return &table;
+}
+
+const RandomKernels* RandomKernels::cpu() { return reference(); }
+
+}  // namespace sherd

@@ -1,6 +1,5 @@
 #include <sherd/kernels/reduce/reduce.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/vector.h>
 
 // The pairwise tree over n sources: node j of level l covers sources [j 2^l, (j + 1) 2^l), cut off at n, and
@@ -184,7 +183,29 @@ void reduce_any(ExecutionContext& context, const ReduceArgs& a) {
   throw InvalidArgument("reduce: u8 cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
 }
 
-}  // namespace
+// Plain sums: chunks of consecutive elements, one to a block, whose threads add every kThreads-th of them;
+// then the sums of the chunks in the same way. The order depends on the count alone.
+constexpr int kThreads = 256;
+constexpr unsigned kAllLanes = 0xffffffffu;
+constexpr int64_t kLeastChunk = 16 * kThreads, kMostChunks = 1024;
+
+/// sums[block] = the sum of its chunk, or added to it with `add`.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    sum_chunks(double* sums, const T* x, int64_t count, int64_t chunk, bool add) {
+  const int64_t begin = blockIdx.x * chunk, end = begin + chunk < count ? begin + chunk : count;
+  double sum = 0;
+#pragma unroll 8
+  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) sum += static_cast<double>(x[i]);
+  __shared__ double of_warp[kThreads / 32];
+  for (int step = 16; step > 0; step /= 2)
+    sum += __shfl_down_sync(kAllLanes, sum, static_cast<unsigned>(step));
+  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int w = 1; w < kThreads / 32; ++w) sum += of_warp[w];
+  sums[blockIdx.x] = add ? sums[blockIdx.x] + sum : sum;
+}
 
 void reduce(ExecutionContext& context, const ReduceArgs& a) {
   if (a.count <= 0) return;
@@ -202,4 +223,29 @@ void reduce(ExecutionContext& context, const ReduceArgs& a) {
   }
 }
 
+void accumulate_sum(ExecutionContext& context, double* out, Ref from, int64_t count) {
+  const float* x = from.as<float>();
+  if (count <= 0) return;
+  const int64_t chunks = std::clamp<int64_t>(count / kLeastChunk, 1, kMostChunks);
+  const int64_t chunk = (count + chunks - 1) / chunks;
+  const Grid one{dim3(1), dim3(kThreads)};
+  if (chunks == 1)
+    return launch(context, "accumulate_sum", sum_chunks<float>, one, out, x, count, chunk, true);
+  auto* sums = static_cast<double*>(context.scratch(chunks * static_cast<int64_t>(sizeof(double))));
+  launch(context, "accumulate_sum", sum_chunks<float>,
+         Grid{dim3(static_cast<unsigned>(chunks)), dim3(kThreads)}, sums, x, count, chunk, false);
+  launch(context, "accumulate_sum", sum_chunks<double>, one, out, static_cast<const double*>(sums), chunks,
+         chunks, true);
+}
+
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const ReduceKernels* ReduceKernels::cuda() {
+  static constexpr ReduceKernels table{.reduce = cuda::reduce, .accumulate_sum = cuda::accumulate_sum};
+  return &table;
+}
+
+}  // namespace sherd

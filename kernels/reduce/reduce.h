@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/reduce_op.h>
+#include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
@@ -13,13 +14,23 @@ namespace sherd {
 /// Communicator with sources in rank order. bf16 and f16 are reduced in fp32 and rounded once, the others in
 /// their own type; integers wrap. dst may be exactly sources[s] + begin of any s; otherwise it must not
 /// overlap what is read. At least one source; any dtype but u8. Communicators run it inside their own work
-/// (KernelTable::reduce); there is no function that queues it.
+/// (ReduceKernels::reduce); there is no function that queues it.
 struct ReduceArgs {
   ReduceOp op = ReduceOp::sum;
   DType dtype = DType::f32;
   void* dst = nullptr;
   std::vector<const void*> sources;
   int64_t begin = 0, count = 0;
+};
+
+struct ReduceKernels {
+  static constexpr const char* kName = "reduce";
+  static const ReduceKernels* reference();
+  static const ReduceKernels* cpu();
+  static const ReduceKernels* cuda();
+
+  void (*reduce)(ExecutionContext&, const ReduceArgs&);
+  void (*accumulate_sum)(ExecutionContext&, double* out, Ref x, int64_t count);
 };
 
 namespace ops {

@@ -1,10 +1,10 @@
+#include <sherd/kernels/reduce/reduce.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>
 #include <span>
 #include <type_traits>
-
-#include <sherd/kernels/reduce/reduce.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
@@ -100,8 +100,6 @@ void reduce_any(DType dtype, void* dst, std::span<const void* const> sources, in
   throw InvalidArgument("u8 cannot be reduced");
 }
 
-}  // namespace
-
 void reduce(ExecutionContext&, const ReduceArgs& r) {
   const auto& [op, dtype, dst, sources, begin, count] = r;
   if (sources.size() == 1) {
@@ -119,4 +117,20 @@ void reduce(ExecutionContext&, const ReduceArgs& r) {
   }
 }
 
+void accumulate_sum(ExecutionContext&, double* out, Ref x, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[0] += get(x, i);
+}
+
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const ReduceKernels* ReduceKernels::reference() {
+  static constexpr ReduceKernels table{.reduce = reference::reduce, .accumulate_sum = reference::accumulate_sum};
+  return &table;
+}
+
+const ReduceKernels* ReduceKernels::cpu() { return reference(); }
+
+}  // namespace sherd

@@ -1,5 +1,4 @@
-#include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/squares/squares.h>
 
 #include <array>
 #include <bit>
@@ -7,6 +6,7 @@
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 namespace sherd::cpu {
 namespace {
@@ -83,8 +83,6 @@ void accumulate(ExecutionContext& ctx, const std::vector<SquaresSegment>& segmen
   }
 }
 
-}  // namespace
-
 void accumulate_squares(ExecutionContext& ctx, const std::vector<SquaresSegment>& segments) {
   accumulate<2>(ctx, segments);
 }
@@ -93,4 +91,20 @@ void accumulate_magnitudes(ExecutionContext& ctx, const std::vector<SquaresSegme
   accumulate<1>(ctx, segments);
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const SquaresKernels* SquaresKernels::cpu() {
+  static const SquaresKernels table{
+      .accumulate_squares = cpu::accumulate_squares,
+      .accumulate_magnitudes = cpu::accumulate_magnitudes,
+      .largest_magnitude = reference()->largest_magnitude,
+      .add_words = reference()->add_words,
+      .clip_factor = reference()->clip_factor,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,10 +1,10 @@
-#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/squares/squares.h>
 
 #include <cfloat>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/segments.h>
+#include <sherd/kernels/squares/exact_sum.h>
+
 #include "cuda_shift.h"
 
 // The exact sum of squares. |x| is mantissa * 2^(exponent - 150), mantissa below 2^24, so its square's 48
@@ -395,31 +395,20 @@ __global__ void make_factor(float* factor, int64_t* total, int64_t* skip, const 
   *factor = f < 1 ? f : 1.0f;
 }
 
-// Plain sums: chunks of consecutive elements, one to a block, whose threads add every kThreads-th of them;
-// then the sums of the chunks in the same way. The order depends on the count alone.
-constexpr int64_t kLeastChunk = 16 * kThreads, kMostChunks = 1024;
+struct AddWords {
+  static constexpr int kVec = 2;
+  uint64_t* dst;  // unsigned: wraps
+  const uint64_t* src;
 
-/// sums[block] = the sum of its chunk, or added to it with `add`.
-template <class T>
-__global__ void __launch_bounds__(kThreads)
-    sum_chunks(double* sums, const T* x, int64_t count, int64_t chunk, bool add) {
-  const int64_t begin = blockIdx.x * chunk, end = begin + chunk < count ? begin + chunk : count;
-  double sum = 0;
-#pragma unroll 8
-  for (int64_t i = begin + threadIdx.x; i < end; i += kThreads) sum += static_cast<double>(x[i]);
-  __shared__ double of_warp[kThreads / 32];
-  for (int step = 16; step > 0; step /= 2)
-    sum += __shfl_down_sync(kAllLanes, sum, static_cast<unsigned>(step));
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int w = 1; w < kThreads / 32; ++w) sum += of_warp[w];
-  sums[blockIdx.x] = add ? sums[blockIdx.x] + sum : sum;
-}
-
-}  // namespace
-
-namespace {
+  template <int N>
+  __device__ void run(int64_t i) const {
+    Vec<uint64_t, N> d = load<N>(dst, i);
+    const Vec<uint64_t, N> s = load<N>(src, i);
+#pragma unroll
+    for (int k = 0; k < N; ++k) d[k] += s[k];
+    store(dst, i, d);
+  }
+};
 
 /// Calls go(batch) for every launch's worth of segments.
 template <class Go>
@@ -461,8 +450,6 @@ void accumulate(ExecutionContext& context, const char* what, Kernel add, const s
   });
 }
 
-}  // namespace
-
 void accumulate_squares(ExecutionContext& context, const std::vector<SquaresSegment>& segments) {
   accumulate(context, "accumulate_squares", add_squares, segments);
 }
@@ -492,19 +479,26 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
          static_cast<float>(a.max_norm), a.kind, a.largest);
 }
 
-void accumulate_sum(ExecutionContext& context, double* out, Ref from, int64_t count) {
-  const float* x = from.as<float>();
-  if (count <= 0) return;
-  const int64_t chunks = std::clamp<int64_t>(count / kLeastChunk, 1, kMostChunks);
-  const int64_t chunk = (count + chunks - 1) / chunks;
-  const Grid one{dim3(1), dim3(kThreads)};
-  if (chunks == 1)
-    return launch(context, "accumulate_sum", sum_chunks<float>, one, out, x, count, chunk, true);
-  auto* sums = static_cast<double*>(context.scratch(chunks * static_cast<int64_t>(sizeof(double))));
-  launch(context, "accumulate_sum", sum_chunks<float>,
-         Grid{dim3(static_cast<unsigned>(chunks)), dim3(kThreads)}, sums, x, count, chunk, false);
-  launch(context, "accumulate_sum", sum_chunks<double>, one, out, static_cast<const double*>(sums), chunks,
-         chunks, true);
+void add_words(ExecutionContext& context, int64_t* dst, const int64_t* src, int64_t count) {
+  auto* to = reinterpret_cast<uint64_t*>(dst);
+  const auto* from = reinterpret_cast<const uint64_t*>(src);
+  for_elements(context, "add_words", AddWords{to, from}, count, to, from);
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const SquaresKernels* SquaresKernels::cuda() {
+  static constexpr SquaresKernels table{
+      .accumulate_squares = cuda::accumulate_squares,
+      .accumulate_magnitudes = cuda::accumulate_magnitudes,
+      .largest_magnitude = cuda::largest_magnitude,
+      .add_words = cuda::add_words,
+      .clip_factor = cuda::clip_factor,
+  };
+  return &table;
+}
+
+}  // namespace sherd

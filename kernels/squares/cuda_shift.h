@@ -1,4 +1,4 @@
-// Shifts with a PTX instruction of their own, and their twins for a host compiler. Private to kernels/cuda/.
+// Shifts with a PTX instruction of their own, and their twins for a host compiler. Private to CUDA kernels.
 #pragma once
 
 #include <cstdint>

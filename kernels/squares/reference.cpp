@@ -1,4 +1,3 @@
-#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/squares/squares.h>
 
 #include <algorithm>
@@ -7,9 +6,9 @@
 #include <span>
 
 #include <sherd/kernels/device/reference/access.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 namespace sherd::reference {
-
 namespace {
 
 // Adds x^power of every element, power being 1 or 2.
@@ -35,8 +34,6 @@ void accumulate(const std::vector<SquaresSegment>& segments, int power) {
     }
   }
 }
-
-}  // namespace
 
 void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) { accumulate(segments, 2); }
 
@@ -65,4 +62,20 @@ void clip_factor(ExecutionContext& context, const ClipFactorArgs& a) {
   if (a.max_norm > 0 && !skip) a.factor[0] = std::min(1.0f, static_cast<float>(a.max_norm) / (norm + 1e-6f));
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const SquaresKernels* SquaresKernels::reference() {
+  static constexpr SquaresKernels table{
+      .accumulate_squares = reference::accumulate_squares,
+      .accumulate_magnitudes = reference::accumulate_magnitudes,
+      .largest_magnitude = reference::largest_magnitude,
+      .add_words = reference::add_words,
+      .clip_factor = reference::clip_factor,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -7,9 +7,18 @@
 #include <vector>
 
 #include <sherd/kernels/device/tensor.h>
-#include <sherd/kernels/ops/segments.h>
 
 namespace sherd {
+
+/// A piece whose squares, or magnitudes, are summed.
+struct SquaresSegment {
+  const float* x = nullptr;
+  int64_t count = 0;
+  /// ExactSum::kWords words that sum, zeros and non-finite elements are added to; null: none of it.
+  int64_t* sum = nullptr;
+  /// The number of non-finite elements is added here as well; may be null.
+  int64_t* non_finite = nullptr;
+};
 
 /// Which norm of all elements.
 enum class NormKind {
@@ -30,6 +39,19 @@ struct ClipFactorArgs {
   int64_t* skip = nullptr;
   NormKind kind = NormKind::two;
   const float* largest = nullptr;  // of NormKind::infinity
+};
+
+struct SquaresKernels {
+  static constexpr const char* kName = "squares";
+  static const SquaresKernels* reference();
+  static const SquaresKernels* cpu();
+  static const SquaresKernels* cuda();
+
+  void (*accumulate_squares)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*accumulate_magnitudes)(ExecutionContext&, const std::vector<SquaresSegment>&);
+  void (*largest_magnitude)(ExecutionContext&, float* largest, const std::vector<SquaresSegment>&);
+  void (*add_words)(ExecutionContext&, int64_t* dst, const int64_t* src, int64_t count);
+  void (*clip_factor)(ExecutionContext&, const ClipFactorArgs&);
 };
 
 namespace ops {

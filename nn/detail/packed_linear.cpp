@@ -2,12 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
+#include <sherd/nn/kernels/activation/activation.h>
 
 namespace sherd::nn::detail {
 namespace {

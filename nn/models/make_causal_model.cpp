@@ -1,5 +1,3 @@
-#include <sherd/nn/models/causal_model.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,6 +5,7 @@
 #include <string>
 
 #include <sherd/nn/kernels/experts/experts.h>
+#include <sherd/nn/models/causal_model.h>
 #include <sherd/nn/models/detail/decoder.h>
 #include <sherd/nn/models/detail/family_names.h>
 

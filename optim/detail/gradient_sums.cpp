@@ -5,8 +5,8 @@
 #include <string>
 
 #include <sherd/comm/core/same_value.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/ops.h>
 
 namespace sherd {
 namespace {

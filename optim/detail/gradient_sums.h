@@ -4,8 +4,7 @@
 #include <vector>
 
 #include <sherd/fsdp/runtime.h>
-#include <sherd/kernels/ops/segments.h>
-#include <sherd/kernels/squares/squares.h>
+#include <sherd/kernels/elementwise/elementwise.h>
 
 namespace sherd {
 

@@ -14,7 +14,7 @@
 
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/data/data.h>
 
 #include "run_options.h"

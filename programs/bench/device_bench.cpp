@@ -8,7 +8,8 @@
 #include <utility>
 
 #include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/nn/ops.h>
 
 namespace sherd_bench {
 namespace {

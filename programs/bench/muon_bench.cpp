@@ -11,7 +11,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/optim/muon.h>
 #include <sherd/train/data/data.h>
 

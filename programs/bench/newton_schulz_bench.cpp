@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 #include "device_bench.h"
 

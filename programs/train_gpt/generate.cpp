@@ -6,7 +6,7 @@
 #include <charconv>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/text/context.h>
 #include <sherd/train/text/draw.h>
 #include <sherd/train/text/tokenizer.h>

@@ -10,7 +10,7 @@
 #include <fmt/ranges.h>
 
 #include <sherd/comm/core/require_equal.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 #include "config_fields.h"

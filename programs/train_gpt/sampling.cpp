@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/text/draw.h>
 
 #include "trainer.h"

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/train/guards/slow_rank.h>
 

@@ -7,7 +7,7 @@
 
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/squares/exact_sum.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 #include "misfit.h"
 #include "model_source.h"

@@ -12,7 +12,7 @@
 
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/settings/duration.h>
 #include <sherd/train/guards/loss_spike.h>
 #include <sherd/train/saving/save_retry.h>

@@ -10,7 +10,7 @@
 #include <sherd/checkpoint/checkpoint_reader.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 #include "temporary_folder.h"
 

@@ -14,7 +14,7 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 #include "support/fault_file_system.h"
 #include "temporary_folder.h"

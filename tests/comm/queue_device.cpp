@@ -6,7 +6,6 @@
 #include <functional>
 
 #include <sherd/kernels/device/detail/queue_stream.h>
-#include <sherd/kernels/ops/kernel_table.h>
 #include <sherd/kernels/reduce/reduce.h>
 
 #include "comm/fake_nccl_world.h"
@@ -114,15 +113,9 @@ class QueueDevice final : public Device {
   QueueDevice(const std::string& label, int blocks)
       : allocator_(label, 0, blocks > 0 ? std::make_unique<FewBlocks>(blocks) : nullptr),
         host_(make_cpu_device({.label = label, .kernels = "reference"})),
-        kernels_(reference_kernels()),
-        compute_(make_stream("compute")) {
-    kernels_.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
-      std::memset(context.scratch(1 << 12), 0x55, 1 << 12);
-      reference_kernels().reduce(context, args);
-    };
-  }
+        compute_(make_stream("compute")) {}
   Allocator& allocator() override { return allocator_; }
-  const KernelTable& kernels() const override { return kernels_; }
+  KernelSet kernel_set() const override { return KernelSet::reference; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
     return make_stream(std::move(name));
@@ -131,12 +124,26 @@ class QueueDevice final : public Device {
   std::string describe() const override { return "an imitated GPU"; }
 
  private:
+  const void* own_kernels(const std::type_info& family) const override {
+    return family == typeid(ReduceKernels) ? scratch_user() : nullptr;
+  }
+  /// The reference's, with a reduction that uses the stream's scratch memory as CUDA's does.
+  static const ReduceKernels* scratch_user() {
+    static const ReduceKernels table = [] {
+      ReduceKernels t = *ReduceKernels::reference();
+      t.reduce = [](ExecutionContext& context, const ReduceArgs& args) {
+        std::memset(context.scratch(1 << 12), 0x55, 1 << 12);
+        ReduceKernels::reference()->reduce(context, args);
+      };
+      return t;
+    }();
+    return &table;
+  }
   std::unique_ptr<Stream> make_stream(std::string name) {
     return std::make_unique<QueueStream>(*this, std::move(name), 1, std::make_unique<FakeQueue>(allocator_));
   }
   Allocator allocator_;
   std::shared_ptr<Device> host_;
-  KernelTable kernels_;
   std::unique_ptr<Stream> compute_;
 };
 

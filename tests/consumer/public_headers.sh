@@ -10,7 +10,7 @@ count=0
 while IFS= read -r header; do
   count=$((count + 1))
   case /$header in
-    */detail/* | /kernels/reference/* | /kernels/cpu/* | /kernels/cuda/*)
+    */detail/* | */kernels/*/reference* | */kernels/*/cpu* | */kernels/*/cuda*)
       complain "installed, and lies in a private folder: $header" ;;
   esac
   head -4 "$header" | tr '\n' ' ' | grep -qE 'Private (// )?to' &&

@@ -1,6 +1,6 @@
 // Traces of a device that has a clock of its own.
 #include <gtest/gtest.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/trace.h>
 
 #include <chrono>

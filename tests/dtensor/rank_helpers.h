@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 

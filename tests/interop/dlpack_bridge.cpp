@@ -5,7 +5,7 @@
 #include <vector>
 
 #include <sherd/kernels/device/dlpack.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace {
 

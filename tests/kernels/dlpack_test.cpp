@@ -4,7 +4,7 @@
 
 #include <sherd/kernels/device/detail/dlpack_abi.h>
 #include <sherd/kernels/device/dlpack.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd::test {
 namespace {

@@ -107,7 +107,7 @@ TEST(Gemm, LeadingDimensionsSelectABlock) {
       Tensor dense_a = lab.empty({4, 6}, t), dense_b = lab.empty({6, 3}, t), want = lab.empty({4, 3}, t);
       GemmArgs g{.m = 4, .n = 3, .k = 6, .lda = 10, .ldb = 9, .ldc = 8};
       g.a = {a.raw(), t}, g.b = {b.raw(), t}, g.c = {c.raw(), t};
-      lab.s.submit("gemm", [f = lab.device->kernels().gemm, g](ExecutionContext& x) { f(x, g); });
+      lab.s.submit("gemm", [f = lab.device->kernels<GemmKernels>().gemm, g](ExecutionContext& x) { f(x, g); });
       for (int64_t i = 0; i < 6; ++i) {
         if (i < 4) ops::copy(lab.s, dense_a.rows(i, i + 1).flat(), a.flat(i * 10, i * 10 + 6));
         ops::copy(lab.s, dense_b.rows(i, i + 1).flat(), b.flat(i * 9, i * 9 + 3));

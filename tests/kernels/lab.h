@@ -2,8 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <sherd/kernels/ops/kernel_table.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 #include <bit>
 #include <cmath>

@@ -56,7 +56,7 @@ std::vector<char> reduced(Lab& lab, const Reduction& r) {
   const Tensor& target = r.into < 0 ? own : sources[static_cast<size_t>(r.into)];
   ReduceArgs a{.op = r.op, .dtype = r.dtype, .sources = pointers, .begin = r.begin, .count = r.count};
   a.dst = static_cast<char*>(target.raw()) + r.begin * size_of(r.dtype);
-  lab.s.submit("reduce", [f = lab.device->kernels().reduce, a](ExecutionContext& c) { f(c, a); });
+  lab.s.submit("reduce", [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) { f(c, a); });
   return bytes(lab, target, r.begin, r.begin + r.count);
 }
 
@@ -99,7 +99,7 @@ TEST(Reduce, NanWinsWhereverItIs) {
           }
           const Tensor out = lab.empty({9}, DType::bf16);
           a.dst = out.raw();
-          lab.s.submit("reduce", [f = lab.device->kernels().reduce, a](ExecutionContext& c) { f(c, a); });
+          lab.s.submit("reduce", [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) { f(c, a); });
           for (float v : lab.floats(out)) EXPECT_TRUE(std::isnan(v)) << kernels << sources << " " << at;
         }
 }
@@ -124,93 +124,6 @@ TEST(StridedCopy, MovesRunsOfAnySizeAndLeavesTheRest) {
         ops::cast(lab.s, out, dst);
         return lab.floats(out);
       });
-}
-
-struct Gradients {
-  Floats table, positions;
-};
-
-Gradients embedding_gradients(Lab& lab, int64_t batch, int64_t seq, int64_t width, int64_t vocab,
-                              int64_t often, DType t) {
-  std::mt19937 engine(5);
-  std::vector<int32_t> tokens;
-  for (int64_t i = 0; i < batch * seq; ++i)  // one token makes up `often` of every 100
-    tokens.push_back(static_cast<int64_t>(engine() % 100) < often
-                         ? static_cast<int32_t>(vocab / 2)
-                         : static_cast<int32_t>(engine() % static_cast<unsigned>(vocab)));
-  const Tensor dtable = lab.random({vocab, width}, 1), dpositions = lab.random({seq, width}, 2);
-  ops::embedding_backward(lab.s, dtable, dpositions, lab.random({batch * seq, width}, 3, t),
-                          lab.ints({batch, seq}, tokens));
-  return {lab.floats(dtable), lab.floats(dpositions)};
-}
-
-TEST(EmbeddingBackward, ManyTokensAndALargeVocabulary) {
-  for (DType t : {DType::f32, DType::bf16})
-    for (int64_t width : {3, 8}) {
-      Lab fast, slow("reference");
-      const Gradients got = embedding_gradients(fast, 5, 1001, width, 70001, 1, t);
-      const Gradients want = embedding_gradients(slow, 5, 1001, width, 70001, 1, t);
-      EXPECT_EQ(bits(got.table), bits(want.table));
-      EXPECT_EQ(bits(got.positions), bits(want.positions));
-    }
-}
-
-TEST(EmbeddingBackward, OneTokenNearlyEverywhere) {
-  for (int64_t width : {5, 16}) {
-    Lab fast, again, slow("reference");
-    const Gradients got = embedding_gradients(fast, 4, 800, width, 300, 90, DType::f32);
-    const Gradients want = embedding_gradients(slow, 4, 800, width, 300, 90, DType::f32);
-    // About 2900 additions of values near 1 to a sum near 50: a rounding error of 50 * 2^-24 each.
-    expect_close(got.table, want.table, 2e-4);
-    EXPECT_EQ(bits(got.positions), bits(want.positions));
-    EXPECT_EQ(bits(embedding_gradients(again, 4, 800, width, 300, 90, DType::f32).table), bits(got.table));
-  }
-}
-
-TEST(CheckIndices, NamesTheLowestPositionOfTheFirstCall) {
-  Lab lab;
-  const Tensor out = lab.full({6, 2}, 9), table = lab.random({5, 2}, 1);
-  const Tensor first = lab.ints({1, 6}, {4, 0, -7, 5, 4, 99}), second = lab.ints({1, 6}, {77, 0, 0, 0, 0, 0});
-  for (int again = 0; again < 2; ++again) {
-    try {
-      if (again == 0) ops::embedding_forward(lab.s, out, first, table, Tensor());
-      if (again == 0) ops::embedding_forward(lab.s, out, second, table, Tensor());  // may hear of it already
-      lab.s.synchronize();
-      FAIL() << "a foreign token was accepted";
-    } catch (const InvalidArgument& e) {
-      EXPECT_THAT(e.what(), testing::HasSubstr("token -7 at position 2 lies outside [0, 5)"));
-    }
-  }
-}
-
-TEST(CheckIndices, EventsBeforeTheCallAreFine) {
-  Lab lab;
-  const Tensor out = lab.empty({1, 2}), table = lab.random({5, 2}, 1), tokens = lab.ints({1, 1}, {5});
-  const Event before = lab.s.record();
-  const auto fails = [&] {  // at its second pass, if the first is done by then
-    ops::embedding_forward(lab.s, out, tokens, table, Tensor());
-    lab.s.synchronize();
-  };
-  EXPECT_THROW(fails(), InvalidArgument);
-  EXPECT_NO_THROW(before.synchronize());
-  EXPECT_THROW(lab.floats(table), InvalidArgument);  // a failed stream stays failed
-}
-
-TEST(BiasBackward, TallAndWide) {
-  for (auto [rows, cols] :
-       std::initializer_list<std::pair<int64_t, int64_t>>{{1, 1}, {2000, 3}, {700, 70}, {3, 1500}}) {
-    Lab lab;
-    const Floats dy = normal(rows * cols, 1), start = normal(cols, 2);
-    const Tensor d = lab.tensor({cols}, start);
-    ops::bias_backward(lab.s, d, lab.tensor({rows, cols}, dy));
-    Floats want;
-    for (int64_t c = 0; c < cols; ++c) {
-      double sum = start[static_cast<size_t>(c)];
-      for (int64_t r = 0; r < rows; ++r) sum += dy[static_cast<size_t>(r * cols + c)];
-      want.push_back(static_cast<float>(sum));
-    }
-    expect_close(lab.floats(d), want, 1e-6 * std::sqrt(static_cast<double>(rows)) + 1e-6);
-  }
 }
 
 std::vector<int64_t> squares(Lab& lab, const Floats& x, int64_t begin) {

@@ -1,5 +1,5 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/tensor.h>
 
 #include <atomic>

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/ops/random_normal.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/nn/nn.h>
 
 namespace sherd::test {

@@ -7,7 +7,7 @@
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/random/random.h>
-#include <sherd/kernels/ops/random_normal.h>
+#include <sherd/kernels/random/random.h>
 #include <sherd/nn/nn.h>
 
 namespace sherd::test {

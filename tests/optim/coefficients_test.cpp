@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <sherd/kernels/device/device.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/optim/muon/coefficients.h>
 
 #include <cmath>

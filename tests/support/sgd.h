@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/optim/optimizer.h>
 
 namespace sherd::test {

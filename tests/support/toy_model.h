@@ -7,7 +7,8 @@
 #include <vector>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
+#include <sherd/nn/ops.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
 

@@ -35,7 +35,7 @@ class NoGpu final : public sherd::Device {
   sherd::DeviceKind kind() const override { return sherd::DeviceKind::cuda; }
   int ordinal() const override { return 3; }
   sherd::Allocator& allocator() override { return cpu_->allocator(); }
-  const sherd::KernelTable& kernels() const override { return cpu_->kernels(); }
+  sherd::KernelSet kernel_set() const override { return cpu_->kernel_set(); }
   sherd::Stream& compute() override { return cpu_->compute(); }
   std::unique_ptr<sherd::Stream> make_stream(std::string name, sherd::StreamPriority priority) override {
     return cpu_->make_stream(std::move(name), priority);

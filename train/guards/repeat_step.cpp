@@ -10,7 +10,7 @@
 
 #include <sherd/fsdp/runtime.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -13,7 +13,7 @@
 #include <sherd/comm/core/require_equal.h>
 #include <sherd/fsdp/group.h>
 #include <sherd/fsdp/runtime.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace sherd {

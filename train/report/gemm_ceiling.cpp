@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 namespace {

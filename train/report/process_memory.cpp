@@ -7,7 +7,7 @@
 #include <fstream>
 #include <set>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 
 namespace sherd {
 

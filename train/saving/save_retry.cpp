@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/settings/duration.h>
 
 namespace sherd {

@@ -1,6 +1,7 @@
 #include <sherd/comm/core/detail/flight_recorder.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -8,8 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <system_error>
-
-#include <unistd.h>
 
 #include <sherd/kernels/random/random.h>
 

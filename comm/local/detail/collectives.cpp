@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/reduce/reduce.h>
 
 namespace sherd::local {
@@ -15,7 +15,7 @@ void copy(const CollectiveContext& in, const Tensor& dst, int64_t to, const Tens
   const int64_t e = size_of(dst.dtype());
   char* d = static_cast<char*>(dst.raw()) + to * e;
   const char* s = static_cast<const char*>(src.raw()) + from * e;
-  if (count > 0 && d != s) in.kernels.copy(in.context, d, s, count * e);
+  if (count > 0 && d != s) in.device.kernels<CopyKernels>().copy(in.context, d, s, count * e);
 }
 
 int64_t offset_of(const std::vector<int64_t>& counts, size_t rank) {
@@ -24,7 +24,8 @@ int64_t offset_of(const std::vector<int64_t>& counts, size_t rank) {
 
 void reduce(const CollectiveContext& in, void* dst, int64_t begin, int64_t count) {
   const comm::Call& my = in.mine();
-  in.kernels.reduce(in.context, {my.reduce, my.dtype, dst, {in.sends.begin(), in.sends.end()}, begin, count});
+  in.device.kernels<ReduceKernels>().reduce(
+      in.context, {my.reduce, my.dtype, dst, {in.sends.begin(), in.sends.end()}, begin, count});
 }
 
 void all_gather_v(const CollectiveContext& in) {

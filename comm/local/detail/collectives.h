@@ -16,7 +16,7 @@ struct CollectiveContext {
   std::span<const void* const> sends;
   /// Of this rank's stream: where the kernels run or are issued.
   ExecutionContext& context;
-  const KernelTable& kernels;
+  Device& device;
 
   const comm::Call& call(size_t r) const { return *meeting.slots()[r]; }
   const comm::Call& mine() const { return call(static_cast<size_t>(rank)); }

@@ -86,15 +86,15 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
     const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
     try {
       stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb, call = std::move(call),
-                         peer, &kernels = device().kernels()](ExecutionContext& c) {
+                         peer, &device = device()](ExecutionContext& c) {
         queued->run();
         flights->run(call.flight, [&] {
           if (verb == Verb::send)
             group->send(rank, peer, call, c);
           else if (verb == Verb::recv)
-            group->recv(rank, peer, call, c, kernels);
+            group->recv(rank, peer, call, c, device);
           else
-            group->collective(rank, call, move_of(verb), c, kernels);
+            group->collective(rank, call, move_of(verb), c, device);
         });
       });
     } catch (...) {

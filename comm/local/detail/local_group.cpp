@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/copy/copy.h>
 
 namespace sherd::local {
 
@@ -34,7 +34,7 @@ LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_pt
 }
 
 void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
-                            ExecutionContext& context, const KernelTable& kernels) {
+                            ExecutionContext& context, Device& device) {
   NativeQueue* const queue = context.queue;
   const auto reach = [&](size_t point) {
     if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();
@@ -64,7 +64,7 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
       failure = std::current_exception();
     }
   };
-  const CollectiveContext inside{rank, calls_, sends_, context, kernels};
+  const CollectiveContext inside{rank, calls_, sends_, context, device};
   attempt([&] {
     wait_for_all(0);
     move.first(inside);
@@ -143,7 +143,7 @@ void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionConte
 }
 
 void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
-                      const KernelTable& kernels) {
+                      Device& device) {
   const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
   const auto since = std::chrono::steady_clock::now();
@@ -166,7 +166,7 @@ void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionConte
   std::exception_ptr failure;
   try {
     if (box.ready) context.queue->wait(*box.ready);
-    if (call.elements > 0) kernels.copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
+    if (call.elements > 0) device.kernels<CopyKernels>().copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
     if (context.queue) copied = context.queue->record();
     context.keep(std::make_shared<comm::Call>(call));
   } catch (...) {

@@ -43,13 +43,13 @@ class LocalGroup {
     return {group, &group->presence_};
   }
 
-  /// On the worker of the rank's stream; `context` and `kernels` are the stream's and its device's. With a
+  /// On the worker of the rank's stream; `context` is the stream's, `device` its device. With a
   /// native queue this issues, and orders the ranks' queues by events.
   void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
-                  ExecutionContext& context, const KernelTable& kernels);
+                  ExecutionContext& context, Device& device);
   void send(int rank, int peer, const comm::Call& call, ExecutionContext& context);
   void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
-            const KernelTable& kernels);
+            Device& device);
   /// The new group and this rank's number in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 

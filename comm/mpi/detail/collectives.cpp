@@ -4,7 +4,7 @@
 #include <array>
 #include <utility>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/reduce/reduce.h>
 
 namespace sherd::mpi {
@@ -35,7 +35,6 @@ class Work {
       : meeting_(meeting),
         call_(call),
         context_(context),
-        kernels_(member.device().kernels()),
         member_(member),
         rank_(member.rank()),
         size_(member.size()),
@@ -53,7 +52,7 @@ class Work {
       char* const result = in_place ? held_->slices.get() : recv();
       meeting_.finish(meeting_.start(
           Reduction{send(), result, static_cast<int>(call_.recv.numel()), call_.dtype, /*scatter=*/true}, held_));
-      if (in_place) kernels_.copy(context_, recv(), result, n);
+      if (in_place) member_.device().kernels<CopyKernels>().copy(context_, recv(), result, n);
       return;
     }
     std::vector<int64_t> begins;
@@ -144,7 +143,7 @@ class Work {
     const std::shared_ptr<Batch> batch = meeting_.start(sends, recvs, held_);
     const Piece from = sends[at(rank_)], to = recvs[at(rank_)];
     if (from.bytes > 0 && to.bytes > 0 && to.data != from.data)
-      kernels_.copy(context_, to.data, from.data, to.bytes);
+      member_.device().kernels<CopyKernels>().copy(context_, to.data, from.data, to.bytes);
     meeting_.finish(batch);
   }
 
@@ -186,7 +185,7 @@ class Work {
       std::vector<const void*> sources;
       for (int r = 0; r < size_; ++r)
         sources.push_back(r == rank_ ? here.data : arriving[static_cast<size_t>(step % 2)][at(r)].data);
-      kernels_.reduce(context_, {call_.reduce, call_.dtype, dst + step * length, std::move(sources), 0,
+      member_.device().kernels<ReduceKernels>().reduce(context_, {call_.reduce, call_.dtype, dst + step * length, std::move(sources), 0,
                                  here.bytes / bytes()});
     }
   }
@@ -194,7 +193,6 @@ class Work {
   Member::Meeting& meeting_;
   const Call& call_;
   ExecutionContext& context_;
-  const KernelTable& kernels_;
   Member& member_;
   const int rank_, size_;
   const int64_t piece_;  // elements

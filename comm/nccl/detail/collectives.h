@@ -14,7 +14,6 @@ struct Lane {
   Session& session;
   Handle& handle;
   ExecutionContext& context;
-  const KernelTable& kernels;
   int rank, size;
   const std::string& where;
   const Deadline& deadline;

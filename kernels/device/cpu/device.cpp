@@ -1,14 +1,35 @@
 #include <fmt/format.h>
 
+#include <string_view>
+
 #include <sherd/kernels/device/detail/queue_stream.h>
-#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd {
 namespace {
 
-const KernelTable& table_named(const std::string& name) {
-  if (name == "cpu") return cpu_kernels();
-  if (name == "reference") return reference_kernels();
+/// @throws NotSupported when the kernels were compiled for a newer processor than this one.
+void check_processor() {
+#ifdef SHERD_CPU_ARCH
+  const std::string_view arch = SHERD_CPU_ARCH;
+  const bool v3 =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+  const bool v4 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if ((arch == "x86-64-v3" && !v3) || (arch == "x86-64-v4" && !(v3 && v4))) {
+    throw NotSupported(
+        "the cpu kernels were compiled for " SHERD_CPU_ARCH
+        " and this processor lacks some of its instructions; configure with -DSHERD_CPU_ARCH=native "
+        "(or =x86-64), or choose the 'reference' kernels");
+  }
+#endif
+}
+
+KernelSet set_named(const std::string& name) {
+  if (name == "reference") return KernelSet::reference;
+  if (name == "cpu") {
+    check_processor();
+    return KernelSet::cpu;
+  }
   throw InvalidArgument(fmt::format("kernels '{}' are unknown; use 'cpu' or 'reference'", name));
 }
 
@@ -35,7 +56,7 @@ class CpuDevice final : public Device {
   explicit CpuDevice(const DeviceOptions& o)
       : Device(o),
         options_(o),
-        kernels_(table_named(o.kernels)),
+        kernel_set_(set_named(o.kernels)),
         allocator_(o.label, o.memory_limit, memory()),
         copies_(o.label + " (copies from the host)", 0, memory()) {
     compute_ = make_stream("compute", StreamPriority::normal);
@@ -43,7 +64,7 @@ class CpuDevice final : public Device {
 
   Allocator& allocator() override { return allocator_; }
   Allocator& copies() override { return copies_; }
-  const KernelTable& kernels() const override { return kernels_; }
+  KernelSet kernel_set() const override { return kernel_set_; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority) override {
     return std::make_unique<QueueStream>(*this, std::move(name), options_.threads);
@@ -60,7 +81,7 @@ class CpuDevice final : public Device {
   }
 
   DeviceOptions options_;
-  const KernelTable& kernels_;
+  const KernelSet kernel_set_;
   Allocator allocator_, copies_;
   std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first
 };

@@ -1,4 +1,4 @@
-// Split of a range over the threads of a stream. Private to kernels/cpu/.
+// Split of a range over the threads of a stream. Private to CPU kernels.
 #pragma once
 
 #include <omp.h>

@@ -1,4 +1,4 @@
-// Passes over lists of segments. Private to kernels/cpu/.
+// Passes over lists of segments. Private to CPU kernels.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Tasks on the threads of a stream, each task on one thread. Private to kernels/cpu/.
+// Tasks on the threads of a stream, each task on one thread. Private to CPU kernels.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// Branch-free fp32 functions that compilers turn into vector code. Private to kernels/cpu/.
+// Branch-free fp32 functions that compilers turn into vector code. Private to CPU kernels.
 #pragma once
 
 #include <bit>

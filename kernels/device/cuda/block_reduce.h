@@ -1,5 +1,5 @@
 // Reductions over the threads that share a row: a warp or a whole block. Every thread gets the same bits, and
-// the order of a sum depends on the number of threads alone. Private to kernels/cuda/.
+// the order of a sum depends on the number of threads alone. Private to CUDA kernels.
 #pragma once
 
 #include "launch.h"

@@ -4,7 +4,6 @@
 #include <cstdlib>
 #include <mutex>
 
-#include <sherd/kernels/ops/kernel_table.h>
 #include <sherd/kernels/device/detail/queue_stream.h>
 
 #include "queue.h"
@@ -151,7 +150,6 @@ class CudaDevice final : public Device {
       : Device(o),
         label_(o.label),
         chip_(chip_of(o)),
-        kernels_(cuda_kernels()),
         clock_(o.ordinal),
         allocator_(o.label, o.memory_limit,
                    std::make_unique<DeviceMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })),
@@ -174,7 +172,7 @@ class CudaDevice final : public Device {
     check(cudaGetDeviceProperties(&properties, chip_.ordinal), "device properties");
     return static_cast<int64_t>(properties.totalGlobalMem);
   }
-  const KernelTable& kernels() const override { return kernels_; }
+  KernelSet kernel_set() const override { return KernelSet::cuda; }
   Stream& compute() override { return *compute_; }
   std::unique_ptr<Stream> make_stream(std::string name, StreamPriority priority) override {
     return std::make_unique<QueueStream>(
@@ -190,7 +188,6 @@ class CudaDevice final : public Device {
  private:
   const std::string label_;
   const Chip chip_;
-  const KernelTable& kernels_;
   cuda::EventClock clock_;
   Allocator allocator_, staging_;
   std::unique_ptr<Stream> compute_;  // after the allocators: what it holds goes back first

@@ -1,8 +1,8 @@
 #include "event_clock.h"
 
-#include <sherd/kernels/device/trace.h>
-
 #include <vector>
+
+#include <sherd/kernels/device/trace.h>
 
 namespace sherd::cuda {
 namespace {

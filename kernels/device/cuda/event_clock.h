@@ -1,4 +1,4 @@
-// Events with the time at which the device reached them, on the host's clock. Private to kernels/cuda.
+// Events with the time at which the device reached them, on the host's clock. Private to CUDA kernels.
 #pragma once
 
 #include <memory>

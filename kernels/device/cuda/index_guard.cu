@@ -1,11 +1,10 @@
 #include "index_guard.h"
 
-#include <sherd/kernels/device/detail/bad_index.h>
-#include <sherd/kernels/ops/kernel_table.h>
-
 #include <algorithm>
 #include <atomic>
 #include <new>
+
+#include <sherd/kernels/device/detail/bad_index.h>
 
 #include "launch.h"
 

@@ -1,4 +1,4 @@
-// Indices out of range: detected on the device, reported to the host later. Private to kernels/cuda/.
+// Indices out of range: detected on the device, reported to the host later. Private to CUDA kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Stub of the CUDA backend, for builds without CUDA.
 #include <sherd/kernels/device/device.h>
+
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd {
 namespace {
@@ -17,6 +17,5 @@ namespace {
 
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions&) { refuse(); }
 int cuda_device_count() { refuse(); }
-const KernelTable& cuda_kernels() { refuse(); }
 
 }  // namespace sherd

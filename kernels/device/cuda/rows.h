@@ -1,4 +1,4 @@
-// Row-wise kernels: distribution of a row over threads, and rows as 16-byte packs. Private to kernels/cuda/.
+// Row-wise kernels: distribution of a row over threads, and rows as 16-byte packs. Private to CUDA kernels.
 //
 // Which thread works on which element depends on the row's length alone: rows that do not begin at multiples
 // of 16 bytes are read element by element by the same threads, so that their bits are those of aligned ones.
@@ -6,11 +6,12 @@
 // fewer than 2^31 elements.
 #pragma once
 
-#include <sherd/kernels/ops/kernel_table.h>
-
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
+
+#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/ref.h>
 
 #include "block_reduce.h"
 #include "vector.h"

@@ -1,6 +1,5 @@
 // Passes over lists of segments: a launch takes kSegments of them by value and shares tiles of elements out
-// among its blocks, so that one huge segment and many small ones both fill the chip. Private to
-// kernels/cuda/.
+// among its blocks, so that one huge segment and many small ones both fill the chip. Private to CUDA kernels.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
 // Elements of the types that kernels work on, 16-byte access to arrays that may begin anywhere, and passes
-// over elements built on it. Private to kernels/cuda/.
+// over elements built on it. Private to CUDA kernels.
 #pragma once
 
 #include <cuda_bf16.h>

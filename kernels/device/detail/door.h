@@ -1,4 +1,4 @@
-// Argument checks and queueing that the sources of the operations share. Private to kernels/.
+// Argument checks and queueing that the sources of the operations share. Private to kernels/ and nn/kernels/.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <utility>
 
+#include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
-#include <sherd/kernels/ops/kernel_table.h>
 
 namespace sherd::ops::door {
 
@@ -40,11 +40,11 @@ class Check {
   }
   Check& dtype(const char* name, const Tensor& t, DType wanted) { return dtype(name, t, {wanted}); }
   Check& dtype(const char* name, const Tensor& t, Activations) {
-    if (t.defined() && t.dtype() == DType::f64 && t.device().kernels().doubles) return *this;
+    if (t.defined() && t.dtype() == DType::f64 && takes_f64(t.device().kernel_set())) return *this;
     return dtype(name, t, {DType::f32, DType::bf16});
   }
   Check& dtype(const char* name, const Tensor& t, Wide) {
-    if (t.defined() && t.dtype() == DType::f64 && t.device().kernels().doubles) return *this;
+    if (t.defined() && t.dtype() == DType::f64 && takes_f64(t.device().kernel_set())) return *this;
     return dtype(name, t, DType::f32);
   }
   Check& shape(const char* name, const Tensor& t, const Shape& wanted) {
@@ -121,6 +121,9 @@ void queue(Stream& s, const char* what, void (*kernel)(ExecutionContext&, A...),
   s.submit(what, [kernel, args...](ExecutionContext& c) { kernel(c, args...); });
 }
 
-inline const KernelTable& kernels(Stream& s) { return s.device().kernels(); }
+template <class Table>
+const Table& kernels(Stream& s) {
+  return s.device().kernels<Table>();
+}
 
 }  // namespace sherd::ops::door

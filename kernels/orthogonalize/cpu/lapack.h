@@ -1,5 +1,4 @@
-// LAPACK and BLAS routines of the CPU kernels: Fortran, column-major, 32-bit integers. Private to
-// kernels/cpu/.
+// LAPACK and BLAS routines of the CPU kernels: Fortran, column-major, 32-bit integers. Private to CPU kernels.
 #pragma once
 
 #include <cstddef>

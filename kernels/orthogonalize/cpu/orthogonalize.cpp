@@ -1,11 +1,12 @@
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
+
 #include <algorithm>
 #include <cmath>
 #include <span>
 #include <utility>
 
-#include <sherd/kernels/orthogonalize/orthogonalize.h>
-
 #include <sherd/kernels/device/cpu/dispatch.h>
+
 #include "polar.h"
 #include "products.h"
 
@@ -133,8 +134,6 @@ void newton_schulz(ExecutionContext& ctx, const OrthogonalizeArgs& args, const f
   if (tall) scaled_copy(ctx, m, n, result, 1, true, DType::f32, {out, args.cols});
 }
 
-}  // namespace
-
 void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
   const int64_t size = a.rows * a.cols;
   for (int64_t i = 0; i < a.batch; ++i) {
@@ -213,4 +212,19 @@ void gram_apply(ExecutionContext& ctx, const GramApplyArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const OrthogonalizeKernels* OrthogonalizeKernels::cpu() {
+  static constexpr OrthogonalizeKernels table{
+      .orthogonalize = cpu::orthogonalize,
+      .gram_product = cpu::gram_product,
+      .gram_iterate = cpu::gram_iterate,
+      .gram_apply = cpu::gram_apply,
+  };
+  return &table;
+}
+
+}  // namespace sherd

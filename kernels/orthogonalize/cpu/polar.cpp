@@ -6,10 +6,10 @@
 #include <limits>
 #include <utility>
 
+#include <sherd/kernels/device/cpu/tasks.h>
 #include <sherd/kernels/device/error.h>
 
 #include "lapack.h"
-#include <sherd/kernels/device/cpu/tasks.h>
 
 namespace sherd::cpu {
 

@@ -1,4 +1,4 @@
-// Exact polar factor. Private to kernels/cpu/.
+// Exact polar factor. Private to CPU kernels.
 #pragma once
 
 #include <cstdint>

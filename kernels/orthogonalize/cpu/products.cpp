@@ -5,8 +5,8 @@
 #include <vector>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
-#include <sherd/kernels/gemm/cpu_sgemm.h>
 #include <sherd/kernels/device/cpu/tasks.h>
+#include <sherd/kernels/gemm/cpu_sgemm.h>
 
 namespace sherd::cpu {
 namespace {

@@ -1,10 +1,11 @@
 // Matrix products for the orthogonalizers: symmetric ones at half the work. Bits depend on the sizes alone.
-// Private to kernels/cpu/.
+// Private to CPU kernels.
 #pragma once
 
 #include <cstdint>
 
-#include <sherd/kernels/ops/kernel_table.h>
+#include <sherd/kernels/device/dtype.h>
+#include <sherd/kernels/device/stream.h>
 
 namespace sherd::cpu {
 

@@ -1,4 +1,4 @@
-// Factors of a matrix product. Private to kernels/cuda/.
+// Factors of a matrix product. Private to CUDA kernels.
 #pragma once
 
 #include <sherd/kernels/gemm/cuda_matrices.h>

@@ -1,8 +1,7 @@
-#include <algorithm>
-
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
 
-#include <sherd/kernels/cuda/cuda.h>
+#include <algorithm>
+
 #include "newton_schulz.h"
 #include "products.h"
 

@@ -1,10 +1,9 @@
 // Matrix norms at the start of orthogonalization: sums in double whose order depends on the sizes alone.
 #include <algorithm>
 
-#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
-
 #include <sherd/kernels/device/cuda/launch.h>
 #include <sherd/kernels/gemm/cuda_matrices.h>
+#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
 
 namespace sherd::cuda {
 namespace {

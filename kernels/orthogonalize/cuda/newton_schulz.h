@@ -1,11 +1,10 @@
-// Newton-Schulz in both forms on batches of normalised matrices. Private to kernels/cuda/.
+// Newton-Schulz in both forms on batches of normalised matrices. Private to CUDA kernels.
 #pragma once
 
 #include <span>
 
-#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
-
 #include <sherd/kernels/gemm/cuda_matrices.h>
+#include <sherd/kernels/orthogonalize/orthogonalize_options.h>
 
 namespace sherd::cuda {
 

@@ -1,8 +1,7 @@
-#include <algorithm>
-
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
 
-#include <sherd/kernels/cuda/cuda.h>
+#include <algorithm>
+
 #include "newton_schulz.h"
 #include "polar.h"
 
@@ -12,6 +11,12 @@
 // whole can be captured in a CUDA graph.
 
 namespace sherd::cuda {
+
+// gram.cu
+void gram_product(ExecutionContext&, const GramProductArgs&);
+void gram_iterate(ExecutionContext&, const GramIterateArgs&);
+void gram_apply(ExecutionContext&, const GramApplyArgs&);
+
 namespace {
 
 /// Larger batches are worked off in parts of about so much scratch memory.
@@ -45,8 +50,6 @@ void iterate(ExecutionContext& ctx, const OrthogonalizeArgs& a, int64_t begin, i
   clear_failed(ctx, out, status);
 }
 
-}  // namespace
-
 void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
   if (a.batch == 0) return;
   if (a.options.method == Orthogonalizer::svd) return polar_factor(ctx, a);
@@ -60,4 +63,19 @@ void orthogonalize(ExecutionContext& ctx, const OrthogonalizeArgs& a) {
     iterate(ctx, a, begin, std::min(part, a.batch - begin), memory);
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const OrthogonalizeKernels* OrthogonalizeKernels::cuda() {
+  static constexpr OrthogonalizeKernels table{
+      .orthogonalize = cuda::orthogonalize,
+      .gram_product = cuda::gram_product,
+      .gram_iterate = cuda::gram_iterate,
+      .gram_apply = cuda::gram_apply,
+  };
+  return &table;
+}
+
+}  // namespace sherd

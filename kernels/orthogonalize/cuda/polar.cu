@@ -4,12 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/kernels/orthogonalize/orthogonalize.h>
-
 #include <sherd/kernels/device/cuda/launch.h>
+#include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/gemm/cuda_matrices.h>
-#include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 // cuSOLVER's QR iteration (gesvd) rather than its faster gesvdp or an eigendecomposition of the Gram matrix:
 // this is the oracle of the other methods, and small singular values must be told from zeros.

@@ -1,7 +1,6 @@
-// Exact polar factor. Private to kernels/cuda/.
+// Exact polar factor. Private to CUDA kernels.
 #pragma once
 
-#include <sherd/kernels/ops/kernel_table.h>
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 namespace sherd::cuda {

@@ -1,7 +1,8 @@
 #include "products.h"
 
-#include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/gemm/cuda_matmul.h>
+
 #include "symmetric.h"
 
 namespace sherd::cuda {

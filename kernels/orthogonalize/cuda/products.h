@@ -1,4 +1,4 @@
-// Products for Newton-Schulz on batches of matrices. Private to kernels/cuda/.
+// Products for Newton-Schulz on batches of matrices. Private to CUDA kernels.
 //
 // Factors are f32, bf16 or f16 (both of one type), results of that type or f32 (f64 throughout is possible,
 // too). Sums are f32; f32 factors are never rounded to tf32, whatever DeviceOptions::tf32 says: errors in R

@@ -1,4 +1,4 @@
-// Symmetric products by tensor cores of compute capability 9.0, with half the work. Private to kernels/cuda/.
+// Symmetric products by tensor cores of compute capability 9.0, with half the work. Private to CUDA kernels.
 #pragma once
 
 #include "factors.h"

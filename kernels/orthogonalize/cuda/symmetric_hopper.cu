@@ -16,8 +16,9 @@
 
 #include <sherd/kernels/device/cuda/hopper.h>
 #include <sherd/kernels/device/cuda/launch.h>
-#include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/device/cuda/queue.h>
+#include <sherd/kernels/gemm/cuda_matmul.h>
+
 #include "symmetric.h"
 #include "symmetric_tiles.h"
 

@@ -1,4 +1,4 @@
-// Matrices of doubles for the orthogonalizers. Private to kernels/reference/.
+// Matrices of doubles for the orthogonalizers. Private to reference kernels.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
+#include <sherd/kernels/orthogonalize/orthogonalize.h>
+
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/kernels/orthogonalize/orthogonalize.h>
+#include <sherd/kernels/device/reference/access.h>
 
 #include "matrix.h"
-#include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
 namespace {
@@ -62,8 +63,6 @@ Matrix newton_schulz(Matrix x, double squares, const OrthogonalizeOptions& o) {
   x = o.form == IterationForm::gram ? gram_form(x, o) : standard_form(x, o);
   return tall ? transposed(x) : x;
 }
-
-}  // namespace
 
 void orthogonalize(ExecutionContext&, const OrthogonalizeArgs& a) {
   const int64_t size = a.rows * a.cols;
@@ -132,4 +131,19 @@ void gram_apply(ExecutionContext&, const GramApplyArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const OrthogonalizeKernels* OrthogonalizeKernels::reference() {
+  static constexpr OrthogonalizeKernels table{
+      .orthogonalize = reference::orthogonalize,
+      .gram_product = reference::gram_product,
+      .gram_iterate = reference::gram_iterate,
+      .gram_apply = reference::gram_apply,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -6,40 +6,11 @@ namespace sherd::ops {
 
 using namespace door;
 
-void gelu_forward(Stream& s, const Tensor& y, const Tensor& x) {
-  Check check("gelu_forward");
-  check.dtype("x", x, kActivations).done();
-  check.dtype("y", y, x.dtype()).count("y", y, x.numel()).done();
-  queue(s, "gelu_forward", kernels(s).gelu_forward, ref(y), ref(x), x.numel());
-}
-
-void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x) {
-  Check check("gelu_backward");
-  check.dtype("x", x, kActivations).done();
-  check.dtype("dx", dx, x.dtype()).dtype("dy", dy, x.dtype());
-  check.count("dx", dx, x.numel()).count("dy", dy, x.numel()).done();
-  queue(s, "gelu_backward", kernels(s).gelu_backward, ref(dx), ref(dy), ref(x), x.numel());
-}
-
-void add_bias(Stream& s, const Tensor& y, const Tensor& bias) {
-  Check check("add_bias");
-  check.dims("y", y, 2).dtype("y", y, kActivations).dtype("bias", bias, y.dtype());
-  check.count("bias", bias, y.size(1)).done();
-  queue(s, "add_bias", kernels(s).add_bias, ref(y), ref(bias), y.size(0), y.size(1));
-}
-
-void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy) {
-  Check check("bias_backward");
-  check.dims("dy", dy, 2).dtype("dy", dy, kActivations).dtype("dbias", dbias, wide(dy.dtype()));
-  check.count("dbias", dbias, dy.size(1)).done();
-  queue(s, "bias_backward", kernels(s).bias_backward, ref(dbias), ref(dy), dy.size(0), dy.size(1));
-}
-
 void activation_forward(Stream& s, Activation f, const Tensor& y, const Tensor& x) {
   Check check("activation_forward");
   check.dtype("x", x, kActivations).done();
   check.dtype("y", y, x.dtype()).count("y", y, x.numel()).done();
-  queue(s, "activation_forward", kernels(s).activation_forward, f, ref(y), ref(x), x.numel());
+  queue(s, "activation_forward", kernels<ActivationKernels>(s).activation_forward, f, ref(y), ref(x), x.numel());
 }
 
 void activation_backward(Stream& s, Activation f, const Tensor& dx, const Tensor& dy, const Tensor& x) {
@@ -47,7 +18,7 @@ void activation_backward(Stream& s, Activation f, const Tensor& dx, const Tensor
   check.dtype("x", x, kActivations).done();
   check.dtype("dx", dx, x.dtype()).dtype("dy", dy, x.dtype());
   check.count("dx", dx, x.numel()).count("dy", dy, x.numel()).done();
-  queue(s, "activation_backward", kernels(s).activation_backward, f, ref(dx), ref(dy), ref(x), x.numel());
+  queue(s, "activation_backward", kernels<ActivationKernels>(s).activation_backward, f, ref(dx), ref(dy), ref(x), x.numel());
 }
 
 namespace {
@@ -82,7 +53,7 @@ void swiglu_forward(Stream& s, const Tensor& y, const Tensor& gate, const Tensor
   SwigluArgs a = pair_args(check, gate, up);
   check.dtype("y", y, gate.dtype()).shape("y", y, gate.shape()).done();
   a.y = ref(y);
-  queue(s, "swiglu_forward", kernels(s).swiglu_forward, a);
+  queue(s, "swiglu_forward", kernels<ActivationKernels>(s).swiglu_forward, a);
 }
 
 void swiglu_backward(Stream& s, const Tensor& dgate, const Tensor& dup, const Tensor& dy, const Tensor& gate,
@@ -94,7 +65,7 @@ void swiglu_backward(Stream& s, const Tensor& dgate, const Tensor& dup, const Te
   a.dy = ref(dy);
   a.dgate = ref(dgate);
   a.dup = ref(dup);
-  queue(s, "swiglu_backward", kernels(s).swiglu_backward, a);
+  queue(s, "swiglu_backward", kernels<ActivationKernels>(s).swiglu_backward, a);
 }
 
 void swiglu_forward(Stream& s, const Tensor& y, const Tensor& gate_up) {
@@ -102,7 +73,7 @@ void swiglu_forward(Stream& s, const Tensor& y, const Tensor& gate_up) {
   SwigluArgs a = packed_args(check, gate_up);
   check.dtype("y", y, gate_up.dtype()).shape("y", y, {a.rows, a.cols}).done();
   a.y = ref(y);
-  queue(s, "swiglu_forward", kernels(s).swiglu_forward, a);
+  queue(s, "swiglu_forward", kernels<ActivationKernels>(s).swiglu_forward, a);
 }
 
 void swiglu_backward(Stream& s, const Tensor& dgate_up, const Tensor& dy, const Tensor& gate_up) {
@@ -113,7 +84,7 @@ void swiglu_backward(Stream& s, const Tensor& dgate_up, const Tensor& dy, const 
   a.dy = ref(dy);
   a.dgate = ref(dgate_up);
   a.dup = second_half(dgate_up);
-  queue(s, "swiglu_backward", kernels(s).swiglu_backward, a);
+  queue(s, "swiglu_backward", kernels<ActivationKernels>(s).swiglu_backward, a);
 }
 
 }  // namespace sherd::ops

@@ -1,10 +1,10 @@
-// Activation functions and biases of rows. ops.h says what holds for all operations.
+// Activation functions and SwiGLU. ops.h says what holds for all operations.
 #pragma once
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -21,17 +21,19 @@ struct SwigluArgs {
   Ref dy{}, dgate{}, dup{};  // backward
 };
 
+struct ActivationKernels {
+  static constexpr const char* kName = "activation";
+  static const ActivationKernels* reference();
+  static const ActivationKernels* cpu();
+  static const ActivationKernels* cuda();
+
+  void (*activation_forward)(ExecutionContext&, Activation, Ref y, Ref x, int64_t count);
+  void (*activation_backward)(ExecutionContext&, Activation, Ref dx, Ref dy, Ref x, int64_t count);
+  void (*swiglu_forward)(ExecutionContext&, const SwigluArgs&);
+  void (*swiglu_backward)(ExecutionContext&, const SwigluArgs&);
+};
+
 namespace ops {
-
-/// y = gelu(x) = 0.5x(1+tanh(sqrt(2/pi)(x+0.044715x^3))).
-void gelu_forward(Stream& s, const Tensor& y, const Tensor& x);
-/// dx = dy * gelu'(x); dx may be dy.
-void gelu_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x);
-
-/// y[r][c] += bias[c], one dtype; y [rows, cols], bias [cols].
-void add_bias(Stream& s, const Tensor& y, const Tensor& bias);
-/// dbias[c] += sum over rows of dy[r][c], in increasing order; dbias f32 [cols].
-void bias_backward(Stream& s, const Tensor& dbias, const Tensor& dy);
 
 /// y = f(x); y may be x.
 void activation_forward(Stream& s, Activation f, const Tensor& y, const Tensor& x);

@@ -1,16 +1,12 @@
+#include <sherd/nn/kernels/activation/activation.h>
+
 #include <cmath>
 #include <numbers>
-
-#include <sherd/nn/kernels/activation/activation.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
 namespace {
-
-const double kRoot = std::sqrt(2 / std::numbers::pi);
-
-double tanh_argument(double x) { return kRoot * (x + 0.044715 * x * x * x); }
 
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double silu(double x) { return x / (1 + std::exp(-x)); }
@@ -43,24 +39,6 @@ double slope(Activation f, double x) {
   throw InvalidArgument("reference kernels: unknown activation");
 }
 
-}  // namespace
-
-void gelu_forward(ExecutionContext&, Ref y, Ref x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const double v = get(x, i);
-    put(y, i, 0.5 * v * (1 + std::tanh(tanh_argument(v))));
-  }
-}
-
-void gelu_backward(ExecutionContext&, Ref dx, Ref dy, Ref x, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) {
-    const double v = get(x, i);
-    const double t = std::tanh(tanh_argument(v));
-    const double slope = kRoot * (1 + 3 * 0.044715 * v * v);
-    put(dx, i, get(dy, i) * (0.5 * (1 + t) + 0.5 * v * (1 - t * t) * slope));
-  }
-}
-
 void activation_forward(ExecutionContext&, Activation f, Ref y, Ref x, int64_t count) {
   for (int64_t i = 0; i < count; ++i) put(y, i, value(f, get(x, i)));
 }
@@ -87,4 +65,19 @@ void swiglu_backward(ExecutionContext&, const SwigluArgs& a) {
     }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const ActivationKernels* ActivationKernels::reference() {
+  static constexpr ActivationKernels table{
+      .activation_forward = reference::activation_forward,
+      .activation_backward = reference::activation_backward,
+      .swiglu_forward = reference::swiglu_forward,
+      .swiglu_backward = reference::swiglu_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -48,7 +48,7 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
     check.dtype("max_logits", max_logits, DType::f32).shape("max_logits", max_logits, {heads});
   check.done();
   a.max_logits = pointer<float>(max_logits);
-  queue(s, "attention_forward", kernels(s).attention_forward, a);
+  queue(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
 }
 
 void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
@@ -59,7 +59,7 @@ void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const
   check.shape("dout", dout, out.shape()).shape("dqkv", dqkv, qkv.shape()).done();
   a.dout = ref(dout);
   a.dqkv = ref(dqkv);
-  queue(s, "attention_backward", kernels(s).attention_backward, a);
+  queue(s, "attention_backward", kernels<AttentionKernels>(s).attention_backward, a);
 }
 
 }  // namespace sherd::ops

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -19,6 +19,19 @@ struct AttentionArgs {
   float* lse = nullptr;
   float* max_logits = nullptr;  // forward, f32 [heads] or null
   Ref dout{}, dqkv{};  // backward; dqkv is overwritten
+};
+
+struct CachedAttentionArgs;  // cached_attention.h
+
+struct AttentionKernels {
+  static constexpr const char* kName = "attention";
+  static const AttentionKernels* reference();
+  static const AttentionKernels* cpu();
+  static const AttentionKernels* cuda();
+
+  void (*attention_forward)(ExecutionContext&, const AttentionArgs&);
+  void (*attention_backward)(ExecutionContext&, const AttentionArgs&);
+  void (*cached_attention)(ExecutionContext&, const CachedAttentionArgs&);
 };
 
 namespace ops {

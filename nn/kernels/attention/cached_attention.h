@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 

@@ -1,15 +1,16 @@
+#include <sherd/nn/kernels/attention/attention.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include <sherd/nn/kernels/attention/attention.h>
-
 #include <sherd/kernels/device/cpu/dispatch.h>
-#include "cpu_exponentials.h"
 #include <sherd/kernels/device/cpu/parallel.h>
-#include <sherd/kernels/gemm/cpu_sgemm.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
+#include <sherd/kernels/gemm/cpu_sgemm.h>
+
+#include "cpu_exponentials.h"
 
 // Each (batch, head) is copied into dense fp32 matrices [seq, head_dim] and worked in blocks of query rows,
 // so that only the causal part of the scores (up to one block of slack) is computed. q is scaled on the way
@@ -17,6 +18,10 @@
 // their sum in dk and dv is the same for any number of threads.
 
 namespace sherd::cpu {
+
+// cpu_cached.cpp
+void cached_attention(ExecutionContext&, const CachedAttentionArgs&);
+
 namespace {
 
 constexpr int64_t kRows = 64;
@@ -154,8 +159,6 @@ void for_each(ExecutionContext& ctx, int64_t count, int64_t floats, F&& work) {
   });
 }
 
-}  // namespace
-
 void attention_forward(ExecutionContext& ctx, const AttentionArgs& a) {
   if (a.seq == 0 || a.head_dim == 0) return;
   const Layout l(a);
@@ -182,4 +185,18 @@ void attention_backward(ExecutionContext& ctx, const AttentionArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const AttentionKernels* AttentionKernels::cpu() {
+  static constexpr AttentionKernels table{
+      .attention_forward = cpu::attention_forward,
+      .attention_backward = cpu::attention_backward,
+      .cached_attention = cpu::cached_attention,
+  };
+  return &table;
+}
+
+}  // namespace sherd

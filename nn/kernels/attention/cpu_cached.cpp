@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include <sherd/kernels/device/cpu/dispatch.h>
+#include <sherd/kernels/device/cpu/parallel.h>
 #include <sherd/nn/kernels/attention/cached_attention.h>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
 #include "cpu_exponentials.h"
-#include <sherd/kernels/device/cpu/parallel.h>
 
 // Few rows, so every key and value is read about once, and the memory's speed is the bound: plain loops over
 // rows of the cache, no copy. A thread takes whole (row, query head) pairs, so bits do not depend on the

@@ -1,4 +1,4 @@
-// Exponentials of a row of attention's scores. Private to kernels/cpu/.
+// Exponentials of a row of attention's scores. Private to CPU kernels.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-#include "cuda_attention.h"
 #include <sherd/kernels/device/cuda/block_reduce.h>
+
+#include "cuda_attention.h"
 
 // Attention in plain fp32 arithmetic, nothing rounded in between: f32, and bf16 heads too wide for the tensor
 // cores' kernels. 16 x 16 threads; thread (y, x) of a product holds rows y + 16 i and columns x + 16 j, or,

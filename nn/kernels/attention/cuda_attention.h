@@ -18,11 +18,9 @@
 #include <string>
 #include <type_traits>
 
-#include <sherd/nn/kernels/attention/attention.h>
-
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/launch.h>
 #include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/nn/kernels/attention/attention.h>
 
 namespace sherd::cuda {
 

@@ -2,12 +2,10 @@
 #include <string>
 #include <type_traits>
 
-#include <sherd/nn/kernels/attention/cached_attention.h>
-
 #include <sherd/kernels/device/cuda/block_reduce.h>
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/launch.h>
 #include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/nn/kernels/attention/cached_attention.h>
 
 // A block has one query head of one new row; its warps take the keys in turns, each with a softmax of its own
 // that is corrected as larger scores appear, and are joined at the end in their order. A lane holds every

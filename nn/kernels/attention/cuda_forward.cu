@@ -1,3 +1,5 @@
+#include <sherd/nn/kernels/attention/attention.h>
+
 #include "cuda_attention.h"
 #include "cuda_tiles.h"
 
@@ -6,6 +8,11 @@
 // is of the unrounded ones.
 
 namespace sherd::cuda {
+
+// cuda_backward.cu, cuda_cached.cu
+void attention_backward(ExecutionContext&, const AttentionArgs&);
+void cached_attention(ExecutionContext&, const CachedAttentionArgs&);
+
 namespace {
 
 template <int D>
@@ -161,8 +168,6 @@ __global__ void __launch_bounds__(kTileThreads, 2)
   if (lane == 0) raise_max_logit(max_logits, p, place.bh, most * p.scale);
 }
 
-}  // namespace
-
 void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   const char* what = "attention_forward";
   if (is_empty(a)) return;
@@ -175,4 +180,18 @@ void attention_forward(ExecutionContext& context, const AttentionArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const AttentionKernels* AttentionKernels::cuda() {
+  static constexpr AttentionKernels table{
+      .attention_forward = cuda::attention_forward,
+      .attention_backward = cuda::attention_backward,
+      .cached_attention = cuda::cached_attention,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -5,8 +5,9 @@
 // banks. Heads narrower than D are padded with zeros.
 #pragma once
 
-#include "cuda_attention.h"
 #include <sherd/kernels/device/cuda/mma.h>
+
+#include "cuda_attention.h"
 
 namespace sherd::cuda {
 

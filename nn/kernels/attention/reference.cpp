@@ -1,11 +1,12 @@
+#include <sherd/nn/kernels/attention/attention.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include <sherd/nn/kernels/attention/attention.h>
-
 #include <sherd/kernels/device/reference/access.h>
+#include <sherd/nn/kernels/attention/cached_attention.h>
 
 namespace sherd::reference {
 namespace {
@@ -94,8 +95,6 @@ void backward_group(const AttentionArgs& a, int64_t b, int64_t first, int64_t la
   }
 }
 
-}  // namespace
-
 void attention_forward(ExecutionContext&, const AttentionArgs& a) {
   for (int64_t b = 0; b < a.batch; ++b)
     for (int64_t h = 0; h < a.heads; ++h) forward({a, b, h});
@@ -106,4 +105,43 @@ void attention_backward(ExecutionContext&, const AttentionArgs& a) {
     for (int64_t h = 0; h < a.heads; h += a.heads / a.kv_heads) backward_group(a, b, h, h + a.heads / a.kv_heads);
 }
 
+void cached_attention(ExecutionContext&, const CachedAttentionArgs& a) {
+  const int64_t D = a.head_dim, stride = a.kv_heads * D;  // stride: of a row of k and v
+  const double scale = 1 / std::sqrt(static_cast<double>(D));
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t h = 0; h < a.heads; ++h) {
+      const int64_t column = h / (a.heads / a.kv_heads) * D;  // of the key head
+      std::vector<double> p(static_cast<size_t>(a.length + i + 1));
+      for (size_t j = 0; j < p.size(); ++j) {
+        const int64_t row = static_cast<int64_t>(j) * stride + column;
+        for (int64_t d = 0; d < D; ++d) p[j] += get(a.q, i * a.q_stride + h * D + d) * get(a.k, row + d);
+        p[j] *= scale;
+      }
+      const double max = *std::max_element(p.begin(), p.end());
+      double sum = 0;
+      for (double& x : p) sum += x = std::exp(x - max);
+      for (int64_t d = 0; d < D; ++d) {
+        double o = 0;
+        for (size_t j = 0; j < p.size(); ++j)
+          o += p[j] * get(a.v, static_cast<int64_t>(j) * stride + column + d);
+        put(a.out, (i * a.heads + h) * D + d, o / sum);
+      }
+    }
+  }
+}
+
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const AttentionKernels* AttentionKernels::reference() {
+  static constexpr AttentionKernels table{
+      .attention_forward = reference::attention_forward,
+      .attention_backward = reference::attention_backward,
+      .cached_attention = reference::cached_attention,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -21,8 +21,6 @@ void drop_row(T* y, const T* x, int64_t cols, uint64_t row, const DropoutKey& ke
   }
 }
 
-}  // namespace
-
 void dropout(ExecutionContext& ctx, const DropoutArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -37,4 +35,14 @@ void dropout(ExecutionContext& ctx, const DropoutArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const DropoutKernels* DropoutKernels::cpu() {
+  static constexpr DropoutKernels table{.dropout = cpu::dropout};
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,8 +1,7 @@
 #include <sherd/nn/kernels/dropout/dropout.h>
 
-#include <sherd/kernels/cuda/cuda.h>
-#include <sherd/kernels/random/cuda_philox.h>
 #include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/kernels/random/cuda_philox.h>
 
 namespace sherd::cuda {
 namespace {
@@ -37,8 +36,6 @@ __global__ void __launch_bounds__(256) drop(T* y, const T* x, int64_t rows, int6
   }
 }
 
-}  // namespace
-
 void dropout(ExecutionContext& context, const DropoutArgs& a) {
   if (a.rows <= 0 || a.cols <= 0) return;
   with_f32_bf16(a.x.dtype, [&]<class T>(T) {
@@ -50,4 +47,14 @@ void dropout(ExecutionContext& context, const DropoutArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const DropoutKernels* DropoutKernels::cuda() {
+  static constexpr DropoutKernels table{.dropout = cuda::dropout};
+  return &table;
+}
+
+}  // namespace sherd

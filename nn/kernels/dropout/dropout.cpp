@@ -20,7 +20,7 @@ void dropout(Stream& s, const Tensor& y, const Tensor& x, float p, const Dropout
                       .key = key};
   require(a.cols < int64_t{1} << 34,
           fmt::format("dropout: rows of {} elements; below 2^34 can be told apart", a.cols));
-  queue(s, "dropout", kernels(s).dropout, a);
+  queue(s, "dropout", kernels<DropoutKernels>(s).dropout, a);
 }
 
 }  // namespace sherd::ops

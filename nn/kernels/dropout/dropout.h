@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include <sherd/kernels/device/ref.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/random/random.h>
-#include <sherd/kernels/device/ref.h>
 
 namespace sherd {
 
@@ -33,6 +33,15 @@ struct DropoutArgs {
   DropoutKey key{};
 
   uint32_t threshold() const { return static_cast<uint32_t>(static_cast<double>(p) * 0x1p32); }
+};
+
+struct DropoutKernels {
+  static constexpr const char* kName = "dropout";
+  static const DropoutKernels* reference();
+  static const DropoutKernels* cpu();
+  static const DropoutKernels* cuda();
+
+  void (*dropout)(ExecutionContext&, const DropoutArgs&);
 };
 
 namespace ops {

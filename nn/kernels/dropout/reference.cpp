@@ -3,6 +3,7 @@
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 void dropout(ExecutionContext&, const DropoutArgs& a) {
   const uint32_t threshold = a.threshold();
@@ -21,4 +22,14 @@ void dropout(ExecutionContext&, const DropoutArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const DropoutKernels* DropoutKernels::reference() {
+  static constexpr DropoutKernels table{.dropout = reference::dropout};
+  return &table;
+}
+
+}  // namespace sherd

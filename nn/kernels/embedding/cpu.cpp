@@ -12,8 +12,6 @@ int64_t row_of(const EmbeddingArgs& e, int64_t i) {
   return row >= 0 && row < e.vocab ? row : -1;
 }
 
-}  // namespace
-
 void embedding_forward(ExecutionContext& ctx, const EmbeddingArgs& e) {
   with_activation(e.table.dtype, [&](auto type) {
     using T = decltype(type);
@@ -58,4 +56,17 @@ void embedding_backward(ExecutionContext& ctx, const EmbeddingArgs& e) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const EmbeddingKernels* EmbeddingKernels::cpu() {
+  static constexpr EmbeddingKernels table{
+      .embedding_forward = cpu::embedding_forward,
+      .embedding_backward = cpu::embedding_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

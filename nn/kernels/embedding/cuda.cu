@@ -1,10 +1,10 @@
 #include <sherd/nn/kernels/embedding/embedding.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/index_guard.h>
 #include <sherd/kernels/device/cuda/queue.h>
-#include "cuda_sort_pairs.h"
 #include <sherd/kernels/device/cuda/vector.h>
+
+#include "cuda_sort_pairs.h"
 
 // The gradient of the table without floating-point atomics: positions are sorted by token, and every row of
 // the table adds up its run of them in increasing order: the bits of the reference. Runs longer than kRun are
@@ -212,8 +212,6 @@ void add_all(ExecutionContext& context, const EmbeddingArgs& a) {
            a.dpositions.as<float>(), a.dout.as<T>(), a.count, a.seq, a.width);
 }
 
-}  // namespace
-
 void embedding_forward(ExecutionContext& context, const EmbeddingArgs& a) {
   if (a.count <= 0 || a.width <= 0) return;
   with_f32_bf16(a.table.dtype, [&]<class T>(T) {
@@ -239,9 +237,17 @@ void embedding_backward(ExecutionContext& context, const EmbeddingArgs& a) {
   });
 }
 
-void check_indices(ExecutionContext& context, const char* op, const char* what, const int32_t* indices,
-                   int64_t count, int64_t bound) {
-  queue_of(context).index_guard().look(context, op, what, indices, count, bound);
+}  // namespace
+}  // namespace sherd::cuda
+
+namespace sherd {
+
+const EmbeddingKernels* EmbeddingKernels::cuda() {
+  static constexpr EmbeddingKernels table{
+      .embedding_forward = cuda::embedding_forward,
+      .embedding_backward = cuda::embedding_backward,
+  };
+  return &table;
 }
 
-}  // namespace sherd::cuda
+}  // namespace sherd

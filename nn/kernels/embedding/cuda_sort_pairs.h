@@ -1,4 +1,4 @@
-// Stable sort of (key, place) pairs that always takes the same steps. Private to kernels/cuda/.
+// Stable sort of (key, place) pairs that always takes the same steps. Private to CUDA kernels.
 #pragma once
 
 #include <cstdint>

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 #include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 
 namespace sherd {
@@ -18,6 +18,16 @@ struct EmbeddingArgs {
   Ref table{}, positions{}, out{};
   Ref dout{};
   Ref dtable{}, dpositions{};
+};
+
+struct EmbeddingKernels {
+  static constexpr const char* kName = "embedding";
+  static const EmbeddingKernels* reference();
+  static const EmbeddingKernels* cpu();
+  static const EmbeddingKernels* cuda();
+
+  void (*embedding_forward)(ExecutionContext&, const EmbeddingArgs&);
+  void (*embedding_backward)(ExecutionContext&, const EmbeddingArgs&);
 };
 
 namespace ops {

@@ -1,20 +1,9 @@
-#include <fmt/format.h>
-
-#include <string_view>
-
-#include <sherd/kernels/device/detail/bad_index.h>
 #include <sherd/nn/kernels/embedding/embedding.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
-
-void check_indices(ExecutionContext&, const char* op, const char* what, const int32_t* indices, int64_t count,
-                   int64_t bound) {
-  for (int64_t i = 0; i < count; ++i)
-    if (indices[i] < 0 || indices[i] >= bound)
-      throw InvalidArgument(bad_index(op, what, indices[i], i, bound));
-}
+namespace {
 
 void embedding_forward(ExecutionContext&, const EmbeddingArgs& e) {
   for (int64_t i = 0; i < e.count; ++i) {
@@ -40,4 +29,17 @@ void embedding_backward(ExecutionContext&, const EmbeddingArgs& e) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const EmbeddingKernels* EmbeddingKernels::reference() {
+  static constexpr EmbeddingKernels table{
+      .embedding_forward = reference::embedding_forward,
+      .embedding_backward = reference::embedding_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

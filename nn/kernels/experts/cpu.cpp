@@ -1,7 +1,7 @@
+#include <sherd/nn/kernels/experts/experts.h>
+
 #include <cmath>
 #include <vector>
-
-#include <sherd/nn/kernels/experts/experts.h>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
@@ -112,8 +112,6 @@ float dot(const T* a, const T* b, int64_t cols) {
   return sum;
 }
 
-}  // namespace
-
 void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
   parallel_for(ctx, a.rows, row_grain(a.experts), [=](int64_t begin, int64_t end) {
     float* gates = a.gates.as<float>();
@@ -198,42 +196,21 @@ void combine_gates_backward(ExecutionContext& ctx, const ExpertRowsArgs& a) {
   });
 }
 
-void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols) {
-  with_activation(y.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* out = y.as<T>();
-    const T* b = bias.as<T>();
-    parallel_for(ctx, rows, row_grain(cols), [=](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        T* row = out + r * cols;
-#pragma omp simd
-        for (int64_t c = 0; c < cols; ++c) store(row[c], float(row[c]) + float(b[c]));
-      }
-    });
-  });
-}
-
-void bias_backward(ExecutionContext& ctx, Ref to, Ref dy, int64_t rows, int64_t cols) {
-  with_activation(dy.dtype, [&](auto type) {
-    using T = decltype(type);
-    constexpr int64_t kBlock = 64;
-    const T* in = dy.as<T>();
-    float* dbias = to.as<float>();
-    // Threads share columns out, so that the sum over rows is the same for any number of threads.
-    parallel_for(ctx, cols, kBlock, [=](int64_t begin, int64_t end) {
-      float sum[kBlock];
-      for (int64_t first = begin; first < end; first += kBlock) {
-        const int64_t width = std::min(kBlock, end - first);
-        std::fill_n(sum, kBlock, 0.0f);
-        for (int64_t r = 0; r < rows; ++r) {
-          const T* row = in + r * cols + first;
-#pragma omp simd
-          for (int64_t c = 0; c < width; ++c) sum[c] += float(row[c]);
-        }
-        for (int64_t c = 0; c < width; ++c) dbias[first + c] += sum[c];
-      }
-    });
-  });
-}
-
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const ExpertsKernels* ExpertsKernels::cpu() {
+  static const ExpertsKernels table{
+      .route_top_k = cpu::route_top_k,
+      .route_top_k_backward = cpu::route_top_k_backward,
+      .sort_by_expert = reference()->sort_by_expert,
+      .expand_rows = cpu::expand_rows,
+      .combine_rows = cpu::combine_rows,
+      .combine_gates_backward = cpu::combine_gates_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

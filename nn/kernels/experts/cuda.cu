@@ -1,11 +1,16 @@
 #include <sherd/nn/kernels/experts/experts.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/rows.h>
 
 // A warp takes up to kStretch packs of a row, so that few long rows keep a GPU busy too. Places outside the
 // tensors, of which check_indices has told, are left out of sums and give rows of zeros.
 namespace sherd::cuda {
+
+// cuda_route.cu, cuda_sort.cu
+void route_top_k(ExecutionContext&, const RouteArgs&);
+void route_top_k_backward(ExecutionContext&, const RouteArgs&);
+void sort_by_expert(ExecutionContext&, const ExpertSortArgs&);
+
 namespace {
 
 constexpr int kStretch = 8 * kWarp;
@@ -106,8 +111,6 @@ void with_form(const ExpertRowsArgs& a, F&& f) {
   });
 }
 
-}  // namespace
-
 void expand_rows(ExecutionContext& context, const ExpertRowsArgs& a) {
   with_form(a, [&](auto type, auto aligned) {
     using T = decltype(type);
@@ -130,4 +133,21 @@ void combine_gates_backward(ExecutionContext& context, const ExpertRowsArgs& a) 
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const ExpertsKernels* ExpertsKernels::cuda() {
+  static constexpr ExpertsKernels table{
+      .route_top_k = cuda::route_top_k,
+      .route_top_k_backward = cuda::route_top_k_backward,
+      .sort_by_expert = cuda::sort_by_expert,
+      .expand_rows = cuda::expand_rows,
+      .combine_rows = cuda::combine_rows,
+      .combine_gates_backward = cuda::combine_gates_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

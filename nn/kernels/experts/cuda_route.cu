@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/experts/experts.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/rows.h>
 
 // A warp works on a row, its lanes on experts lane, lane + 32, ...

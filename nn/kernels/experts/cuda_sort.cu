@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/experts/experts.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/rows.h>
 
 // A counting sort. A warp takes a run of kRun places; tallies [experts, runs] first hold how many places of

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/nn/kernels/indices/indices.h>
 
 namespace sherd::ops {
 
@@ -42,7 +43,7 @@ ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copie
 /// Every place is one of the copies.
 void check_places(Stream& s, const char* op, const char* name, const int32_t* places, const ExpertRowsArgs& a) {
   const int64_t total = a.rows * a.slots;
-  queue(s, op, kernels(s).check_indices, op, name, places, total, total);
+  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, name, places, total, total);
 }
 
 void set_gates(Check& check, ExpertRowsArgs& a, const Tensor& gates) {
@@ -60,7 +61,7 @@ void route_top_k(Stream& s, const Tensor& indices, const Tensor& gates, const Te
   a.normalised = normalised.value_or(a.k > 1);
   check.dtype("gates", gates, DType::f32).shape("gates", gates, indices.shape()).done();
   a.gates = ref(gates);
-  queue(s, "route_top_k", kernels(s).route_top_k, a);
+  queue(s, "route_top_k", kernels<ExpertsKernels>(s).route_top_k, a);
 }
 
 void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates, const Tensor& logits,
@@ -80,7 +81,7 @@ void route_top_k_backward(Stream& s, const Tensor& dlogits, const Tensor& dgates
   a.dlogits = ref(dlogits);
   a.counts = pointer<int32_t>(counts);
   a.balance = balance;
-  queue(s, "route_top_k_backward", kernels(s).route_top_k_backward, a);
+  queue(s, "route_top_k_backward", kernels<ExpertsKernels>(s).route_top_k_backward, a);
 }
 
 void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, const Tensor& counts,
@@ -95,9 +96,9 @@ void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, cons
                          .order = order.data<int32_t>(),
                          .position = position.data<int32_t>(),
                          .counts = counts.data<int32_t>()};
-  queue(s, "sort_by_expert", kernels(s).check_indices, "sort_by_expert", "indices", a.indices, a.count,
+  queue(s, "sort_by_expert", kernels<IndicesKernels>(s).check_indices, "sort_by_expert", "indices", a.indices, a.count,
         a.experts);
-  queue(s, "sort_by_expert", kernels(s).sort_by_expert, a);
+  queue(s, "sort_by_expert", kernels<ExpertsKernels>(s).sort_by_expert, a);
 }
 
 void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Tensor& order,
@@ -107,7 +108,7 @@ void expand_rows(Stream& s, const Tensor& copies, const Tensor& tokens, const Te
   set_gates(check, a, gates);
   a.order = order.data<int32_t>();
   check_places(s, "expand_rows", "order", a.order, a);
-  queue(s, "expand_rows", kernels(s).expand_rows, a);
+  queue(s, "expand_rows", kernels<ExpertsKernels>(s).expand_rows, a);
 }
 
 void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const Tensor& position,
@@ -117,7 +118,7 @@ void combine_rows(Stream& s, const Tensor& tokens, const Tensor& copies, const T
   set_gates(check, a, gates);
   a.position = position.data<int32_t>();
   check_places(s, "combine_rows", "position", a.position, a);
-  queue(s, "combine_rows", kernels(s).combine_rows, a);
+  queue(s, "combine_rows", kernels<ExpertsKernels>(s).combine_rows, a);
 }
 
 void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtokens, const Tensor& copies,
@@ -128,7 +129,7 @@ void combine_gates_backward(Stream& s, const Tensor& dgates, const Tensor& dtoke
   a.position = position.data<int32_t>();
   a.dgates = ref(dgates);
   check_places(s, "combine_gates_backward", "position", a.position, a);
-  queue(s, "combine_gates_backward", kernels(s).combine_gates_backward, a);
+  queue(s, "combine_gates_backward", kernels<ExpertsKernels>(s).combine_gates_backward, a);
 }
 
 }  // namespace sherd::ops

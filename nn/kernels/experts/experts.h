@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <optional>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -50,6 +50,20 @@ struct ExpertRowsArgs {
   const int32_t* order = nullptr;
   const int32_t* position = nullptr;
   Ref gates{}, dgates{};
+};
+
+struct ExpertsKernels {
+  static constexpr const char* kName = "experts";
+  static const ExpertsKernels* reference();
+  static const ExpertsKernels* cpu();
+  static const ExpertsKernels* cuda();
+
+  void (*route_top_k)(ExecutionContext&, const RouteArgs&);
+  void (*route_top_k_backward)(ExecutionContext&, const RouteArgs&);
+  void (*sort_by_expert)(ExecutionContext&, const ExpertSortArgs&);
+  void (*expand_rows)(ExecutionContext&, const ExpertRowsArgs&);
+  void (*combine_rows)(ExecutionContext&, const ExpertRowsArgs&);
+  void (*combine_gates_backward)(ExecutionContext&, const ExpertRowsArgs&);
 };
 
 namespace ops {

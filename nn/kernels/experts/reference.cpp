@@ -1,8 +1,8 @@
+#include <sherd/nn/kernels/experts/experts.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
-
-#include <sherd/nn/kernels/experts/experts.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
@@ -42,8 +42,6 @@ std::vector<double> normalised_gates(const RouteArgs& a, int64_t row) {
 double gate(const ExpertRowsArgs& a, int64_t place) {
   return a.gates.data == nullptr ? 1 : get(a.gates, place);
 }
-
-}  // namespace
 
 void route_top_k(ExecutionContext&, const RouteArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
@@ -118,16 +116,21 @@ void combine_gates_backward(ExecutionContext&, const ExpertRowsArgs& a) {
   }
 }
 
-void add_bias(ExecutionContext&, Ref y, Ref bias, int64_t rows, int64_t cols) {
-  for (int64_t i = 0; i < rows * cols; ++i) put(y, i, get(y, i) + get(bias, i % cols));
-}
-
-void bias_backward(ExecutionContext&, Ref dbias, Ref dy, int64_t rows, int64_t cols) {
-  for (int64_t c = 0; c < cols; ++c) {
-    double sum = 0;
-    for (int64_t r = 0; r < rows; ++r) sum += get(dy, r * cols + c);
-    accumulate(dbias, c, sum);
-  }
-}
-
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const ExpertsKernels* ExpertsKernels::reference() {
+  static constexpr ExpertsKernels table{
+      .route_top_k = reference::route_top_k,
+      .route_top_k_backward = reference::route_top_k_backward,
+      .sort_by_expert = reference::sort_by_expert,
+      .expand_rows = reference::expand_rows,
+      .combine_rows = reference::combine_rows,
+      .combine_gates_backward = reference::combine_gates_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

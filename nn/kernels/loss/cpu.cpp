@@ -1,7 +1,7 @@
+#include <sherd/nn/kernels/loss/loss.h>
+
 #include <cmath>
 #include <limits>
-
-#include <sherd/nn/kernels/loss/loss.h>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
@@ -53,8 +53,6 @@ void for_rows(ExecutionContext& ctx, const CrossEntropyArgs& a, F f) {
   });
 }
 
-}  // namespace
-
 void cross_entropy_forward(ExecutionContext& ctx, const CrossEntropyArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
@@ -83,4 +81,18 @@ void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArg
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const LossKernels* LossKernels::cpu() {
+  static constexpr LossKernels table{
+      .cross_entropy_forward = cpu::cross_entropy_forward,
+      .cross_entropy_backward = cpu::cross_entropy_backward,
+      .cross_entropy_forward_backward = cpu::cross_entropy_forward_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,8 +1,7 @@
-#include <algorithm>
-
 #include <sherd/nn/kernels/loss/loss.h>
 
-#include <sherd/kernels/cuda/cuda.h>
+#include <algorithm>
+
 #include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/nn/kernels/softmax/cuda_softmax.h>
 
@@ -51,8 +50,6 @@ void cross_entropy(ExecutionContext& context, const char* what, const CrossEntro
   });
 }
 
-}  // namespace
-
 void cross_entropy_forward(ExecutionContext& context, const CrossEntropyArgs& a) {
   CrossEntropyArgs losses = a;
   losses.dlogits = {};
@@ -69,4 +66,18 @@ void cross_entropy_forward_backward(ExecutionContext& context, const CrossEntrop
   cross_entropy(context, "cross_entropy_forward_backward", a);
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const LossKernels* LossKernels::cuda() {
+  static constexpr LossKernels table{
+      .cross_entropy_forward = cuda::cross_entropy_forward,
+      .cross_entropy_backward = cuda::cross_entropy_backward,
+      .cross_entropy_forward_backward = cuda::cross_entropy_forward_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

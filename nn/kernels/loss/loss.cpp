@@ -1,6 +1,7 @@
 #include <sherd/nn/kernels/loss/loss.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/nn/kernels/indices/indices.h>
 
 namespace sherd::ops {
 
@@ -23,26 +24,26 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
   if (losses) a.losses = ref(*losses);
   if (dlogits) a.dlogits = ref(*dlogits);
   a.scale = scale;
-  queue(s, op, kernels(s).check_indices, op, "target", a.targets, a.rows, a.vocab);
+  queue(s, op, kernels<IndicesKernels>(s).check_indices, op, "target", a.targets, a.rows, a.vocab);
   queue(s, op, kernel, a);
 }
 
 }  // namespace
 
 void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets) {
-  cross_entropy(s, "cross_entropy_forward", kernels(s).cross_entropy_forward, &losses, nullptr, logits,
+  cross_entropy(s, "cross_entropy_forward", kernels<LossKernels>(s).cross_entropy_forward, &losses, nullptr, logits,
                 targets, 1);
 }
 
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale) {
-  cross_entropy(s, "cross_entropy_backward", kernels(s).cross_entropy_backward, nullptr, &dlogits, logits,
+  cross_entropy(s, "cross_entropy_backward", kernels<LossKernels>(s).cross_entropy_backward, nullptr, &dlogits, logits,
                 targets, scale);
 }
 
 void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
                                     const Tensor& logits, const Tensor& targets, float scale) {
-  cross_entropy(s, "cross_entropy_forward_backward", kernels(s).cross_entropy_forward_backward, &losses,
+  cross_entropy(s, "cross_entropy_forward_backward", kernels<LossKernels>(s).cross_entropy_forward_backward, &losses,
                 &dlogits, logits, targets, scale);
 }
 

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -17,6 +17,17 @@ struct CrossEntropyArgs {
   const int32_t* targets = nullptr;
   Ref losses{};
   float scale = 1;
+};
+
+struct LossKernels {
+  static constexpr const char* kName = "loss";
+  static const LossKernels* reference();
+  static const LossKernels* cpu();
+  static const LossKernels* cuda();
+
+  void (*cross_entropy_forward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*cross_entropy_backward)(ExecutionContext&, const CrossEntropyArgs&);
+  void (*cross_entropy_forward_backward)(ExecutionContext&, const CrossEntropyArgs&);
 };
 
 namespace ops {

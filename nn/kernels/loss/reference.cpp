@@ -1,8 +1,8 @@
+#include <sherd/nn/kernels/loss/loss.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
-
-#include <sherd/nn/kernels/loss/loss.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
@@ -16,8 +16,6 @@ double log_sum_exp(Ref x, int64_t begin, int64_t count) {
   for (int64_t j = 0; j < count; ++j) sum += std::exp(get(x, begin + j) - max);
   return max + std::log(sum);
 }
-
-}  // namespace
 
 void cross_entropy_forward(ExecutionContext&, const CrossEntropyArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
@@ -42,4 +40,18 @@ void cross_entropy_forward_backward(ExecutionContext& ctx, const CrossEntropyArg
   cross_entropy_backward(ctx, a);
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const LossKernels* LossKernels::reference() {
+  static constexpr LossKernels table{
+      .cross_entropy_forward = reference::cross_entropy_forward,
+      .cross_entropy_backward = reference::cross_entropy_backward,
+      .cross_entropy_forward_backward = reference::cross_entropy_forward_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

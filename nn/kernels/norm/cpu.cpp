@@ -1,6 +1,6 @@
-#include <cmath>
-
 #include <sherd/nn/kernels/norm/norm.h>
+
+#include <cmath>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
@@ -60,8 +60,6 @@ void backward_weight(ExecutionContext& ctx, const RmsNormArgs& a) {
   });
 }
 
-}  // namespace
-
 void rms_norm_forward(ExecutionContext& ctx, const RmsNormArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -84,8 +82,6 @@ void rms_norm_backward(ExecutionContext& ctx, const RmsNormArgs& a) {
     });
   });
 }
-
-namespace {
 
 struct Moments {
   float mean, rstd;
@@ -149,8 +145,6 @@ void layer_norm_weight(ExecutionContext& ctx, const LayerNormArgs& a) {
   });
 }
 
-}  // namespace
-
 void layer_norm_forward(ExecutionContext& ctx, const LayerNormArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -177,4 +171,19 @@ void layer_norm_backward(ExecutionContext& ctx, const LayerNormArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const NormKernels* NormKernels::cpu() {
+  static constexpr NormKernels table{
+      .rms_norm_forward = cpu::rms_norm_forward,
+      .rms_norm_backward = cpu::rms_norm_backward,
+      .layer_norm_forward = cpu::layer_norm_forward,
+      .layer_norm_backward = cpu::layer_norm_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,9 +1,13 @@
 #include <sherd/nn/kernels/norm/norm.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include "cuda_held_rows.h"
 
 namespace sherd::cuda {
+
+// cuda_layer_norm.cu
+void layer_norm_forward(ExecutionContext&, const LayerNormArgs&);
+void layer_norm_backward(ExecutionContext&, const LayerNormArgs&);
+
 namespace {
 
 template <class T>
@@ -104,8 +108,6 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>)
       packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
 }
 
-}  // namespace
-
 void rms_norm_forward(ExecutionContext& context, const RmsNormArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -130,4 +132,19 @@ void rms_norm_backward(ExecutionContext& context, const RmsNormArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const NormKernels* NormKernels::cuda() {
+  static constexpr NormKernels table{
+      .rms_norm_forward = cuda::rms_norm_forward,
+      .rms_norm_backward = cuda::rms_norm_backward,
+      .layer_norm_forward = cuda::layer_norm_forward,
+      .layer_norm_backward = cuda::layer_norm_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,5 +1,4 @@
-// Rows that their threads keep in registers, and sums over rows, for the normalisations. Private to
-// kernels/cuda/.
+// Rows that their threads keep in registers, and sums over rows, for the normalisations. Private to CUDA kernels.
 #pragma once
 
 #include <sherd/kernels/device/cuda/rows.h>

@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/norm/norm.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include "cuda_held_rows.h"
 
 namespace sherd::cuda {

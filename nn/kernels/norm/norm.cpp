@@ -14,7 +14,7 @@ void rms_norm_forward(Stream& s, const Tensor& y, const Tensor& rstd, const Tens
   check.count("w", w, x.size(1)).count("rstd", rstd, x.size(0)).done();
   RmsNormArgs r{.rows = x.size(0), .cols = x.size(1), .eps = eps, .x = ref(x), .w = ref(w), .y = ref(y)};
   r.rstd = ref(rstd);
-  queue(s, "rms_norm_forward", kernels(s).rms_norm_forward, r);
+  queue(s, "rms_norm_forward", kernels<NormKernels>(s).rms_norm_forward, r);
 }
 
 void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
@@ -32,7 +32,7 @@ void rms_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tens
   r.dy = ref(dy);
   r.dx = ref(dx);
   r.dw = ref(dw);
-  queue(s, "rms_norm_backward", kernels(s).rms_norm_backward, r);
+  queue(s, "rms_norm_backward", kernels<NormKernels>(s).rms_norm_backward, r);
 }
 
 void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Tensor& rstd, const Tensor& x,
@@ -47,7 +47,7 @@ void layer_norm_forward(Stream& s, const Tensor& y, const Tensor& mean, const Te
   if (bias.defined()) a.bias = ref(bias);
   a.mean = ref(mean);
   a.rstd = ref(rstd);
-  queue(s, "layer_norm_forward", kernels(s).layer_norm_forward, a);
+  queue(s, "layer_norm_forward", kernels<NormKernels>(s).layer_norm_forward, a);
 }
 
 void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Tensor& dy, const Tensor& x,
@@ -64,7 +64,7 @@ void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Te
   a.dy = ref(dy);
   a.dx = ref(dx);
   a.dw = ref(dw);
-  queue(s, "layer_norm_backward", kernels(s).layer_norm_backward, a);
+  queue(s, "layer_norm_backward", kernels<NormKernels>(s).layer_norm_backward, a);
 }
 
 }  // namespace sherd::ops

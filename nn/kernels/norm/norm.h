@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -30,6 +30,18 @@ struct LayerNormArgs {
   Ref mean{}, rstd{};
   Ref dy{}, dx{};  // backward
   Ref dw{};        // backward, adds over rows in increasing order
+};
+
+struct NormKernels {
+  static constexpr const char* kName = "norm";
+  static const NormKernels* reference();
+  static const NormKernels* cpu();
+  static const NormKernels* cuda();
+
+  void (*rms_norm_forward)(ExecutionContext&, const RmsNormArgs&);
+  void (*rms_norm_backward)(ExecutionContext&, const RmsNormArgs&);
+  void (*layer_norm_forward)(ExecutionContext&, const LayerNormArgs&);
+  void (*layer_norm_backward)(ExecutionContext&, const LayerNormArgs&);
 };
 
 namespace ops {

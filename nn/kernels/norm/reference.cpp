@@ -1,7 +1,7 @@
+#include <sherd/nn/kernels/norm/norm.h>
+
 #include <cmath>
 #include <vector>
-
-#include <sherd/nn/kernels/norm/norm.h>
 
 #include <sherd/kernels/device/reference/access.h>
 
@@ -11,8 +11,6 @@ namespace {
 void accumulate_all(Ref to, const std::vector<double>& sums) {
   for (size_t c = 0; c < sums.size(); ++c) accumulate(to, static_cast<int64_t>(c), sums[c]);
 }
-
-}  // namespace
 
 void rms_norm_forward(ExecutionContext&, const RmsNormArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
@@ -89,4 +87,19 @@ void layer_norm_backward(ExecutionContext&, const LayerNormArgs& a) {
   accumulate_all(a.dw, dw);
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const NormKernels* NormKernels::reference() {
+  static constexpr NormKernels table{
+      .rms_norm_forward = reference::rms_norm_forward,
+      .rms_norm_backward = reference::rms_norm_backward,
+      .layer_norm_forward = reference::layer_norm_forward,
+      .layer_norm_backward = reference::layer_norm_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

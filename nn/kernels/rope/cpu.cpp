@@ -1,8 +1,8 @@
+#include <sherd/nn/kernels/rope/rope.h>
+
 #include <algorithm>
 #include <cmath>
 #include <vector>
-
-#include <sherd/nn/kernels/rope/rope.h>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
@@ -20,8 +20,6 @@ void turn(T* y, const T* x, const float* cos, const float* sin, int64_t half) {
     store(y[d + half], x2 * cos[d] + x1 * sin[d]);
   }
 }
-
-}  // namespace
 
 /// Threads share positions out: the angles of one are computed once for all sequences and heads.
 void rope(ExecutionContext& ctx, const RopeArgs& a) {
@@ -49,4 +47,14 @@ void rope(ExecutionContext& ctx, const RopeArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const RopeKernels* RopeKernels::cpu() {
+  static constexpr RopeKernels table{.rope = cpu::rope};
+  return &table;
+}
+
+}  // namespace sherd

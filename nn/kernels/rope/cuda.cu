@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/rope/rope.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/kernels/device/cuda/vector.h>
 
 namespace sherd::cuda {
@@ -32,8 +31,6 @@ __global__ void __launch_bounds__(256) rope_kernel(RopeArgs a) {
   }
 }
 
-}  // namespace
-
 void rope(ExecutionContext& context, const RopeArgs& a) {
   const int64_t rows = a.batch * a.seq;
   if (rows == 0) return;
@@ -43,4 +40,14 @@ void rope(ExecutionContext& context, const RopeArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const RopeKernels* RopeKernels::cuda() {
+  static constexpr RopeKernels table{.rope = cuda::rope};
+  return &table;
+}
+
+}  // namespace sherd

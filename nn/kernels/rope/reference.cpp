@@ -1,10 +1,11 @@
-#include <cmath>
-
 #include <sherd/nn/kernels/rope/rope.h>
+
+#include <cmath>
 
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 void rope(ExecutionContext&, const RopeArgs& a) {
   const int64_t half = a.head_dim / 2;
@@ -26,4 +27,14 @@ void rope(ExecutionContext&, const RopeArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const RopeKernels* RopeKernels::reference() {
+  static constexpr RopeKernels table{.rope = reference::rope};
+  return &table;
+}
+
+}  // namespace sherd

@@ -35,7 +35,7 @@ void rope(Stream& s, const Tensor& y, const Tensor& x, const Tensor& inv_freq, i
                    .x = ref(x),
                    .y = ref(y),
                    .inv_freq = inv_freq.data<float>()};
-  queue(s, "rope", kernels(s).rope, a);
+  queue(s, "rope", kernels<RopeKernels>(s).rope, a);
 }
 
 std::vector<float> rope_frequencies(int64_t head_dim, double theta) {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -28,6 +28,15 @@ struct RopeArgs {
 struct Llama3Scaling {
   double factor = 8, low_freq_factor = 1, high_freq_factor = 4;
   int64_t original_max_position_embeddings = 8192;
+};
+
+struct RopeKernels {
+  static constexpr const char* kName = "rope";
+  static const RopeKernels* reference();
+  static const RopeKernels* cpu();
+  static const RopeKernels* cuda();
+
+  void (*rope)(ExecutionContext&, const RopeArgs&);
 };
 
 namespace ops {

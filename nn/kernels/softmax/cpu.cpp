@@ -41,8 +41,6 @@ void for_rows(ExecutionContext& ctx, const SoftmaxArgs& a, F f) {
                });
 }
 
-}  // namespace
-
 void softmax_forward(ExecutionContext& ctx, const SoftmaxArgs& a) {
   with_activation(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -59,4 +57,17 @@ void softmax_backward(ExecutionContext& ctx, const SoftmaxArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const SoftmaxKernels* SoftmaxKernels::cpu() {
+  static constexpr SoftmaxKernels table{
+      .softmax_forward = cpu::softmax_forward,
+      .softmax_backward = cpu::softmax_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/softmax/softmax.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include "cuda_softmax.h"
 
 namespace sherd::cuda {
@@ -37,8 +36,6 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) softmax_backward_rows
   }
 }
 
-}  // namespace
-
 void softmax_forward(ExecutionContext& context, const SoftmaxArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
     using T = decltype(type);
@@ -59,4 +56,17 @@ void softmax_backward(ExecutionContext& context, const SoftmaxArgs& a) {
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const SoftmaxKernels* SoftmaxKernels::cuda() {
+  static constexpr SoftmaxKernels table{
+      .softmax_forward = cuda::softmax_forward,
+      .softmax_backward = cuda::softmax_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,4 +1,4 @@
-// Softmax over long rows of logits, for the two forms of cross-entropy. Private to kernels/cuda/.
+// Softmax over long rows of logits, for the two forms of cross-entropy. Private to CUDA kernels.
 #pragma once
 
 #include <sherd/kernels/device/cuda/mma.h>

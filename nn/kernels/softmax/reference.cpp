@@ -7,6 +7,7 @@
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 void softmax_forward(ExecutionContext&, const SoftmaxArgs& a) {
   for (int64_t r = 0; r < a.rows; ++r) {
@@ -27,4 +28,17 @@ void softmax_backward(ExecutionContext&, const SoftmaxArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const SoftmaxKernels* SoftmaxKernels::reference() {
+  static constexpr SoftmaxKernels table{
+      .softmax_forward = reference::softmax_forward,
+      .softmax_backward = reference::softmax_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -23,7 +23,7 @@ void softmax_forward(Stream& s, const Tensor& y, const Tensor& x) {
   check.dtype("y", y, x.dtype()).shape("y", y, x.shape()).done();
   a.x = ref(x);
   a.y = ref(y);
-  queue(s, "softmax_forward", kernels(s).softmax_forward, a);
+  queue(s, "softmax_forward", kernels<SoftmaxKernels>(s).softmax_forward, a);
 }
 
 void softmax_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& y) {
@@ -34,7 +34,7 @@ void softmax_backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tenso
   a.y = ref(y);
   a.dy = ref(dy);
   a.dx = ref(dx);
-  queue(s, "softmax_backward", kernels(s).softmax_backward, a);
+  queue(s, "softmax_backward", kernels<SoftmaxKernels>(s).softmax_backward, a);
 }
 
 }  // namespace sherd::ops

@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -14,6 +14,16 @@ struct SoftmaxArgs {
   int64_t rows = 0, cols = 0;
   Ref x{}, y{};
   Ref dy{}, dx{};  // backward
+};
+
+struct SoftmaxKernels {
+  static constexpr const char* kName = "softmax";
+  static const SoftmaxKernels* reference();
+  static const SoftmaxKernels* cpu();
+  static const SoftmaxKernels* cuda();
+
+  void (*softmax_forward)(ExecutionContext&, const SoftmaxArgs&);
+  void (*softmax_backward)(ExecutionContext&, const SoftmaxArgs&);
 };
 
 namespace ops {

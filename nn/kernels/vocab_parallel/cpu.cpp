@@ -1,7 +1,7 @@
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
+
 #include <cmath>
 #include <limits>
-
-#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 
 #include <sherd/kernels/device/cpu/dispatch.h>
 #include <sherd/kernels/device/cpu/parallel.h>
@@ -13,8 +13,6 @@ namespace {
 int64_t row_grain(const VocabParallelArgs& a) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.cols));
 }
-
-}  // namespace
 
 void vocab_parallel_partial(ExecutionContext& ctx, const VocabParallelArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
@@ -75,4 +73,18 @@ void vocab_parallel_backward(ExecutionContext& ctx, const VocabParallelArgs& a) 
   });
 }
 
+}  // namespace
 }  // namespace sherd::cpu
+
+namespace sherd {
+
+const VocabParallelKernels* VocabParallelKernels::cpu() {
+  static constexpr VocabParallelKernels table{
+      .vocab_parallel_partial = cpu::vocab_parallel_partial,
+      .vocab_parallel_combine = cpu::vocab_parallel_combine,
+      .vocab_parallel_backward = cpu::vocab_parallel_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,6 +1,5 @@
 #include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
 
-#include <sherd/kernels/cuda/cuda.h>
 #include <sherd/nn/kernels/softmax/cuda_softmax.h>
 
 namespace sherd::cuda {
@@ -51,8 +50,6 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) backward_rows(VocabPa
   if (mine) put(dx.data[target], (p - 1.0f) * a.scale);
 }
 
-}  // namespace
-
 void vocab_parallel_partial(ExecutionContext& context, const VocabParallelArgs& a) {
   with_f32_bf16(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
@@ -78,4 +75,18 @@ void vocab_parallel_backward(ExecutionContext& context, const VocabParallelArgs&
   });
 }
 
+}  // namespace
 }  // namespace sherd::cuda
+
+namespace sherd {
+
+const VocabParallelKernels* VocabParallelKernels::cuda() {
+  static constexpr VocabParallelKernels table{
+      .vocab_parallel_partial = cuda::vocab_parallel_partial,
+      .vocab_parallel_combine = cuda::vocab_parallel_combine,
+      .vocab_parallel_backward = cuda::vocab_parallel_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -1,12 +1,13 @@
+#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include <sherd/nn/kernels/vocab_parallel/vocab_parallel.h>
-
 #include <sherd/kernels/device/reference/access.h>
 
 namespace sherd::reference {
+namespace {
 
 void vocab_parallel_partial(ExecutionContext&, const VocabParallelArgs& a) {
   for (int64_t i = 0; i < a.rows; ++i) {
@@ -47,4 +48,18 @@ void vocab_parallel_backward(ExecutionContext&, const VocabParallelArgs& a) {
   }
 }
 
+}  // namespace
 }  // namespace sherd::reference
+
+namespace sherd {
+
+const VocabParallelKernels* VocabParallelKernels::reference() {
+  static constexpr VocabParallelKernels table{
+      .vocab_parallel_partial = reference::vocab_parallel_partial,
+      .vocab_parallel_combine = reference::vocab_parallel_combine,
+      .vocab_parallel_backward = reference::vocab_parallel_backward,
+  };
+  return &table;
+}
+
+}  // namespace sherd

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/nn/kernels/indices/indices.h>
 
 namespace sherd::ops {
 
@@ -30,9 +31,9 @@ void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits
   VocabParallelArgs a = vocab_args(check, logits, targets, part);
   check.dtype("stats", stats, DType::f32).shape("stats", stats, {a.rows, 3}).done();
   a.stats = stats.data<float>();
-  queue(s, "vocab_parallel_partial", kernels(s).check_indices, "vocab_parallel_partial", "target", a.targets,
+  queue(s, "vocab_parallel_partial", kernels<IndicesKernels>(s).check_indices, "vocab_parallel_partial", "target", a.targets,
         a.rows, part.vocab);
-  queue(s, "vocab_parallel_partial", kernels(s).vocab_parallel_partial, a);
+  queue(s, "vocab_parallel_partial", kernels<VocabParallelKernels>(s).vocab_parallel_partial, a);
 }
 
 void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, const Tensor& stats) {
@@ -45,7 +46,7 @@ void vocab_parallel_combine(Stream& s, const Tensor& losses, const Tensor& lse, 
   a.stats = stats.data<float>();
   a.lse = lse.data<float>();
   a.losses = losses.data<float>();
-  queue(s, "vocab_parallel_combine", kernels(s).vocab_parallel_combine, a);
+  queue(s, "vocab_parallel_combine", kernels<VocabParallelKernels>(s).vocab_parallel_combine, a);
 }
 
 void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& lse,
@@ -57,7 +58,7 @@ void vocab_parallel_backward(Stream& s, const Tensor& dlogits, const Tensor& log
   a.lse = lse.data<float>();
   a.dlogits = ref(dlogits);
   a.scale = scale;
-  queue(s, "vocab_parallel_backward", kernels(s).vocab_parallel_backward, a);
+  queue(s, "vocab_parallel_backward", kernels<VocabParallelKernels>(s).vocab_parallel_backward, a);
 }
 
 }  // namespace sherd::ops

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/ref.h>
+#include <sherd/kernels/device/tensor.h>
 
 namespace sherd {
 
@@ -22,6 +22,17 @@ struct VocabParallelArgs {
   float* lse = nullptr;
   float* losses = nullptr;
   float scale = 1;
+};
+
+struct VocabParallelKernels {
+  static constexpr const char* kName = "vocab_parallel";
+  static const VocabParallelKernels* reference();
+  static const VocabParallelKernels* cpu();
+  static const VocabParallelKernels* cuda();
+
+  void (*vocab_parallel_partial)(ExecutionContext&, const VocabParallelArgs&);
+  void (*vocab_parallel_combine)(ExecutionContext&, const VocabParallelArgs&);
+  void (*vocab_parallel_backward)(ExecutionContext&, const VocabParallelArgs&);
 };
 
 namespace ops {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include <sherd/kernels/ops/segments.h>
+#include <sherd/kernels/muon/muon.h>
 #include <sherd/optim/muon/plan.h>
 
 namespace sherd {

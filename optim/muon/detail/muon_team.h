@@ -7,7 +7,7 @@
 #include <vector>
 
 #include <sherd/fsdp/group.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/optim/muon/detail/muon_schedule.h>
 #include <sherd/optim/muon/refinement.h>
 

@@ -1,5 +1,7 @@
+#include <sherd/nn/ops.h>
+
 #include <limits>
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {
@@ -139,11 +141,11 @@ TEST(Attention, ReferenceBackwardIsTheGradient) {
     a.dout = ref(dout);
     a.dqkv = ref(dqkv);
     auto loss = [&] {
-      reference_kernels().attention_forward(no_context(), a);
+      AttentionKernels::reference()->attention_forward(no_context(), a);
       return dot(out, dout);
     };
     loss();
-    reference_kernels().attention_backward(no_context(), a);
+    AttentionKernels::reference()->attention_backward(no_context(), a);
     expect_gradient(qkv, dqkv, loss, 3e-6);  // lse is kept in fp32
   }
 }

@@ -1,8 +1,9 @@
 #include <limits>
 
 #include <sherd/nn/kernels/attention/cached_attention.h>
+#include <sherd/nn/ops.h>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {

@@ -1,6 +1,8 @@
+#include <sherd/nn/ops.h>
+
 #include <limits>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {

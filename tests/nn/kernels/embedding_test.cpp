@@ -1,4 +1,6 @@
-#include "lab.h"
+#include <sherd/nn/ops.h>
+
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {

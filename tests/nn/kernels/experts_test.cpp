@@ -1,11 +1,12 @@
 // Routing, sorting and moving rows for mixtures of experts.
 #include <gmock/gmock.h>
+#include <sherd/nn/ops.h>
 
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {
@@ -140,10 +141,10 @@ TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
     a.dlogits = ref(dlogits);
     a.counts = counts.data();
     a.balance = 0.25f;
-    reference_kernels().route_top_k(no_context(), a);
-    reference_kernels().route_top_k_backward(no_context(), a);
+    ExpertsKernels::reference()->route_top_k(no_context(), a);
+    ExpertsKernels::reference()->route_top_k_backward(no_context(), a);
     const auto loss = [&] {
-      reference_kernels().route_top_k(no_context(), a);
+      ExpertsKernels::reference()->route_top_k(no_context(), a);
       double balance = 0;
       for (int64_t r = 0; r < kRows; ++r) {
         double total = 0, weighted = 0;

@@ -1,6 +1,8 @@
+#include <sherd/nn/ops.h>
+
 #include <numeric>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {
@@ -159,11 +161,11 @@ TEST(CrossEntropy, ReferenceBackwardIsTheGradient) {
   CrossEntropyArgs a{
       .rows = rows, .vocab = vocab, .logits = ref(logits), .dlogits = ref(d), .targets = t.data()};
   a.scale = 1;
-  reference_kernels().cross_entropy_backward(no_context(), a);
+  LossKernels::reference()->cross_entropy_backward(no_context(), a);
   std::vector<double> losses(rows);
   a.losses = ref(losses);
   auto loss = [&] {
-    reference_kernels().cross_entropy_forward(no_context(), a);
+    LossKernels::reference()->cross_entropy_forward(no_context(), a);
     return std::accumulate(losses.begin(), losses.end(), 0.0);
   };
   expect_gradient(logits, d, loss, 1e-7);

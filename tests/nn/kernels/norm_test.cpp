@@ -1,4 +1,6 @@
-#include "lab.h"
+#include <sherd/nn/ops.h>
+
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {
@@ -86,11 +88,11 @@ TEST(RmsNorm, ReferenceBackwardIsTheGradient) {
   a.dx = ref(dx);
   a.dw = ref(dw);
   auto loss = [&] {
-    reference_kernels().rms_norm_forward(no_context(), a);
+    NormKernels::reference()->rms_norm_forward(no_context(), a);
     return dot(y, dy);
   };
   loss();
-  reference_kernels().rms_norm_backward(no_context(), a);
+  NormKernels::reference()->rms_norm_backward(no_context(), a);
   expect_gradient(x, dx, loss, 1e-7);
   expect_gradient(w, dw, loss, 1e-7);
 }
@@ -192,11 +194,11 @@ TEST(LayerNorm, ReferenceBackwardIsTheGradient) {
   a.dx = ref(dx);
   a.dw = ref(dw);
   auto loss = [&] {
-    reference_kernels().layer_norm_forward(no_context(), a);
+    NormKernels::reference()->layer_norm_forward(no_context(), a);
     return dot(y, dy);
   };
   loss();
-  reference_kernels().layer_norm_backward(no_context(), a);
+  NormKernels::reference()->layer_norm_backward(no_context(), a);
   expect_gradient(x, dx, loss, 1e-6);  // third derivatives near 100, times h^2 / 6
   expect_gradient(w, dw, loss, 1e-7);
 }

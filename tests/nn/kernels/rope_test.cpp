@@ -1,7 +1,9 @@
+#include <sherd/nn/ops.h>
+
 #include <complex>
 #include <numbers>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {

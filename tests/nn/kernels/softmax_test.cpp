@@ -1,6 +1,8 @@
+#include <sherd/nn/ops.h>
+
 #include <limits>
 
-#include "lab.h"
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {
@@ -66,11 +68,11 @@ TEST(Softmax, ReferenceBackwardIsTheGradient) {
   std::vector<double> x = doubles(15, 1), dy = doubles(15, 2), y(15), dx(15);
   SoftmaxArgs a{.rows = 3, .cols = 5, .x = ref(x), .y = ref(y), .dy = ref(dy), .dx = ref(dx)};
   auto loss = [&] {
-    reference_kernels().softmax_forward(no_context(), a);
+    SoftmaxKernels::reference()->softmax_forward(no_context(), a);
     return dot(y, dy);
   };
   loss();
-  reference_kernels().softmax_backward(no_context(), a);
+  SoftmaxKernels::reference()->softmax_backward(no_context(), a);
   expect_gradient(x, dx, loss, 1e-7);
 }
 

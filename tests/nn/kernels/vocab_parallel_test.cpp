@@ -1,5 +1,7 @@
 // Cross-entropy whose vocabulary lies in parts, against the one over all of it.
-#include "lab.h"
+#include <sherd/nn/ops.h>
+
+#include "kernels/lab.h"
 
 namespace sherd::test {
 namespace {

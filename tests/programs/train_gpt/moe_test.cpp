@@ -10,7 +10,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/weights_change.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
 namespace train_gpt {

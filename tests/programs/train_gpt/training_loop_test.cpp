@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/comm/launcher.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/data/data.h>
 
 #include "run_options.h"

@@ -13,7 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/settings/duration.h>
 #include <sherd/train/guards/stop_agreement.h>
 #include <sherd/train/guards/stop_request.h>

@@ -1,11 +1,10 @@
-#include <sherd/kernels/random/random_values.h>
+#include <sherd/kernels/random/random.h>
 
 #include <fmt/format.h>
 
 #include <cmath>
 
 #include <sherd/kernels/device/detail/door.h>
-#include <sherd/kernels/random/random.h>
 
 namespace sherd::ops {
 
@@ -28,7 +27,7 @@ double probability_below(double z) { return 0.5 * std::erfc(-z / std::sqrt(2.0))
 void random_uniform(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
                     float low, float high) {
   check("random_uniform", name, dst, begin, low, high);
-  queue(s, "random_uniform", kernels(s).random_uniform,
+  queue(s, "random_uniform", kernels<RandomKernels>(s).random_uniform,
         RandomBoundedArgs{dst.data<float>(), begin, dst.numel(), hash64(seed, name), low, high});
 }
 
@@ -46,8 +45,16 @@ void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64
                   "probability {:.2g}; use wider bounds, or uniform values",
                   name, mean, stddev, low, high, inside));
   queue(
-      s, "random_truncated_normal", kernels(s).random_truncated_normal,
+      s, "random_truncated_normal", kernels<RandomKernels>(s).random_truncated_normal,
       RandomBoundedArgs{dst.data<float>(), begin, dst.numel(), hash64(seed, name), low, high, mean, stddev});
+}
+
+void random_normal(Stream& s, const Tensor& dst, int64_t begin, uint64_t seed, std::string_view name,
+                   float mean, float stddev) {
+  Check("random_normal").dtype("dst", dst, DType::f32).done();
+  require(begin >= 0, fmt::format("random_normal of '{}': first element {} is negative", name, begin));
+  queue(s, "random_normal", kernels<RandomKernels>(s).random_normal, dst.data<float>(), begin, dst.numel(),
+        hash64(seed, name), mean, stddev);
 }
 
 }  // namespace sherd::ops
