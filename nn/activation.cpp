@@ -1,5 +1,6 @@
 #include <sherd/nn/activation.h>
 
+#include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/nn/kernels/softmax/softmax.h>

@@ -7,9 +7,9 @@
 #include <utility>
 
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
-#include <sherd/nn/kernels/activation/activation.h>
 
 namespace sherd::nn {
 namespace {

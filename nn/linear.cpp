@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/kernels/gemm/gemm.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/kernels/activation/activation.h>

@@ -1,9 +1,9 @@
 #include <sherd/nn/norm.h>
 
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/epilogue/epilogue.h>
 #include <sherd/nn/detail/memory.h>
 #include <sherd/nn/detail/summed_gradient.h>
-#include <sherd/nn/kernels/activation/activation.h>
 #include <sherd/nn/kernels/norm/norm.h>
 
 namespace sherd::nn {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <sherd/kernels/device/detail/door.h>
+#include <sherd/nn/kernels/attention/attention.h>
 
 namespace sherd::ops {
 
