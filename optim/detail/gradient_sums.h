@@ -5,6 +5,7 @@
 
 #include <sherd/fsdp/runtime.h>
 #include <sherd/kernels/elementwise/elementwise.h>
+#include <sherd/kernels/squares/squares.h>
 
 namespace sherd {
 

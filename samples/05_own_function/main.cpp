@@ -1,17 +1,35 @@
-// An operation of one's own on the tape: y = x^2 by elements, from a forward and a backward that sherd has no
-// function for. Its gradient is checked by differences, and a sharded model trains with it.
+// A user's operation on the tape: y = x^2 by elements, with kernels, a forward and a backward of its own. Its gradient is
+// checked by differences, and a sharded model trains with it.
 #include <cstdio>
 #include <vector>
 
 #include <sherd/sherd.h>
 using namespace sherd;
 
-// out[i] = factor * a[i] * b[i], queued on the stream: what runs there must outlive the call, so tensors are captured.
-// (This is CPU code; on a GPU it would launch a kernel on context's stream.)
+// The kernels of the operation, by kind of device. The library's operations have such a table, too.
+struct SquareKernels {
+  static constexpr const char* kName = "square";
+  static const SquareKernels* reference();
+  static const SquareKernels* cpu() { return reference(); }
+  static const SquareKernels* cuda() { return nullptr; }  // a GPU's would launch on context.native; null: NotSupported
+
+  // out[i] = factor * a[i] * b[i]
+  void (*multiply)(ExecutionContext& context, float* out, float factor, const float* a, const float* b, int64_t count);
+};
+
+void multiply_on_host(ExecutionContext&, float* out, float factor, const float* a, const float* b, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = factor * a[i] * b[i];
+}
+
+const SquareKernels* SquareKernels::reference() {
+  static constexpr SquareKernels table{.multiply = multiply_on_host};
+  return &table;
+}
+
+// Queues the device's kernel. What runs on the stream must outlive the call, so tensors are captured.
 void multiply(Stream& s, const Tensor& out, float factor, const Tensor& a, const Tensor& b) {
-  s.submit("multiply", [=](ExecutionContext&) {
-    for (int64_t i = 0; i < out.numel(); ++i)
-      out.data<float>()[i] = factor * a.data<float>()[i] * b.data<float>()[i];
+  s.submit("multiply", [=, kernel = s.device().kernels<SquareKernels>().multiply](ExecutionContext& context) {
+    kernel(context, out.data<float>(), factor, a.data<float>(), b.data<float>(), out.numel());
   });
 }
 

@@ -1,4 +1,4 @@
-// CUDA's device language for a host compiler, enough to run the kernels of kernels/cuda without a GPU.
+// CUDA's device language for a host compiler, enough to run the CUDA kernels without a GPU.
 //
 // A kernel is an ordinary function here. run() calls it once per thread, one block after another, on the
 // calling OS thread. A thread that waits (at a barrier or for the other lanes of a shuffle) is set aside on a

@@ -1,4 +1,4 @@
-// Device code and kernel launches of the sources of kernels/cuda.
+// Device code and kernel launches of the CUDA kernels.
 //
 // With mma.h and hopper.h the only file there that tells nvcc from a host compiler: compiled as plain C++,
 // the same kernels run under the emulation in tests/cuda_host, one thread block after another, which is how

@@ -1,4 +1,4 @@
-// CUDA's runtime with errors as exceptions. Private to the CUDA backends (kernels/cuda, comm/nccl).
+// CUDA's runtime with errors as exceptions. Private to the CUDA backends (CUDA kernels, comm/nccl).
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
 // Tiles of a symmetric product: which are computed, and their width. Arithmetic alone, private to
-// kernels/cuda/.
+// CUDA kernels.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,6 @@ namespace sherd::hf {
 namespace {
 
 using nlohmann::json;
-using shown_value;
 
 const json kNull;
 const json kEmpty = json::object();

@@ -1,5 +1,5 @@
 // Common part of the attention kernels: places of heads, and backward's data of a row. Private to
-// kernels/cuda/attention_*.
+// attention's CUDA kernels.
 //
 // Two families: on tensor cores (bf16, heads up to 128 wide) and in plain fp32 arithmetic (f32, and wider
 // heads). In both a block owns a tile of rows of one (batch, head) and streams tiles of the other side
