@@ -1,6 +1,6 @@
 #include <sherd/kernels/copy/copy.h>
 
-#include <sherd/kernels/device/cuda/launch.h>
+#include <sherd/kernels/device/cuda/vector.h>
 
 namespace sherd::cuda {
 namespace {

@@ -1,5 +1,6 @@
 #include <sherd/kernels/reduce/reduce.h>
 
+#include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/device/cuda/vector.h>
 
 // The pairwise tree over n sources: node j of level l covers sources [j 2^l, (j + 1) 2^l), cut off at n, and
@@ -211,7 +212,7 @@ void reduce(ExecutionContext& context, const ReduceArgs& a) {
   if (a.count <= 0) return;
   if (a.sources.size() == 1) {
     const int64_t size = size_of(a.dtype);
-    return copy(context, a.dst, static_cast<const char*>(a.sources[0]) + a.begin * size, a.count * size);
+    return CopyKernels::cuda()->copy(context, a.dst, static_cast<const char*>(a.sources[0]) + a.begin * size, a.count * size);
   }
   switch (a.op) {
     case ReduceOp::sum:

@@ -1,3 +1,4 @@
+#include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ void write_out(ExecutionContext& ctx, const Matrices& tensor, const Matrices& wo
 }
 
 void clear_flags(ExecutionContext& ctx, int32_t* flags, int64_t count) {
-  fill(ctx, {flags, DType::i32}, count, 0);
+  ElementwiseKernels::cuda()->fill(ctx, {flags, DType::i32}, count, 0);
 }
 
 }  // namespace
@@ -30,7 +31,7 @@ void clear_flags(ExecutionContext& ctx, int32_t* flags, int64_t count) {
 void gram_product(ExecutionContext& ctx, const GramProductArgs& a) {
   const int64_t n = a.contract_rows ? a.cols : a.rows, k = a.contract_rows ? a.rows : a.cols;
   if (a.batch * n == 0) return;
-  if (k == 0) return fill(ctx, {a.gram, DType::f32}, a.batch * n * n, 0);
+  if (k == 0) return ElementwiseKernels::cuda()->fill(ctx, {a.gram, DType::f32}, a.batch * n * n, 0);
   const Matrices x = dense(a.x, DType::f32, a.batch, a.rows, a.cols);
   const Matrices gram = dense(a.gram, DType::f32, a.batch, n, n);
   struct Work {
