@@ -21,13 +21,13 @@
 // its place in its segment.
 #pragma once
 
-#include <sherd/kernels/copy/copy.h>  // IWYU pragma: export
-#include <sherd/kernels/elementwise/elementwise.h>  // IWYU pragma: export
-#include <sherd/kernels/epilogue/epilogue.h>  // IWYU pragma: export
-#include <sherd/kernels/gemm/gemm.h>  // IWYU pragma: export
-#include <sherd/kernels/muon/muon.h>  // IWYU pragma: export
-#include <sherd/kernels/optimizer/optimizer.h>  // IWYU pragma: export
+#include <sherd/kernels/copy/copy.h>                    // IWYU pragma: export
+#include <sherd/kernels/elementwise/elementwise.h>      // IWYU pragma: export
+#include <sherd/kernels/epilogue/epilogue.h>            // IWYU pragma: export
+#include <sherd/kernels/gemm/gemm.h>                    // IWYU pragma: export
+#include <sherd/kernels/muon/muon.h>                    // IWYU pragma: export
+#include <sherd/kernels/optimizer/optimizer.h>          // IWYU pragma: export
 #include <sherd/kernels/orthogonalize/orthogonalize.h>  // IWYU pragma: export
-#include <sherd/kernels/random/random.h>  // IWYU pragma: export
-#include <sherd/kernels/reduce/reduce.h>  // IWYU pragma: export
-#include <sherd/kernels/squares/squares.h>  // IWYU pragma: export
+#include <sherd/kernels/random/random.h>                // IWYU pragma: export
+#include <sherd/kernels/reduce/reduce.h>                // IWYU pragma: export
+#include <sherd/kernels/squares/squares.h>              // IWYU pragma: export

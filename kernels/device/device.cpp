@@ -26,8 +26,8 @@ Device::~Device() {
 
 void Device::refuse_kernels(const char* family) const {
   throw NotSupported(fmt::format(
-      "{}: the operations '{}' have no kernels for {}; add them to the family's table, or use another device", label(),
-      family, describe()));
+      "{}: the operations '{}' have no kernels for {}; add them to the family's table, or use another device",
+      label(), family, describe()));
 }
 
 void Device::hand_on(std::shared_ptr<StreamFailure> failure) noexcept {

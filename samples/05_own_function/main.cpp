@@ -11,13 +11,17 @@ struct SquareKernels {
   static constexpr const char* kName = "square";
   static const SquareKernels* reference();
   static const SquareKernels* cpu() { return reference(); }
-  static const SquareKernels* cuda() { return nullptr; }  // a GPU's would launch on context.native; null: NotSupported
+  static const SquareKernels* cuda() {
+    return nullptr;
+  }  // a GPU's would launch on context.native; null: NotSupported
 
   // out[i] = factor * a[i] * b[i]
-  void (*multiply)(ExecutionContext& context, float* out, float factor, const float* a, const float* b, int64_t count);
+  void (*multiply)(ExecutionContext& context, float* out, float factor, const float* a, const float* b,
+                   int64_t count);
 };
 
-void multiply_on_host(ExecutionContext&, float* out, float factor, const float* a, const float* b, int64_t count) {
+void multiply_on_host(ExecutionContext&, float* out, float factor, const float* a, const float* b,
+                      int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = factor * a[i] * b[i];
 }
 

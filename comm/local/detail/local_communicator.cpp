@@ -85,8 +85,8 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
     const char* const op = call.op;
     const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
     try {
-      stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb, call = std::move(call),
-                         peer, &device = device()](ExecutionContext& c) {
+      stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb,
+                         call = std::move(call), peer, &device = device()](ExecutionContext& c) {
         queued->run();
         flights->run(call.flight, [&] {
           if (verb == Verb::send)

@@ -142,8 +142,7 @@ void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionConte
   fail_message(lock, outcome, rank, peer, where, since);
 }
 
-void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
-                      Device& device) {
+void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionContext& context, Device& device) {
   const std::string where = place(rank, call, "from", peer);
   Mailbox& box = mailbox(peer, rank);
   const auto since = std::chrono::steady_clock::now();
@@ -166,7 +165,8 @@ void LocalGroup::recv(int rank, int peer, const comm::Call& call, ExecutionConte
   std::exception_ptr failure;
   try {
     if (box.ready) context.queue->wait(*box.ready);
-    if (call.elements > 0) device.kernels<CopyKernels>().copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
+    if (call.elements > 0)
+      device.kernels<CopyKernels>().copy(context, call.recv.raw(), sent.send.raw(), call.recv.nbytes());
     if (context.queue) copied = context.queue->record();
     context.keep(std::make_shared<comm::Call>(call));
   } catch (...) {

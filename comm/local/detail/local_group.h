@@ -48,8 +48,7 @@ class LocalGroup {
   void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
                   ExecutionContext& context, Device& device);
   void send(int rank, int peer, const comm::Call& call, ExecutionContext& context);
-  void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context,
-            Device& device);
+  void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context, Device& device);
   /// The new group and this rank's number in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 

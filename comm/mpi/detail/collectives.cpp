@@ -185,8 +185,9 @@ class Work {
       std::vector<const void*> sources;
       for (int r = 0; r < size_; ++r)
         sources.push_back(r == rank_ ? here.data : arriving[static_cast<size_t>(step % 2)][at(r)].data);
-      member_.device().kernels<ReduceKernels>().reduce(context_, {call_.reduce, call_.dtype, dst + step * length, std::move(sources), 0,
-                                 here.bytes / bytes()});
+      member_.device().kernels<ReduceKernels>().reduce(
+          context_,
+          {call_.reduce, call_.dtype, dst + step * length, std::move(sources), 0, here.bytes / bytes()});
     }
   }
 

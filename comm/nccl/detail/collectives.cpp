@@ -126,7 +126,8 @@ class Issue {
   void barrier() const {
     bool fresh = false;
     void* const word = lane_.handle.word(fresh);
-    if (fresh) lane_.session.device().kernels<ElementwiseKernels>().fill(lane_.context, {word, DType::i32}, 1, 0);
+    if (fresh)
+      lane_.session.device().kernels<ElementwiseKernels>().fill(lane_.context, {word, DType::i32}, 1, 0);
     run([&](ncclComm_t comm) { return api().all_reduce(word, word, 1, ncclInt32, ncclMax, comm, stream()); });
   }
   void register_memory() const {
@@ -171,7 +172,8 @@ class Issue {
   void exchange(const std::vector<Piece>& sends, const std::vector<Piece>& recvs) const {
     const Piece from = sends[at(lane_.rank)], to = recvs[at(lane_.rank)];
     if (to.count > 0 && to.data != from.data)
-      lane_.session.device().kernels<CopyKernels>().copy(lane_.context, to.data, from.data, to.count * bytes());
+      lane_.session.device().kernels<CopyKernels>().copy(lane_.context, to.data, from.data,
+                                                         to.count * bytes());
     const auto work = [&](const std::vector<Piece>& p, int r) {
       return r != lane_.rank && p[at(r)].count > 0;
     };
@@ -210,7 +212,8 @@ class Issue {
     }
     exchange(sends, recvs);
     if (own.count > 0)
-      lane_.session.device().kernels<ReduceKernels>().reduce(lane_.context, {call_.reduce, call_.dtype, dst, std::move(sources), 0, own.count});
+      lane_.session.device().kernels<ReduceKernels>().reduce(
+          lane_.context, {call_.reduce, call_.dtype, dst, std::move(sources), 0, own.count});
   }
 
   const Lane& lane_;

@@ -75,9 +75,7 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
     else
       check_collective(session, group.name, group.world_ranks, group.rank, call, where, deadline);
   }
-  issue(
-      {session, group.handle, context, group.rank, group.size(), where, deadline},
-      verb, call, peer);
+  issue({session, group.handle, context, group.rank, group.size(), where, deadline}, verb, call, peer);
   if (context.queue) {
     context.keep(std::make_shared<Call>(call));
     group.handle.under_way(where, deadline, context.queue->record());
