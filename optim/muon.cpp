@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include <sherd/optim/muon/detail/muon_team.h>
+#include <sherd/optim/whole/detail/team.h>
 
 namespace sherd {
 namespace {

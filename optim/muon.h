@@ -8,7 +8,7 @@
 #include <vector>
 
 #include <sherd/fsdp/group.h>
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/whole/plan.h>
 #include <sherd/optim/muon/refinement.h>
 #include <sherd/optim/update_rule.h>
 

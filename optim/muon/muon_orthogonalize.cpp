@@ -1,6 +1,6 @@
 // The part of a Muon step between the messages: one batch of matrices, whole or in tensor-parallel or gram
 // pieces.
-#include <sherd/optim/muon/detail/muon_team.h>
+#include <sherd/optim/whole/detail/team.h>
 
 #include <numeric>
 

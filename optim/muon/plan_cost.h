@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <sherd/optim/muon/logical_matrix.h>
+#include <sherd/optim/whole/logical_matrix.h>
 #include <sherd/optim/muon/plan_options.h>
 
 namespace sherd {

@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/detail/muon_team.h>
+#include <sherd/optim/whole/detail/team.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -8,7 +8,7 @@
 
 #include <sherd/fsdp/group.h>
 #include <sherd/kernels/ops/ops.h>
-#include <sherd/optim/muon/detail/muon_schedule.h>
+#include <sherd/optim/whole/detail/schedule.h>
 #include <sherd/optim/muon/refinement.h>
 
 namespace sherd {

@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/whole/plan.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

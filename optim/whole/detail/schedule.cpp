@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/detail/muon_schedule.h>
+#include <sherd/optim/whole/detail/schedule.h>
 
 #include <algorithm>
 #include <deque>

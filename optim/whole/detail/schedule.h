@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <sherd/kernels/ops/segments.h>
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/whole/plan.h>
 
 namespace sherd {
 

@@ -33,7 +33,7 @@
 #include <string>
 #include <vector>
 
-#include <sherd/optim/muon/logical_matrix.h>
+#include <sherd/optim/whole/logical_matrix.h>
 #include <sherd/optim/muon/muon_options.h>
 #include <sherd/optim/muon/plan_cost.h>
 #include <sherd/optim/muon/plan_options.h>

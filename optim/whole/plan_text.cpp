@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/whole/plan.h>
 
 namespace sherd {
 namespace {
