@@ -1,58 +1,100 @@
-// The ranks that share a set of layouts, and one step of Muon over them. Private to optim/.
+// Team: the ranks that share a set of storage layouts, and one step of an optimizer over them. Private to
+// optim/.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include <sherd/fsdp/group.h>
-#include <sherd/kernels/ops/ops.h>
+#include <sherd/fsdp/parameter.h>
+#include <sherd/kernels/ops/orthogonalize_options.h>
+#include <sherd/optim/whole/detail/buffers.h>
 #include <sherd/optim/whole/detail/schedule.h>
-#include <sherd/optim/muon/refinement.h>
+#include <sherd/optim/whole/detail/team_comms.h>
+#include <sherd/optim/whole/make_plan.h>
 
 namespace sherd {
 
-/// Side streams of one Muon, shared by its teams: messages in and messages out.
-struct MuonStreams {
+/// Side streams of one optimizer, shared by its teams: messages to the owners and results.
+struct MatrixStreams {
   std::unique_ptr<Stream> in, out;
 };
 
-class MuonTeam {
- public:
-  struct Slot {
-    Parameter param;
-    double weight_decay = 0;
-    Tensor momentum;  // flat f32, this rank's piece
-    double lr_factor = 1;
-    size_t item = 0;  // of those Muon was given
-  };
+/// Matrices [batch, rows, cols] of which this rank has a part: some of the rows if `contract_rows`, else some
+/// of the columns. x may be overwritten.
+struct MatrixPart {
+  Tensor x, out, status;
+  bool contract_rows;
+};
 
+/// Computation of an optimizer between the messages of a team. All calls queue on `compute`.
+class MatrixClient {
+ public:
+  virtual ~MatrixClient() = default;
+  /// Writes the inputs of a chunk (MatrixChunk::inputs) into a message.
+  virtual void pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) = 0;
+  /// Computes whole matrices [batch, rows, cols]; writes a MatrixStatus of each.
+  virtual void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) = 0;
+  /// Computes matrices in parts. `sum` adds their Gram matrices, all in one tensor in the order of the parts,
+  /// over the ranks with the other parts. Called on all of these ranks, on some without a part.
+  virtual void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
+                             const std::function<void(const Tensor&)>& sum) = 0;
+  /// Updates the weights with the results of a chunk (MatrixChunk::updates). `cut`: several cells may keep
+  /// parts of its matrices.
+  virtual void update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) = 0;
+};
+
+struct MatrixTeamOptions {
+  /// Prefix of the names of buffers in memory reports: "muon".
+  std::string label = "optimizer";
+  MatrixPlanOptions plan = {};
+  /// Tensor-parallel matrices are computed in parts instead of gathered.
+  bool distributed = false;
+  DType input = DType::f32, result = DType::f32;  // in messages
+  /// Maximum bytes of a rank's messages and matrices in flight; 0: default_transient_bytes() of the smallest
+  /// device.
+  int64_t transient_bytes = 0;
+  /// Whether the client calls sum().
+  bool sums = false;
+  /// All that results depend on besides the plan, in words: equal on all ranks.
+  std::string settings = {};
+};
+
+class MatrixTeam {
+ public:
   /// Collective over the team (communicators, comparison of the plans' fingerprints).
-  /// @param slots parameters of groups with equal mesh and axes.
+  /// @param params of groups with equal mesh and axes.
   /// @throws InvalidArgument for an impossible mode; CommError or ShapeMismatch when ranks planned
   /// differently.
-  /// @param refinement null, or outlives the team.
-  MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MuonStreams& streams,
-           MuonRefinement* refinement);
+  /// @param work is used by the constructor only. `client` outlives the team; the constructor does not call it.
+  MatrixTeam(Device& device, std::vector<Parameter> params, const MatrixWork& work, MatrixClient& client,
+             MatrixTeamOptions options, MatrixStreams& streams);
 
-  /// Queues the update on `compute`; see Muon::step.
-  void step(Stream& compute, double lr, const Tensor& skip);
-
+  const MatrixBuffers& buffers() const { return buffers_; }
+  /// Queues the messages of a step and the client's work on `compute`.
+  void step(Stream& compute);
   /// Fails pending messages on all ranks.
   void abort(const std::string& cause) noexcept {
-    if (comm_) comm_->abort(cause);
+    if (comms_.team) comms_.team->abort(cause);
   }
 
-  const std::vector<Slot>& slots() const { return slots_; }
-  const MuonPlan& plan() const { return plan_; }
+  const MatrixPlan& plan() const { return plan_; }
   const std::vector<LogicalMatrix>& matrices() const { return matrices_; }
+  /// Returns the index of a matrix's parameter among `params`.
+  size_t param_of(int matrix) const { return param_of_[static_cast<size_t>(matrix)]; }
+  /// Queues the sum of a tensor in place, over the ranks that keep parts of the matrices if `cut`, and over
+  /// the tensor-parallel ranks if `tensor`.
+  void sum(Stream& compute, const Tensor& t, bool cut, bool tensor);
+  int tensor_rank() const { return comms_.tensor ? comms_.tensor->rank() : 0; }
+
   /// Queues a copy of the latest step's statuses to host memory.
   Tensor copy_statuses(Stream& compute);
-  /// What they say of matrices that this rank reports (each is reported by one rank of the team), once
-  /// `compute` has made the copy.
+  /// Returns the matrices without a result in that copy, once `compute` has made it. One rank of the team
+  /// reports each matrix.
   std::vector<std::pair<std::string, MatrixStatus>> report(const Tensor& statuses) const;
-  /// Which parameters and which ranks, for people.
+  /// Returns the team's parameters and ranks in words.
   std::string describe() const;
 
  private:
@@ -61,65 +103,38 @@ class MuonTeam {
     Event arrived;
   };
   int64_t chunk_elements() const;
-  /// Of the ranks that orthogonalize it alike (replicas, tensor-parallel parts), one reports.
-  bool reports(const Parameter& p) const;
-  void make_communicators();
-  /// Of all ranks that run this plan.
-  std::vector<std::shared_ptr<Communicator>> planning_communicators() const;
-  /// MuonOptions::transient_bytes, or the default of the smallest device.
   void settle_transient_bytes();
-  void check_fingerprints();
-  /// Orthogonalizes the batches of a chunk whose matrices came as one message, and updates.
-  void finish_batches(Stream& compute, const MuonChunk& chunk, const Tensor& packed, bool cut, double lr);
-  void run_local(Stream& compute, const MuonChunk& chunk, double lr);
-  void run_gathered(Stream& compute, const MuonChunk& chunk, double lr);
-  InFlight send_in(Stream& compute, const MuonChunk& chunk);
-  InFlight send_out(Stream& compute, const MuonChunk& chunk, const InFlight& in);
-  void finish(Stream& compute, const MuonChunk& chunk, InFlight out, double lr);
+  void check_fingerprints(const MatrixWork& work);
+  void place_statuses();
+  /// Returns whether this rank reports matrices of `p`: one of the ranks that compute them alike (replicas,
+  /// tensor-parallel parts) does.
+  bool reports(const Parameter& p) const;
 
-  void pack_momentum(Stream& compute, const Tensor& packed, const MuonChunk& chunk);
-  /// Updates the weights with the results of a chunk. `cut`: several cells may keep parts of its matrices.
-  void update(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut, double lr);
-  /// The results as the refinement leaves them.
-  Tensor refined(Stream& compute, const Tensor& packed, const MuonChunk& chunk, bool cut);
-  void orthogonalize(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch);
-  void duplicated(Stream& compute, const Tensor& out, const Tensor& in, const MuonBatch& batch,
-                  const Tensor& status);
-  /// One matrix batch of which this rank holds a part; x may be overwritten.
-  struct GramTask {
-    Tensor x, out, status;
-    bool contract_rows;
-  };
-  /// Runs all tasks together; `sum` adds the Gram matrices (all in one buffer) over the ranks.
-  void gram_form(Stream& compute, const std::vector<GramTask>& tasks,
-                 const std::function<void(const Tensor&)>& sum);
-  /// The gram batches of a chunk, from the received to the sent message.
-  void run_gram(Stream& compute, const MuonChunk& chunk, const Tensor& received, const Tensor& sent);
-  void sum_over_owners(Stream& compute, const Tensor& grams, const GramExchange& exchange);
-  Tensor statuses_of(const MuonBatch& batch) const;
-  Tensor make(Shape shape, DType dtype, const char* what);
-  /// Memory for a collective, which gets an unowned view. The side streams' messages are released after
-  /// `compute` has waited for their arrival, all others are of `compute` alone: later work may have the
-  /// memory at once, whatever the host is ahead by.
-  Tensor message(int64_t elements, DType dtype);
+  void run_local(Stream& compute, const MatrixChunk& chunk);
+  void run_gathered(Stream& compute, const MatrixChunk& chunk);
+  /// Computes the batches of a chunk whose matrices were packed into one message, and updates.
+  void finish_batches(Stream& compute, const MatrixChunk& chunk, const Tensor& packed, bool cut);
+  InFlight send_in(Stream& compute, const MatrixChunk& chunk);
+  InFlight send_out(Stream& compute, const MatrixChunk& chunk, const InFlight& in);
+  void finish(Stream& compute, const MatrixChunk& chunk, InFlight out);
+  void compute_batch(Stream& compute, const Tensor& out, const Tensor& in, const MatrixBatch& batch);
+  /// Computes the gram batches of a chunk, from the received to the sent message.
+  void run_gram(Stream& compute, const MatrixChunk& chunk, const Tensor& received, const Tensor& sent);
+  Tensor statuses_of(const MatrixBatch& batch) const;
 
   Device& device_;
-  std::vector<Slot> slots_;
-  MuonOptions options_;
-  MuonStreams& streams_;
-  MuonRefinement* refinement_;
+  std::vector<Parameter> params_;
+  MatrixClient& client_;
+  MatrixTeamOptions options_;
+  MatrixStreams& streams_;
+  MatrixBuffers buffers_;
   std::vector<LogicalMatrix> matrices_;
-  std::vector<size_t> slot_of_;  // of each matrix
-  MuonPlan plan_;
-  MuonSchedule schedule_;
-  Tensor skip_;  // of the step that is being issued
-  Tensor skip_frozen_;  // of parameters that are frozen: always 1
-  int rank_ = 0;
-  std::shared_ptr<Communicator> comm_, in_comm_, out_comm_, gram_comm_;  // over the team
-  std::shared_ptr<Communicator> tensor_comm_;                            // over the tensor-parallel ranks
-  std::shared_ptr<Communicator> cells_comm_;  // over one rank of each cell, for the refinement
-  Tensor status_;                   // i32, one for each matrix that this rank orthogonalizes
-  std::vector<int64_t> status_at_;  // of each matrix, -1 where there is none
+  std::vector<size_t> param_of_;  // of each matrix
+  MatrixPlan plan_;
+  TeamComms comms_;
+  MatrixSchedule schedule_;
+  Tensor status_;                   // i32, one for each matrix that this rank computes
+  std::vector<int64_t> status_at_;  // of each matrix; -1: computed by other ranks
 };
 
 }  // namespace sherd

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <sherd/dtensor/layout.h>
-#include <sherd/optim/whole/plan.h>
+#include <sherd/optim/muon/plan.h>
 
 #include "param_file.h"
 

@@ -7,7 +7,7 @@
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/optim/muon/muon_options.h>
-#include <sherd/optim/whole/plan.h>
+#include <sherd/optim/muon/plan.h>
 
 namespace sherd {
 namespace {

@@ -1,0 +1,57 @@
+// Muon on one team: momentum, orthogonalization and update. Private to optim/.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <sherd/optim/muon/plan.h>
+#include <sherd/optim/muon/refinement.h>
+#include <sherd/optim/whole/detail/team.h>
+
+namespace sherd {
+
+class MuonTeam : private MatrixClient {
+ public:
+  struct Slot {
+    Parameter param;
+    double weight_decay = 0;
+    Tensor momentum;  // flat f32, this rank's piece
+    double lr_factor = 1;
+    size_t item = 0;  // index among Muon's items
+  };
+
+  /// Collective over the team, as MatrixTeam.
+  /// @param slots parameters of groups with equal mesh and axes.
+  /// @param refinement null, or outlives the team.
+  MuonTeam(Device& device, std::vector<Slot> slots, const MuonOptions& options, MatrixStreams& streams,
+           MuonRefinement* refinement);
+
+  /// Queues the update on `compute`; see Muon::step.
+  void step(Stream& compute, double lr, const Tensor& skip);
+
+  const std::vector<Slot>& slots() const { return slots_; }
+  const MatrixTeam& team() const { return team_; }
+  MatrixTeam& team() { return team_; }
+
+ private:
+  void pack(Stream& compute, const Tensor& message, const MatrixChunk& chunk) override;
+  void compute(Stream& compute, const Tensor& out, const Tensor& in, const Tensor& status) override;
+  void compute_parts(Stream& compute, const std::vector<MatrixPart>& parts,
+                     const std::function<void(const Tensor&)>& sum) override;
+  void update(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut) override;
+  /// Returns the results as the refinement leaves them.
+  Tensor refined(Stream& compute, const Tensor& results, const MatrixChunk& chunk, bool cut);
+  const Slot& slot_of(int matrix) const { return slots_[team_.param_of(matrix)]; }
+
+  std::vector<Slot> slots_;
+  MuonOptions options_;
+  MuonRefinement* refinement_;
+  MatrixTeam team_;
+  Tensor skip_frozen_;  // of parameters that are frozen: always 1
+  double lr_ = 0;       // of the step that is being issued
+  Tensor skip_;         // of the step that is being issued
+};
+
+}  // namespace sherd

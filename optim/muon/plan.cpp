@@ -1,0 +1,30 @@
+#include <sherd/optim/muon/plan.h>
+
+#include <fmt/format.h>
+
+namespace sherd {
+
+std::string MuonWork::description() const {
+  return fmt::format("form {}, {} steps", o_.form == IterationForm::gram ? "gram" : "standard", o_.steps);
+}
+
+std::vector<int64_t> MuonWork::options_as_words() const {
+  return {static_cast<int64_t>(o_.method), static_cast<int64_t>(o_.form), static_cast<int64_t>(o_.tensor),
+          o_.steps, o_.restarts};
+}
+
+bool MuonWork::gram_is_possible(const LogicalMatrix& m) const {
+  return m.rows >= m.cols && m.tensor_dim < 0 && o_.method == Orthogonalizer::newton_schulz;
+}
+
+MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
+                     const PlanOptions& options) {
+  return make_plan(matrices, cells, replicas, MuonWork(options), matrix_plan_options(options));
+}
+
+std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices,
+                    const PlanOptions& options) {
+  return explain(plan, matrices, MuonWork(options));
+}
+
+}  // namespace sherd
