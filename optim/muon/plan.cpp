@@ -24,7 +24,7 @@ MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int rep
 
 std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices,
                     const PlanOptions& options) {
-  return explain(plan, matrices, MuonWork(options));
+  return explain(plan, MuonWork(options), matrices);
 }
 
 }  // namespace sherd

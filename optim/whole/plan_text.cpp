@@ -28,7 +28,7 @@ std::string owners_of(const PlanEntry& e) {
 
 }  // namespace
 
-std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices, const MatrixWork& work) {
+std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<const LogicalMatrix> matrices) {
   std::map<PlanMode, int> modes;
   int64_t bytes = 0;
   for (auto& e : plan.entries) {

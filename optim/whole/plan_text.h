@@ -11,6 +11,6 @@
 namespace sherd {
 
 /// Returns the modes with their number of matrices, and what each rank receives, sends and computes.
-std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices, const MatrixWork& work);
+std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<const LogicalMatrix> matrices);
 
 }  // namespace sherd
