@@ -58,7 +58,7 @@ UpdateRuleFactory Muon::factory(const MuonOptions& o) {
 }
 
 Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRefinement* refinement)
-    : device_(device), options_(std::move(options)), streams_(std::make_unique<MuonStreams>()) {
+    : device_(device), options_(std::move(options)), streams_(std::make_unique<MatrixStreams>()) {
   std::vector<std::string> wrong;
   for (auto& item : items) {
     const size_t dims = item.param.shape().size();
@@ -103,13 +103,13 @@ Muon::Muon(Device& device, std::vector<Item> items, MuonOptions options, MuonRef
   }
   for (auto& list : slots) {
     teams_.push_back(std::make_unique<MuonTeam>(device, std::move(list), options_, *streams_, refinement));
-    plans_.push_back(teams_.back()->plan());
+    plans_.push_back(teams_.back()->team().plan());
   }
 }
 
 Muon::~Muon() {
   if (std::uncaught_exceptions() <= exceptions_before_) return;
-  for (auto& team : teams_) team->abort("an error ended its training; its own message tells which");
+  for (auto& team : teams_) team->team().abort("an error ended its training; its own message tells which");
 }
 
 void Muon::step(Stream& compute, double lr, const Tensor& skip) {
@@ -129,22 +129,22 @@ std::string Muon::explain() const {
   if (teams_.empty()) return "Muon plan: no parameter goes to Muon\n";
   std::string text;
   for (auto& team : teams_) {
-    if (teams_.size() > 1) text += fmt::format("{}{}\n", text.empty() ? "" : "\n", team->describe());
-    text += sherd::explain(team->plan(), team->matrices(), plan_options(options_));
+    if (teams_.size() > 1) text += fmt::format("{}{}\n", text.empty() ? "" : "\n", team->team().describe());
+    text += sherd::explain(team->team().plan(), team->team().matrices(), plan_options(options_));
   }
   return text;
 }
 
 std::vector<Tensor> Muon::copy_statuses() {
   std::vector<Tensor> statuses;
-  for (auto& team : teams_) statuses.push_back(team->copy_statuses(device_.compute()));
+  for (auto& team : teams_) statuses.push_back(team->team().copy_statuses(device_.compute()));
   return statuses;
 }
 
 std::vector<std::pair<std::string, MatrixStatus>> Muon::report(const std::vector<Tensor>& statuses) const {
   std::vector<std::pair<std::string, MatrixStatus>> all;
   for (size_t i = 0; i < teams_.size(); ++i) {
-    const auto more = teams_[i]->report(statuses[i]);
+    const auto more = teams_[i]->team().report(statuses[i]);
     all.insert(all.end(), more.begin(), more.end());
   }
   return all;

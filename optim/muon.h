@@ -15,7 +15,7 @@
 namespace sherd {
 
 class MuonTeam;
-struct MuonStreams;
+struct MatrixStreams;
 
 /// Muon (Jordan et al. 2024) over sharded matrices. Each step runs momentum and Nesterov on the local
 /// elements (EMA form, as torch.optim.Muon). Every logical matrix (row block, matrix of a stack) is gathered
@@ -51,7 +51,7 @@ class Muon : public UpdateRule {
 
   /// Returns a human-readable plan of each set of ranks that shares layouts (experts have their own).
   std::string explain() const;
-  const std::vector<MuonPlan>& plans() const { return plans_; }
+  const std::vector<MatrixPlan>& plans() const { return plans_; }
   /// Queues a device-to-host copy of the latest step's status of every matrix. Pass it to report() after the
   /// compute stream has passed this point.
   std::vector<Tensor> copy_statuses();
@@ -64,11 +64,11 @@ class Muon : public UpdateRule {
  private:
   Device& device_;
   MuonOptions options_;
-  std::vector<MuonPlan> plans_;
+  std::vector<MatrixPlan> plans_;
   std::vector<std::pair<size_t, size_t>> order_;  // team and slot of each item
   int exceptions_before_ = std::uncaught_exceptions();
   std::vector<std::unique_ptr<MuonTeam>> teams_;
-  std::unique_ptr<MuonStreams> streams_;  // last: they finish before the communicators are destroyed
+  std::unique_ptr<MatrixStreams> streams_;  // last: they finish before the communicators are destroyed
 };
 
 }  // namespace sherd

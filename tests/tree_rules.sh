@@ -26,6 +26,10 @@ for folder in optim checkpoint train; do
     complain "folder $folder includes nn, which only programs use:"$'\n'"$found"
 done
 
+# optim/whole/ serves every optimizer that needs whole matrices; Muon is a client.
+found=$(grep -rnE '#include [<"]sherd/optim/muon' optim/whole --include=*.h --include=*.cpp) &&
+  complain "folder optim/whole includes its client optim/muon:"$'\n'"$found"
+
 # Adapters are clients: of the folders none includes them, programs do; and they include no program.
 for folder in "${order[@]}"; do
   found=$(grep -rnE '#include [<"]sherd/torch/' "$folder" --include=*.h --include=*.cpp) &&

@@ -12,31 +12,34 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kModes[] = {"auto", "local", "owner", "gram", "gather"};
 constexpr const char* kScales[] = {"original", "match_rms_adamw", "spectral", "unit_rms_norm",
                                    "shape_scaling"};
 constexpr const char* kDecays[] = {"decoupled", "independent", "l2", "palm"};
 constexpr const char* kTensorModes[] = {"duplicated", "distributed"};
 
-template <class E, size_t N>
-E parse(const char* what, const char* const (&names)[N], std::string_view name) {
-  for (size_t i = 0; i < N; ++i)
-    if (name == names[i]) return static_cast<E>(i);
+template <class E>
+E parse(const char* what, E last, std::string_view name) {
+  std::vector<std::string> names;
+  for (int i = 0; i <= static_cast<int>(last); ++i) {
+    names.push_back(name_of(static_cast<E>(i)));
+    if (name == names.back()) return static_cast<E>(i);
+  }
   throw InvalidArgument(fmt::format("{} '{}' is unknown; use one of {}", what, name, fmt::join(names, ", ")));
 }
 
 }  // namespace
 
-const char* name_of(MuonMode m) { return kModes[static_cast<int>(m)]; }
 const char* name_of(MuonScale s) { return kScales[static_cast<int>(s)]; }
 const char* name_of(MuonDecay d) { return kDecays[static_cast<int>(d)]; }
 const char* name_of(MuonTensorMode m) { return kTensorModes[static_cast<int>(m)]; }
 
-MuonMode parse_muon_mode(std::string_view name) { return parse<MuonMode>("Muon mode", kModes, name); }
-MuonScale parse_muon_scale(std::string_view name) { return parse<MuonScale>("Muon scale", kScales, name); }
-MuonDecay parse_muon_decay(std::string_view name) { return parse<MuonDecay>("Muon decay", kDecays, name); }
+MuonMode parse_muon_mode(std::string_view name) { return parse("Muon mode", MuonMode::gather, name); }
+MuonScale parse_muon_scale(std::string_view name) {
+  return parse("Muon scale", MuonScale::shape_scaling, name);
+}
+MuonDecay parse_muon_decay(std::string_view name) { return parse("Muon decay", MuonDecay::palm, name); }
 MuonTensorMode parse_muon_tensor_mode(std::string_view name) {
-  return parse<MuonTensorMode>("tensor-parallel Muon mode", kTensorModes, name);
+  return parse("tensor-parallel Muon mode", MuonTensorMode::distributed, name);
 }
 
 std::vector<std::string> problems_of(const MuonOptions& o) {
@@ -49,7 +52,8 @@ std::vector<std::string> problems_of(const MuonOptions& o) {
   if (o.payload != DType::f32 && o.payload != DType::bf16 && o.payload != DType::f16)
     wrong.push_back(fmt::format("payload {} must be f32, bf16 or f16", name_of(o.payload)));
   if (o.transient_bytes < 0)
-    wrong.push_back(fmt::format("transient_bytes {} must be at least 1, or 0 for the default", o.transient_bytes));
+    wrong.push_back(
+        fmt::format("transient_bytes {} must be at least 1, or 0 for the default", o.transient_bytes));
   for (const auto& [name, cost] : {std::pair("flops_per_second", o.costs.flops_per_second),
                                    std::pair("bytes_per_second", o.costs.bytes_per_second)})
     if (!(cost > 0 && std::isfinite(cost)))
@@ -59,12 +63,6 @@ std::vector<std::string> problems_of(const MuonOptions& o) {
         "the polar factor by svd needs whole matrices; use tensor-parallel mode duplicated, or "
         "newton_schulz");
   return wrong;
-}
-
-int64_t default_transient_bytes(int64_t total_memory, int64_t limit_bytes) {
-  constexpr int64_t kLeast = int64_t{256} << 20, kParts = 32;
-  if (total_memory > 0 && limit_bytes > 0) total_memory = std::min(total_memory, limit_bytes);
-  return std::max(kLeast, total_memory / kParts);
 }
 
 double update_scale(const MuonOptions& options, int64_t rows, int64_t cols) {

@@ -6,12 +6,13 @@
 #include <vector>
 
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
+#include <sherd/optim/whole/plan_options.h>
+#include <sherd/optim/whole/transient_bytes.h>
 
 namespace sherd {
 
-/// Mode by which matrices reach the ranks that orthogonalize them. `automatic` decides for each matrix. The
-/// others force one kind of plan entry for all, and throw where that is impossible.
-enum class MuonMode { automatic, local, owner, gram, gather };
+/// Name kept for older programs.
+using MuonMode = MatrixMode;
 
 /// Factor of the update, from the shape of the (global) logical matrix, rows x cols = out x in:
 ///   original         sqrt(max(1, rows / cols))       (Jordan; torch.optim.Muon)
@@ -30,7 +31,6 @@ enum class MuonDecay { decoupled, independent, l2, palm };
 /// also when the standard form is requested: the standard form is the gram form restarted after every step).
 enum class MuonTensorMode { duplicated, distributed };
 
-const char* name_of(MuonMode m);
 const char* name_of(MuonScale s);
 const char* name_of(MuonDecay d);
 const char* name_of(MuonTensorMode m);
@@ -40,12 +40,6 @@ MuonScale parse_muon_scale(std::string_view name);
 MuonDecay parse_muon_decay(std::string_view name);
 MuonTensorMode parse_muon_tensor_mode(std::string_view name);
 
-/// Plan's model of the machine; only ratios matter. Defaults: one CPU core and memory copies.
-struct PlanCosts {
-  double flops_per_second = 5e10;
-  double bytes_per_second = 4e9;
-};
-
 struct MuonOptions {
   float momentum = 0.95f;
   bool nesterov = true;
@@ -54,7 +48,7 @@ struct MuonOptions {
   double scale_factor = 1;
   MuonDecay decay = MuonDecay::decoupled;
 
-  MuonMode mode = MuonMode::automatic;
+  MatrixMode mode = MatrixMode::automatic;
   /// Let `automatic` use gram entries, whose sums over ranks round differently from one rank's.
   bool allow_inexact = false;
   MuonTensorMode tensor = MuonTensorMode::duplicated;
@@ -70,12 +64,6 @@ struct MuonOptions {
 
 /// Returns all invalid options, each with its value; empty when valid.
 std::vector<std::string> problems_of(const MuonOptions& options);
-
-/// Returns the bytes that messages and matrices in flight may take on a device with this much memory
-/// (Device::total_memory), including the limit of its allocator, 0 for none. It is a 32nd, so that a
-/// transformer's large matrices come in batches, but at least 256 MiB, and 256 MiB where the memory is the
-/// host's.
-int64_t default_transient_bytes(int64_t total_memory, int64_t limit_bytes);
 
 /// Returns scale_factor * the mode's formula.
 double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);

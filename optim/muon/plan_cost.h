@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include <sherd/optim/muon/logical_matrix.h>
 #include <sherd/optim/muon/plan_options.h>
+#include <sherd/optim/whole/logical_matrix.h>
 
 namespace sherd {
 

@@ -16,4 +16,9 @@ PlanOptions plan_options(const MuonOptions& o) {
   return p;
 }
 
+MatrixPlanOptions matrix_plan_options(const PlanOptions& o) {
+  return {
+      .mode = o.mode, .allow_inexact = o.allow_inexact, .payload_bytes = o.payload_bytes, .costs = o.costs};
+}
+
 }  // namespace sherd

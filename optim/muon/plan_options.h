@@ -1,4 +1,4 @@
-// Inputs of a Muon plan besides the matrices and their places.
+// Options of a Muon plan.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 namespace sherd {
 
 struct PlanOptions {
-  MuonMode mode = MuonMode::automatic;
+  MatrixMode mode = MatrixMode::automatic;
   bool allow_inexact = false;
   int steps = 5;
   Orthogonalizer method = Orthogonalizer::newton_schulz;
@@ -20,5 +20,7 @@ struct PlanOptions {
 };
 /// Returns the part of the options that a plan depends on.
 PlanOptions plan_options(const MuonOptions& options);
+/// Returns the part of them that does not concern the iteration.
+MatrixPlanOptions matrix_plan_options(const PlanOptions& options);
 
 }  // namespace sherd

@@ -6,7 +6,7 @@
 
 #include <sherd/kernels/device/stream.h>
 #include <sherd/kernels/device/tensor.h>
-#include <sherd/optim/muon/logical_matrix.h>
+#include <sherd/optim/whole/logical_matrix.h>
 
 namespace sherd {
 

@@ -43,7 +43,7 @@ constexpr std::array<OptionFlag, 22> kFlags{{
     {"LoadOptions::allow_new_state", "--allow-new-state"},
     {"ExportOptions::like", "--export-hf"},
     {"RoutingOptions::rules", "--route"},
-    {"PlanOptions::allow_inexact", "--muon-allow-inexact"},
+    {"MatrixPlanOptions::allow_inexact", "--muon-allow-inexact"},
 }};
 constexpr std::string_view kIs = " = ";
 

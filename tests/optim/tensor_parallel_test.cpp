@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include <sherd/optim/muon/logical_matrix.h>
+#include <sherd/optim/whole/logical_matrix.h>
 
 #include "support/pieces.h"
 #include "support/rig.h"

@@ -1,4 +1,4 @@
-// The Muon plan as arithmetic: balance, bytes, refusals.
+// Plans for whole matrices as arithmetic: balance, bytes, refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include <sherd/kernels/device/error.h>
-#include <sherd/optim/muon/muon_options.h>
 #include <sherd/optim/muon/plan.h>
 
 namespace sherd {
@@ -55,7 +54,7 @@ std::vector<std::vector<Spec>> transformer(int layers, int64_t d, int64_t ffn) {
   return units;
 }
 
-std::vector<double> recomputed_loads(const Model& model, const MuonPlan& plan, const PlanOptions& o) {
+std::vector<double> recomputed_loads(const Model& model, const MatrixPlan& plan, const PlanOptions& o) {
   std::vector<double> load(static_cast<size_t>(plan.team()), 0);
   for (size_t i = 0; i < model.matrices.size(); ++i)
     for (int t : plan.entries[i].owners) load[static_cast<size_t>(t)] += cost_of(model.matrices[i], o);
@@ -68,7 +67,7 @@ TEST_P(Balance, OfA32LayerTransformer) {
   const auto [world, policy] = GetParam();
   const Model model(transformer(32, 4096, 11008), world, policy);
   const PlanOptions o;
-  const MuonPlan plan = make_plan(model.matrices, world, 1, o);
+  const MatrixPlan plan = make_plan(model.matrices, world, 1, o);
   EXPECT_LE(plan.imbalance, 1.10);
   EXPECT_LE(plan.redundancy, 1.05);
   const auto load = recomputed_loads(model, plan, o);
@@ -90,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(Plan, Balance,
 
 TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
   const Model model(transformer(4, 64, 160), 4, LayoutPolicy::even_rows);
-  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::owner});
+  const MatrixPlan plan = make_plan(model.matrices, 4, 1, {.mode = MatrixMode::owner});
   int64_t in = 0, out = 0, total = 0;
   for (size_t i = 0; i < model.matrices.size(); ++i) {
     // Blocks of a fused parameter lie unevenly over the ranks; the average over them is what is bounded.
@@ -111,14 +110,14 @@ TEST(Plan, OwnersMoveAtMostTwiceTheMatrixAndSumsAgree) {
 TEST(Plan, MatricesOnOneRankStayAndMoveNothing) {
   // One rank: everything is local.
   const Model one(transformer(2, 64, 160), 1, LayoutPolicy::ragged);
-  const MuonPlan plan = make_plan(one.matrices, 1, 1, {});
+  const MatrixPlan plan = make_plan(one.matrices, 1, 1, {});
   for (auto& e : plan.entries) {
     EXPECT_EQ(e.mode, PlanMode::local);
     EXPECT_EQ(e.bytes, 0);
   }
   // Two equal matrices on two ranks: cut by no boundary.
   const Model two({{{"a", {8, 16}}, {"b", {8, 16}}}}, 2, LayoutPolicy::ragged);
-  const MuonPlan halves = make_plan(two.matrices, 2, 1, {.mode = MuonMode::local});
+  const MatrixPlan halves = make_plan(two.matrices, 2, 1, {.mode = MatrixMode::local});
   EXPECT_NE(halves.entries[0].owners, halves.entries[1].owners);
   EXPECT_DOUBLE_EQ(halves.imbalance, 1);
 }
@@ -126,7 +125,7 @@ TEST(Plan, MatricesOnOneRankStayAndMoveNothing) {
 TEST(Plan, RanksWithoutARowTakeWork) {
   // Eight cheap local matrices fill two ranks' loads; a fresh rank exists only as an owner of the others.
   const Model model({{{"a", {64, 64}}, {"b", {64, 64}}, {"c", {64, 64}}}}, 8, LayoutPolicy::ragged);
-  const MuonPlan plan = make_plan(model.matrices, 8, 1, {});
+  const MatrixPlan plan = make_plan(model.matrices, 8, 1, {});
   std::vector<int> owners;
   for (auto& e : plan.entries) owners.push_back(e.owners[0]);
   std::sort(owners.begin(), owners.end());
@@ -138,23 +137,23 @@ TEST(Plan, LocalWorkThatBreaksTheBalanceMoves) {
   std::vector<Spec> unit = {{"embed", {1 << 20, 1}, false}};
   for (int i = 0; i < 6; ++i) unit.push_back({"m" + std::to_string(i), {32, 32}});
   const Model model({unit}, 4, LayoutPolicy::ragged);
-  const MuonPlan plan = make_plan(model.matrices, 4, 1, {});
+  const MatrixPlan plan = make_plan(model.matrices, 4, 1, {});
   EXPECT_LE(plan.imbalance, 4.0 / 3 + 1e-9) << "six equal matrices on four ranks";
-  const MuonPlan forced = make_plan(model.matrices, 4, 1, {.mode = MuonMode::local});
+  const MatrixPlan forced = make_plan(model.matrices, 4, 1, {.mode = MatrixMode::local});
   EXPECT_GT(forced.imbalance, 2) << "a forced mode is not touched";
 }
 
 TEST(Plan, ImpossibleModesNameTheMatrices) {
   const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
   try {
-    make_plan(model.matrices, 4, 1, {.mode = MuonMode::local});
+    make_plan(model.matrices, 4, 1, {.mode = MatrixMode::local});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("gate_up 0"));
     EXPECT_THAT(e.what(), HasSubstr("whole_param"));
   }
   try {
-    make_plan(model.matrices, 4, 1, {.mode = MuonMode::gram});
+    make_plan(model.matrices, 4, 1, {.mode = MatrixMode::gram});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("blocks.1.down 64 x 160"));
@@ -164,7 +163,7 @@ TEST(Plan, ImpossibleModesNameTheMatrices) {
 
 TEST(Plan, GramOwnersHoldWholeRows) {
   const Model model({{{"m", {37, 5}}}}, 4, LayoutPolicy::ragged);
-  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::gram});
+  const MatrixPlan plan = make_plan(model.matrices, 4, 1, {.mode = MatrixMode::gram});
   const PlanEntry& e = plan.entries[0];
   EXPECT_EQ(e.mode, PlanMode::gram);
   ASSERT_EQ(e.first_row.size(), e.owners.size() + 1);
@@ -175,7 +174,7 @@ TEST(Plan, GramOwnersHoldWholeRows) {
 
 TEST(Plan, TheExampleInTheHeaderIsTrue) {
   const Model model({{{"up", {4096, 64}}, {"down", {64, 4096}}}}, 2, LayoutPolicy::even_rows);
-  const MuonPlan plan = make_plan(model.matrices, 2, 1, {.allow_inexact = true});
+  const MatrixPlan plan = make_plan(model.matrices, 2, 1, {.allow_inexact = true});
   const PlanEntry &up = plan.entries[0], &down = plan.entries[1];
   EXPECT_EQ(up.mode, PlanMode::gram);
   EXPECT_EQ(up.owners, (std::vector<int>{0, 1}));
@@ -191,21 +190,21 @@ TEST(Plan, TheExampleInTheHeaderIsTrue) {
 
 TEST(Plan, GatherIsAsRedundantAsThereAreRanks) {
   const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
-  const MuonPlan plan = make_plan(model.matrices, 4, 1, {.mode = MuonMode::gather});
+  const MatrixPlan plan = make_plan(model.matrices, 4, 1, {.mode = MatrixMode::gather});
   EXPECT_DOUBLE_EQ(plan.redundancy, 4);
 }
 
 TEST(Plan, ReplicasShareTheWorkWhereThatIsFaster) {
   const Model model(transformer(4, 256, 640), 2, LayoutPolicy::ragged);
-  PlanOptions fast_net{.mode = MuonMode::automatic};
+  PlanOptions fast_net{.mode = MatrixMode::automatic};
   fast_net.costs = {.flops_per_second = 1e9, .bytes_per_second = 1e12};
-  const MuonPlan spread = make_plan(model.matrices, 2, 4, fast_net);
+  const MatrixPlan spread = make_plan(model.matrices, 2, 4, fast_net);
   EXPECT_EQ(spread.copies, 4);
   EXPECT_EQ(spread.team(), 8);
   EXPECT_DOUBLE_EQ(spread.redundancy, 1);
   PlanOptions slow_net = fast_net;
   slow_net.costs = {.flops_per_second = 1e15, .bytes_per_second = 1e6};
-  const MuonPlan apart = make_plan(model.matrices, 2, 4, slow_net);
+  const MatrixPlan apart = make_plan(model.matrices, 2, 4, slow_net);
   EXPECT_EQ(apart.copies, 1);
   EXPECT_DOUBLE_EQ(apart.redundancy, 4);
 }
@@ -213,13 +212,48 @@ TEST(Plan, ReplicasShareTheWorkWhereThatIsFaster) {
 TEST(Plan, IsAPureFunctionWithAFingerprint) {
   const Model a(transformer(3, 64, 160), 4, LayoutPolicy::ragged),
       b(transformer(3, 64, 160), 4, LayoutPolicy::ragged);
-  const MuonPlan x = make_plan(a.matrices, 4, 1, {}), y = make_plan(b.matrices, 4, 1, {});
+  const MatrixPlan x = make_plan(a.matrices, 4, 1, {}), y = make_plan(b.matrices, 4, 1, {});
   EXPECT_EQ(x.fingerprint, y.fingerprint);
-  const MuonPlan z = make_plan(a.matrices, 4, 1, {.mode = MuonMode::gather});
+  const MatrixPlan z = make_plan(a.matrices, 4, 1, {.mode = MatrixMode::gather});
   EXPECT_NE(x.fingerprint, z.fingerprint);
   const std::string text = explain(x, a.matrices, {});
   EXPECT_THAT(text, HasSubstr("imbalance"));
   EXPECT_THAT(text, HasSubstr("blocks.0.qkv 1"));
+}
+
+/// An optimizer that inverts a matrix of the shorter side's size, without a gram form.
+class InverseWork : public MatrixWork {
+ public:
+  std::string name() const override { return "Inverse"; }
+  std::string description() const override { return "no options"; }
+  std::vector<int64_t> options_as_words() const override { return {}; }
+  double cost(const LogicalMatrix& m) const override { return flops(m); }
+  double flops(const LogicalMatrix& m) const override {
+    const double side = static_cast<double>(std::min(m.rows, m.cols));
+    return side * side * side;
+  }
+  int64_t tensor_bytes(const LogicalMatrix&) const override { return 0; }
+  bool gram_is_possible(const LogicalMatrix&) const override { return false; }
+  double gram_flops(const LogicalMatrix&, int) const override { return 0; }
+  int64_t gram_bytes(const LogicalMatrix&, int) const override { return 0; }
+};
+
+TEST(Plan, AnotherOptimizerBalancesItsOwnCost) {
+  // By Muon's cost the long matrix is the most expensive one; by that of an inverse the square ones are.
+  const Model model({{{"long", {4096, 16}}, {"a", {64, 64}}, {"b", {64, 64}}}}, 2, LayoutPolicy::even_rows);
+  const InverseWork work;
+  const MatrixPlan plan = make_plan(model.matrices, 2, 1, work, {.allow_inexact = true});
+  EXPECT_NE(plan.entries[1].owners, plan.entries[2].owners);
+  EXPECT_EQ(plan.entries[1].flops, 64.0 * 64 * 64);
+  for (auto& e : plan.entries) EXPECT_EQ(e.mode, PlanMode::owner);
+  EXPECT_THAT(explain(plan, work, model.matrices),
+              HasSubstr("Inverse plan: 3 matrices over 2 ranks; no options"));
+  try {
+    make_plan(model.matrices, 2, 1, work, {.mode = MatrixMode::gram});
+    FAIL();
+  } catch (const InvalidArgument& e) {
+    EXPECT_THAT(e.what(), HasSubstr("Inverse mode gram: 3 of 3 matrices"));
+  }
 }
 
 TEST(LogicalMatrix, BlocksOfStacksAndStridesCoverTheParameterOnce) {

@@ -1,10 +1,10 @@
+#include <sherd/optim/whole/plan_text.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
-
-#include <sherd/optim/muon/plan.h>
 
 namespace sherd {
 namespace {
@@ -28,20 +28,19 @@ std::string owners_of(const PlanEntry& e) {
 
 }  // namespace
 
-std::string explain(const MuonPlan& plan, std::span<const LogicalMatrix> matrices,
-                    const PlanOptions& options) {
+std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<const LogicalMatrix> matrices) {
   std::map<PlanMode, int> modes;
   int64_t bytes = 0;
   for (auto& e : plan.entries) {
     ++modes[e.mode];
     bytes += e.bytes;
   }
-  std::string text = fmt::format("Muon plan: {} matrices over {} ranks", matrices.size(), plan.team());
+  std::string text =
+      fmt::format("{} plan: {} matrices over {} ranks", work.name(), matrices.size(), plan.team());
   if (plan.replicas > 1)
     text += plan.copies > 1 ? fmt::format(" ({} replicas share the work)", plan.replicas)
                             : fmt::format(" ({} replicas, each for itself)", plan.replicas);
-  text += fmt::format("; form {}, {} steps\n", options.form == IterationForm::gram ? "gram" : "standard",
-                      options.steps);
+  text += fmt::format("; {}\n", work.description());
   for (auto& [mode, count] : modes) text += fmt::format("  {:<7}{:>8} matrices\n", name_of(mode), count);
   text +=
       fmt::format("  imbalance {:.3f}, redundancy {:.3f}, {} MiB moved per step, fingerprint {:016x}\n",

@@ -1,10 +1,11 @@
-// A Muon plan compiled for one rank: which elements it packs, sends, receives and updates. Private to optim/.
+// Schedule of one rank: the elements that it packs, sends, receives and updates, between the storage layout
+// and the compute layout of a plan. Private to optim/.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include <sherd/kernels/muon/muon.h>
-#include <sherd/optim/muon/plan.h>
 
 namespace sherd {
 
@@ -15,8 +16,8 @@ struct PieceSegment {
   int64_t local = 0, count = 0, at = 0, first = 0;
 };
 
-/// Matrices of one shape that this rank orthogonalizes in one call.
-struct MuonBatch {
+/// Matrices of one shape that this rank computes in one call.
+struct MatrixBatch {
   std::vector<int> matrices;
   /// Of each, as this rank holds it: gram owners hold a range of the rows.
   int64_t rows = 0, cols = 0;
@@ -25,7 +26,7 @@ struct MuonBatch {
   std::vector<int> gram_owners;
   int gram_index = 0;
   int64_t first_row = 0;
-  int64_t status_at = 0;            // of the first matrix in the team's statuses; set by MuonTeam
+  int64_t status_at = 0;            // of the first matrix in the team's statuses; set by MatrixTeam
   std::vector<CopySegment> unpack;  // received message -> matrices
   std::vector<CopySegment> pack;    // results -> message to send
   int64_t elements() const { return static_cast<int64_t>(matrices.size()) * rows * cols; }
@@ -54,26 +55,20 @@ struct GramExchange {
   std::vector<Sum> sums;
 };
 
-/// What travels together.
-struct MuonChunk {
+/// Matrices that travel together.
+struct MatrixChunk {
   std::vector<int> matrices;
-  std::vector<MuonBatch> batches;      // that this rank orthogonalizes
-  std::vector<PieceSegment> momentum;  // into the message that goes in
-  std::vector<PieceSegment> updates;   // from the message that comes out (gather: from the matrices)
+  std::vector<MatrixBatch> batches;   // that this rank computes
+  std::vector<PieceSegment> inputs;   // into the message to the owners
+  std::vector<PieceSegment> updates;  // from the message with the results (gather: from the matrices)
   Exchange in, out;
   GramExchange gram;
 };
 
-/// Everything this rank does in a step, in order: `local` batches need no message; `exchanged` chunks one
+/// All work of this rank in a step, in order: `local` batches need no message; `exchanged` chunks one
 /// all-to-all-v each way; `gathered` chunks one all-gather-v (in.send holds every rank's count).
-struct MuonSchedule {
-  std::vector<MuonChunk> local, exchanged, gathered;
+struct MatrixSchedule {
+  std::vector<MatrixChunk> local, exchanged, gathered;
 };
-
-/// @param chunk_elements bound on each message and each batch of matrices of a rank, as far as single
-/// matrices allow. Where Gram matrices are summed (gram entries, and tensor-parallel matrices if
-/// `distributed`) they count, too. The same chunks on every rank; contents are those of `rank` of the team.
-MuonSchedule compile_schedule(std::span<const LogicalMatrix> matrices, const MuonPlan& plan, int rank,
-                              int64_t chunk_elements, bool distributed);
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-#include <sherd/optim/muon/logical_matrix.h>
+#include <sherd/optim/whole/logical_matrix.h>
 
 namespace sherd {
 

@@ -1,0 +1,55 @@
+#include <sherd/optim/whole/detail/team_comms.h>
+
+#include <fmt/format.h>
+
+#include <sherd/fsdp/group.h>
+
+namespace sherd {
+namespace {
+
+std::vector<std::string> joined(const std::vector<std::string>& a, const std::vector<std::string>& b) {
+  std::vector<std::string> all = a;
+  all.insert(all.end(), b.begin(), b.end());
+  return all;
+}
+
+}  // namespace
+
+TeamComms TeamComms::make(const std::vector<Parameter>& params, const MatrixPlan& plan,
+                          const std::string& name, bool with_cells) {
+  TeamComms c;
+  const ParamGroup& group = params.front().group();
+  const ShardAxes& axes = group.axes();
+  const std::string team = fmt::format("{}'s team of '{}'", name, params.front().name());
+  if (plan.team() > 1) {
+    c.team = group.mesh().flatten(plan.copies > 1 ? joined(axes.state_split, axes.state_repeated)
+                                                  : axes.state_split);
+    c.rank = c.team->rank();
+    c.in = c.team->clone();
+    c.out = c.team->clone();
+    c.gram = c.team->clone();
+    c.in->serve(Purpose("matrices to the owners of " + team));
+    c.out->serve(Purpose("results from the owners of " + team));
+    c.gram->serve(Purpose("products of " + team));
+    if (with_cells && plan.cells > 1) {
+      c.cells = group.mesh().flatten(axes.state_split)->clone();
+      c.cells->serve(Purpose("refinement of the results of " + team));
+    }
+  }
+  for (const Parameter& p : params) {
+    const auto& tensor = p.tensor_shard();
+    // Parameters cut in other dimensions (stacks of experts) have whole matrices on each rank.
+    const bool cuts_matrices =
+        tensor && tensor->parts > 1 && tensor->dim >= static_cast<int>(p.shape().size()) - 2;
+    if (cuts_matrices && !c.tensor) c.tensor = group.mesh().comm(tensor->mesh_dim)->clone();
+  }
+  if (c.tensor) c.tensor->serve(Purpose("tensor-parallel pieces of " + team, false));
+
+  c.planning = {c.tensor};
+  if (!group.replicated())
+    c.planning.push_back(group.mesh().flatten(joined(axes.state_split, axes.state_repeated)));
+  std::erase_if(c.planning, [](const auto& comm) { return !comm || comm->size() == 1; });
+  return c;
+}
+
+}  // namespace sherd

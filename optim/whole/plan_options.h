@@ -1,0 +1,30 @@
+// Options of a plan for whole matrices.
+#pragma once
+
+#include <cstdint>
+
+namespace sherd {
+
+/// Mode by which matrices reach the ranks that compute them. `automatic` decides for each matrix. The others
+/// force one kind of plan entry for all, and throw where that is impossible.
+enum class MatrixMode { automatic, local, owner, gram, gather };
+inline const char* name_of(MatrixMode m) {
+  constexpr const char* kNames[] = {"auto", "local", "owner", "gram", "gather"};
+  return kNames[static_cast<int>(m)];
+}
+
+/// Plan's model of the machine; only ratios matter. Defaults: one CPU core and memory copies.
+struct PlanCosts {
+  double flops_per_second = 5e10;
+  double bytes_per_second = 4e9;
+};
+
+struct MatrixPlanOptions {
+  MatrixMode mode = MatrixMode::automatic;
+  /// Let `automatic` use gram entries, whose sums over ranks round differently from one rank's.
+  bool allow_inexact = false;
+  int64_t payload_bytes = 4;  // per element of a message
+  PlanCosts costs = {};
+};
+
+}  // namespace sherd
