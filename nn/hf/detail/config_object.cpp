@@ -13,7 +13,7 @@ namespace sherd::hf {
 namespace {
 
 using nlohmann::json;
-using shown_value;
+using sherd::shown_value;
 
 const json kNull;
 const json kEmpty = json::object();
