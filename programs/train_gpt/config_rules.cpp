@@ -27,7 +27,9 @@ std::string undivided(const TrainConfig& c, int64_t tp, const std::set<std::stri
 
 /// Settings that differ from their defaults although the run lacks what they need, as a list of flags.
 std::string idle_flags(const TrainConfig& c, const std::set<std::string_view>& bad, proto::Need need) {
-  const auto idle = [&](std::string_view name) { return !bad.contains(name) && needs(setting_of(name), need); };
+  const auto idle = [&](std::string_view name) {
+    return !bad.contains(name) && needs(setting_of(name), need);
+  };
   return fmt::format("{}", fmt::join(changed_flags(c, TrainConfig(), idle), ", "));
 }
 
@@ -75,23 +77,28 @@ void Rules::check_ranks() const {
   if (const std::string wrong = undivided(c, tp, bad); !wrong.empty() && c.model.empty())
     refuse("--tp {}: must divide {}", tp, wrong);
   if (c.model.empty() && good("dim", "heads") && c.dim % c.heads != 0)
-    refuse("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads, (c.dim / c.heads + 1) * c.heads);
+    refuse("--dim {}: must be a multiple of --heads {}, e.g. {}", c.dim, c.heads,
+           (c.dim / c.heads + 1) * c.heads);
   if (c.sequence_parallel && c.model.empty())
     refuse("--sequence-parallel: the byte model keeps all rows on every rank; give --model, or leave it out");
   // One of a checkpoint waits for a run that has buckets again.
   if (good("bucket_size", "strategy", "layout") && given.by_anyone("bucket_size") &&
       c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
-    refuse("--bucket-size {}: there are no buckets that span blocks; give --layout whole_param and --strategy optim or "
-           "optim_grads",
-           c.bucket_size);
+    refuse(
+        "--bucket-size {}: there are no buckets that span blocks; give --layout whole_param and --strategy "
+        "optim or "
+        "optim_grads",
+        c.bucket_size);
   const bool split = good("ranks", "grad_accum", "batch") && c.ranks % tp == 0;
   const int64_t shares = split ? c.ranks / tp * c.grad_accum : 1;
   // Evaluation and generated text need no equal shares.
   if (c.trains() && c.batch % shares != 0)
-    refuse("--batch {}: must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank takes an equal share "
-           "of each microbatch; e.g. {}",
-           c.batch, c.ranks, tp == 1 ? "" : fmt::format(" / --tp {}", tp), c.grad_accum, shares,
-           (c.batch / shares + 1) * shares);
+    refuse(
+        "--batch {}: must be a multiple of --ranks {}{} x --grad-accum {} = {}, so that every rank takes an "
+        "equal share "
+        "of each microbatch; e.g. {}",
+        c.batch, c.ranks, tp == 1 ? "" : fmt::format(" / --tp {}", tp), c.grad_accum, shares,
+        (c.batch / shares + 1) * shares);
 }
 
 void Rules::check_experts() const {
@@ -122,10 +129,12 @@ void Rules::check_machine() const {
     std::vector<std::string> idle;
     // MPI's own ranks meet by it anyway.
     if (good("bootstrap") && c.bootstrap == "mpi" && c.comm != "mpi") idle.push_back("--bootstrap mpi");
-    if (std::string nccl = idle_flags(c, bad, proto::NEEDS_NCCL); !nccl.empty()) idle.push_back(std::move(nccl));
+    if (std::string nccl = idle_flags(c, bad, proto::NEEDS_NCCL); !nccl.empty())
+      idle.push_back(std::move(nccl));
     if (!idle.empty()) refuse("{}: of NCCL alone; give --comm nccl", fmt::join(idle, ", "));
   }
-  if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products && c.device == "cpu")
+  if (good("symmetric_products") && c.symmetric_products != TrainConfig().symmetric_products &&
+      c.device == "cpu")
     refuse("--symmetric-products {}: of GPUs alone; give --device cuda", c.symmetric_products);
   if (c.tf32 && c.device == "cpu")
     refuse("--tf32: products on the CPU are never rounded so; give --device cuda, or leave it out");
@@ -148,9 +157,11 @@ void Rules::check_checkpoints() const {
 void Rules::check_outputs() const {
   if (good("export_dtype") && c.export_dtype != TrainConfig().export_dtype && c.export_weights.empty())
     refuse("--export-dtype {}: nothing is exported; give --export-weights", c.export_dtype);
-  if (good("max_skipped_steps") && !c.skip_non_finite && c.max_skipped_steps != TrainConfig().max_skipped_steps)
+  if (good("max_skipped_steps") && !c.skip_non_finite &&
+      c.max_skipped_steps != TrainConfig().max_skipped_steps)
     refuse("--max-skipped-steps {}: no step is skipped with --skip-non-finite false", c.max_skipped_steps);
-  if (good("trace_steps") && c.trace_steps != TrainConfig().trace_steps && c.trace.empty() && c.timeline.empty())
+  if (good("trace_steps") && c.trace_steps != TrainConfig().trace_steps && c.trace.empty() &&
+      c.timeline.empty())
     refuse("--trace-steps {}: nothing is traced; give --trace or --timeline", c.trace_steps);
 }
 
@@ -182,11 +193,13 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
   if (!c.tokens.empty() && given.flags.has("data"))
     problems.push_back("--data: --tokens is what is trained on; give one of the two");
   if (c.tokens.empty() && !c.model.empty() && (c.trains() || c.eval_only))
-    problems.push_back(fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
-                                   "or --steps 0",
-                                   c.model));
+    problems.push_back(
+        fmt::format("--model {}: takes tokens; give --tokens FILE (scripts/tokenize.py makes one), "
+                    "or --steps 0",
+                    c.model));
   if (c.tokens.empty() && c.valid_tokens.empty() && c.token_format != TrainConfig().token_format)
-    problems.push_back(fmt::format("--token-format {}: there are no token files; give --tokens", c.token_format));
+    problems.push_back(
+        fmt::format("--token-format {}: there are no token files; give --tokens", c.token_format));
   std::vector<std::string> own;
   for (const std::string_view name :
        settings_where([](const proto::Setting& s) { return needs(s, proto::NEEDS_BYTE_MODEL); }))
@@ -194,17 +207,21 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
   if (!c.model.empty() && !own.empty())
     problems.push_back(fmt::format("{}: --model {} has sizes of its own", fmt::join(own, ", "), c.model));
   if (!c.model.empty() && c.sample_bytes() > 0 && c.prompt_tokens.empty())
-    problems.push_back("--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
+    problems.push_back(
+        "--sample: of a --model begins with tokens; give --prompt-tokens (a text's, by scripts/tokenize.py)");
   if (!c.model.empty() && !c.prompt.empty())
-    problems.push_back("--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
+    problems.push_back(
+        "--prompt: text is not made into tokens here; give --prompt-tokens, by scripts/tokenize.py");
   if (given.flags.has("sequence_parallel") && c.sequence_parallel && c.tp == 1)
     problems.push_back(
         "--sequence-parallel: rows are split over the ranks of --tp, of which there is one; give --tp N");
   if (c.model.empty()) {
     if (c.from_scratch) problems.push_back("--from-scratch: the byte model always is; give --model");
     if (!c.export_hf.empty())
-      problems.push_back("--export-hf: the byte model is none of transformers'; give --model, or --export-weights");
-    if (!c.prompt_tokens.empty()) problems.push_back("--prompt-tokens: the byte model's prompt is text; give --prompt");
+      problems.push_back(
+          "--export-hf: the byte model is none of transformers'; give --model, or --export-weights");
+    if (!c.prompt_tokens.empty())
+      problems.push_back("--prompt-tokens: the byte model's prompt is text; give --prompt");
     if (!c.tokenizer.empty()) problems.push_back("--tokenizer: the byte model needs none; give --model");
   }
 }

@@ -26,9 +26,11 @@ struct OptionFlag {
 /// The names that settings.proto says the library has for its fields.
 std::vector<OptionFlag> option_flags() {
   std::vector<OptionFlag> flags;
-  for (const std::string_view name : settings_where([](const proto::Setting& s) { return s.has_library(); })) {
+  for (const std::string_view name :
+       settings_where([](const proto::Setting& s) { return s.has_library(); })) {
     const proto::Setting& s = setting_of(name);
-    flags.push_back({s.library(), sherd::flag_of(name) + (s.has_library_value() ? " " + s.library_value() : "")});
+    flags.push_back(
+        {s.library(), sherd::flag_of(name) + (s.has_library_value() ? " " + s.library_value() : "")});
   }
   return flags;
 }

@@ -9,7 +9,11 @@ namespace train_gpt {
 namespace {
 
 const char* title_of(proto::Subject subject) {
-  return proto::Subject_descriptor()->FindValueByNumber(subject)->options().GetExtension(proto::title).c_str();
+  return proto::Subject_descriptor()
+      ->FindValueByNumber(subject)
+      ->options()
+      .GetExtension(proto::title)
+      .c_str();
 }
 
 sherd::Field field_of(const google::protobuf::FieldDescriptor& field, sherd::Field::Target target) {
@@ -40,7 +44,10 @@ std::vector<sherd::FieldGroup> fields_of(Settings& settings) {
 }
 
 const proto::Setting& setting_of(std::string_view name) {
-  return proto::TrainConfig::descriptor()->FindFieldByName(std::string(name))->options().GetExtension(proto::setting);
+  return proto::TrainConfig::descriptor()
+      ->FindFieldByName(std::string(name))
+      ->options()
+      .GetExtension(proto::setting);
 }
 
 bool needs(const proto::Setting& setting, proto::Need need) {
@@ -63,7 +70,8 @@ std::vector<std::string> changed_flags(Settings settings, Settings standard,
   return flags;
 }
 
-std::string given_flags(const sherd::GivenFlags& given, const std::function<bool(const proto::Setting&)>& wanted) {
+std::string given_flags(const sherd::GivenFlags& given,
+                        const std::function<bool(const proto::Setting&)>& wanted) {
   std::vector<std::string> list;
   for (const auto& [field, text] : given.flags)
     if (wanted(setting_of(field->name))) list.push_back(sherd::flag_of(*field));
@@ -76,8 +84,10 @@ bool describes_training(const proto::Setting& setting) {
     case proto::RANKS:
     case proto::MODEL:
     case proto::TRAINING:
-    case proto::MUON: return true;
-    default: return false;
+    case proto::MUON:
+      return true;
+    default:
+      return false;
   }
 }
 

@@ -26,7 +26,8 @@ std::vector<std::string_view> settings_where(Wanted wanted) {
   std::vector<std::string_view> names;
   const auto& message = *proto::TrainConfig::descriptor();
   for (int i = 0; i < message.field_count(); ++i)
-    if (wanted(message.field(i)->options().GetExtension(proto::setting))) names.push_back(message.field(i)->name());
+    if (wanted(message.field(i)->options().GetExtension(proto::setting)))
+      names.push_back(message.field(i)->name());
   return names;
 }
 
@@ -38,7 +39,8 @@ std::vector<std::string> changed_flags(Settings settings, Settings standard,
                                        const std::function<bool(std::string_view)>& wanted);
 
 /// Returns the flags of the command line whose options `wanted` accepts, as a list: "--lr, --save".
-std::string given_flags(const sherd::GivenFlags& given, const std::function<bool(const proto::Setting&)>& wanted);
+std::string given_flags(const sherd::GivenFlags& given,
+                        const std::function<bool(const proto::Setting&)>& wanted);
 
 /// Whether the setting describes what is trained and how: data, sharding, model, training, Muon.
 bool describes_training(const proto::Setting& setting);

@@ -17,12 +17,18 @@ std::string type_of(const FieldDescriptor& field, const train_gpt::proto::Settin
     return setting.may_be_unset() ? fmt::format("std::optional<{}>", type) : type;
   };
   switch (field.cpp_type()) {
-    case FieldDescriptor::CPPTYPE_INT64: return number("int64_t");
-    case FieldDescriptor::CPPTYPE_DOUBLE: return number("double");
-    case FieldDescriptor::CPPTYPE_UINT64: return "uint64_t";
-    case FieldDescriptor::CPPTYPE_BOOL: return "bool";
-    case FieldDescriptor::CPPTYPE_STRING: return setting.unit() == "BYTES" ? "int64_t" : "std::string";
-    default: throw std::invalid_argument(field.name() + ": a type that settings do not have");
+    case FieldDescriptor::CPPTYPE_INT64:
+      return number("int64_t");
+    case FieldDescriptor::CPPTYPE_DOUBLE:
+      return number("double");
+    case FieldDescriptor::CPPTYPE_UINT64:
+      return "uint64_t";
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return "bool";
+    case FieldDescriptor::CPPTYPE_STRING:
+      return setting.unit() == "BYTES" ? "int64_t" : "std::string";
+    default:
+      throw std::invalid_argument(field.name() + ": a type that settings do not have");
   }
 }
 
@@ -32,7 +38,8 @@ std::string initial(const FieldDescriptor& field, const std::string& type) {
     return std::to_string(field.default_value_int64());
   if (type == "double") return fmt::format("{}", field.default_value_double());
   if (type == "bool") return field.default_value_bool() ? "true" : "false";
-  if (type == "std::string" && field.has_default_value()) return fmt::format("\"{}\"", field.default_value_string());
+  if (type == "std::string" && field.has_default_value())
+    return fmt::format("\"{}\"", field.default_value_string());
   return type == "int64_t" || type == "uint64_t" ? "0" : "";
 }
 

@@ -31,15 +31,17 @@ void check_guards(const TrainConfig& c, const std::set<std::string_view>& bad, c
                   std::vector<std::string>& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
   if (good("verify_step", "steps", "stop_at") && c.steps > 0 && c.verify_step > c.last_step())
-    problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one", c.verify_step,
-                                   c.last_step()));
+    problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one",
+                                   c.verify_step, c.last_step()));
   // On the command line alone: a file of settings may serve several arrangements of ranks.
   const bool repeats = c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != "optim_grads_params");
-  if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 && !repeats)
-    problems.push_back(fmt::format(
-        "--check-replicas {}: no two ranks hold the same weights with --ranks {} and --strategy {}; leave it out, or "
-        "give --replicas",
-        c.check_replicas, c.ranks, c.strategy));
+  if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 &&
+      !repeats)
+    problems.push_back(
+        fmt::format("--check-replicas {}: no two ranks hold the same weights with --ranks {} and --strategy "
+                    "{}; leave it out, or "
+                    "give --replicas",
+                    c.check_replicas, c.ranks, c.strategy));
   if (!c.max_wall.empty() && sherd::parse_duration(c.max_wall).value_or(0) <= 0)
     problems.push_back(
         fmt::format("--max-wall {}: must be a time greater than 0, {}", c.max_wall, sherd::kDurationForms));

@@ -181,7 +181,7 @@ std::string help_text(std::string_view about, std::span<const FieldGroup> groups
   const bool some = !all && listed > 0;
   std::string text(about);
   text += wrapped("  --config FILE", "Protobuf text of the options below, underscores for dashes; flags have priority");
-  text += wrapped("  --help", some ? "most used options" : "all options");
+  text += wrapped("  --help", listed > 0 ? "most used options" : "all options");
   if (listed > 0) text += wrapped("  --help-all", "all options");
   text += wrapped("  --version", "version and compiled backends");
   for (const FieldGroup& group : groups) {
