@@ -16,48 +16,60 @@
 namespace libtorch_gpt {
 namespace {
 
-/// A setting of train_gpt that libtorch_gpt serves; help and words where they differ from train_gpt's.
-struct Served {
+/// The settings of train_gpt that libtorch_gpt serves.
+constexpr std::string_view kServed[] = {"data",
+                                        "seq",
+                                        "batch",
+                                        "grad_accum",
+                                        "replicas",
+                                        "strategy",
+                                        "reshard_after_forward",
+                                        "prefetch",
+                                        "recompute",
+                                        "dim",
+                                        "layers",
+                                        "heads",
+                                        "init_weights",
+                                        "optimizer",
+                                        "steps",
+                                        "lr",
+                                        "lr_schedule",
+                                        "warmup",
+                                        "min_lr",
+                                        "decay_steps",
+                                        "adam_beta1",
+                                        "adam_beta2",
+                                        "adam_eps",
+                                        "weight_decay",
+                                        "grad_clip",
+                                        "precision",
+                                        "memory_limit",
+                                        "comm_timeout",
+                                        "flight_recorder",
+                                        "eval_every",
+                                        "metrics",
+                                        "timeline",
+                                        "trace_steps",
+                                        "export_weights",
+                                        "ranks",
+                                        "layout",
+                                        "seed",
+                                        "device",
+                                        "comm",
+                                        "threads",
+                                        "save",
+                                        "resume",
+                                        "eval_windows",
+                                        "trace",
+                                        "quiet"};
+
+/// Help and words where they differ from train_gpt's; null: they do not.
+struct Own {
   std::string_view name;
-  const char* help = nullptr;
+  const char* help;
   const char* words = nullptr;
 };
-
-constexpr Served kServed[] = {
-    {"data"},
-    {"seq"},
-    {"batch"},
-    {"grad_accum"},
-    {"replicas"},
-    {"strategy"},
-    {"reshard_after_forward"},
-    {"prefetch"},
-    {"recompute"},
-    {"dim"},
-    {"layers"},
-    {"heads"},
-    {"init_weights"},
-    {"optimizer"},
-    {"steps"},
-    {"lr"},
-    {"lr_schedule"},
-    {"warmup"},
-    {"min_lr"},
-    {"decay_steps"},
-    {"adam_beta1"},
-    {"adam_beta2"},
-    {"adam_eps"},
-    {"weight_decay"},
-    {"grad_clip"},
-    {"precision"},
-    {"memory_limit"},
-    {"comm_timeout"},
-    {"flight_recorder"},
-    {"eval_every"},
-    {"metrics"},
-    {"timeline"},
-    {"trace_steps"},
-    {"export_weights"},
+constexpr Own kOwn[] = {
     {"ranks", "number of ranks: replicas x shards; default in a job with --comm nccl or mpi: its processes"},
     {"layout", nullptr, "ragged|even_rows|whole_param"},
     {"seed", "seed of libtorch's generator, for the first weights"},
@@ -76,20 +88,19 @@ constexpr Served kServed[] = {
      "timeline of every rank's streams, for chrome://tracing or Perfetto; without libtorch's operations"},
     {"quiet", "print only errors"}};
 
-const Served* find(const sherd::Field& field) {
-  return std::ranges::find(kServed, std::string_view(field.name), &Served::name);
-}
-
 }  // namespace
 
 std::vector<sherd::FieldGroup> fields_of(Config& c) {
   std::vector<sherd::FieldGroup> groups = train_gpt::fields_of(c);
   for (sherd::FieldGroup& group : groups) {
-    std::erase_if(group.fields, [](const sherd::Field& field) { return find(field) == std::end(kServed); });
+    std::erase_if(group.fields, [](const sherd::Field& field) {
+      return std::ranges::find(kServed, std::string_view(field.name)) == std::end(kServed);
+    });
     for (sherd::Field& field : group.fields) {
-      const Served& served = *find(field);
-      if (served.help != nullptr) field.help = served.help;
-      if (served.words != nullptr) field.value = served.words;
+      const Own* const own = std::ranges::find(kOwn, std::string_view(field.name), &Own::name);
+      if (own == std::end(kOwn)) continue;
+      if (own->help != nullptr) field.help = own->help;
+      if (own->words != nullptr) field.value = own->words;
     }
   }
   std::erase_if(groups, [](const sherd::FieldGroup& group) { return group.fields.empty(); });
