@@ -14,27 +14,26 @@
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 
-#include "config.pb.h"
-#include "config_fields.h"
 #include "config_rules.h"
 #include "inheritance.h"
 #include "launch_flags.h"
 #include "model_rules.h"
 #include "model_source.h"
 #include "saved_model.h"
+#include "settings.h"
 
 namespace train_gpt {
 namespace {
 
 constexpr const char* kAbout =
-    "train_gpt: trains a byte-level GPT on CPUs or GPUs, sharded the way --strategy says.\n\n"
+    "train_gpt: trains a byte-level GPT or a --model on CPUs or GPUs, sharded by --strategy.\n\n"
     "Usage: train_gpt [flags]\n\n";
 
-std::string help_with_defaults() {
+std::string help_with_defaults(bool all) {
   TrainConfig defaults;
-  return sherd::help_text(kAbout, fields_of(defaults)) +
-         "\nExit codes: 0, also of a run that a signal or --max-wall ended after it had saved; 2 for wrong flags; 1 for any\n"
-         "other failure; 3 in its place under `sherd run`, when starting the run again would end in the same way.\n";
+  return sherd::help_text(kAbout, fields_of(defaults), all) +
+         "\nExit codes: 0: success, or stopped by a signal or --max-wall after a save; 1: failure; 2: wrong flags.\n"
+         "Under `sherd run`, 3: a failure that a restart would repeat; 4: a checkpoint could not be written.\n";
 }
 
 /// Puts what --comm auto stands for in its place.
@@ -92,7 +91,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   CommandLine line;
   const std::vector<sherd::FieldGroup> fields = fields_of(line.config);
   const sherd::GivenFlags given = sherd::read_flags(argc, argv, fields, problems);
-  if (given.help) return {.config = {}, .help = help_with_defaults()};
+  if (given.help) return {.config = {}, .help = help_with_defaults(given.help_all)};
   if (given.version && problems.empty()) return {.config = {}, .help = sherd::version_text("train_gpt")};
   proto::TrainConfig message;
   if (!given.config_file.empty()) {

@@ -1,4 +1,4 @@
-// What one run of train_gpt is asked to do.
+// Configuration of one run of train_gpt.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,8 @@
 
 #include <sherd/kernels/device/dtype.h>
 
+#include "settings_values.h"
+
 namespace train_gpt {
 
 struct ModelFiles;  // model_source.h
@@ -19,136 +21,10 @@ struct ModelFiles;  // model_source.h
 /// The folder of C++ standard library headers that holds `vector`, for the compiler that built this program.
 std::string default_data_folder();
 
-/// Every flag but --config, with its default, and nothing else but `files`; flags are spelled with dashes.
-/// Words such as `strategy` are checked here and hold the canonical spelling. An empty file name means "no
-/// such file".
-struct TrainConfig {
-  // Data.
-  std::string data = default_data_folder();
-  std::string tokens;
-  std::string token_format = "auto";
-  std::string valid_tokens;
-  std::string order = "auto";
-  int64_t seq = 128;
-  int64_t batch = 16;
-  int64_t grad_accum = 1;
-  // Ranks and sharding.
-  int64_t ranks = 1;
-  int64_t replicas = 1;
-  int64_t tp = 1;
-  bool sequence_parallel = false;
-  std::string strategy = "optim_grads_params";
-  std::string outer = "no_shard";
-  std::string layout = "ragged";
-  int64_t bucket_size = 40'000'000;
-  bool reshard_after_forward = true;
-  int64_t prefetch = 1;
-  std::string recompute = "none";
-  // Model. Of a --model, dim, layers, heads, experts and expert_top_k are its own.
-  std::string model;
-  bool from_scratch = false;
-  bool strict_weights = false;
-  int64_t dim = 128;
-  int64_t layers = 4;
-  int64_t heads = 4;
-  int64_t experts = 0;
-  int64_t expert_parallel = 1;
-  int64_t expert_top_k = 2;
-  double moe_aux = 0.01;
-  uint64_t seed = 0;
-  std::string init_weights;
-  // Training.
-  std::string optimizer = "adamw";
-  int64_t steps = 100;
-  int64_t stop_at = 0;
-  double lr = 3e-3;
-  std::string lr_schedule = "constant";
-  int64_t warmup = 0;
-  std::optional<double> min_lr;  // none: lr / 10
-  int64_t decay_steps = 0;
-  double adam_beta1 = 0.9;
-  double adam_beta2 = 0.95;
-  double adam_eps = 1e-8;
-  double weight_decay = 0.1;
-  double grad_clip = 1.0;
-  bool skip_non_finite = true;
-  int64_t max_skipped_steps = 10;
-  std::string precision = "fp32";
-  std::string route;
-  // Guards and stopping.
-  double loss_spike = 12;
-  int64_t verify_step = 0;
-  int64_t check_replicas = 0;
-  double grace = 0;
-  std::string max_wall;
-  // Muon.
-  std::string muon_mode = "auto";
-  bool muon_allow_inexact = false;
-  std::string ns_form = "standard";
-  std::string ns_coefficients = "jordan";
-  int64_t ns_steps = 0;
-  std::string ns_restart;
-  std::string orthogonalizer = "newton_schulz";
-  double muon_momentum = 0.95;
-  std::string muon_scale = "match_rms_adamw";
-  double muon_scale_factor = 1;
-  std::string muon_decay = "decoupled";
-  std::string muon_payload = "fp32";
-  std::string muon_working = "fp32";
-  std::string muon_tensor = "duplicated";
-  int64_t muon_transient = 0;
-  bool explain_plan = false;
-  // Machine.
-  std::string device = "cpu";
-  std::string comm = "local";
-  std::string bootstrap = "env";
-  bool nccl_exact_order = false;
-  bool mpi_library_order = false;
-  bool nccl_check_calls = false;
-  bool nccl_register_buffers = false;
-  bool nccl_windows = false;
-  bool tf32 = false;
-  std::string symmetric_products = "blocks";
-  std::string kernels = "cpu";
-  int64_t threads = 0;
-  int64_t memory_limit = 0;
-  int64_t max_queued = 16'384;
-  double comm_timeout = 300;
-  std::string flight_recorder;
-  // Checkpoints.
-  std::string save;
-  int64_t save_every = 0;
-  int64_t keep = 0;
-  bool async_save = false;
-  std::string resume;
-  std::string resume_parts = "all";
-  bool allow_new_state = false;
-  bool overwrite = false;
-  std::string save_failure = "warn";
-  std::string save_retry = "10m";
-  // Output.
-  int64_t eval_every = 0;
-  std::optional<int64_t> eval_windows;  // none: see evaluation_windows()
-  std::string metrics;
-  std::string log_dir;
-  bool measure_peak = true;
-  std::string loss_svg;
-  std::string trace;
-  std::string timeline;
-  int64_t trace_steps = 2;
-  std::string export_weights;
-  std::string export_dtype = "fp32";
-  std::string export_hf;
-  std::string tokenizer;
-  std::string prompt_tokens;
-  bool quiet = false;
-  // Evaluation and sampling.
-  bool eval_only = false;
-  bool sample_only = false;
-  int64_t sample = 0;
-  std::string prompt;
-  double temperature = 0.7;
-  double top_p = 1;
+/// The settings of a run, and what parse_config() derives from them. Words such as `strategy` are checked there and hold
+/// the canonical spelling. An empty file name means "no such file".
+struct TrainConfig : Settings {
+  TrainConfig() { data = default_data_folder(); }
 
   // Not of flags: the config.json that the run follows, and where it is from; see choose_model_text(). Empty:
   // --model's.

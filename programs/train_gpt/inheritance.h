@@ -1,4 +1,4 @@
-// What a run takes over from the one whose checkpoint it goes on from.
+// Settings that a resumed run inherits from the checkpoint.
 #pragma once
 
 #include <functional>
@@ -14,11 +14,8 @@
 
 namespace train_gpt {
 
-/// The settings that come from the checkpoint where neither flags nor a file give them. All of the run: data,
-/// model, training, Muon, sharding and --eval-every; not what belongs to one run or to its machine: --ranks,
-/// --replicas,
-/// --outer, --tp, --expert-parallel, --stop-at, --init-weights, bounds of memory, and every output. With
-/// `weights_alone` (--resume-parts model) training is new, and only what the model is made of comes along.
+/// Returns the settings that a resume takes from the checkpoint where neither flags nor a file give them: scopes OF_MODEL
+/// and OF_RUN of settings.proto. With `weights_alone` (--resume-parts model) training is new: OF_MODEL alone.
 std::vector<std::string_view> inherited_settings(bool weights_alone);
 
 /// What a run took over.

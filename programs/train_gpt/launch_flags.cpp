@@ -1,6 +1,5 @@
 #include "launch_flags.h"
 
-#include <array>
 #include <cctype>
 #include <chrono>
 #include <cmath>
@@ -14,46 +13,37 @@
 #include <sherd/comm/backend_choice.h>
 #include <sherd/kernels/device/error.h>
 
+#include "settings.h"
+
 namespace train_gpt {
 namespace {
 
 struct OptionFlag {
   std::string_view option;  // a path in LaunchOptions, a parameter of launch(), or another struct's member
-  std::string_view flag;
+  std::string flag;
 };
-constexpr std::array<OptionFlag, 22> kFlags{{
-    {"ranks", "--ranks"},
-    {"backend", "--comm"},
-    {"timeout", "--comm-timeout"},
-    {"flight_recorder.folder", "--flight-recorder"},
-    {"job.bootstrap", "--bootstrap"},
-    {"device.kind", "--device"},
-    {"device.kernels", "--kernels"},
-    {"device.threads", "--threads"},
-    {"device.memory_limit", "--memory-limit"},
-    {"device.max_queued_work", "--max-queued"},
-    {"device.tf32", "--tf32"},
-    {"device.symmetric_products", "--symmetric-products"},
-    {"mpi.library_order", "--mpi-library-order"},
-    {"nccl.exact_order", "--nccl-exact-order"},
-    {"nccl.check_calls", "--nccl-check-calls"},
-    {"nccl.register_buffers", "--nccl-register-buffers"},
-    {"nccl.windows", "--nccl-windows"},
-    {"LoadOptions::optimizer = false", "--resume-parts model"},
-    {"LoadOptions::allow_new_state", "--allow-new-state"},
-    {"ExportOptions::like", "--export-hf"},
-    {"RoutingOptions::rules", "--route"},
-    {"MatrixPlanOptions::allow_inexact", "--muon-allow-inexact"},
-}};
+
+/// The names that settings.proto says the library has for its fields.
+std::vector<OptionFlag> option_flags() {
+  std::vector<OptionFlag> flags;
+  for (const std::string_view name :
+       settings_where([](const proto::Setting& s) { return s.has_library(); })) {
+    const proto::Setting& s = setting_of(name);
+    flags.push_back(
+        {s.library(), sherd::flag_of(name) + (s.has_library_value() ? " " + s.library_value() : "")});
+  }
+  return flags;
+}
+
 constexpr std::string_view kIs = " = ";
 
 bool part_of_a_name(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
 
 /// The option that begins at `at` as a word of its own; null when none does. An option of one word may be any
 /// word of a sentence: it is meant where a value follows.
-const OptionFlag* option_at(std::string_view text, size_t at) {
+const OptionFlag* option_at(const std::vector<OptionFlag>& flags, std::string_view text, size_t at) {
   if (at > 0 && (part_of_a_name(text[at - 1]) || text[at - 1] == '.' || text[at - 1] == ':')) return nullptr;
-  for (const OptionFlag& f : kFlags) {
+  for (const OptionFlag& f : flags) {
     if (!text.substr(at).starts_with(f.option)) continue;
     const std::string_view rest = text.substr(at + f.option.size());
     const bool ends = rest.empty() || (!part_of_a_name(rest[0]) &&
@@ -94,10 +84,11 @@ void check_launch(const TrainConfig& config, const sherd::EnvironmentLookup& get
 }
 
 std::string with_flags(const std::string& message) {
+  const std::vector<OptionFlag> flags = option_flags();
   const std::string_view text = message;
   std::string said;
   for (size_t at = 0; at < text.size();) {
-    const OptionFlag* const found = option_at(text, at);
+    const OptionFlag* const found = option_at(flags, text, at);
     if (!found) {
       said += text[at++];
       continue;

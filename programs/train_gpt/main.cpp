@@ -1,4 +1,4 @@
-// train_gpt: trains a byte-level GPT on CPUs or GPUs. `train_gpt --help` lists the flags.
+// train_gpt: trains a byte-level GPT on CPUs or GPUs. `train_gpt --help-all` lists the flags.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

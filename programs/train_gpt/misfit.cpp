@@ -10,25 +10,23 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/config_differences.h>
 
-#include "config_fields.h"
+#include "settings.h"
 
 namespace train_gpt {
 
 FlagDifferences flag_differences(const sherd::TrainingState& saved, const TrainConfig& config) {
-  constexpr std::string_view kAll[] = {"dim",     "layers",       "heads",     "seq",
-                                       "experts", "expert_top_k", "optimizer", "route"};
-  constexpr std::string_view kRequired[] = {"heads", "expert_top_k"};
   const std::string here = config_text(config);
-  return {fmt::format("{}", fmt::join(sherd::config_differences(saved, here, kAll), ", ")),
-          fmt::format("{}", fmt::join(sherd::config_differences(saved, here, kRequired), ", "))};
+  const auto differences = [&](proto::OtherModel least) {
+    const auto names = settings_where([&](const proto::Setting& s) { return s.other_model() >= least; });
+    return fmt::format("{}", fmt::join(sherd::config_differences(saved, here, names), ", "));
+  };
+  return {differences(proto::NAMED), differences(proto::REFUSED)};
 }
 
 std::string run_differences(const sherd::TrainingState& saved, const TrainConfig& config) {
   constexpr size_t kShown = 6;
-  std::vector<std::string_view> names;
-  for (const char* title : {"Data", "Ranks and sharding", "Model", "Training", "Muon"})
-    for (const std::string_view name : names_of_group(title)) names.push_back(name);
-  return sherd::shortened(sherd::config_differences(saved, config_text(config), names), kShown);
+  return sherd::shortened(
+      sherd::config_differences(saved, config_text(config), settings_where(describes_training)), kShown);
 }
 
 std::string misfit(const sherd::TrainingState& saved, const TrainConfig& config) {

@@ -1,7 +1,6 @@
 #include "same_flags.h"
 
 #include <algorithm>
-#include <array>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,22 +12,10 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/kernels/random/random.h>
 
-#include "config_fields.h"
+#include "settings.h"
 
 namespace train_gpt {
 namespace {
-
-constexpr std::array<std::string_view, 5> kGroups{"Data", "Ranks and sharding", "Model", "Training", "Muon"};
-constexpr std::array<std::string_view, 21> kOthers{
-    "check_replicas", "verify_step", "max_wall",      "save_every",      "async_save",
-    "save_failure",   "save_retry",  "resume_parts",  "allow_new_state", "eval_every",
-    "measure_peak",   "trace_steps", "export_dtype",  "eval_only",       "sample_only",
-    "sample",         "prompt",      "prompt_tokens", "temperature",     "top_p",
-    "eval_windows"};
-// Of paths it matters only whether there is one: hosts may have the same files in different places.
-constexpr std::array<std::string_view, 10> kPaths{
-    "data",   "tokens", "valid_tokens", "init_weights",   "save",
-    "resume", "trace",  "timeline",     "export_weights", "export_hf"};
 
 struct Flag {
   std::string name, value;
@@ -39,13 +26,12 @@ std::vector<Flag> flags_of(const TrainConfig& config) {
   TrainConfig copy = config;
   std::vector<Flag> flags;
   for (const sherd::FieldGroup& group : fields_of(copy)) {
-    const bool whole_group = std::ranges::find(kGroups, group.title) != kGroups.end();
     for (const sherd::Field& field : group.fields) {
+      const proto::Setting& setting = setting_of(field.name);
+      if (setting.scope() == proto::OF_RANK) continue;
       const std::string value = sherd::show_value(field);
-      if (std::ranges::find(kPaths, field.name) != kPaths.end())
-        flags.push_back({sherd::flag_of(field), value.empty() ? "not given" : "given", true});
-      else if (whole_group || std::ranges::find(kOthers, field.name) != kOthers.end())
-        flags.push_back({sherd::flag_of(field), value});
+      const std::string shown = !setting.path() ? value : value.empty() ? "not given" : "given";
+      flags.push_back({sherd::flag_of(field), shown, setting.path()});
     }
   }
   return flags;

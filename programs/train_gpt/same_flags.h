@@ -9,10 +9,8 @@
 
 namespace train_gpt {
 
-/// Compares what all ranks must have alike to train one model together: flags of data, sharding, model,
-/// training, Muon and of when they save, check, evaluate, trace and generate. Where files lie, and what a
-/// process computes with, is each rank's own affair, but for whether there is such a file at all. Collective;
-/// nothing to do where all ranks are one process.
+/// Compares the settings that must be equal on all ranks: every scope of settings.proto but OF_RANK; of a path only whether
+/// it is given. Collective; returns at once where all ranks are one process.
 /// @param check_files compares the files that the flags name; called on all ranks or on none, where all were given flags
 /// for the same kinds of files. Sizes and settings are read from files, so that a file that differs is named before them.
 /// @throws sherd::RanksDiffer on every rank that names the flags, the odd ranks and this rank's values.

@@ -9,10 +9,10 @@
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/error.h>
 
-#include "config_fields.h"
 #include <sherd/nn/hf/detail/config_object.h>
 #include <sherd/nn/hf/model_config.h>
 #include "model_source.h"
+#include "settings.h"
 
 namespace train_gpt {
 namespace {

@@ -1,44 +1,13 @@
 #include "training_rules.h"
 
-#include <algorithm>
-#include <iterator>
-
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <sherd/train/settings/duration.h>
 #include <sherd/train/settings/fields.h>
 
-#include "config_fields.h"
+#include "settings.h"
 
 namespace train_gpt {
-namespace {
-
-/// Those of the flags on the command line that `wanted` names, as a list.
-template <class Wanted>
-std::string given_among(const sherd::GivenFlags& given, Wanted wanted) {
-  std::vector<std::string> list;
-  for (const auto& [field, text] : given.flags)
-    if (wanted(std::string_view(field->name))) list.push_back(sherd::flag_of(*field));
-  return fmt::format("{}", fmt::join(list, ", "));
-}
-
-bool idle_without_training(std::string_view name) {
-  constexpr std::string_view kIdle[] = {"explain_plan",    "save",       "save_every",   "keep",
-                                        "save_failure",    "save_retry", "overwrite",    "async_save",
-                                        "allow_new_state", "eval_every", "measure_peak", "loss_svg",
-                                        "trace",           "timeline",   "trace_steps"};
-  if (std::find(std::begin(kIdle), std::end(kIdle), name) != std::end(kIdle)) return true;
-  if (name == "precision") return false;
-  const auto in_group = [&](std::string_view title) {
-    const auto names = names_of_group(title);
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
-  return in_group("Training") || in_group("Guards and stopping");
-}
-
-}  // namespace
-
 void check_training(const TrainConfig& c, const std::set<std::string_view>& bad,
                     const sherd::GivenFlags& given, std::vector<std::string>& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
@@ -62,15 +31,17 @@ void check_guards(const TrainConfig& c, const std::set<std::string_view>& bad, c
                   std::vector<std::string>& problems) {
   const auto good = [&](auto... names) { return !(bad.contains(names) || ...); };
   if (good("verify_step", "steps", "stop_at") && c.steps > 0 && c.verify_step > c.last_step())
-    problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one", c.verify_step,
-                                   c.last_step()));
+    problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one",
+                                   c.verify_step, c.last_step()));
   // On the command line alone: a file of settings may serve several arrangements of ranks.
   const bool repeats = c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != "optim_grads_params");
-  if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 && !repeats)
-    problems.push_back(fmt::format(
-        "--check-replicas {}: no two ranks hold the same weights with --ranks {} and --strategy {}; leave it out, or "
-        "give --replicas",
-        c.check_replicas, c.ranks, c.strategy));
+  if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 &&
+      !repeats)
+    problems.push_back(
+        fmt::format("--check-replicas {}: no two ranks hold the same weights with --ranks {} and --strategy "
+                    "{}; leave it out, or "
+                    "give --replicas",
+                    c.check_replicas, c.ranks, c.strategy));
   if (!c.max_wall.empty() && sherd::parse_duration(c.max_wall).value_or(0) <= 0)
     problems.push_back(
         fmt::format("--max-wall {}: must be a time greater than 0, {}", c.max_wall, sherd::kDurationForms));
@@ -86,10 +57,9 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
   if (c.top_p == 0)
     problems.push_back("--top-p 0: must be greater than 0; --temperature 0 takes the likeliest byte");
   if (c.sample_bytes() == 0) {
-    const std::string idle = given_among(given, [&](std::string_view name) {
-      // The byte model has neither of the last two, and a line of its own on them.
-      return name == "prompt" || name == "temperature" || name == "top_p" ||
-             (!c.model.empty() && (name == "prompt_tokens" || name == "tokenizer"));
+    const std::string idle = given_flags(given, [&](const proto::Setting& s) {
+      // The byte model has a line of its own on the latter.
+      return needs(s, proto::NEEDS_TEXT) || (!c.model.empty() && needs(s, proto::NEEDS_MODEL_TEXT));
     });
     if (!idle.empty()) problems.push_back(fmt::format("{}: no text is generated; give --sample N", idle));
   }
@@ -105,10 +75,10 @@ void check_without_training(const TrainConfig& c, const sherd::GivenFlags& given
         fmt::format("{}: of which model? Give --resume PATH, --init-weights PATH, or --model FOLDER", flag));
   if (c.resume_parts == "optimizer")
     problems.push_back(fmt::format("{}: --resume-parts optimizer takes no weights", flag));
-  const auto is_idle = [&](std::string_view name) {
-    return idle_without_training(name) || (c.sample_only && (name == "metrics" || name == "log_dir"));
+  const auto is_idle = [&](const proto::Setting& s) {
+    return needs(s, proto::NEEDS_TRAINING) || (c.sample_only && needs(s, proto::NEEDS_LOSS));
   };
-  if (const std::string idle = given_among(given, is_idle); !idle.empty())
+  if (const std::string idle = given_flags(given, is_idle); !idle.empty())
     problems.push_back(fmt::format("{}: trains nothing and saves nothing; leave out {}", flag, idle));
 }
 

@@ -1,4 +1,4 @@
-// libtorch_gpt: train_gpt's model as libtorch modules (gpt.h), trained by sherd. `libtorch_gpt --help` lists
+// libtorch_gpt: train_gpt's model as libtorch modules (gpt.h), trained by sherd. `libtorch_gpt --help-all` lists
 // the flags, which are train_gpt's as far as they mean something here. docs/libtorch.md explains it line by
 // line.
 #include "config.h"
@@ -128,7 +128,7 @@ class Trainer {
 
   /// The mean over held-out windows (--eval-windows), of which each rank takes its share. Collective.
   double evaluate() {
-    const std::vector<int64_t> windows = windows_->evaluation_windows(config_.eval_windows);
+    const std::vector<int64_t> windows = windows_->evaluation_windows(*config_.eval_windows);
     const auto held = static_cast<int64_t>(windows.size());
     const int64_t ranks = config_.ranks, micro = sequences_at_once();
     const int64_t share = (held + ranks - 1) / ranks;
@@ -242,7 +242,7 @@ int main_of(int argc, char** argv) {
     const sherd::GivenFlags given = sherd::read_flags(argc, argv, groups, problems);
     if (given.help) {
       std::fputs(
-          sherd::help_text("libtorch_gpt: train_gpt's model as libtorch modules, trained by sherd", groups)
+          sherd::help_text("libtorch_gpt: train_gpt's model as libtorch modules, trained by sherd\n\n", groups, given.help_all)
               .c_str(),
           stdout);
       return 0;

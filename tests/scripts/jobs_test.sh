@@ -10,8 +10,8 @@ for ((i = 0; i < 3000; ++i)); do printf "\\$(printf %03o $((i * i % 190)))\\0"; 
 export TOKENS=$work/tokens.bin VALID_TOKENS=$work/tokens.bin
 small=(--token-format u16 --seq 16 --batch 8 --grad-accum 1 --warmup 1 --eval-every 2 --save-every 2 --threads 1 --precision fp32 --quiet)
 
-# What guards a run is told in --help and on its page alike.
-guards=$("$BUILD/train_gpt" --help | sed -n '/^Guards and stopping/,/^$/p' | grep -oE '^  --[a-z-]+')
+# What guards a run is told in --help-all and on its page alike.
+guards=$("$BUILD/train_gpt" --help-all | sed -n '/^Guards and stopping/,/^$/p' | grep -oE '^  --[a-z-]+')
 [ -n "$guards" ]
 for flag in $guards; do
   grep -qF -- "$flag" "$root/docs/training.md" || { echo "docs/training.md does not tell of $flag"; exit 1; }

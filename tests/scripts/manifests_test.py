@@ -15,7 +15,7 @@ except ImportError:
     sys.exit(77)
 
 folder, train_gpt = pathlib.Path(sys.argv[1]), sys.argv[2]
-help_text = subprocess.run([train_gpt, "--help"], capture_output=True, text=True, check=True).stdout
+help_text = subprocess.run([train_gpt, "--help-all"], capture_output=True, text=True, check=True).stdout
 known = set(re.findall(r"^\s+(--[a-z0-9-]+)", help_text, re.MULTILINE))
 problems = []
 

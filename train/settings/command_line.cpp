@@ -36,6 +36,7 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   CLI::App app;
   app.allow_extras();
   app.set_help_flag("-h,--help");
+  app.set_help_all_flag("--help-all");
   app.add_flag("--version", given.version);
   CLI::Option* config_option = app.add_option("--config", given.config_file)->take_last();
   for (const FieldGroup& group : groups) {
@@ -52,6 +53,9 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   } catch (const CLI::CallForHelp&) {
     given.help = true;
     return given;
+  } catch (const CLI::CallForAllHelp&) {
+    given.help = given.help_all = true;
+    return given;
   } catch (const CLI::ParseError& e) {
     problems.push_back(e.what());
     return given;
@@ -59,7 +63,7 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
   bool after_unknown_flag = false;
   for (const std::string& extra : app.remaining()) {
     const bool is_flag = extra.starts_with('-');
-    if (is_flag) problems.push_back(fmt::format("{}: unknown flag; --help lists all", extra));
+    if (is_flag) problems.push_back(fmt::format("{}: unknown flag; --help-all lists all", extra));
     if (!is_flag && !after_unknown_flag) problems.push_back(fmt::format("'{}': expected a flag", extra));
     after_unknown_flag = is_flag;
   }

@@ -23,7 +23,8 @@ struct GivenFlags {
   };
   std::vector<Flag> flags;  // in the order of the table
   std::string config_file;  // --config FILE; empty: none
-  bool help = false;        // --help or -h: nothing else is to be looked at
+  bool help = false;        // --help, -h or --help-all: the rest is ignored
+  bool help_all = false;
   bool version = false;
 
   /// Whether the flag of the field with this name was given.

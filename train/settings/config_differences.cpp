@@ -8,15 +8,10 @@
 
 #include <sherd/checkpoint/files/detail/json_text.h>
 #include <sherd/kernels/device/printable.h>
+#include <sherd/train/settings/fields.h>
 
 namespace sherd {
 namespace {
-
-std::string flag(std::string_view name) {
-  std::string text = "--" + std::string(name);
-  std::replace(text.begin(), text.end(), '_', '-');
-  return text;
-}
 
 std::string show(const nlohmann::json& value) {
   return value.is_string() ? fmt::format("'{}'", printable(value.get_ref<const std::string&>()))
@@ -36,7 +31,7 @@ std::vector<std::string> config_differences(const TrainingState& saved, const st
   for (const std::string_view name : names) {
     const std::string key(name);
     if (then.contains(key) && then[key] != now.at(key))
-      differences.push_back(fmt::format("{} {} (here {})", flag(name), show(then[key]), show(now.at(key))));
+      differences.push_back(fmt::format("{} {} (here {})", flag_of(name), show(then[key]), show(now.at(key))));
   }
   return differences;
 }

@@ -25,6 +25,47 @@ std::vector<std::string_view> allowed_words(const Field& field) {
   }
 }
 
+/// The word that this spelling stands for.
+std::string canonical(const Field& field, const std::string& text) {
+  std::string_view rest = field.aliases;
+  while (!rest.empty()) {
+    const std::string_view alias = rest.substr(0, rest.find('|'));
+    const size_t equals = alias.find('=');
+    if (alias.substr(0, equals) == text) return std::string(alias.substr(equals + 1));
+    rest.remove_prefix(std::min(alias.size() + 1, rest.size()));
+  }
+  return text;
+}
+
+/// The text in lines of kHelpColumns that begin at column 28, broken after blanks and bars; `line` is the first one's begin.
+std::string wrapped(std::string line, std::string_view text) {
+  constexpr size_t kColumn = 28;
+  std::string lines;
+  line.resize(std::max(line.size() + 1, kColumn), ' ');
+  bool has_words = false;
+  while (!text.empty()) {
+    const std::string_view part = text.substr(0, std::min(text.find_first_of(" |"), text.size() - 1) + 1);
+    const size_t shown = part.size() - (part.ends_with(' ') ? 1 : 0);
+    if (has_words && line.size() + shown > kHelpColumns) {
+      lines += line.substr(0, line.find_last_not_of(' ') + 1) + '\n';
+      line.assign(kColumn, ' ');
+    }
+    line += part;
+    has_words = true;
+    text.remove_prefix(part.size());
+  }
+  return lines + line + '\n';
+}
+
+std::string help_of(const Field& field) {
+  const bool words = !allowed_words(field).empty();
+  const std::string value = show_value(field);
+  const std::string standard = value.empty() || is_switch(field) ? "" : fmt::format(" [{}]", value);
+  const std::string flag = fmt::format("  {}{}{}", flag_of(field), words || is_switch(field) ? "" : " ", words ? "" : field.value);
+  if (!words) return wrapped(flag, field.help + standard);
+  return wrapped(flag, field.help) + wrapped("", field.value + standard);
+}
+
 /// The whole text as a number.
 template <class T>
 bool parse_number(std::string_view text, T& value) {
@@ -66,18 +107,20 @@ std::string parse_as(const std::string& text, T& number) {
 
 }  // namespace
 
-std::string flag_of(const Field& field) {
-  std::string flag = std::string("--") + field.name;
+std::string flag_of(std::string_view name) {
+  std::string flag = fmt::format("--{}", name);
   std::replace(flag.begin(), flag.end(), '_', '-');
   return flag;
 }
+
+std::string flag_of(const Field& field) { return flag_of(field.name); }
 
 std::string set_from_text(const Field& field, const std::string& text) {
   return std::visit(
       [&](auto* value) -> std::string {
         using T = std::remove_pointer_t<decltype(value)>;
         if constexpr (std::is_same_v<T, std::string>) {
-          *value = field.canonical != nullptr ? std::string(field.canonical(text)) : text;
+          *value = canonical(field, text);
           return "";
         } else if constexpr (std::is_same_v<T, bool>) {
           if (text != "true" && text != "false") return "must be true or false";
@@ -131,24 +174,21 @@ std::string show_value(const Field& field) {
       field.target);
 }
 
-std::string help_text(std::string_view about, std::span<const FieldGroup> groups) {
+std::string help_text(std::string_view about, std::span<const FieldGroup> groups, bool all) {
+  size_t listed = 0;
+  for (const FieldGroup& group : groups)
+    listed += static_cast<size_t>(std::ranges::count_if(group.fields, [](const Field& f) { return f.first_day; }));
+  const bool some = !all && listed > 0;
   std::string text(about);
-  text +=
-      "  --config FILE             Protobuf text with any of the fields below (underscores for dashes); "
-      "flags win\n"
-      "  --help                    this text\n"
-      "  --version                 version and what was built in\n";
+  text += wrapped("  --config FILE", "Protobuf text of the options below, underscores for dashes; flags have priority");
+  text += wrapped("  --help", listed > 0 ? "most used options" : "all options");
+  if (listed > 0) text += wrapped("  --help-all", "all options");
+  text += wrapped("  --version", "version and compiled backends");
   for (const FieldGroup& group : groups) {
-    text += fmt::format("\n{}\n", group.title);
-    for (const Field& field : group.fields) {
-      const bool words = !allowed_words(field).empty();
-      const std::string flag = flag_of(field) + (words ? "" : fmt::format(" {}", field.value));
-      text += fmt::format("  {:<25} {}", flag, field.help);
-      const std::string value = show_value(field);
-      if (words) text += fmt::format("\n{:28}{}", "", field.value);
-      if (!value.empty() && !is_switch(field)) text += fmt::format(" [{}]", value);
-      text += '\n';
-    }
+    std::string fields;
+    for (const Field& field : group.fields)
+      if (!some || field.first_day) fields += help_of(field);
+    if (!fields.empty()) text += fmt::format("\n{}\n{}", group.title, fields);
   }
   return text;
 }

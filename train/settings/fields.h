@@ -1,8 +1,6 @@
-// A program's settings as a table: the name of each, where its value lies, what it may be, and what --help
-// says.
+// Settings of a program as a table: name, place of the value, allowed values, help.
 //
-// The table is the one list from which flags, the settings' file, --help and the record in metrics and
-// checkpoints are made. Where messages of train/ name a setting, they name its flag: `save_every` is
+// Flags, config file, --help and the JSON in metrics and checkpoints are made from this table. Where messages of train/ name a setting, they name its flag: `save_every` is
 // --save-every. Programs that use a part of train/ call its settings as that part's header does.
 #pragma once
 
@@ -17,13 +15,14 @@
 namespace sherd {
 
 struct Field {
+  using Target =
+      std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*, std::optional<int64_t>*>;
+
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
-  /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
-  /// default.
-  /// An optional number that has none is left to the program, and shown as nothing.
-  std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*, std::optional<int64_t>*>
-      target;
+  /// Where the value is stored; the program's own, which outlives the field. Its first value is the default.
+  /// An optional number without a value is left to the program, and shown as nothing.
+  Target target;
   /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
   /// G; empty: a switch without value.
   const char* value;
@@ -31,8 +30,10 @@ struct Field {
   /// Inclusive bounds of numbers, but of unsigned ones, which have none.
   double low = 0;
   double high = 0;
-  /// For words that have other spellings: gives the one that is kept. Null: every word is kept as it is.
-  std::string_view (*canonical)(std::string_view word) = nullptr;
+  /// Other spellings of words, "other=word|..."; the word is kept.
+  const char* aliases = "";
+  /// Listed by --help; the others by --help-all alone. Without such fields --help lists all.
+  bool first_day = false;
 };
 
 /// Whether a field's value is an optional number.
@@ -48,6 +49,7 @@ struct FieldGroup {
 };
 
 /// "--grad-accum"
+std::string flag_of(std::string_view name);
 std::string flag_of(const Field& field);
 
 /// Sets the field from text; returns what is wrong with the text, empty when it was taken.
@@ -59,9 +61,12 @@ std::string check_value(const Field& field);
 /// The value as flags and messages show it.
 std::string show_value(const Field& field);
 
-/// What --help prints: `about`, then --config, --help and --version, then every group with each flag's help,
-/// words and value, which is the default where nothing was set.
-std::string help_text(std::string_view about, std::span<const FieldGroup> groups);
+/// Columns of a line of help.
+inline constexpr size_t kHelpColumns = 110;
+
+/// Returns what --help or, with `all`, --help-all prints: `about`, the flags of every program, then each group with the
+/// flags' help, words and values, which are the defaults where nothing was set.
+std::string help_text(std::string_view about, std::span<const FieldGroup> groups, bool all);
 
 /// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8
 /// are replaced. What metrics and checkpoints say of a run.

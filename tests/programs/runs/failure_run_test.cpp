@@ -144,7 +144,7 @@ TEST(FailureRun, LeavesTheLastCollectivesOfEveryRankWhereAskedTo) {
 
 TEST(FailureRun, OutputThatDoesNotGetThroughIsAFailure) {
   const std::string full = ">/dev/full 2>" + scratch("full").string();  // a device that is always full
-  for (const Flags& flags : {Flags{"--help"}, Flags{"--version"}, small({"--steps", "1"})}) {
+  for (const Flags& flags : {Flags{"--help"}, Flags{"--help-all"}, Flags{"--version"}, small({"--steps", "1"})}) {
     EXPECT_EQ(exit_code_of(TRAIN_GPT, flags, full), kFailure);
     EXPECT_THAT(read_file(scratch("full")), HasSubstr("train_gpt: the output could not be written"));
   }
@@ -227,7 +227,7 @@ TEST(FailureRun, AThreadThatCannotBeStartedIsExplained) {
 }
 
 TEST(FailureRun, HelpIsNotAnError) {
-  const Finished f = run_train_gpt({"--help"});
+  const Finished f = run_train_gpt({"--help-all"});
   EXPECT_EQ(f.exit_code, 0);
   for (const char* flag : {"--data",         "--ranks",
                            "--strategy",     "--replicas",

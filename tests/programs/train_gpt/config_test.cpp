@@ -10,10 +10,9 @@
 #include <sherd/comm/backend.h>
 #include <sherd/kernels/device/error.h>
 
-#include "config.pb.h"
-#include "config_fields.h"
 #include "launch_flags.h"
 #include "parse_flags.h"
+#include "settings.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {
@@ -437,7 +436,7 @@ TEST(Config, MissingFileIsAnIoError) {
 TEST(Config, HelpListsEveryFlagAndPrintsNothing) {
   ::testing::internal::CaptureStdout();
   ::testing::internal::CaptureStderr();
-  const CommandLine line = parse_line({"--steps", "5", "--help"});
+  const CommandLine line = parse_line({"--steps", "5", "--help-all"});
   EXPECT_EQ(::testing::internal::GetCapturedStdout() + ::testing::internal::GetCapturedStderr(), "");
   ASSERT_TRUE(line.help.has_value());
   TrainConfig any;

@@ -23,6 +23,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 struct Settings {
   int64_t value = 4;  // named as the field of the message that stands for a program's
@@ -33,8 +34,6 @@ struct Settings {
   std::string strategy = "optim";
 };
 
-std::string_view canonical(std::string_view word) { return word == "zero1" ? "optim" : word; }
-
 std::vector<FieldGroup> fields_of(Settings& s) {
   return {{"Training",
            {{"value", &s.value, "N", "some number", 1, 10},
@@ -43,7 +42,7 @@ std::vector<FieldGroup> fields_of(Settings& s) {
           {"Other",
            {{"seed", &s.seed, "N", "of everything"},
             {"quiet", &s.quiet, "", "print errors only"},
-            {"strategy", &s.strategy, "optim|none", "what is sharded", 0, 0, canonical}}}};
+            {"strategy", &s.strategy, "optim|none", "what is sharded", 0, 0, "zero0=none|zero1=optim"}}}};
 }
 
 std::vector<std::string> parse(Settings& s, std::vector<const char*> flags) {
@@ -83,7 +82,7 @@ TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
   const std::string file = folder.write("c.txtpb", "value: 11");
   Settings s;
   const auto problems = parse(s, {"--strategy", "zero9", "--lr", "fast", "--none", "--config", file.c_str()});
-  EXPECT_THAT(problems, ElementsAre("--none: unknown flag; --help lists all", "--lr fast: must be a number",
+  EXPECT_THAT(problems, ElementsAre("--none: unknown flag; --help-all lists all", "--lr fast: must be a number",
                                     file + ": value 11: must be from 1 to 10",
                                     "--strategy zero9: must be one of optim|none"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { throw_problems(problems); }),
@@ -98,11 +97,28 @@ TEST(Fields, HelpAndRecordFollowTheTable) {
   const auto fields = fields_of(s);
   EXPECT_EQ(config_text(fields),
             R"({"value":4,"memory":0,"lr":0.5,"seed":0,"quiet":false,"strategy":"optim"})");
-  EXPECT_THAT(help_text("program: does it\n\n", fields),
+  EXPECT_THAT(help_text("program: does it\n\n", fields, false),
               AllOf(testing::StartsWith("program: does it\n\n  --config FILE"),
                     HasSubstr("\nTraining\n  --value N                 some number [4]\n"),
                     HasSubstr("  --quiet                   print errors only\n"),
                     HasSubstr("what is sharded\n                            optim|none [optim]\n")));
+}
+
+TEST(Fields, HelpListsTheFirstDayAndHelpAllEverythingInShortLines) {
+  int64_t often = 1, seldom = 2;
+  std::string word = "aaaa";
+  const std::string help = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
+  const std::string words = "aaaa|bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|cccccccccccccccccccccccccccccccc|dddddddddddddddddddd";
+  std::vector<FieldGroup> groups = {
+      {"First", {{"often", &often, "N", help.c_str(), 0, 8, "", true}}},
+      {"Rest", {{"seldom", &seldom, "N", "some number", 0, 8}, {"word", &word, words.c_str(), "a word"}}}};
+  const std::string some = help_text("", groups, false), all = help_text("", groups, true);
+  EXPECT_THAT(some, AllOf(HasSubstr("--often N"), HasSubstr("--help-all"), Not(HasSubstr("--seldom")), Not(HasSubstr("Rest"))));
+  EXPECT_THAT(all, AllOf(HasSubstr("--often N"), HasSubstr("\nRest\n  --seldom N"),
+                         HasSubstr("thirteen fourteen\n                            fifteen [1]\n"),
+                         HasSubstr("cccc|\n                            dddddddddddddddddddd [aaaa]\n")));
+  groups[0].fields[0].first_day = false;
+  EXPECT_THAT(help_text("", groups, false), AllOf(HasSubstr("--often N"), HasSubstr("--seldom"), Not(HasSubstr("--help-all"))));
 }
 
 TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
@@ -112,7 +128,7 @@ TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
   EXPECT_EQ(show_value(field), "");
   EXPECT_EQ(check_value(field), "");
   EXPECT_EQ(config_text(groups), R"({"least":null})");
-  EXPECT_THAT(help_text("", groups), HasSubstr("--least X                 the least\n"));
+  EXPECT_THAT(help_text("", groups, true), HasSubstr("--least X                 the least\n"));
   EXPECT_EQ(set_from_text(field, "0"), "");
   EXPECT_EQ(number, 0.0);
   EXPECT_EQ(config_text(groups), R"({"least":0.0})");
