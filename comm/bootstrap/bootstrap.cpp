@@ -25,7 +25,7 @@ constexpr Family kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_
 constexpr Family kPmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"};
 constexpr Family kSlurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID"};
 
-// Slurm's numbers from here on are no steps of srun's but batch scripts, shells of salloc and the like.
+// From here on, Slurm's step numbers are not srun steps but batch scripts, shells of salloc and the like.
 constexpr long kSlurmReservedSteps = 0xfffffff0;
 
 constexpr int kMost = 1 << 20;
@@ -41,7 +41,7 @@ class Reader {
     return value ? value : "";
   }
   bool has(const char* name) const { return !text(name).empty(); }
-  /// Nothing when it is no number in the bounds.
+  /// Nothing when it is not an integer within the bounds.
   std::optional<long> value(const char* name, long least, long most) const {
     const std::string t = text(name);
     char* end = nullptr;

@@ -72,7 +72,7 @@ std::string Store::wait(const std::string& key, std::chrono::milliseconds timeou
     if (auto value = get(key)) return std::move(*value);
     if (Clock::now() > deadline)
       throw CommError(fmt::format(
-          "store: waited {} ms for key {}, which nobody set; look at the other processes of the job, or "
+          "store: waited {} ms for key {}, which no rank set; check the other processes of the job, or "
           "raise the timeout",
           timeout.count(), key));
   }

@@ -5,6 +5,6 @@ set(SHERD_CUDA_SOURCES
   loss.cu matmul.cpp matrices.cu matrix_norms.cu muon.cu newton_schulz.cpp norm.cu normuon.cu optimizer.cu orthogonalize.cu
   polar.cu products.cpp qk_clip.cu queue.cpp random.cu reduce.cu rope.cu route.cu runtime.cpp softmax.cu sort_pairs.cu squares.cu
   symmetric_tiles.cpp table.cpp vocab_parallel.cu)
-# For chips of compute capability 9.0 alone (wgmma), and what stands in for it where nvcc does not compile.
+# For chips of compute capability 9.0 alone (wgmma), and its replacement where nvcc does not compile.
 set(SHERD_HOPPER_SOURCES symmetric_hopper.cu)
 set(SHERD_NO_HOPPER_SOURCES no_symmetric_hopper.cpp)

@@ -36,8 +36,8 @@ class MemorySource {
   virtual void* allocate(int64_t bytes) = 0;
   /// `bytes` as given to allocate().
   virtual void release(void* p, int64_t bytes) noexcept = 0;
-  /// Queued work that may use a block which is released now has numbers up to queued(), and no longer uses it
-  /// when done() has come there (see RunAhead). Both 0: nothing is ever queued.
+  /// Queued operations that may use a block released now have numbers up to queued(). They no longer use it
+  /// when done() has reached that number (see RunAhead). Both 0: operations are never queued.
   virtual int64_t queued() const { return 0; }
   virtual int64_t done() const { return 0; }
   /// Called by a host thread that needs released blocks given back: waits until no queued work uses them. Not
@@ -111,8 +111,8 @@ class Allocator {
   /// The table as text, one line per name and class, with live and held bytes below.
   std::string format_table() const;
 
-  /// Told of every block that was handed out and goes back to the source, before it does: where something
-  /// else still knows its address. On the thread that gives it back. It must not allocate and not throw.
+  /// Called for every block that was handed out and returns to the source, before it does, for holders of the
+  /// block's address. Called on the thread that returns it. It must not allocate and not throw.
   using OnReturn = std::function<void(const void* block, int64_t bytes)>;
   /// In force until the returned object goes, which waits for a call of `f` that is under way. The object
   /// must not outlive the allocator.

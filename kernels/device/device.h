@@ -31,8 +31,8 @@ struct DeviceOptions {
   std::string kernels = "cpu";
   /// Largest number of bytes held, live ones and those kept for reuse; 0 = no limit.
   int64_t memory_limit = 0;
-  /// How far the host may be ahead: pieces of work (kernels, collectives, events) that one stream holds and
-  /// that are not done, and bytes of copies from the host. Whoever queues more waits; see RunAhead.
+  /// How far the host may be ahead: operations (kernels, collectives, events) that one stream holds and that
+  /// are not done, and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
   int64_t max_queued_work = RunAhead::kWork;
   int64_t max_queued_bytes = RunAhead::kBytes;
   /// Which GPU of the process (CUDA).
@@ -55,8 +55,8 @@ class Device {
   /// @throws InvalidArgument for bounds of work or bytes below 1.
   explicit Device(const DeviceOptions& options)
       : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {}
-  /// Writes to stderr the failure of a stream that nobody has heard of, when there has been one and no other
-  /// failure of this device was heard.
+  /// Writes the failure of a stream to stderr when it was never thrown and no other failure of this device
+  /// was reported.
   virtual ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -74,7 +74,7 @@ class Device {
   virtual Allocator& copies() { return staging(); }
   /// How far the host is ahead: bounds and figures.
   RunAhead& run_ahead() { return run_ahead_; }
-  /// All memory that the device has, whoever holds it; 0 where it shares the host's.
+  /// All memory of the device, used or not; 0 where it shares the host's.
   virtual int64_t total_memory() const { return 0; }
   virtual const KernelTable& kernels() const = 0;
   /// The stream that runs the model and the optimizer.
@@ -108,13 +108,13 @@ class Device {
     std::lock_guard lock(host_syncs_mutex_);
     ++host_syncs_[std::this_thread::get_id()];
   }
-  /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
+  /// Human-readable description: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
   virtual std::string describe() const = 0;
 
   /// Where all streams of this device record their work while it is switched on (Trace::set_enabled). Before
   /// any work is submitted.
   void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
-  /// Null when there is none.
+  /// Null without a trace.
   Trace* trace() const { return trace_.get(); }
 
   /// While it is on, a device with a native queue is given work in the order of the host's calls over all its
@@ -125,9 +125,9 @@ class Device {
   void issue_in_order(bool on) { issue_in_order_.store(on, std::memory_order_relaxed); }
   bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
 
-  /// For what the device's own queue does not see, such as a collective that was given up: from now on no
-  /// wait of the host for a device with a native queue returns, and its streams take no more work; each call
-  /// throws `failure`. The first call wins.
+  /// Records a failure that the device's own queue does not see, such as an aborted collective. From now on
+  /// every host wait for a device with a native queue throws `failure`, and so does every call that queues
+  /// work. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
     std::lock_guard lock(failure_mutex_);
     if (!failure_) failure_ = std::move(failure);
@@ -139,12 +139,12 @@ class Device {
     std::rethrow_exception(failure_);
   }
 
-  /// Takes over what a stream failed with that has gone before anybody heard of it. Any thread.
+  /// Takes over the failure of a destroyed stream that has not been thrown yet. Any thread.
   void hand_on(std::shared_ptr<StreamFailure> failure) noexcept;
-  /// @throws the first failure that was handed on and that nobody has heard of yet. compute().synchronize()
-  /// calls it, and so the launcher at the end of a rank.
+  /// @throws the first failure that was handed on and not thrown yet. compute().synchronize() calls it, and
+  /// so does the launcher at the end of a rank.
   void rethrow_unheard();
-  /// A failure of this device has come to somebody's notice: others that follow from it need no mention.
+  /// Marks a failure of this device as reported: others that follow from it need no mention.
   void heard() const noexcept { heard_.store(true); }
 
  private:

@@ -9,7 +9,7 @@ struct DLManagedTensorVersioned;  // <dlpack/dlpack.h>, which callers include fo
 namespace sherd {
 
 /// `t` for another library: the same memory, row-major with explicit strides, device CPU or CUDA with the
-/// device's ordinal. The caller owns the result; whoever has it last calls its deleter, once, on any thread.
+/// device's ordinal. The caller owns the result; its last owner calls the deleter, once, on any thread.
 /// Until then the memory stays allocated (and counted under the name that it has), so that the device must
 /// outlive it.
 ///
@@ -21,9 +21,9 @@ namespace sherd {
 /// @throws InvalidArgument for an undefined tensor.
 DLManagedTensorVersioned* to_dlpack(Stream& stream, const Tensor& t, bool read_only = false);
 
-/// Another library's memory as a tensor of `device`, without a copy. It is no allocation of sherd's, so that
+/// Another library's memory as a tensor of `device`, without a copy. The allocator does not own it, so that
 /// no memory table or limit counts it. The last tensor that shares it calls the deleter, on the thread that
-/// lets it go: work that is queued by then must no longer use the memory (synchronize the stream first).
+/// releases it: operations queued by then must no longer use the memory (synchronize the stream first).
 ///
 /// What the producer has queued must be done, or ordered before `device.compute()` by the caller: nothing
 /// here waits.

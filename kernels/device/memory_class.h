@@ -6,7 +6,8 @@
 
 namespace sherd {
 
-/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are for people.
+/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are
+/// human-readable.
 enum class MemoryClass {
   parameter,   ///< weights in the dtype they are computed with, as they rest between uses
   master,      ///< fp32 weights that the optimizer updates, where they are not the parameters themselves
@@ -16,7 +17,7 @@ enum class MemoryClass {
   buffer,      ///< values of the model that are kept and not trained
   activation,  ///< what forward keeps for backward, and whatever else a model's own code allocates
   message,     ///< what collectives send and receive and nothing else keeps
-  scratch      ///< temporaries of one piece of work, staging memory
+  scratch      ///< temporaries of one operation, staging memory
 };
 
 /// All of them, in the order of the enumeration.

@@ -36,7 +36,7 @@ class NativeQueue {
   virtual ~NativeQueue() = default;
   /// Before any work, on the worker.
   virtual void start() = 0;
-  /// Before each piece of work. @throws what the device has found wrong with the work before, if it has.
+  /// Called before each operation. @throws a failure that the device has found in earlier operations.
   virtual void poll() {}
   /// After the last work, on the worker: waits for the device. Never throws.
   virtual void finish() noexcept = 0;
@@ -59,13 +59,13 @@ class NativeQueue {
   virtual void* scratch(int64_t bytes) = 0;
 };
 
-/// What a piece of work sees while it runs on its stream. On a device with a native queue work only *issues*:
-/// memory it names is touched later, in the order of the queue.
+/// What an operation sees while it runs on its stream. On a device with a native queue operations only
+/// *issue*: memory they name is touched later, in the order of the queue.
 struct ExecutionContext {
   /// Threads a kernel may use (CPU).
   int threads = 1;
-  /// Grow-only scratch memory of the stream, valid until the running piece of work returns (native queue: for
-  /// what this piece of work issues).
+  /// Grow-only scratch memory of the stream, valid until the running operation returns (native queue: for
+  /// what this operation issues).
   std::function<void*(int64_t bytes)> scratch;
   /// Native queue (cudaStream_t) on devices that have one.
   void* native = nullptr;
@@ -126,18 +126,19 @@ struct StreamFailure {
 /// streams runs concurrently unless ordered by record()/wait(). submit/record/wait are called by one host
 /// thread at a time.
 ///
-/// Failure: once a piece of work throws, the stream drops everything after it, its later events fail with the
+/// Failure: once an operation throws, the stream drops everything after it, its later events fail with the
 /// same exception, and streams waiting for those events fail too. A failed stream stays failed (but see
 /// reset_failure()): submit(), record() and wait() rethrow from the moment the host can know, synchronize()
-/// after everything queued has been run or dropped. So a host thread that goes on issuing hears of a failure
-/// at its next call on that stream. Where a native queue runs the work, a failure of the device itself is
-/// known once it has come there (NativeQueue::poll looks before each piece of work), and a failure of a
-/// collective that was given up is thrown by every stream of the device (Device::fail). A stream that is
-/// destroyed with a failure nobody has heard of hands it on to its device, whose compute().synchronize()
-/// throws it (Device::hand_on). Destructors that queue work must expect these throws.
+/// after everything queued has been run or dropped. A host thread that continues to issue therefore gets the
+/// failure at its next call on that stream. Where a native queue runs the operations, a failure of the device
+/// itself is known once the queue has reached it (NativeQueue::poll checks before each operation). The
+/// failure of an aborted collective is thrown by every stream of the device (Device::fail). A stream that is
+/// destroyed with a failure not thrown yet hands it on to its device, whose compute().synchronize() throws it
+/// (Device::hand_on). Destructors that queue work must expect these throws.
 ///
-/// Back-pressure: a stream takes no more than RunAhead::most_work() pieces of work (submit, record and wait
-/// are one each) that are not done; whoever queues more waits. See RunAhead for why that cannot deadlock.
+/// Back-pressure: a stream takes no more than RunAhead::most_work() operations (submit, record and wait are
+/// one each) that are not done; a host thread that queues more waits. See RunAhead for why that cannot
+/// deadlock.
 class Stream {
  public:
   virtual ~Stream() = default;

@@ -23,7 +23,7 @@ class StreamList {
  public:
   void add(Stream& stream);
   void remove(Stream& stream) noexcept;
-  /// Stream::reset_failure() of all of them. Nobody submits work meanwhile. Blocks the host.
+  /// Calls Stream::reset_failure() of all. No thread may submit work meanwhile. Blocks the host.
   StreamFailures reset();
 
  private:

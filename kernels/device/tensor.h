@@ -44,7 +44,8 @@ class Tensor {
   static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype);
 
   bool defined() const { return storage_ != nullptr; }
-  /// Whether this tensor alone owns the memory, so that nobody can miss what was there: no other tensor or view
+  /// Whether this tensor alone owns the memory, so that its content may be overwritten: no other tensor or
+  /// view
   /// shares it, and it is neither an unowned_view() nor from() a source outside nor of_others().
   bool sole_owner() const;
   const Shape& shape() const { return shape_; }
@@ -65,8 +66,8 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t end) const;
   /// Same memory as nbytes() elements of u8.
   Tensor bytes() const;
-  /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are no whole number of them, or
-  /// begin where none may.
+  /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are not a multiple of
+  /// its size, or their start is not aligned for it.
   Tensor as(DType dtype) const;
   /// A view that does not own the memory. Use it where stream order already keeps the owner alive, e.g. for a
   /// collective's buffer that is released only after compute() has waited for the collective (see Device).

@@ -13,7 +13,7 @@
 
 namespace sherd {
 
-/// One piece of work of a stream. Times are microseconds of Trace::now().
+/// One operation of a stream. Times are microseconds of Trace::now().
 struct TraceRecord {
   std::string device, stream, what;
   double begin = 0, end = 0;
@@ -39,7 +39,7 @@ class Trace {
   /// By streams in the order in which they first worked, each in the order of its work. Streams must have
   /// been synchronised; a device's times are read here. @throws what the device failed with.
   std::vector<TraceRecord> records();
-  /// Pieces of work that the limit left out.
+  /// Operations that the limit left out.
   int64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
 
   /// Room for one record more; false when the limit is reached.

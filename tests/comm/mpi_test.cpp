@@ -177,7 +177,7 @@ TEST(SignsOfLife, NameAProcessThatStandsStill) {
     // The one that stood still may find that the other had come before it hears that it has given up.
     EXPECT_TRUE(is_here(1, 2)) << "ended well";
   } catch (const CommError& e) {
-    EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1 (process 1) has given no sign of life for")));
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("no heartbeat from rank 1 (process 1) for")));
   }
 }
 

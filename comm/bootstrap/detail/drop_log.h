@@ -28,7 +28,7 @@ class DropLog {
   static constexpr auto kWindow = std::chrono::seconds(10);
 
   explicit DropLog(StoreLog log) : log_(std::move(log)) {}
-  /// Tells of what was held back.
+  /// Reports the lines held back.
   ~DropLog() { flush(); }
   DropLog(const DropLog&) = delete;
 

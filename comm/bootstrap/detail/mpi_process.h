@@ -12,9 +12,10 @@ namespace sherd {
 /// @throws CommError with MPI's own words for a result of `what` that is not MPI_SUCCESS.
 void check_mpi(int result, const char* what);
 
-/// Initialises MPI when nobody has: for any thread (MPI_THREAD_MULTIPLE, or what the library has), finalised
-/// when the process exits. MPI_Finalize waits for all processes: one that exits with a failure waits for at most
-/// 5 s, for those that hear of it may have gone already. @throws CommError.
+/// Initialises MPI unless it is initialised: for any thread (MPI_THREAD_MULTIPLE, or the library's highest
+/// level), finalised when the process exits. MPI_Finalize waits for all processes. A process that exits with
+/// a failure waits for at most 5 s, since peers that detect the failure may have exited already. @throws
+/// CommError.
 void initialize_mpi();
 
 /// Who this process is in MPI_COMM_WORLD.
@@ -31,7 +32,7 @@ bool mpi_allows_all_threads();
 void mpi_ends_without_finalize() noexcept;
 /// Whether it will exit so.
 bool ends_without_finalize() noexcept;
-/// From now on an exit with code 0 is one with code 1: for a failure that was found when nobody was left to throw it to.
+/// Turns a later exit code 0 into 1, for a failure that is found when no caller is left to throw it to.
 void mpi_ends_badly() noexcept;
 
 /// MPI's blocking calls cannot be left, whatever becomes of the other processes. When a guard has lived for `limit`, the

@@ -36,7 +36,7 @@ Addresses resolve(const std::string& host, int port, int flags, std::string& why
   return {found, &freeaddrinfo};
 }
 
-/// Waits until the socket is ready for `events`; false at the deadline. Looks at least once.
+/// Waits until the socket is ready for `events`; false at the deadline. Polls at least once.
 bool ready(int fd, short events, Socket::Deadline deadline) {
   for (;;) {
     const auto left =

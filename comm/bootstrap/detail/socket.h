@@ -38,7 +38,7 @@ class Socket {
   void prepare() const;
   int local_port() const;
   /// The next connection that waits at this listener, prepared, with its numeric address and port; empty when
-  /// there is none, or on failure with `error`.
+  /// none waits, or on failure with `error`.
   Socket accept(std::string& host, std::string& port, int& error) const;
 
   /// Sends all of it. False on failure or at the deadline, with `why`.

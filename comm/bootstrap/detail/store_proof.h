@@ -8,7 +8,8 @@
 
 namespace sherd::store_proof {
 
-/// store_wire::kNonceBytes bytes that nobody can foretell. @throws CommError when the system gives none.
+/// store_wire::kNonceBytes unpredictable bytes. @throws CommError when the system has no source of
+/// randomness.
 std::string random_bytes();
 
 enum class Role { client, server };

@@ -40,7 +40,7 @@ class StoreSession {
 
   /// -1 for a stranger.
   int rank() const { return rank_; }
-  /// The rank has said goodbye.
+  /// The rank has sent its shutdown message.
   bool leaving() const { return leaving_; }
   /// Nothing of this client is read any more; complaint() says why, pending() may tell the client.
   bool over() const { return state_ == State::over; }

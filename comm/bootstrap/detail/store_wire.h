@@ -59,7 +59,7 @@ std::optional<StoreReply> decode_reply(std::string_view body);
 /// `most`: nothing more can be read then.
 std::optional<std::string> take_frame(std::string& buffer, size_t most, bool& too_long);
 
-/// A text that somebody else sent, fit for a message: no control characters, at most `most` bytes.
+/// A text received from a peer, made fit for a message: no control characters, at most `most` bytes.
 std::string printable(std::string_view text, size_t most);
 
 }  // namespace sherd::store_wire

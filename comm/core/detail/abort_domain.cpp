@@ -130,8 +130,10 @@ std::string AbortDomain::left_message(const std::string& where, const std::vecto
                                       const std::string& more) {
   const bool several = gone.size() > 1;
   return fmt::format(
-      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all ranks' "
-      "loops after equally many batches, or let a rank without data go on with empty ones, each loss being a sum divided by the "
+      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all "
+      "ranks' "
+      "loops after equally many batches, or let a rank without data continue with empty ones, each loss "
+      "being a sum divided by the "
       "number of elements averaged over ranks (sherd::mean_over_ranks(); a mean of nothing is NaN)",
       where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
       several ? "their bodies" : "its body", more);

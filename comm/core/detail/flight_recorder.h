@@ -32,7 +32,7 @@ struct GroupLabel {
 /// One operation of a rank. Times are nanoseconds of the steady clock, 0 before there is one.
 struct FlightRecord {
   enum class State : uint8_t {
-    queued,   // the host has called it; its stream has not come to it
+    queued,   // called by the host; its stream has not reached it
     running,  // waits for its peers or moves data
     handed,   // to the device, which does not tell here when it is done
     done,
@@ -72,8 +72,8 @@ class FlightRecorder {
   void start(int64_t number);
   void end(int64_t number, FlightRecord::State state);
 
-  /// The work of an operation, on the thread that does it. A CommError that leaves it is told where this rank's
-  /// file is.
+  /// Runs the work of an operation, on the thread that does it. Appends the path of this rank's file to a
+  /// CommError that leaves it.
   template <class Work>
   decltype(auto) run(int64_t number, Work work, FlightRecord::State good = FlightRecord::State::done) {
     const Running running(*this, number, good);

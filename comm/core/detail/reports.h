@@ -16,8 +16,8 @@ struct Waiting {
   std::chrono::steady_clock::time_point since;
 };
 
-/// "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" when nobody does.
-/// Of many the first few are named.
+/// "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" without any.
+/// Of many, the first few are named.
 std::string waiting_clause(std::vector<Waiting> waiting);
 
 /// Writes one line to stderr, of the rank that has the lowest number among those in `waiting`: "sherd: split(color 0, key 1)

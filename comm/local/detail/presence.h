@@ -9,8 +9,8 @@
 
 namespace sherd::local {
 
-/// Thread-safe. Counts what each rank has queued on the group's communicator, on whatever stream, so that nobody
-/// needs to know a rank's streams to tell when it is done.
+/// Thread-safe. Counts what each rank has queued on the group's communicator, on whatever stream, so that the
+/// end of its work is known without knowing its streams.
 class Presence {
  public:
   /// All outlive it.

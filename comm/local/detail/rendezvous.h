@@ -16,9 +16,9 @@ namespace sherd::local {
 /// A reusable meeting of `world_ranks.size()` threads. Each enter()s with a slot, works with the slots of
 /// all, and leaves with sync(). Slots of the others may be read from enter() to the last sync().
 ///
-/// Only enter() can fail, and then no rank gets in: it is the last to arrive who decides, for all. Once
-/// inside, no rank waits for anything but its peers inside, so sync() needs no timeout and no abort, and
-/// nobody can leave while a peer still reads its memory. What runs between enter() and sync() must not throw.
+/// Only enter() can fail, and then no rank gets in: the last to arrive decides for all. Once inside, a rank
+/// waits for its peers inside alone, so sync() needs no timeout and no abort, and a rank cannot leave while a
+/// peer still reads its memory. What runs between enter() and sync() must not throw.
 template <class Slot>
 class Rendezvous {
  public:

@@ -98,10 +98,10 @@ class Engine {
   std::shared_ptr<Batch> start(const std::shared_ptr<ProcessGroup>& group, const Reduction& reduction,
                                std::vector<int> processes, std::shared_ptr<const void> keep,
                                std::function<void()> on_done);
-  /// Nobody waits for the batch any more: what it was to receive may stay away.
+  /// Marks a batch that no caller waits for any more: data it was to receive may stay away.
   void abandon(const std::shared_ptr<Batch>& batch);
 
-  /// Somebody waits for letters: the thread looks for them all the time, not only now and then.
+  /// While it exists a caller waits for control messages: the thread polls for them without pauses.
   class Attention {
    public:
     explicit Attention(Engine& engine) : engine_(engine) { engine_.attend(1); }

@@ -66,7 +66,7 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
 
   std::vector<std::string> recover(milliseconds) override {
     throw NotSupported(
-        fmt::format("recover() on rank {}: backend = mpi cannot go on after a failure; end the job and "
+        fmt::format("recover() on rank {}: backend = mpi cannot continue after a failure; end the job and "
                     "resume from the last "
                     "checkpoint (backend = local can recover)",
                     world_rank()));
@@ -114,7 +114,7 @@ void check(const MpiOptions& o, std::span<const std::shared_ptr<Device>> devices
   for (const auto& device : devices)
     if (device->kind() != DeviceKind::cpu)
       throw NotSupported(
-          fmt::format("{} is no CPU: backend = mpi moves the host's memory; use backend = nccl or "
+          fmt::format("{} is not a CPU: backend = mpi moves the host's memory; use backend = nccl or "
                       "backend = local for GPUs",
                       device->label()));
 }

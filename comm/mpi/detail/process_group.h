@@ -30,7 +30,7 @@ bool has_sum(DType dtype, int64_t elements);
 /// what is left goes with MPI.
 class ProcessGroup {
  public:
-  /// Host-blocking; every process of the group calls, and nobody else. `id` is the same on all of them, and
+  /// Host-blocking; every process of the group calls, and no other. `id` is the same on all of them, and
   /// no other group's of the job. MPI's call cannot be left: a process whose peers do not come within `limit`
   /// ends with exit code 1 and a line that says so.
   /// @throws CommError with what MPI says.

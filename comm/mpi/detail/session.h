@@ -61,7 +61,7 @@ class Session {
   /// is never done: its rank counts as one that may still come, for it is about to say why.
   void queued(int world_rank);
   void ran(int world_rank);
-  /// The rank calls nothing any more; the others are told once nothing of it is queued.
+  /// Announces that the rank makes no more calls; sent to the others once nothing of it is queued.
   void leave(int world_rank);
 
   /// A letter about a call has come from another rank.

@@ -54,7 +54,7 @@ std::vector<Call> decode_all(Session& session, const std::vector<std::string>& b
     if (!call)
       session.fail(
           where,
-          fmt::format("{}: what rank {} put into the store is no call; do all ranks run one version?", where,
+          fmt::format("{}: the store's entry of rank {} is not a call; do all ranks run one version?", where,
                       members[i]),
           members[i]);
     calls.push_back(std::move(*call));
@@ -109,7 +109,7 @@ void check_collective(Session& session, const std::string& group, const std::vec
   // all_to_all_v agrees crosswise, which takes a count per rank of everybody.
   std::string reason = comm::disagreement(pointers, world_ranks);
   if (!reason.empty()) session.fail(where, reason);
-  // Everybody has come here, so nobody still reads the call before.
+  // Every rank has reached this call, so none still reads the call before.
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), rank));
 }
 

@@ -48,7 +48,7 @@ class Handle final : public Watched {
   /// NCCL does not do it, the block is kept until the communicator has ended.
   void close_window(const WindowBlock& block) noexcept;
 
-  /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
+  /// Device memory for what the running operation issues, grow-only; not the stream's own scratch memory,
   /// which kernels that read this may use.
   char* scratch(const ExecutionContext& context, int64_t bytes);
   /// Device memory for a barrier; `fresh` when nothing has been written there yet.
@@ -63,7 +63,7 @@ class Handle final : public Watched {
   Progress progress() override;
   std::map<std::string, int64_t> counts() override;
 
-  /// A piece of work that is queued but not yet issued, until the returned object goes.
+  /// Counts an operation as queued but not yet issued, until the returned object is destroyed.
   std::shared_ptr<void> queued();
   bool has_queued() const override { return queued_.load() > 0; }
   /// Issued work that is late when `done` does not come before the deadline.

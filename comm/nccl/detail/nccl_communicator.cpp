@@ -269,7 +269,7 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
         }
       });
   }
-  // The one that failed by itself tells more than those that were told.
+  // A failure of a rank itself says more than those that follow from another's.
   std::exception_ptr told;
   for (const auto& failure : failures) {
     try {

@@ -10,13 +10,13 @@ namespace sherd::nccl {
 namespace {
 
 // A store that does not answer the watchdog for so long is lost, whatever the timeout of calls: the watchdog
-// looks at nothing else meanwhile.
+// checks nothing else meanwhile.
 constexpr std::chrono::seconds kAnswerTime{10};
 
 // How long the notice of a process's end may take after NCCL's own error.
 constexpr std::chrono::milliseconds kNoticeTime{1500};
 
-// Of the watchdog's turns, one in so many asks whether somebody calls the roll.
+// One in so many turns of the watchdog polls for a roll call.
 constexpr int64_t kTurnsPerRollCall = 4;
 
 }  // namespace

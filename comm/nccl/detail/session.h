@@ -23,7 +23,7 @@
 
 namespace sherd::nccl {
 
-/// When a call is given up.
+/// The time at which a call is aborted.
 struct Deadline {
   explicit Deadline(std::chrono::milliseconds t) : timeout(t), time(std::chrono::steady_clock::now() + t) {}
   bool passed() const { return std::chrono::steady_clock::now() > time; }
@@ -46,7 +46,7 @@ class Session {
   int world_rank() const { return world_rank_; }
   const NcclOptions& options() const { return options_; }
 
-  /// Takes a communicator, which the watchdog minds from now on.
+  /// Takes a communicator; the watchdog checks it from now on.
   void watch(std::unique_ptr<Watched> communicator);
 
   /// @throws PeerFailure when the launch has failed.
@@ -58,7 +58,7 @@ class Session {
   /// As AbortDomain::on_failure().
   void on_failure(std::function<void(const std::string& cause)> tell) { domain_.on_failure(std::move(tell)); }
 
-  /// This rank calls nothing any more; the others are told once what it has queued is issued.
+  /// Announces that this rank makes no more calls; sent to the others once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }
   /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they
   /// count under `key`, see Watched::counts(). Number 0: those that have left.
@@ -82,7 +82,7 @@ class Session {
   void run_watchdog();
   /// One turn of it: looks for failures of this rank and of others.
   void poll_peers();
-  /// Records another rank's announced failure as this rank's; false if there is none and this rank has none.
+  /// Records another rank's announced failure as this rank's; false when neither has failed.
   bool adopt_peer_failure();
   void poll_communicators();
   /// Announces this rank's departure, once it has left, and reads those of others.

@@ -12,7 +12,7 @@ namespace sherd::nccl {
 
 /// One block of ncclMemAlloc's, out of which buffers are cut one after the other: blocks are coarse (2 MiB, or
 /// hundreds of them where GPUs share memory by multicast), and so each communicator has one window to make.
-/// NCCL has it back when nobody holds this any more.
+/// Returned to NCCL with the last reference.
 class WindowBlock final : public MemorySource {
  public:
   /// `bytes`: of all buffers that will be asked for, each rounded as Allocator does; rounded up further to the

@@ -16,7 +16,7 @@ class QueueStream final : public Stream {
  public:
   /// Without `native` the worker itself computes, with `threads` threads.
   QueueStream(Device& device, std::string name, int threads, std::unique_ptr<NativeQueue> native = nullptr);
-  /// Runs what is queued, waits for the device, then joins. Hands a failure on that nobody has heard of.
+  /// Runs what is queued, waits for the device, then joins. Hands an unreported failure on to the device.
   ~QueueStream() override;
 
   void submit(const char* what, std::function<void(ExecutionContext&)> work) override;
@@ -49,11 +49,11 @@ class QueueStream final : public Stream {
   void append(Item item, Lock& lock);
   void wait_for_room(Lock& lock);
   void rethrow_failure(Lock& lock);
-  /// Pieces of work that are queued, or issued and not known to be done. Under mutex_.
+  /// Operations that are queued, or issued and not known to be done. Under mutex_.
   int64_t held() const { return static_cast<int64_t>(queue_.size()) + (running_ > 0) + issued_count_; }
   /// Forgets what the native queue has done. Under mutex_.
   void settle();
-  /// Number of the first piece of work that is not done, or RunAhead::kNothing.
+  /// Number of the first operation that is not done, or RunAhead::kNothing.
   int64_t oldest();
 
   void run();
