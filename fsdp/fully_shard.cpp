@@ -53,7 +53,7 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
 }  // namespace
 
 void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  module.visit([](const std::string&, ModuleBase& m) {  // what a root that is gone left behind starts anew
+  module.visit([](const std::string&, ModuleBase& m) {  // drops units of a destroyed root
     if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
   });
   if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
@@ -90,7 +90,7 @@ int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string
   if (chosen.empty())
     throw InvalidArgument(
         "fully_shard_all: no module below this one was chosen; register modules by child() in their parent's "
-        "constructor, and look at the type or the condition");
+        "constructor, and check the type or the condition");
   if (!wrapped.empty())
     throw InvalidArgument(fmt::format("fully_shard_all: {} {} wrapped already; leave them out of the condition",
                                       fmt::join(wrapped, ", "), wrapped.size() == 1 ? "is" : "are"));

@@ -50,7 +50,7 @@ void PrefetchOrder::end_forward(int unit) {
     if (unit == root_) {
       order_ = std::exchange(recording_, {});
     } else if (open(root_) > 0) {
-      ended_.resize(backward_at_);  // what has begun its backward is no part of the next one
+      ended_.resize(backward_at_);  // units that have begun their backward leave the next one
       ended_.push_back(unit);
       backward_at_ = ended_.size();
     }

@@ -77,7 +77,7 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   return wrong;
 }
 
-// Routes to optimizers that nobody gave.
+// Routes to optimizers that are not among those given.
 std::vector<std::string> unknown_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> unknown, wrong;
   for (const Route& r : routing.routes) {

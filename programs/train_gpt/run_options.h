@@ -32,7 +32,7 @@ sherd::Existing existing_export(const TrainConfig& config);
 /// tells before the job is joined: true where it does not.
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
 
-/// Looks at --save, in the process of rank 0 also at --metrics, --log-dir, --loss-svg, --trace, --timeline,
+/// Checks --save, in the process of rank 0 also --metrics, --log-dir, --loss-svg, --trace, --timeline,
 /// --export-weights and --export-hf; writes nothing.
 /// @throws sherd::IoError naming all that cannot be written.
 void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});

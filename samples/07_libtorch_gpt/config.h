@@ -1,4 +1,4 @@
-// What libtorch_gpt may be told: its flags are train_gpt's as far as they mean something here.
+// Flags of libtorch_gpt: those of train_gpt that apply here.
 #pragma once
 
 #include <cstdint>

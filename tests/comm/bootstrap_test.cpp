@@ -242,7 +242,7 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
 }
 
-/// Whether the store of a job of two that is told to listen on `host` answers on `address`.
+/// Whether the store of a job of two with the listening host `host` answers on `address`.
 bool answers(const std::string& host, bool one_host, const std::string& address) {
   const ReservedPort port;
   const auto store = connect_store({0, 2, 0, host, port.number(), one_host}, 1s, {.linger = 1s});

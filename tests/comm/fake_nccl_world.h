@@ -38,7 +38,7 @@ struct Operation {
   nccl::Window* window = nullptr;
   ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
-  std::function<void()> finished;  // called when it is done, or given up
+  std::function<void()> finished;  // called when it is done or aborted
 };
 using Op = std::shared_ptr<Operation>;
 

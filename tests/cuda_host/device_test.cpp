@@ -124,7 +124,7 @@ TEST(CudaQueues, TakeNoMoreWorkThanTheOptionSays) {
   }
 }
 
-// Also of a stream that nobody records on.
+// Also of a stream without recorded events.
 TEST(CudaQueues, TellHowFarTheDeviceIs) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");

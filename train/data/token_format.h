@@ -19,8 +19,8 @@ TokenFormat parse_token_format(std::string_view name);
 
 /// Maps the file; reads its header and, of megatron, the index.
 /// @throws IoError naming the file and what to do: no tokens, half a token at the end, a header that does not
-/// fit the file's size, an index that does not fit its .bin (see read_megatron_index()), a format that cannot
-/// be told.
+/// fit the file's size, an index that does not fit its .bin (see read_megatron_index()), an unrecognized
+/// format.
 TokenFile open_token_file(const std::filesystem::path& path, TokenFormat format = TokenFormat::automatic);
 
 }  // namespace sherd

@@ -29,7 +29,7 @@ struct TokenFile {
 /// once, share among ranks.
 class TokenStream {
  public:
-  /// `source` stands in messages for where the tokens came from.
+  /// `source` names the origin of the tokens in messages.
   TokenStream(std::string source, std::vector<TokenFile> files);
 
   const std::string& source() const { return source_; }

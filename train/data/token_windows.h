@@ -79,7 +79,8 @@ class TokenWindows {
   /// TokenStream::describe() looks), shares, validation files and order.
   std::string describe() const;
   /// Every file as this rank has it, for require_same_copies(): named by the flag with its place in the list, or its path
-  /// below the folder of text. With the shares; not with windows and order, which are no files. @throws IoError.
+  /// below the folder of text. With the shares; without windows and order, which are not files. @throws
+  /// IoError.
   std::vector<FileCopy> copies() const;
 
   /// Writes the window's seq tokens, and to `targets` the token after each.

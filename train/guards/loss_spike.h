@@ -25,8 +25,8 @@ struct LossSpike {
 /// where the losses are normal; neither figure is moved by spikes as long as they are fewer than half of the
 /// window. The second term keeps a run whose losses hardly differ (memorized data) from reporting noise. Only
 /// jumps upwards count. Every finite loss enters the window, spikes too: after W / 2 steps on a new level
-/// that level is the normal one. Nothing is judged before kLeast losses are there, and no loss that is
-/// infinite or NaN (skipped steps tell of those), which does not enter the window, either.
+/// that level is the normal one. Nothing is judged before kLeast losses are there. A non-finite loss is
+/// neither judged nor entered into the window (skipped steps report those).
 ///
 /// Pure arithmetic: fed with the same losses it says the same on every rank. One thread.
 class LossSpikeDetector {

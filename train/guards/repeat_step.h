@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// What a step tells of itself, the same on every rank.
+/// Results of a step, the same on every rank.
 struct StepFigures {
   double loss = 0;
   double grad_norm = 0;
@@ -28,7 +28,8 @@ struct RepeatedStep {
 
 /// Runs `step` twice from the same weights, optimizer state and buffers, and compares loss, gradient norm,
 /// and every element of this rank's weights, optimizer state (with its counters) and buffers, by their bits.
-/// Afterwards they are those of the second run, and so is everything that follows: the run goes on as if its
+/// Afterwards they are those of the second run, and so is everything that follows: the run continues as if
+/// its
 /// step had been done once.
 ///
 /// `step` issues one whole step (backwards, clipping, Optimizer::step()), waits for it, and has the effect of

@@ -22,7 +22,8 @@ std::optional<ArrivalFigures> arrival_figures(const ArrivalTotals& step);
 /// What came since `before`, which may be empty.
 ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
 
-/// Looks at stretches of steps for one rank that is the last to come to most collectives, by more than a part of the
+/// Searches stretches of steps for one rank that is the last to reach most collectives, by more than a part
+/// of the
 /// step's time.
 class SlowRank {
  public:

@@ -12,8 +12,8 @@ namespace sherd {
 struct StopRequestOptions {
   /// Signals that are taken as the wish to stop. SIGKILL and SIGSTOP cannot be.
   std::vector<int> signals;
-  /// How long after the first signal the process may go on; then `expired` is called, on a thread of this
-  /// class. 0: as long as it likes.
+  /// Time that the process may run after the first signal; then `expired` is called, on a thread of this
+  /// class. 0: unlimited.
   std::chrono::milliseconds grace{0};
   /// Begins the lines that this class prints on stderr.
   std::string program;
@@ -38,7 +38,7 @@ class StopRequest {
   /// @throws InvalidArgument when there is one already, when no signal is named, for a signal that cannot be
   /// taken; IoError when the system gives no eventfd.
   explicit StopRequest(StopRequestOptions options);
-  /// Gives the signals back to whoever had them, and ends the grace.
+  /// Restores the former handlers of the signals, and ends the grace.
   ~StopRequest();
   StopRequest(const StopRequest&) = delete;
   StopRequest& operator=(const StopRequest&) = delete;

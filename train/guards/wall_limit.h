@@ -8,14 +8,15 @@
 
 namespace sherd {
 
-/// Fed with what steps and saves took, it knows the latest moment at which a run may still go on. Seconds
-/// count from whatever moment the limit counts from (the program's start, say).
+/// Takes the durations of steps and saves, and computes the latest moment at which a run may still continue.
+/// Seconds count from the moment that the limit counts from (the program's start, say).
 ///
 ///     stop when  now + 2 * step + 1.5 * save > limit
 ///
-/// where step is the longest of the latest 64 steps but the run's first, with its evaluation and whatever
-/// else the loop did, and save is the longest save so far. Two steps, since a step is under way already when
-/// the decision of the one before it is heard. Before a save was measured, one is taken to last a twentieth
+/// where step is the longest of the latest 64 steps but the run's first, with its evaluation and everything
+/// else in the loop, and save is the longest save so far. Two steps, since the next step is already issued
+/// when the decision of the one before it is received. Before a save was measured, a save is taken to last a
+/// twentieth
 /// of the limit, at most a minute: runs whose saves take longer save now and then, so that it is known.
 class WallLimit {
  public:
@@ -36,7 +37,7 @@ class WallLimit {
 
   static constexpr size_t kSteps = 64;
   double limit_;
-  bool warm_ = false;  // the first step is behind
+  bool warm_ = false;  // the first step has completed
   std::deque<double> steps_;
   double first_step_ = 0, save_;
   bool measured_ = false;

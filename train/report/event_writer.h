@@ -21,8 +21,8 @@ namespace sherd {
 class EventWriter {
  public:
   /// Makes the folder and missing ones above it, and a new file in it. Its session starts with step `first` +
-  /// 1: readers drop what files of before say of that step and later ones, be they of the run that this one
-  /// goes on from, or of another one.
+  /// 1: readers drop that step and later ones of earlier files, both of the run that this one resumes and of
+  /// other runs.
   /// @throws IoError.
   EventWriter(const std::filesystem::path& folder, int64_t first);
 

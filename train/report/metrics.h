@@ -31,25 +31,25 @@ namespace sherd {
 ///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
-///                 step before, each rank's time behind the first to come added up; over ranks, and whose is
-///                 the worst. Of the collectives that Communicator::arrivals() tells of on rank 0; missing
-///                 where it tells of none
+///                 step before, each rank's time after the first to come, summed; over ranks, and the rank of
+///                 the worst. Of the collectives that Communicator::arrivals() reports on rank 0; missing
+///                 without any
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
 ///   save_ms       what training waited for a checkpoint before the step, where one was saved
 ///
-/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
-/// not a number, which JSON cannot say, is written as null.
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. NaN and infinities, which
+/// JSON does not have, are written as null.
 class MetricsWriter {
  public:
-  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
-  /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
-  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save
-  /// folder (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file
-  /// without a name from then on.
+  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, appends to an
+  /// existing file (its new config line comes before the new steps). Holds its lock (flock): two runs cannot
+  /// share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save folder
+  /// (SaveLock): the earlier one may be suspended or on an unreachable host, and writes to a file without a
+  /// name from then on.
   /// @param config the settings as a JSON object: config_text().
-  /// @param self of which `run` and `start` are looked at.
+  /// @param self of which `run` and `start` are read.
   /// @throws IoError.
   MetricsWriter(const std::string& path, const std::string& config, bool go_on = false,
                 const LockHolder& self = LockHolder::of_this_process());

@@ -1,4 +1,4 @@
-// Progress of a training run while it goes on.
+// Progress of a running training run.
 #pragma once
 
 #include <chrono>

@@ -20,7 +20,7 @@ struct Timeline {
   std::string title;
   std::vector<TraceRecord> records;  // `device` is the rank; ranks in order
   std::vector<Mark> marks;
-  int64_t left_out = 0;  // pieces of work that are not among the records
+  int64_t left_out = 0;  // operations that are not among the records
 };
 
 enum class WorkKind { compute, gather, reduce, exchange, optimizer, copy };

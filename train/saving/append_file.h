@@ -17,9 +17,9 @@ class AppendFile {
   /// one. Pipes and devices are neither locked nor emptied.
   /// @param what names it in messages: "metrics", of which a record is a "line". Both outlive the object.
   /// @param keep what is in it already; otherwise it is emptied.
-  /// @param takes_over asked when another process holds the file: whether that is an earlier start of this
-  /// run, which may be stopped or on a host that nobody reaches. Then a copy takes the file's name, and what
-  /// the other one still writes goes to the file that has lost its name. Null: that is refused.
+  /// @param takes_over called when another process holds the file: whether that is an earlier start of this
+  /// run, which may be suspended or on an unreachable host. Then a copy takes the file's name, and the other
+  /// process writes to the file that has lost its name. Null: that is refused.
   /// @throws IoError.
   AppendFile(std::string path, const char* what, const char* record, bool keep,
              const std::function<bool()>& takes_over = {});

@@ -64,7 +64,7 @@ void require(const OutputPath& output) {
     case OutputPath::Kind::weights_folder:
       if (const Kind kind = kind_of(detail::without_slash(output.path));
           kind == Kind::file || kind == Kind::other)
-        throw IoError("it exists and is no folder; name a new one");
+        throw IoError("it exists and is not a folder; name a new one");
       return require_export(output.path / "", output.existing);
     case OutputPath::Kind::folder:
       return require_save_folder(output.path);

@@ -1,4 +1,4 @@
-// Whether a run will be able to write what it is asked to, as far as can be told before it begins.
+// Checks of output paths before a run begins.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +28,7 @@ struct OutputPath {
   Existing existing = Existing::refuse;
 };
 
-/// Looks at all of them; writes nothing. @throws IoError naming all that cannot be written.
+/// Checks all of them; writes nothing. @throws IoError naming all that cannot be written.
 void check_outputs(std::span<const OutputPath> outputs);
 
 /// Whether this process has rank 0, which alone writes what is not a checkpoint, of a job that its processes

@@ -21,7 +21,7 @@ struct SavedRun {
   ModuleBase& model;
   /// Null: weights alone.
   const Optimizer* optimizer = nullptr;
-  /// Where the run goes on from; null where it begins.
+  /// The checkpoint that the run resumes; null for a new run.
   const Resumed* resumed = nullptr;
   /// What a checkpoint of this moment holds besides tensors; its step is the one issued last.
   std::function<TrainingState()> state;
@@ -29,7 +29,7 @@ struct SavedRun {
 
 /// What a save that fails (a full disk, weights that are not finite) does to training.
 enum class SaveFailure {
-  warn,  // it goes on and tries again when the next is due
+  warn,  // the run continues and tries again when the next is due
   stop,  // it ends
 };
 
@@ -49,8 +49,8 @@ struct SavingOptions {
   SaveFailure on_failure = SaveFailure::warn;
   /// The step that the run ends with.
   int64_t last_step = 0;
-  /// Asked on every rank alike right before a checkpoint of `step` is begun, when that step is told of and
-  /// none issued after it. False: it is not saved, and not tried again. May be collective. Null: all may be
+  /// Called on every rank alike right before a checkpoint of `step` is begun, when that step is reported and
+  /// no later one is issued. False: it is not saved, and not tried again. May be collective. Null: all may be
   /// saved.
   std::function<bool(int64_t step)> may_save = {};
   /// Asked on every rank alike, collective, after an attempt to save the last step failed: whether to make another one
@@ -68,16 +68,17 @@ class Saving {
   /// Does nothing without a folder. Collective.
   /// @throws NotWritten when another run saves there now, or did (check_save_folder()), or the folder cannot be written to.
   Saving(SavedRun run, SavingOptions options);
-  /// Whether `step` must be told of before after_step(): training waits while it is saved, or while
-  /// SavingOptions::may_save is asked.
+  /// Whether `step` must be reported (told()) before after_step(): training waits while it is saved, or while
+  /// SavingOptions::may_save is called.
   bool stops_after(int64_t step) const;
-  /// Steps up to this one are told of, in the metrics, too: they may be committed.
+  /// Marks the steps up to this one as reported, in the metrics, too: they may be committed.
   void told(int64_t step);
-  /// Training ends early, with `step`, which was issued and told of: after_step() is to take it for the last.
+  /// Training ends early, with `step`, which was issued and reported: after_step() is to take it for the
+  /// last.
   void ends_with(int64_t step) { last_ = step; }
   /// `step` was issued, and none after it: saves when one is due. @returns how long training waited for it,
   /// in ms; nothing when none was due. With `async` training waits neither for the step nor for the
-  /// disk: the step's weights are copied beside the coming step, and written once it is told of; what falls
+  /// disk: the step's weights are copied beside the coming step, and written once it is reported; what falls
   /// due while another checkpoint is being written is saved after the first step that finds that one
   /// finished. The last step waits until everything is on disk. What SavingOptions::may_save takes is part of
   /// the wait.
@@ -92,10 +93,10 @@ class Saving {
   /// One line for each save that has finished since the last call; what failed after its commit becomes a
   /// warning.
   std::vector<std::string> take_lines();
-  /// One for each that has failed, and for what take_lines() found. With `async` ranks may hear of it
-  /// after different steps.
+  /// One for each save that failed, and for what take_lines() found. With `async` ranks may receive it after
+  /// different steps.
   std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
-  /// The longest of the saves that take_lines() told of, in seconds from the call to the commit.
+  /// The longest of the saves that take_lines() reported, in seconds from the call to the commit.
   std::optional<double> longest_save() const { return longest_save_; }
   /// Whether checkpoints are saved at all.
   bool saves() const { return saver_.has_value(); }

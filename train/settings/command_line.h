@@ -39,12 +39,12 @@ GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGr
 void set_given(const GivenFlags& given, std::vector<std::string>& problems);
 
 /// Checks every field's value, wherever it comes from. @returns the names of those that are outside their
-/// words or bounds, after appending a line on each: rules among several fields are told of values that are
-/// good by themselves.
+/// words or bounds, after appending a line on each: rules among several fields then check valid values
+/// alone.
 std::set<std::string_view> check_values(std::span<const FieldGroup> groups, const GivenFlags& given,
                                         std::vector<std::string>& problems);
 
-/// @throws InvalidArgument that holds all problems, a line each; nothing when there are none.
+/// @throws InvalidArgument that holds all problems, a line each; returns when the list is empty.
 void throw_problems(const std::vector<std::string>& problems);
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-// A file of settings: Protobuf text of a message that the program defines.
+// Config file: Protobuf text of a message that the program defines.
 #pragma once
 
 #include <span>

@@ -1,4 +1,4 @@
-// Settings of the run that saved a checkpoint, for a run that goes on from it.
+// Settings stored in a checkpoint, for a run that resumes it.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,7 @@ struct SavedTraining {
 /// the newest of a save folder whose manifest is sound and whose model is finite. Blocks of data are not
 /// read, so a newest checkpoint that turns out to be damaged is passed over by resume() alone. Writes
 /// nothing; of one process.
-/// @throws IoError when there is none, CorruptCheckpoint when the one that `path` names is damaged.
+/// @throws IoError without such a checkpoint, CorruptCheckpoint when the one that `path` names is damaged.
 SavedTraining saved_training(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
 /// Sets the fields with these names to what the saving run's config_text(), its info "config", says of them.

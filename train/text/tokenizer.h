@@ -21,7 +21,7 @@ class Tokenizer {
   /// name), numbers of tokens that are negative, double or far above their count, JSON beyond the limits of all files, more
   /// than 64 Replace steps, and steps that would make the texts of all tokens larger than 4 times the file.
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
-  /// The same of a file's contents; `source` stands in messages.
+  /// The same of a file's contents; `source` names it in messages.
   static std::shared_ptr<const Tokenizer> parse(std::string_view json, const std::string& source);
 
   /// One more than the largest number of a token. A model's vocabulary may be larger (padded).
@@ -55,7 +55,7 @@ class TextStream {
   /// The text that became certain with this token. One that the tokenizer does not know (a model's vocabulary
   /// may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
   std::string add(int32_t token);
-  /// What is still held back; bytes that make no character are U+FFFD. The stream begins anew.
+  /// The bytes still held back; bytes that make no character are U+FFFD. The stream starts over.
   std::string finish();
 
  private:
@@ -64,7 +64,7 @@ class TextStream {
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
-  std::string held_;      // bytes that are no whole characters yet; with ByteFallback, a run of bytes
+  std::string held_;      // bytes that are not whole characters yet; with ByteFallback, a run of bytes
   int64_t stripped_ = 0;  // characters dropped, or -1 when the beginning is over
 };
 

@@ -47,7 +47,7 @@ struct Source {
 /// CheckpointReader::open().
 Source open_source(const std::filesystem::path& path, std::ostream& err);
 
-/// Optimizer state is told by its section or, in files of other programs, by its name ("optim.state.").
+/// Optimizer state is recognized by its section or, in files of other programs, by its name ("optim.state.").
 Section section_of(const Manifest& manifest, const CheckpointTensor& tensor);
 
 }  // namespace sherd::tools

@@ -1,4 +1,4 @@
-// An arrangement for people.
+// Human-readable summary of a layout.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// On how many ranks a run can go on.
+// Number of ranks of a restart.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct RankRules {
   std::string describe() const;
 };
 
-/// The largest number of ranks from `least` to `most` that the rules allow; 0 when there is none.
+/// The largest number of ranks from `least` to `most` that the rules allow; 0 without one.
 int64_t choose_ranks(int64_t most, int64_t least, const RankRules& rules);
 
 }  // namespace sherd::tools

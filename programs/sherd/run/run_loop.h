@@ -28,8 +28,8 @@ struct RunOptions {
 
 /// Runs it to its end; a line on `err` for each start, and one at the end.
 /// @returns 0 when all ranks of a start ended with exit code 0, also after a signal that this process passed
-/// on; 1 when it was given up or stopped, 2 when the program refuses its arguments, or no number of ranks
-/// fits.
+/// on; 1 when it was aborted or stopped; 2 when the program refuses its arguments, or the number of ranks
+/// cannot be met.
 /// @throws IoError, InvalidArgument.
 int run_with_restarts(const RunOptions& options, std::ostream& err);
 

@@ -11,7 +11,7 @@ namespace sherd::tools {
 
 class RunProgress {
  public:
-  /// Looks at the files before a start. `target` outlives it.
+  /// Reads the state of the files before a start. `target` outlives it.
   explicit RunProgress(const RunTarget& target);
   /// Whether a step was finished since: there is a new checkpoint, or a new line of --metrics has a "step".
   /// False where the program has neither.

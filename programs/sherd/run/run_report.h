@@ -14,7 +14,7 @@ struct RankReport {
     started,
     ended,    // with exit code `value`
     killed,   // by signal `value`
-    stopped,  // by signal `value`; it may go on
+    stopped,  // by signal `value`; it may continue
     goes_on,
   };
   Kind kind = Kind::started;

@@ -47,7 +47,7 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
                     HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
                     HasSubstr("--loss-svg /nowhere/loss.svg"), HasSubstr("--trace /nowhere/trace.json"),
                     HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /nowhere/w.safetensors"),
-                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is no folder")));
+                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is not a folder")));
   c = small();
   c.save = folder / "new/run";
   c.metrics = "/dev/null";

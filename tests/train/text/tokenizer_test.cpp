@@ -121,7 +121,7 @@ TEST(Tokenizer, OtherFilesAreRefusedByName) {
   };
   EXPECT_THAT(with("/decoder/type", "WordPiece"),
               AllOf(HasSubstr("t.json"), HasSubstr("'WordPiece'"), HasSubstr("ByteLevel")));
-  EXPECT_THAT(with("/decoder/type", 3), HasSubstr("'type' that is no string"));
+  EXPECT_THAT(with("/decoder/type", 3), HasSubstr("'type' that is not a string"));
   EXPECT_THAT(with("/decoder", nullptr), HasSubstr("'null'"));
   EXPECT_THAT(with("/decoder", {{"type", "Sequence"}, {"decoders", json::array({{{"type", "CTC"}}})}}),
               HasSubstr("Sequence with CTC"));
