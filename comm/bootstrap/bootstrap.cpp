@@ -14,6 +14,7 @@
 namespace sherd {
 namespace {
 
+/// Names of the environment variables of one launcher.
 struct Family {
   const char *rank, *size, *local_rank;
   const char* local_size;  // of processes on this host
@@ -96,6 +97,8 @@ class Reader {
   bool who_and_where_ = false;  // one of them is about the launcher's variables
 };
 
+// The order matters where launchers are nested: torchrun or mpirun inside of a Slurm job sets its own
+// variables beside Slurm's, and the inner launcher knows the rank.
 const Family* family_in(const Reader& reader) {
   const auto present = [&](const Family& f) { return reader.has(f.rank) || reader.has(f.size); };
   const bool step = reader.has(kSlurm.rank) && reader.value("SLURM_STEP_ID", 0, kSlurmReservedSteps - 1);
@@ -105,11 +108,13 @@ const Family* family_in(const Reader& reader) {
   return step ? &kSlurm : nullptr;
 }
 
+// Whether the launcher's variables say that all processes share one host.
 bool on_one_host(const Reader& reader, const Family& family, int size) {
   if (&family == &kSlurm) return reader.value("SLURM_STEP_NUM_NODES", 1, kMost) == 1;
   return reader.value(family.local_size, 1, kMost) == size;
 }
 
+// Steps of one Slurm job are separate jobs here, with ports of their own.
 std::string job_of(const Reader& reader, const Family& family) {
   const std::string job = reader.text(family.job);
   return &family == &kSlurm && !job.empty() ? job + "." + reader.text("SLURM_STEP_ID") : job;
@@ -123,6 +128,7 @@ std::string bare(const std::string& host) {
 
 /// Below the ports that systems give out by themselves; the same for all processes of a job.
 int port_of(const std::string& job) {
+  // FNV-1a: every process computes the same port from the job's name, without communication.
   uint32_t hash = 2166136261;
   for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619;
   return static_cast<int>(20'000 + hash % 10'000);
