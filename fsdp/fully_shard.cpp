@@ -8,6 +8,7 @@
 namespace sherd {
 namespace {
 
+/// Checks the options of all wraps at once. @throws InvalidArgument that lists every problem.
 void check(ModuleBase& root, const FullyShardOptions& root_options) {
   std::vector<std::string> wrong;
   auto check_one = [&](const std::string& name, const Wrap& w) {
@@ -64,6 +65,7 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
     if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
   });
   module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
+  // Inner modules are only marked. The root, which is wrapped last, builds the runtime for all of them.
   if (!module.is_root()) return;
   try {
     check(module, options);
