@@ -1,4 +1,4 @@
-// Where a command of the program writes.
+// Output streams of a command of the program.
 #pragma once
 
 #include <ostream>

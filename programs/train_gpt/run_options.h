@@ -1,4 +1,4 @@
-// What train_gpt's flags mean to the parts of train/ that it is made of.
+// Options of the parts of train/, made from train_gpt's flags.
 #pragma once
 
 #include <sherd/checkpoint/weights.h>

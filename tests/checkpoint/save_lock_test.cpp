@@ -1,4 +1,4 @@
-// Who may save in a folder, and what becomes of one who may no longer.
+// Lock of a save folder: its holders, and the end of a holder that has lost it.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Which backend `auto` is, and what it and the others refuse, over imitated environments.
+// Choice of the backend by `auto`, and refusals of all backends, over imitated environments.
 #include <gmock/gmock.h>
 
 #include <map>

@@ -1,4 +1,4 @@
-// What the parts of the imitated NCCL share: fake_nccl.cpp (its functions), fake_nccl_work.cpp (what
+// Shared state of the parts of the imitated NCCL: fake_nccl.cpp (its functions), fake_nccl_work.cpp (what
 // collectives do), queue_device.cpp (the streams they run on).
 #pragma once
 

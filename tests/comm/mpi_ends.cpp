@@ -1,5 +1,5 @@
-// How processes of mpirun end: two of them make worlds of which one process leaves long before the other, or
-// which are never made. Ends with 0 when all was right.
+// Ends of processes of mpirun: two of them make worlds that one process leaves long before the other, or that
+// are never made. Ends with 0 when all was right.
 #include <fmt/format.h>
 #include <mpi.h>
 

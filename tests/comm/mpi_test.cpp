@@ -1,4 +1,4 @@
-// What is the MPI backend's own: long messages in pieces, waiting that costs no core, options.
+// Properties of the MPI backend alone: long messages in pieces, waiting that costs no core, options.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// How NCCL's backend ends when something fails, and what it says then.
+// Failures of NCCL's backend: its end and its messages.
 #include <gmock/gmock.h>
 
 #include <atomic>

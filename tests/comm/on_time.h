@@ -1,6 +1,5 @@
-// How tests of ranks that are late stay independent of how busy the machine is: ranks wait for signs of each
-// other instead of for a time, and a run in which another rank was late by chance is made again with a longer
-// timeout.
+// Tests of late ranks, independent of the machine's load: ranks wait for signs of each other instead of for a
+// time, and a run in which another rank was late by chance is made again with a longer timeout.
 #pragma once
 
 #include <chrono>

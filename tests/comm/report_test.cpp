@@ -1,4 +1,5 @@
-// What errors say of every rank: who has come and waits, who has not and what it did last; and the files of flight
+// Errors that report every rank: those that wait, those that are missing and their last calls; and the files
+// of flight
 // recorders.
 #include <gmock/gmock.h>
 

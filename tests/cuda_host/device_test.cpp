@@ -1,4 +1,4 @@
-// Which device host threads touch: a thread that has selected none would open a context on GPU 0.
+// Devices that host threads touch: a thread that has selected none would open a context on GPU 0.
 #include <cuda_host/fake.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// What kernels/cuda/hopper.h has for compute capability 9.0, on the host: barriers with phases, copies by the
+// kernels/cuda/hopper.h for compute capability 9.0, imitated on the host: barriers with phases, copies by the
 // copy engine, products of a warpgroup. Addresses, descriptors and the swizzle are those of the PTX manual.
 //
 // Copies are done when nothing else can run, in changing order. Products are computed when they are waited

@@ -1,5 +1,5 @@
-// Where the elements of a tensor-parallel piece lie in the whole parameter, against brute force; and how
-// parameters that are such pieces start.
+// Positions of the elements of a tensor-parallel piece in the whole parameter, against brute force; and
+// initial values of such pieces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// What users of FSDP do with a model, in three steps of training, against PyTorch (tests/golden/usages.json;
-// its README says how that is made), under every strategy; and that the strategies agree.
+// Usages of FSDP in three steps of training, against PyTorch (tests/golden/usages.json; its README says how
+// that is made), under every strategy; and that the strategies agree.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 

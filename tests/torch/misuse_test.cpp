@@ -1,4 +1,4 @@
-// What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+// Misuse of sharded libtorch modules, exceptions, and lifetimes.
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/device.h>

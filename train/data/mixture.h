@@ -1,4 +1,4 @@
-// Which of several sources of data each sequence of a training comes from.
+// Mixture of data sources: the source of each sequence of a training.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// When steps that were skipped end a run.
+// Limit on consecutive skipped steps.
 #pragma once
 
 #include <cstdint>

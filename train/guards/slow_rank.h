@@ -1,4 +1,4 @@
-// Which rank the others wait for.
+// Detection of stragglers: ranks that the others wait for.
 #pragma once
 
 #include <cstdint>

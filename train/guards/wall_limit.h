@@ -1,4 +1,4 @@
-// When a run has to stop so that its last save is done before a limit of time.
+// Wall-clock limit of a run, with time for the last save.
 #pragma once
 
 #include <atomic>

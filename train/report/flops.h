@@ -1,4 +1,4 @@
-// What training a transformer computes, by formula.
+// Floating-point operations of training a transformer, by formula.
 #pragma once
 
 #include <cstdint>

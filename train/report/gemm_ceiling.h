@@ -1,4 +1,4 @@
-// What all ranks together reach in a plain product of matrices: the ceiling that training is compared with.
+// Measured throughput of all ranks in a plain matrix product: the ceiling that training is compared with.
 #pragma once
 
 #include <sherd/comm/communicator.h>

@@ -1,4 +1,4 @@
-// What each rank's memory is used for, beside what it would be without sharding.
+// Memory report: each rank's memory by use, beside what it would be without sharding.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What this process has of the machine's memory, and what of it is whose.
+// Memory of this process, by kind.
 #pragma once
 
 #include <cstdint>

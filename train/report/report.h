@@ -1,4 +1,4 @@
-// What a run tells people: the summary at its end, and numbers in few characters.
+// Human-readable report of a run: the summary at its end, and short number formats.
 #pragma once
 
 #include <cstdint>

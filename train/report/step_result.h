@@ -1,4 +1,4 @@
-// What one training step did.
+// Result of one training step.
 #pragma once
 
 #include <cstdint>

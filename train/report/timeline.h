@@ -1,4 +1,4 @@
-// Who did what when: the records of all ranks' streams as a picture, or for a trace viewer.
+// Timeline: the records of all ranks' streams as a picture, or for a trace viewer.
 #pragma once
 
 #include <cstdint>

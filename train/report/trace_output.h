@@ -1,4 +1,4 @@
-// What all ranks' streams did during some steps, as files: --trace and --timeline.
+// Trace files of all ranks' streams during some steps: --trace and --timeline.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// When checkpoints are saved, and what happens when that fails.
+// Schedule of checkpoint saves, and handling of their failures.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Which tokens a model sees as text becomes longer than it can take.
+// Context window: the tokens that a model sees when the text is longer than its limit.
 #pragma once
 
 #include <cstdint>

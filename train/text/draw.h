@@ -1,4 +1,4 @@
-// Which token comes next, given the model's logits.
+// Sampling of the next token from the model's logits.
 #pragma once
 
 #include <cstdint>

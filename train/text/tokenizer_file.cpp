@@ -1,4 +1,4 @@
-// What a tokenizer.json says, as far as decoding needs it.
+// Reader of tokenizer.json, as far as decoding needs it.
 #include <sherd/train/text/tokenizer.h>
 
 #include <algorithm>

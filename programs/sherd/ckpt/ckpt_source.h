@@ -1,4 +1,4 @@
-// What a path given to `sherd ckpt` means.
+// Paths given to `sherd ckpt`: checkpoints, folders of checkpoints, files of other programs.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// Whether a start of `sherd run` finishes steps, by what the program leaves in its files.
+// Progress of a start of `sherd run`: finished steps, by the files that the program writes.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// What a run reads of --model's folder, before it begins.
+// Files of --model's folder that a run reads before it begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

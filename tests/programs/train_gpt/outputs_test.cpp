@@ -1,4 +1,4 @@
-// What train_gpt writes, looked at before a run begins; and what it says of checkpoints that do not fit.
+// Output paths of train_gpt, checked before a run begins; and its messages about checkpoints that do not fit.
 #include <cstdlib>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// Where the training loop ends a run by itself, triggered on one rank alone.
+// Early ends of the training loop, triggered on one rank alone.
 #include "training_loop.h"
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What stops a run before its last step: lengths of time, the limit, signals, and that all ranks agree.
+// Causes of an early stop: lengths of time, the limit, signals, and that all ranks agree.
 #include <signal.h>
 #include <unistd.h>
 
