@@ -6,7 +6,7 @@
 
 namespace sherd {
 
-/// In bytes.
+/// Longest secret, in bytes.
 constexpr size_t kMostSecret = 4096;
 
 /// The value of SHERD_JOB_SECRET, or the content of the file that SHERD_JOB_SECRET_FILE names, without the

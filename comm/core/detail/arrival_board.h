@@ -10,10 +10,10 @@
 
 namespace sherd::comm {
 
-/// Thread-safe.
+/// Lateness of each world rank, summed over collectives. Thread-safe.
 class ArrivalBoard {
  public:
-  /// `ranks`: of the world.
+  /// `ranks`: size of the world.
   explicit ArrivalBoard(int ranks) : totals_(static_cast<size_t>(ranks)) {}
 
   /// Adds one collective of the group of these world ranks, which arrived at `times` (nanoseconds of any one
