@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Trains for MINUTES with all that usually happens: saves, crashes (kill -9), resumes, ranks that are suspended for a while.
-# Exit
-# code 0 when nothing grew and nothing was lost:
+# Exit code 0 when nothing grew and nothing was lost:
 #
 #   memory       of every process, resident (VmRSS), is flat within 1 %: medians of 10 samples, those after its first minute and
 #                20 saves and those at its end; a process that came to no such point is a failure, too: give it more minutes

@@ -28,8 +28,7 @@ namespace sherd::torch {
 class LocalShards {
  public:
   /// @param skip_non_finite whether step() checks the gradients itself, with one all-reduce over the ranks
-  /// that hold
-  /// them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.
+  /// that hold them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.
   /// @throws InvalidArgument before fully_shard(root).
   explicit LocalShards(::torch::nn::Module& root, bool skip_non_finite = true);
   ~LocalShards();

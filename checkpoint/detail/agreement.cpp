@@ -15,8 +15,7 @@ namespace {
 
 constexpr int64_t kTextBytes = 4096;
 // Ranks wait here for others that read or write files. A slow disk is not a failed peer; failed peers abort
-// the
-// group.
+// the group.
 constexpr std::chrono::hours kSlowestFiles{12};
 
 // Types that cross ranks, by number; CommErrors do not: the group is gone then.

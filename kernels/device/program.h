@@ -11,11 +11,10 @@ std::string version_text(const std::string& program);
 /// OpenMP's threads wait for their next task by spinning. On a machine that runs other programs, too, they
 /// take processors from the threads that compute. libgomp reads the spin count when it is loaded, before
 /// main(). This function therefore starts the program once more, in the same process, with
-/// GOMP_SPINCOUNT=1000
-/// (libgomp's own choice where there are more threads than processors; docs/performance.md has the figures).
-/// Does nothing when GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, or the program was started through the dynamic
-/// loader (ld-linux.so PROGRAM). Call it before anything else; it returns when a restart is not needed or not
-/// possible.
+/// GOMP_SPINCOUNT=1000 (libgomp's own choice where there are more threads than processors;
+/// docs/performance.md has the figures). Does nothing when GOMP_SPINCOUNT or OMP_WAIT_POLICY is set, or the
+/// program was started through the dynamic loader (ld-linux.so PROGRAM). Call it before anything else; it
+/// returns when a restart is not needed or not possible.
 /// @param argv as main() got it.
 void bound_spinning(char** argv);
 

@@ -17,8 +17,7 @@ namespace train_gpt {
 constexpr size_t kMostModelText = size_t{64} << 10;
 
 /// c.model_text as a checkpoint holds it, in its info "model": on one line. Empty: without such a text, or it
-/// is
-/// too long.
+/// is too long.
 std::string text_for_checkpoints(const TrainConfig& c);
 
 /// What a checkpoint says of its run's --model.
@@ -35,8 +34,7 @@ std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved);
 /// exception: a resumed run (`saved`) whose --model is the one that the checkpoint names, because it is not
 /// `given` or the same. Such a run follows the checkpoint's text when the folder is missing, and when the
 /// folder describes another model now and --model was not given. Each difference is a line in `notes`, and so
-/// is a text too long for the
-/// checkpoints that are to be saved.
+/// is a text too long for the checkpoints that are to be saved.
 /// @throws sherd::InvalidArgument as model_source() and sherd::hf::parse_model_config(), also for the checkpoint's
 /// text; sherd::IoError.
 void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, bool given,

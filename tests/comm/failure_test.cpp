@@ -53,8 +53,7 @@ std::string as_text(const std::exception_ptr& thrown) {
 }
 
 /// The errors of the ranks that ended in a CommError, and what run_ranks() threw: of several processes, each
-/// of
-/// which throws its own, the first that does not only report a peer's.
+/// of which throws its own, the first that does not only report a peer's.
 struct Outcome {
   std::vector<std::string> texts;
   std::vector<int> failed_ranks;

@@ -1,6 +1,5 @@
 // Errors that report every rank: those that wait, those that are missing and their last calls; and the files
-// of flight
-// recorders.
+// of flight recorders.
 #include <gmock/gmock.h>
 
 #include <chrono>

@@ -10,8 +10,8 @@
 namespace sherd::test {
 
 /// While this exists the system does not hand out the port, and connections to it are refused. A store that
-/// is given its number can listen on it, on any address of this host: Linux lets sockets
-/// that reuse addresses (Socket::listen does) share a port of which none listens yet.
+/// is given its number can listen on it, on any address of this host: Linux lets sockets that reuse addresses
+/// (Socket::listen does) share a port of which none listens yet.
 class ReservedPort {
  public:
   ReservedPort() {

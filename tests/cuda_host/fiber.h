@@ -7,10 +7,9 @@
 namespace cuda_host {
 
 /// Made, resumed and destroyed by one OS thread. Every switch is reported to AddressSanitizer. To
-/// ThreadSanitizer
-/// all fibers are their OS thread: what runs on them must be compiled without its records of calls and
-/// returns (see CMakeLists.txt), which come in no order here. Fibers of its own it would have, at 100 us a
-/// switch.
+/// ThreadSanitizer all fibers are their OS thread: what runs on them must be compiled without its records of
+/// calls and returns (see CMakeLists.txt), which come in no order here. Fibers of its own it would have, at
+/// 100 us a switch.
 class Fiber {
  public:
   /// `entry(argument)` starts at the first resume() and never returns.

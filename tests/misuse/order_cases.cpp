@@ -74,8 +74,7 @@ enum class Before { forward, backward, clip, update };
 constexpr const char* kBefore[] = {"forward", "backward", "clipping", "the update"};
 
 // All ranks make the stray call, with or without an error, and continue; a step that was spoilt is dropped
-// and made
-// again.
+// and made again.
 Case symmetric_case(Dice& dice) {
   Plan plan = random_plan(dice);
   plan.accumulate = 1;

@@ -258,9 +258,9 @@ Trained train_gan(bool alternating, int ranks, Strategy strategy) {
 // in the file.)
 constexpr double kF32 = 32 * 0x1p-24;
 // PyTorch rounds to bf16 where sherd's kernels do. But a sum that differs in the last bits of f32 may round
-// to the neighbour in bf16: with steps of 2^-8, that happens to one of
-// 10^4 values. A single one of them, tried in PyTorch, moves a weight by up to 1.2e-3 and a loss by 9e-4. So
-// this alone does not distinguish the roundings from none: see GoldenTwoDtypes.
+// to the neighbour in bf16: with steps of 2^-8, that happens to one of 10^4 values. A single one of them,
+// tried in PyTorch, moves a weight by up to 1.2e-3 and a loss by 9e-4. So this alone does not distinguish the
+// roundings from none: see GoldenTwoDtypes.
 constexpr double kBf16 = 0x1p-9;
 
 void expect_near(double got, double want, double bound, const std::string& what) {

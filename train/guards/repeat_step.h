@@ -29,8 +29,7 @@ struct RepeatedStep {
 /// Runs `step` twice from the same weights, optimizer state and buffers, and compares loss, gradient norm,
 /// and every element of this rank's weights, optimizer state (with its counters) and buffers, by their bits.
 /// Afterwards they are those of the second run, and so is everything that follows: the run continues as if
-/// its
-/// step had been done once.
+/// its step had been done once.
 ///
 /// `step` issues one whole step (backwards, clipping, Optimizer::step()), waits for it, and has the effect of
 /// the same call whenever it is called: it sets its own counters (data, random numbers, steps) back before it

@@ -23,8 +23,7 @@ std::optional<ArrivalFigures> arrival_figures(const ArrivalTotals& step);
 ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
 
 /// Searches stretches of steps for one rank that is the last to reach most collectives, by more than a part
-/// of the
-/// step's time.
+/// of the step's time.
 class SlowRank {
  public:
   struct Options {

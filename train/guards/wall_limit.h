@@ -16,8 +16,8 @@ namespace sherd {
 /// where step is the longest of the latest 64 steps but the run's first, with its evaluation and everything
 /// else in the loop, and save is the longest save so far. Two steps, since the next step is already issued
 /// when the decision of the one before it is received. Before a save was measured, a save is taken to last a
-/// twentieth
-/// of the limit, at most a minute: runs whose saves take longer save now and then, so that it is known.
+/// twentieth of the limit, at most a minute: runs whose saves take longer save now and then, so that it is
+/// known.
 class WallLimit {
  public:
   /// @param limit in seconds; 0: none.

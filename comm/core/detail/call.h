@@ -10,8 +10,7 @@
 namespace sherd::comm {
 
 /// Description of a call. Part of the queued operation, which also keeps the tensors' memory alive. Fields
-/// that an operation does not
-/// use keep their defaults, so that agreement is plain comparison.
+/// that an operation does not use keep their defaults, so that agreement is plain comparison.
 struct Call {
   const char* op = "";
   int64_t sequence = 0;  // of this operation on its communicator, from 1

@@ -11,17 +11,17 @@
 
 namespace sherd {
 
-/// One world communicator for each of `devices`, the ranks of this process, ascending. `process_of[r]` is the
-/// process (its rank in MPI_COMM_WORLD) that has world rank r. Every process calls, those without a rank,
-/// too; host-blocking. MPI is initialised (mpi_bootstrap()) and lets any thread call it
+/// Makes one world communicator for each of `devices`, the ranks of this process, ascending. `process_of[r]`
+/// is the process (its rank in MPI_COMM_WORLD) that has world rank r. Every process calls, those without a
+/// rank, too; host-blocking. MPI is initialised (mpi_bootstrap()) and lets any thread call it
 /// (MPI_THREAD_SERIALIZED; with several worlds at a time, or MPI calls of the program's own meanwhile,
 /// MPI_THREAD_MULTIPLE).
 ///
-/// All that Communicator promises holds, bits included. Before data moves, the ranks of a group tell each
-/// other their calls by messages of some hundred bytes, so that different calls fail with both named and late
-/// ranks are named. Sent and received by each of n ranks, beside those, where `size` is the bytes of the
-/// whole: all_gather and reduce_scatter (n-1)/n * size, which no algorithm can go below; all_reduce twice
-/// that; broadcast: at most size received and 2 * size sent; the others what their counts say.
+/// Communicator's contract holds, bits included. Before data moves, the ranks of a group exchange their calls
+/// in messages of some hundred bytes, so that different calls fail with both named and late ranks are named.
+/// Each of n ranks also sends and receives, where `size` is the bytes of the whole: all_gather and
+/// reduce_scatter (n-1)/n * size, the minimum; all_reduce 2x that; broadcast at most size received and 2 *
+/// size sent; the others their counts.
 ///
 /// One thread of the process makes all calls of MPI for the world, none of which blocks. While an operation
 /// is in flight it sleeps between polls; otherwise it sleeps until an operation is queued.
@@ -40,7 +40,7 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
                                                           std::shared_ptr<Store> store,
                                                           const MpiOptions& options = {});
 
-/// Whether this build can.
+/// Returns whether this build has MPI.
 bool has_mpi_backend();
 
 }  // namespace sherd

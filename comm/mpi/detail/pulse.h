@@ -12,13 +12,13 @@
 
 namespace sherd::mpi {
 
-/// Each process writes into the store that it lives, and looks whether the next one does: two small requests
-/// a second, however many processes there are. For one thread.
+/// Publishes this process's heartbeat in the store and checks its successor's: two small requests a second,
+/// for any number of processes. For one thread.
 class Pulse {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `prefix` is the same on all processes. A process is silent that writes nothing for `limit`.
+  /// `prefix` is the same on all processes. A process without a heartbeat for `limit` is reported.
   Pulse(std::shared_ptr<Store> store, std::string prefix, int process, int processes,
         std::chrono::milliseconds limit);
   /// The rank whose heartbeat this one checks; its own when it is alone.

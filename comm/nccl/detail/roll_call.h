@@ -11,7 +11,7 @@
 
 namespace sherd::nccl {
 
-/// How far a rank has come on a communicator.
+/// Progress of a rank on a communicator.
 struct Progress {
   int64_t calls = 0;  // collectives that it has begun to issue
   std::string last;   // the last of them, or ""
@@ -28,9 +28,9 @@ class RollCall {
 
   /// Answers a pending request. @throws as the store does.
   void answer();
-  /// For whom a communicator's call number `calls` (from 1) is late: waits a little for the others' answers,
-  /// or until `stop`. A clause that names who has called less or does not answer; "" when nothing can be
-  /// said.
+  /// Finds the ranks that call number `calls` (from 1) of a communicator waits for: waits a little for the
+  /// others' answers, or until `stop`. Returns a clause that names ranks that have called less or do not
+  /// answer; "" when unknown.
   std::string ask(const std::string& communicator, const std::vector<int>& world_ranks, int64_t calls,
                   const std::function<bool()>& stop);
 

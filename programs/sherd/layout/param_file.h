@@ -30,8 +30,7 @@ struct ParamEntry {
 /// @throws InvalidArgument, one message with every offender: input that is not JSON, or not such a list;
 /// missing, unknown and wrong fields; negative sizes; sizes whose product overflows; duplicate names;
 /// parameters of muon that are neither a matrix (2-D) nor a stack of matrices (3-D); blocks that do not add
-/// up to the
-/// rows.
+/// up to the rows.
 std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source);
 
 /// The same from a file. @throws IoError for one that cannot be read.

@@ -106,8 +106,7 @@ int64_t step_of_the_end(const fs::path& folder, const fs::path& metrics) {
 
 // Stopped at random instants and resumed until it is done, a run has the bits of an uninterrupted one.
 // Where it ends is known only once it was stopped: a loaded machine lets it do many steps before it receives
-// a
-// signal.
+// a signal.
 TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
   const Flags arrangements[] = {{"--ranks", "4", "--strategy", "zero3", "--optimizer", "muon"},
                                 {"--ranks", "4", "--replicas", "2", "--grad-accum", "2", "--async-save"}};

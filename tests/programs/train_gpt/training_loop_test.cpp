@@ -212,8 +212,7 @@ TEST(EvaluationWindows, OfTextAreBoundedUnlessToldOtherwise) {
 }
 
 // A save that was not measured yet is taken to last a minute of an hour, and one and a half times that is
-// kept
-// for it.
+// kept for it.
 TEST_F(TrainingLoop, ALimitOfTimeKeepsRoomForTheSave) {
   config.max_wall = "1h";
   const auto with_seconds_left = [&](int seconds) {

@@ -160,8 +160,7 @@ TEST(Metrics, AFileBelongsToOneRun) {
 }
 
 // As rank 0 of a start that is suspended, or on a host that is cut off: it holds the file and may resume at
-// any
-// time.
+// any time.
 TEST(Metrics, ALaterStartOfTheSameRunTakesTheFileAndTheEarlierOneWritesThereNoMore) {
   const auto start = [](const std::string& run, uint64_t number) {
     LockHolder holder;
