@@ -76,7 +76,7 @@ Socket::~Socket() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-// Keepalive finds a dead host within about 25 s (10 s idle, then 3 probes 5 s apart); without it a
+// Keepalive detects an unreachable host within about 25 s (10 s idle, then 3 probes 5 s apart); without it a
 // connection to a host without power stays open for ever.
 void Socket::prepare() const {
   const int on = 1, idle = 10, interval = 5, count = 3;

@@ -49,7 +49,7 @@ struct Order {
   std::shared_ptr<Batch> batch;         // of the transfers, or of a reduction in `group`
   std::shared_ptr<ProcessGroup> group;
   Reduction reduction;
-  std::shared_ptr<std::string> letter;  // or a letter to `process`
+  std::shared_ptr<std::string> letter;  // or a control message to `process`
   int process = 0;
   bool abandon = false;  // the batch
 };

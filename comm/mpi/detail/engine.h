@@ -116,6 +116,7 @@ class Engine {
 
   /// Receives and drops data from now on, after a failure of the launch, so that its senders complete and may
   /// free their memory.
+  void drain();
   /// Ends the thread when all operations have ended, or after `patience`. Memory that MPI still uses then is
   /// never freed. `together`: every process is known to close, so that MPI's communicator can be freed.
   /// Returns whether all had ended.

@@ -73,7 +73,8 @@ class Reader {
     return numbers;
   }
   [[noreturn]] static void refuse() {
-    throw CommError("MPI: a letter of another version or program came; run the same build on all hosts");
+    throw CommError(
+        "MPI: received a control message of another version or program; run the same build on all hosts");
   }
 
  private:

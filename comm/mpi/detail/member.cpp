@@ -139,7 +139,7 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   const int world = world_ranks_[static_cast<size_t>(withdrawn)];
   if (!domain.aborted())
     domain.fail(lock, world, where,
-                fmt::format("{}: rank {} has given it up and did not say why", where, world));
+                fmt::format("{}: rank {} aborted it without reporting a cause", where, world));
   lock.unlock();
   domain.raise(where);
 }

@@ -66,6 +66,7 @@ class Session {
 
   /// Waits briefly for the store's notice of a failure. The end of a peer appears as NCCL's network error
   /// and, about as soon, as that notice, which names the rank. @throws PeerFailure when it has come.
+  void await_notice(const std::string& where) const;
   /// Returns a clause that names the ranks that call number `calls` of a communicator waits for, or "".
   std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
                             int64_t calls);
