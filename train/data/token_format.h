@@ -1,4 +1,4 @@
-// Token files: which formats there are, and how a file of one is opened.
+// Token file formats, and opening a file.
 #pragma once
 
 #include <filesystem>
@@ -14,7 +14,7 @@ namespace sherd {
 /// - automatic: megatron and llmc are known by their marks; others must be named.
 enum class TokenFormat { automatic, u16, u32, llmc, megatron };
 
-/// Of auto, u16, u32, llmc, megatron. @throws InvalidArgument naming --token-format.
+/// Parses auto, u16, u32, llmc, megatron. @throws InvalidArgument naming --token-format.
 TokenFormat parse_token_format(std::string_view name);
 
 /// Maps the file; reads its header and, of megatron, the index.

@@ -20,15 +20,15 @@ namespace sherd {
 /// known.
 class WallLimit {
  public:
-  /// @param limit in seconds; 0: none.
+  /// @param limit in seconds; 0: unlimited.
   explicit WallLimit(double limit);
 
   double limit() const { return limit_; }
-  /// A step of the loop took so long, without what it waited for saves.
+  /// Adds the duration of a step of the loop, without its waits for saves.
   void step_took(double seconds);
-  /// A save took so long, from its beginning to the commit.
+  /// Adds the duration of a save, from its beginning to the commit.
   void save_took(double seconds);
-  /// The moment from which on the run is to stop. Any thread, as reached().
+  /// Returns the time from which on the run is to stop. Any thread, as reached().
   double latest() const { return latest_.load(std::memory_order_relaxed); }
   bool reached(double now) const { return limit_ > 0 && now >= latest(); }
 

@@ -1,4 +1,4 @@
-// A file that grows by whole records, which wait where the system cannot take them.
+// Append-only file of whole records, which are buffered while the system cannot take them.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// What every record of is there to be read at once. One thread uses it.
+/// Writes each record at once, so that it can be read at once. One thread uses it.
 class AppendFile {
  public:
   /// Opens the file for appending, creates it where it is missing and locks it (flock): two runs cannot share

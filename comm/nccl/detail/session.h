@@ -110,8 +110,7 @@ class Session {
   bool departure_announced_ = false, failure_announced_ = false;  // of the watchdog alone, as the next
   int64_t departures_seen_ = 0;
   mutable std::mutex departures_mutex_;
-  std::map<int, std::map<std::string, int64_t>>
-      departures_;  // counts of the ranks at their departure, by world rank
+  std::map<int, std::map<std::string, int64_t>> departures_;            // counts at departure, by world rank
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
   int64_t turns_ = 0;                                                   // of the watchdog
   std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators
