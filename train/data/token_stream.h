@@ -46,6 +46,7 @@ class TokenStream {
   void read(int64_t first, int64_t count, int32_t* to, int64_t vocab) const;
   /// Reads up to `count` tokens from each file's beginning, to find errors of read() early: most files that
   /// do not fit a vocabulary fail there.
+  void check_beginnings(int64_t count, int64_t vocab) const;
 
   /// Identifies the data: "11714044 bytes, XXH3 0123456789abcdef" of text, whose bytes are all hashed, and
   /// "9000000000 tokens in 3 files, sampled XXH3 0123456789abcdef" of tokens. The sample holds every file's

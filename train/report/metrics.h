@@ -1,4 +1,4 @@
-// The metrics of a run as a file: one JSON object per line.
+// Metrics file of a run: one JSON object per line.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ namespace sherd {
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
-///   save_ms       what training waited for a checkpoint before the step, where one was saved
+///   save_ms       time that training waited for a checkpoint before the step, where one was saved
 ///
 /// Floating-point numbers have 17 significant digits, enough to restore every bit. NaN and infinities, which
 /// JSON does not have, are written as null.
@@ -54,27 +54,27 @@ class MetricsWriter {
   MetricsWriter(const std::string& path, const std::string& config, bool go_on = false,
                 const LockHolder& self = LockHolder::of_this_process());
 
-  /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
-  /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
-  /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
+  /// Appends a line. It is in the file (handed to the system) on return, unless failure() says otherwise:
+  /// lines then wait, and are tried again before the next one and by flush(). Beyond 16 MiB, further lines
+  /// are lost. A regular file never keeps partial lines.
   void write(const StepResult& step);
-  /// A line of a model that was only evaluated: its step, eval_loss and eval_ppl.
+  /// Appends a line of a model that was only evaluated: its step, eval_loss and eval_ppl.
   void write_evaluation(int64_t step, double loss);
   void flush() { file_.flush(); }
-  /// Why the file does not have all lines, and of how many; empty when it has them.
+  /// Returns why lines are missing in the file, and how many; empty when it has all.
   std::string failure() const { return file_.failure(); }
 
  private:
   AppendFile file_;
 };
 
-/// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where
+/// Reads the losses of steps 1, ..., `steps` from a metrics file, for the picture of a resumed run. NaN where
 /// the file (which may be missing) does not have them; the last line of a step counts. Held-out losses are
 /// appended in order of steps.
 void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
                  std::vector<std::pair<int64_t, double>>& held_out);
 
-/// The line of one step, without line break.
+/// Formats the line of one step, without line break.
 std::string format_metrics(const StepResult& step);
 
 }  // namespace sherd

@@ -24,14 +24,14 @@ class AppendFile {
   AppendFile(std::string path, const char* what, const char* record, bool keep,
              const std::function<bool()>& takes_over = {});
 
-  /// Appends a record; it is in the file (handed to the system) when this returns, unless failure() says
-  /// otherwise: records then wait, and are tried again before the next one and by flush(). Of more than 16
-  /// MiB of them those that come after are lost. Parts of records are not left in a regular file.
+  /// Appends a record. It is in the file (handed to the system) on return, unless failure() says otherwise:
+  /// records then wait, and are tried again before the next one and by flush(). Beyond 16 MiB, further
+  /// records are lost. A regular file never keeps partial records.
   void write(std::string_view record);
-  /// The same for what is not counted as a record. @throws IoError when it cannot be written.
+  /// Appends text that does not count as a record. @throws IoError when it cannot be written.
   void write_head(std::string_view head);
   void flush();
-  /// Why the file does not have all records, and of how many; empty when it has them.
+  /// Returns why records are missing in the file, and how many; empty when it has all.
   std::string failure() const;
   const std::string& path() const { return path_; }
 

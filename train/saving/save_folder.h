@@ -1,4 +1,4 @@
-// The folder that a run saves in, and what it may hold already.
+// Save folder of a run, and checks of its previous content.
 #pragma once
 
 #include <functional>
@@ -13,19 +13,19 @@ enum class ResumeParts { all, model, optimizer };
 
 /// Messages name the flags --save, --resume, --resume-parts and --overwrite.
 struct SaveFolder {
-  /// Where checkpoints are saved; empty: nowhere.
+  /// Folder for checkpoints; empty: checkpoints are not saved.
   std::string save = {};
   /// The checkpoint, or the folder of some, that the run resumes; empty: a new run.
   std::string resume = {};
   ResumeParts parts = ResumeParts::all;
   /// The folder may hold another run's checkpoints: they are removed once the first of this run is complete.
   bool overwrite = false;
-  /// In words, for the message that refuses the folder: in what the run that saved differs from this one;
-  /// empty text: in nothing. Null: not known.
+  /// Describes the differences between the run that saved and this one, for the message that refuses the
+  /// folder; empty text: equal. Null: unknown.
   std::function<std::string(const TrainingState& saved)> differences = {};
 };
 
-/// Whether the run resumes a checkpoint in the folder that it saves in.
+/// Returns whether the run resumes a checkpoint in the folder that it saves in.
 bool goes_on_in_save_folder(const SaveFolder& folder);
 
 /// @throws IoError when the folder holds another run's checkpoints, ones that this run does not resume,

@@ -1,9 +1,8 @@
-// A program's settings as a table: the name of each, where its value lies, what it may be, and what --help
-// says.
+// Table of a program's settings: name, location, allowed values and help of each.
 //
-// The table is the one list from which flags, the settings' file, --help and the record in metrics and
-// checkpoints are made. Where messages of train/ name a setting, they name its flag: `save_every` is
-// --save-every. Programs that use a part of train/ call its settings as that part's header does.
+// The table is the only list: flags, the config file, --help and the record in metrics and checkpoints are
+// made from it. Messages of train/ name a setting by its flag: `save_every` is --save-every. Programs that
+// use a part of train/ name its settings as that part's header does.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +18,22 @@ namespace sherd {
 struct Field {
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
-  /// Where the value lies; the program's own, which outlives the field. What it holds at first is the
-  /// default.
-  /// An optional number that has none is left to the program, and shown as nothing.
+  /// Location of the value; the program's own, which outlives the field. Its initial content is the default.
+  /// An optional number without a value is chosen by the program, and shown as empty.
   std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*, std::optional<int64_t>*>
       target;
-  /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
-  /// G; empty: a switch without value.
+  /// Placeholder of the value in --help. "a|b" is the list of allowed words; "BYTES" allows the suffixes K, M
+  /// and G; empty: a switch without value.
   const char* value;
   const char* help;
-  /// Inclusive bounds of numbers, but of unsigned ones, which have none.
+  /// Inclusive bounds of numbers; unsigned numbers have no bounds.
   double low = 0;
   double high = 0;
-  /// For words that have other spellings: gives the one that is kept. Null: every word is kept as it is.
+  /// Maps alternative spellings of words to the stored one. Null: words are stored as given.
   std::string_view (*canonical)(std::string_view word) = nullptr;
 };
 
-/// Whether a field's value is an optional number.
+/// Whether the value of a field is an optional number.
 template <class T>
 inline constexpr bool kIsOptional = false;
 template <class T>
@@ -50,21 +48,22 @@ struct FieldGroup {
 /// "--grad-accum"
 std::string flag_of(const Field& field);
 
-/// Sets the field from text; returns what is wrong with the text, empty when it was taken.
+/// Sets the field from text; returns the error, empty on success.
 std::string set_from_text(const Field& field, const std::string& text);
 
-/// The value is one of the allowed words and inside the bounds: empty, otherwise what is wrong.
+/// Checks that the value is one of the allowed words and inside the bounds; returns the error, empty on
+/// success.
 std::string check_value(const Field& field);
 
-/// The value as flags and messages show it.
+/// Returns the value as flags and messages show it.
 std::string show_value(const Field& field);
 
-/// What --help prints: `about`, then --config, --help and --version, then every group with each flag's help,
-/// words and value, which is the default where nothing was set.
+/// Returns the text of --help: `about`, then --config, --help and --version, then every group with each
+/// flag's help, words and value, which is the default where it was not set.
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups);
 
-/// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8
-/// are replaced. What metrics and checkpoints say of a run.
+/// Returns all values as one JSON object, names as in the table and in its order; bytes of paths that are not
+/// UTF-8 are replaced. Metrics and checkpoints store it.
 std::string config_text(std::span<const FieldGroup> groups);
 
 }  // namespace sherd
