@@ -40,21 +40,21 @@ class RunAhead {
   int64_t most_work() const { return most_work_; }
   int64_t most_bytes() const { return most_bytes_; }
 
-  /// The most that any stream has held at once, and the most bytes that were under way; never above the
-  /// bounds, but for one copy that is larger than most_bytes(), which goes alone.
+  /// Largest number of operations that any stream has held at once, and of bytes in transfer; never above the
+  /// bounds, except for one copy that is larger than most_bytes(), which is transferred alone.
   int64_t peak_work() const { return peak_work_.load(std::memory_order_relaxed); }
   int64_t peak_bytes() const { return peak_bytes_.load(std::memory_order_relaxed); }
-  /// How often a host thread waited for room.
+  /// Number of times that a host thread waited for room.
   int64_t waits() const { return waits_.load(std::memory_order_relaxed); }
 
   /// A number larger than all before, for an operation that is queued now.
   int64_t next() { return queued_.fetch_add(1) + 1; }
   /// The number of the operation queued last on any stream.
   int64_t queued() const { return queued_.load(); }
-  /// All work with this number and those before it is done, on every stream. Asks the streams.
+  /// Returns a number up to which the operations of every stream are done. Asks the streams.
   int64_t done() const;
 
-  /// Bytes that are copied from the host: take() waits for room, give() when the device has them.
+  /// Count bytes copied from the host: take() waits for room; give() is called when the device has them.
   void take(int64_t bytes);
   void give(int64_t bytes) noexcept;
 
