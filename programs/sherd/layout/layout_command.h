@@ -1,4 +1,4 @@
-// `sherd layout`: where every element of a model would lie, and what Muon would do, without running anything.
+// `sherd layout`: positions of a model's elements and Muon's plan, computed without running the model.
 #pragma once
 
 #include <string>

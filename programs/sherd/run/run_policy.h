@@ -10,11 +10,10 @@
 
 namespace sherd::tools {
 
-/// The exit code of a program that has nothing left to do, though something is wrong with what it did:
-/// another start would find no work, and end well. Only under `sherd run`, which sets SHERD_RUN in its
-/// environment.
+/// Exit code of a program that has done all its work, with a failure: another start would find nothing to do,
+/// and end well. Used under `sherd run` only, which sets SHERD_RUN in its environment.
 constexpr int kForGood = 3;
-/// The exit code of a program that could not write a checkpoint or its metrics. Only under `sherd run`, too.
+/// Exit code of a program that could not write a checkpoint or its metrics. Used under `sherd run` only.
 constexpr int kUnsaved = 4;
 
 struct PolicyOptions {
@@ -23,11 +22,12 @@ struct PolicyOptions {
   int64_t max_restarts = 3;
   /// Each rank that was killed or is suspended when a start fails is one less in the next.
   bool shrink = false;
-  /// Ranks that end with this exit code (when it is not 0) are, whatever `shrink` says.
+  /// Ranks that end with this exit code (when it is not 0) are removed from the next start, whatever `shrink`
+  /// is.
   int lost_code = 0;
 };
 
-/// A start that did not end well, as far as it matters to the next.
+/// Failed start, as far as the next one depends on it.
 struct FailedStart {
   int64_t ranks = 1;
   /// All ranks had begun.
@@ -35,8 +35,8 @@ struct FailedStart {
   /// At least one step was finished.
   bool progressed = false;
   double seconds = 0;
-  /// What failed first, so that two failures in the same way are equal; and whether that was a rank that was
-  /// killed, or stopped.
+  /// First failure, as a text that is equal for equal failures; and whether a killed or suspended rank caused
+  /// it.
   std::string way = {};
   bool killed = false;
   /// The exit code of the first failure; -1 without one.
