@@ -216,9 +216,9 @@ TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
   write(std::string(4097, 'x'), 0600);
   EXPECT_THAT(refusal(v), HasSubstr("more than 4096 bytes"));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", folder.path().string()}})),
-              HasSubstr("no regular file"));
+              HasSubstr("not a regular file"));
   ASSERT_EQ(mkfifo((path + "2").c_str(), 0600), 0);
-  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("no regular file"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("not a regular file"));
 }
 
 TEST(Environment, RefusalsNameEverythingThatIsWrong) {

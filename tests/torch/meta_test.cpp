@@ -235,7 +235,7 @@ TEST(TorchMeta, WhatHasNoValuesIsNamed) {
     Mixed model = on_meta<Mixed>(true);
     expect({"unknown, unknown_too", "Resettable"}, [&] { sherd::torch::fully_shard(*model, mesh_of(rank), seeded()); });
     Mixed halved = on_meta<Mixed>(false);
-    expect({"head.bias", "own.scale", "written by nobody"}, [&] {
+    expect({"head.bias", "own.scale", "were not written"}, [&] {
       sherd::torch::fully_shard(*halved, mesh_of(rank), seeded(), [](torch::nn::Module& module) {
         if (auto* e = module.as<torch::nn::Embedding>()) e->reset_parameters();
         if (auto* own = module.as<OwnImpl>()) own->table.zero_();
