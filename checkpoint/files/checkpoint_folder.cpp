@@ -58,7 +58,8 @@ void create_with_parents(const fs::path& path, FileSystem& files) {
   const Kind kind = files.kind(path);
   if (kind == Kind::folder) return;
   if (kind != Kind::none)
-    throw IoError(fmt::format("cannot save checkpoints in '{}': it is there and no folder", path.string()));
+    throw IoError(fmt::format(
+        "cannot save checkpoints in '{}': it exists and is not a folder; choose another", path.string()));
   const fs::path bare = path.has_filename() ? path : path.parent_path();  // without a slash at the end
   if (folder_of(bare) != bare) create_with_parents(folder_of(bare), files);
   files.create_folder(bare);

@@ -281,8 +281,8 @@ TEST(SavingRun, BadPathsAndFlagsAreNamed) {
   };
   expect({"--resume", empty.string()}, 1, empty.string());
   expect({"--resume", "/nowhere/at/all"}, 1, "/nowhere/at/all");
-  expect({"--save", (scratch("text") / "below").string()}, 1, "no folder");
-  expect({"--save", scratch("text").string()}, 1, "no folder");
+  expect({"--save", (scratch("text") / "below").string()}, 1, "not a folder");
+  expect({"--save", scratch("text").string()}, 1, "not a folder");
   expect({"--save", ""}, 2, "--save");
   expect({"--resume", ""}, 2, "--resume");
   expect({"--save-every", "2"}, 2, "--save DIR");

@@ -43,7 +43,7 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   c.export_weights = "/nowhere/w.safetensors";
   c.export_hf = folder / "file";
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c); }),
-              AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " is there and no folder"),
+              AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " exists and is not a folder"),
                     HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
                     HasSubstr("--loss-svg /nowhere/loss.svg"), HasSubstr("--trace /nowhere/trace.json"),
                     HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /nowhere/w.safetensors"),
