@@ -95,15 +95,15 @@ struct CheckpointSaver::Impl {
     double blocked;
     Event copied;
   };
-  std::optional<Snapshot> snapshot;  // that nobody has asked to write yet
+  std::optional<Snapshot> snapshot;  // not requested to be written yet
   Event copied;                      // of the snapshot that is being written
 
   // Rank 0: what all ranks write, and where.
   Manifest whole;
   std::vector<std::vector<CheckpointPiece*>> pieces;  // of `whole`, by file, in the order of the data
   std::optional<CheckpointFolder> folder;
-  uint64_t inherited = 0;             // sequence number of the checkpoint that the run goes on from
-  uint64_t found = 0;                 // the largest sequence number that lay there at the beginning
+  uint64_t inherited = 0;             // sequence number of the checkpoint that the run resumes
+  uint64_t found = 0;                 // the largest sequence number in the folder at the start
   bool replaced = false;              // `overwrite`: what lay there is gone
   std::set<uint64_t> committed;       // of this saver's
   std::vector<int64_t> report_words;  // of each rank: block checksums, and two for each piece
@@ -158,13 +158,13 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
   std::string bytes;
   agreement->run_collectively([&] {
     Manifest part = part_of(plan, tensors);
-    // What all ranks know alike, rank 0 need not hear from all.
+    // Rank 0 needs to receive what all ranks hold alike from one rank only.
     if (agreement->all_equal(fingerprint_of(part)) && !first)
       std::erase_if(part.tensors, [](const CheckpointTensor& t) { return t.pieces.empty(); });
     bytes = encode_part(part);
   });
   const std::vector<std::string> parts = gather_bytes(world, bytes);
-  // Every rank needs the counts: a gather is told all of them.
+  // Every rank needs the counts: gather takes the counts of all ranks.
   std::string counts;
   agreement->run_collectively([&] {
     if (!first) return;
@@ -310,9 +310,8 @@ void CheckpointSaver::Impl::write(const State& complete, Clock::time_point start
       set_report(all);
       report.not_finite = model_not_finite(whole);
       if (options.refuse_not_finite && report.not_finite > 0)
-        throw NotFiniteModel(
-            fmt::format("weights are infinite or no number: {}; a checkpoint of them would be of no use",
-                        not_finite_in_words(whole)));
+        throw NotFiniteModel(fmt::format("weights are non-finite: {}; a checkpoint of them would be unusable",
+                                         not_finite_in_words(whole)));
       commit(temporary, state, report);
     });
     report.step = state.step;

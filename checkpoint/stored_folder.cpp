@@ -43,7 +43,7 @@ std::map<std::string, std::string> read_others(const fs::path& path, FileSystem&
 
 void require_folder(const fs::path& path, FileSystem& files) {
   if (files.kind(path) != Kind::folder)
-    throw IoError(fmt::format("cannot read '{}': it is no folder", path.string()));
+    throw IoError(fmt::format("cannot read '{}': it is not a folder", path.string()));
 }
 
 }  // namespace

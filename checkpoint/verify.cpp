@@ -56,7 +56,7 @@ class Verifier {
   bool read_manifest() {
     try {
       if (files_.kind(root_ / kManifest) == FileSystem::Kind::none)
-        throw CorruptCheckpoint("it is missing: this is no committed checkpoint");
+        throw CorruptCheckpoint("it is missing: this is not a committed checkpoint");
       manifest_ = decode_manifest(
           read_whole(files_, root_ / kManifest, kManifestPrefix + std::numeric_limits<int>::max()));
       return true;

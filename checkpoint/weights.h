@@ -96,9 +96,9 @@ void check_export_path(const std::filesystem::path& path, FileSystem& files = Fi
 /// a tied parameter is enough; where several are present, their values must be equal.
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options = {});
 
-/// Fills the weights from files that store the model in a form of other programs. Each rank reads only the
-/// elements it holds, in runs: the tensor data in LoadReport::counts is no larger than its weights
-/// (checkpoints round up to blocks). Every rank reads all headers and the index.
+/// Fills the weights from files in another program's form. Each rank reads only its elements, in runs: the
+/// tensor data in LoadReport::counts does not exceed its weights (checkpoints round up to blocks).
+/// Every rank reads all headers and the index.
 ///
 /// With options.allow_missing, a parameter keeps its values when any of its stored tensors is missing; report
 /// and messages name stored tensors. LoadReport::ignored has the ignored tensors, so that a program can

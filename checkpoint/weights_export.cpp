@@ -56,8 +56,8 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const E
   });
   for (const OutTensor& t : tensors) write_tensor(stream, all, t, writer ? &*writer : nullptr);
   stream.synchronize();
-  // The other ranks wait until the files are on the medium: who went on to the end of its run would take rank
-  // 0, which may need minutes for that, for lost.
+  // The other ranks wait until the files are on the medium, which may take minutes. A rank that ran to its
+  // end before would take rank 0 for lost.
   bool written = true;
   ranks.run_collectively([&] {
     if (writer) written = writer->finish();

@@ -65,8 +65,8 @@ void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<So
   upload(stream, w.local, values.data());
 }
 
-// A copy that is no copy means a model that is not the one of the parameters. A few neighbouring values show it: a
-// 256th of the tensor, 4096 of it at most.
+// A stored copy that differs from its original means a model with other parameters. A few neighbouring values
+// show it: a 256th of the tensor, at most 4096 values.
 void check_copies(CheckpointReader& reader, const StoredForm& form) {
   for (auto& [name, of] : form.copies) {
     const CheckpointTensor* copy = reader.find(Section::model, name);

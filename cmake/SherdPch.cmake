@@ -24,7 +24,7 @@ function(sherd_use_pch target holder)
     return()
   endif()
   target_precompile_headers(${target} REUSE_FROM ${holder})
-  # Through precompiled headers GCC 12 tells of overlong copies inside std::string that are not there. A build without
+  # With precompiled headers GCC 12 warns of overlong copies inside std::string that do not exist. A build without
   # them has these warnings.
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     target_compile_options(${target} PRIVATE

@@ -21,7 +21,7 @@ function(sherd_own_target target)
       list(APPEND host -Wno-maybe-uninitialized)
     endif()
   else()
-    # Clang tells of each `omp simd` loop that it leaves as it is, which is all of them below -O2.
+    # Clang warns of each `omp simd` loop that it does not vectorize, which is all of them below -O2.
     list(APPEND host -Wno-pass-failed)
   endif()
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${host}>)

@@ -20,8 +20,8 @@ namespace {
 using Worlds = std::vector<std::shared_ptr<Communicator>>;
 using Devices = std::span<const std::shared_ptr<Device>>;
 
-/// The recorders' options of a launch, whose ranks share the store, or are threads of this process where
-/// there is none.
+/// The recorders' options of a launch. Its ranks share the store; without a store they are threads of this
+/// process.
 FlightRecorderOptions flight_recorder(const LaunchOptions& options, Store* store) {
   FlightRecorderOptions flights = options.flight_recorder;
   if (flights.folder.empty() || !flights.launch.empty()) return flights;

@@ -13,7 +13,7 @@ namespace sherd {
 struct BackendSituation {
   DeviceKind device = DeviceKind::cpu;
   Bootstrap bootstrap = Bootstrap::env;
-  /// Whether this build has those backends.
+  /// Backends compiled into this build.
   bool has_mpi = false, has_nccl = false;
 
   /// Returns the situation of these options in this build.

@@ -69,7 +69,7 @@ void run_rank(RankContext& context, const std::function<void(RankContext&)>& bod
   const RankContext own = context;
   try {
     body(context);
-    own.world->leave();  // who waits for a call that is not queued is told at once
+    own.world->leave();  // ranks that wait for a call that is not queued fail at once
     own.device->compute().synchronize();
   } catch (...) {
     failure.add(std::current_exception());
@@ -94,7 +94,7 @@ std::shared_ptr<Device> make_device(const RankDeviceOptions& options, int rank, 
                        .max_queued_bytes = options.max_queued_bytes,
                        .tf32 = options.tf32,
                        .symmetric_products = name_of(options.symmetric_products)};
-  name_of(options.kind);  // refuses what is no enumerator
+  name_of(options.kind);  // throws on an invalid enumerator
   if (options.kind == DeviceKind::cpu) return make_cpu_device(device);
   device.ordinal = gpu % std::max(1, cuda_device_count());
   return make_cuda_device(device);
@@ -137,14 +137,15 @@ void require_gpus(int ranks, const LaunchOptions& options, const Backend& backen
         backends_that([](const Backend& b) { return !b.one_gpu_a_rank; }), gpus, gpus > 1 ? "s" : ""));
 }
 
-/// Kernel threads of a rank that is a process, where nobody says how many.
+/// Kernel threads of a rank that is a process, where neither the options nor the environment set them.
 int threads_of(const LaunchEnvironment& environment, int ranks) {
   return environment.cores > 0 ? environment.cores : std::max(1, available_cores() / ranks);
 }
 
 void launch_process(int ranks, const LaunchOptions& options, const Backend& backend,
                     const std::function<void(RankContext&)>& body) {
-  // The store comes first: a rank that cannot go on then tells the others, which would wait for it.
+  // The store comes first: a rank that cannot continue then reports it to the others, which would wait for
+  // it.
   JobOptions joining = options.job;
   if (backend.joins_by_mpi) joining.bootstrap = Bootstrap::mpi;
   const Job job = join_job(joining, options.timeout);

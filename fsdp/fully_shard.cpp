@@ -8,6 +8,7 @@
 namespace sherd {
 namespace {
 
+/// Checks the options of all wraps at once. @throws InvalidArgument that lists every problem.
 void check(ModuleBase& root, const FullyShardOptions& root_options) {
   std::vector<std::string> wrong;
   auto check_one = [&](const std::string& name, const Wrap& w) {
@@ -53,7 +54,7 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
 }  // namespace
 
 void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  module.visit([](const std::string&, ModuleBase& m) {  // what a root that is gone left behind starts anew
+  module.visit([](const std::string&, ModuleBase& m) {  // drops units of a destroyed root
     if (m.unit_ && !m.unit_->attached()) m.unit_ = nullptr, m.wrap_ = nullptr;
   });
   if (module.wrap_) throw InvalidArgument("fully_shard: this module is wrapped already");
@@ -64,6 +65,7 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
     if (m.runtime_) throw InvalidArgument("fully_shard: the module holds a root that is sharded already");
   });
   module.wrap_ = std::make_shared<Wrap>(Wrap{mesh, options});
+  // Inner modules are only marked. The root, which is wrapped last, builds the runtime for all of them.
   if (!module.is_root()) return;
   try {
     check(module, options);
@@ -90,7 +92,7 @@ int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string
   if (chosen.empty())
     throw InvalidArgument(
         "fully_shard_all: no module below this one was chosen; register modules by child() in their parent's "
-        "constructor, and look at the type or the condition");
+        "constructor, and check the type or the condition");
   if (!wrapped.empty())
     throw InvalidArgument(fmt::format("fully_shard_all: {} {} wrapped already; leave them out of the condition",
                                       fmt::join(wrapped, ", "), wrapped.size() == 1 ? "is" : "are"));

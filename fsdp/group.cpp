@@ -14,10 +14,13 @@
 namespace sherd {
 namespace {
 
+/// Combines digests in order; two equal values do not cancel each other.
 uint64_t mix(uint64_t digest, uint64_t value) {
   return (digest ^ value) * 0x9e3779b97f4a7c15ull + (digest >> 29);
 }
 
+/// Runs the collective that leads from one placement to the other, marked with its purpose, so that ranks
+/// that call for different purposes fail with both named.
 void redistribute(Stream& stream, const std::shared_ptr<Communicator>& comm, const Purpose& purpose,
                   Placement from, Placement to, const Tensor& full, const Tensor& slice) {
   const Serving serving(*comm, purpose);
@@ -129,6 +132,8 @@ std::vector<ParamGroup::Buffer> ParamGroup::buffers() {
   return all;
 }
 
+// Allocates the buffers that no collective uses; those of buffers() exist already. Slots and staging are
+// shared between groups and belong to the runtime.
 void ParamGroup::allocate() {
   const auto make = [&](Tensor& t, BufferUse use) {
     if (const PlannedBuffer* b = plan().find(use))
@@ -156,6 +161,8 @@ void ParamGroup::set_frozen(int p, bool frozen) {
   trains_ = std::find(frozen_.begin(), frozen_.end(), false) != frozen_.end();
 }
 
+// Writes the masters, after an update, to where unshard() reads the weights. Collective over the group's
+// mesh.
 void ParamGroup::publish(Stream& stream, const Staging& staging) {
   // The communication buffer is the stored weights, or staging where the full buffer is a separate one.
   const Tensor whole = rest_.defined() ? rest_ : staging.gather.of(plan().dtype).flat(0, staging_elements());
@@ -177,6 +184,7 @@ void ParamGroup::publish(Stream& stream, const Staging& staging) {
   if (staged_) unpack(stream, resident_, whole);
 }
 
+// `slot` is the full buffer while the unit is in use; its memory passes to another unit after reshard().
 void ParamGroup::unshard(Stream& stream, const Tensor& slot, const Staging& staging) {
   if (!needs_slot()) {
     // Stored unsharded: publish() has gathered the weights already.
@@ -199,6 +207,7 @@ void ParamGroup::open_grad(const Tensor& slot) {
   grads_fresh_ = false;
 }
 
+// Called before a reduction: it reads the full buffer, whose unwritten ranges have undefined content.
 void ParamGroup::settle_grad(Stream& stream, bool last) {
   if (!trains_ || reduce_target(last).is_partial()) return;
   // Walks the written ranges and fills the gaps between them, including padding, in as few fills as possible.
@@ -216,6 +225,8 @@ void ParamGroup::settle_grad(Stream& stream, bool last) {
   fresh_.assign(fresh_.size(), false);
 }
 
+// Reduces the unit's gradient at the end of a backward. Before the last microbatch at most the shard group
+// takes part; its sums add up in grad_part_.
 void ParamGroup::reduce(Stream& stream, bool last, const Staging& staging) {
   if (!trains_) return;
   const Placement target = reduce_target(last);
@@ -267,6 +278,7 @@ void ParamGroup::accumulate(Stream& stream, const Tensor& part) {
 
 void ParamGroup::close_grad() { grad_open_ = Tensor(); }
 
+// Clears marks only: memory is overwritten by the first writer of the next step.
 void ParamGroup::reset_grads() {
   grads_fresh_ = part_fresh_ = true;
   fresh_.assign(fresh_.size(), true);  // also in a buffer that is still open
@@ -331,6 +343,7 @@ Tensor ParamGroup::grad(int p) {
   return target.grad;
 }
 
+// Called by backward code once for each contribution; `beta` says whether the kernel overwrites or adds.
 GradTarget ParamGroup::grad_for_overwrite(int p) {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
   if (frozen(p))
@@ -352,6 +365,7 @@ Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
   return cell.flat(begin, begin + shard_range(p).size());
 }
 
+// Returns the stored pieces of a parameter on this rank, by ranges of the parameter. Views, without a copy.
 std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
   const int64_t held = param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
@@ -398,6 +412,8 @@ DTensor ParamGroup::dtensor(int p) const {
   return DTensor::from_layout(spec_.mesh, sharded_over(), layout_, p, piece);
 }
 
+/// Calls f(offset in the communication buffer, offset in the full buffer, elements) for each contiguous
+/// piece. The communication buffer is ordered by rank, the full buffer by parameter.
 template <class F>
 void ParamGroup::for_pieces(F f) const {
   for (int p = 0; p < static_cast<int>(spec_.params.size()); ++p) {

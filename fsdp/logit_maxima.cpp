@@ -9,6 +9,7 @@
 
 namespace sherd {
 
+// Rows of a fused projection: queries first, then keys.
 AttentionHeads AttentionHeads::fused(std::string name, const Parameter& weight, const Parameter& bias,
                                      int heads, int kv_heads, int head_dim) {
   AttentionHeads all{.name = std::move(name), .heads = heads, .kv_heads = kv_heads, .head_dim = head_dim};
@@ -55,6 +56,7 @@ LogitMaxima::LogitMaxima(AttentionHeads heads) : heads_(std::move(heads)) {
         fmt::format("LogitMaxima of attention '{}': {}", heads_.name, fmt::join(wrong, "; ")));
 }
 
+// Allocated at first use, since the device is not known when the layer is made.
 const Tensor& LogitMaxima::values(Device& device) {
   if (values_.defined()) return values_;
   values_ = Tensor::empty(device, {heads_.heads}, DType::f32, MemoryClass::scratch, "logit maxima");
@@ -62,6 +64,7 @@ const Tensor& LogitMaxima::values(Device& device) {
   return values_;
 }
 
+// 0 is the neutral value: QK-Clip compares maxima with a positive tau only.
 void LogitMaxima::reset() {
   if (values_.defined()) ops::fill(values_.device().compute(), values_, 0);
 }

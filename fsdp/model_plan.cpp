@@ -16,6 +16,8 @@ struct SlotTable {
   int turns;  // slots that units of one height share
 };
 
+/// Assigns the units' buffers of one use to slots, which units at different times of a step share. Returns
+/// the slots.
 std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const SlotTable& table) {
   const BufferUse use = table.slot.use;
   std::vector<SlotNeed> needs;
@@ -91,6 +93,7 @@ std::vector<const GroupPlan*> ModelPlan::groups() const {
   return all;
 }
 
+// Buffers in slots and staging are listed once, as shared; all others belong to one group.
 std::vector<PlannedBuffer> ModelPlan::allocations() const {
   std::vector<PlannedBuffer> all = gather_slots;
   all.insert(all.end(), gradient_slots.begin(), gradient_slots.end());

@@ -5,13 +5,13 @@
 
 namespace sherd {
 
-/// A piece of a model with a hand-written backward. Derived classes describe parameters and children in their
-/// constructor and override forward and backward; everybody else *calls* modules with operator() and
-/// run_backward(), which unshard and reduce around them when the module was wrapped by fully_shard().
-/// (nn/module.h has modules of which only the forward is written.)
+/// A part of a model with a hand-written backward. Derived classes describe parameters and children in their
+/// constructor and override forward and backward. Callers use operator() and run_backward(), which unshard
+/// and reduce around them when the module was wrapped by fully_shard(). (nn/module.h has modules with a
+/// forward alone.)
 ///
-/// An exception that ends a forward or backward passes through; in training, reset_step() then drops what the
-/// step has left behind, before the next one.
+/// An exception that ends a forward or backward passes through; in training, reset_step() then drops the
+/// pending state of the step before the next one.
 class Module : public ModuleBase {
  public:
   /// Queues the computation on the device's compute stream and returns its (pending) result. Called inside

@@ -16,6 +16,7 @@ std::string join(const std::string& prefix, const std::string& name) {
 
 }  // namespace
 
+// Modules may be destroyed in any order: each clears the references of its parent and children to itself.
 ModuleBase::~ModuleBase() {
   if (parent_ != nullptr) std::erase_if(parent_->children_, [&](auto& c) { return c.second == this; });
   for (auto& [name, module] : children_) module->parent_ = nullptr;
@@ -27,6 +28,7 @@ void ModuleBase::visit(const std::function<void(const std::string&, ModuleBase&)
   for (auto& [name, module] : children_) module->visit(f, join(prefix, name));
 }
 
+// A tied parameter appears once, under the name of its first registration.
 std::vector<std::pair<std::string, Parameter>> ModuleBase::named_parameters() const {
   std::vector<std::pair<std::string, Parameter>> all;
   std::unordered_set<const void*> seen;
@@ -37,6 +39,7 @@ std::vector<std::pair<std::string, Parameter>> ModuleBase::named_parameters() co
   return all;
 }
 
+/// Returns (later name, first name) of every handle that is registered more than once.
 template <class Handle>
 std::vector<std::pair<std::string, std::string>> ModuleBase::tied_in(
     std::vector<std::pair<std::string, Handle>> ModuleBase::*registered) const {
@@ -86,6 +89,7 @@ Parameter ModuleBase::param(std::string name, Shape shape, Init init) {
 
 Parameter ModuleBase::tie(std::string name, const Parameter& other) {
   check_name("parameter", name);
+  // A linear search: modules have few parameters of their own.
   for (auto& [existing, p] : parameters_)
     if (existing == name)
       throw InvalidArgument(fmt::format("two parameters of one module are named '{}'", name));
@@ -117,6 +121,7 @@ void ModuleBase::child(std::string name, ModuleBase& module) {
   children_.emplace_back(std::move(name), &module);
 }
 
+// Names are the keys of checkpoints, so they are unique over parameters, buffers and their tied names.
 void assign_names(ModuleBase& root) {
   std::unordered_set<std::string> names;
   const auto claim = [&](const char* what, const std::string& name) {

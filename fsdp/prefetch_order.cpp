@@ -8,6 +8,7 @@ namespace sherd {
 PrefetchOrder::PrefetchOrder(int units, int prefetch)
     : root_(units), prefetch_(static_cast<size_t>(prefetch)), units_(static_cast<size_t>(units) + 1) {}
 
+// A unit may be open several times, for instance recomputed inside of its own backward.
 int PrefetchOrder::open_backwards(int unit) const {
   const auto& uses = at(unit).uses;
   return static_cast<int>(std::count_if(uses.begin(), uses.end(), [](const Use& u) { return u.backward; }));
@@ -45,12 +46,13 @@ std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, ForwardKi
   return ahead;
 }
 
+// A forward of the root that ends makes its order the one that the next forward is prefetched by.
 void PrefetchOrder::end_forward(int unit) {
   if (!innermost(unit)->recomputes) {
     if (unit == root_) {
       order_ = std::exchange(recording_, {});
     } else if (open(root_) > 0) {
-      ended_.resize(backward_at_);  // what has begun its backward is no part of the next one
+      ended_.resize(backward_at_);  // units that have begun their backward leave the next one
       ended_.push_back(unit);
       backward_at_ = ended_.size();
     }
@@ -59,6 +61,7 @@ void PrefetchOrder::end_forward(int unit) {
   cancelled_.reset();
 }
 
+// Backward prefetches by the order in which forwards have ended, from the last one.
 std::vector<int> PrefetchOrder::begin_backward(int unit) {
   std::vector<int> ahead = ahead_of_backward(unit);
   open_use(unit, {.backward = true, .due_before = due(unit)});
@@ -71,8 +74,11 @@ void PrefetchOrder::end_backward(int unit) {
   cancelled_.reset();
 }
 
+// Undoes a begin, as if the call had not been made.
 void PrefetchOrder::take_back(int unit) { at(unit).due = close_use(unit).due_before; }
 
+// Ends a use that an exception has left. A lost backward leaves gradients incomplete: the step is broken
+// until reset().
 void PrefetchOrder::cancel(int unit) {
   const Use use = close_use(unit);
   if (!use.backward) at(unit).due = use.due_before;
@@ -110,6 +116,8 @@ std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
     if (open(root_) == 0) return {};
     recording_.push_back(unit);
     const size_t at = recording_.size() - 1;
+    // Prefetching stops at the first unit that differs from the recorded order, until the next forward of
+    // the root.
     follows_order_ = follows_order_ && at < order_.size() && order_[at] == unit;
   }
   if (!follows_order_) return {};
@@ -122,6 +130,8 @@ std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
 
 std::vector<int> PrefetchOrder::ahead_of_backward(int unit) {
   if (unit != root_) {
+    // Units may have ended several times; the nearest end before the current position belongs to this
+    // backward.
     size_t at = backward_at_;
     while (at > 0 && ended_[at - 1] != unit) --at;
     if (at == 0) return {};

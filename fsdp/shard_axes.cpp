@@ -16,6 +16,8 @@ struct Flattened {
   int ranks = 1, index = 0;
 };
 
+/// Numbers the ranks of several dimensions row by row, in the order of `names`. Dimensions that the mesh
+/// lacks count as one rank.
 Flattened flatten(const std::vector<MeshAxis>& mesh, const std::vector<std::string>& names) {
   Flattened f;
   for (auto& name : names) {
@@ -56,6 +58,7 @@ ShardAxes ShardAxes::of(std::vector<MeshAxis> mesh, const std::vector<std::strin
   a.divisor = gradient_ranks > 0 ? gradient_ranks : inner.ranks * outer.ranks;
   a.shard = std::move(inner.names);
   a.replicate = std::move(outer.names);
+  // The dimensions over which a kind of value is sharded: inner ones first.
   const auto split = [&](Placement PlacementRow::*what) {
     std::vector<std::string> names;
     if ((a.inner.*what).is_shard()) names = a.shard;
@@ -80,6 +83,7 @@ std::vector<std::string> ShardAxes::spread_over(const std::optional<TensorShard>
   return with_cut(state_split, cut);
 }
 
+// Ranks with equal coordinates along all other dimensions hold the same piece; `index` numbers them.
 Holders ShardAxes::holders_of(std::vector<std::string> split, const std::optional<TensorShard>& cut) const {
   const std::vector<std::string> spread = with_cut(std::move(split), cut);
   Holders h;

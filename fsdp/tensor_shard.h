@@ -51,7 +51,7 @@ struct GlobalRun {
 Shape global_shape(const Shape& local, const TensorShard& shard);
 /// Returns the number of leading elements of the local parameter that are not padding.
 int64_t held_elements(const Shape& local, const TensorShard& shard);
-/// Returns the part of a local interval before element `end`; empty at `end` if there is none.
+/// Returns the part of a local interval before element `end`; empty at `end` without one.
 ParamRange clipped(ParamRange range, int64_t end);
 /// Returns the places of a local interval's elements in the global parameter, in local order. Runs are merged
 /// where they are contiguous in both. `blocks` as declared on the local shape.

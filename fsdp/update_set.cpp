@@ -19,6 +19,7 @@ UpdateSet::UpdateSet(std::shared_ptr<UpdateSets> sets, const std::vector<Paramet
     std::vector<bool>& members = members_[&p.group()];
     members.resize(p.group().params().size(), false);
     members[static_cast<size_t>(p.index_in_group())] = true;
+    // Gradients may be final already when the optimizer is made between backward and its first step.
     ready_ = ready_ || p.group().grad_final(p.index_in_group());
   }
   if (!twice.empty())
@@ -68,6 +69,7 @@ std::vector<std::string> UpdateSets::alone(const std::vector<ParamGroup*>& group
   return names;
 }
 
+// Returns the sets whose parameters got no gradient in this step, or are all frozen.
 std::vector<const UpdateSet*> UpdateSets::left_out(const std::vector<ParamGroup*>& groups) const {
   std::set<const UpdateSet*> touched, frozen;  // the latter: all of it
   std::vector<const UpdateSet*> all, out;

@@ -15,7 +15,7 @@ WeightsChange::~WeightsChange() {
   if (in_update_) runtime_->weights_torn();
   try {
     runtime_->end_change(*this, set_, false);
-  } catch (...) {  // a stream that failed tells it again to whoever uses it next
+  } catch (...) {  // the next call on a failed stream throws again
   }
 }
 

@@ -10,11 +10,11 @@
 
 namespace sherd::nn {
 
-/// Where a forward stands in a run: what its random numbers are keyed by. The mask of an element depends on
-/// the seed, the step, the site (a name of the place in the model), how often that site was used before in
-/// the forward, and the element's *global* row and column; so one rank with the whole batch and many ranks
-/// with microbatches have the same. Nothing is stored: backward computes the mask again. For resuming, a seed
-/// and a step are the whole state.
+/// Position of a forward in a run: the key of its random numbers. The mask of an element depends on the seed,
+/// the step, the site (a name of the place in the model), how often that site was used before in the forward,
+/// and the element's *global* row and column. So one rank with the whole batch and many ranks with
+/// microbatches have the same mask. Nothing is stored: backward computes the mask again. A seed and a step
+/// are the whole state for resuming.
 ///
 /// Owned by the caller, one for each rank; modules that drop hold a pointer to it.
 ///

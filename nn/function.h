@@ -32,7 +32,7 @@ Var function(const std::vector<Var>& inputs, const std::function<Tensor(Stream&)
              std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,
              const std::vector<Parameter>& parameters = {}, const char* name = __builtin_FUNCTION());
 
-/// The same with any number of outputs: not defined() is the gradient of one that nobody used.
+/// The same with any number of outputs: the gradient of an unused output is not defined().
 std::vector<Var> functions(const std::vector<Var>& inputs,
                            const std::function<std::vector<Tensor>(Stream&)>& forward,
                            std::function<std::vector<Gradient>(Stream&, const BackwardCall&)> backward,

@@ -16,12 +16,12 @@ namespace sherd::nn {
 ///     logits = model(prompt rows, &cache);      // each layer: rope(.first_position = layer.length()), then
 ///     logits = model(one row, &cache);          //             attention(.cache = &layer)
 ///
-/// A forward of t rows takes them for the next t positions. Each layer's attention() appends its rows and so
-/// moves that layer's length; whoever needs positions (learned ones, rotary angles) asks for the length
+/// A forward of t rows takes them for the next t positions. Each layer's attention() appends its rows, which
+/// raises that layer's length. A caller that needs positions (learned ones, rotary angles) reads the length
 /// before that.
 ///
 /// With tensor parallelism each rank's cache has the key heads that the rank has. Owned by one rank's thread;
-/// memory is written on the device's compute stream. It does not slide: positions are part of what is kept,
+/// memory is written on the device's compute stream. It does not slide: keys are stored with their positions,
 /// so a window that moves is run again from position 0 (clear()).
 class KvCache {
  public:

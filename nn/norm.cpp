@@ -12,8 +12,8 @@ using namespace detail;
 
 namespace {
 
-// What add(gradient) adds to the gradient of w, summed over the ranks; of a frozen weight it goes to memory
-// that nobody reads, for the kernels compute it beside that of the rows.
+// Adds the result of add(gradient) to the gradient of w, summed over the ranks. The gradient of a frozen
+// weight goes to scratch memory, because the kernels compute it together with that of the rows.
 template <class F>
 void add_gradient(Stream& s, const TensorParallel& tp, const Parameter& w, const Tensor& beside, F add) {
   const auto write = [&](const GradTarget& target) {

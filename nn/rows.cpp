@@ -100,7 +100,7 @@ std::vector<Var> split_columns(const Var& x, const std::vector<int64_t>& widths)
       [widths, device = &in.device(), shape = in.shape(), dtype = in.dtype()](
           Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         Tensor dx = Tensor::empty(*device, shape, dtype, detail::kActivations);
-        // The columns of a part that nobody used are all that the copies leave.
+        // No copy below writes the columns of an unused part: fill them with zeros.
         for (size_t i = 0; i < widths.size(); ++i)
           if (!call.output(i).defined()) {
             ops::fill(s, dx, 0);

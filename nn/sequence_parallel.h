@@ -43,8 +43,8 @@ struct SequenceRows {
     Var cut, whole;
   };
   Entered enter_both(const Var& x) const;
-  /// The sum of all ranks' y [count, d], which row-parallel layers have just made and nobody else reads, as
-  /// it lies between regions.
+  /// The sum of all ranks' y [count, d], sharded by rows as between regions. y is the output of row-parallel
+  /// layers that has no other consumer.
   Var leave(const Var& y) const;
 };
 

@@ -129,7 +129,7 @@ void Tape::cancel_call() noexcept {
   }
   const size_t begin = open_calls_.back();
   open_calls_.pop_back();
-  // Values keep their numbers: whoever still holds one of these finds no operation behind it.
+  // Values keep their numbers: a Var of one of these that still exists has no operation any more.
   if (!recomputing_) give_up_from(begin + 1);
   nodes_.resize(begin);
 }

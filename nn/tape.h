@@ -34,7 +34,7 @@ class BackwardCall {
 };
 
 /// Backward of a function: adds to the gradients of parameters (Parameter::grad_for_overwrite()) and returns
-/// one gradient for each input, by the order of inputs; not defined() where none is needed or there is none.
+/// one gradient for each input, by the order of inputs; not defined() where it is zero or unused.
 /// It queues its operations on the compute stream and owns the data it needs from forward.
 using Backward = std::function<std::vector<Gradient>(const BackwardCall&)>;
 

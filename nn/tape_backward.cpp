@@ -8,7 +8,7 @@
 
 namespace sherd::nn {
 
-// Recording goes on in the middle of a backward, which has paused it.
+// Resumes recording in the middle of a backward, which has paused it.
 class Tape::Again {
  public:
   Again(Tape& tape, Node& scope) : tape_(tape), scope_(scope), paused_(std::exchange(tape.paused_, 0)) {
@@ -41,7 +41,7 @@ class Tape::Pass {
   }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
-  /// After an exception: the units in use are given back, innermost first, and no step of their models goes on.
+  /// After an exception: reshards the units in use, innermost first; no step of their models continues.
   ~Pass() {
     tape_.running_ = false;
     if (ended_) return;
@@ -120,9 +120,9 @@ class Tape::Pass {
                        [](const Value& v) { return v.gradient.defined(); });
   }
 
-  // The scope's operations are put where the scope was, at the end of what is left of the tape, and the walk goes on
-  // through them. The same operations make the same values in the same order, so that each of the first run has its
-  // like in the second: the gradients that came to the one belong to the other.
+  // The scope's operations are recorded at the scope's place, the end of the remaining tape, and backward
+  // continues through them. The same operations make the same values in the same order, so the k-th value of
+  // the first run corresponds to the k-th of the second, and takes over its gradient.
   void recompute(Node& scope) {
     if (!reached(scope)) {
       // Units inside of others before those, as where the calls are walked through.
@@ -186,7 +186,7 @@ class Tape::Pass {
   }
 
   Tape& tape_;
-  NoGrad no_grad_;  // what a function's backward computes is no part of the tape
+  NoGrad no_grad_;  // a function's backward is not recorded
   std::map<std::shared_ptr<Unit>, int> outstanding_;
   std::vector<OpenCall> open_;
   bool ended_ = false;

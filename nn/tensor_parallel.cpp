@@ -43,8 +43,8 @@ Tensor TensorParallel::all_rows(Stream& s, const Tensor& part, int64_t n) const 
   return all;
 }
 
-// A reduce-scatter has equal slices: where the parts differ, each gets one of the largest part's size, and
-// the row that a smaller part has too many is a zero that nobody reads.
+// A reduce-scatter has equal slices: where the parts differ, each slice has the largest part's size, and the
+// extra row of a smaller part is an unused zero.
 Tensor TensorParallel::own_rows_of_sum(Stream& s, const Tensor& x) const {
   if (size() == 1) return x;
   const int64_t n = x.size(0), width = x.size(1), most = (n + size() - 1) / size();

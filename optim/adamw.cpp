@@ -42,6 +42,7 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
       wrong.push_back(fmt::format("{}: {}", item.param.name(), problem));
   }
   if (!wrong.empty()) throw InvalidArgument(fmt::format("AdamW: {}", fmt::join(wrong, "; ")));
+  // One slot for each parameter: this rank's pieces of both moments, allocated also when they are empty.
   for (auto& item : items) {
     const int64_t n = item.param.shard_range().size();
     const size_t rates = rates_of(item);
@@ -54,6 +55,8 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
   }
+  // Slots with equal rates get adjacent step counters, so that one kernel counts them all. `end` turns from
+  // a count into a running end.
   int64_t begin = 0;
   for (Rates& r : rates_) {
     r.begin = std::exchange(begin, begin + r.end);
@@ -61,6 +64,8 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
   }
   for (Slot& s : slots_) s.counter = rates_[s.rates].end++;
   const auto count = static_cast<int64_t>(slots_.size());
+  // Counters are floats on the device, as PyTorch's checkpoints store them. A skipped step does not advance
+  // them.
   steps_ = Tensor::empty(device, {count}, DType::f32, MemoryClass::optimizer, "optimizer step");
   biases_ = Tensor::empty(device, {count, 2}, DType::f32, MemoryClass::optimizer, "optimizer step");
   ops::fill(device.compute(), steps_, 0);
@@ -76,6 +81,8 @@ size_t AdamW::rates_of(const Item& item) {
   return rates_.size() - 1;
 }
 
+// Two kernels for each set of rates: one advances the counters and computes bias corrections, one updates
+// all parameters with a common dtype of copies.
 void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
   if (slots_.empty()) return;
   for (size_t r = 0; r < rates_.size(); ++r) {
@@ -85,6 +92,7 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
     for (const Slot& s : slots_) {
       const Parameter& p = s.item.param;
       if (s.rates != r || p.frozen()) continue;
+      // Adjacent counters are merged; frozen parameters leave gaps.
       if (!counted.empty() && counted.back().second == s.counter) {
         ++counted.back().second;
       } else {

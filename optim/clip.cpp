@@ -15,6 +15,7 @@
 namespace sherd {
 namespace {
 
+// The words are exact integer sums, equal on all ranks and independent of the order of addition.
 float norm_of(NormKind kind, std::span<const int64_t> words, float largest) {
   if (words[ExactSum::kNonFinite] != 0) return std::numeric_limits<float>::quiet_NaN();
   switch (kind) {
@@ -25,6 +26,8 @@ float norm_of(NormKind kind, std::span<const int64_t> words, float largest) {
   return ExactSum::norm(words);
 }
 
+// Measures the norm over all ranks and scales the gradients on the device. The host waits only with
+// error_if_nonfinite; statistics are filled in when the compute stream has reached them.
 std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set, double max_norm,
                                           const ClipOptions& options) {
   if (!(max_norm >= 0))
@@ -34,11 +37,13 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   Device& device = runtime.device();
   Stream& stream = device.compute();
 
+  // Sums are collective over the mesh; each element counts once, on whatever ranks it is held.
   const GradientSums all = sums_by_dimension(runtime, set, options.norm);
   const Tensor largest = options.norm == NormKind::infinity ? largest_gradient(runtime, set) : Tensor();
   const Tensor factor = Tensor::empty(device, {1}, DType::f32, MemoryClass::scratch, "gradient norm");
   const Tensor skip = Tensor::empty(device, {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   auto stats = std::make_shared<GradientStats>();
+  // In host memory: the kernel's result is copied there, for statistics.
   const Tensor total =
       Tensor::host(device, {ExactSum::kWords}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::clip_factor(stream, factor, total, all.sums, max_norm, skip, options.norm, largest);
@@ -48,6 +53,7 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
     ops::copy(stream, host_largest, largest);
   }
   compare_served(runtime, all.served);
+  // The lambda keeps the tensors and the statistics alive until the device has written them.
   stream.submit("gradient norm", [total, host_largest, stats, kind = options.norm](ExecutionContext& context) {
     context.after([total, host_largest, stats, kind] {
       const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
@@ -66,11 +72,14 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
           device.label(), stats->norm, stats->non_finite,
           elsewhere > stats->non_finite ? ", others of ignored parameters or on single ranks" : ""));
   }
+  // A max_norm of 0 only measures; a factor of 1 leaves the bits of gradients unchanged.
   if (max_norm > 0) ops::scale_by(stream, clipped_pieces(runtime, set), factor);
+  // step() of the optimizers reads this decision instead of summing again.
   set == nullptr ? runtime.set_skip(skip) : set->set_skip(skip);
   return stats;
 }
 
+// Clamping is local: each rank's pieces are final and no other rank's elements are needed.
 void clip_value(ShardRuntime& runtime, const UpdateSet* set, double value) {
   if (!(value >= 0))
     throw InvalidArgument(fmt::format("clip_grad_value: value {} must not be negative", value));
@@ -111,6 +120,7 @@ void skip_unless_finite(ModuleBase& root, const Tensor& loss) {
   ops::cast(stream, value, loss);
   ops::fill(stream, sums, 0);
   ops::accumulate_squares(stream, sums, value);
+  // A step that the gradients have already skipped stays skipped.
   ops::copy(stream, sums.flat(ExactSum::kElsewhere, ExactSum::kElsewhere + 1), runtime.skip());
   const Tensor factor = memory(1, DType::f32), total = memory(ExactSum::kWords, DType::i64);
   const Tensor skip = memory(1, DType::i64);

@@ -12,6 +12,8 @@ namespace {
 
 using namespace role_words;
 
+/// Guesses by name first, then by the structure of the whole model: vocabulary size, last matrix, lists of
+/// layers. Refers to the model.
 class Guesser {
  public:
   explicit Guesser(const std::vector<RoleQuestion>& model) : model_(model) {
@@ -28,6 +30,7 @@ class Guesser {
     const RoleQuestion& q = model_[i];
     const NamedPlace& at = places_[i];
     const size_t dims = q.shape.size();
+    // The order matters: the first kind of evidence that applies decides.
     if (dims < 2) return {Role::vector, "not a matrix"};
     // A table of biases by relative position and a state-space layer's dt_bias are called so, too.
     if (!word_of(at.leaf, {"bias", "biases"}).empty() && !state_space(at) && !(at.bare && embedding(at)))
@@ -45,6 +48,8 @@ class Guesser {
   }
 
  private:
+  // A router chooses experts. Words near the parameter decide; a plain "gate" needs experts beside or above
+  // it.
   Guess router(size_t i) const {
     const NamedPlace& at = places_[i];
     const std::vector<NamePart> above = near(at);
@@ -77,6 +82,7 @@ class Guesser {
         return RoleGuess{Role::router, fmt::format("{}: '{}' beside '{}'", name_of(Role::router),
                                                    at.owner.text, beside.text)};
     }
+    // A matrix of the same shape beside it makes it half of a gated layer (SwiGLU).
     for (size_t j = 0; j < model_.size(); ++j)
       if (j != i && places_[j].prefix == at.prefix && model_[j].shape == model_[i].shape)
         return RoleGuess{Role::hidden, fmt::format("hidden matrix: '{}' as large as '{}'", at.owner.text,
@@ -88,6 +94,7 @@ class Guesser {
     return unsure(Role::router, "a router of experts, or the gate of a layer");
   }
 
+  // A head is outside of layers and last, or has the size of the vocabulary.
   Guess head(size_t i) const {
     const NamedPlace& at = places_[i];
     if (const std::string w = head_word(at.owner); !w.empty()) {
@@ -123,6 +130,8 @@ class Guesser {
     return {};
   }
 
+  // Three dimensions: experts or stacked layers, or the kernel of a convolution. Row blocks and names tell
+  // them apart.
   RoleGuess stack(size_t i) const {
     const NamedPlace& at = places_[i];
     if (model_[i].matrices) return {Role::hidden, "stack of hidden matrices: has row blocks"};
@@ -144,6 +153,7 @@ class Guesser {
     const RoleQuestion& q = model_[i];
     if (q.matrices) return RoleGuess{Role::hidden, "hidden matrix: has row blocks"};
     if (q.shape[0] == 1 || q.shape[1] == 1) return RoleGuess{Role::vector, "one row or column"};
+    // A tied parameter has several names; each may say more than the first.
     for (const std::string& other : q.tied) {
       const NamedPlace at = place_of(other);
       if (const Guess g = embedding(at)) return RoleGuess{g->role, g->evidence + " (tied)"};

@@ -22,6 +22,7 @@ NorMuonOptions checked(NorMuonOptions options) {
   return options;
 }
 
+// One second moment for each element of this rank's pieces; all elements of a row hold the same value.
 std::vector<StateTensor> make_moments(Device& device, const std::vector<UpdateItem>& items) {
   std::vector<StateTensor> moments;
   for (auto& item : items) {
@@ -69,6 +70,8 @@ std::vector<StateTensor> NorMuon::state() const {
   return all;
 }
 
+// Called by Muon with the orthogonalized updates, before they are applied. Rows may be cut over ranks: each
+// rank adds its part of a row's sums, one all-reduce completes them, and each rank scales its pieces.
 void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& skip) {
   std::vector<RowMatrix> matrices;
   std::vector<int64_t> row_of(results.matrices.size(), 0);
@@ -76,6 +79,7 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
   for (const int i : results.present) {
     const LogicalMatrix& m = results.matrices[static_cast<size_t>(i)];
     const int64_t m_rows = m.whole_rows(), m_cols = m.whole_cols();
+    // The Frobenius norm of an update of this shape whose elements have an RMS of kRms * scale_factor.
     const double target = kRms * options_.muon.scale_factor *
                           std::sqrt(static_cast<double>(m_rows) * static_cast<double>(m_cols));
     row_of[static_cast<size_t>(i)] = rows;
@@ -85,6 +89,7 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
   std::vector<RowSegment> segments;
   for (const MuonPiece& p : results.pieces) {
     const LogicalMatrix& m = results.matrices[static_cast<size_t>(p.matrix)];
+    // The row's index in the whole matrix, where tensor parallelism cuts the matrix by rows.
     const int64_t rows_before = m.tensor_dim == 0 ? results.tensor_rank * m.rows : 0;
     segments.push_back({.x = results.values.data<float>() + p.at,
                         .moment = moments_[p.item].local.data<float>() + p.local,
@@ -92,6 +97,8 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
                         .first = rows_before * m.cols + p.first,
                         .cols = m.cols,
                         .row = row_of[static_cast<size_t>(p.matrix)],
+                        // A row's second moment is contributed once: where columns are cut, by tensor rank 0
+                        // alone.
                         .begins_rows = m.tensor_dim != 1 || results.tensor_rank == 0});
   }
   const auto make = [&](Shape shape, DType dtype, MemoryClass memory) {
@@ -100,6 +107,7 @@ void NorMuon::refine(Stream& compute, const MuonResults& results, const Tensor& 
   const Tensor records = make({rows, RowRecord::kWords}, DType::i64, MemoryClass::message);
   const Tensor scales = make({rows}, DType::f32, MemoryClass::scratch),
                moments = make({rows}, DType::f32, MemoryClass::scratch);
+  // Records start at zero: the sum over ranks adds what each of them contributes.
   ops::fill(compute, records, 0);
   ops::row_records(compute, records, segments);
   results.sum(records);

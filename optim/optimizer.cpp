@@ -27,6 +27,7 @@ std::vector<UpdateRuleFactory> factories_of(const OptimizerOptions& options) {
   return all;
 }
 
+// Collects all problems of the options, so that one error lists them together.
 std::vector<std::string> problems_of(const OptimizerOptions& options,
                                      const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong, twice, idle;
@@ -47,6 +48,7 @@ std::vector<std::string> problems_of(const OptimizerOptions& options,
   return wrong;
 }
 
+// Every trainable parameter needs exactly one route, unless the routing is partial.
 // What of the routing does not fit the model.
 std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime& runtime) {
   std::set<const ParamGroup*> groups;
@@ -77,7 +79,7 @@ std::vector<std::string> problems_of(const Routing& routing, const ShardRuntime&
   return wrong;
 }
 
-// Routes to optimizers that nobody gave.
+// Routes to optimizers that are not among those given.
 std::vector<std::string> unknown_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> unknown, wrong;
   for (const Route& r : routing.routes) {
@@ -110,6 +112,8 @@ std::vector<std::string> unheeded_in(const Routing& routing, const std::vector<U
   return wrong;
 }
 
+// Two ranks with different digests would update their pieces by different rules; the constructor compares
+// them.
 // Of all that decides what an update does.
 uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
                    const std::vector<UpdateRuleFactory>& factories) {
@@ -135,15 +139,19 @@ Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOp
         fmt::format("{}: Optimizer: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
   std::vector<Parameter> params;
   for (const Route& r : routing.routes) params.push_back(r.param);
+  // Claims the parameters: two optimizers of one root cannot update the same one.
   updates_ = std::make_unique<UpdateSet>(runtime_.update_sets(), params);
   runtime_.require_equal(
       digest_of(routing, options, factories),
       "Optimizer: the ranks were given different routings or options; give every rank the same");
   make_rules(routing, options.weight_decay, factories);
+  // Counted on the device, so that step() does not wait for it.
   skipped_ = Tensor::empty(runtime_.device(), {1}, DType::i64, MemoryClass::scratch, "gradient norm");
   ops::fill(runtime_.device().compute(), skipped_, 0);
 }
 
+// Gives each rule its parameters. One rule is made for each factory, also without parameters: its state is
+// empty then.
 void Optimizer::make_rules(const Routing& routing, double weight_decay,
                            const std::vector<UpdateRuleFactory>& factories) {
   const auto factory_of = [&](const Route& r) {
@@ -180,6 +188,8 @@ ShardRuntime& Optimizer::runtime() const {
   return runtime_;
 }
 
+// Steps that run after the rules and change weights again, such as QK-Clip. They invalidate rounded copies
+// of these weights.
 void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
   std::vector<std::string> others;
   for (const Parameter& p : more->changed())
@@ -194,27 +204,36 @@ void Optimizer::after_update(std::shared_ptr<AfterUpdate> more) {
 
 void Optimizer::zero_grad() { runtime().zero_grad(updates_.get()); }
 
+// Called by every rank at the same point. The host only issues: whether the step is skipped is decided on
+// the device by `skip`, which every kernel of the update reads.
 void Optimizer::step(double lr) {
   runtime();
   if (!(lr >= 0 && std::isfinite(lr)))
     throw InvalidArgument(
         fmt::format("{}: Optimizer::step(): learning rate {} must be finite and not negative",
                     runtime_.device().label(), lr));
+  // Checked before anything changes: after an error the weights, the states and the step count are as
+  // before.
   runtime_.require_all_in_sets("Optimizer::step()");
   runtime_.require_gradients("Optimizer::step()", updates_.get());
+  // The learning rate joins the values that ranks compare; different rates would make their weights differ.
   runtime_.note_alike(std::bit_cast<uint64_t>(lr));
   const Tensor skip = skip_non_finite_ ? skip_of_gradients() : Tensor();
+  // An exception between begin_update() and end() marks the weights as torn.
   WeightsChange change(runtime_, *updates_);
   Stream& stream = runtime_.device().compute();
   change.begin_update();
   ++steps_;
   for (const Rule& r : rules_) r.update->step(stream, lr, skip);
+  // The group then skips its own conversion from master weights to the compute dtype.
   for (ParamGroup* g : copied_) g->copies_written();
   for (auto& more : after_) more->apply(stream, skip);
   if (skip.defined()) ops::add_words(stream, skipped_, skip);
   change.end();
 }
 
+// Returns clip_grad_norm()'s decision if it was called in this step; otherwise sums the squares of all
+// gradients, with one all-reduce.
 Tensor Optimizer::skip_of_gradients() {
   if (updates_->skip().defined()) return updates_->skip();
   Device& device = runtime_.device();
@@ -228,6 +247,7 @@ Tensor Optimizer::skip_of_gradients() {
   return skip;
 }
 
+// Blocks the host until the compute stream has reached this point.
 int64_t Optimizer::skipped() const {
   int64_t count = 0;
   ops::copy_to_host(skipped_.device().compute(), &count, skipped_);
@@ -238,6 +258,7 @@ void Optimizer::set_skipped(int64_t skipped) {
   ops::fill(skipped_.device().compute(), skipped_, static_cast<double>(skipped));
 }
 
+// The copy is queued; the caller reads it after an event or a synchronize().
 Tensor Optimizer::copy_skipped() const {
   Tensor host = Tensor::host(skipped_.device(), {1}, DType::i64, MemoryClass::scratch, "metrics");
   ops::copy(skipped_.device().compute(), host, skipped_);

@@ -111,6 +111,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
     // Which of the shared key heads its queries use is a rank's own.
     text += fmt::format("; {} {} {} {}", a.name, a.heads, shares.back().empty() ? a.kv_heads : 0, a.head_dim);
     for (const ProjectedHeads& p : projections(a)) {
+      // The rows of shared key heads differ between ranks and stay out of the comparison.
       text += fmt::format(" {}+{}", p.param.name(), shares.back().empty() ? p.first_row : 0);
       const bool ours =
           p.param.sharded() && std::find(groups.begin(), groups.end(), &p.param.group()) != groups.end();
@@ -135,6 +136,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
     throw InvalidArgument(fmt::format("{}: QkClip: {}", runtime_.device().label(), fmt::join(wrong, "; ")));
   runtime_.require_equal(hash64(0, text),
                          "QkClip: the ranks were given different attentions, or another tau");
+  // Maxima are reduced over the ranks that see different data: the sharding and the replicating dimension.
   std::vector<std::string> dims;
   const FullyShardOptions& o = runtime_.options();
   for (auto& d : runtime_.mesh().dims())
@@ -152,6 +154,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
     const Tensor own = packed_.flat(at, at + a.heads);
     layers_.push_back({layers[i], own, own, make(a.heads), make(a.kv_heads), 0, a.keys});
     at += a.heads;
+    // Allocates the maxima now: attention kernels write them from the next forward on.
     layers[i]->values(device);
     if (!shares[i].empty()) share_keys(layers_.back(), shares[i], wrong);
   }
@@ -161,6 +164,8 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   gathered_ = make(heads * tensor_ranks_->size());
 }
 
+// Checks that the key heads, which every rank of the tensor-parallel group holds whole, are used in order
+// and evenly, and prepares buffers for the query heads of the whole group. Collective over the group.
 void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::string>& wrong) {
   const AttentionHeads& a = l.maxima->heads();
   const std::shared_ptr<Communicator> ranks = a.queries.front().param.group().mesh().comm(mesh_dim);
@@ -174,11 +179,14 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
     return static_cast<int64_t>(every[static_cast<size_t>(rank) * mine.size() + i]);
   };
   const int last = ranks->size() - 1;
+  // The heads used by the last rank end the list of all key heads.
   const int64_t first = of(0, 0), heads = int64_t{a.heads} * ranks->size(),
                 kv_heads = (of(last, 0) - first) / a.head_dim + of(last, a.keys.size());
   const int64_t group = kv_heads < 1 ? 0 : heads / kv_heads;
   bool fits = tensor_ranks_ == nullptr || tensor_ranks_ == ranks;
   fits = fits && group > 0 && heads % kv_heads == 0;
+  // Grouped-query attention: query head q uses key head q / group. Each rank's first row and head count must
+  // agree with that.
   for (int rank = 0; fits && rank <= last; ++rank) {
     const int64_t begin = rank * int64_t{a.heads} / group,
                   end = ((rank + 1) * int64_t{a.heads} - 1) / group + 1;
@@ -206,6 +214,8 @@ void QkClip::share_keys(Layer& l, const std::string& mesh_dim, std::vector<std::
   for (size_t i = 0; i < l.keys.size(); ++i) l.keys[i].first_row = of(0, i);
 }
 
+// All ranks call it right after an update. Factors are computed from maxima of the whole group, so that
+// every rank scales shared heads alike.
 void QkClip::apply(Stream& compute, const Tensor& skip) {
   for (const Layer& l : layers_) ops::copy(compute, l.own, l.maxima->values(runtime_.device()));
   if (data_ranks_->size() > 1) data_ranks_->all_reduce(compute, packed_, ReduceOp::max);
@@ -214,6 +224,7 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
   int64_t at = 0;  // of the layer's query heads in packed_
   for (const Layer& l : layers_) {
     const AttentionHeads& a = l.maxima->heads();
+    // gathered_ is ordered by rank and then by layer; a layer's heads of all ranks are collected here.
     for (int64_t h = 0; l.all.numel() > a.heads && h < l.all.numel(); h += a.heads) {
       const int64_t from = h / a.heads * packed_.numel() + at;
       ops::copy(compute, l.all.flat(h, h + a.heads), gathered_.flat(from, from + a.heads));
@@ -223,6 +234,7 @@ void QkClip::apply(Stream& compute, const Tensor& skip) {
     for (const ProjectedHeads& p : a.queries)
       add_pieces(pieces, p, a.head_dim, l.query.flat(l.first_query, l.first_query + a.heads));
     for (const ProjectedHeads& p : l.keys) add_pieces(pieces, p, a.head_dim, l.key);
+    // The next step's forwards start from zero.
     l.maxima->reset();
   }
   ops::scale_heads(compute, pieces);

@@ -21,6 +21,7 @@ std::regex compile(const std::string& pattern) {
   }
 }
 
+// Asks for roles by global shapes, so that every tensor-parallel rank gets the same answer.
 std::vector<RoleGuess> roles_of(ModuleBase& root) {
   const auto params = root.named_parameters();
   std::vector<RoleQuestion> model;
@@ -62,6 +63,7 @@ std::vector<Algorithm> algorithms_of(const std::vector<Route>& routes, std::vect
   return first;
 }
 
+/// Ambiguous guesses. Parameters whose names differ by layer numbers alone share one line.
 class Doubts {
  public:
   explicit Doubts(const Algorithm& hidden) : hidden_(hidden) {}
@@ -105,6 +107,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
   if (!wrong.empty()) throw InvalidArgument(fmt::format("routing rules: {}", fmt::join(wrong, "; ")));
 
   Routing routing;
+  // Ambiguous guesses are used and reported as warnings; a rule for them silences the warning.
   Doubts doubts(options.optimizer);
   routing.tied = root.tied_names();
   std::vector<bool> used(patterns.size(), false);
@@ -116,6 +119,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     Route r{name, param, Algorithm::adamw, false, guess.role, "", {}};
     const size_t dims = param.shape().size();
     const bool matrix = dims == 2 || dims == 3;  // of three dimensions: a stack of matrices
+    // The first matching rule wins. It may set an algorithm, settings, or both.
     size_t hit = 0;
     while (hit < patterns.size() && !std::regex_search(name, patterns[hit])) ++hit;
     const RoutingRule* rule = hit < patterns.size() ? &options.rules[hit] : nullptr;
@@ -131,6 +135,8 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
             fmt::format("routing rule '{}' sends '{}' of shape {} to {}, which updates matrices (and "
                         "stacks of them) only",
                         rule->pattern, name, to_string(param.shape()), title_of(r.algorithm)));
+      // Without a rule the decision falls in this order: an optimizer for all shapes, the shape, not_hidden,
+      // the role.
     } else if (!options.optimizer.matrices_only()) {
       r.algorithm = options.optimizer;
       r.reason = fmt::format("{} for all", title_of(r.algorithm));
@@ -145,11 +151,14 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
     }
     if (rule != nullptr && !rule->algorithm) r.reason += fmt::format("; rule '{}'", rule->pattern);
     if (const std::string set = to_string(r.settings); !set.empty()) r.reason += ": " + set;
+    // Vectors and biases do not decay, as in most published recipes.
     r.decays = dims >= 2 && guess.role != Role::bias;
+    // The cut tells the layout which rows must stay together, before fully_shard() of the root.
     param.set_cut(r.algorithm.cut());
     routing.routes.push_back(std::move(r));
   }
   routing.warnings = doubts.lines();
+  // An unused rule is most often a misspelt pattern.
   std::vector<std::string> idle;
   for (size_t i = 0; i < used.size(); ++i)
     if (!used[i]) idle.push_back(options.rules[i].pattern);
@@ -163,6 +172,7 @@ Routing route(ModuleBase& root, const RoutingOptions& options) {
 
 Routing Routing::part(const std::function<bool(const Route&)>& takes) const {
   Routing some;
+  // A partial routing lets other optimizers of the root take the remaining parameters.
   some.partial = true;
   std::copy_if(routes.begin(), routes.end(), std::back_inserter(some.routes), takes);
   if (some.routes.empty())

@@ -67,7 +67,7 @@ struct Routing {
   bool partial = false;
   /// Returns the routes for which `takes` returns true, for an Optimizer beside others of the same root:
   ///    Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
-  /// @throws InvalidArgument when there is none.
+  /// @throws InvalidArgument when no route is taken.
   Routing part(const std::function<bool(const Route&)>& takes) const;
   /// Returns the routes whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
   Routing part(const std::string& pattern) const;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and trains a small GPT on the C++ standard library's headers: 4 in-process ranks,
 # everything sharded (zero3), Muon for the hidden matrices and AdamW for the rest. The run stops after three quarters and
-# goes on from its checkpoint on 2 ranks with another strategy and layout. Minutes on two cores.
+# resumes its checkpoint on 2 ranks with another strategy and layout. Minutes on two cores.
 #
 # Usage: scripts/demo.sh [flags of both halves] [-- [flags of the first half] [-- [flags of the second half]]]
 #   scripts/demo.sh --steps 40 --seq 64              a shorter run: what is trained must be the same in both halves

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Faults at random instants in runs under MPI that `sherd run` looks after: does each come back, how fast, and with the
-# bits of a run that goes on undisturbed from the same checkpoint on the same ranks?
+# bits of an undisturbed run resumed from the same checkpoint on the same ranks?
 #   scripts/faults.sh [RUNS]                   (20)
 #   BUILD=build/release RANKS=3 SEED=N LIMIT=120 KINDS="stopped network" scripts/faults.sh 100      (KINDS: those alone)
 # A fault strikes one random rank (of RANKS), or all of the run, at a random instant after its first step:
 #   killed    SIGKILL
-#   stopped   SIGSTOP for ever: the others give up waiting (--comm-timeout), and it must never commit anything
+#   stopped   SIGSTOP for ever: the others' waits time out (--comm-timeout), and it must never commit anything
 #   delayed   SIGSTOP for less than that: nothing may happen at all
 #   throws    it cannot open files any more, so its next save throws, with --save-failure stop
 #   disk      the disk is full for two seconds (a small file system in memory, which only root can mount)
@@ -19,7 +19,7 @@
 # step. Exit code 1 when any hung or is lost.
 #   hung      the ranks of the start that the fault struck have not all ended 10 s after the timeout (5 s) that follows the
 #             fault, or no step was finished for LIMIT seconds
-#   lost      it ended badly, or with other bits; it went on from an earlier checkpoint than the newest that was committed when
+#   lost      it ended badly, or with other bits; it resumed an earlier checkpoint than the newest that was committed when
 #             the fault struck; or a survivor did not say which rank failed or what did
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
@@ -101,7 +101,7 @@ ranks_below() {
     ranks_below "$child"
   done
 }
-# The same of all hosts: Open MPI's daemons there are nobody's children.
+# The same of all hosts: Open MPI's daemons there are not children of this shell.
 ranks_on_hosts() {
   local process
   for process in /proc/[0-9]*; do
@@ -113,7 +113,7 @@ alive() {
   local process
   for process in "$@"; do [[ $(readlink "/proc/$process/exe") == "$train_gpt" ]] && echo "$process"; done
 }
-# The step of the newest checkpoint in folder $1; 0: there is none.
+# The step of the newest checkpoint in folder $1; 0 without one.
 newest_in() {
   local name
   name=$(find "$1" -maxdepth 1 -name 'step_????????' -printf '%f\n' 2>/dev/null | sort | tail -1)
@@ -125,7 +125,7 @@ now() { date +%s%N; }
 # seconds_since NANOSECONDS, with a decimal
 seconds_since() { awk -v ns=$(($(now) - $1)) 'BEGIN { printf "%.1f", ns / 1e9 }'; }
 
-# Whether weights $1 have the bits of a run that goes on alone from step $3 of folder $2 (0: begins), on $4 ranks.
+# Whether weights $1 have the bits of a run that resumes alone from step $3 of folder $2 (0: begins), on $4 ranks.
 same_bits() {
   local clean=$scratch/clean.$3.$4 from=()
   if [[ $3 -gt 0 ]]; then
@@ -170,7 +170,7 @@ one_run() {
   if [[ $kind == exported ]]; then
     until [[ -e $weights ]] || ! kill -0 $job 2>/dev/null || ((SECONDS - begun > limit)); do sleep 0.02; done
   else
-    # A disk that is full only behind the last save is no fault.
+    # A disk that fills up after the last save does not cause a fault.
     sleep "$(awk -v r=$RANDOM -v most=$([[ $kind == room ]] && echo 0.5 || echo 3) 'BEGIN { printf "%.3f", most * r / 32768 }')"
   fi
   mapfile -t victims < <($find $job)

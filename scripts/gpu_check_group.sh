@@ -2,7 +2,7 @@
 # Part of gpu_check.sh: programs that end when it does. `running` is the process group of the one that runs, or empty;
 # `ended` is empty until a signal comes, then the exit code for it.
 
-# What a signal does: the rest goes on from there, with nothing more to run.
+# Handles a signal: ends the running command; the remaining script continues without further commands.
 end_by() {
   ended=$1
   end_group "$running"
@@ -31,7 +31,7 @@ attend() {
   [ -z "$ended" ] || end_group "$running"  # a signal that came before there was a group to end
   wait "$running"
   code=$?
-  [ -n "$ended" ] || end_group "$running"  # what the command left behind
+  [ -n "$ended" ] || end_group "$running"  # processes that the command has not ended
   running=''
   return $code
 }

@@ -43,7 +43,7 @@ kernel_tests() {
   return $failed
 }
 
-# Suites that find no GPU skip every test: that is no success.
+# Suites that find no GPU skip every test: that counts as a failure.
 gtest() {
   local log
   log=$work/logs/$(basename "$1").gtest
@@ -83,7 +83,7 @@ runs_repeat() {
     echo "figure: the same run twice: bit-identical"
 }
 
-# A checkpoint goes from the GPU to the CPU and back, unchanged; training goes on from it on either alike.
+# A checkpoint goes from the GPU to the CPU and back, unchanged; training resumes from it on either alike.
 checkpoint_crossing() {
   local ten="$small --optimizer muon --stop-at 10"
   run cross_a $ten --device "$device" --ranks 2 --save "$work/cross_a" &&
@@ -169,7 +169,7 @@ sanitized+=':AdamW.*:MuonMomentum.*:MuonUpdate.*:CopySegments.*:Segments.*:Embed
 sanitized+=':SortByExpert.*:ExpertRows.*:VocabParallel.*:Gemm.*:GemmEpilogue.*:Gram.*:Products.Mirror*:StridedCopy.*'
 sanitized+=':Attention.KnownValues:Attention.MatchesReference'
 
-# All tools side by side, each one process over the suites above. sherd looks at the result of every call itself.
+# All tools side by side, each one process over the suites above. sherd checks the result of every call itself.
 sanitizers() {
   local tool program=$bin/test_cuda_kernels failed=0 tools=(memcheck racecheck initcheck synccheck)
   local -A of=()

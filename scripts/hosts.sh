@@ -11,12 +11,12 @@
 #   scripts/hosts.sh mpirun ARG...             Open MPI's mpirun on host1, over all hosts in turn: rank r on host (r mod N) + 1
 #   scripts/hosts.sh launcher COMMAND [ARG...]  runs COMMAND, which starts mpirun itself, on host1 with Open MPI's settings for
 #                                              these hosts; $SHERD_HOSTS_AGENT is the remote shell that reaches them
-#   scripts/hosts.sh cut K                     pulls the cable of hostK out: nothing is told, nothing comes through
+#   scripts/hosts.sh cut K                     pulls the cable of hostK out: packets are lost without an error
 #   scripts/hosts.sh restore K                 and puts it back
 #
 # Root alone may make namespaces; they need no further package than iproute2 and util-linux. Where that is not possible this
 # says why and ends with 77, which is what tests mean by skipped. All that is made goes when COMMAND has ended, however it
-# ended, the processes that it left behind included: they live in namespaces of their own, which the kernel takes down.
+# ended, including its remaining processes: they run in namespaces of their own, which the kernel takes down.
 set -euo pipefail
 self=$(realpath "${BASH_SOURCE[0]}")
 base=/run/sherd-hosts  # a file system of the namespace's own
@@ -56,8 +56,8 @@ make_hosts() {
     ip -n "host$k" link set lo up
     ip -n "host$k" address add "$network.$k/24" dev eth0
     ip -n "host$k" link set eth0 up
-    # What is sent to a host that is cut off is given up after about 13 s instead of 15 min, as docs/clusters.md tells to set
-    # it: Open MPI's mpirun ends no earlier.
+    # TCP to a host that is cut off fails after about 13 s instead of 15 min, the setting that docs/clusters.md advises:
+    # Open MPI's mpirun ends no earlier.
     ip netns exec "host$k" sh -c 'echo 5 >/proc/sys/net/ipv4/tcp_retries2'
     touch "$base/host$k.uts"
     unshare --uts="$base/host$k.uts" hostname "host$k"

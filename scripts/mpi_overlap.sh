@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A zero3 step over MPI beside the same step with threads: two ranks of one thread each, runs in turn on this machine, medians.
-# The goal is at most 1.15 times as long: gathers and reductions go on while the ranks compute.
+# The goal is at most 1.15 times as long: gathers and reductions run while the ranks compute.
 #   scripts/mpi_overlap.sh [ROUNDS]        BUILD: where train_gpt lies (build/release/bin); DIM (512), LAYERS (8)
 # OUT: a folder for mpi.svg and local.svg, which draw two steps of each (--timeline). Means nothing while other work runs.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Preempts a training run again and again, at random instants, and resumes it each time; in the end its losses, norms and
-# weights must be those, bit by bit, of a run that nobody stopped. Prints a tally; exit code 1 for any difference.
+# weights must be those, bit by bit, of an uninterrupted run. Prints a tally; exit code 1 for any difference.
 #   scripts/preempt.sh [N [TRAIN_GPT [FLAGS...]]]
 # N signals (50), SIGTERM, SIGINT and SIGUSR1 in turn; the program of the release preset by default; further flags go to
 # every run ("--ranks 4 --strategy zero3 --optimizer muon" by default). SEED=N draws other instants.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains for MINUTES with all that usually happens: saves, crashes (kill -9), resumes, ranks that stand still for a while. Exit
-# code 0 when nothing grew and nothing was lost:
+# Trains for MINUTES with all that usually happens: saves, crashes (kill -9), resumes, ranks that are suspended for a while.
+# Exit code 0 when nothing grew and nothing was lost:
 #
 #   memory       of every process, resident (VmRSS), is flat within 1 %: medians of 10 samples, those after its first minute and
 #                20 saves and those at its end; a process that came to no such point is a failure, too: give it more minutes
@@ -86,7 +86,7 @@ for ((leg = 1; leg <= legs; ++leg)); do
       [[ -z $rss ]] || echo "$leg,$process,$((SECONDS - leg_began)),$rss,$((checked - checked_before))" >>"$out/memory.csv"
     done
     verify_new
-    if ((RANDOM % 10 == 0)) && ((${#processes[@]} > 0)); then  # a rank stands still for a second
+    if ((RANDOM % 10 == 0)) && ((${#processes[@]} > 0)); then  # suspend a rank for a second
       victim=${processes[RANDOM % ${#processes[@]}]}
       kill -STOP "$victim" && sleep 1 && kill -CONT "$victim" && stalls=$((stalls + 1))
     fi

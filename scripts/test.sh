@@ -3,8 +3,8 @@
 # Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone; CONFIGURE="-DNAME=VALUE ..." goes to
 # cmake.
 #
-# Root may read and write everything, so that tests of what may not be read or written need an ordinary user: started by
-# root (as in a container), this runs the tests as TEST_USER (an id; default 65534, nobody), to whom it gives the build
+# Root may read and write everything, so that tests of file permissions need an ordinary user: started by root (as in a
+# container), this runs the tests as TEST_USER (an id; default 65534, the unprivileged user), to whom it gives the build
 # folder, and afterwards those labelled `root` as root. TEST_USER=0 runs all of them as root.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Rules that no compiler checks: folders include only folders to their left, components do not include each other in a
-# circle, every test file is in a target, no device is told apart outside a backend.
+# circle, every test file is in a target, only backends distinguish devices.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$1"

@@ -177,7 +177,7 @@ template <class M>
 class Sharded : public detail::Calling<M, typename detail::ForwardOf<M>::type> {
  public:
   using detail::Calling<M, typename detail::ForwardOf<M>::type>::Calling;
-  /// Libtorch's would make an M, which whoever holds a Sharded<M> would take for one. @throws always.
+  /// Always throws: libtorch's clone() would make an M, which its owner would take for a Sharded<M>.
   std::shared_ptr<::torch::nn::Module> clone(
       const std::optional<::torch::Device>& /*device*/ = std::nullopt) const override {
     detail::refuse_clone(*this);

@@ -56,10 +56,11 @@ std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch
 
 void refuse_clone(const ::torch::nn::Module& module) {
   if (const Attached* attached = attached_to(module)) attached->clone(std::nullopt);  // throws of a sharded one
-  throw NotSupported(fmt::format(
-      "Module::clone() of '{}', whose calls sherd is to hear of: libtorch would make a plain module of it; make a second "
-      "one and copy its parameters",
-      module.name()));
+  throw NotSupported(
+      fmt::format("Module::clone() of '{}', a module wrapped by sherd: libtorch would make a plain module of "
+                  "it; make a second "
+                  "one and copy its parameters",
+                  module.name()));
 }
 
 void Attached::pretty_print(std::ostream& stream) const {

@@ -31,7 +31,7 @@ void wrap(::torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardO
 /// Parameters are f32 and dense, and share no memory unless nothing trains them; those with requires_grad off are
 /// frozen, one that is registered in several places is tied. The values are those that the modules have now,
 /// which must be the same on all ranks (torch::manual_seed() with one seed, or weights loaded by each): that
-/// is compared. Persistent buffers move to memory that checkpoints read; each rank goes on with its own
+/// is compared. Persistent buffers move to memory that checkpoints read; each rank continues with its own
 /// values.
 ///
 /// Parameters and buffers on the meta device (meta_device.h) are given values by `init`, or without it by
@@ -57,7 +57,7 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
 
 /// The same with a unit for each module of type M (or derived from it) below `root`:
 /// fully_shard<BlockImpl>(*model, ...).
-/// @throws InvalidArgument also when there is none.
+/// @throws InvalidArgument also without such a module.
 template <class M>
 void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyShardOptions& options = {},
                  const ParameterInit& init = {}) {
@@ -88,7 +88,7 @@ void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShard
 /// sharded tree but not its root.
 ModuleBase& root_of(::torch::nn::Module& root);
 
-/// Gives up the step that runs, because an exception has ended a forward or a backward: sherd::reset_step().
+/// Drops the running step, because an exception has ended a forward or a backward: sherd::reset_step().
 void reset_step(::torch::nn::Module& root);
 
 }  // namespace sherd::torch

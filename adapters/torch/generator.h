@@ -25,7 +25,7 @@ class DefaultsScope;
 class ThreadGenerator {
  public:
   explicit ThreadGenerator(uint64_t seed);
-  /// Of the CPU; it goes on from where it is.
+  /// Of the CPU; it continues from its state.
   explicit ThreadGenerator(const at::Generator& generator);
   ~ThreadGenerator();
   ThreadGenerator(const ThreadGenerator&) = delete;

@@ -89,7 +89,7 @@ bool LocalShards::step(const std::function<void()>& update) {
   int64_t skip = 0;
   if (runtime->skip().defined()) ops::copy_to_host(compute, &skip, runtime->skip());
   WeightsChange change(*runtime);
-  impl_->device->join();  // the reductions, and whoever still reads the weights
+  impl_->device->join();  // waits for the reductions and for readers of the weights
   if (skip == 0) {
     const auto on_compute = impl_->device->on_compute();
     // Whatever ends the update: the gradients' buffers are the next step's.

@@ -27,8 +27,8 @@ namespace sherd::torch {
 /// sherd::Optimizer. A model has sherd's optimizers or these.
 class LocalShards {
  public:
-  /// @param skip_non_finite whether step() looks at the gradients itself, with one all-reduce over the ranks that hold
-  /// them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.
+  /// @param skip_non_finite whether step() checks the gradients itself, with one all-reduce over the ranks
+  /// that hold them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.
   /// @throws InvalidArgument before fully_shard(root).
   explicit LocalShards(::torch::nn::Module& root, bool skip_non_finite = true);
   ~LocalShards();

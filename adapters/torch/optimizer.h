@@ -27,7 +27,7 @@ Routing route(::torch::nn::Module& root, const RoutingOptions& options = {});
 ///     for (auto& batch : data) {
 ///       loss(model(batch.x), batch.y).backward();
 ///       sherd::torch::clip_grad_norm(*model, 1.0);
-///       optimizer.step(1e-3);      // gradients begin anew: no zero_grad()
+///       optimizer.step(1e-3);      // the next step has new gradients, without zero_grad()
 ///     }
 ///
 /// It is a sherd::Optimizer, for checkpoints and all else, and step(), skipped(), zero_grad() and so on are that one's.

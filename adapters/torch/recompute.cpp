@@ -83,9 +83,9 @@ void set_state(const at::Generator& generator, const at::Tensor& state) {
   g.set_state(state);
 }
 
-/// The states of libtorch's generators of the GPUs that a function's arguments lie on. A rank has its GPU alone
-/// (detail/torch_cuda.cpp), so that nobody else draws meanwhile: they are set back for the second run, which a copy, as
-/// on the CPU, could not be given to operations for.
+/// The states of libtorch's generators of the GPUs of a function's arguments. A rank is the only user of its
+/// GPU (detail/torch_cuda.cpp), so the generators' states can be set back for the second run. A copy, as used
+/// on the CPU, cannot be passed to operations on a GPU.
 class GpuStates {
  public:
   GpuStates() = default;
@@ -150,8 +150,8 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     context->set_materialize_grads(false);
     std::vector<int64_t> versions;
     for (const at::Tensor& t : inputs) versions.push_back(t._version());
-    // Threads share libtorch's generator, so that what others draw meanwhile would not come again: both runs draw from
-    // a copy, and the generator goes on from where the first has left it.
+    // Threads share libtorch's generator, so numbers drawn by others meanwhile would shift the second run:
+    // both runs draw from a copy, and the generator continues from the state after the first.
     at::Generator generator = generator_now();
     second->generator = copy_of(generator);
     second->gpus = GpuStates(inputs.vec());

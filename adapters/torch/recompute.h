@@ -39,7 +39,7 @@ at::Tensor nothing_held();
 /// are gathered in the place of its backward, and stay for that where their memory lasts; scopes of several units cost
 /// the other units' gathers once more. Scopes may be nested; the inner ones count in the second run of the outer.
 ///
-/// Random numbers on a GPU are drawn again where one of the arguments lies on it.
+/// Random numbers on a GPU are drawn again where one of the arguments is on it.
 ///
 /// f and the arguments are copied and live until the graph is gone; f takes tensors, as values or const references.
 /// Tensors are found in arguments and result as by call() (tensors.h); those that f refers to otherwise, weights apart,

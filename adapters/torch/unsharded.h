@@ -8,7 +8,7 @@
 namespace sherd::torch {
 
 /// While it lives, the parameters of `module`, and of all wrapped modules below, are there as a whole, in
-/// their compute dtype: to look at, or to compute with in the way of evaluation. No gradients are recorded on
+/// their compute dtype: for reading, or for computing as in evaluation. No gradients are recorded on
 /// this thread meanwhile; sherd::torch::call() is what training uses. They are not written to: change weights by
 /// update_weights(), import_weights() or load_state_dict().
 ///

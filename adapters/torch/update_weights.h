@@ -20,7 +20,7 @@ namespace sherd::torch {
 /// each rank has all parameters of `module`: go from block to block of a model that no rank could hold. It calls no
 /// wrapped module. No gradients are recorded. When it throws, nothing has changed. State of optimizers stays.
 ///
-/// Collective, between steps: on all ranks at the same point, when gradients have been used or given up.
+/// Collective, between steps: on all ranks at the same point, when gradients have been used or dropped.
 /// @throws InvalidArgument on every rank, for a module without parameters of a sharded tree, inside of a call or an
 /// Unsharded, or in the midst of a step; RanksDiffer on every rank when values differ between ranks, nothing having
 /// changed.

@@ -14,8 +14,8 @@ namespace sherd {
 namespace {
 
 constexpr int64_t kTextBytes = 4096;
-// Ranks wait here for others that read or write files: a slow disk is no dead peer, and those abort the
-// group.
+// Ranks wait here for others that read or write files. A slow disk is not a failed peer; failed peers abort
+// the group.
 constexpr std::chrono::hours kSlowestFiles{12};
 
 // Types that cross ranks, by number; CommErrors do not: the group is gone then.
@@ -127,7 +127,7 @@ void Agreement::run_collectively(const std::function<void()>& work, Names names)
   try {
     work();
   } catch (const CommError&) {
-    throw;  // nobody can be told any more, and everybody knows
+    throw;  // the group is aborted: all ranks have the failure
   } catch (const std::exception& e) {
     mine = std::current_exception();
     text = static_cast<char>('0' + kind_of(e)) + std::string(e.what());

@@ -84,7 +84,7 @@ void Comparison::report(LoadReport& report) const {
   report.unexpected = unexpected_;
 }
 
-// Whoever has to act on it knows from some names what the others are.
+// Lists some of the names and counts the rest.
 std::string Comparison::names(const std::vector<std::string>& list) const {
   const size_t shown = most_names_ == 0 || list.size() <= most_names_ + 1 ? list.size() : most_names_;
   std::string text;

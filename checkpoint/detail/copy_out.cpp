@@ -18,7 +18,7 @@ struct RunDry {
   ~RunDry() {
     try {
       stream.synchronize();
-    } catch (const std::exception&) {  // whoever waited for a copy has heard of it
+    } catch (const std::exception&) {  // the wait for the copy has reported it
     }
   }
 };

@@ -17,7 +17,7 @@ struct OutTensor {
   /// As the header has it: a scalar's is empty. It is covered by the parts.
   Shape shape = {};
   std::vector<StoredPart> parts = {};
-  /// The dtype is that of a folder that is followed: nobody chose it, and nobody can choose another for it.
+  /// The dtype follows the stored folder's, not an option, so an error cannot advise to choose another.
   bool followed = false;
 };
 

@@ -122,7 +122,7 @@ WeightsWriter::~WeightsWriter() {
   if (!is_folder()) return;
   try {
     files_.remove_all(temporary_);
-  } catch (const IoError&) {  // whoever gets here has a better failure to report, or none
+  } catch (const IoError&) {  // the caller has a better failure to report, or none
   }
 }
 

@@ -58,7 +58,8 @@ void create_with_parents(const fs::path& path, FileSystem& files) {
   const Kind kind = files.kind(path);
   if (kind == Kind::folder) return;
   if (kind != Kind::none)
-    throw IoError(fmt::format("cannot save checkpoints in '{}': it is there and no folder", path.string()));
+    throw IoError(fmt::format(
+        "cannot save checkpoints in '{}': it exists and is not a folder; choose another", path.string()));
   const fs::path bare = path.has_filename() ? path : path.parent_path();  // without a slash at the end
   if (folder_of(bare) != bare) create_with_parents(folder_of(bare), files);
   files.create_folder(bare);
@@ -136,8 +137,8 @@ void CheckpointFolder::sweep() {
   // What made these names temporary must not be undone once their contents are gone.
   files_.sync_folder(path_);
   for (const std::string& name : names) {
-    // Under a name of its own first: an earlier holder of the lock that was only stopped may go on at any moment
-    // and rename it into its place. It finds nothing then; it must not find the half of it.
+    // Rename it aside first: a suspended earlier holder of the lock may resume at any moment and commit it by
+    // a rename. That rename then fails; it must not commit a half-removed folder.
     const fs::path aside = temporary_name(name.substr(0, name.find(kTemporary)));
     files_.rename(path_ / name, aside);
     files_.remove_all(aside);
@@ -152,8 +153,8 @@ fs::path CheckpointFolder::temporary(int64_t step) {
   const fs::path target = path_ / checkpoint_name(step);
   const Kind kind = files_.kind(target);
   if (kind != Kind::none && files_.kind(target / kManifestFile) == Kind::none)
-    throw IoError(fmt::format("cannot save '{}': something that is no checkpoint has this name; move it away",
-                              target.string()));
+    throw IoError(
+        fmt::format("cannot save '{}': it exists and is not a checkpoint; move it away", target.string()));
   return temporary_name(checkpoint_name(step));
 }
 
@@ -230,7 +231,7 @@ bool CheckpointFolder::is_finite(const std::string& name) {
   }
 }
 
-// Of a manifest that cannot be read nobody knows: it is not what one keeps instead of another.
+// A checkpoint whose manifest cannot be read counts as not finite: it must not be kept instead of another.
 bool CheckpointFolder::is_finite(const CommittedCheckpoint& c) {
   const auto known = finite_.find(c.sequence);
   if (known != finite_.end()) return known->second;
@@ -305,7 +306,7 @@ std::vector<std::string> CheckpointFolder::remove_all(const std::vector<Committe
     lock_->require(what);
     files_.rename(path_ / c.name, aside);
     if (!holds(aside, c.sequence)) {
-      // This process was stopped after require(), and whoever took the folder over has a checkpoint of this
+      // This process was suspended after require(); the new holder of the folder has a checkpoint of this
       // name.
       files_.rename(aside, path_ / c.name);
       files_.sync_folder(path_);

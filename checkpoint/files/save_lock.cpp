@@ -96,7 +96,7 @@ bool LockHolder::is_like(const LockHolder& other) const {
 }
 
 std::string LockHolder::describe() const {
-  if (token.empty()) return "somebody of whom it says nothing";
+  if (token.empty()) return "an unknown process";
   return fmt::format("attempt {} (process {} on {}, since {}, '{}')", attempt, process,
                      host.empty() ? "an unknown host" : host, since, command);
 }
@@ -153,8 +153,7 @@ SaveLock::SaveLock(fs::path folder, FileSystem& files, LockHolder self, std::fun
       self_(std::move(self)),
       temporary_(std::move(temporary)) {
   LockHolder before;
-  // Null when it is taken over: the old file's lock is then the old holder's for ever, and nobody asks for
-  // it.
+  // Null when the lock is taken over: the old file's lock then stays with the old holder and is unused.
   const std::unique_ptr<FileLock> old = acquire(before);
   self_.attempt = before.attempt + 1;
   self_.token = random_token();
@@ -209,11 +208,11 @@ std::unique_ptr<FileLock> SaveLock::acquire(LockHolder& before) {
       folder_.string(), path_.string(), before.describe()));
 }
 
-// The new file is locked before it has the name: at no time can anybody else lock what the name stands for.
+// The new file is locked before the rename: other processes never find it under its final name unlocked.
 //
-// `before` is the token in the file that is to be replaced. It is read again once the new file is there, for
-// this process may have been stopped before, while a later start took the folder and swept it. Whoever takes
-// it after the new file was made removes that in the sweep, and the rename finds nothing.
+// `before` is the token in the file that is to be replaced. It is read again once the new file exists: this
+// process may have been suspended before, while a later start took the folder and swept it. A process that
+// takes the folder after the new file was made removes that file in its sweep, and the rename then fails.
 void SaveLock::replace(const std::string& before) {
   const fs::path made = temporary_();
   const std::string text = encode_lock(self_);

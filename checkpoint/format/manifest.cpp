@@ -41,7 +41,7 @@ Prefix decode_prefix(std::string_view bytes) {
   Prefix prefix;
   std::memcpy(&prefix, bytes.data(), sizeof prefix);
   if (std::string_view(prefix.magic, sizeof prefix.magic) != kMagic)
-    throw CorruptCheckpoint("it does not begin with \"sherdckp\": this is no manifest");
+    throw CorruptCheckpoint("it does not begin with \"sherdckp\": this is not a manifest");
   if (prefix.prefix_checksum != checksum(&prefix, kChecked))
     throw CorruptCheckpoint("the checksum of its first 40 bytes differs: they are damaged");
   if (prefix.version == 0 || prefix.version > kVersion || prefix.zero != 0) {

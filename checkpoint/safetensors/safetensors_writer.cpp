@@ -75,7 +75,7 @@ void SafetensorsWriter::discard() noexcept {
   if (!file_) return;
   try {
     files_.remove_all(file_->path());
-  } catch (const IoError&) {  // whoever gets here has a better failure to report, or none
+  } catch (const IoError&) {  // the caller has a better failure to report, or none
   }
   file_.reset();
 }
@@ -91,7 +91,7 @@ void SafetensorsWriter::append(const void* data, int64_t bytes) {
   try {
     file_->write(data, bytes);
   } catch (...) {
-    discard();  // part of the piece may be in the file: there is no going on
+    discard();  // part of the piece may be in the file: it is unusable
     throw;
   }
   written_ += bytes;

@@ -28,8 +28,8 @@ std::map<std::string, std::string> read_weights_index(const fs::path& path, File
   for (const auto& [name, file] : weights->items()) {
     if (!file.is_string() || !is_plain_path(file.get_ref<const std::string&>()))
       throw CorruptCheckpoint(fmt::format("{} is not in a file of this folder", shown(name)));
-    // Weights lie beside their index: a file of a folder below is nothing that its writers make, and whoever
-    // writes a folder like this one has only names of files to keep.
+    // Weights are stored beside their index. Known writers make no files in subfolders, and a writer of a
+    // folder like this one keeps file names alone.
     if (file.get_ref<const std::string&>().find('/') != std::string::npos)
       throw CorruptCheckpoint(fmt::format(
           "{} is said to be in {}, a folder below; move that file beside the index and name it so there",

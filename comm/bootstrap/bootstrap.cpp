@@ -14,6 +14,7 @@
 namespace sherd {
 namespace {
 
+/// Names of the environment variables of one launcher.
 struct Family {
   const char *rank, *size, *local_rank;
   const char* local_size;  // of processes on this host
@@ -25,7 +26,7 @@ constexpr Family kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_
 constexpr Family kPmi{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID"};
 constexpr Family kSlurm{"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_JOB_ID"};
 
-// Slurm's numbers from here on are no steps of srun's but batch scripts, shells of salloc and the like.
+// From here on, Slurm's step numbers are not srun steps but batch scripts, shells of salloc and the like.
 constexpr long kSlurmReservedSteps = 0xfffffff0;
 
 constexpr int kMost = 1 << 20;
@@ -41,7 +42,7 @@ class Reader {
     return value ? value : "";
   }
   bool has(const char* name) const { return !text(name).empty(); }
-  /// Nothing when it is no number in the bounds.
+  /// Nothing when it is not an integer within the bounds.
   std::optional<long> value(const char* name, long least, long most) const {
     const std::string t = text(name);
     char* end = nullptr;
@@ -96,6 +97,8 @@ class Reader {
   bool who_and_where_ = false;  // one of them is about the launcher's variables
 };
 
+// The order matters where launchers are nested: torchrun or mpirun inside of a Slurm job sets its own
+// variables beside Slurm's, and the inner launcher knows the rank.
 const Family* family_in(const Reader& reader) {
   const auto present = [&](const Family& f) { return reader.has(f.rank) || reader.has(f.size); };
   const bool step = reader.has(kSlurm.rank) && reader.value("SLURM_STEP_ID", 0, kSlurmReservedSteps - 1);
@@ -105,11 +108,13 @@ const Family* family_in(const Reader& reader) {
   return step ? &kSlurm : nullptr;
 }
 
+// Whether the launcher's variables say that all processes share one host.
 bool on_one_host(const Reader& reader, const Family& family, int size) {
   if (&family == &kSlurm) return reader.value("SLURM_STEP_NUM_NODES", 1, kMost) == 1;
   return reader.value(family.local_size, 1, kMost) == size;
 }
 
+// Steps of one Slurm job are separate jobs here, with ports of their own.
 std::string job_of(const Reader& reader, const Family& family) {
   const std::string job = reader.text(family.job);
   return &family == &kSlurm && !job.empty() ? job + "." + reader.text("SLURM_STEP_ID") : job;
@@ -123,6 +128,7 @@ std::string bare(const std::string& host) {
 
 /// Below the ports that systems give out by themselves; the same for all processes of a job.
 int port_of(const std::string& job) {
+  // FNV-1a: every process computes the same port from the job's name, without communication.
   uint32_t hash = 2166136261;
   for (const char c : job) hash = (hash ^ static_cast<uint8_t>(c)) * 16777619;
   return static_cast<int>(20'000 + hash % 10'000);

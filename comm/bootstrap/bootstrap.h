@@ -60,7 +60,7 @@ struct Job {
 /// Looks up a variable, null when it is absent. An empty function: `getenv`.
 using EnvironmentLookup = std::function<const char*(const char*)>;
 
-/// Whether the environment is that of a process of a job, as far as from_environment can detect.
+/// Hints that this process belongs to a job, from the environment, as far as from_environment can detect.
 struct JobHint {
   bool present = false;
   /// Variable that gives the number of processes, and the number; 0 when unknown.

@@ -19,6 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kAbortKey = "sherd/abort";
 
+// Bounded by a year: longer timeouts would overflow the clock.
 Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
   return Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
 }
@@ -66,13 +67,14 @@ std::optional<std::vector<std::string>> Store::all(const std::string& prefix, in
   return std::move(r.values);
 }
 
+// Polled, not pushed: one connection then serves all threads of a rank without a thread of its own.
 std::string Store::wait(const std::string& key, std::chrono::milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   for (Backoff backoff;; backoff.sleep()) {
     if (auto value = get(key)) return std::move(*value);
     if (Clock::now() > deadline)
       throw CommError(fmt::format(
-          "store: waited {} ms for key {}, which nobody set; look at the other processes of the job, or "
+          "store: waited {} ms for key {}, which no rank set; check the other processes of the job, or "
           "raise the timeout",
           timeout.count(), key));
   }
@@ -83,6 +85,7 @@ void Store::barrier(const std::string& name, int rank, int size, std::chrono::mi
   set(store_entry(name, rank), "");
   for (Backoff backoff; !all(name, size); backoff.sleep()) {
     if (Clock::now() < deadline) continue;
+    // The deadline has passed, but the last ranks may have come since all() was asked.
     const std::vector<int> missing = absent(name, size);
     if (missing.empty()) return;
     throw CommError(
@@ -101,6 +104,8 @@ std::vector<int> Store::absent(const std::string& prefix, int count) {
 
 std::shared_ptr<Store> make_memory_store() { return std::make_shared<MemoryStore>(); }
 
+// The first failure wins: set_once() keeps an earlier notice. Long causes are cut, to stay below the limit
+// of a frame.
 void announce(Store& store, const AbortNotice& notice) {
   store.set_once(kAbortKey, std::to_string(notice.rank) + ":" + notice.cause.substr(0, 1 << 16));
 }

@@ -46,7 +46,7 @@ void check_sizes(const std::vector<LayoutParam>& params, int world, const Layout
   Wide needed = 0;
   if (options.policy == LayoutPolicy::ragged) {
     const Wide slice = ((total + world - 1) / world + align - 1) / align * align;
-    needed = 16 * std::max(world * slice, 2 * total);  // the search looks at a few times the largest slice
+    needed = 16 * std::max(world * slice, 2 * total);  // the search scans a few times the largest slice
   } else if (options.policy == LayoutPolicy::even_rows) {
     for (const auto& p : params) {
       const Wide rows = row_count(p.shape), width = wide_numel(p.shape) / std::max<Wide>(rows, 1);

@@ -41,9 +41,9 @@ MatrixShape matrix_of(const Shape& whole) {
   return {whole[0], row_size(whole)};
 }
 
-// Where the rows of the declared blocks, which are local, lie in the whole matrix. Of tensor-parallel pieces
-// all together, so that every cut has the same blocks: blocks that are dealt out whole are one each, of
-// others every piece has some rows.
+// The rows of the whole matrix that the local declared blocks hold. Tensor-parallel pieces are listed
+// together, so that every cut has the same blocks: a block that one rank holds whole is one list, of other
+// blocks every piece has some rows.
 std::vector<RowList> whole_blocks(const Parameter& p) {
   std::vector<RowList> lists;
   const RowBlocks& blocks = p.row_blocks();

@@ -32,9 +32,9 @@ void check_tensor_shards(const ParamGroup& g, std::vector<std::string>& wrong) {
     if (!p.tensor_shard()) continue;
     const TensorShard& t = *p.tensor_shard();
     if (t.parts == 1) {
-      // The one piece of a dimension that the mesh leaves out, beside ranks that compute on the same data
-      // elsewhere: it sees its own part of the rows on each of them, and nobody would sum its gradients over
-      // them.
+      // The only piece of a dimension that the mesh leaves out, while the mesh has ranks that compute on the
+      // same data elsewhere: each of these sees its own part of the rows, and no collective would sum its
+      // gradients over them.
       if (!mesh.has(t.mesh_dim) && mesh.has(o.tensor_dim) && mesh.size(o.tensor_dim) > 1)
         wrong.push_back(
             fmt::format("'{}' is the one piece over mesh dimension '{}', but its mesh '{}' has no such "

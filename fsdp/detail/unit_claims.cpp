@@ -18,6 +18,8 @@ std::vector<UnitClaim> claim_parameters(ModuleBase& root,
 
   std::unordered_set<std::string> claimed;  // names are unique
   std::unordered_map<const ModuleBase*, int> heights;
+  // A parameter belongs to the innermost unit that holds all of its registrations; a tied one that two units
+  // share goes to the unit around both, or to the root.
   const auto claim = [&](UnitClaim& unit) {
     std::unordered_map<std::string, int> inside;
     unit.module->visit([&](const std::string&, ModuleBase& m) {

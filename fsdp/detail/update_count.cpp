@@ -41,7 +41,7 @@ void UpdateCount::require_equal(Communicator& comm, Stream& stream, const Tensor
   throw Error(fmt::format(
       "{}: the failure cut an update of the weights off (ranks in the middle of it: {}; updates that ended, "
       "by "
-      "rank: {}), so the ranks hold weights of different steps; load a checkpoint before training goes on",
+      "rank: {}), so the ranks hold weights of different steps; load a checkpoint before training continues",
       label, cut_off.empty() ? "none" : fmt::format("{}", fmt::join(cut_off, ", ")), fmt::join(ended, ", ")));
 }
 

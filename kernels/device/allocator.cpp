@@ -91,7 +91,7 @@ void Allocator::give_back_idle(int64_t most, Lock& lock) {
     idle.push_back(take(block));
     bytes += idle.back().bytes;
   }
-  // Whoever listens may wait for a thread that is inside allocate().
+  // A listener may wait for a thread that is inside allocate().
   returning_ += bytes;
   lock.unlock();
   for (const Block& block : idle) give_back(block, *source_);
@@ -118,8 +118,8 @@ void Allocator::give_back_foreign(Lock& lock) {
 }
 
 void Allocator::drain(Lock& lock) {
-  // Work of side streams may wait for peers for long. What was released before is free of them: whoever releases
-  // memory that another stream uses has made compute() wait for that stream first (see Device).
+  // Operations of side streams may wait for peers for long. Blocks released before do not depend on them: the
+  // releaser of memory that another stream uses has made compute() wait for that stream first (see Device).
   const int64_t released = source_->queued();
   lock.unlock();
   try {

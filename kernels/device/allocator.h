@@ -1,4 +1,4 @@
-// Pooling allocator with named and classified allocations, a limit, and a bound on what it keeps for reuse.
+// Pooling allocator with named and classified allocations, a limit, and a bound on its cache.
 #pragma once
 
 #include <array>
@@ -28,39 +28,39 @@ struct MemoryLine {
   int64_t peak_count = 0;  // largest number of live ones of these allocations
 };
 
-/// Where an allocator gets its blocks from. Thread-safe.
+/// Source of an allocator's blocks. Thread-safe.
 class MemorySource {
  public:
   virtual ~MemorySource() = default;
-  /// Null when there is no more. @throws what else may fail.
+  /// Returns a block; null when memory is exhausted. @throws other failures of the source.
   virtual void* allocate(int64_t bytes) = 0;
   /// `bytes` as given to allocate().
   virtual void release(void* p, int64_t bytes) noexcept = 0;
-  /// Queued work that may use a block which is released now has numbers up to queued(), and no longer uses it
-  /// when done() has come there (see RunAhead). Both 0: nothing is ever queued.
+  /// Queued operations that may use a block released now have numbers up to queued(). They no longer use it
+  /// when done() has reached that number (see RunAhead). Both 0: operations are never queued.
   virtual int64_t queued() const { return 0; }
   virtual int64_t done() const { return 0; }
-  /// Called by a host thread that needs released blocks given back: waits until no queued work uses them. Not
+  /// Called by a host thread that needs released blocks: waits until no queued operation uses them. Not
   /// called for `fresh` memory.
   virtual void drain() {}
-  /// "the system", for messages.
+  /// Returns the name in messages: "the system".
   virtual std::string owner() const = 0;
 };
 
 /// Hands out 128-byte aligned memory and keeps released blocks for later requests.
 ///
-/// Thread-safe. Sizes are rounded up to 128 bytes. *Live* is what callers have, in rounded bytes. *Held* is
-/// what the source has given: live blocks and those kept for reuse, at their own sizes. A request takes the
-/// smallest kept block that is at most an eighth too large, or a new one.
+/// Thread-safe. Sizes are rounded up to 128 bytes. *Live* bytes are what callers hold, in rounded bytes.
+/// *Held* bytes are what the source has given: live blocks and blocks kept for reuse, at their own sizes. A
+/// request takes the smallest kept block that is at most an eighth too large, or a new one.
 ///
-/// Reuse follows the order of calls: a block that is released while work still queued on the device's compute
-/// stream reads it may be handed out again, which is safe for later work of the *same* stream only (see
-/// Device). Memory that the host or a stream's worker touches at once is asked for as `fresh`.
+/// Reuse follows the order of calls: a block may be handed out again while operations queued on the device's
+/// compute stream still read it. This is safe for later operations of the *same* stream only (see Device).
+/// Request memory that the host or a stream's worker touches at once as `fresh`.
 ///
-/// Bounded: when a request needs a new block and held bytes would pass the recent peak of live bytes by more
-/// than half of it and 1 MiB, blocks are given back first, the longest unused first; likewise at the limit. A
-/// block goes back only when no queued work uses it: where too few are that far, the caller waits for the
-/// device (MemorySource::drain).
+/// Bounded: when a request needs a new block and held bytes would exceed the recent peak of live bytes by
+/// more than half of it and 1 MiB, blocks are returned to the source first, the longest unused first;
+/// likewise at the limit. A block is returned only when no queued operation uses it: where too few blocks are
+/// free of use, the caller waits for the device (MemorySource::drain).
 class Allocator {
  public:
   /// @param label names the owner in messages, e.g. "rank 2".
@@ -73,19 +73,19 @@ class Allocator {
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  /// @param kind, name what it is for: counted by both.
-  /// @param fresh memory that no queued work uses, for what is touched at once and not in the order of the
-  /// compute stream: by the host, or by work that runs. Never waits for the device.
+  /// @param kind, name purpose of the memory: counted by both.
+  /// @param fresh memory that no queued operation uses, for use at once by the host or a running operation
+  /// instead of in the order of the compute stream. Never waits for the device.
   /// @throws OutOfMemory with the table of live allocations when the limit would be passed; what drain()
   /// throws.
   void* allocate(int64_t bytes, MemoryClass kind, std::string_view name, bool fresh = false);
-  /// Memory of another source, counted and limited as if it were of this one, for what that cannot give. It is
-  /// never kept for reuse: after release() it goes back to `source`, once no queued work uses it, when memory
-  /// is next asked of the source or with the allocator. @throws as allocate().
+  /// Allocates memory of another source, counted and limited as if it were of this one. It is never kept for
+  /// reuse: after release() it returns to `source`, once no queued operation uses it, when memory is next
+  /// requested from the source or the allocator. @throws as allocate().
   void* allocate_from(std::shared_ptr<MemorySource> source, int64_t bytes, MemoryClass kind,
                       std::string_view name);
-  /// Returns a block that allocate() or allocate_from() gave, or null. `idle`: the caller knows that no
-  /// queued work uses it. Never throws.
+  /// Releases a block of allocate() or allocate_from(), or null. `idle`: the caller knows that no queued
+  /// operation uses it. Never throws.
   void release(void* p, bool idle = false) noexcept;
 
   int64_t live_bytes() const;
@@ -99,11 +99,11 @@ class Allocator {
   int64_t live_bytes(MemoryClass kind) const;
   int64_t peak_bytes(MemoryClass kind) const;
   int64_t limit_bytes() const { return limit_; }
-  /// What the source has given and has not got back, and its largest value since construction or the last
+  /// Bytes received from the source and not returned, and their largest value since construction or the last
   /// reset_peak(). Take no lock.
   int64_t held_bytes() const { return held_.load(std::memory_order_relaxed); }
   int64_t peak_held_bytes() const { return peak_held_.load(std::memory_order_relaxed); }
-  /// Of held_bytes(), blocks that are kept for reuse.
+  /// Part of held_bytes() that is kept for reuse.
   int64_t kept_bytes() const;
   void reset_peak();
   /// Lines sorted by peak bytes, largest first.
@@ -111,10 +111,10 @@ class Allocator {
   /// The table as text, one line per name and class, with live and held bytes below.
   std::string format_table() const;
 
-  /// Told of every block that was handed out and goes back to the source, before it does: where something
-  /// else still knows its address. On the thread that gives it back. It must not allocate and not throw.
+  /// Called for every block that was handed out and returns to the source, before it does, for holders of the
+  /// block's address. Called on the thread that returns it. It must not allocate and not throw.
   using OnReturn = std::function<void(const void* block, int64_t bytes)>;
-  /// In force until the returned object goes, which waits for a call of `f` that is under way. The object
+  /// Registered until the returned object is destroyed, which waits for a running call of `f`. The object
   /// must not outlive the allocator.
   [[nodiscard]] std::shared_ptr<void> on_return(OnReturn f);
 
@@ -136,20 +136,20 @@ class Allocator {
   std::string format_locked() const;
   std::vector<MemoryLine> table_locked() const;
   void give_back(const Block& block, MemorySource& source) noexcept;
-  /// A kept block for `size`, or none.
+  /// Returns a kept block for `size`, or none.
   Block reuse(int64_t size, bool fresh);
   Block take(Shelf::iterator at);
   Block grow(MemorySource& source, int64_t size, std::string_view name, bool fresh, Lock& lock);
   void count(const Block& block, int64_t size, MemoryClass kind, std::string_view name);
-  /// Released blocks of other sources: those that no queued work uses go back.
+  /// Frees released blocks of other sources that no queued operation uses.
   void give_back_foreign(Lock& lock);
-  /// Makes held bytes at most `most` where kept blocks suffice. Waits for the device when `may_wait`.
+  /// Reduces held bytes to at most `most` where kept blocks suffice. Waits for the device when `may_wait`.
   void shrink(int64_t most, bool may_wait, Lock& lock);
-  /// The part of it that needs no waiting.
+  /// Does the part of it that needs no waiting.
   void give_back_idle(int64_t most, Lock& lock);
   void drain(Lock& lock);
   void note_held(int64_t change) noexcept;
-  /// Largest live bytes lately.
+  /// Recent largest live bytes.
   int64_t recent_peak(int64_t live) noexcept;
 
   mutable std::mutex mutex_;
@@ -192,7 +192,7 @@ class Allocator {
   std::list<OnReturn> listeners_;
 };
 
-/// Memory of the host, for which nothing is ever queued.
+/// Memory of the host, which queued operations never use.
 std::unique_ptr<MemorySource> host_memory();
 
 }  // namespace sherd

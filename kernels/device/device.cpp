@@ -16,9 +16,10 @@ Device::~Device() {
     try {
       std::rethrow_exception(failure->cause);
     } catch (const std::exception& e) {
-      std::fprintf(stderr, "sherd: work of a stream failed, and nobody asked: %s\n", e.what());
+      std::fprintf(stderr, "sherd: an operation of a stream failed without a later wait to report it: %s\n",
+                   e.what());
     } catch (...) {
-      std::fprintf(stderr, "sherd: work of a stream failed, and nobody asked\n");
+      std::fprintf(stderr, "sherd: an operation of a stream failed without a later wait to report it\n");
     }
     return;
   }

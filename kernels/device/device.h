@@ -31,22 +31,22 @@ struct DeviceOptions {
   int threads = 1;
   /// "cpu" (vectorised, oneDNN) or "reference" (slow and obvious).
   std::string kernels = "cpu";
-  /// Largest number of bytes held, live ones and those kept for reuse; 0 = no limit.
+  /// Maximum number of bytes held, live ones and those kept for reuse; 0 = no limit.
   int64_t memory_limit = 0;
-  /// How far the host may be ahead: pieces of work (kernels, collectives, events) that one stream holds and
-  /// that are not done, and bytes of copies from the host. Whoever queues more waits; see RunAhead.
+  /// How far the host may be ahead: operations (kernels, collectives, events) that one stream holds and that
+  /// are not done, and bytes of copies from the host. A host thread that queues more waits; see RunAhead.
   int64_t max_queued_work = RunAhead::kWork;
   int64_t max_queued_bytes = RunAhead::kBytes;
-  /// Which GPU of the process (CUDA).
+  /// Index of the GPU in the process (CUDA).
   int ordinal = 0;
   /// CUDA: products of f32 matrices in tf32 (10 bits of mantissa, several times faster) instead of f32.
   bool tf32 = false;
-  /// CUDA: how Newton-Schulz forms symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
+  /// CUDA: method of Newton-Schulz for symmetric products in 16 bits: "blocks" (by cuBLASLt), or "hopper", a
   /// kernel for compute capability 9.0 that does half the work but has never run on a GPU.
   std::string symmetric_products = "blocks";
 };
 
-/// Order among the streams of a device that wants to run more than it can: what others wait for goes first.
+/// Priority among the streams of a saturated device: operations that others wait for go first.
 enum class StreamPriority { normal, high };
 
 /// One rank's device. Memory released by the host may be reused at once by work queued later on compute();
@@ -57,30 +57,32 @@ class Device {
   /// @throws InvalidArgument for bounds of work or bytes below 1.
   explicit Device(const DeviceOptions& options)
       : run_ahead_(options.max_queued_work, options.max_queued_bytes, options.label) {}
-  /// Writes to stderr the failure of a stream that nobody has heard of, when there has been one and no other
-  /// failure of this device was heard.
+  /// Writes the failure of a stream to stderr when it was never thrown and no other failure of this device
+  /// was reported.
   virtual ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
   virtual DeviceKind kind() const { return DeviceKind::cpu; }
-  /// Which of the process's devices of that kind it is (DeviceOptions::ordinal); 0 on a CPU.
+  /// Returns the index among the process's devices of that kind (DeviceOptions::ordinal); 0 on a CPU.
   virtual int ordinal() const { return 0; }
-  /// Whether kernels of this device can read the other's memory.
+  /// Returns whether kernels of this device can read the other's memory.
   virtual bool reaches(const Device& other) const { return kind() == other.kind(); }
   virtual Allocator& allocator() = 0;
-  /// Host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU, allocator().
+  /// Returns host memory that the device copies from and to at full speed (CUDA: pinned); on a CPU,
+  /// allocator().
   virtual Allocator& staging() { return allocator(); }
-  /// Where data waits that copy_from_host has taken, until its stream has read it. Not under the memory limit;
+  /// Returns the memory of data that copy_from_host has taken, until its stream has read it. Not under the
+  /// memory limit;
   /// at most RunAhead::most_bytes() are live.
   virtual Allocator& copies() { return staging(); }
-  /// How far the host is ahead: bounds and figures.
+  /// Run-ahead of the host: bounds and statistics.
   RunAhead& run_ahead() { return run_ahead_; }
-  /// All memory that the device has, whoever holds it; 0 where it shares the host's.
+  /// All memory of the device, used or not; 0 where it shares the host's.
   virtual int64_t total_memory() const { return 0; }
-  /// Which kernels run on this device.
+  /// Returns which kernels run on this device.
   virtual KernelSet kernel_set() const = 0;
-  /// The table of a family of operations, such as GemmKernels, or of a user's own (kernel_set.h). @throws NotSupported
+  /// Returns the table of a family of operations, such as GemmKernels, or of a user's own (kernel_set.h). @throws NotSupported
   /// naming the family and the device when the family has no kernels for it.
   template <class Table>
   const Table& kernels() const {
@@ -89,28 +91,28 @@ class Device {
     if (!table) refuse_kernels(Table::kName);
     return *table;
   }
-  /// The stream that runs the model and the optimizer.
+  /// Returns the stream that runs the model and the optimizer.
   virtual Stream& compute() = 0;
-  /// A further stream; it must not outlive the device.
+  /// Makes a further stream; it must not outlive the device.
   virtual std::unique_ptr<Stream> make_stream(std::string name,
                                               StreamPriority priority = StreamPriority::normal) = 0;
   virtual const std::string& label() const = 0;
-  /// Every stream of this device that lives.
+  /// Returns all existing streams of this device.
   StreamList& streams() { return streams_; }
 
   /// Bytes moved by ops::copy on any stream of this device, for tests that count copies around collectives.
   int64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
   void count_copy(int64_t bytes) { copied_bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  /// How often host threads waited for this device (Stream::synchronize, Event::synchronize, copy_to_host), for
-  /// tests that a step waits for nothing. On a CPU device the same calls are counted.
+  /// Counts the host's waits for this device (Stream::synchronize, Event::synchronize, copy_to_host), for
+  /// tests that a step does not wait. On a CPU device the same calls are counted.
   int64_t host_syncs() const {
     std::lock_guard lock(host_syncs_mutex_);
     int64_t sum = 0;
     for (const auto& [thread, count] : host_syncs_) sum += count;
     return sum;
   }
-  /// Those of one thread: a checkpoint may be written by another one beside the step.
+  /// Waits of one thread: another one may write a checkpoint beside the step.
   int64_t host_syncs(std::thread::id thread) const {
     std::lock_guard lock(host_syncs_mutex_);
     const auto found = host_syncs_.find(thread);
@@ -120,26 +122,26 @@ class Device {
     std::lock_guard lock(host_syncs_mutex_);
     ++host_syncs_[std::this_thread::get_id()];
   }
-  /// What it is, for people: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
+  /// Human-readable description: "cpu, 2 threads, kernels cpu"; "NVIDIA H200 (GPU 0)".
   virtual std::string describe() const = 0;
 
-  /// Where all streams of this device record their work while it is switched on (Trace::set_enabled). Before
-  /// any work is submitted.
+  /// Sets the trace that all streams of this device record into while it is switched on (Trace::set_enabled).
+  /// Call it before any operation is submitted.
   void set_trace(std::shared_ptr<Trace> trace) { trace_ = std::move(trace); }
-  /// Null when there is none.
+  /// Null without a trace.
   Trace* trace() const { return trace_.get(); }
 
-  /// While it is on, a device with a native queue is given work in the order of the host's calls over all its
-  /// streams: submit(), record() and wait() return when their work has been issued (not when it is done). A
-  /// kernel's first use may wait for all that was issued before it, collectives of which peers have not come
-  /// yet included; as all ranks issue in one order, those peers come. Sharded models switch it on for their
-  /// first step. No effect on a CPU. Any thread.
+  /// While on, a device with a native queue receives operations in the order of the host's calls over all its
+  /// streams: submit(), record() and wait() return when their operations have been issued (not when they are
+  /// done). A kernel's first use may wait for everything issued before it, including collectives whose peers
+  /// have not come yet; all ranks issue in one order, so these peers come. Sharded models switch it on for
+  /// their first step. No effect on a CPU. Any thread.
   void issue_in_order(bool on) { issue_in_order_.store(on, std::memory_order_relaxed); }
   bool issues_in_order() const { return issue_in_order_.load(std::memory_order_relaxed); }
 
-  /// For what the device's own queue does not see, such as a collective that was given up: from now on no
-  /// wait of the host for a device with a native queue returns, and its streams take no more work; each call
-  /// throws `failure`. The first call wins.
+  /// Records a failure that the device's own queue does not see, such as an aborted collective. From now on
+  /// every host wait for a device with a native queue throws `failure`, and so does every call that queues
+  /// work. The first call wins.
   void fail(std::exception_ptr failure) noexcept {
     std::lock_guard lock(failure_mutex_);
     if (!failure_) failure_ = std::move(failure);
@@ -151,12 +153,12 @@ class Device {
     std::rethrow_exception(failure_);
   }
 
-  /// Takes over what a stream failed with that has gone before anybody heard of it. Any thread.
+  /// Takes over the failure of a destroyed stream that has not been thrown yet. Any thread.
   void hand_on(std::shared_ptr<StreamFailure> failure) noexcept;
-  /// @throws the first failure that was handed on and that nobody has heard of yet. compute().synchronize()
-  /// calls it, and so the launcher at the end of a rank.
+  /// @throws the first failure that was handed on and not thrown yet. compute().synchronize() calls it, and
+  /// so does the launcher at the end of a rank.
   void rethrow_unheard();
-  /// A failure of this device has come to somebody's notice: others that follow from it need no mention.
+  /// Marks a failure of this device as reported: others that follow from it need no mention.
   void heard() const noexcept { heard_.store(true); }
 
  protected:
@@ -181,8 +183,8 @@ class Device {
   std::exception_ptr failure_;
 };
 
-/// Must come before a side stream uses temporaries made now: their memory may still be read by queued compute
-/// work.
+/// Makes the stream wait for compute(), before it uses temporaries made now: queued compute operations may
+/// still read their memory.
 inline void follow_compute(Stream& stream) {
   Stream& compute = stream.device().compute();
   if (&stream != &compute) stream.wait(compute.record());
@@ -191,13 +193,14 @@ inline void follow_compute(Stream& stream) {
 /// @throws InvalidArgument for unknown kernels, threads < 1 or bounds of queued work below 1.
 std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 
-/// One rank's share of GPU number options.ordinal: several ranks of a process may use the same one. `kernels`
-/// and `threads` do not matter.
+/// Makes one rank's share of GPU number options.ordinal: several ranks of a process may use the same one.
+/// `kernels` and `threads` are unused.
 /// @throws NotCompiled without CUDA; CudaError "no CUDA device ..." when the machine has no driver or no GPU;
 /// InvalidArgument when there are fewer GPUs than `ordinal` + 1, or for unknown symmetric_products;
 /// NotSupported for "hopper" on another chip.
 std::shared_ptr<Device> make_cuda_device(const DeviceOptions& options = {});
-/// GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS. @throws NotCompiled.
+/// Returns the number of GPUs of this process, 0 without a driver; first sets CUDA_DEVICE_MAX_CONNECTIONS.
+/// @throws NotCompiled.
 int cuda_device_count();
 
 }  // namespace sherd

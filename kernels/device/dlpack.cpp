@@ -64,7 +64,7 @@ bool row_major(const DLTensor& t, const Shape& shape) {
   if (t.strides == nullptr || numel_of(shape) == 0) return true;
   const Shape want = strides_of(shape);
   for (size_t d = 0; d < shape.size(); ++d)
-    if (shape[d] != 1 && t.strides[d] != want[d]) return false;  // nobody steps along a dimension of one
+    if (shape[d] != 1 && t.strides[d] != want[d]) return false;  // the stride of a dimension of one is unused
   return true;
 }
 
@@ -137,7 +137,7 @@ Tensor from_dlpack(DLManagedTensorVersioned* given, Device& device, bool allow_r
   char* data = static_cast<char*>(t.data) + (t.data != nullptr ? t.byte_offset : 0);
   if (numel_of(shape) > 0 &&
       (data == nullptr || reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(size_of(*dtype)) != 0))
-    throw InvalidArgument(fmt::format("from_dlpack: memory at {} is no place for elements of {}",
+    throw InvalidArgument(fmt::format("from_dlpack: memory at {} is null or not aligned for elements of {}",
                                       static_cast<const void*>(data), name_of(*dtype)));
   const std::shared_ptr<void> owner(given, [](DLManagedTensorVersioned* m) {
     if (m->deleter != nullptr) m->deleter(m);

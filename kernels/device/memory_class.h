@@ -6,17 +6,18 @@
 
 namespace sherd {
 
-/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are for people.
+/// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are
+/// human-readable.
 enum class MemoryClass {
-  parameter,   ///< weights in the dtype they are computed with, as they rest between uses
+  parameter,   ///< weights in the dtype they are computed with, as stored between uses
   master,      ///< fp32 weights that the optimizer updates, where they are not the parameters themselves
   gradient,    ///< sums of gradients, of this rank's part and of whole units
-  gathered,    ///< whole parameters of a unit, while it computes
+  gathered,    ///< unsharded parameters of a unit, while it computes
   optimizer,   ///< state that the optimizer keeps between steps
   buffer,      ///< values of the model that are kept and not trained
-  activation,  ///< what forward keeps for backward, and whatever else a model's own code allocates
-  message,     ///< what collectives send and receive and nothing else keeps
-  scratch      ///< temporaries of one piece of work, staging memory
+  activation,  ///< saved activations, and other allocations of a model's code
+  message,     ///< buffers that collectives alone use
+  scratch      ///< temporaries of one operation, staging memory
 };
 
 /// All of them, in the order of the enumeration.

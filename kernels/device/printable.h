@@ -17,7 +17,7 @@ std::string printable(std::string_view text, size_t most = kPrintedBytes);
 /// The same of a message: its line breaks and tabs are kept, and nothing is cut.
 std::string printable_lines(std::string_view text);
 
-/// Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7); 0 if there is none.
+/// Bytes of the well-formed UTF-8 character at the front of `text` (Unicode, table 3-7); 0 without one.
 size_t utf8_character(std::string_view text);
 
 }  // namespace sherd

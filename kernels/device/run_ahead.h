@@ -14,18 +14,18 @@ namespace sherd {
 
 /// Shared by the streams of a device. Thread-safe.
 ///
-/// Two things are bounded: pieces of work that a stream holds and that are not done, and bytes that
+/// Two things are bounded: operations that one stream holds and that are not done, and bytes that
 /// copy_from_host has taken and that are not on the device yet. A host thread that wants more waits.
 ///
-/// Why waiting cannot deadlock. Everything that a piece of work needs was queued before it: the work before it
-/// on its stream, and the events it waits for, which were recorded before wait() was called. Only collectives
-/// need more, namely that their peers come; all ranks issue their collectives in one order. Take the first
-/// collective of that order that is not done (or, if none is queued, the first piece of work). All that comes
-/// before it on any rank is done or runs without peers, so every rank that has queued it comes to it; and a
-/// rank that has not queued it cannot be waiting for room for ever, for a full stream of its holds only
-/// earlier work, which gets done. This asks of programs what they owe anyway: events are recorded before they
-/// are waited for, and work does not wait for what the host does only after queueing more. A stream's own
-/// worker never waits. Bounds hold per stream, however small, because the argument needs room for one piece.
+/// Why waiting cannot deadlock. An operation needs only what was queued before it: earlier operations of its
+/// stream, and events that were recorded before wait() was called. Only collectives need more: their peers.
+/// All ranks issue their collectives in one order. Take the first collective of that order that is not done
+/// (or, if none is queued, the first operation). Everything before it on any rank is done or runs without
+/// peers, so every rank that has queued it reaches it. A rank that has not queued it cannot wait for room for
+/// ever: a full stream of that rank holds only earlier operations, which complete. Programs owe two things:
+/// events are recorded before they are waited for, and operations do not wait for what the host does only
+/// after queueing more. A stream's own worker never waits. Bounds hold per stream, however small: the
+/// argument needs room for one operation.
 class RunAhead {
  public:
   static constexpr int64_t kWork = 16'384;
@@ -36,31 +36,31 @@ class RunAhead {
   RunAhead(const RunAhead&) = delete;
   RunAhead& operator=(const RunAhead&) = delete;
 
-  /// The bounds: pieces of work of one stream; bytes on their way from the host.
+  /// The bounds: operations of one stream; bytes in transfer from the host.
   int64_t most_work() const { return most_work_; }
   int64_t most_bytes() const { return most_bytes_; }
 
-  /// The most that any stream has held at once, and the most bytes that were under way; never above the
-  /// bounds, but for one copy that is larger than most_bytes(), which goes alone.
+  /// Largest number of operations that any stream has held at once, and of bytes in transfer; never above the
+  /// bounds, except for one copy that is larger than most_bytes(), which is transferred alone.
   int64_t peak_work() const { return peak_work_.load(std::memory_order_relaxed); }
   int64_t peak_bytes() const { return peak_bytes_.load(std::memory_order_relaxed); }
-  /// How often a host thread waited for room.
+  /// Number of times that a host thread waited for room.
   int64_t waits() const { return waits_.load(std::memory_order_relaxed); }
 
-  /// A number larger than all before, for a piece of work that is queued now.
+  /// A number larger than all before, for an operation that is queued now.
   int64_t next() { return queued_.fetch_add(1) + 1; }
-  /// Of the piece of work queued last on any stream.
+  /// The number of the operation queued last on any stream.
   int64_t queued() const { return queued_.load(); }
-  /// All work with this number and those before it is done, on every stream. Asks the streams.
+  /// Returns a number up to which the operations of every stream are done. Asks the streams.
   int64_t done() const;
 
-  /// Bytes that are copied from the host: take() waits for room, give() when the device has them.
+  /// Count bytes copied from the host: take() waits for room; give() is called when the device has them.
   void take(int64_t bytes);
   void give(int64_t bytes) noexcept;
 
   // For streams.
-  /// `oldest` returns the number of the stream's first piece of work that is not done; kNothing without one.
-  /// In force until the returned object goes.
+  /// `oldest` returns the number of the stream's first operation that is not done; kNothing without one.
+  /// In force until the returned object is destroyed.
   static constexpr int64_t kNothing = INT64_MAX;
   [[nodiscard]] std::shared_ptr<void> join(std::function<int64_t()> oldest);
   void note_work(int64_t held) noexcept;

@@ -12,71 +12,72 @@ namespace sherd {
 
 class Device;
 
-/// A point in the order of a device's own queue.
+/// Point in the order of a device's own queue.
 class NativeEvent {
  public:
   virtual ~NativeEvent() = default;
   virtual bool done() const = 0;
-  /// Blocks the calling thread. @throws what the device failed with.
+  /// Blocks the calling thread. @throws the device's failure.
   virtual void synchronize() const = 0;
 };
 
-/// One that knows when it was reached.
+/// Native event with the time at which it was reached.
 class NativeStamp : public NativeEvent {
  public:
-  /// Microseconds of Trace::now(). Blocks the calling thread. @throws what the device failed with.
+  /// Microseconds of Trace::now(). Blocks the calling thread. @throws the device's failure.
   virtual double microseconds() const = 0;
 };
 
-/// The queue of a device that runs beside the host, such as a CUDA stream. What a stream's worker issues goes
-/// there in order. Called by that worker alone, except where said.
+/// Queue of a device that runs beside the host, such as a CUDA stream. It runs what a stream's worker issues,
+/// in order. Called by that worker alone, except where noted.
 class NativeQueue {
  public:
   virtual ~NativeQueue() = default;
-  /// Before any work, on the worker.
+  /// Called before the first operation, on the worker.
   virtual void start() = 0;
-  /// Before each piece of work. @throws what the device has found wrong with the work before, if it has.
+  /// Called before each operation. @throws a failure that the device has found in earlier operations.
   virtual void poll() {}
-  /// After the last work, on the worker: waits for the device. Never throws.
+  /// Called after the last operation, on the worker: waits for the device. Never throws.
   virtual void finish() noexcept = 0;
   /// cudaStream_t. Any thread.
   virtual void* handle() const = 0;
   virtual std::shared_ptr<NativeEvent> record() = 0;
-  /// record() with a time, for traces.
+  /// Records an event with a time, for traces.
   virtual std::shared_ptr<NativeStamp> stamp() = 0;
-  /// What is issued from push_range to pop_range is shown under that name by the device's profilers.
+  /// Operations issued from push_range to pop_range appear under that name in the device's profilers.
   virtual void push_range(const char*) noexcept {}
   virtual void pop_range() noexcept {}
-  /// Later work waits on the device for `event`, whichever queue of whichever device recorded it.
+  /// Makes later operations wait on the device for `event`, of any queue of any device.
   virtual void wait(const NativeEvent& event) = 0;
-  /// Keeps `object` alive until what has been issued so far is done.
+  /// Keeps `object` alive until everything issued so far is done.
   virtual void keep(std::shared_ptr<const void> object) = 0;
-  /// Runs `f` on a thread of the device's once what has been issued so far is done; later work waits for it.
-  /// `f` calls nothing of the device and does not throw.
+  /// Runs `f` on a thread of the device once everything issued so far is done; later operations wait for it.
+  /// `f` makes no calls to the device and does not throw.
   virtual void after(std::function<void()> f) = 0;
   /// Grow-only device memory. Growing waits for the device.
   virtual void* scratch(int64_t bytes) = 0;
 };
 
-/// What a piece of work sees while it runs on its stream. On a device with a native queue work only *issues*:
-/// memory it names is touched later, in the order of the queue.
+/// What an operation sees while it runs on its stream. On a device with a native queue operations only
+/// *issue*: memory they name is touched later, in the order of the queue.
 struct ExecutionContext {
   /// Threads a kernel may use (CPU).
   int threads = 1;
-  /// Grow-only scratch memory of the stream, valid until the running piece of work returns (native queue: for
-  /// what this piece of work issues).
+  /// Grow-only scratch memory of the stream, valid until the running operation returns (native queue: for
+  /// what this operation issues).
   std::function<void*(int64_t bytes)> scratch;
   /// Native queue (cudaStream_t) on devices that have one.
   void* native = nullptr;
-  /// The same with its verbs; null on devices whose work is done when it returns.
+  /// The queue's interface; null on devices whose operations are done when they return.
   NativeQueue* queue = nullptr;
 
-  /// Keeps `object` alive until the work issued so far is done. Work that holds tensors says so here, for
-  /// what it captured goes when it returns.
+  /// Keeps `object` alive until everything issued so far is done. An operation that holds tensors needs it,
+  /// because its captures are destroyed when it returns.
   void keep(std::shared_ptr<const void> object) const {
     if (queue) queue->keep(std::move(object));
   }
-  /// Runs `f` on the host when the work issued so far is done, before any later work; see NativeQueue::after.
+  /// Runs `f` on the host when everything issued so far is done, before later operations; see
+  /// NativeQueue::after.
   void after(std::function<void()> f) const {
     if (queue) {
       queue->after(std::move(f));
@@ -98,7 +99,7 @@ class Event {
   Event() = default;
   explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
   bool done() const { return !state_ || state_->done(); }
-  /// Blocks the calling thread. @throws what the recording stream failed with, if it failed before the event.
+  /// Blocks the calling thread. @throws the failure of the recording stream, if it failed before the event.
   void synchronize() const {
     if (state_) state_->synchronize();
   }
@@ -108,7 +109,7 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// What a stream failed with. Streams that wait for a failed one share its failure.
+/// Failure of a stream. Streams that wait for a failed one share its failure.
 struct StreamFailure {
   explicit StreamFailure(std::exception_ptr c) : cause(std::move(c)) {}
   const std::exception_ptr cause;
@@ -125,33 +126,34 @@ struct StreamFailure {
 /// streams runs concurrently unless ordered by record()/wait(). submit/record/wait are called by one host
 /// thread at a time.
 ///
-/// Failure: once a piece of work throws, the stream drops everything after it, its later events fail with the
+/// Failure: once an operation throws, the stream drops everything after it, its later events fail with the
 /// same exception, and streams waiting for those events fail too. A failed stream stays failed (but see
 /// reset_failure()): submit(), record() and wait() rethrow from the moment the host can know, synchronize()
-/// after everything queued has been run or dropped. So a host thread that goes on issuing hears of a failure
-/// at its next call on that stream. Where a native queue runs the work, a failure of the device itself is
-/// known once it has come there (NativeQueue::poll looks before each piece of work), and a failure of a
-/// collective that was given up is thrown by every stream of the device (Device::fail). A stream that is
-/// destroyed with a failure nobody has heard of hands it on to its device, whose compute().synchronize()
-/// throws it (Device::hand_on). Destructors that queue work must expect these throws.
+/// after everything queued has been run or dropped. A host thread that continues to issue therefore gets the
+/// failure at its next call on that stream. Where a native queue runs the operations, a failure of the device
+/// itself is known once the queue has reached it (NativeQueue::poll checks before each operation). The
+/// failure of an aborted collective is thrown by every stream of the device (Device::fail). A stream that is
+/// destroyed with a failure not thrown yet hands it on to its device, whose compute().synchronize() throws it
+/// (Device::hand_on). Destructors that queue work must expect these throws.
 ///
-/// Back-pressure: a stream takes no more than RunAhead::most_work() pieces of work (submit, record and wait
-/// are one each) that are not done; whoever queues more waits. See RunAhead for why that cannot deadlock.
+/// Back-pressure: a stream takes no more than RunAhead::most_work() operations (submit, record and wait are
+/// one each) that are not done; a host thread that queues more waits. See RunAhead for why that cannot
+/// deadlock.
 class Stream {
  public:
   virtual ~Stream() = default;
-  /// Queues `work`; `what` is a static string naming it in traces and messages. Work queues nothing on other
-  /// streams: it would wait for room on a worker that others wait for.
+  /// Queues `work`; `what` is a static string that names it in traces and messages. Operations must not queue
+  /// on other streams: a worker would wait for room that others need it for.
   virtual void submit(const char* what, std::function<void(ExecutionContext&)> work) = 0;
   virtual Event record() = 0;
-  /// Later work of this stream starts only after `event`.
+  /// Makes later operations of this stream wait for `event`.
   virtual void wait(const Event& event) = 0;
-  /// Blocks the host until all queued work is done. @throws the stream's first failure; compute()'s also
-  /// what Device::hand_on was given.
+  /// Blocks the host until all queued operations are done. @throws the stream's first failure; compute()'s
+  /// also throws failures given to Device::hand_on.
   virtual void synchronize() = 0;
-  /// Blocks the host until all queued work is done or dropped, and lets a failed stream work again; returns what
-  /// it had failed with, or null. Events recorded before keep their failure. For StreamList::reset(): who mends
-  /// one stream has to mend what the others did with its results.
+  /// Blocks the host until all queued operations are done or dropped, and lets a failed stream work again;
+  /// returns its failure, or null. Events recorded before keep their failure. For StreamList::reset():
+  /// resetting one stream alone leaves the streams that used its results failed.
   virtual std::exception_ptr reset_failure() = 0;
   virtual Device& device() const = 0;
   virtual const std::string& name() const = 0;

@@ -9,12 +9,11 @@ namespace sherd {
 
 class Stream;
 
-/// What the streams of a device had failed with.
+/// Failures of a device's streams.
 struct StreamFailures {
-  /// One for each stream that had failed: "stream 'gather': all_gather #7 ...".
+  /// One text for each failed stream: "stream 'gather': all_gather #7 ...".
   std::vector<std::string> texts;
-  /// Why the device cannot work on, or "": a device that reports an error of its own (CudaError) has no defined
-  /// state any more.
+  /// Why the device cannot continue, or "": after an error of its own (CudaError) its state is undefined.
   std::string beyond_repair;
 };
 
@@ -23,7 +22,7 @@ class StreamList {
  public:
   void add(Stream& stream);
   void remove(Stream& stream) noexcept;
-  /// Stream::reset_failure() of all of them. Nobody submits work meanwhile. Blocks the host.
+  /// Calls Stream::reset_failure() of all. No thread may submit work meanwhile. Blocks the host.
   StreamFailures reset();
 
  private:

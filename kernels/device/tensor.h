@@ -14,38 +14,39 @@
 
 namespace sherd {
 
-/// A typed view of a piece of device memory; copies share the memory, which lives as long as any of them.
+/// Typed view of device memory; copies share the memory, which exists as long as any of them.
 /// A default-constructed tensor is undefined. Tensors may be empty (a size of 0) and still be defined.
 class Tensor {
  public:
   Tensor() = default;
-  /// Uninitialised memory of `device`, counted under `kind` and `name`. The device must outlive the tensor.
+  /// Allocates uninitialised memory of `device`, counted under `kind` and `name`. The device must outlive the
+  /// tensor.
   static Tensor empty(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
   /// The same as an activation: for the code of models.
   static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name) {
     return empty(device, std::move(shape), dtype, MemoryClass::activation, name);
   }
 
-  /// Memory of Device::staging(), which the host reads and writes, and the device's streams, too. No work
-  /// that is queued uses it: the host may write at once.
+  /// Allocates memory of Device::staging(), which the host and the device's streams read and write. No queued
+  /// operation uses it: the host may write at once.
   static Tensor host(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
   /// The same as an activation.
   static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name) {
     return host(device, std::move(shape), dtype, MemoryClass::activation, name);
   }
 
-  /// Memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
+  /// Allocates memory of `source`, counted by Device::allocator() (Allocator::allocate_from).
   static Tensor from(std::shared_ptr<MemorySource> source, Device& device, Shape shape, DType dtype,
                      MemoryClass kind, std::string_view name);
 
-  /// Memory that another library owns, as a tensor of `device`, which can reach it: no allocation of sherd's, so
-  /// that no allocator counts it. `owner` is let go with the last tensor that shares the memory, by the host: work
-  /// that is queued then must be done with it, as with any memory that other streams use (see Device).
+  /// Wraps memory that another library owns as a tensor of `device`, which can reach it. sherd's allocator
+  /// does not count it. The host releases `owner` with the last tensor that shares the memory: queued
+  /// operations must no longer use it then, as with any memory that other streams use (see Device).
   static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype);
 
   bool defined() const { return storage_ != nullptr; }
-  /// Whether this tensor alone owns the memory, so that nobody can miss what was there: no other tensor or view
-  /// shares it, and it is neither an unowned_view() nor from() a source outside nor of_others().
+  /// Whether this tensor alone owns the memory, so that its content may be overwritten: no other tensor or
+  /// view shares it, and it is neither an unowned_view() nor from() a source outside nor of_others().
   bool sole_owner() const;
   const Shape& shape() const { return shape_; }
   int64_t dim() const { return static_cast<int64_t>(shape_.size()); }
@@ -65,8 +66,8 @@ class Tensor {
   Tensor rows(int64_t begin, int64_t end) const;
   /// Same memory as nbytes() elements of u8.
   Tensor bytes() const;
-  /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are no whole number of them, or
-  /// begin where none may.
+  /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are not a multiple of
+  /// its size, or their start is not aligned for it.
   Tensor as(DType dtype) const;
   /// A view that does not own the memory. Use it where stream order already keeps the owner alive, e.g. for a
   /// collective's buffer that is released only after compute() has waited for the collective (see Device).

@@ -13,17 +13,16 @@
 
 namespace sherd {
 
-/// One piece of work of a stream. Times are microseconds of Trace::now().
+/// One operation of a stream. Times are microseconds of Trace::now().
 struct TraceRecord {
   std::string device, stream, what;
   double begin = 0, end = 0;
 };
 
-/// Records of the work of all streams of a device (Device::set_trace). Waiting for events is not work; a
-/// collective counts from where the stream takes it up, so that it contains the wait for its peers. Memory is
-/// bounded: work beyond `limit` records is counted, not recorded.
-///
-/// now, set_enabled and what reads the records are for the host; the rest is called by streams.
+/// Records of the operations of all streams of a device (Device::set_trace). Waits for events are not
+/// recorded. A collective begins where the stream takes it up, so that it contains the wait for its peers.
+/// Memory is bounded: operations beyond `limit` records are counted, not recorded.
+/// The host calls now(), set_enabled() and the readers of records; streams call the rest.
 class Trace {
  public:
   static constexpr int64_t kLimit = int64_t{1} << 18;
@@ -32,24 +31,25 @@ class Trace {
   /// Microseconds of the steady clock, which all processes of a host share.
   static double now();
 
-  /// Whether work *submitted* from now on is recorded; at first it is not.
+  /// Sets whether operations *submitted* from now on are recorded. Default: off.
   void set_enabled(bool on) { enabled_.store(on, std::memory_order_relaxed); }
   bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
 
-  /// By streams in the order in which they first worked, each in the order of its work. Streams must have
-  /// been synchronised; a device's times are read here. @throws what the device failed with.
+  /// Returns the records, by streams in the order in which they first worked, each in the order of its
+  /// operations. Streams must have been synchronised; a device's times are read here. @throws the device's
+  /// failure.
   std::vector<TraceRecord> records();
-  /// Pieces of work that the limit left out.
+  /// Operations that the limit left out.
   int64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
 
-  /// Room for one record more; false when the limit is reached.
+  /// Reserves a record; false when the limit is reached.
   bool reserve();
   /// The records of one stream; written by its worker alone, and by records().
   class Lane {
    public:
     Lane(std::string device, std::string stream) : device_(std::move(device)), stream_(std::move(stream)) {}
     void add(const char* what, double begin, double end);
-    /// Times that the device will know. Those already known are read now and then, so that few stamps live.
+    /// Times that the device will know. Known ones are read now and then, so that few stamps exist.
     void add(const char* what, std::shared_ptr<NativeStamp> begin, std::shared_ptr<NativeStamp> end);
 
    private:
@@ -66,7 +66,7 @@ class Trace {
     std::vector<TraceRecord> done_;
     std::deque<Pending> pending_;
   };
-  /// A new lane, which lives as long as the trace.
+  /// Adds a lane, which exists as long as the trace.
   Lane& open(const std::string& device, const std::string& stream);
 
  private:

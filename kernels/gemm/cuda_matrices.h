@@ -72,7 +72,7 @@ auto carve(ExecutionContext& context, F pieces) {
   return pieces(carver);
 }
 
-/// What a transform does besides converting; the arrays lie on the device, one value per matrix.
+/// What a transform does besides converting; the arrays are in device memory, one value per matrix.
 struct Transform {
   /// Values are multiplied in double and rounded to f32 before anything else; 0 gives zeros, whatever the
   /// source holds. Null: 1.

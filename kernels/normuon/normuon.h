@@ -15,8 +15,8 @@
 
 namespace sherd {
 
-/// What is known of one row: the sum of squares in fixed point, as digits of 32 bits that are not carried,
-/// and the row's second moment so far, which whoever holds its first element contributes.
+/// State of one row: the sum of squares in fixed point, as digits of 32 bits that are not carried, and the
+/// row's second moment so far, which the owner of its first element contributes.
 struct RowRecord {
   static constexpr int kDigits = 3;        // digit i has weight 2^(32 * i - 64)
   static constexpr int kMoment = kDigits;  // the bits of an f32

@@ -17,7 +17,7 @@ void qk_clip_factors(Stream& s, const Tensor& query, const Tensor& key, const Te
       .done();
   check.count("maxima", maxima, query.numel());
   check.that(key.numel() > 0 && query.numel() % key.numel() == 0,
-             fmt::format("{} query heads are no multiple of {} key heads", query.numel(), key.numel()));
+             fmt::format("{} query heads are not a multiple of {} key heads", query.numel(), key.numel()));
   check.that(tau > 0, fmt::format("tau {} must be positive", tau));
   check_skip(check, skip);
   check.done();

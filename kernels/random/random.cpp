@@ -16,7 +16,7 @@ void check(const char* op, std::string_view name, const Tensor& dst, int64_t beg
   Check(op).dtype("dst", dst, DType::f32).done();
   require(begin >= 0, fmt::format("{} of '{}': first element {} is negative", op, name, begin));
   require(std::isfinite(low) && std::isfinite(high) && low <= high,
-          fmt::format("{} of '{}': bounds {} and {} are no finite interval", op, name, low, high));
+          fmt::format("{} of '{}': bounds {} and {} are not a finite interval", op, name, low, high));
 }
 
 // Of a standard normal value.
@@ -35,8 +35,9 @@ void random_truncated_normal(Stream& s, const Tensor& dst, int64_t begin, uint64
                              std::string_view name, float mean, float stddev, float low, float high) {
   check("random_truncated_normal", name, dst, begin, low, high);
   require(std::isfinite(mean) && std::isfinite(stddev) && stddev > 0,
-          fmt::format("random_truncated_normal of '{}': mean {} and stddev {} are no normal distribution",
-                      name, mean, stddev));
+          fmt::format(
+              "random_truncated_normal of '{}': mean {} and stddev {} do not define a normal distribution",
+              name, mean, stddev));
   const double inside =
       probability_below((double{high} - mean) / stddev) - probability_below((double{low} - mean) / stddev);
   require(

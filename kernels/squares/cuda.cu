@@ -57,7 +57,7 @@ class WindowSums {
     }
     if (__any_sync(kAllLanes, outside)) add_outside(x);
   }
-  /// `count` zeros were added that are no elements.
+  /// Subtracts `count` zeros of the padding, which are not elements.
   __device__ void forget_zeros(int count) { zeros_ -= count; }
 
   /// Moves the sums to the block's digits; the window starts anew. Whole warp.

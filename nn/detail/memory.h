@@ -17,7 +17,8 @@ Tensor like_f32(const Tensor& x, Shape shape);
 /// In the dtype of what is kept beside x, and of gradients of weights: f32, or f64 beside f64.
 Tensor like_wide(const Tensor& x, Shape shape);
 
-/// Where the gradient of a table goes, which is added to: of a frozen one to zeros that nobody reads; undefined of none.
+/// The target of the gradient of a table, which kernels add to: scratch zeros if frozen; undefined without a
+/// table.
 Tensor gradient_of(Stream& s, const Parameter& p, const Tensor& beside);
 
 /// x itself, if it has that dtype, or a copy of another.

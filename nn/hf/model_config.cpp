@@ -152,7 +152,7 @@ void read_window(ConfigObject& c, const Family& family, ModelConfig& config) {
                         "use_sliding_window; set both alike");
     return;
   }
-  // A null is no window; so is an absent key of a class whose default has none.
+  // A null means: without a window; so does an absent key of a class without a default window.
   const bool given = c.has("sliding_window"), absent = !c.contains("sliding_window");
   int64_t window = given ? size(c, "sliding_window") : absent ? family.window : 0;
   if (family.window_by_layer) {

@@ -22,6 +22,8 @@ bool digits(std::string_view word) {
          std::all_of(word.begin(), word.end(), [](char c) { return kind_of(c) == Kind::digit; });
 }
 
+/// Splits at separators, between letters and digits, and at capitals: "HTTPServer2" gives http, server, 2.
+/// Lower case.
 std::vector<std::string> words_of(std::string_view text) {
   std::vector<std::string> words;
   bool open = false;
@@ -43,6 +45,7 @@ std::vector<std::string> words_of(std::string_view text) {
 
 }  // namespace
 
+// A part that is a number is an index in a list of modules.
 bool NamePart::is_number() const { return digits(text); }
 bool NamePart::is_listed() const {
   if (words.empty() || !digits(words.back())) return false;
@@ -69,6 +72,7 @@ bool NamedPlace::numbered() const {
   return std::any_of(above.begin(), above.end(), [](const NamePart& p) { return p.is_listed(); });
 }
 
+/// Splits a name into the leaf (weight, bias), the module that owns it, and the modules above.
 NamedPlace place_of(std::string_view name) {
   static constexpr std::array<std::string_view, 6> kOfAModule = {"weight", "bias", "kernel",
                                                                  "w",      "b",    "weights"};
@@ -77,6 +81,7 @@ NamedPlace place_of(std::string_view name) {
   place.leaf = parts.back();
   place.bare = std::find(kOfAModule.begin(), kOfAModule.end(), place.leaf.text) == kOfAModule.end();
   if (!place.bare) parts.pop_back();
+  // Indices between the owner and the leaf are skipped: "experts.3.weight" belongs to "experts".
   while (!parts.empty() && parts.back().is_number()) parts.pop_back();
   if (!parts.empty()) {
     place.owner = parts.back();

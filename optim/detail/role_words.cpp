@@ -24,6 +24,7 @@ std::string word_with(const NamePart& part, std::string_view piece) {
   return "";
 }
 
+/// Returns the word that makes the part an embedding; empty without one. Unembeddings are heads.
 std::string embedding_word(const NamePart& part) {
   for (const std::string& w : part.words) {
     if (w.find("embed") != w.npos && w.find("unembed") == w.npos) return w;
@@ -49,6 +50,7 @@ std::string conv_word(const NamePart& part) {
 
 }  // namespace
 
+// Attention heads are not output heads: "multi_head" and "kv_head" are excluded.
 std::string head_word(const NamePart& part) {
   const bool attention = !word_of(part, {"multi", "per", "kv", "attn", "attention"}).empty();
   if (!part.words.empty() && part.words.back() == "head" && !attention) return "head";
@@ -72,6 +74,7 @@ RoleGuess sure(Role role, std::string_view word, const NamePart& part) {
 
 RoleGuess unsure(Role role, const std::string& why) { return {role, "ambiguous: " + why, true}; }
 
+// Parts above the innermost list of layers say nothing about a parameter inside it.
 std::vector<NamePart> near(const NamedPlace& at) {
   const auto list = std::find_if(at.above.rbegin(), at.above.rend(), [](auto& p) { return p.is_listed(); });
   return {list.base(), at.above.end()};

@@ -1,5 +1,5 @@
-// How near the kernels of a device come to what it can do: bytes per second beside a copy's, operations per
-// second beside a matrix product's.
+// Kernel throughput of a device: bytes per second beside a copy's, operations per second beside a matrix
+// product's.
 #pragma once
 
 #include <memory>

@@ -170,8 +170,7 @@ int main(int argc, char** argv) {
   soak_command->add_option("--dim", soak.dim, "width of the model, a multiple of 4")
       ->check(CLI::Range(8, 8192))
       ->capture_default_str();
-  soak_command
-      ->add_option("--max-queued", soak.max_queued, "pieces of work the host may be ahead on a stream")
+  soak_command->add_option("--max-queued", soak.max_queued, "operations the host may be ahead on a stream")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   soak_command->add_option("--growth", soak.growth, "most percent of growth after --settled steps")

@@ -40,7 +40,7 @@ struct Row {
   double tflop_per_s() const { return flops / timing.median * 1e-12; }
 };
 
-/// A table for people.
+/// A human-readable table.
 std::string format_rows(const std::vector<Row>& rows);
 
 /// {"suite": ..., "device": ..., "rows": [{"name", "shape", "us", "spread", "calls", "bytes", "flops",

@@ -1,4 +1,4 @@
-// Where a command of the program writes.
+// Output streams of a command of the program.
 #pragma once
 
 #include <ostream>
@@ -17,7 +17,7 @@ struct Console {
   std::ostream& err;
   Progress::Mode progress = Progress::Mode::off;
 
-  /// @throws IoError when results did not get through.
+  /// @throws IoError when results could not be written.
   void finish() const {
     if (!out.flush()) throw IoError("the output could not be written; is the disk full, or the reader gone?");
   }

@@ -1,4 +1,4 @@
-// Progress of work that is counted in bytes.
+// Progress of an operation that is counted in bytes.
 #pragma once
 
 #include <chrono>
@@ -11,27 +11,27 @@
 
 namespace sherd::tools {
 
-/// A one-line bar that is redrawn on a terminal and cleared at the end; plain lines elsewhere (about every
-/// 5 s, or 10 % where that takes a second or more, so that short work says nothing); or nothing.
+/// A one-line bar, redrawn on a terminal and cleared at the end; plain lines elsewhere (about every 5 s, or
+/// 10 % where that takes a second or more, so that short operations print nothing); or nothing.
 class Progress {
  public:
   using Mode = ProgressLine::Mode;
   using Clock = std::chrono::steady_clock;
 
-  /// For stderr as it is: a terminal or not.
+  /// Makes it for stderr, a terminal or not.
   static Mode mode_of_stderr(bool quiet);
 
-  /// @param what begins the line, e.g. "verify step_00000100". `out` outlives this.
+  /// @param what beginning of the line, e.g. "verify step_00000100". `out` outlives this.
   Progress(std::ostream& out, Mode mode, std::string what, int64_t total,
            std::function<Clock::time_point()> now = Clock::now);
   ~Progress();
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// `done` of the bytes are done.
+  /// Reports the number of bytes done.
   void at(int64_t done);
   void add(int64_t bytes) { at(done_ + bytes); }
-  /// Where the total is known later than this.
+  /// Sets the total, where it is known later than the constructor.
   void set_total(int64_t total) { total_ = total; }
 
  private:

@@ -1,4 +1,4 @@
-// Words for people: sizes, counts, and names that may hold anything.
+// Human-readable formatting: sizes, counts, and names with arbitrary bytes.
 #pragma once
 
 #include <cstdint>

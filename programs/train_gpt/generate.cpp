@@ -26,9 +26,9 @@ std::vector<int32_t> parse_prompt_tokens(std::string_view list, int64_t vocab) {
     int32_t token = -1;
     const auto [stopped, error] = std::from_chars(word.data(), word.data() + word.size(), token);
     if (error != std::errc() || stopped != word.data() + word.size() || token < 0 || token >= vocab)
-      throw InvalidArgument(
-          fmt::format("--prompt-tokens {}: '{}' is no token; give numbers below {} with commas between them",
-                      list, word, vocab));
+      throw InvalidArgument(fmt::format(
+          "--prompt-tokens {}: '{}' is not a token; give numbers below {} with commas between them", list,
+          word, vocab));
     tokens.push_back(token);
     at = end + 1;
   }

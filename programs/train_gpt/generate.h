@@ -15,9 +15,8 @@ namespace train_gpt {
 /// the vocabulary.
 std::vector<int32_t> parse_prompt_tokens(std::string_view list, int64_t vocab);
 
-/// What shows tokens to people, as they are made: text by --tokenizer or the tokenizer.json of --model's
-/// folder, and where there is none the tokens' numbers. @throws sherd::IoError for a file that cannot be
-/// used.
+/// Prints tokens as they are made: as text by --tokenizer or the tokenizer.json of --model's folder, else as
+/// the tokens' ids. @throws sherd::IoError for a file that cannot be used.
 class ShownTokens {
  public:
   ShownTokens(const TrainConfig& config, std::function<void(const std::string&)> print);

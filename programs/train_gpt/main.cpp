@@ -78,7 +78,7 @@ void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output
     return fmt::format("{}", fmt::join(names, ", "));
   };
   for (const std::string& reason : resumed.skipped) warn("passed over: " + reason);
-  if (!resumed.skipped.empty()) warn("going on from " + resumed.path.string());
+  if (!resumed.skipped.empty()) warn("resuming " + resumed.path.string());
   const auto& report = resumed.report;
   if (!report.started_anew.empty()) warn("state that starts from zero: " + list(report.started_anew));
   if (!report.left_out.empty()) warn("state that was left out: " + list(report.left_out));
@@ -114,7 +114,8 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
   if (config.save.empty()) {
     warn(fmt::format("{}: stopped after step {}; nothing was saved, for there is no --save{}", why, trainer.step(), rest));
   } else {
-    out.say("{}: stopped after step {}; --resume {} goes on from there{}\n", why, trainer.step(), config.save, rest);
+    out.say("{}: stopped after step {}; --resume {} continues from there{}\n", why, trainer.step(),
+            config.save, rest);
   }
 }
 
@@ -195,8 +196,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
     summarise(trainer, config, out);
     if (out)
       for (const std::string& line : traced) out->say("{}\n", line);
-    // Whoever sent a signal may not wait long: what else is asked for is left to the run that goes on. A run
-    // that has trained all its steps and kept none of them is the only one that can do it.
+    // The sender of a signal may not wait long: other requested outputs are left to the run that resumes. A
+    // run that has trained all its steps and kept none of them is the only one that can write them.
     const bool over = trainer.step() >= config.last_step();
     if (!end.stopped.empty() && (!over || (end.saved && !what_follows(config).empty()))) {
       if (out && wrong.empty()) say_stopped(trainer, config, end.stopped, *out);
@@ -251,7 +252,7 @@ std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const St
     doing = "building the model";
   }
   Trainer trainer(rank, config, windows);
-  // The trainer outlives what fails, so that the other ranks hear of the cause.
+  // The trainer is destroyed after the failure is reported, so that the other ranks receive the cause.
   return sherd::abort_on_error(
       *rank.world, [&] { return use(trainer, config, sources, windows.get(), trace, out, doing, code); });
 }
@@ -288,7 +289,7 @@ std::unique_ptr<sherd::StopRequest> take_signals(const TrainConfig& config) {
                                 .program = "train_gpt"});
 }
 
-// @returns as run_rank(). @param code what `sherd run` is told when something is wrong.
+// @returns as run_rank(). @param code the exit code for `sherd run` after a failure.
 std::string run(const CommandLine& line, std::atomic<int>& code) {
   const sherd::ProcessMemory start = sherd::ProcessMemory::now();
   const RunInputs inputs = read_inputs(line.config);

@@ -1,4 +1,4 @@
-// What --model names: a folder of Hugging Face, or a published shape.
+// Model named by --model: a Hugging Face folder, or a published shape.
 #pragma once
 
 #include <filesystem>

@@ -40,7 +40,7 @@ void Output::write_step(sherd::StepResult& result, const TrainConfig& config) {
   const std::string what = fmt::format("{}", fmt::join(wrong, "; "));
   if (!wrong.empty() && config.save_failure == "stop") throw sherd::NotWritten(what);
   if (!wrong.empty() && !write_failed_)
-    warn(fmt::format("step {}: {}; training goes on, and tries again", result.step, what));
+    warn(fmt::format("step {}: {}; training continues, and tries again", result.step, what));
   write_failed_ = !wrong.empty();
 }
 

@@ -1,4 +1,4 @@
-// What rank 0 of the world says and writes.
+// Output of rank 0 of the world.
 #pragma once
 
 #include <cstdint>

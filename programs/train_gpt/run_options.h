@@ -1,4 +1,4 @@
-// What train_gpt's flags mean to the parts of train/ that it is made of.
+// Options of the parts of train/, made from train_gpt's flags.
 #pragma once
 
 #include <sherd/checkpoint/weights.h>
@@ -32,7 +32,7 @@ sherd::Existing existing_export(const TrainConfig& config);
 /// tells before the job is joined: true where it does not.
 bool rank_0_is_here(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});
 
-/// Looks at --save, in the process of rank 0 also at --metrics, --log-dir, --loss-svg, --trace, --timeline,
+/// Checks --save, in the process of rank 0 also --metrics, --log-dir, --loss-svg, --trace, --timeline,
 /// --export-weights and --export-hf; writes nothing.
 /// @throws sherd::IoError naming all that cannot be written.
 void check_outputs(const TrainConfig& config, const sherd::EnvironmentLookup& get = {});

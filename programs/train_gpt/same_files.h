@@ -1,4 +1,4 @@
-// Whether the processes of a job read equal files.
+// Comparison of the files that the processes of a job read.
 #pragma once
 
 #include <exception>

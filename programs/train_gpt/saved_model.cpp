@@ -126,10 +126,10 @@ void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, b
         fmt::format("--model {}: not the model of the checkpoint: {}; {}", c.model, differs, rest));
   };
   if (given) {
-    note("going on with --model's");
+    note("--model's is used");
     return follow(std::move(here.text), here.config.source);
   }
-  note("going on with the checkpoint's");
+  note("the checkpoint's is used");
   follow(saved->text, saved->source);
 }
 

@@ -16,8 +16,8 @@ namespace train_gpt {
 /// KiB.
 constexpr size_t kMostModelText = size_t{64} << 10;
 
-/// c.model_text as a checkpoint holds it, in its info "model": on one line. Empty: there is none, or it is
-/// too long.
+/// c.model_text as a checkpoint holds it, in its info "model": on one line. Empty: without such a text, or it
+/// is too long.
 std::string text_for_checkpoints(const TrainConfig& c);
 
 /// What a checkpoint says of its run's --model.
@@ -30,12 +30,11 @@ struct SavedModel {
 /// Nothing of a run without --model, or of one that was saved before checkpoints held it.
 std::optional<SavedModel> saved_model(const sherd::SavedTraining& saved);
 
-/// Sets c.model_text and c.model_from to the config.json that the run follows. That is --model's, but where a
-/// run goes on (`saved`) with the --model that the checkpoint names, because nothing else is `given` or the
-/// same is: then it is the checkpoint's if there is no such folder any more, and also where the folder
-/// describes another model now and
-/// --model was not given. Whatever is not as it was is a line in `notes`, and so is a text too long for the
-/// checkpoints that are to be saved.
+/// Sets c.model_text and c.model_from to the config.json that the run follows. That is --model's, with one
+/// exception: a resumed run (`saved`) whose --model is the one that the checkpoint names, because it is not
+/// `given` or the same. Such a run follows the checkpoint's text when the folder is missing, and when the
+/// folder describes another model now and --model was not given. Each difference is a line in `notes`, and so
+/// is a text too long for the checkpoints that are to be saved.
 /// @throws sherd::InvalidArgument as model_source() and sherd::hf::parse_model_config(), also for the checkpoint's
 /// text; sherd::IoError.
 void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, bool given,

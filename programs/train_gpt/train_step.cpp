@@ -170,9 +170,11 @@ void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
   if (p.stats->non_finite > 0)
     why = fmt::format("the gradient norm is not finite ({} elements are inf or NaN)", p.stats->non_finite);
   else if (!std::isfinite(r.loss) && std::isfinite(p.stats->norm))
-    why = fmt::format("the loss is {}", std::isnan(r.loss) ? "no number" : "infinite");
-  warn("step {} was skipped on all ranks: {}; weights and optimizer states stay as they were ({} in a row, {} of this run)",
-       r.step, why, skips_.in_a_row(), r.skipped_steps);
+    why = fmt::format("the loss is {}", std::isnan(r.loss) ? "NaN" : "infinite");
+  warn(
+      "step {} was skipped on all ranks: {}; weights and optimizer states stay as they were ({} consecutive, "
+      "{} of this run)",
+      r.step, why, skips_.in_a_row(), r.skipped_steps);
 }
 
 void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) {

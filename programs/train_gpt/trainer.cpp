@@ -138,8 +138,8 @@ std::vector<std::string> Trainer::differences() const {
         "the data ({}) is not what the checkpoint was trained on ({}); it is read from sequence {} on",
         windows_->describe(), before->second, sequences_));
   if (config_.seed != seed_)
-    lines.push_back(
-        fmt::format("--seed {} is not used: the run goes on with the checkpoint's, {}", config_.seed, seed_));
+    lines.push_back(fmt::format("--seed {} is not used: the run continues with the checkpoint's, {}",
+                                config_.seed, seed_));
   return lines;
 }
 

@@ -59,7 +59,7 @@ class Trainer {
 
   /// The routing table, as printed at start.
   std::string routing() const { return routing_.format(); }
-  /// Lines for people about the sharding: mesh, strategy, units, rows cut or padding added by the
+  /// Human-readable lines about the sharding: mesh, strategy, units, rows cut or padding added by the
   /// layout.
   std::string describe() const;
   /// Muon's plans (--explain-plan).
@@ -71,7 +71,7 @@ class Trainer {
   int64_t step() const { return step_; }
   /// "epoch 1.50": of the data, all runs together.
   std::string progress_in_data() const { return windows_->progress(sequences_); }
-  /// Where --resume went on from, if it did.
+  /// The checkpoint that --resume has loaded, if any.
   const std::optional<sherd::Resumed>& resumed() const { return resumed_; }
   /// Lines on what differs from the run that saved the checkpoint and changes what is trained: data, seed.
   std::vector<std::string> differences() const;
@@ -103,13 +103,13 @@ class Trainer {
   SequenceRange collected_sequences() const { return {collected_sequences_, config_.batch}; }
   /// Whether every weight is, on all ranks. Collective.
   bool weights_are_finite();
-  /// Mean loss over held-out windows, as many as --eval-windows says; NaN when there are none. Collective.
+  /// Mean loss over held-out windows, as many as --eval-windows says; NaN without any. Collective.
   double evaluate();
   /// `count` bytes after `prompt`, which is not empty, drawn as --temperature and --top-p say by a generator seeded
   /// with --seed. Equal on all ranks; `made` is given each byte as soon as it is drawn. @returns all, prompt included.
   std::string sample(const std::string& prompt, int64_t count, const std::function<void(char)>& made = {});
   /// Of a --model: the prompt, not empty, and `count` tokens behind it, each from keys and values that are kept;
-  /// `made` hears of each. Equal on all ranks.
+  /// `made` is called for each. Equal on all ranks.
   std::vector<int32_t> generate(std::vector<int32_t> prompt, int64_t count,
                                 const std::function<void(int32_t)>& made = {});
   /// As --export-weights and --export-dtype say. Collective. @returns as sherd::export_weights().

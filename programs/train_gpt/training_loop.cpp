@@ -78,7 +78,7 @@ class Loop {
     if (out_) out_->seconds = progress_.seconds() - out_->evaluation_seconds - out_->saving_seconds;
     // What came after the last step had asked, while it was evaluated or saved.
     if (!stop_->stops()) stop_->hear(largest(stop_->want()));
-    // A guard other than that against skipped steps wants the run to go on from an earlier checkpoint.
+    // Guards other than that against skipped steps let a restart resume from an earlier checkpoint.
     const bool for_good = ended == trainer_.too_many_skipped() && unsound_.empty() && saving_.last_failure().empty() &&
                           (!ended.empty() || trainer_.step() >= config_.last_step());
     return {.wrong = problems(std::move(ended)),
@@ -239,11 +239,10 @@ class Loop {
     if (!ended.empty()) wrong.push_back(std::move(ended));
     if (!unsound_.empty()) wrong.push_back(unsound_);
     if (!std::isfinite(loss_))
-      wrong.push_back(fmt::format("the loss of step {} is {}", trainer_.step(),
-                                  std::isnan(loss_) ? "no number" : "infinite"));
-    if (!trainer_.weights_are_finite())
       wrong.push_back(
-          "weights are infinite or no number: go on from an earlier checkpoint, with a smaller --lr");
+          fmt::format("the loss of step {} is {}", trainer_.step(), std::isnan(loss_) ? "NaN" : "infinite"));
+    if (!trainer_.weights_are_finite())
+      wrong.push_back("weights are non-finite: resume from an earlier checkpoint with a lower --lr");
     if (!saving_.last_failure().empty())
       wrong.push_back("its last checkpoint is missing: " + saving_.last_failure());
     if (out_)
@@ -263,7 +262,7 @@ class Loop {
   sherd::SlowRank slow_rank_;
   std::shared_ptr<sherd::WallLimit> wall_;
   std::shared_ptr<sherd::StopAgreement> stop_;
-  double loss_ = 0;                    // of the latest step that was told of
+  double loss_ = 0;                    // of the latest step that was reported
   int64_t compared_ = 0;               // the latest step after which replicas were
   std::string unsound_;                // why nothing may be saved: how they differ
   std::optional<double> waited_;       // for the latest checkpoint, in ms
@@ -277,7 +276,7 @@ TrainingEnd train(Trainer& trainer, const TrainConfig& config, const StopSources
   TrainingEnd end;
   {
     Loop loop(trainer, config, sources, out);
-    // While what saves is still there, so that the other ranks hear of the cause.
+    // Reported before the savers are destroyed, so that the other ranks receive the cause.
     end = sherd::abort_on_error(*trainer.world(), [&] { return loop.run(trace, doing); });
   }
   if (end.stopped.empty() && sources.signals != nullptr) sources.signals->release();

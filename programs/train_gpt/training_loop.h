@@ -32,8 +32,8 @@ struct TrainingEnd {
   bool saved = false;
   /// Its last checkpoint is missing, since it could not be written.
   bool unsaved = false;
-  /// There is nothing to go on with, whatever is wrong: all steps are done and the last is saved, if it was to be, or too
-  /// many steps in a row were skipped.
+  /// A restart cannot continue the run: all steps are done and the last is saved, if it was to be, or too
+  /// many consecutive steps were skipped.
   bool for_good = false;
 };
 

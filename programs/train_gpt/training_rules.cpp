@@ -33,7 +33,7 @@ void check_guards(const TrainConfig& c, const std::set<std::string_view>& bad, c
   if (good("verify_step", "steps", "stop_at") && c.steps > 0 && c.verify_step > c.last_step())
     problems.push_back(fmt::format("--verify-step {}: the run ends with step {}; give an earlier one",
                                    c.verify_step, c.last_step()));
-  // On the command line alone: a file of settings may serve several arrangements of ranks.
+  // On the command line alone: a config file may serve several arrangements of ranks.
   const bool repeats = c.tp > 1 || c.replicas > 1 || (c.ranks > 1 && c.strategy != "optim_grads_params");
   if (good("ranks", "replicas", "tp", "strategy") && given.has("check_replicas") && c.check_replicas > 0 &&
       !repeats)

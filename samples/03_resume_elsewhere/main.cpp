@@ -1,7 +1,7 @@
-// Saves on four ranks and goes on elsewhere: on four ranks with another strategy and layout, which gives the
+// Saves on four ranks and resumes elsewhere: on four ranks with another strategy and layout, which gives the
 // same bits, and on two, which gives the same losses to rounding. Then writes the weights for other programs.
 //
-//   sample_03_resume_elsewhere [FOLDER]     where to save; out/sample_03 unless told
+//   sample_03_resume_elsewhere [FOLDER]     where to save [out/sample_03]
 #include <cstdio>
 #include <filesystem>
 #include <vector>
@@ -46,8 +46,8 @@ std::vector<float> train(const Run& run) {
     const Routing routing = route(model, {.optimizer = Algorithm::adamw});
     fully_shard(model, DeviceMesh(rank.world, {{"shard", run.ranks}}), run.options);
     Optimizer optimizer(model, routing, {});
-    // Each rank reads what it holds now, whoever wrote it. The learning rate, the data and all else that the
-    // program decides are the program's to find again: here they follow from the number of steps.
+    // Each rank reads its own elements, on whatever rank they were saved. The program restores the learning
+    // rate, the data and its other state itself: here they follow from the number of steps.
     if (!run.resume.empty()) resume(run.resume, model, &optimizer);
 
     Stream& stream = rank.device->compute();

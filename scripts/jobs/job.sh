@@ -8,7 +8,7 @@ need TOKENS "the token files, with commas between them"
 need OUT "the folder for checkpoints, metrics and the trained model"
 mkdir -p "$OUT"
 
-# train FLAG...: begins, or goes on where the newest checkpoint of $OUT stands.
+# train FLAG...: begins, or resumes the newest checkpoint of $OUT.
 train() {
   local start=()
   if [ -e "$OUT/checkpoints/latest" ]; then

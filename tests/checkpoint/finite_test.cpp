@@ -1,4 +1,4 @@
-// Values that are infinite or no number: counted, saved with their places, found again.
+// Non-finite values: counted, saved with their places, found again.
 #include <cmath>
 #include <cstring>
 #include <limits>

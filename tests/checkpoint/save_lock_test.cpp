@@ -1,4 +1,4 @@
-// Who may save in a folder, and what becomes of one who may no longer.
+// Lock of a save folder: its holders, and the end of a holder that has lost it.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -29,7 +29,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-/// A process of a run that `sherd run` supervises; `start` 0: of one that nobody does.
+/// A process of a run that `sherd run` supervises; `start` 0: of an unsupervised run.
 LockHolder holder(int64_t process, const std::string& run = "", uint64_t start = 0,
                   const std::string& host = "here") {
   LockHolder h;
@@ -152,7 +152,7 @@ TEST(SaveLock, OfAProcessThatIsDeadIsTakenSilentlyOfOneThatIsStoppedNot) {
     try {
       const CheckpointFolder held(path.path(), files);
       if (::write(ready[1], "x", 1) == 1) ::pause();
-    } catch (const std::exception&) {  // the child must not go on with the parent's tests
+    } catch (const std::exception&) {  // the child must not continue with the parent's tests
     }
     ::_exit(1);
   }
@@ -202,7 +202,7 @@ TEST(SaveLock, AnOldAttemptCommitsNothingMovesNoLatestAndRemovesNothing) {
   EXPECT_EQ(read_bytes(path / "latest"), "step_00000020\n");
   save(now, files, 30);
   EXPECT_EQ(read_bytes(path / "latest"), "step_00000030\n");
-  // A lock that was removed by hand is nobody's.
+  // A lock that was removed by hand has no holder.
   files.remove_all(path / "lock");
   EXPECT_THAT(message_of<LostFolder>([&] { save(now, files, 40); }), HasSubstr("removed or emptied"));
 }
@@ -286,7 +286,7 @@ TEST(SaveLock, AHolderStoppedWhileItGivesTheFolderBackLeavesItToWhoHasTakenIt) {
   EXPECT_NO_THROW(save(*now, files, 1));
 }
 
-// Between the look at the lock and the rename it holds a name, not a checkpoint.
+// Between the check of the lock and the rename it holds a name, not a checkpoint.
 TEST(SaveLock, AHolderStoppedRightBeforeARemovalRemovesNoCheckpointOfTheNextOne) {
   for (const bool committed_anew : {false, true}) {
     const TemporaryFolder path;

@@ -99,7 +99,7 @@ Versions versions_in(const fs::path& folder) {
 std::vector<std::string> save(const fs::path& folder, FileSystem& files, int64_t step, uint64_t version,
                               bool async = false, std::string* warning = nullptr) {
   std::vector<std::string> thrown(kRanks);
-  // As a run that goes on from the newest one.
+  // As a run that resumes the newest one.
   std::vector<CommittedCheckpoint> earlier;
   if (fs::exists(folder)) earlier = list_checkpoints(folder, FileSystem::posix());
   const fs::path newest = earlier.empty() ? fs::path() : folder / earlier.front().name;
@@ -139,7 +139,7 @@ class SaverFaults : public testing::TestWithParam<Setting> {
     ASSERT_GT(calls_, 40u);
   }
 
-  /// Saves with a fault and looks at what is left, and whether the next save succeeds.
+  /// Saves with a fault and checks what is left, and whether the next save succeeds.
   void try_fault(const FileFault& fault, Loss loss, uint64_t seed) {
     const TemporaryFolder folder(TemporaryFolder::in_memory());
     fs::copy(with_two_, folder.path(), fs::copy_options::recursive);

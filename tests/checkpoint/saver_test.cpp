@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// A tensor whose elements are dealt out by flat cuts: rank r holds [cuts[r], cuts[r + 1]).
+// A tensor whose elements are distributed by flat cuts: rank r holds [cuts[r], cuts[r + 1]).
 struct Whole {
   std::string name;
   Section section = Section::model;
@@ -272,7 +272,7 @@ TEST(Saver, TensorsOfManyBlocksComeWholeWhenTrainingWaits) {
   }
 }
 
-// One rank's disk is full: every rank hears of it, the earlier checkpoint stays, and saving works again
+// One rank's disk is full: every rank gets the failure, the earlier checkpoint stays, and saving works again
 // later.
 TEST(Saver, OneRanksFailureIsEveryRanksError) {
   for (const bool async : {false, true}) {
@@ -313,7 +313,7 @@ TEST(Saver, OneRanksFailureIsEveryRanksError) {
   }
 }
 
-// Polling hears of a failure on each rank when it likes; the ranks leave the failed save at the same call.
+// Polling reports a failure on each rank at any time; the ranks leave the failed save at the same call.
 TEST(Saver, PollingKeepsRanksInStep) {
   const TemporaryFolder folder;
   FaultFileSystem files;
@@ -330,7 +330,7 @@ TEST(Saver, PollingKeepsRanksInStep) {
           {.effect = FileFault::Effect::error, .error = EIO, .only = FileCall::sync, .path = "shard-00001"});
     meet();
     saver.save({.step = 1});
-    // Rank 1 polls until it hears of it, twice; rank 0 does not poll.
+    // Rank 1 polls until it gets the failure, twice; rank 0 does not poll.
     for (int times = 0; rank.world->rank() == 1 && times < 2;)
       if (message_of<IoError>([&] { saver.poll(); }).find("shard-00001") != std::string::npos) ++times;
     meet();
@@ -363,8 +363,8 @@ TEST(Saver, RanksThatSaveDifferentStepsAreTold) {
                         "others (1)"));
 }
 
-// A disk that is slower than the longest wait for another rank is no dead rank. That wait is long enough for
-// what the constructor exchanges on a loaded machine.
+// A disk that is slower than the longest wait for another rank does not count as a failed rank. That wait is
+// long enough for what the constructor exchanges on a loaded machine.
 TEST(Saver, SlowFilesAreNoDeadPeer) {
   static constexpr std::chrono::seconds kTimeout{8};
   const TemporaryFolder folder;
@@ -388,7 +388,7 @@ TEST(Saver, SlowFilesAreNoDeadPeer) {
   EXPECT_THAT(verify_checkpoint(folder / "saved/step_00000001"), IsEmpty());
 }
 
-// A rank that vanishes in the middle of training while a save is in flight: nobody hangs.
+// A rank that vanishes in the middle of training while a save is in flight: the others do not hang.
 TEST(Saver, AVanishedRankEndsTheOthersSave) {
   for (const bool async : {false, true}) {
     const TemporaryFolder folder;

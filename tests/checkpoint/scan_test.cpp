@@ -95,7 +95,7 @@ TEST(Scan, PiecesWithAndWithoutTheWholeShape) {
     EXPECT_EQ(manifest.tensors[0].pieces.size(), 2u);
     EXPECT_EQ(bytes_of(folder.path(), "w"), std::string("\0\1\0\1\2\3", 6));
 
-    // A missing tail is seen where the shape is written, or an empty piece tells of it.
+    // A missing tail is detected where the shape is written; otherwise an empty piece shows it.
     std::filesystem::remove(folder / "b.safetensors");
     EXPECT_THAT(refusal(folder.path()), HasSubstr("element [1, 0] is in no piece"));
     std::filesystem::remove(folder / "c.safetensors");

@@ -1,4 +1,4 @@
-// What a third optimizer remembers is saved and comes back like that of the others.
+// The state of a third optimizer is saved and restored like that of the others.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

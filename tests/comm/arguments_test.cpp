@@ -21,7 +21,7 @@ void expect_refused(F call, const std::string& op, const std::string& part) {
 
 TEST(Arguments, AreCheckedAtTheCall) {
   run_ranks(2, [](RankContext& c) {
-    if (c.world->rank() != 1) return;  // nothing is queued, so nobody waits
+    if (c.world->rank() != 1) return;  // nothing is queued, so no rank waits
     Communicator& comm = *c.world;
     Stream& s = c.device->compute();
     const auto f = [&](int64_t n) { return make_tensor(*c.device, DType::f32, poison(n)); };

@@ -1,4 +1,4 @@
-// Which backend `auto` is, and what it and the others refuse, over imitated environments.
+// Choice of the backend by `auto`, and refusals of all backends, over imitated environments.
 #include <gmock/gmock.h>
 
 #include <map>
@@ -135,7 +135,7 @@ TEST(LaunchContradictions, AreNoneWhereAllIsWell) {
   EXPECT_THAT(found(3, BackendKind::local, with(kTorchrun, {{"WORLD_SIZE", "1"}})), IsEmpty());
   for (const BackendKind kind : {BackendKind::local, BackendKind::nccl})
     EXPECT_THAT(found(3, kind, kTorchrun, Bootstrap::none), IsEmpty());
-  // Of another MPI, whose variables nobody here knows: MPI_Init() does.
+  // Of another MPI, whose variables are unknown here: MPI_Init() knows them.
   EXPECT_THAT(found(2, BackendKind::mpi, {{"MV2_COMM_WORLD_SIZE", "2"}}), IsEmpty());
 }
 

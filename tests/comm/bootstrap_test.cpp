@@ -216,9 +216,9 @@ TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
   write(std::string(4097, 'x'), 0600);
   EXPECT_THAT(refusal(v), HasSubstr("more than 4096 bytes"));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", folder.path().string()}})),
-              HasSubstr("no regular file"));
+              HasSubstr("not a regular file"));
   ASSERT_EQ(mkfifo((path + "2").c_str(), 0600), 0);
-  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("no regular file"));
+  EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", path + "2"}})), HasSubstr("not a regular file"));
 }
 
 TEST(Environment, RefusalsNameEverythingThatIsWrong) {
@@ -242,7 +242,7 @@ TEST(Environment, RefusalsNameEverythingThatIsWrong) {
               AllOf(HasSubstr("SLURM_NTASKS is not set"), HasSubstr("SLURM_LOCALID is not set")));
 }
 
-/// Whether the store of a job of two that is told to listen on `host` answers on `address`.
+/// Whether the store of a job of two with the listening host `host` answers on `address`.
 bool answers(const std::string& host, bool one_host, const std::string& address) {
   const ReservedPort port;
   const auto store = connect_store({0, 2, 0, host, port.number(), one_host}, 1s, {.linger = 1s});

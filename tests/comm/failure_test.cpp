@@ -1,4 +1,4 @@
-// Nobody hangs: mismatches, timeouts and failing ranks end every rank with the first cause.
+// Failures end every rank: mismatches, timeouts and failing ranks, with the first cause.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -52,8 +52,8 @@ std::string as_text(const std::exception_ptr& thrown) {
   }
 }
 
-/// What the ranks that ended in a CommError were told, and what run_ranks() threw: of several processes, each of
-/// which throws its own, the first that does not only report a peer's.
+/// The errors of the ranks that ended in a CommError, and what run_ranks() threw: of several processes, each
+/// of which throws its own, the first that does not only report a peer's.
 struct Outcome {
   std::vector<std::string> texts;
   std::vector<int> failed_ranks;
@@ -178,8 +178,8 @@ TEST(Mismatch, SendAndReceiveOfDifferentSizes) {
               Each(AllOf(HasSubstr("recv #1 (f32, 4 elements"), HasSubstr("send #1 (f32, 3 elements"))));
 }
 
-/// Whether nobody was late for the making of the world, which has the same timeout, and all were told of this
-/// call.
+/// Whether all ranks were in time for the making of the world, which has the same timeout, and all errors are
+/// of this call.
 template <class Matcher>
 bool in_time(const Outcome& outcome, const Matcher& is_of_the_call) {
   return !(outcome.texts.empty() && !outcome.thrown.empty()) &&

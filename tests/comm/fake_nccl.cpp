@@ -76,7 +76,7 @@ bool refuses(ncclComm_t comm) {
   return true;
 }
 
-/// Posts them together, when their stream comes to it.
+/// Posts them together, when their stream reaches it.
 ncclResult_t start(ncclComm_t comm, const std::vector<Op>& ops) {
   void* const stream = ops.front()->stream;
   StreamRunner runner = nullptr;
@@ -153,7 +153,7 @@ ncclResult_t comm_abort(ncclComm_t comm) {
   Inside inside(comm);
   ++world().log.aborted;
   comm->dead = true;
-  deliver(comm);  // a split that is over, although nobody has looked
+  deliver(comm);  // a split that is over, although no rank has polled
   comm->deliveries.clear();
   for (const Op& op : comm->pending) finish(*op);
   comm->pending.clear();

@@ -1,4 +1,4 @@
-// What the parts of the imitated NCCL share: fake_nccl.cpp (its functions), fake_nccl_work.cpp (what
+// Shared state of the parts of the imitated NCCL: fake_nccl.cpp (its functions), fake_nccl_work.cpp (what
 // collectives do), queue_device.cpp (the streams they run on).
 #pragma once
 
@@ -38,7 +38,7 @@ struct Operation {
   nccl::Window* window = nullptr;
   ncclComm_t made = nullptr;  // what goes there, from another thread and after the parent is ready
   bool done = false;
-  std::function<void()> finished;  // called when it is done, or given up
+  std::function<void()> finished;  // called when it is done or aborted
 };
 using Op = std::shared_ptr<Operation>;
 

@@ -142,7 +142,8 @@ TEST_F(Ring, RecordsWhatEveryVerbDoes) {
                         if (rank == 0) clone->send(s, tensor(3), 1);
                         if (rank == 1) clone->recv(s, tensor(3), 0);
                         s.synchronize();
-                        // The rank whose file is read fails, so that nobody ends the launch before it has its data.
+                        // The rank whose file is read fails, so that the launch does not end before it has
+                        // its data.
                         if (rank == 1) throw std::runtime_error("the end");
                       }),
                std::runtime_error);

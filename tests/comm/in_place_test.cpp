@@ -62,7 +62,7 @@ TEST(InPlace, TheSlicesThatVerbsDocumentGiveTheRightData) {
 
 TEST(InPlace, AnyOtherOverlapIsRefusedWithTheSliceThatWouldDo) {
   run_ranks(2, [](RankContext& c) {
-    if (c.world->rank() != 1) return;  // nothing is queued, so nobody waits
+    if (c.world->rank() != 1) return;  // nothing is queued, so no rank waits
     Communicator& comm = *c.world;
     Stream& s = c.device->compute();
     const Tensor t = make_tensor(*c.device, DType::f32, poison(16));

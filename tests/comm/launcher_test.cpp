@@ -59,7 +59,7 @@ TEST(Launch, AFailureOfAStreamThatNobodyAskedEndsTheRank) {
                IoError);
 }
 
-// A rank that only issues hears of a failed peer at one of its next calls, not when it waits at last.
+// A rank that only issues gets the failure of a peer at one of its next calls, not at its final wait.
 TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_THROW(launch(2,
@@ -72,7 +72,7 @@ TEST(Launch, ARankThatOnlyIssuesHearsOfAFailedPeer) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 100s);
 }
 
-// Four ranks, two streams each with room for one piece of work, which wait for each other and for their peers.
+// Four ranks, two streams each with room for one operation, which wait for each other and for their peers.
 TEST(Launch, FullQueuesDoNotStopCollectives) {
   for (const int64_t most : {1, 2, 3}) {
     LaunchOptions options;

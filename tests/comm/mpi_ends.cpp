@@ -1,5 +1,5 @@
-// How processes of mpirun end: two of them make worlds of which one process leaves long before the other, or
-// which are never made. Ends with 0 when all was right.
+// Ends of processes of mpirun: two of them make worlds that one process leaves long before the other, or that
+// are never made. Ends with 0 when all was right.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -33,7 +33,7 @@ auto make_world(const Job& job, const std::string& name, std::chrono::millisecon
   return sherd::make_mpi_world(device, process_of, job.store, {.timeout = timeout, .name = name});
 }
 
-// Files that rank 0 writes while nobody waits for it: the other process does not end without it.
+// Files that rank 0 writes without a collective: the other process does not end before it.
 void one_ends_late(const Job& job) {
   auto world = make_world(job, "late", 60s);
   if (job.environment.rank == 0) std::this_thread::sleep_for(11s);
@@ -41,7 +41,7 @@ void one_ends_late(const Job& job) {
   require(!sherd::ends_without_finalize(), "a rank that ended late was taken for lost");
 }
 
-// What process 0 hears when the other does not make the world with it.
+// The error of process 0 when the other does not make the world with it.
 std::string failure(const Job& job, const std::string& name, std::chrono::milliseconds timeout) {
   try {
     make_world(job, name, timeout);

@@ -27,7 +27,7 @@ Job join(const std::string& how) {
   return {e, sherd::connect_store(e, 20s)};
 }
 
-/// MPI has handed on a secret: nobody gets in without it.
+/// MPI has handed on a secret: a client without it is refused.
 void require_secret(sherd::LaunchEnvironment e) {
   e.secret.clear();
   e.without_secret = sherd::WithoutSecret::everywhere;

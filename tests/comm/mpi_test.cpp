@@ -1,4 +1,4 @@
-// What is the MPI backend's own: long messages in pieces, waiting that costs no core, options.
+// Properties of the MPI backend alone: long messages in pieces, waiting that costs no core, options.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -93,7 +93,7 @@ TEST(Memory, OfQueuedWorkIsLeftAlone) {
   });
 }
 
-// A call that moves data goes on while nobody asks for it, and while the compute stream works.
+// A call that moves data progresses without polls by the host, and while the compute stream works.
 TEST(Progress, NeedsNoCallOfTheHost) {
   run_ranks(2, [](RankContext& c) {
     const auto side = c.device->make_stream("side");
@@ -110,7 +110,7 @@ TEST(Progress, NeedsNoCallOfTheHost) {
   });
 }
 
-// As each process has one thread that looks at MPI and the others sleep, a second of waiting costs little.
+// One thread of each process polls MPI and the others sleep, so a second of waiting costs little.
 TEST(Waiting, CostsNoCore) {
   run_ranks(2, [](RankContext& c) {
     Stream& s = c.device->compute();
@@ -130,7 +130,7 @@ TEST(Recovery, IsRefusedOnEveryRank) {
   run_ranks(2, [](RankContext& c) { EXPECT_THROW(c.world->recover(), NotSupported); });
 }
 
-// The neighbour writes no more; time in which the one that looks stood still is not held against it.
+// The neighbour sends no more heartbeats; time in which the checking process was suspended does not count.
 TEST(SignsOfLife, EndWithTheLastOne) {
   using std::chrono::seconds;
   const std::shared_ptr<Store> store = make_memory_store();
@@ -152,7 +152,7 @@ TEST(SignsOfLife, EndWithTheLastOne) {
   for (int i = 0; i < 60; ++i) EXPECT_EQ(alone.look(begin + seconds(i)), std::nullopt);
 }
 
-// A save's collectives wait for hours: a process that stands still meanwhile is found by its silence.
+// A save's collectives wait for hours: a process suspended meanwhile is detected by its missing heartbeat.
 TEST(SignsOfLife, NameAProcessThatStandsStill) {
   if (processes() != 2) GTEST_SKIP() << "for two processes: it takes twelve seconds";
   LaunchOptions options;
@@ -174,10 +174,10 @@ TEST(SignsOfLife, NameAProcessThatStandsStill) {
         throw;
       }
     });
-    // The one that stood still may find that the other had come before it hears that it has given up.
+    // The suspended process may find that the other had come before it receives the abort.
     EXPECT_TRUE(is_here(1, 2)) << "ended well";
   } catch (const CommError& e) {
-    EXPECT_THAT(e.what(), AllOf(HasSubstr("rank 1 (process 1) has given no sign of life for")));
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("no heartbeat from rank 1 (process 1) for")));
   }
 }
 

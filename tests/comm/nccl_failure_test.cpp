@@ -1,4 +1,4 @@
-// How NCCL's backend ends when something fails, and what it says then.
+// Failures of NCCL's backend: its end and its messages.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -161,7 +161,7 @@ TEST(NcclFailure, ARankThatStopsAnsweringIsATimeoutEvenWithoutCheckedCalls) {
 
 TEST(NcclFailure, ARankThatHasReturnedIsNamedLongBeforeTheTimeout) {
   for (const bool queue : {false, true}) {
-    // A call, and a message after one that came; what the rank issued before it left is no concern.
+    // A call, and a message after one that came; what the rank issued before it left does not matter.
     for (const bool message : {false, true}) {
       const auto devices = queue ? queue_devices(3) : cpu_devices(3);
       const Outcome outcome = run(devices, quick(1h), {}, [&](RankContext& c) {

@@ -73,8 +73,8 @@ inline Outcome run(std::vector<std::shared_ptr<Device>> devices, const NcclOptio
   return outcome;
 }
 
-/// A run of three ranks whose timeout is long enough for those that are to be in time: what ranks are told
-/// has `what` in it then.
+/// A run of three ranks whose timeout is long enough for those that are to be in time: the ranks' errors
+/// contain `what` then.
 inline std::pair<std::chrono::milliseconds, Outcome> run_until_late(
     bool queue, const fake_nccl::Faults& faults, const std::string& what,
     const std::function<void(RankContext&, Signs& signs)>& body) {

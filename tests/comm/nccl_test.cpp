@@ -1,4 +1,4 @@
-// What is NCCL's own: its ends, its registrations, what it cannot promise; its errors are in
+// Properties of the NCCL backend alone: its ends, its registrations, its limits; its errors are in
 // nccl_failure_test.cpp. The suites that every backend passes run over it too (nccl_ranks.cpp).
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-// Buffers in NCCL's memory and symmetric windows. The imitated NCCL minds its rules: windows are made by all
+// Buffers in NCCL's memory and symmetric windows. The imitated NCCL checks its rules: windows are made by all
 // ranks, of one size, of ncclMemAlloc's memory, and are closed before that goes back.
 #include <gmock/gmock.h>
 

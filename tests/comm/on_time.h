@@ -1,6 +1,5 @@
-// How tests of ranks that are late stay independent of how busy the machine is: ranks wait for signs of each
-// other instead of for a time, and a run in which another rank was late by chance is made again with a longer
-// timeout.
+// Tests of late ranks, independent of the machine's load: ranks wait for signs of each other instead of for a
+// time, and a run in which another rank was late by chance is made again with a longer timeout.
 #pragma once
 
 #include <chrono>
@@ -23,11 +22,11 @@ inline constexpr std::chrono::seconds kLongEnough{120};
 class Signs {
  public:
   void give(const std::string& sign) { store_->set(sign, ""); }
-  /// @throws CommError when nobody gives it.
+  /// @throws CommError when the sign is not given.
   void await(const std::string& sign) { store_->wait(sign, kLongEnough); }
 
   void has_failed(int rank) { give(failure_of(rank)); }
-  /// Where all of these have failed, none of them can hear of what the caller does next.
+  /// Where all of these have failed, none of them receives what the caller does next.
   void await_failures(const std::vector<int>& ranks) {
     for (const int rank : ranks) await(failure_of(rank));
   }
@@ -40,7 +39,7 @@ class Signs {
 
 /// The first result of `run`, a function of the timeout, in which every rank that was to be in time was, and
 /// the timeout that it had; with the longest timeout, whatever came. `in_time` is asked of the result, and of
-/// several processes has to say the same in all. A rank that never comes is told in each run, so that it
+/// several processes has to say the same in all. A rank that never comes is reported in each run, so that it
 /// fails no less.
 template <class Run, class InTime>
 auto with_timeout(const Run& run, const InTime& in_time) {

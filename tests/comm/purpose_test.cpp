@@ -1,4 +1,4 @@
-// What calls serve, and comparisons of ranks.
+// Purposes of calls, and comparisons of ranks.
 #include <gmock/gmock.h>
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// How the suites that every backend passes start their ranks: with the local backend in test_comm, over the
+// Start of the ranks of the suites that every backend passes: with the local backend in test_comm, over the
 // imitated NCCL in test_comm_nccl, as threads of the processes that mpirun starts in test_comm_mpi.
 #pragma once
 

@@ -1,4 +1,4 @@
-// After errors that every rank has caught, the launch goes on.
+// After errors that every rank has caught, the launch continues.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -202,7 +202,7 @@ TEST(Recover, NamesWhoDoesNotComeInTimeAndStaysImpossible) {
       signs.has_failed(c.world->rank());
       c.world->barrier(c.device->compute());
       EXPECT_THROW(c.device->compute().synchronize(), CommError);
-      c.device->streams().reset();  // the launch looks at it, too
+      c.device->streams().reset();  // the launch checks it, too
     });
     return texts;
   };

@@ -1,5 +1,5 @@
-// What errors say of every rank: who has come and waits, who has not and what it did last; and the files of flight
-// recorders.
+// Errors that report every rank: those that wait, those that are missing and their last calls; and the files
+// of flight recorders.
 #include <gmock/gmock.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::SizeIs;
 
-/// What the ranks that ended in a CommError were told. Each gives its sign of that, where there are `signs`.
+/// The errors of the ranks that ended in a CommError. Each gives its sign of that, where there are `signs`.
 std::vector<std::string> errors(int ranks, const LaunchOptions& options,
                                 const std::function<void(RankContext&)>& body, Signs* signs = nullptr) {
   std::mutex mutex;
@@ -42,7 +42,7 @@ std::vector<std::string> errors(int ranks, const LaunchOptions& options,
         throw;
       }
     });
-  } catch (const std::exception&) {  // heard above
+  } catch (const std::exception&) {  // reported above
   }
   return from_all_processes(texts);
 }
@@ -59,7 +59,7 @@ void gradients(RankContext& c, int64_t n = 16) {
 }
 
 /// After a barrier of all ranks the last one calls nothing further, and stays; the others make a call, `what`
-/// in messages. What they were told, and how long they have waited.
+/// in messages. Returns their errors, and how long they have waited.
 std::pair<std::chrono::milliseconds, std::vector<std::string>> without_the_last(
     int ranks, const std::string& what, const std::function<void(RankContext&)>& call) {
   std::vector<int> others(static_cast<size_t>(ranks) - 1);
@@ -164,7 +164,7 @@ TEST(DifferentUnits, AreNamedWithTheRankAndTheOperation) {
 class SharedFolder {
  public:
   SharedFolder() : path_(from_all_processes({own_.path().string()}).front()) {}
-  ~SharedFolder() { from_all_processes({}); }  // nobody uses it any more
+  ~SharedFolder() { from_all_processes({}); }  // no process uses it any more
   SharedFolder(const SharedFolder&) = delete;
   SharedFolder& operator=(const SharedFolder&) = delete;
   std::string path() const { return path_; }

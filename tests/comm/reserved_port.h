@@ -9,9 +9,9 @@
 
 namespace sherd::test {
 
-/// As long as this is there the system gives the port to nobody who takes any, and connections to it are
-/// refused; a store that is told its number can listen on it, on any address of this host: Linux lets sockets
-/// that reuse addresses (Socket::listen does) share a port of which none listens yet.
+/// While this exists the system does not hand out the port, and connections to it are refused. A store that
+/// is given its number can listen on it, on any address of this host: Linux lets sockets that reuse addresses
+/// (Socket::listen does) share a port of which none listens yet.
 class ReservedPort {
  public:
   ReservedPort() {

@@ -1,4 +1,4 @@
-// What a job's store tells, kept.
+// Log lines of a job's store, kept for tests.
 #pragma once
 
 #include <chrono>

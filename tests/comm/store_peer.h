@@ -57,7 +57,7 @@ class StorePeer {
   /// All that greet() sent.
   const std::string& said() const { return said_; }
 
-  /// A server's side of it: takes whoever comes, and says that it has this proof.
+  /// A server's side of it: accepts any client, and answers with this proof.
   bool welcome(const std::string& proof = {}) {
     if (!frame()) return false;
     send(store_wire::encode(store_wire::Opening{std::string(store_wire::kNonceBytes, 's')}));

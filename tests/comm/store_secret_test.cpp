@@ -89,7 +89,7 @@ struct Guarded {
         one(connect_store(rank_of(1, 3, server.port(), kSecret), 60s)),
         handles(open_handles()),
         told_before(lines->all().size()) {}
-  /// The job goes on, nothing leaked and nothing was told but `count` lines, which are given back.
+  /// The job continues, nothing leaked and nothing was reported but `count` lines, which are returned.
   std::vector<std::string> expect_unharmed(size_t count) {
     one->set("k", "v");
     EXPECT_EQ(server.get("k"), "v");

@@ -1,4 +1,4 @@
-// Which device host threads touch: a thread that has selected none would open a context on GPU 0.
+// Devices that host threads touch: a thread that has selected none would open a context on GPU 0.
 #include <cuda_host/fake.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -124,7 +124,7 @@ TEST(CudaQueues, TakeNoMoreWorkThanTheOptionSays) {
   }
 }
 
-// Also of a stream that nobody records on.
+// Also of a stream without recorded events.
 TEST(CudaQueues, TellHowFarTheDeviceIs) {
   const auto device = make_cuda_device();
   const auto side = device->make_stream("side");

@@ -44,7 +44,7 @@ std::string name_of(const Place& place) {
 /// 32 threads. Bit i of a mask is lane i.
 struct WarpState {
   unsigned exists = 0;
-  unsigned ready = 0;      // to be started or to go on
+  unsigned ready = 0;      // to be started or to continue
   unsigned unstarted = 0;  // of those ready
   unsigned at_barrier = 0;
   unsigned at_operation = 0;
@@ -336,7 +336,7 @@ void Engine::wait_until(bool (*ready)(const void*), const void* what, const Plac
   }
 }
 
-/// Lets those go on whose wait is over. False when there are none.
+/// Resumes those whose wait is over. False without any.
 bool Engine::wake() {
   bool any = false;
   for (WarpState& warp : warps_)

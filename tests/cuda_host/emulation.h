@@ -68,7 +68,7 @@ void run(const char* what, dim3 blocks, dim3 threads, size_t shared_bytes, const
       what, blocks, threads, shared_bytes, [](const void* b) { (*static_cast<const Body*>(b))(); }, &body);
 }
 
-/// As run(), when the stream (null: the default one) comes to it; late.h says when that is.
+/// As run(), when the stream (null: the default one) reaches it; late.h says when that is.
 template <class Body>
 void launch(cudaStream_t stream, const char* what, dim3 blocks, dim3 threads, size_t shared_bytes,
             const Body& body) {
@@ -87,7 +87,7 @@ uint64_t warp_operation(Warp operation, unsigned mask, uint64_t value, unsigned 
 /// Of the calling thread in its warp.
 unsigned lane();
 
-/// Returns when `ready(what)` is true; other threads go on meanwhile.
+/// Returns when `ready(what)` is true; other threads run meanwhile.
 void wait_until(bool (*ready)(const void*), const void* what, const Place& place);
 /// What the chip does by itself: some time before the block ends, as late as the threads that wait for it
 /// allow.

@@ -234,7 +234,7 @@ TEST(Emulation, ReportsMisuse) {
                        s[0] = 0;
                      }),
               reports("was started with none"));
-  // And goes on as if nothing had been.
+  // And works normally afterwards.
   int ran = 0;
   cuda_host::run("good", dim3(1), dim3(64), 0, [&] { __syncthreads(), ++ran; });
   EXPECT_EQ(ran, 64);

@@ -1,4 +1,4 @@
-// What tests see and steer of the imitated libraries (cudart, cuBLASLt, cuSOLVER). They keep their real C
+// Test interface of the imitated libraries (cudart, cuBLASLt, cuSOLVER). They keep their real C
 // interfaces and do at once, on the calling thread, what they would queue on a stream.
 //
 // Environment: SHERD_HOST_CUDA_DEVICES, the number of devices (8 when unset; 0: no driver).

@@ -1,7 +1,7 @@
 // cuBLASLt's products of matrices, imitated on the host. See fake.h.
 //
 // It refuses what the library refuses where that is easy to get wrong: types that do not go together, leading
-// dimensions below a column, GELU's auxiliary matrix with a leading dimension that is no multiple of 8,
+// dimensions below a column, GELU's auxiliary matrix with a leading dimension that is not a multiple of 8,
 // row-major results with an epilogue, and pointers less aligned than the search for an algorithm was promised
 // (256 bytes unless the preference says less).
 #include <cublasLt.h>

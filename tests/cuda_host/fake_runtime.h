@@ -1,4 +1,4 @@
-// What the parts of the imitated runtime share: fake_device.cpp, fake_memory.cpp, fake_streams.cpp.
+// Shared state of the parts of the imitated runtime: fake_device.cpp, fake_memory.cpp, fake_streams.cpp.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -12,7 +12,7 @@
 #endif
 
 #if defined(__x86_64__)
-// Saves what a call must keep on the stack and goes on where the other stack stopped.
+// Saves what a call must keep on the stack and resumes where the other stack stopped.
 asm(R"(
 .text
 .p2align 4

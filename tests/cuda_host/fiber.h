@@ -1,4 +1,4 @@
-// A stack of its own for a function that stops in the middle and goes on later, on one OS thread.
+// A stack of its own for a function that stops in the middle and resumes later, on one OS thread.
 #pragma once
 
 #include <cstddef>
@@ -6,10 +6,10 @@
 
 namespace cuda_host {
 
-/// Made, resumed and destroyed by one OS thread. AddressSanitizer is told of every switch. To ThreadSanitizer
-/// all fibers are their OS thread: what runs on them must be compiled without its records of calls and
-/// returns (see CMakeLists.txt), which come in no order here. Fibers of its own it would have, at 100 us a
-/// switch.
+/// Made, resumed and destroyed by one OS thread. Every switch is reported to AddressSanitizer. To
+/// ThreadSanitizer all fibers are their OS thread: what runs on them must be compiled without its records of
+/// calls and returns (see CMakeLists.txt), which come in no order here. Fibers of its own it would have, at
+/// 100 us a switch.
 class Fiber {
  public:
   /// `entry(argument)` starts at the first resume() and never returns.

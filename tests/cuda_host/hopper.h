@@ -1,8 +1,8 @@
-// What kernels/device/cuda/hopper.h has for compute capability 9.0, on the host: barriers with phases, copies by the
+// kernels/device/cuda/hopper.h for compute capability 9.0, imitated on the host: barriers with phases, copies by the
 // copy engine, products of a warpgroup. Addresses, descriptors and the swizzle are those of the PTX manual.
 //
-// Copies are done when nothing else can go on, in changing order. Products are computed when they are waited
-// for, from what shared memory has then. So what is not waited for, or waited for too late, shows.
+// Copies are done when nothing else can run, in changing order. Products are computed when they are waited
+// for, from what shared memory has then. A missing or late wait therefore shows.
 //
 // What it reports (std::logic_error, beside what emulation.h does): barriers that were not initialised or get
 // an arrival too many; products whose operands differ within a warp or are not laid out in 128-byte swizzle;

@@ -130,7 +130,7 @@ class Engine {
     --waiting_;
   }
 
-  /// The stream that goes on next, or queues_.end().
+  /// The stream that runs next, or queues_.end().
   std::map<StreamId, Queue>::iterator choose() {
     auto best = queues_.end();
     for (auto at = queues_.begin(); at != queues_.end();) {

@@ -3,10 +3,10 @@
 // missing, or memory is used again too early, results differ from those of the ordinary imitation.
 //
 // Environment: SHERD_HOST_CUDA_LATE, a number that chooses among orders (unset or empty: every call does at
-// once what it would queue). Of the streams that could go on, the one that a changing random ranking prefers
+// once what it would queue). Of the streams that could run, the one that a changing random ranking prefers
 // does; now and then all of them pause, so that the host gets ahead.
 //
-// A piece of work that throws ends the process with its message: there is nobody left to catch it.
+// An operation that throws ends the process with its message: no caller is left to catch it.
 #pragma once
 
 #include <chrono>

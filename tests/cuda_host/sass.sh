@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What ptxas made of the kernels for compute capability 9.0: sass.sh CUOBJDUMP OBJECT...
 #
-# Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products go on
-# beside each other: one in four ends a group, where ptxas that serialises them ends a group with each. Exit code 77
+# Every kernel multiplies with HGMMA; its registers hold everything (no stack, no local memory); and its products run
+# concurrently: one in four ends a group, where ptxas that serialises them ends a group with each. Exit code 77
 # without cuobjdump, which needs nvdisasm beside it.
 set -uo pipefail
 tool=${1:-}

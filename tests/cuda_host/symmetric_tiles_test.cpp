@@ -1,4 +1,4 @@
-// Which tiles a symmetric product has, and how wide they are chosen; counted for 132 multiprocessors.
+// Tiles of a symmetric product and the choice of their width; counted for 132 multiprocessors.
 #include <gtest/gtest.h>
 #include <sherd/kernels/orthogonalize/cuda/symmetric_tiles.h>
 

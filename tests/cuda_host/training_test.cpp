@@ -81,7 +81,7 @@ bool same_checkpoint(const std::filesystem::path& a, const std::filesystem::path
   return same;
 }
 
-// A run without a step of its own saves what it was given: the same bits, whoever wrote and whoever reads.
+// A run without a step of its own saves what it was given: the same bits, on any writing and reading rank.
 TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
   const Flags optimizer = {"--optimizer", GetParam()};
   const auto data = scratch("text");
@@ -98,7 +98,7 @@ TEST_P(EmulatedTraining, CheckpointsCrossBothWaysBitByBit) {
     run(to + Flags{"--stop-at", "5", "--resume", first.string(), "--save", second.string(), "--ranks", "2",
                    "--strategy", "zero1"});
     EXPECT_TRUE(same_checkpoint(first / "step_00000005", second / "step_00000005"));
-    // And going on there is going on here, to rounding.
+    // Resuming there equals resuming here, to rounding.
     const Outcome there = train(optimizer + to + Flags{"--resume", first.string()});
     const Outcome here = train(optimizer + from + Flags{"--resume", first.string()});
     ASSERT_EQ(there.losses.size(), 5u);

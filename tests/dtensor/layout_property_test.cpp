@@ -1,4 +1,4 @@
-// What holds for every layout, whatever the shapes.
+// Properties of every layout, for random shapes.
 #include <algorithm>
 #include <cmath>
 

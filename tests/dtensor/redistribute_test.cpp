@@ -108,7 +108,7 @@ void verify(const Grid& grid, const Change& change, const std::vector<std::vecto
     for (float& v : expected) v *= whole;
     ASSERT_EQ(sum, expected) << to_string(change.shape) << " " << to_string(change.from) << " -> "
                              << to_string(change.to) << " rank " << rank;
-    // A sum that was not owed before lies on coordinate 0.
+    // A sum that was not owed before is on coordinate 0.
     for (size_t i = 0; i < mine.size(); ++i)
       if (change.to[i].is_partial() && !change.from[i].is_partial() && mine[i] > 0) {
         ASSERT_EQ(locals[rank], std::vector<float>(locals[rank].size())) << to_string(change.from);

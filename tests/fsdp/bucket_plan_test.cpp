@@ -1,5 +1,4 @@
-// Which matrices lie in which bucket, and whose gradients take turns in memory: planned without devices and
-// ranks.
+// Plans of buckets: the bucket of each matrix, and the slots of gradients; planned without devices and ranks.
 #include <sherd/fsdp/bucket_plan.h>
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// Buffers: values that every rank has whole, that nobody trains.
+// Buffers: values that every rank holds whole and that are not trained.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -40,7 +40,7 @@ std::string message_of(const std::function<void()>& f) {
   return "no error";
 }
 
-// Steps of `batches` microbatches. With `bad`, each is preceded by steps that are given up: one for every
+// Steps of `batches` microbatches. With `bad`, each is preceded by aborted steps: one for every
 // point at which the last microbatch's forward or backward may end.
 Weights train(const FullyShardOptions& options, bool bad, int batches) {
   Weights all;
@@ -113,7 +113,7 @@ TEST(Exception, AStepThatWasBrokenOffGoesNowhereUntilItIsReset) {
         EXPECT_THAT(message_of([&] { rig.model.run_backward(rig.dy); }), what_to_do);
         EXPECT_THAT(message_of([&] { clip_grad_norm(rig.model, 1); }), what_to_do);
         EXPECT_THAT(message_of([&] { rig.optimizer->step(0.1); }), what_to_do);
-        rig.model.set_training(false);  // to look at the model is allowed
+        rig.model.set_training(false);  // reading the model is allowed
         rig.model(rig.in);
         rig.model.set_training(true);
         EXPECT_EQ(rig.weights(), before);
@@ -234,7 +234,7 @@ TEST(Exception, AForwardWhoseBackwardIsLeftOutCostsTheNextStepNothing) {
       ChainRig rig(r, {.strategy = s});
       std::vector<int64_t> calls;
       for (const bool left_out : {false, true, false}) {
-        if (left_out) rig.model(rig.in);  // its loss is no good, say
+        if (left_out) rig.model(rig.in);  // its loss is unusable, say
         rig.sync();
         CommCounts before = r.world->counts();
         rig.pass(0);
@@ -345,7 +345,7 @@ TEST(Exception, TheRootDoesNotEndWhileAnotherUnitIsInUse) {
       rig.load(1);
       rig.model(rig.in);
       Unit& unit = *rig.model.link(1).unit();
-      unit.pre_backward();  // and nobody ends it: its gradients would be left out
+      unit.pre_backward();  // and does not end it: its gradients would be left out
       EXPECT_THAT(message_of([&] { rig.model.run_backward(rig.dy); }),
                   AllOf(HasSubstr("post_backward() of the root"), HasSubstr("in use: 'links.1'")));
       unit.cancel_backward();

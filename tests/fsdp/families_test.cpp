@@ -1,5 +1,5 @@
-// Where a gradient is the sum of several backwards of a step (microbatches, a unit called more than once),
-// which arrangements agree in bits, and which to rounding.
+// Gradients that are sums of several backwards of a step (microbatches, a unit called more than once):
+// arrangements that agree in bits, and those that agree to rounding.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>

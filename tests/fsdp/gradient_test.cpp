@@ -1,4 +1,4 @@
-// Who writes a gradient first: memory that nobody filled is never read, and what nobody writes becomes zero.
+// First writer of a gradient: unwritten memory is never read, and unwritten gradients become zero.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Training with units' buffers in NCCL's symmetric windows, over the imitated NCCL, which minds its rules.
+// Training with units' buffers in NCCL's symmetric windows, over the imitated NCCL, which checks its rules.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

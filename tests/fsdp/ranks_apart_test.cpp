@@ -1,4 +1,5 @@
-// Ranks that do different things end with an error that says which, and go on after errors that all have caught.
+// Ranks that do different things end with an error that says which, and continue after errors that all have
+// caught.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -356,7 +357,7 @@ TEST(RanksApart, WhatCollectivesServeIsComparedByTheNormsAllReduce) {
           for (int step = 0; step < 2; ++step) {
             rig.forward();
             rig.backward();
-            // A collective that nobody else takes part in: no check at the call can see it.
+            // A collective of one rank alone: no check at the call can see it.
             if (differ && r.world->rank() == 1) {
               const Serving serving(*alone, Purpose("unit of rank 1"));
               alone->barrier(r.device->compute());

@@ -1,4 +1,4 @@
-// What must not go wrong: second backwards, nested units, failing ranks, retried wraps, uneven usage, files.
+// Robustness: second backwards, nested units, failing ranks, retried wraps, uneven usage, files.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

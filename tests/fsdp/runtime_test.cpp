@@ -1,4 +1,4 @@
-// What the runtime does, counted: collectives, event order, copies, bytes.
+// Operations of the runtime, counted: collectives, event order, copies, bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

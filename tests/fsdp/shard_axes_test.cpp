@@ -1,4 +1,4 @@
-// Which mesh dimensions split and repeat what, for every strategy: no device, no ranks.
+// Mesh dimensions that split and repeat values, for every strategy, without devices and ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Who gathers into which memory, and what its next holder waits for.
+// Gather slots: their assignment, and the wait of the next holder.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Where the elements of a tensor-parallel piece lie in the whole parameter, against brute force; and how
-// parameters that are such pieces start.
+// Positions of the elements of a tensor-parallel piece in the whole parameter, against brute force; and
+// initial values of such pieces.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -306,7 +306,7 @@ TEST(UnevenTensorShard, PiecesThatAreNotTheQuotientRoundedUpAreRefused) {
 }
 
 // 5 rows over 4 tensor-parallel ranks, 2 of them sharding each piece: what is there of the parameter is what one rank
-// has, and whatever lies in the padding's gradient is no part of a norm.
+// has, and the content of the padding's gradient is not part of a norm.
 TEST(UnevenTensorShard, StartsAndIsClippedAsWhole) {
   std::map<int64_t, float> started;
   float norm = 0;

@@ -76,7 +76,7 @@ void converse(std::string_view input, const std::string& secret, bool greeted) {
     StoreSession session(job, kNonce);
     if (greeted) greet(session, job);
     talk(session, job, input);
-    // Nobody guesses a proof.
+    // A proof cannot be guessed.
     if (!greeted && !secret.empty()) require(session.rank() < 0, "a stranger has become a rank");
     if (session.rank() < 0) require(job.table.bytes() == 0, "a stranger has changed the table");
   }

@@ -1,4 +1,4 @@
-// What every refusal must be, whatever the input is.
+// Requirements on every refusal, for any input.
 #pragma once
 
 #include <stdexcept>

@@ -27,7 +27,7 @@ def byte_level():
     t.train_from_iterator(TEXT, trainers.BpeTrainer(
         vocab_size=380, special_tokens=["<|endoftext|>"], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    # One with characters that are no bytes, and one that is a byte of the table but no UTF-8 as such.
+    # One with characters that are not bytes, and one that is a byte of the table but not UTF-8 as such.
     t.add_tokens([AddedToken(text, normalized=False) for text in ("    ", "é", "✓")])
     t.add_special_tokens(["<|pad|>"])
     return t

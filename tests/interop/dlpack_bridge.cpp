@@ -1,4 +1,4 @@
-// What dlpack_interop.py calls: tensors of a CPU device, lent to and borrowed from Python by DLPack.
+// Functions for dlpack_interop.py: tensors of a CPU device, lent to and borrowed from Python by DLPack.
 #include <cstdint>
 #include <numeric>
 #include <string>

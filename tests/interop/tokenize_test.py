@@ -103,7 +103,7 @@ def main():
                 ([*tokenizer, "--out", folder / "x", "--append-eos", "--eos", "<x>", files[0]], "--eos TOKEN"),
                 ([*tokenizer, "--out", folder / "no" / "x", files[0]], "cannot write")):
             assert words in run(*arguments, code=1), arguments
-        # A full disk, which a short text meets at the end and a long one while it is written, is no error of the input.
+        # A full disk, which a short text meets at the end and a long one while it is written, is not an error of the input.
         for form in ("u16", "llmc", "megatron"):
             for text in ("short", long):
                 out = folder / "full.bin"

@@ -139,9 +139,9 @@ TEST(Dlpack, WhatDoesNotFitIsRefusedAndStaysTheCallers) {
               HasSubstr("4 lanes"));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.flags = kDLPackReadOnly; }), HasSubstr("read-only"));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.byte_offset = 2; }),
-              HasSubstr("no place for elements"));
+              HasSubstr("not aligned for elements"));
   EXPECT_THAT(changed([](Foreign& f) { f.managed.dl_tensor.data = nullptr; }),
-              HasSubstr("no place for elements"));
+              HasSubstr("not aligned for elements"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {-2, 3}; }), HasSubstr("[-2, 3]"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {int64_t{1} << 60, 64}; }), HasSubstr("cannot be"));
   EXPECT_THROW(from_dlpack(nullptr, *make_cpu_device()), InvalidArgument);

@@ -1,5 +1,5 @@
-// What the suites of this folder test: the CPU's kernels, CUDA's, or CUDA's on the host. Compiled into each
-// program with its own answer.
+// Kernels under test in this folder: the CPU's, CUDA's, or CUDA's on the host. Compiled into each program
+// with its own choice.
 #include <string_view>
 
 #include "lab.h"

@@ -154,7 +154,7 @@ TEST(CpuDevice, TellsOfAFailureThatNobodyAskedFor) {
     device->compute().submit("fail", [](ExecutionContext&) { throw InvalidArgument("unseen"); });
   }
   EXPECT_EQ(testing::internal::GetCapturedStderr(),
-            "sherd: work of a stream failed, and nobody asked: unseen\n");
+            "sherd: an operation of a stream failed without a later wait to report it: unseen\n");
   testing::internal::CaptureStderr();
   {
     auto device = make_cpu_device();

@@ -176,7 +176,7 @@ TEST_F(TraceTest, ADevicesTimesAreReadWhenItKnowsThem) {
              std::make_shared<FakeStamp>(2.0 * i + 1, reached, live));
   };
   for (int i = 0; i < 500; ++i) add(i);
-  EXPECT_EQ(live, 1000);  // the device is behind
+  EXPECT_EQ(live, 1000);  // the device has not caught up
   reached = true;
   add(500);
   EXPECT_LT(live, 300);  // few live on

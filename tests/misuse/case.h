@@ -34,7 +34,7 @@ struct OwnError : std::runtime_error {
 struct Case {
   /// What is done, with all choices: enough to see it again.
   std::string name;
-  /// "" when the result is right, else what is wrong with it although nobody said so. May throw: errors of
+  /// "" when the result is right, else the error that no call has reported. May throw: errors of
   /// sherd, or an OwnError, end the case well.
   std::function<std::string()> run;
 };

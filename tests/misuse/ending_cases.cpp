@@ -113,7 +113,7 @@ Case exception_of_one(Dice& dice) {
           }};
 }
 
-// All ranks throw and catch at the same point: the step is given up, and made again.
+// All ranks throw and catch at the same point: the step is dropped, and made again.
 Case exception_of_all(Dice& dice) {
   const Plan plan = random_plan(dice);
   const Point at{dice.below(plan.steps), dice.of(points())};
@@ -149,7 +149,7 @@ Case exception_of_all(Dice& dice) {
           }};
 }
 
-// An error of one rank that all catch: they agree to go on, and begin anew.
+// An error of one rank that all catch: they agree to continue, and start over.
 Case recovery(Dice& dice) {
   const Plan plan = random_plan(dice);
   const Point at{dice.below(plan.steps), dice.of(points())};
@@ -247,7 +247,7 @@ Case two_models(Dice& dice) {
           }};
 }
 
-// Saves that cannot be: all ranks hear of it, training goes on, and the next save succeeds.
+// Saves that cannot succeed: all ranks get the error, training continues, and the next save succeeds.
 Case failing_save(Dice& dice) {
   const Plan plan = random_plan(dice);
   struct Wrong {

@@ -48,7 +48,7 @@ Case mesh_case(uint64_t seed) {
   misname(all.options);
   // One rank, or one unit, may have ideas of its own.
   Choice other = all;
-  const int who = dice.below(6);  // 0: a rank; 1: a unit; else nobody
+  const int who = dice.below(6);  // 0: a rank; 1: a unit; else none
   if (who < 2) {
     other.dims = random_dims(dice, plan.ranks);
     other.dims.back().name = "shard";

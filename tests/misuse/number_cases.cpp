@@ -1,5 +1,5 @@
 // Numbers that are not finite, in data and in gradients, on one rank or all: a step with them is skipped by
-// all ranks alike, and everything else goes on.
+// all ranks alike, and everything else continues.
 #include <cmath>
 #include <limits>
 

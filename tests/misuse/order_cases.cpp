@@ -1,4 +1,4 @@
-// Calls in an order that makes no sense: by all ranks, who are told and go on to the right end, or by one.
+// Calls in an invalid order: by all ranks, which get an error and continue to the right end, or by one.
 #include <fmt/format.h>
 
 #include "misuse/training.h"
@@ -10,7 +10,7 @@ namespace {
 struct Stray {
   std::string what;
   std::function<void(Training&)> call;
-  /// The call is legal anywhere; whoever refuses it is wrong.
+  /// The call is legal anywhere; refusing it is an error.
   bool legal = false;
   /// It has an effect of its own from clipping on, where gradients are final.
   bool acts_late = false;
@@ -73,8 +73,8 @@ std::vector<Stray> strays() {
 enum class Before { forward, backward, clip, update };
 constexpr const char* kBefore[] = {"forward", "backward", "clipping", "the update"};
 
-// All ranks make the stray call, hear of it or not, and go on; a step that was spoilt is given up and made
-// again.
+// All ranks make the stray call, with or without an error, and continue; a step that was spoilt is dropped
+// and made again.
 Case symmetric_case(Dice& dice) {
   Plan plan = random_plan(dice);
   plan.accumulate = 1;

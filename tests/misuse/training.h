@@ -70,7 +70,7 @@ class Training {
   void update() { optimizer->step(plan.lr); }
   /// All verbs of one step on its batches.
   void step(int number);
-  /// A step given up in its middle.
+  /// Aborts a step in its middle.
   void give_up();
   /// Of all parameters, whole. Ends with a synchronisation.
   Weights weights();

@@ -12,7 +12,7 @@
 
 namespace sherd::test {
 
-/// The objective is a sum with weights that differ, so that every element of the gradient is told apart.
+/// The objective is a sum with weights that differ, so that every element of the gradient differs.
 inline nn::Var weighted(const nn::Var& y) {
   Tensor target = Tensor::empty(y.device(), y.shape(), DType::f32, "test");
   ops::random_normal(y.stream(), target, 0, 3, "target", 0, 1);

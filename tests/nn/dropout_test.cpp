@@ -89,7 +89,7 @@ TEST(Dropout, SeedStepSiteAndCallEachChangeTheMask) {
   EXPECT_EQ(mask(1, 0, "a", 0), masks[0]);
 }
 
-// A seed and a step are all that a run has to keep: a new object goes on with the same masks.
+// A seed and a step are all that a run has to keep: a new object continues with the same masks.
 TEST(Dropout, ARunThatIsResumedHasTheSameMasks) {
   auto device = make_cpu_device();
   nn::RandomState through(3), resumed(3);

@@ -69,7 +69,7 @@ TEST(Functions, HaveTheirDerivativeInF64) {
   const std::vector<F> all = {
       [](Tape&, const auto& v) { return nn::mean(nn::swiglu(nn::gelu_erf(v[0]), v[1])); },
       [](Tape&, const auto& v) { return nn::sum(nn::softmax(v[0]) * nn::silu(v[1])); },
-      [](Tape&, const auto& v) {  // what the first sum's backward is given is no constant
+      [](Tape&, const auto& v) {  // the gradient given to the first sum's backward is not a constant
         const Var y = nn::sum(nn::multiply(v[0], v[1]));
         return nn::sum(y * y + nn::gelu(y));
       },

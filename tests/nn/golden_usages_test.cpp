@@ -1,5 +1,5 @@
-// What users of FSDP do with a model, in three steps of training, against PyTorch (tests/golden/usages.json;
-// its README says how that is made), under every strategy; and that the strategies agree.
+// Usages of FSDP in three steps of training, against PyTorch (tests/golden/usages.json; its README says how
+// that is made), under every strategy; and that the strategies agree.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
@@ -253,14 +253,14 @@ Trained train_gan(bool alternating, int ranks, Strategy strategy) {
 
 // Relative to 1 + the largest value of a tensor. The longest chain of operations behind a weight has 1260
 // roundings a step: forward 55 a block (a norm, sums of 12 and 20 addends, a gelu), of which up to 7 are
-// called, and 36 behind them; backward twice as many. Of 3780 the errors add up as random steps do, to 61 of
+// called, and 36 after them; backward 2x as many. Of 3780 the errors add up as random steps do, to 61 of
 // 2^-24, and what they change of a weight is half of it at most. (PyTorch's own f32 is within 3, `rounding`
 // in the file.)
 constexpr double kF32 = 32 * 0x1p-24;
-// PyTorch rounds to bf16 where sherd's kernels do. But a sum that differs in the last bits of f32 may lie on
-// the other side of a boundary, and is a neighbour in bf16 then: with steps of 2^-8, that happens to one of
-// 10^4 values. A single one of them, tried in PyTorch, moves a weight by up to 1.2e-3 and a loss by 9e-4. So
-// this alone would not tell the roundings from none: see GoldenTwoDtypes.
+// PyTorch rounds to bf16 where sherd's kernels do. But a sum that differs in the last bits of f32 may round
+// to the neighbour in bf16: with steps of 2^-8, that happens to one of 10^4 values. A single one of them,
+// tried in PyTorch, moves a weight by up to 1.2e-3 and a loss by 9e-4. So this alone does not distinguish the
+// roundings from none: see GoldenTwoDtypes.
 constexpr double kBf16 = 0x1p-9;
 
 void expect_near(double got, double want, double bound, const std::string& what) {

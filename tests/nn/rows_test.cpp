@@ -1,4 +1,4 @@
-// Parts of values: empty ones, ones that nobody uses, and what does not fit.
+// Parts of values: empty ones, unused ones, and what does not fit.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -349,7 +349,7 @@ TEST(MuonModes, ZeroAndNonFiniteMatricesAreReportedOnceAndUpdateNothing) {
 }
 
 TEST(MuonModes, MessagesAreCounted) {
-  // One matrix in four equal pieces: (P - 1) / P of it comes to its owner and leaves again.
+  // One matrix in four equal pieces: (P - 1) / P of it moves to its owner and back.
   static const std::vector<Described> single = {{"m", {16, 16}, {}}};
   for (const int steps : {1, 3}) {
     MuonRun run{.ranks = 4, .steps = steps, .model = &single};

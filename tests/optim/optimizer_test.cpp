@@ -150,7 +150,7 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
   });
 }
 
-// Whoever rounds them, AdamW in its pass or the group when it is next used: they are the master weights'.
+// Rounded by AdamW in its pass or by the group at its next use: they are the master weights'.
 TEST_P(OnMeshes, TheModelComputesWithTheLatestWeightsRounded) {
   const auto [ranks, strategy, layout] = GetParam();
   for (const Algorithm algorithm : {Algorithm::adamw, Algorithm::muon}) {

@@ -34,7 +34,7 @@ struct Attentions : GivenGradients {
                                                                                     .heads = kHeads,
                                                                                     .kv_heads = kHeads,
                                                                                     .head_dim = kDim});
-  /// As forwards of two microbatches would leave them: the largest of head h lies on some rank.
+  /// As forwards of two microbatches would leave them: the largest of head h is on some rank.
   void raise(Device& device, int rank, int ranks, int number) {
     for (LogitMaxima* m : {fused.get(), apart.get()}) {
       std::vector<float> values;

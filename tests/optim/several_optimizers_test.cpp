@@ -1,4 +1,4 @@
-// Several optimizers on one root: each steps, skips and gives up gradients by itself.
+// Several optimizers on one root: each steps, skips and drops gradients by itself.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

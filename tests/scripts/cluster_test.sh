@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The scripts of scripts/cluster under an imitated Slurm: the one for CPUs trains with real processes over MPI, and goes on when
-# it is submitted again; of the one for GPUs real processes meet by Slurm's variables, in the place of train_gpt.
+# The scripts of scripts/cluster under an imitated Slurm: the one for CPUs trains with real processes over MPI, and resumes
+# when it is submitted again; of the one for GPUs real processes meet by Slurm's variables, in the place of train_gpt.
 #   cluster_test.sh FOLDER_OF_TRAIN_GPT REPOSITORY [MPIRUN]
 set -euo pipefail
 bin=$1 root=$2 mpirun=${3:-}
@@ -85,7 +85,7 @@ cmp "$work/arguments.0" "$work/arguments.1"
 called=$(tr '\n' ' ' <"$work/arguments.0")
 [[ $called == *"--device cuda --comm nccl "* && $called == *" --seed 7 " ]] || fail "slurm_gpu called train_gpt with: $called"
 ! grep -q resume "$work/arguments.0" || fail "slurm_gpu resumes what is not there"
-# The ranks have a secret, the same one, which stands in no command line, and the next job has another.
+# The ranks have a secret, the same one, which is in no command line, and the next job has another.
 cmp "$work/secret.0" "$work/secret.1"
 secret=$(cat "$work/secret.0")
 [[ $secret =~ ^[0-9a-f]{64}$ ]] || fail "slurm_gpu: SHERD_JOB_SECRET is $secret"

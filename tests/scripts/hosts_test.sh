@@ -74,7 +74,7 @@ parity() {
 
 # blamed FILE: the ranks that an error says are missing or lost, as "rank 2," or "ranks 1, 2:"; not those that it says have come.
 blamed() {
-  grep -oE "waited [0-9]+ ms for ranks? [0-9, ]+|between here and ranks? [0-9, ]+|rank [0-9]+'s process ended|lost rank [0-9]+ at|rank [0-9]+ has given it up" "$1" |
+  grep -oE "waited [0-9]+ ms for ranks? [0-9, ]+|between here and ranks? [0-9, ]+|rank [0-9]+'s process ended|lost rank [0-9]+ at|rank [0-9]+ aborted it" "$1" |
     head -1 | grep -oE "ranks? [0-9, ]+"
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The jobs of scripts/jobs with small models and few steps: each trains, writes a folder, and goes on when it is run again.
+# The jobs of scripts/jobs with small models and few steps: each trains, writes a folder, and resumes when it is run again.
 # jobs_test.sh FOLDER_OF_TRAIN_GPT REPOSITORY
 set -euo pipefail
 export BUILD=$1
@@ -10,7 +10,7 @@ for ((i = 0; i < 3000; ++i)); do printf "\\$(printf %03o $((i * i % 190)))\\0"; 
 export TOKENS=$work/tokens.bin VALID_TOKENS=$work/tokens.bin
 small=(--token-format u16 --seq 16 --batch 8 --grad-accum 1 --warmup 1 --eval-every 2 --save-every 2 --threads 1 --precision fp32 --quiet)
 
-# What guards a run is told in --help-all and on its page alike.
+# The flags that guard a run are the same in --help-all and on their page.
 guards=$("$BUILD/train_gpt" --help-all | sed -n '/^Guards and stopping/,/^$/p' | grep -oE '^  --[a-z-]+')
 [ -n "$guards" ]
 for flag in $guards; do

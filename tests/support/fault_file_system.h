@@ -56,7 +56,7 @@ struct FileFault {
 
 /// What a crash takes of that which no sync has made durable.
 enum class Loss {
-  nothing,  // only the process died: the machine goes on, and a later crash may still take it
+  nothing,  // only the process ended: the machine runs on, and a later crash may still lose it
   all,      // all bytes of files, all new names; all renames are undone
   some,     // a random part of each file's end; the last few, a random number, of the new names and renames
   zeros,    // as some, but the files keep their lengths: zeros stand for the bytes

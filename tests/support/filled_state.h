@@ -1,4 +1,4 @@
-// Models whose every element can be told from every other, to see where elements end up.
+// Models whose elements all differ, to see where elements end up.
 #pragma once
 
 #include <bit>

@@ -1,4 +1,4 @@
-// Models that are told as tables: for planning without ranks, and for the runtime with them.
+// Models described as tables: for planning without ranks, and for the runtime with them.
 #pragma once
 
 #include <algorithm>

@@ -22,7 +22,7 @@ struct StoredSizes {
   int64_t vocab = 8, dim = 4, experts = 4, hidden = 3;
 };
 
-/// A trunk that tp cuts (q, k and v as GPT-2 has them, [in, out]), experts that their mesh deals out.
+/// A trunk that tp cuts (q, k and v as GPT-2 has them, [in, out]), experts that their mesh distributes.
 class StoredModel : public Module {
  public:
   StoredModel(RankContext& r, const Spread& spread, const StoredSizes& n)
@@ -181,7 +181,7 @@ inline std::string name_of_file(size_t i, size_t count) {
   return count == 1 ? "model.safetensors" : name;
 }
 
-/// Writes tensors to so many files, dealt out in turn, with an index where there are several.
+/// Writes tensors to so many files, assigned in turn, with an index where there are several.
 inline void write_folder(const TemporaryFolder& folder, const std::string& name,
                          const std::vector<FileTensor>& tensors, size_t files = 1) {
   std::vector<std::vector<FileTensor>> dealt(files);

@@ -154,7 +154,7 @@ struct ToyRun {
   MuonOptions muon;
   /// Called on every rank before wrapping, after routing, and after every step.
   std::function<void(ToyModel&)> before, after_step;
-  /// Starts the ranks; launch() when there is none.
+  /// Starts the ranks; launch() when null.
   std::function<void(int, const std::function<void(RankContext&)>&)> launcher;
   /// Called on every rank at the end.
   std::function<void(ToyModel&, RankContext&)> at_end;

@@ -1,2 +1,2 @@
-// What AddressSanitizer asks for when it starts (sanitizer/asan_interface.h). See CMakeLists.txt for why.
+// Options of AddressSanitizer, read when it starts (sanitizer/asan_interface.h). See CMakeLists.txt for why.
 extern "C" const char* __asan_default_options() { return "detect_container_overflow=0"; }

@@ -1,4 +1,4 @@
-// What programs change between steps: weights that they write, and requires_grad that they switch.
+// Changes between steps: weights that programs write, and requires_grad that they switch.
 #include <gmock/gmock.h>
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/torch/local_shards.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # libtorch_gpt against train_gpt: the same weights and data give the same losses and gradient norms to 1e-5 on any number of
-# ranks, and the same weights, byte for byte, under every strategy; a run that is resumed elsewhere goes on.
+# ranks, and the same weights, byte for byte, under every strategy; a run can be resumed elsewhere.
 # Usage: libtorch_gpt_test.sh BIN_FOLDER DATA_FOLDER
 set -euo pipefail
 bin=$1 data=$2
@@ -43,7 +43,7 @@ same_figures train.adamw metrics.accumulated
 same_figures train.adamw metrics.resumed
 [ "$(figures metrics.resumed | head -1 | cut -d' ' -f1)" = 5 ] || complain "the resumed run did not begin with step 5"
 
-# What else the two are told in the same words: held-out losses, schedules, AdamW's numbers; and replicas.
+# Further flags of the same name in both: held-out losses, schedules, AdamW's numbers; and replicas.
 run=("${flags[@]}" --steps 6 --eval-every 3 --adam-beta1 0.8 --adam-beta2 0.99 --adam-eps 1e-6 --lr-schedule wsd --decay-steps 3 --min-lr 0.001)
 "$bin/train_gpt" "${run[@]}" --metrics train.told
 "$bin/libtorch_gpt" "${run[@]}" --ranks 4 --replicas 2 --layout even_rows --metrics metrics.told --trace trace.json

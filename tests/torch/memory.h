@@ -1,4 +1,4 @@
-// How much memory libtorch holds.
+// Memory held by libtorch.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -235,7 +235,7 @@ TEST(TorchMeta, WhatHasNoValuesIsNamed) {
     Mixed model = on_meta<Mixed>(true);
     expect({"unknown, unknown_too", "Resettable"}, [&] { sherd::torch::fully_shard(*model, mesh_of(rank), seeded()); });
     Mixed halved = on_meta<Mixed>(false);
-    expect({"head.bias", "own.scale", "written by nobody"}, [&] {
+    expect({"head.bias", "own.scale", "were not written"}, [&] {
       sherd::torch::fully_shard(*halved, mesh_of(rank), seeded(), [](torch::nn::Module& module) {
         if (auto* e = module.as<torch::nn::Embedding>()) e->reset_parameters();
         if (auto* own = module.as<OwnImpl>()) own->table.zero_();
@@ -262,7 +262,7 @@ TEST(TorchMeta, NoRankEverHoldsTheWholeModel) {
     }();
     sherd::torch::fully_shard<torch::nn::LinearImpl>(*model, mesh_of(rank));
     EXPECT_GE(meter.peak(), kModule);
-    EXPECT_LE(meter.peak(), 3 * kModule / 2);  // one, and what looks at it
+    EXPECT_LE(meter.peak(), 3 * kModule / 2);  // one, and what reads it
     EXPECT_LE(meter.held(), kModule / 8);
   });
 }
@@ -289,7 +289,7 @@ TEST(TorchGenerator, ThreadsDrawFromTheirOwn) {
       }
     });
   for (auto& t : threads) t.join();
-  EXPECT_TRUE(torch::equal(drawn(), shared));  // nobody has drawn from it
+  EXPECT_TRUE(torch::equal(drawn(), shared));  // it is unused
   const sherd::torch::ThreadGenerator outer(11);
   {
     const sherd::torch::ThreadGenerator inner(12);

@@ -1,4 +1,4 @@
-// What programs do wrong with sharded libtorch modules, exceptions, and lifetimes.
+// Misuse of sharded libtorch modules, exceptions, and lifetimes.
 #include <sherd/fsdp/accumulate.h>
 #include <sherd/torch/detail/torch_device.h>
 #include <sherd/torch/device.h>
@@ -196,7 +196,7 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The step is given up, and the next one has the values of a model to which nothing has happened.
+// The step is dropped, and the next one has the values of a model to which nothing has happened.
 TEST(TorchExceptions, ForwardAndBackward) {
   torch::manual_seed(7);
   Net first;
@@ -390,7 +390,7 @@ TEST(TorchMisuse, IsNotSeenInWhatIsRight) {
   });
 }
 
-// Modules of a root that is gone go on in another one, once they have values.
+// Modules of a destroyed root can be used in another one, once they have values.
 TEST(TorchMisuse, IsNotSeenInASecondLife) {
   launch(2, [](RankContext& rank) {
     sherd::torch::Holder<torch::nn::LinearImpl> linear(4, 4);

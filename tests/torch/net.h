@@ -35,7 +35,7 @@ struct NetImpl : torch::nn::Module {
 };
 SHERD_TORCH_MODULE(Net);
 
-/// Batch `number`, the same whoever asks.
+/// Batch `number`, the same on every rank.
 inline torch::Tensor batch(int number) {
   torch::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + number));
   return torch::randint(0, NetImpl::kVocab, {2, 6}, generator, torch::kLong);

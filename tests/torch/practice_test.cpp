@@ -1,4 +1,4 @@
-// What programs do that were written without sherd in mind: autocast, models that are fed what they gave, views as results.
+// Programs written independently of sherd: autocast, models that are fed what they gave, views as results.
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <sherd/torch/meta_device.h>

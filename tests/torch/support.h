@@ -1,5 +1,5 @@
-// What tests of the adapter share: a model of libtorch modules on one rank and sharded over several, on the
-// same data.
+// Shared parts of the adapter's tests: a model of libtorch modules on one rank and sharded over several, on
+// the same data.
 #pragma once
 
 #include <fmt/format.h>

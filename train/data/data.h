@@ -1,4 +1,4 @@
-// The training text: bytes from disk, each of them a token.
+// Training text: bytes from disk, each of which is a token.
 #pragma once
 
 #include <filesystem>
@@ -9,15 +9,15 @@
 
 namespace sherd {
 
-/// All bytes of a file, or of a folder: every regular file below it, sorted by full path as a byte string, one behind
-/// the other. Links below the folder are not followed. Nothing is held as a whole: one file is mapped, those of a
-/// folder are opened when windows of them are wanted.
+/// All bytes of a file, or of a folder: every regular file below it, sorted by full path as a byte string,
+/// concatenated. Links below the folder are not followed. The data is never in memory as a whole: one file is
+/// mapped; the files of a folder are opened when windows of them are read.
 struct ByteData {
   /// @throws IoError naming the path that is missing or unreadable.
   static std::shared_ptr<const TokenStream> load(const std::filesystem::path& path);
 };
 
-/// What training programs read windows of text through.
+/// Windows of text for training programs.
 using ByteWindows = TokenWindows;
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-// The bytes of a data file, read where they are wanted and never held as a whole.
+// Bytes of a data file, read on demand and never in memory as a whole.
 #pragma once
 
 #include <cstdint>
@@ -10,19 +10,19 @@ namespace sherd {
 /// A file that does not change while it is used. Immutable, so ranks share one.
 class FileBytes {
  public:
-  /// Mapped into memory until this is destroyed; no descriptor stays open. A file that became shorter is
-  /// found by each read() before it touches the mapping and is an IoError. (Only one that shrinks within a
-  /// read, or a medium that fails under the mapping, ends the process by SIGBUS.)
+  /// Maps the file until this is destroyed; no descriptor stays open. Each read() detects a file that has
+  /// become shorter before it touches the mapping, and throws IoError. (A file that shrinks within a read, or
+  /// a medium that fails under the mapping, ends the process by SIGBUS.)
   /// @throws IoError naming the path that is missing, unreadable or not a regular file, or that could not be
   /// mapped.
   static std::shared_ptr<const FileBytes> map(const std::filesystem::path& path);
-  /// Opened anew by each read(): for folders of more files than a process may map or hold open.
+  /// Opens the file anew at each read(): for folders of more files than a process may map or hold open.
   /// @throws IoError as map() does.
   static std::shared_ptr<const FileBytes> open_on_use(const std::filesystem::path& path);
 
   virtual ~FileBytes() = default;
   virtual const std::filesystem::path& path() const = 0;
-  /// When it was opened first.
+  /// Size when it was opened first.
   virtual int64_t size() const = 0;
   /// Copies `bytes` bytes from `offset` on; the range lies inside size().
   /// @throws IoError when the file has become shorter, or cannot be read any more.

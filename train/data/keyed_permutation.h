@@ -1,4 +1,4 @@
-// An order at random that needs no memory.
+// Random order that needs no memory.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ namespace sherd {
 /// through the network on average (four for sizes of 1).
 class KeyedPermutation {
  public:
-  /// `number` tells permutations of one key apart. @throws InvalidArgument for a size of 0.
+  /// `number` distinguishes permutations of one key. @throws InvalidArgument for a size of 0.
   KeyedPermutation(uint64_t size, uint64_t key, uint64_t number);
 
-  /// Where `index`, below size, goes.
+  /// Returns the image of `index`, which is below size.
   uint64_t operator()(uint64_t index) const;
 
  private:

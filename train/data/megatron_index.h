@@ -1,4 +1,4 @@
-// The index of Megatron's data sets: X.idx, beside the tokens in X.bin.
+// Index of Megatron's data sets: X.idx, beside the tokens in X.bin.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@ namespace sherd {
 /// bounds; then i32 lengths and i64 first bytes of the sequences, and i64 bounds of the documents in
 /// sequences. All little-endian.
 ///
-/// Reads all of it once and returns the type of the tokens, which `bin` then holds one behind the other.
+/// Reads all of it once and returns the type of the tokens, which `bin` then holds contiguously.
 /// @throws IoError naming what is wrong: another magic, version or type (4 is i32, 8 is u16), counts that do
-/// not fit the index's size, sequences that do not lie one behind the other or do not fill `bin`, bounds of
+/// not fit the index's size, sequences that are not contiguous or do not fill `bin`, bounds of
 /// documents that do not ascend from 0 to the count of sequences.
 TokenType read_megatron_index(const FileBytes& index, const FileBytes& bin);
 
-/// The first bytes of an index.
+/// Returns whether the file begins like an index.
 bool is_megatron_index(const FileBytes& file);
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-// Which of several sources of data each sequence of a training comes from.
+// Mixture of data sources: the source of each sequence of a training.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@ namespace sherd {
 /// Sources in fixed proportion, exactly: each period of S = (sum of shares) sequences takes shares[f] from
 /// source f, and the counts of any beginning are within a few sequences of the proportion. Sequence p of a
 /// period has the number (p * stride) mod S, stride near S divided by the golden ratio and coprime to S, and
-/// source f owns a range of shares[f] numbers. Of that, how often a source came before is a sum of floors,
-/// found in O(log S) steps: no state, any rank can ask about any sequence.
+/// source f owns a range of shares[f] numbers. The number of earlier sequences of a source is then a sum of
+/// floors, computed in O(log S) steps: without state, so that any rank can compute any sequence.
 class Mixture {
  public:
   static constexpr int64_t kLongestPeriod = int64_t{1} << 30;
@@ -27,9 +27,9 @@ class Mixture {
     size_t source;
     int64_t number;  ///< of the sequence among those of its source, from 0, in order
   };
-  /// Of sequence number `sequence`, from 0.
+  /// Returns the draw of sequence number `sequence`, from 0.
   Draw draw(int64_t sequence) const;
-  /// How many of the first `sequences` come from `source`.
+  /// Returns how many of the first `sequences` come from `source`.
   int64_t drawn(size_t source, int64_t sequences) const;
 
  private:

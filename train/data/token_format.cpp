@@ -30,10 +30,12 @@ constexpr int64_t kLlmcHeader = 256 * 4;
 TokenFile raw(std::shared_ptr<const FileBytes> bytes, TokenType type) {
   const int64_t width = bytes_of(type), size = bytes->size();
   if (size % width != 0)
-    refuse(*bytes,
-           fmt::format("has {} bytes, which are no whole {} tokens; it was cut short, or its tokens are of "
-                       "another type (--token-format)",
-                       size, name_of(type)));
+    refuse(
+        *bytes,
+        fmt::format(
+            "has {} bytes, which are not a whole number of {} tokens; it was cut short, or its tokens are of "
+            "another type (--token-format)",
+            size, name_of(type)));
   return {std::move(bytes), 0, size / width, type};
 }
 
@@ -64,11 +66,10 @@ TokenFile llmc(std::shared_ptr<const FileBytes> bytes) {
     refuse(*bytes, fmt::format("is of version {} of llm.c's format; 1 can be read", header[1]));
   const int64_t count = header[2], size = bytes->size() - kLlmcHeader;
   if (count < 0 || count * bytes_of(type) != size)
-    refuse(
-        *bytes,
-        fmt::format("has a header that tells of {} {} tokens, {} bytes, but {} bytes follow it; the file was "
-                    "cut short or written to twice: make it again",
-                    count, name_of(type), count * bytes_of(type), size));
+    refuse(*bytes,
+           fmt::format("has a header for {} {} tokens, {} bytes, but {} bytes follow it; the file was "
+                       "cut short or written to twice: make it again",
+                       count, name_of(type), count * bytes_of(type), size));
   return {std::move(bytes), kLlmcHeader, count, type};
 }
 

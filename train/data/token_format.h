@@ -1,4 +1,4 @@
-// Token files: which formats there are, and how a file of one is opened.
+// Token file formats, and opening a file.
 #pragma once
 
 #include <filesystem>
@@ -14,13 +14,13 @@ namespace sherd {
 /// - automatic: megatron and llmc are known by their marks; others must be named.
 enum class TokenFormat { automatic, u16, u32, llmc, megatron };
 
-/// Of auto, u16, u32, llmc, megatron. @throws InvalidArgument naming --token-format.
+/// Parses auto, u16, u32, llmc, megatron. @throws InvalidArgument naming --token-format.
 TokenFormat parse_token_format(std::string_view name);
 
 /// Maps the file; reads its header and, of megatron, the index.
 /// @throws IoError naming the file and what to do: no tokens, half a token at the end, a header that does not
-/// fit the file's size, an index that does not fit its .bin (see read_megatron_index()), a format that cannot
-/// be told.
+/// fit the file's size, an index that does not fit its .bin (see read_megatron_index()), an unrecognized
+/// format.
 TokenFile open_token_file(const std::filesystem::path& path, TokenFormat format = TokenFormat::automatic);
 
 }  // namespace sherd

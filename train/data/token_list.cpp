@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kPlaces = 6;
 
-/// In millionths; -1 when `text` is no decimal number of at most 6 places and 9 digits before them.
+/// In millionths; -1 when `text` is not a decimal of at most 6 places and 9 digits before them.
 int64_t decimal(std::string_view text) {
   const size_t point = text.find('.');
   const std::string_view whole = text.substr(0, point),

@@ -1,4 +1,4 @@
-// Lists of token files, as flags give them.
+// Lists of token files, in flags.
 #pragma once
 
 #include <cstdint>
@@ -18,15 +18,16 @@ struct TokenPath {
   int64_t weight = 0;
 };
 
-/// "FILE[:WEIGHT],...": "a.bin,b.bin" or "a.bin:0.7,b.bin:0.3". What follows the last colon is a weight if it
-/// is a decimal number (without exponent, of at most 6 places), else it belongs to the name.
+/// Parses "FILE[:WEIGHT],...": "a.bin,b.bin" or "a.bin:0.7,b.bin:0.3". The text after the last colon is a
+/// weight if it is a decimal number (without exponent, of at most 6 places); otherwise it belongs to the
+/// name.
 /// @throws InvalidArgument naming `flag`: no file, weights for some of the files, a weight of 0, weights so
 /// fine that their smallest whole numbers are more than a Mixture takes.
 std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag);
-/// The same of files that are all used as they are: also for any weight.
+/// Parses a list whose files are all used as they are: throws also for any weight.
 std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag);
 
-/// Tokens, and the share of the sequences that they are to have.
+/// Tokens, and their share of the sequences.
 struct SharedTokens {
   std::shared_ptr<const TokenStream> tokens;
   int64_t share = 1;  ///< relative to the others'

@@ -1,4 +1,4 @@
-// Tokens of one or several files, one behind the other.
+// Tokens of one or several files, concatenated.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 
 namespace sherd {
 
-/// How a token is stored, lowest byte first.
+/// Storage of a token, lowest byte first.
 enum class TokenType : uint8_t { u8, u16, u32, i32 };
 /// "u16".
 const char* name_of(TokenType type);
 int64_t bytes_of(TokenType type);
 
-/// Where the tokens of one file lie.
+/// Position of the tokens in one file.
 struct TokenFile {
   std::shared_ptr<const FileBytes> bytes;
   int64_t begin = 0;  ///< the first token's byte
@@ -29,13 +29,13 @@ struct TokenFile {
 /// once, share among ranks.
 class TokenStream {
  public:
-  /// `source` stands in messages for where the tokens came from.
+  /// `source` names the origin of the tokens in messages.
   TokenStream(std::string source, std::vector<TokenFile> files);
 
   const std::string& source() const { return source_; }
   const std::vector<TokenFile>& files() const { return files_; }
   int64_t size() const { return begins_.back(); }
-  /// Whether every token is a byte of text.
+  /// Returns whether every token is a byte of text.
   bool is_text() const;
   /// "bytes" of text, else "tokens".
   const char* unit() const { return is_text() ? "bytes" : "tokens"; }
@@ -44,17 +44,17 @@ class TokenStream {
   /// @throws IoError naming file and position of a token that is `vocab` or more (or negative);
   /// InvalidArgument for a range that is not inside the stream.
   void read(int64_t first, int64_t count, int32_t* to, int64_t vocab) const;
-  /// Reads up to `count` tokens from each file's beginning, for the errors of read() alone: most files that
-  /// do not fit a vocabulary show it there.
+  /// Reads up to `count` tokens from each file's beginning, to find errors of read() early: most files that
+  /// do not fit a vocabulary fail there.
   void check_beginnings(int64_t count, int64_t vocab) const;
 
-  /// What tells this data from other: "11714044 bytes, XXH3 0123456789abcdef" of text, whose bytes are all
-  /// hashed, and "9000000000 tokens in 3 files, sampled XXH3 0123456789abcdef" of tokens. Sampled are every
-  /// file's size, type and tokens: all of them up to 1 MiB, else 256 blocks of 4 KiB at equal distances, the
-  /// first and the last among them; a change between them is not seen. Computed once, by the first call.
+  /// Identifies the data: "11714044 bytes, XXH3 0123456789abcdef" of text, whose bytes are all hashed, and
+  /// "9000000000 tokens in 3 files, sampled XXH3 0123456789abcdef" of tokens. The sample holds every file's
+  /// size, type and tokens: all of them up to 1 MiB, else 256 blocks of 4 KiB at equal distances, including
+  /// the first and the last. A change between them is not detected. Computed once, by the first call.
   std::string describe() const;
-  /// Of one file's type, count and tokens, for a comparison among ranks: sample_blocks() of them, where `total` bytes are
-  /// compared together.
+  /// Returns a digest of one file's type, count and tokens, for a comparison among ranks: of sample_blocks()
+  /// of them, where `total` bytes are compared together.
   uint64_t sampled_digest(size_t file, int64_t total) const;
 
  private:

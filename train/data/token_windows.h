@@ -1,4 +1,4 @@
-// Tokens as windows of one length, and which of them each sequence of a training sees.
+// Windows of tokens of one length, and the window of each sequence.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sherd {
 /// - sequential: n mod V; sequence i of step s is (s * batch + i) mod V.
 /// - hashed: (n * 2654435761 mod 2^64) mod V, which scatters them. The multiplier is prime: unless V is a multiple
 ///   of it, each V consecutive sequences below 6.9e9 take each window once. Every epoch has the same order.
-/// - shuffled: each once per epoch n / V, in an order at random: a KeyedPermutation by seed and epoch.
+/// - shuffled: each once per epoch n / V, in random order: a KeyedPermutation by seed and epoch.
 enum class TokenOrder : uint8_t { sequential, hashed, shuffled };
 
 /// @throws InvalidArgument naming --order.
@@ -27,20 +27,20 @@ const char* name_of(TokenOrder order);
 
 struct TokenWindowsOptions {
   int64_t seq = 0;      ///< tokens of a window
-  int64_t vocab = 256;  ///< every token has to be below
+  int64_t vocab = 256;  ///< exclusive upper bound of tokens
   TokenOrder order = TokenOrder::hashed;
 };
 
 /// A stream of n tokens has W = floor((n - 1) / seq) windows: window w is tokens [w * seq, (w + 1) * seq),
-/// and the targets are the tokens one later. The last floor(W / 50) are held out; with validation files, all
-/// of theirs are, and nothing of what is trained on.
+/// and the targets are the tokens one later. The last floor(W / 50) are held out. With validation files, all
+/// windows of these are held out, and none of the training data.
 ///
-/// Of several streams with shares, sequences are drawn by a Mixture, and each stream's by the order above
-/// among its own windows: with n the number of its sequence, V the number of its windows, and a shuffle of
-/// its own. Windows are numbered through, those to train on of all streams first.
+/// Of several streams with shares, a Mixture draws the sequences, and each stream's windows follow the order
+/// above: n is the number of its sequence, V the number of its windows, and its shuffle is its own. Windows
+/// have consecutive numbers, the training windows of all streams first.
 ///
-/// A place in a training is the number of sequences that all ranks have used, nothing else: resumes are exact
-/// on any number of ranks. Immutable, so ranks share one.
+/// The position in a training is the number of sequences that all ranks have used, and nothing else: resumes
+/// are exact on any number of ranks. Immutable, so ranks share one.
 class TokenWindows {
  public:
   /// @param data one stream, or several with shares.
@@ -58,16 +58,16 @@ class TokenWindows {
   /// ... and [train_count(), train_count() + held_out_count()) are held out; none of streams below 50
   /// windows.
   int64_t held_out_count() const { return held_out_count_; }
-  /// The held-out windows that one evaluation reads, ascending: all, or `most` at equal distances.
+  /// Returns the held-out windows that one evaluation reads, ascending: all, or `most` at equal distances.
   /// @param most 0: all.
   std::vector<int64_t> evaluation_windows(int64_t most = 0) const;
 
-  /// Window of the sequence that is number `sequence` of the whole training, from 0.
+  /// Returns the window of sequence number `sequence` of the whole training, from 0.
   /// @param seed the training's, for `shuffled`: the same on all ranks and after a resume.
   int64_t train_window(int64_t sequence, uint64_t seed = 0) const;
 
-  /// How often the windows of stream `i` have been seen after so many sequences: 1.5 is in the middle of the
-  /// second epoch.
+  /// Returns how often the windows of stream `i` have been used after so many sequences: 1.5 is in the middle
+  /// of the second epoch.
   double epochs(int64_t sequences, size_t i = 0) const;
   /// "epoch 1.50", or "epochs 0.25 of a.bin, 2.00 of b.bin".
   std::string progress(int64_t sequences) const;
@@ -79,7 +79,8 @@ class TokenWindows {
   /// TokenStream::describe() looks), shares, validation files and order.
   std::string describe() const;
   /// Every file as this rank has it, for require_same_copies(): named by the flag with its place in the list, or its path
-  /// below the folder of text. With the shares; not with windows and order, which are no files. @throws IoError.
+  /// below the folder of text. With the shares; without windows and order, which are not files. @throws
+  /// IoError.
   std::vector<FileCopy> copies() const;
 
   /// Writes the window's seq tokens, and to `targets` the token after each.

@@ -1,4 +1,4 @@
-// Paths as people write them.
+// Paths given by users.
 #pragma once
 
 #include <filesystem>

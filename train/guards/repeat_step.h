@@ -1,4 +1,4 @@
-// One step done twice from the same state: whether a machine computes the same bits again.
+// Repetition of one step from the same state, to check that a machine computes the same bits again.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,31 @@
 
 namespace sherd {
 
-/// What a step tells of itself, the same on every rank.
+/// Results of a step, the same on every rank.
 struct StepFigures {
   double loss = 0;
   double grad_norm = 0;
 };
 
 struct RepeatedStep {
-  /// Whether both runs gave the same bits on every rank.
+  /// Both runs gave the same bits on every rank.
   bool same = false;
-  /// On this rank, what differs first, in words: "weights of blocks.0.qkv.weight, element 17: 0.25 and then
-  /// 0.5"; empty where nothing does.
+  /// First difference on this rank, human-readable: "weights of blocks.0.qkv.weight, element 17: 0.25 and
+  /// then 0.5"; empty without a difference.
   std::string difference;
-  /// Of the copy that this rank held meanwhile.
+  /// Size of the copy that this rank held meanwhile.
   int64_t bytes = 0;
 };
 
 /// Runs `step` twice from the same weights, optimizer state and buffers, and compares loss, gradient norm,
 /// and every element of this rank's weights, optimizer state (with its counters) and buffers, by their bits.
-/// Afterwards they are those of the second run, and so is everything that follows: the run goes on as if its
-/// step had been done once.
+/// Afterwards they are those of the second run, and so is everything that follows: the run continues as if
+/// its step had been done once.
 ///
-/// `step` issues one whole step (backwards, clipping, Optimizer::step()), waits for it, and has the effect of
-/// the same call whenever it is called: it sets its own counters (data, random numbers, steps) back before it
-/// begins.
+/// `step` issues one whole step (backwards, clipping, Optimizer::step()), waits for it, and has the same
+/// effect at every call: it resets its own counters (data, random numbers, steps) first.
 ///
-/// The copy lies in the device's host memory (Device::staging(), counted there as "repeated step"): as much
+/// The copy is in the device's host memory (Device::staging(), counted there as "repeated step"): as much
 /// as this rank's weights, states and buffers, and 4 MiB. Between steps; collective over the root's mesh;
 /// blocks the host.
 RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer, const std::function<StepFigures()>& step);

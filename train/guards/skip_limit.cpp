@@ -15,8 +15,10 @@ bool SkipLimit::count(int64_t step, int64_t skipped_steps) {
 std::string SkipLimit::reached() const {
   if (most_ == 0 || in_a_row_ < most_) return "";
   return fmt::format(
-      "the gradients of {} step{} in a row, up to step {}, were not finite: as many as --max-skipped-steps "
-      "allows. The weights are still those after step {}; go on from a checkpoint with a lower --lr or other "
+      "the gradients of {} consecutive step{}, up to step {}, were not finite: as many as "
+      "--max-skipped-steps "
+      "allows. The weights are still those after step {}; resume from a checkpoint with a lower --lr or "
+      "other "
       "data, or look for what makes the loss inf or NaN",
       in_a_row_, in_a_row_ == 1 ? "" : "s", step_, step_ - in_a_row_);
 }

@@ -1,4 +1,4 @@
-// When steps that were skipped end a run.
+// Limit on consecutive skipped steps.
 #pragma once
 
 #include <cstdint>
@@ -6,23 +6,22 @@
 
 namespace sherd {
 
-/// Counts steps whose update was left out on all ranks because their gradients were not finite
-/// (OptimizerOptions::skip_non_finite), in a row. Fed with figures that are the same on all ranks, it says
-/// the same on all, so that they end together. Its message names the flags --max-skipped-steps and --lr.
+/// Counts consecutive steps whose update was skipped on all ranks because their gradients were not finite
+/// (OptimizerOptions::skip_non_finite). Its inputs are the same on all ranks, and so are its results, so that
+/// all ranks end together. Its message names the flags --max-skipped-steps and --lr.
 class SkipLimit {
  public:
-  /// @param most in a row end the run; 0: as many as there are.
+  /// @param most consecutive skipped steps that end the run; 0: unlimited.
   explicit SkipLimit(int64_t most) : most_(most) {}
 
-  /// `step` is done, steps in their order; `skipped_steps` of this run were skipped up to it.
-  /// @returns whether it was skipped itself.
+  /// Counts the end of `step`; called in the order of steps. `skipped_steps`: of this run up to it.
+  /// @returns whether `step` was skipped.
   bool count(int64_t step, int64_t skipped_steps);
-  /// Steps skipped since the last one that was not.
+  /// Returns the number of consecutive skipped steps up to now.
   int64_t in_a_row() const { return in_a_row_; }
-  /// Whether the next step can be the last that is allowed to be skipped: no step may be issued after it
-  /// before it is counted.
+  /// Returns whether the next step can reach the limit: it must be counted before another step is issued.
   bool next_is_the_last() const { return most_ > 0 && in_a_row_ + 1 >= most_; }
-  /// Why no step may follow those counted; empty while one may.
+  /// Returns why training must end after the counted steps; empty while it may continue.
   std::string reached() const;
 
  private:

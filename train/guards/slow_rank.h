@@ -1,4 +1,4 @@
-// Which rank the others wait for.
+// Detection of stragglers: ranks that the others wait for.
 #pragma once
 
 #include <cstdint>
@@ -9,25 +9,25 @@
 
 namespace sherd {
 
-/// How late the ranks came to the collectives of a step: for each rank its lateness (RankArrivals) in all of them
-/// together, in milliseconds. Of these the median over ranks, the largest, and whose that is.
+/// Lateness of the ranks at the collectives of a step: the sum for each rank (RankArrivals), in milliseconds;
+/// of these the median over ranks, the largest, and its rank.
 struct ArrivalFigures {
   double median = 0, worst = 0;
   int rank = 0;
 };
 
-/// Nothing where no collective was seen.
+/// Returns the figures; nothing without a collective.
 std::optional<ArrivalFigures> arrival_figures(const ArrivalTotals& step);
 
-/// What came since `before`, which may be empty.
+/// Returns the arrivals since `before`, which may be empty.
 ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
 
-/// Looks at stretches of steps for one rank that is the last to come to most collectives, by more than a part of the
-/// step's time.
+/// Searches stretches of steps for one rank that is the last to reach most collectives, by more than a part
+/// of the step's time.
 class SlowRank {
  public:
   struct Options {
-    int64_t window = 50;     // steps that are looked at together
+    int64_t window = 50;     // steps that are evaluated together
     int64_t silence = 500;   // steps without a further line after one
     double last = 0.5;       // of the collectives: more of them count as most
     double time = 0.1;       // of a step's time
@@ -35,8 +35,8 @@ class SlowRank {
   SlowRank() : SlowRank(Options{}) {}
   explicit SlowRank(const Options& options) : options_(options) {}
 
-  /// A step is done. @returns "rank 3 arrives last in 94 % of the collectives, 120 ms per step after the median (steps 1
-  /// to 50)" when its window ends and has such a rank.
+  /// Adds a step. @returns "rank 3 arrives last in 94 % of the collectives, 120 ms per step after the median
+  /// (steps 1 to 50)" when its window ends and has such a rank.
   std::optional<std::string> step(const StepResult& result);
 
  private:

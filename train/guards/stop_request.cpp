@@ -23,8 +23,8 @@
 namespace sherd {
 namespace {
 
-// All that the handler can reach. There is no other way to hand anything to a signal handler; StopRequest
-// makes sure that one object at a time uses it, and begins anew with it.
+// The state that the handler can reach. A signal handler takes no other argument than globals; StopRequest
+// makes sure that one object at a time uses it, and resets it.
 std::atomic<bool> in_use{false};
 std::atomic<int> first_signal{0};
 std::atomic<int64_t> first_at{0};  // ns of the monotonic clock; 0: no signal yet
@@ -39,7 +39,7 @@ int64_t monotonic_ns() noexcept {
   return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-// What does not get through is lost: a handler has nobody to tell.
+// A failed write is lost: a handler has no caller to report it to.
 void put(int descriptor, const void* data, size_t bytes) noexcept {
   [[maybe_unused]] const ssize_t written = ::write(descriptor, data, bytes);
 }
@@ -106,7 +106,7 @@ struct StopRequest::Impl {
       struct sigaction action = {};
       struct sigaction old = {};
       action.sa_handler = sherd_on_stop_signal;
-      action.sa_flags = SA_RESTART;  // reads and waits of other code go on as if nothing had come
+      action.sa_flags = SA_RESTART;  // interrupted reads and waits of other code are restarted
       ::sigemptyset(&action.sa_mask);
       if (::sigaction(number, &action, &old) != 0)
         throw InvalidArgument(

@@ -1,4 +1,4 @@
-// The metrics of a run as a TensorBoard event file.
+// Metrics of a run as a TensorBoard event file.
 #pragma once
 
 #include <cstdint>
@@ -13,26 +13,26 @@
 
 namespace sherd {
 
-/// One file of its own in a folder (TensorBoard calls the folder a run):
+/// Writes a file of its own in a folder (TensorBoard calls the folder a run):
 /// events.out.tfevents.SECONDS.HOST.PROCESS.COUNT. Frames are those of TFRecord files: length (u64), its masked
-/// CRC-32C, the bytes, theirs; all little endian. What is in a frame is a message of event.proto. Scalars
-/// have the names that they have in metrics.h; those that are not finite are there, too. Numbers are f32, as
-/// in all such files: --metrics has every digit.
+/// CRC-32C, the bytes, their CRC-32C; all little-endian. A frame holds a message of event.proto. Scalars have
+/// the names of metrics.h; non-finite values are written, too. Numbers are f32, as in all such files:
+/// --metrics has every digit.
 class EventWriter {
  public:
   /// Makes the folder and missing ones above it, and a new file in it. Its session starts with step `first` +
-  /// 1: readers drop what files of before say of that step and later ones, be they of the run that this one
-  /// goes on from, or of another one.
+  /// 1: readers drop that step and later ones of earlier files, both of the run that this one resumes and of
+  /// other runs.
   /// @throws IoError.
   EventWriter(const std::filesystem::path& folder, int64_t first);
 
-  /// The figures of a step; handed to the system when this returns, unless failure() says otherwise
+  /// Writes the figures of a step. They are handed to the system on return, unless failure() says otherwise
   /// (AppendFile).
   void write(const StepResult& step);
-  /// Of a model that was only evaluated: eval_loss and eval_ppl.
+  /// Writes eval_loss and eval_ppl of a model that was only evaluated.
   void write_evaluation(int64_t step, double loss);
   void flush() { file_.flush(); }
-  /// Why the file does not have all events, and of how many; empty when it has them.
+  /// Returns why events are missing in the file, and how many; empty when it has all.
   std::string failure() const { return file_.failure(); }
   const std::string& path() const { return file_.path(); }
 

@@ -1,14 +1,14 @@
-// What training a transformer computes, by formula.
+// Floating-point operations of training a transformer, by formula.
 #pragma once
 
 #include <cstdint>
 
 namespace sherd {
 
-/// The products of matrices that one token goes through.
+/// Matrix products for one token.
 struct TokenWork {
-  /// Elements of the matrices that it is multiplied by: all weights but norms, biases and embeddings that are
-  /// looked up; of experts the router and those that a token takes. A head that is tied to an embedding
+  /// Elements of the matrices that it is multiplied by: all weights but norms, biases and looked-up
+  /// embeddings; of experts the router and those that a token takes. A head that is tied to an embedding
   /// counts.
   int64_t weights = 0;
   /// Heads x elements of a head, over all layers with attention.
@@ -19,8 +19,8 @@ struct TokenWork {
 /// of a sequence of `seq` tokens under causal attention, the mean over the sequence: 6 for each weight
 /// (Kaplan et al. 2020, section 2.1), and 6 (seq + 1) for each element of attention's width: two products
 /// with (seq + 1) / 2 keys each, once forward and twice backward. PaLM's formula (Chowdhery et al. 2022,
-/// appendix B) counts the masked half of the scores as well, 12 seq. What is computed again in backward does
-/// not count, nor does the optimizer.
+/// appendix B) counts the masked half of the scores as well, 12 seq. Recomputation in backward and the
+/// optimizer do not count.
 double training_flops(const TokenWork& work, int64_t seq);
 
 }  // namespace sherd

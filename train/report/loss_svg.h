@@ -1,4 +1,4 @@
-// The loss curve as a picture.
+// Loss curve as a picture.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace sherd {
 
-/// Losses of steps 1, 2, ... and (step, held-out loss) pairs as the text of an SVG picture with axes, legend
-/// and both curves. Values that are not finite are left out; above 1000 steps neighbours are averaged.
+/// Draws losses of steps 1, 2, ... and (step, held-out loss) pairs as the text of an SVG picture with axes,
+/// legend and both curves. Non-finite values are left out; above 1000 steps neighbours are averaged.
 std::string draw_losses(const std::vector<double>& losses,
                         const std::vector<std::pair<int64_t, double>>& held_out, const std::string& unit);
 
-/// The same as a file. @throws IoError.
+/// Writes the picture to a file. @throws IoError.
 void write_loss_svg(const std::string& path, const std::vector<double>& losses,
                     const std::vector<std::pair<int64_t, double>>& held_out, const std::string& unit);
 

@@ -1,4 +1,4 @@
-// What each rank's memory is used for, beside what it would be without sharding.
+// Memory report: each rank's memory by use, beside what it would be without sharding.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@
 
 namespace sherd {
 
-/// Bytes of one rank, by purpose. `other_peak` is the rest of the most it ever held: activations, scratch
-/// memory, copies for and from the host, and what the allocators keep for reuse.
+/// Bytes of one rank, by purpose. `other_peak` is the rest of its peak: activations, scratch memory, copies
+/// for and from the host, and the allocators' caches.
 struct RankMemory {
   int64_t parameters = 0, gradients = 0, optimizer = 0, other_peak = 0;
 };
 
-/// Of every rank, in rank order: the peaks so far. Collective over `world`.
+/// Returns the peaks so far of every rank, in rank order. Collective over `world`.
 std::vector<RankMemory> rank_memory(Communicator& world);
 
-/// What one rank would hold under no_shard: parameters, gradients, optimizer states.
+/// Returns what one rank would hold under no_shard: parameters, gradients, optimizer states.
 /// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
 RankMemory replicated_memory(const Routing& routing, DType compute);
 
-/// Several aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
-/// of that.
+/// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
+/// of it.
 std::string memory_table(const std::vector<RankMemory>& ranks, const RankMemory& replicated);
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-// The metrics of a run as a file: one JSON object per line.
+// Metrics file of a run: one JSON object per line.
 #pragma once
 
 #include <cstdint>
@@ -31,50 +31,50 @@ namespace sherd {
 ///   optim_ms      the optimizer's part of it
 ///   comm          {"all_gather": {"calls": 9, "bytes": 4096}, ...} of rank 0 in this step
 ///   arrival_ms    {"median": 0.2, "worst": 7.5, "rank": 3}: how late ranks came to the collectives since the
-///                 step before, each rank's time behind the first to come added up; over ranks, and whose is
-///                 the worst. Of the collectives that Communicator::arrivals() tells of on rank 0; missing
-///                 where it tells of none
+///                 step before, each rank's time after the first to come, summed; over ranks, and the rank of
+///                 the worst. Of the collectives that Communicator::arrivals() reports on rank 0; missing
+///                 without any
 ///   peak_bytes    largest over ranks
 ///   host_syncs    how often rank 0's host waited for its device while the step was issued
 ///   eval_ms       duration of the step's evaluation, where there was one, on rank 0
-///   save_ms       what training waited for a checkpoint before the step, where one was saved
+///   save_ms       time that training waited for a checkpoint before the step, where one was saved
 ///
-/// Floating-point numbers have 17 significant digits, enough to restore every bit. One that is infinite or
-/// not a number, which JSON cannot say, is written as null.
+/// Floating-point numbers have 17 significant digits, enough to restore every bit. NaN and infinities, which
+/// JSON does not have, are written as null.
 class MetricsWriter {
  public:
-  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, goes on in a
-  /// file that is there (its new config line stands before the new steps). Holds its lock (flock): two runs
-  /// cannot share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save
-  /// folder (SaveLock): that one may be stopped, or on a host that nobody hears of, and writes to a file
-  /// without a name from then on.
+  /// Creates or empties the file and writes line 1; with `go_on`, for a run that is resumed, appends to an
+  /// existing file (its new config line comes before the new steps). Holds its lock (flock): two runs cannot
+  /// share one. But a later start under `sherd run` takes it from an earlier one, as it takes the save folder
+  /// (SaveLock): the earlier one may be suspended or on an unreachable host, and writes to a file without a
+  /// name from then on.
   /// @param config the settings as a JSON object: config_text().
-  /// @param self of which `run` and `start` are looked at.
+  /// @param self of which `run` and `start` are read.
   /// @throws IoError.
   MetricsWriter(const std::string& path, const std::string& config, bool go_on = false,
                 const LockHolder& self = LockHolder::of_this_process());
 
-  /// Appends a line; it is in the file (handed to the system) when this returns, unless failure() says
-  /// otherwise: the lines then wait, and are tried again before the next one and by flush(). Of more than 16
-  /// MiB of them those that come after are lost. Parts of lines are not left in a regular file.
+  /// Appends a line. It is in the file (handed to the system) on return, unless failure() says otherwise:
+  /// lines then wait, and are tried again before the next one and by flush(). Beyond 16 MiB, further lines
+  /// are lost. A regular file never keeps partial lines.
   void write(const StepResult& step);
-  /// A line of a model that was only evaluated: its step, eval_loss and eval_ppl.
+  /// Appends a line of a model that was only evaluated: its step, eval_loss and eval_ppl.
   void write_evaluation(int64_t step, double loss);
   void flush() { file_.flush(); }
-  /// Why the file does not have all lines, and of how many; empty when it has them.
+  /// Returns why lines are missing in the file, and how many; empty when it has all.
   std::string failure() const { return file_.failure(); }
 
  private:
   AppendFile file_;
 };
 
-/// Losses of steps 1, ..., `steps` from a metrics file, for the picture of a run that was resumed: NaN where
+/// Reads the losses of steps 1, ..., `steps` from a metrics file, for the picture of a resumed run. NaN where
 /// the file (which may be missing) does not have them; the last line of a step counts. Held-out losses are
 /// appended in order of steps.
 void read_losses(const std::string& path, int64_t steps, std::vector<double>& losses,
                  std::vector<std::pair<int64_t, double>>& held_out);
 
-/// The line of one step, without line break.
+/// Formats the line of one step, without line break.
 std::string format_metrics(const StepResult& step);
 
 }  // namespace sherd

@@ -1,4 +1,4 @@
-// One line that tells how far something is: redrawn on a terminal, plain lines elsewhere.
+// Progress line: redrawn on a terminal, plain lines elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -7,32 +7,32 @@
 
 namespace sherd {
 
-/// How progress is shown; when it is due is the business of who shows it.
+/// Display of progress; the caller decides when it is updated.
 class ProgressLine {
  public:
   enum class Mode { bar, lines, off };
 
-  /// For a descriptor as it is: a bar on a terminal, lines elsewhere, nothing when `quiet`.
+  /// Returns the mode for a descriptor: a bar on a terminal, lines elsewhere, off when `quiet`.
   static Mode mode_of(int descriptor, bool quiet);
-  /// Of the terminal, now; 80 where that is not known.
+  /// Returns the width of the terminal now; 80 when unknown.
   static int columns_of(int descriptor);
 
-  /// `out` outlives this. Nothing is written at the end: clear() and finish() end a bar.
+  /// `out` outlives this. The destructor writes nothing: call clear() or finish() to end a bar.
   ProgressLine(std::ostream& out, Mode mode) : out_(out), mode_(mode) {}
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
   Mode mode() const { return mode_; }
-  /// Draws `text` and behind it a bar that is done / total full, as wide as `columns` leave room for, over
-  /// the line that is there. Without room for a bar the text alone, cut to the width.
+  /// Draws `text` followed by a bar that is done / total full, as wide as `columns` allow, over the current
+  /// line. Without room for a bar only the text, cut to the width.
   void draw(const std::string& text, int64_t done, int64_t total, int columns);
-  /// Writes a line of its own, in place of a bar that is drawn; nothing when off.
+  /// Writes a line of its own, replacing a drawn bar; nothing when off.
   void line(const std::string& text);
-  /// Whether a bar stands on the line.
+  /// Returns whether a bar is drawn.
   bool drawn() const { return drawn_; }
-  /// Takes the bar away, if one is drawn.
+  /// Removes the bar, if one is drawn.
   void clear();
-  /// Leaves the bar, if one is drawn, and ends its line, so that what is printed next starts on its own.
+  /// Keeps the bar, if one is drawn, and ends its line, so that later output starts on a new line.
   void finish();
 
  private:

@@ -1,4 +1,4 @@
-// What a run tells people: the summary at its end, and numbers in few characters.
+// Human-readable report of a run: the summary at its end, and short number formats.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +19,14 @@ struct Summary {
   int64_t steps = 0;
   double seconds = 0;          // of training alone
   double evaluation_seconds = 0;
-  double saving_seconds = 0;   // that training waited for checkpoints
+  double saving_seconds = 0;   // time that training waited for checkpoints
   double tokens_per_s = 0;     // of training alone
   std::vector<RankMemory> ranks;  // in rank order
   RankMemory replicated;          // what every rank would hold without sharding; other_peak is not used
   std::optional<MemoryGrowth> process;
 };
 
-/// Several aligned lines: losses, speed, and the memory of every rank beside what replication would take.
+/// Formats aligned lines: losses, speed, and the memory of every rank beside that of replication.
 std::string format_summary(const Summary& summary);
 
 /// "987", "45.2k", "1.23M"

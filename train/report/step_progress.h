@@ -1,4 +1,4 @@
-// Progress of a training run while it goes on.
+// Progress of a running training run.
 #pragma once
 
 #include <chrono>
@@ -12,24 +12,23 @@
 
 namespace sherd {
 
-/// A one-line bar that is redrawn on a terminal, plain lines (the first and the last step, every evaluation,
-/// and about 20 in between) elsewhere, or nothing.
+/// A one-line bar, redrawn on a terminal; plain lines elsewhere (the first and the last step, every
+/// evaluation, and about 20 in between); or nothing.
 class StepProgress {
  public:
   using Mode = ProgressLine::Mode;
 
-  /// For stdout as it is: a terminal or not.
-  /// `first` steps were done before this run.
+  /// Makes it for stdout, a terminal or not. `first`: steps done before this run.
   static StepProgress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
   /// `columns` is the width that a bar may take. `out` must outlive this.
   StepProgress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first = 0);
-  /// Ends the bar's line, so that what is printed next (a summary, an error) starts on its own.
+  /// Ends the bar's line, so that later output (a summary, an error) starts on a new line.
   ~StepProgress();
   StepProgress(const StepProgress&) = delete;
   StepProgress& operator=(const StepProgress&) = delete;
 
   void step(const StepResult& result);
-  /// A line of its own, above the bar.
+  /// Writes a line of its own, above the bar.
   void note(const std::string& line) { line_.line(line); }
   /// Training time so far.
   double seconds() const;
@@ -46,7 +45,7 @@ class StepProgress {
   int columns_;
   int64_t first_;
   Clock::time_point start_ = Clock::now();
-  Clock::time_point drawn_;  // where a bar is drawn: when
+  Clock::time_point drawn_;  // time of the last drawing
   std::optional<double> eval_loss_;
 };
 

@@ -1,4 +1,4 @@
-// Who did what when: the records of all ranks' streams as a picture, or for a trace viewer.
+// Timeline: the records of all ranks' streams as a picture, or for a trace viewer.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sherd {
 
-/// The beginning of a step.
+/// Beginning of a step.
 struct Mark {
   std::string name;
   double at = 0;
@@ -20,14 +20,14 @@ struct Timeline {
   std::string title;
   std::vector<TraceRecord> records;  // `device` is the rank; ranks in order
   std::vector<Mark> marks;
-  int64_t left_out = 0;  // pieces of work that are not among the records
+  int64_t left_out = 0;  // operations that are not among the records
 };
 
 enum class WorkKind { compute, gather, reduce, exchange, optimizer, copy };
 inline constexpr WorkKind kWorkKinds[] = {WorkKind::compute,  WorkKind::gather,    WorkKind::reduce,
                                           WorkKind::exchange, WorkKind::optimizer, WorkKind::copy};
 const char* name_of(WorkKind kind);
-/// By the name under which work was submitted.
+/// Returns the kind of an operation by the name under which it was submitted.
 WorkKind kind_of(std::string_view what);
 
 /// One stream of one rank.
@@ -35,24 +35,25 @@ struct Lane {
   std::string rank, stream;
   std::vector<TraceRecord> records;  // by time
 };
-/// Ranks in the order in which they appear; of each the streams that compute, gather and reduce, then others.
+/// Returns the streams by rank, in the order in which ranks appear; first those that compute, gather and
+/// reduce.
 std::vector<Lane> lanes_of(const Timeline& timeline);
 
 /// Milliseconds of a timeline, summed over ranks.
 struct Overlap {
-  /// At least one collective is under way on a stream that does not compute, waits for peers included.
+  /// At least one collective is in flight on a stream that does not compute, waits for peers included.
   double collectives = 0;
-  /// Of those, with the same rank's compute stream at work.
+  /// Part of these in which the same rank's compute stream is busy.
   double hidden = 0;
 };
 Overlap overlap_of(const Timeline& timeline);
 
-/// The Chrome trace format (a JSON object; chrome://tracing and ui.perfetto.dev open it): one process per
-/// rank, one thread per stream, microseconds from the first record or mark on.
+/// Returns the Chrome trace format (a JSON object; chrome://tracing and ui.perfetto.dev open it): one process
+/// per rank, one thread per stream, microseconds since the first record or mark.
 std::string chrome_trace(const Timeline& timeline);
 
-/// The text of an SVG picture, 1600 pixels wide: a lane per stream, grouped by rank, coloured by kind of
-/// work; what is closer together than a pixel is drawn as one.
+/// Draws an SVG picture, 1600 pixels wide: a lane per stream, grouped by rank, coloured by kind of operation.
+/// Operations less than a pixel apart are drawn as one.
 std::string draw_timeline(const Timeline& timeline);
 
 }  // namespace sherd

@@ -82,11 +82,11 @@ Axis fit(const Timeline& t) {
   return {low, std::max(1e-3, (high - low) * 1e-3)};
 }
 
-/// What is drawn as one: a piece of work, or several of one kind too narrow to be told apart.
+/// One bar of the drawing: an operation, or several of one kind too narrow to be drawn apart.
 struct Bar {
   double begin, end;  // pixels
   WorkKind kind;
-  const std::string* what;  // of one piece of work, else null
+  const std::string* what;  // of one operation, else null
 
   double width() const { return end - begin; }
 };
@@ -222,8 +222,8 @@ std::string subtitle(const Timeline& t) {
     text = fmt::format("of the time in collectives (waits for peers included) {:.0f} % passes beside compute",
                        100 * o.hidden / o.collectives);
   if (t.left_out > 0)
-    text += fmt::format("{}{} pieces of work are left out: the trace was full", text.empty() ? "" : "; ",
-                        t.left_out);
+    text +=
+        fmt::format("{}{} operations are left out: the trace was full", text.empty() ? "" : "; ", t.left_out);
   return text;
 }
 

@@ -126,7 +126,7 @@ std::vector<std::string> TraceOutput::write() {
   std::vector<std::string> lines;
   if (!options_.trace.empty()) {
     write_file(options_.trace, chrome_trace(timeline));
-    lines.push_back(fmt::format("trace of {} pieces of work: {}", timeline.records.size(), options_.trace));
+    lines.push_back(fmt::format("trace of {} operations: {}", timeline.records.size(), options_.trace));
   }
   if (!options_.timeline.empty()) {
     write_file(options_.timeline, draw_timeline(timeline));
@@ -134,7 +134,7 @@ std::vector<std::string> TraceOutput::write() {
   }
   if (timeline.left_out > 0)
     lines.push_back(
-        fmt::format("{} further pieces of work are not in it: a rank records {} at most; trace fewer steps",
+        fmt::format("{} further operations are not in it: a rank records {} at most; trace fewer steps",
                     timeline.left_out, Trace::kLimit));
   return lines;
 }

@@ -50,7 +50,7 @@ void AppendFile::open(const std::string& path, const char* mode) {
   if (!file_) fail();
 }
 
-// Whether nobody else holds it, as far as the file system can tell.
+// Whether no other process holds it, as far as the file system knows.
 bool AppendFile::lock() {
   return ::flock(::fileno(file_.get()), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
@@ -71,7 +71,7 @@ void AppendFile::take_over(bool keep) {
   if (!error && keep) std::filesystem::copy_file(target, made, error);
   check();
   open(made, !error && keep ? "ae" : "aex");  // nothing that has the name already
-  lock();  // before it has the name, so that it is locked whenever somebody asks
+  lock();                                     // before the rename: it is always locked under its name
   std::filesystem::rename(made, target, error);
   check();
 }

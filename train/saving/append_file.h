@@ -1,4 +1,4 @@
-// A file that grows by whole records, which wait where the system cannot take them.
+// Append-only file of whole records, which are buffered while the system cannot take them.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 
 namespace sherd {
 
-/// What every record of is there to be read at once. One thread uses it.
+/// Writes each record at once, so that it can be read at once. One thread uses it.
 class AppendFile {
  public:
   /// Opens the file for appending, creates it where it is missing and locks it (flock): two runs cannot share
   /// one. Pipes and devices are neither locked nor emptied.
   /// @param what names it in messages: "metrics", of which a record is a "line". Both outlive the object.
   /// @param keep what is in it already; otherwise it is emptied.
-  /// @param takes_over asked when another process holds the file: whether that is an earlier start of this
-  /// run, which may be stopped or on a host that nobody reaches. Then a copy takes the file's name, and what
-  /// the other one still writes goes to the file that has lost its name. Null: that is refused.
+  /// @param takes_over called when another process holds the file: whether that is an earlier start of this
+  /// run, which may be suspended or on an unreachable host. Then a copy takes the file's name, and the other
+  /// process writes to the file that has lost its name. Null: that is refused.
   /// @throws IoError.
   AppendFile(std::string path, const char* what, const char* record, bool keep,
              const std::function<bool()>& takes_over = {});
 
-  /// Appends a record; it is in the file (handed to the system) when this returns, unless failure() says
-  /// otherwise: records then wait, and are tried again before the next one and by flush(). Of more than 16
-  /// MiB of them those that come after are lost. Parts of records are not left in a regular file.
+  /// Appends a record. It is in the file (handed to the system) on return, unless failure() says otherwise:
+  /// records then wait, and are tried again before the next one and by flush(). Beyond 16 MiB, further
+  /// records are lost. A regular file never keeps partial records.
   void write(std::string_view record);
-  /// The same for what is not counted as a record. @throws IoError when it cannot be written.
+  /// Appends text that does not count as a record. @throws IoError when it cannot be written.
   void write_head(std::string_view head);
   void flush();
-  /// Why the file does not have all records, and of how many; empty when it has them.
+  /// Returns why records are missing in the file, and how many; empty when it has all.
   std::string failure() const;
   const std::string& path() const { return path_; }
 

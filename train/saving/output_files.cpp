@@ -44,7 +44,8 @@ void require_file(const fs::path& path, bool special) {
 void require_save_folder(const fs::path& path) {
   fs::path there = detail::without_slash(path);
   while (kind_of(there) == Kind::none && folder_of(there) != there) there = folder_of(there);
-  if (kind_of(there) != Kind::folder) throw IoError(fmt::format("{} is there and no folder", there.string()));
+  if (kind_of(there) != Kind::folder)
+    throw IoError(fmt::format("{} exists and is not a folder", there.string()));
   require_folder(there);
 }
 
@@ -64,7 +65,7 @@ void require(const OutputPath& output) {
     case OutputPath::Kind::weights_folder:
       if (const Kind kind = kind_of(detail::without_slash(output.path));
           kind == Kind::file || kind == Kind::other)
-        throw IoError("it exists and is no folder; name a new one");
+        throw IoError("it exists and is not a folder; name a new one");
       return require_export(output.path / "", output.existing);
     case OutputPath::Kind::folder:
       return require_save_folder(output.path);

@@ -1,4 +1,4 @@
-// Whether a run will be able to write what it is asked to, as far as can be told before it begins.
+// Checks of output paths before a run begins.
 #pragma once
 
 #include <filesystem>
@@ -10,30 +10,30 @@
 
 namespace sherd {
 
-/// A path that a run is asked to write to.
+/// Output path of a run.
 struct OutputPath {
   enum class Kind {
     file,            // a regular file, there already or not
     stream,          // or a device or pipe
     weights,         // a file or a folder, as export_weights() takes it
     weights_folder,  // a folder, new or empty, with and without a slash at the end
-    folder,          // of checkpoints: missing folders are created, below the last one that is there
+    folder,          // of checkpoints: missing folders are created
   };
-  /// Names it in messages: "--metrics".
+  /// Name in messages: "--metrics".
   const char* flag;
-  /// Empty: nothing is asked for.
+  /// Empty: no output.
   std::filesystem::path path;
   Kind kind = Kind::file;
-  /// Of weights: what a folder that is not empty means.
+  /// weights: handling of a folder that is not empty.
   Existing existing = Existing::refuse;
 };
 
-/// Looks at all of them; writes nothing. @throws IoError naming all that cannot be written.
+/// Checks all of them; writes nothing. @throws IoError naming all that cannot be written.
 void check_outputs(std::span<const OutputPath> outputs);
 
-/// Whether this process has rank 0, which alone writes what is not a checkpoint, of a job that its processes
-/// join as environment variables say; as far as those tell before the job is joined: true where they do not,
-/// or where there is no job.
+/// Returns whether this process has rank 0 of a job that its processes join by environment variables; only
+/// rank 0 writes outputs other than checkpoints. The job is not joined yet: true where the variables do not
+/// say, or without a job.
 bool rank_0_is_here(const EnvironmentLookup& get = {});
 
 }  // namespace sherd

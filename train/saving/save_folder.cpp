@@ -19,11 +19,10 @@ std::string newest_in_words(const SaveFolder& folder, const std::string& newest)
   try {
     const TrainingState saved = CheckpointReader::open(fs::path(folder.save) / newest).manifest().training;
     const std::string differences = folder.differences ? folder.differences(saved) : "";
-    return fmt::format("{} after {} steps, from which this run does not go on{}{}", newest, saved.step,
+    return fmt::format("{} after {} steps, which this run does not resume{}{}", newest, saved.step,
                        differences.empty() ? "" : "; it was saved with ", differences);
   } catch (const Error& e) {
-    return fmt::format("{}, from which this run does not go on, and which cannot be read ({})", newest,
-                       e.what());
+    return fmt::format("{}, which this run does not resume and which cannot be read ({})", newest, e.what());
   }
 }
 
@@ -47,8 +46,8 @@ void check_save_folder(const SaveFolder& folder) {
   const bool weights_alone = !folder.resume.empty() && folder.parts == ResumeParts::model;
   const std::string go_on =
       weights_alone ? "--resume-parts model takes weights alone and begins a new run: leave it out "
-                      "to go on from a checkpoint, give "
-                    : fmt::format("give --resume {} to go on from it, ", folder.save);
+                      "to resume a checkpoint, give "
+                    : fmt::format("give --resume {} to resume it, ", folder.save);
   throw IoError(fmt::format(
       "--save {} holds another run: {} checkpoint{}, the newest of them {}; {}--overwrite to replace it (its "
       "checkpoints are removed once the first of this run is complete), or save in another folder",

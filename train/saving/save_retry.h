@@ -11,7 +11,7 @@
 namespace sherd {
 
 struct SaveRetryOptions {
-  /// Seconds from the first failure in which further attempts begin; 0: there are none.
+  /// Seconds from the first failure in which further attempts begin; 0: no further attempts.
   double seconds = 0;
   /// Seconds that this rank leaves for further attempts now: until the grace of a signal or a limit of time ends. 0 or
   /// less: the next attempt is the last one. Null: no bound but `seconds`.
@@ -26,9 +26,9 @@ class SaveRetry {
   /// `world` is used by the rank's thread, on its compute stream.
   SaveRetry(std::shared_ptr<Communicator> world, SaveRetryOptions options);
 
-  /// After an attempt that failed with `failure` on every rank. Waits and returns whether another attempt is due: the
-  /// same on every rank. The ranks exchange a word every 0.2 s meanwhile, so that a rank that ends, or that is told to
-  /// stop, ends the wait of all.
+  /// Call it after an attempt that failed with `failure` on every rank. Waits and returns whether another
+  /// attempt is due: the same on every rank. The ranks exchange a word every 0.2 s meanwhile, so that a rank
+  /// that ends or receives a stop request ends the wait of all.
   /// @param useless this rank knows that another attempt would fail, too.
   /// @throws CommError when a rank has failed.
   bool again(const std::string& failure, bool useless);

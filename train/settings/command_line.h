@@ -1,4 +1,4 @@
-// The command line of a program whose settings are a table of fields.
+// Command line of a program whose settings are a table of fields.
 //
 // In order: read_flags(), then read_config_file() (config_file.h) where a file is named, then set_given(), so
 // that flags win over the file and the file over defaults; then check_values() and the program's own rules;
@@ -15,11 +15,11 @@
 
 namespace sherd {
 
-/// The flags of a command line, nothing of them set yet.
+/// Flags of a command line, not applied to the fields yet.
 struct GivenFlags {
   struct Flag {
     const Field* field;
-    std::string text;  // of the last of equal flags; "true" for a switch
+    std::string text;  // from the last of equal flags; "true" for a switch
   };
   std::vector<Flag> flags;  // in the order of the table
   std::string config_file;  // --config FILE; empty: none
@@ -27,7 +27,7 @@ struct GivenFlags {
   bool help_all = false;
   bool version = false;
 
-  /// Whether the flag of the field with this name was given.
+  /// Returns whether the flag of the field with this name was given.
   bool has(std::string_view name) const;
 };
 
@@ -36,16 +36,16 @@ struct GivenFlags {
 GivenFlags read_flags(int argc, const char* const* argv, std::span<const FieldGroup> groups,
                       std::vector<std::string>& problems);
 
-/// Sets the fields whose flags were given; appends what cannot be taken.
+/// Sets the fields whose flags were given; appends values that cannot be parsed to `problems`.
 void set_given(const GivenFlags& given, std::vector<std::string>& problems);
 
 /// Checks every field's value, wherever it comes from. @returns the names of those that are outside their
-/// words or bounds, after appending a line on each: rules among several fields are told of values that are
-/// good by themselves.
+/// words or bounds, after appending a line on each: rules among several fields then check valid values
+/// alone.
 std::set<std::string_view> check_values(std::span<const FieldGroup> groups, const GivenFlags& given,
                                         std::vector<std::string>& problems);
 
-/// @throws InvalidArgument that holds all problems, a line each; nothing when there are none.
+/// @throws InvalidArgument that holds all problems, a line each; returns when the list is empty.
 void throw_problems(const std::vector<std::string>& problems);
 
 }  // namespace sherd

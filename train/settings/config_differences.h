@@ -1,4 +1,4 @@
-// In which settings a run differs from the one that saved a checkpoint.
+// Differences between the settings of a run and those of the run that saved a checkpoint.
 #pragma once
 
 #include <cstddef>
@@ -11,15 +11,15 @@
 
 namespace sherd {
 
-/// The settings among `names` in which the run that saved had other values, in their order and as flags:
-/// "--heads 4 (here 2)". Empty where all agree or nothing is known.
+/// Returns the settings among `names` whose values differ from those of the saving run, in their order and as
+/// flags: "--heads 4 (here 2)". Empty where all agree or the saved settings are unknown.
 /// @param saved with the saving run's config_text() as its info "config".
 /// @param config this run's config_text().
 std::vector<std::string> config_differences(const TrainingState& saved, const std::string& config,
                                             std::span<const std::string_view> names);
 
-/// The list in words, with the first `most` and how many more there are: "--a 1 (here 2), --b 3 (here 4) and
-/// 2 more".
+/// Formats the list: the first `most` entries and the number of others: "--a 1 (here 2), --b 3 (here 4) and 2
+/// more".
 std::string shortened(std::vector<std::string> list, size_t most);
 
 }  // namespace sherd

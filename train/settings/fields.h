@@ -1,7 +1,8 @@
-// Settings of a program as a table: name, place of the value, allowed values, help.
+// Table of a program's settings: name, location, allowed values and help of each.
 //
-// Flags, config file, --help and the JSON in metrics and checkpoints are made from this table. Where messages of train/ name a setting, they name its flag: `save_every` is
-// --save-every. Programs that use a part of train/ call its settings as that part's header does.
+// The table is the only list: flags, the config file, --help and the record in metrics and checkpoints are
+// made from it. Messages of train/ name a setting by its flag: `save_every` is --save-every. Programs that
+// use a part of train/ name its settings as that part's header does.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +21,14 @@ struct Field {
 
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;
-  /// Where the value is stored; the program's own, which outlives the field. Its first value is the default.
-  /// An optional number without a value is left to the program, and shown as nothing.
+  /// Location of the value; the program's own, which outlives the field. Its initial content is the default.
+  /// An optional number without a value is chosen by the program, and shown as empty.
   Target target;
-  /// Stands for the value in --help. "a|b" is the list of allowed words; "BYTES" takes the suffixes K, M and
-  /// G; empty: a switch without value.
+  /// Placeholder of the value in --help. "a|b" is the list of allowed words; "BYTES" allows the suffixes K, M
+  /// and G; empty: a switch without value.
   const char* value;
   const char* help;
-  /// Inclusive bounds of numbers, but of unsigned ones, which have none.
+  /// Inclusive bounds of numbers; unsigned numbers have no bounds.
   double low = 0;
   double high = 0;
   /// Other spellings of words, "other=word|..."; the word is kept.
@@ -36,7 +37,7 @@ struct Field {
   bool first_day = false;
 };
 
-/// Whether a field's value is an optional number.
+/// Whether the value of a field is an optional number.
 template <class T>
 inline constexpr bool kIsOptional = false;
 template <class T>
@@ -52,13 +53,14 @@ struct FieldGroup {
 std::string flag_of(std::string_view name);
 std::string flag_of(const Field& field);
 
-/// Sets the field from text; returns what is wrong with the text, empty when it was taken.
+/// Sets the field from text; returns the error, empty on success.
 std::string set_from_text(const Field& field, const std::string& text);
 
-/// The value is one of the allowed words and inside the bounds: empty, otherwise what is wrong.
+/// Checks that the value is one of the allowed words and inside the bounds; returns the error, empty on
+/// success.
 std::string check_value(const Field& field);
 
-/// The value as flags and messages show it.
+/// Returns the value as flags and messages show it.
 std::string show_value(const Field& field);
 
 /// Columns of a line of help.
@@ -68,8 +70,8 @@ inline constexpr size_t kHelpColumns = 110;
 /// flags' help, words and values, which are the defaults where nothing was set.
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups, bool all);
 
-/// All values as one JSON object, names as in the table and in its order; bytes of paths that are not UTF-8
-/// are replaced. What metrics and checkpoints say of a run.
+/// Returns all values as one JSON object, names as in the table and in its order; bytes of paths that are not
+/// UTF-8 are replaced. Metrics and checkpoints store it.
 std::string config_text(std::span<const FieldGroup> groups);
 
 }  // namespace sherd

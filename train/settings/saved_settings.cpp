@@ -23,7 +23,7 @@ SavedTraining saved_training(const fs::path& given, FileSystem& files) {
       files.kind(path / kManifestName) != FileSystem::Kind::none)
     return {path, CheckpointReader::open(path, files).manifest().training};
   if (files.kind(path) != FileSystem::Kind::folder)
-    throw IoError(fmt::format("'{}' is no checkpoint and no folder of checkpoints", given.string()));
+    throw IoError(fmt::format("'{}' is neither a checkpoint nor a folder of checkpoints", given.string()));
   for (const CommittedCheckpoint& c : list_checkpoints(path, files)) {
     try {
       const CheckpointReader reader = CheckpointReader::open(path / c.name, files);

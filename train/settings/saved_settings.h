@@ -1,4 +1,4 @@
-// Settings of the run that saved a checkpoint, for a run that goes on from it.
+// Settings stored in a checkpoint, for a run that resumes it.
 #pragma once
 
 #include <filesystem>
@@ -13,22 +13,22 @@
 
 namespace sherd {
 
-/// What the manifest of a checkpoint says of its run.
+/// Training state in the manifest of a checkpoint.
 struct SavedTraining {
   std::filesystem::path checkpoint;
   TrainingState training;
 };
 
-/// Of the checkpoint that resume() would take from `path`, as far as manifests show: a checkpoint itself, or
-/// the newest of a save folder whose manifest is sound and whose model is finite. Blocks of data are not
-/// read, so a newest checkpoint that turns out to be damaged is passed over by resume() alone. Writes
-/// nothing; of one process.
-/// @throws IoError when there is none, CorruptCheckpoint when the one that `path` names is damaged.
+/// Reads the state of the checkpoint that resume() would take from `path`, as far as manifests show: a
+/// checkpoint itself, or the newest of a save folder with a sound manifest and a finite model. Blocks of data
+/// are not read, so resume() may still skip a newest checkpoint that is damaged. Writes nothing; call it on
+/// one process.
+/// @throws IoError without such a checkpoint, CorruptCheckpoint when the one that `path` names is damaged.
 SavedTraining saved_training(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
-/// Sets the fields with these names to what the saving run's config_text(), its info "config", says of them.
-/// Fields that it does not know keep their values, as do all when nothing is known. A value that the field
-/// cannot take is a line in `problems`, and the field keeps its value.
+/// Sets the fields with these names from the saving run's config_text(), its info "config". Fields that are
+/// missing there keep their values, as do all when it is missing. An invalid value is a line in `problems`,
+/// and the field keeps its value.
 /// @returns the names that were set, in the order of the table; they are the table's.
 std::vector<std::string_view> take_saved_settings(const SavedTraining& saved,
                                                   std::span<const FieldGroup> groups,

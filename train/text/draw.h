@@ -1,4 +1,4 @@
-// Which token comes next, given the model's logits.
+// Sampling of the next token from the model's logits.
 #pragma once
 
 #include <cstdint>
@@ -7,22 +7,21 @@
 namespace sherd {
 
 struct DrawOptions {
-  /// Logits are divided by it; 0: the token of the largest logit (greedy), the first where several are alike.
+  /// Divisor of the logits; 0: the token of the largest logit (greedy), the first of equal ones.
   float temperature = 0.7f;
-  /// Of the tokens by falling probability, as few as have at least this much together (nucleus; Holtzman et
-  /// al., 2020).
+  /// Keeps the fewest most probable tokens whose sum is at least this (nucleus; Holtzman et al., 2020).
   float top_p = 1;
-  /// As many of the most probable ones at most; 0: all.
+  /// Keeps at most this many of the most probable tokens; 0: all.
   int64_t top_k = 0;
 };
 
-/// @throws InvalidArgument naming --temperature, --top-p, --top-k: temperature is finite and not negative,
-/// top_p in (0, 1], top_k not negative.
+/// Checks the options. @throws InvalidArgument naming --temperature, --top-p, --top-k unless temperature is
+/// finite and not negative, top_p is in (0, 1], and top_k is not negative.
 void check(const DrawOptions& options);
 
-/// A pure function: the same logits, options, seed and position give the same token on every rank. Top k is
-/// taken first, then top p of what is left, each ordered by probability and, where that is equal, by number.
-/// A logit of -infinity leaves its token out.
+/// Draws a token. A pure function: the same logits, options, seed and position give the same token on every
+/// rank. Top k is applied first, then top p to the rest, each ordered by probability and then by token. A
+/// logit of -infinity excludes its token.
 /// @param position of the token in what is generated, from 0.
 /// @throws InvalidArgument for options as check(), no logits, a logit that is NaN or infinity, none above
 /// -infinity.

@@ -1,4 +1,4 @@
-// From tokens to text, as tokenizer.json says. Text becomes tokens in scripts/tokenize.py.
+// Decoding of tokens to text by a tokenizer.json. scripts/tokenize.py encodes text to tokens.
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@ class Tokenizer {
   /// name), numbers of tokens that are negative, double or far above their count, JSON beyond the limits of all files, more
   /// than 64 Replace steps, and steps that would make the texts of all tokens larger than 4 times the file.
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
-  /// The same of a file's contents; `source` stands in messages.
+  /// The same of a file's contents; `source` names it in messages.
   static std::shared_ptr<const Tokenizer> parse(std::string_view json, const std::string& source);
 
-  /// One more than the largest number of a token. A model's vocabulary may be larger (padded).
+  /// Returns the largest token plus one. A model's vocabulary may be larger (padded).
   int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
-  /// The number of a token of this very spelling ("</s>"), or -1.
+  /// Returns the token with this exact spelling ("</s>"), or -1.
   int64_t find(std::string_view token) const;
 
-  /// The text of all tokens. @param skip_special leaves out what the file calls special.
+  /// Returns the text of all tokens. @param skip_special leaves out special tokens.
   std::string decode(const std::vector<int32_t>& tokens, bool skip_special = false) const;
 
  private:
@@ -37,7 +37,7 @@ class Tokenizer {
   friend class TokenizerFile;
   struct Piece {
     std::string token;                                  // as in the file
-    std::string text;                                   // what decoding makes of it alone
+    std::string text;                                   // its text when decoded alone
     bool known = false, special = false, byte = false;  // byte: text is one byte of a run (ByteFallback)
   };
   bool byte_level_ = true;
@@ -55,7 +55,7 @@ class TextStream {
   /// The text that became certain with this token. One that the tokenizer does not know (a model's vocabulary
   /// may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
   std::string add(int32_t token);
-  /// What is still held back; bytes that make no character are U+FFFD. The stream begins anew.
+  /// The bytes still held back; bytes that make no character are U+FFFD. The stream starts over.
   std::string finish();
 
  private:
@@ -64,7 +64,7 @@ class TextStream {
 
   std::shared_ptr<const Tokenizer> tokenizer_;
   bool skip_special_;
-  std::string held_;      // bytes that are no whole characters yet; with ByteFallback, a run of bytes
+  std::string held_;      // bytes that are not whole characters yet; with ByteFallback, a run of bytes
   int64_t stripped_ = 0;  // characters dropped, or -1 when the beginning is over
 };
 

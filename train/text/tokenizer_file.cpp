@@ -1,4 +1,4 @@
-// What a tokenizer.json says, as far as decoding needs it.
+// Reader of tokenizer.json, as far as decoding needs it.
 #include <sherd/train/text/tokenizer.h>
 
 #include <algorithm>
@@ -97,17 +97,17 @@ class TokenizerFile {
       : file_(file), source_(source), text_left_(kGrowth * bytes + kMoreText) {}
 
   Tokenizer read() {
-    if (!file_.is_object()) refuse("is no JSON object");
+    if (!file_.is_object()) refuse("is not a JSON object");
     read_decoder(member(file_, "decoder", "the file"));
     const json& model = member(file_, "model", "the file");
     if (model.is_object() && model.contains("type") && model["type"] != "BPE")
       refuse(fmt::format("has a model of type {}; BPE can be decoded", shown_value(model["type"])));
     const json& vocab = member(model, "vocab", "model");
-    if (!vocab.is_object()) refuse("has a vocabulary that is no object");
+    if (!vocab.is_object()) refuse("has a vocabulary that is not an object");
     static const json none = json::array();
     const json& added =
         file_.contains("added_tokens") && !file_["added_tokens"].is_null() ? file_["added_tokens"] : none;
-    if (!added.is_array()) refuse("has added_tokens that are no array");
+    if (!added.is_array()) refuse("has added_tokens that are not an array");
     most_ = 4 * static_cast<int64_t>(vocab.size() + added.size()) + 65536;
     for (const auto& [token, number] : vocab.items()) {
       Tokenizer::Piece& piece = place(number, token);
@@ -132,7 +132,8 @@ class TokenizerFile {
 
   std::string text(const json& object, const char* key) const {
     const json& value = member(object, key, "one of its entries");
-    if (!value.is_string()) refuse(fmt::format("has a '{}' that is no string: {}", key, shown_value(value)));
+    if (!value.is_string())
+      refuse(fmt::format("has a '{}' that is not a string: {}", key, shown_value(value)));
     return value.get<std::string>();
   }
 
@@ -141,7 +142,7 @@ class TokenizerFile {
     if (type == "ByteLevel") return;
     if (type != "Sequence") refuse_decoder(type);
     const json& steps = member(decoder, "decoders", "the decoder");
-    if (!steps.is_array()) refuse("has a decoder whose steps are no array");
+    if (!steps.is_array()) refuse("has a decoder whose steps are not an array");
     // One step alone stands for itself.
     if (steps.size() == 1 && steps[0].is_object() && text(steps[0], "type") == "ByteLevel") return;
     result_.byte_level_ = false;
@@ -200,7 +201,7 @@ class TokenizerFile {
 
   void read_added(const json& token) {
     if (!token.is_object())
-      refuse(fmt::format("has an added token that is no object: {}", shown_value(token)));
+      refuse(fmt::format("has an added token that is not an object: {}", shown_value(token)));
     const auto content = text(token, "content");
     Tokenizer::Piece& piece = place(member(token, "id", "an added token"), content);
     piece = piece_of(content);

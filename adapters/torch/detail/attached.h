@@ -17,8 +17,8 @@ class UnitUse;
 /// The name under which it is registered.
 inline constexpr const char* kAttached = "_sherd";
 
-/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch tells its children of
-/// what is done to a module: to() and clone() are refused so, and zero_grad() is heard.
+/// Registered as a child of every module that wrap() or root_of() has seen. Libtorch applies to(), clone()
+/// and zero_grad() to children: this child refuses the first two and records the third.
 class Attached final : public ::torch::nn::Module {
  public:
   Attached() : ::torch::nn::Module("sherd::torch") {}

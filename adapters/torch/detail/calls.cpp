@@ -44,9 +44,9 @@ struct SherdUnitInputs : autograd::Function<SherdUnitInputs> {
 };
 
 struct SherdUnitOutputs : autograd::Function<SherdUnitOutputs> {
-  // Not the tensors themselves, which would come out as views that nobody may write to in place. That is right for those
-  // that share memory with an argument or another result: a write to one would change the other, which autograd could not
-  // know of a detached tensor.
+  // Not the tensors themselves: these would come out as views that must not be written in place. That is
+  // right for tensors that share memory with an argument or another result: a write to one would change the
+  // other, which autograd could not detect for a detached tensor.
   static autograd::variable_list forward(autograd::AutogradContext* context,
                                          const c10::intrusive_ptr<Call>& call, at::TensorList outputs) {
     noted(context, call);
@@ -184,7 +184,7 @@ bool Pass::inside(const Call& call, const Call& other) {
 void Pass::leave(Call& call) {
   const bool more = call.unit().due > 1;
   const bool all = !more && call.unit().unit().root();
-  // Calls inside have ended, too, also those that nothing told so: all of this call is behind.
+  // Calls inside have ended, too, also those without a report of their end: this call is complete.
   for (size_t i = open_.size(); i-- > 0;) {
     Call& other = *open_[i];
     if (&other == &call || !(all || inside(other, call))) continue;

@@ -37,7 +37,7 @@ bool takes_tensors(const c10::FunctionSchema& schema) {
   });
 }
 
-// Of every operation in a scope: fills in what was left out, and goes on with the operation as it is without.
+// Handles every operation in a scope: fills in the arguments left out, then continues with the usual kernel.
 void fill_in_defaults(const c10::OperatorHandle& op, c10::DispatchKeySet keys, ::torch::jit::Stack* stack) {
   const DefaultsScope::Values& values = defaults_of_thread();
   const c10::FunctionSchema& schema = op.schema();

@@ -22,7 +22,7 @@ class Mirror final : public ModuleBase {
   using ModuleBase::tie;  // parameters and buffers
 };
 
-/// What sherd was told of one tree, and whose it is. What the modules hold is not touched.
+/// Parameters, buffers and owner of one tree, as described to sherd. The modules' tensors are not touched.
 class Description {
  public:
   /// @throws InvalidArgument naming all parameters and buffers that cannot be.
@@ -44,7 +44,7 @@ class Description {
   Mirror& describe(::torch::nn::Module& module, const std::string& prefix);
   void describe_parameter(Mirror& mirror, const std::string& name, const std::string& full,
                           const at::Tensor& tensor);
-  /// The first parameter described whose elements this one's are as well, or some of them; null when there is none.
+  /// The first described parameter that shares some or all of this one's elements; null without one.
   const Parameter* overlapping(const at::Tensor& tensor) const;
   void describe_buffer(Mirror& mirror, const std::string& name, const std::string& full,
                        const at::Tensor& tensor);

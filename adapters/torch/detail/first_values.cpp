@@ -43,7 +43,7 @@ class Materialised {
     const auto options = at::TensorOptions(tensor.scalar_type());
     const at::Tensor meta = at::empty(tensor.sizes(), options.device(at::kMeta));
     const at::Tensor memory = at::empty(tensor.sizes(), options.device(at::kCPU));
-    // What nobody writes is found by this, or by what it becomes when it is filled with something else.
+    // Unwritten elements keep this value; in integers they follow the second fill value.
     if (tensor.is_floating_point()) {
       memory.fill_(std::numeric_limits<double>::quiet_NaN());
     } else {
@@ -121,7 +121,7 @@ void FirstValues::make(const std::function<void(const at::Tensor&)>& take) const
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors) values.add(tensor);
     for (const Member& m : group) fill(m);
-    // Integers have no value that nobody would write, so they are given theirs twice, over ones the second time.
+    // No integer value marks an unwritten element: integers are filled twice, the second time over ones.
     std::vector<std::pair<at::Tensor, at::Tensor>> twice;
     for (const Member& m : group)
       for (const auto& [name, tensor] : m.tensors)
@@ -143,7 +143,7 @@ void FirstValues::make(const std::function<void(const at::Tensor&)>& take) const
   }
   if (!unwritten.empty())
     throw InvalidArgument(fmt::format(
-        "sherd::torch::fully_shard: elements of parameters or buffers from the meta device were written by nobody, "
+        "sherd::torch::fully_shard: elements of parameters or buffers from the meta device were not written, "
         "or to NaN: {}; what gives a module its first values has to write all of them",
         fmt::join(unwritten, ", ")));
 }

@@ -187,7 +187,7 @@ void UnitUse::take_gradient(size_t w) {
   }
 }
 
-// Whoever kept one of the tensors is told that its memory has gone with sherd's model, as with parameters.
+// Tensors that are still held elsewhere throw on use from now on: their memory ended with sherd's model.
 Model::~Model() {
   for (const auto& unit : units_) unit->root_is_gone();
   for (const Lent& lent : lent_)
@@ -231,8 +231,10 @@ void Model::lend(const at::Tensor& view, const char* gone) {
 void Model::require_user_of_gradients() const {
   if (used_ || gradients_of_ != runtime().step() || runtime().update_sets()->count() > 0) return;
   throw InvalidArgument(
-      "zero_grad() of a sharded model whose gradients nobody has used: it has neither a sherd::torch::Optimizer nor "
-      "LocalShards, so nothing is trained. An optimizer over model->parameters() finds no gradients there; give it those of "
+      "zero_grad() of a sharded model whose gradients have no user: it has neither a sherd::torch::Optimizer "
+      "nor "
+      "LocalShards, so nothing is trained. An optimizer over model->parameters() finds no gradients there; "
+      "give it those of "
       "sherd::torch::LocalShards, or use sherd::torch::Optimizer. To throw gradients away on purpose: "
       "sherd::zero_grad(sherd::torch::root_of(*model))");
 }
@@ -241,8 +243,9 @@ void Model::require_whole(const ::torch::nn::Module& root) const {
   std::vector<std::string> wrong;
   for (const auto& p : root.named_parameters())
     if (description_.parameter_of(p.value()) == nullptr && p.value().requires_grad() && !unit_of_parameter(p.value()))
-      wrong.push_back(fmt::format("parameter '{}' was registered after fully_shard(), and other ranks would not hear of its gradient",
-                                  p.key()));
+      wrong.push_back(fmt::format(
+          "parameter '{}' was registered after fully_shard(), and other ranks would not receive its gradient",
+          p.key()));
   for (size_t b = 0; b < buffer_memory_.size(); ++b) {
     const auto& [buffer, tensor] = description_.buffers()[b];
     if (tensor.storage().unsafeGetStorageImpl() != buffer_memory_[b].unsafeGetStorageImpl())

@@ -39,7 +39,7 @@ class UnitUse {
   UnitUse(const UnitUse&) = delete;
   UnitUse& operator=(const UnitUse&) = delete;
 
-  /// Takes a parameter over: what `tensor` held is given up, its memory is the unit's from now on.
+  /// Takes a parameter over: drops the memory that `tensor` held; the unit provides its memory from now on.
   void add(const Parameter& parameter, const at::Tensor& tensor);
   Unit& unit() const { return *unit_; }
   /// Null once the root is gone.
@@ -47,7 +47,8 @@ class UnitUse {
 
   /// The unit is unsharded, and its memory may be used in the order of the compute stream: until as many unbind().
   void bind();
-  /// Before that. @throws InvalidArgument naming a parameter that somebody has given other memory since add().
+  /// Call it before unsharding. @throws InvalidArgument naming a parameter whose memory was replaced since
+  /// add().
   void require_own_memory() const;
   /// The parameters, by index, that were written in place, or given other memory, since the unit was unsharded; not
   /// through data(), whose writes libtorch does not count.
@@ -64,7 +65,7 @@ class UnitUse {
   /// A gradient has come to tensor `w` in its grad(): it goes to the unit's buffer.
   void take_gradient(size_t w);
 
-  /// Recorded calls of this step whose backward has neither ended nor been given up.
+  /// Recorded calls of this step whose backward has neither ended nor been dropped.
   int due = 0;
   /// Calls in whose backward we are.
   int backwards = 0;
@@ -116,7 +117,7 @@ class Model : public std::enable_shared_from_this<Model> {
 
   /// Before a forward of the root that backward may follow.
   /// @throws InvalidArgument naming all parameters that have been registered since the tree was sharded and that have a
-  /// gradient which sherd does not hear of, and all buffers that have other memory than sherd's.
+  /// gradient that sherd does not receive, and all buffers that have other memory than sherd's.
   void require_whole(const ::torch::nn::Module& root) const;
   /// Before zero_grad() of the root. @throws InvalidArgument when gradients have come in this step and the model has
   /// neither an optimizer nor ever had one of the adapter's, or LocalShards.

@@ -17,7 +17,7 @@ at::Tensor on_host(const at::Tensor& tensor);
 /// autograd knows of it. Tensor::set_data(), which does so on one device, refuses to leave the meta device (and need not be asked between a CPU and a GPU).
 void become(const at::Tensor& tensor, const at::Tensor& other);
 
-/// Takes the memory of a tensor away: whoever reads the storage from now on gets an error that says `why`.
+/// Takes the memory of a tensor away: a later access to the storage throws an error that says `why`.
 void take_memory_away(c10::StorageImpl& storage, const char* why);
 /// Nothing is said any more from the next set_data_ptr_noswap() on, which has to follow.
 void allow_reading(c10::StorageImpl& storage);

@@ -94,11 +94,13 @@ class OnCudaStream final : public TorchDevice::OnCompute {
  private:
   void cross(const at::Tensor& tensor, const CUDAStream& user) const {
     if (tensor.requires_grad() && tensor.device() != compute_.device())
-      throw InvalidArgument(fmt::format(
-          "sherd::torch: a tensor that needs a gradient goes into or out of a wrapped module and lies on {}, not on the "
-          "module's {}: its backward would run on another thread than the module's; move it with to() outside of the "
-          "module",
-          tensor.device().str(), compute_.device().str()));
+      throw InvalidArgument(
+          fmt::format("sherd::torch: a tensor that needs a gradient goes into or out of a wrapped module and "
+                      "is on {}, not on the "
+                      "module's {}: its backward would run on another thread than the module's; move it with "
+                      "to() outside of the "
+                      "module",
+                      tensor.device().str(), compute_.device().str()));
     if (around_ != compute_) record_use(tensor, user);
   }
 

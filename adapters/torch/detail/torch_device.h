@@ -52,7 +52,7 @@ class TorchDevice {
   virtual std::unique_ptr<OnCompute> on_compute() const { return std::make_unique<OnCompute>(); }
 
   /// Copies `values`, dense ones on the CPU of as many bytes, to memory of the device that nothing queued on the compute
-  /// stream uses (which a GPU does not mind).
+  /// stream uses (a GPU allows such use).
   virtual void write(const Tensor& memory, const at::Tensor& values) const = 0;
 
  protected:

@@ -36,7 +36,7 @@ bool locked(FileSystem& files, const fs::path& path, std::unique_ptr<FileLock>& 
     lock = files.lock_existing(path);
     return lock != nullptr;
   } catch (const IoError&) {
-    return true;  // no locks here: nobody can sweep, either
+    return true;  // no locks here, so no process can sweep it
   }
 }
 
@@ -71,10 +71,10 @@ void sweep_beside(FileSystem& files, const fs::path& path) noexcept {
       try {
         const auto lock = files.lock_existing(folder / name);
         if (lock) files.remove_all(folder / name);
-      } catch (const IoError&) {  // somebody else's, or a file system without locks
+      } catch (const IoError&) {  // another user's, or a file system without locks
       }
     }
-  } catch (const std::exception&) {  // whoever writes beside it hears of what is wrong there
+  } catch (const std::exception&) {  // the next write to this folder reports the failure
   }
 }
 

@@ -8,9 +8,9 @@
 
 namespace sherd {
 
-/// A file's or folder's temporary name, "<path>.tmp-<process>-<number>", and the lock (flock) on what has it:
-/// who can take that lock knows that whoever made it is gone. The lock is null where the file system has
-/// none.
+/// A file's or folder's temporary name, "<path>.tmp-<process>-<number>", and the lock (flock) on it. A
+/// process that gets the lock knows that the process that made it has ended. The lock is null where the file
+/// system has no locks.
 struct TemporaryFile {
   std::unique_ptr<WritableFile> file;
   std::unique_ptr<FileLock> lock;
@@ -23,8 +23,8 @@ struct TemporaryFolder {
 };
 TemporaryFolder create_folder_beside(FileSystem& files, const std::filesystem::path& path);
 
-/// Removes what exports to `path` left that were killed, and nothing that somebody still writes. What cannot
-/// be listed, locked or removed stays.
+/// Removes what killed exports to `path` left, but not what a running process still writes. Entries that
+/// cannot be listed, locked or removed stay.
 void sweep_beside(FileSystem& files, const std::filesystem::path& path) noexcept;
 
 }  // namespace sherd

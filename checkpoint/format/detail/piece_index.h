@@ -8,8 +8,8 @@
 
 namespace sherd {
 
-/// Sorted once along the dimension in which the pieces differ most; a search then looks at few others than
-/// those it finds. Refers to the pieces.
+/// Sorted once along the dimension in which the pieces differ most, so that a search checks few pieces beyond
+/// its results. Refers to the pieces.
 class PieceIndex {
  public:
   explicit PieceIndex(std::span<const CheckpointPiece> pieces);

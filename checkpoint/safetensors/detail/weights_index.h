@@ -18,7 +18,7 @@ constexpr const char* kWeightsFile = "model.safetensors";
 std::map<std::string, std::string> read_weights_index(const std::filesystem::path& path, FileSystem& files);
 
 /// The files of a Hugging Face folder, by name: those of its index, or else model.safetensors, or else every
-/// safetensors file. @throws as read_weights_index(), naming it; IoError where there are none.
+/// safetensors file. @throws as read_weights_index(), naming it; IoError without any.
 std::vector<std::string> weights_files(const std::filesystem::path& folder, FileSystem& files);
 
 /// What of `path` CheckpointReader opens: model.safetensors alone of a folder that has it and no index, for

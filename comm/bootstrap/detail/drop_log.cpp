@@ -9,7 +9,7 @@ namespace sherd {
 void say(const StoreLog& log, const std::string& line) noexcept {
   try {
     log ? log(line) : print_error("sherd", line);
-  } catch (...) {  // the store goes on without its lines
+  } catch (...) {  // the store continues without its log lines
   }
 }
 

@@ -10,34 +10,34 @@
 
 namespace sherd {
 
-/// Gives the line to `log`; to stderr as "sherd: LINE" when that is empty. What `log` throws is lost.
+/// Passes the line to `log`; without one prints "sherd: LINE" to stderr. Exceptions of `log` are dropped.
 void say(const StoreLog& log, const std::string& line) noexcept;
 
-/// A line for each dropped connection, up to kLines of a kind in kWindow; for those past that one per
-/// address, with their number, when the window is over. Of one thread.
+/// Logs a line for each dropped connection, up to kLines of a kind in kWindow. Connections beyond that get
+/// one line per address, with their number, at the end of the window. Used by one thread.
 class DropLog {
  public:
-  /// Counted apart, so that no number of strangers hides a rank whose secret is wrong.
+  /// Counted apart, so that many strangers do not hide a rank whose secret is wrong.
   enum class Kind {
-    stranger,     // who did not say what rank it is, or sent something else
-    refused_rank  // who said it, and is none
+    stranger,     // did not name its rank, or sent something else
+    refused_rank  // named a rank that the job does not accept
   };
   using Time = std::chrono::steady_clock::time_point;
   static constexpr int kLines = 16;
-  static constexpr size_t kHosts = 8;  // addresses counted apart
+  static constexpr size_t kHosts = 8;  // addresses with counts of their own
   static constexpr auto kWindow = std::chrono::seconds(10);
 
   explicit DropLog(StoreLog log) : log_(std::move(log)) {}
-  /// Tells of what was held back.
+  /// Reports the lines held back.
   ~DropLog() { flush(); }
   DropLog(const DropLog&) = delete;
 
   void dropped(Kind kind, const std::string& host, const std::string& port, const std::string& why, Time now);
-  /// To be called now and then.
+  /// Ends a window that is over. Call it regularly.
   void look(Time now);
 
  private:
-  /// What the window has had of one kind.
+  /// Lines and counts of one kind in the window.
   struct Told {
     int lines = 0;
     std::map<std::string, int64_t> held = {};

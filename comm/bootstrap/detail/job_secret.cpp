@@ -38,7 +38,7 @@ class File {
 void require_private(const std::string& path, const File& file) {
   struct stat s {};
   if (::fstat(file.fd(), &s) != 0) refuse(path, std::strerror(errno));
-  if (!S_ISREG(s.st_mode)) refuse(path, "it is no regular file; name one");
+  if (!S_ISREG(s.st_mode)) refuse(path, "it is not a regular file; name one");
   if (s.st_uid != ::geteuid() && s.st_uid != 0)
     refuse(path,
            fmt::format("it belongs to user {}, not to user {} who runs this process; make a copy of your own",

@@ -6,13 +6,14 @@
 
 namespace sherd {
 
-/// In bytes.
+/// Longest secret, in bytes.
 constexpr size_t kMostSecret = 4096;
 
-/// What SHERD_JOB_SECRET says, or the content of the file that SHERD_JOB_SECRET_FILE names, without the
-/// line's end; empty when neither is set. `get` looks up a variable, null when it is not there.
-/// @throws InvalidArgument with the remedy: both are set, one is set and empty, the secret is empty or longer
-/// than kMostSecret, the file cannot be read, is no regular file, or somebody else may read or write it.
+/// The value of SHERD_JOB_SECRET, or the content of the file that SHERD_JOB_SECRET_FILE names, without the
+/// newline at its end; empty when neither is set. `get` looks up a variable and returns null for an unset
+/// one.
+/// @throws InvalidArgument with the remedy: both are set; one is set and empty; the secret is empty or longer
+/// than kMostSecret; the file cannot be read, is not a regular file, or other users may read or write it.
 std::string job_secret(const std::function<const char*(const char*)>& get);
 
 }  // namespace sherd

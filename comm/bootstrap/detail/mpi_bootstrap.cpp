@@ -60,7 +60,7 @@ int share_of_cores(MPI_Comm neighbours, int count) {
 /// A short timeout of calls is none for processes that have yet to be loaded.
 constexpr std::chrono::seconds kShortestStart{60};
 
-/// Where rank 0 listens, and what it wants to hear; a port of 0 says that it could not.
+/// Rank 0's address and its expectations of clients; a port of 0 reports that it could not listen.
 struct Address {
   std::array<char, 256> host{};
   int port = 0;
@@ -124,7 +124,7 @@ Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options
   e.store_host = address.host.data();
   e.store_port = address.port;
   e.secret.assign(address.secret.data(), address.secret.size());
-  // All connect or none goes on: else rank 0, and its store, could be gone before the last has come.
+  // All ranks connect or none continues: else rank 0, and its store, could exit before the last one connects.
   std::exception_ptr unreachable;
   try {
     // Not connect_store(): SHERD_STORE_HOST may name another address of one host than its loopback.

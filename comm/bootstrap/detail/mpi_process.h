@@ -9,33 +9,35 @@
 
 namespace sherd {
 
-/// @throws CommError with MPI's own words for a result of `what` that is not MPI_SUCCESS.
+/// Checks the result of the MPI call `what`. @throws CommError with MPI's error text unless it is
+/// MPI_SUCCESS.
 void check_mpi(int result, const char* what);
 
-/// Initialises MPI when nobody has: for any thread (MPI_THREAD_MULTIPLE, or what the library has), finalised
-/// when the process exits. MPI_Finalize waits for all processes: one that exits with a failure waits for at most
-/// 5 s, for those that hear of it may have gone already. @throws CommError.
+/// Initialises MPI unless it is initialised: for any thread (MPI_THREAD_MULTIPLE, or the library's highest
+/// level), finalised when the process exits. MPI_Finalize waits for all processes. A process that exits with
+/// a failure waits for at most 5 s, since peers that detect the failure may have exited already. @throws
+/// CommError.
 void initialize_mpi();
 
-/// Who this process is in MPI_COMM_WORLD.
+/// Rank and size of this process in MPI_COMM_WORLD.
 struct MpiPlace {
   int rank = 0, size = 1;
 };
-/// @throws CommError when MPI is not initialised, or for one thread alone.
+/// Returns the place. @throws CommError when MPI is not initialised, or for one thread alone.
 MpiPlace mpi_place();
 
-/// Whether threads may call MPI at the same time (MPI_THREAD_MULTIPLE). MPI is initialised.
+/// Returns whether threads may call MPI at the same time (MPI_THREAD_MULTIPLE). MPI is initialised.
 bool mpi_allows_all_threads();
 
-/// From now on the process exits without MPI_Finalize, which would wait for ever for processes that are gone.
+/// Lets the process exit without MPI_Finalize, which would wait for ever for processes that have ended.
 void mpi_ends_without_finalize() noexcept;
-/// Whether it will exit so.
+/// Returns whether mpi_ends_without_finalize() was called.
 bool ends_without_finalize() noexcept;
-/// From now on an exit with code 0 is one with code 1: for a failure that was found when nobody was left to throw it to.
+/// Turns a later exit code 0 into 1, for a failure that is found when no caller is left to throw it to.
 void mpi_ends_badly() noexcept;
 
-/// MPI's blocking calls cannot be left, whatever becomes of the other processes. When a guard has lived for `limit`, the
-/// process ends with exit code 1 and a line on stderr that says what it waited for: it never hangs.
+/// Time limit for a blocking call of MPI, which cannot be cancelled. When a guard has existed for `limit`,
+/// the process ends with exit code 1 and a line on stderr that names the call, instead of hanging.
 class MpiDeadline {
  public:
   MpiDeadline(std::chrono::milliseconds limit, std::string what);

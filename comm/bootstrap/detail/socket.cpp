@@ -36,12 +36,13 @@ Addresses resolve(const std::string& host, int port, int flags, std::string& why
   return {found, &freeaddrinfo};
 }
 
-/// Waits until the socket is ready for `events`; false at the deadline. Looks at least once.
+/// Waits until the socket is ready for `events`; false at the deadline. Polls at least once.
 bool ready(int fd, short events, Socket::Deadline deadline) {
   for (;;) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd p{fd, events, 0};
+    // At most a minute for each poll: deadlines may be a year away, and poll() takes an int.
     const int n = poll(&p, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000)));
     if (n > 0) return true;
     if ((n < 0 && errno != EINTR) || left.count() <= 0) return false;
@@ -75,8 +76,11 @@ Socket::~Socket() {
   if (fd_ >= 0) ::close(fd_);
 }
 
+// Keepalive detects an unreachable host within about 25 s (10 s idle, then 3 probes 5 s apart); without it a
+// connection to a host without power stays open for ever.
 void Socket::prepare() const {
   const int on = 1, idle = 10, interval = 5, count = 3;
+  // Requests are small and wait for their replies, which Nagle's algorithm would delay.
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   setsockopt(fd_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd_, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -94,6 +98,7 @@ Socket listen_on(const std::string& host, int port, std::string& why, int& error
   const Addresses addresses = resolve(host, port, AI_PASSIVE, why);
   std::vector<const addrinfo*> order;
   for (const addrinfo* a = addresses.get(); a; a = a->ai_next) order.push_back(a);
+  // With IPv6 first one socket takes both families.
   if (host.empty())
     std::stable_partition(order.begin(), order.end(), [](auto* a) { return a->ai_family == AF_INET6; });
   for (const addrinfo* a : order) {
@@ -134,9 +139,11 @@ Socket Socket::connect(const std::string& host, int port, Deadline deadline, std
       why = error_text(errno);
       continue;
     }
+    // An address that drops packets must not use up the time of the other addresses of the name.
     const auto soon = std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(5));
     int error = ::connect(s.fd(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
     if (error == EINPROGRESS) {
+      // The connection is established when the socket is writable and SO_ERROR is 0.
       error = ETIMEDOUT;
       socklen_t size = sizeof error;
       if (ready(s.fd(), POLLOUT, soon)) getsockopt(s.fd(), SOL_SOCKET, SO_ERROR, &error, &size);
@@ -172,6 +179,7 @@ Socket Socket::accept(std::string& host, std::string& port, int& error) const {
 bool Socket::send(const std::string& bytes, Deadline deadline, std::string& why) const {
   size_t sent = 0;
   while (sent < bytes.size()) {
+    // A connection that the peer has closed gives EPIPE instead of the signal SIGPIPE.
     const ssize_t n = ::send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
     if (n > 0) {
       sent += static_cast<size_t>(n);

@@ -9,9 +9,9 @@
 
 namespace sherd {
 
-/// Whether this is an address, not a name.
+/// Returns whether this is an address, not a name.
 bool is_address(const std::string& host);
-/// "localhost", 127.x.x.x or ::1: other hosts do not get there.
+/// Returns whether this is "localhost", 127.x.x.x or ::1, which other hosts cannot reach.
 bool is_loopback(const std::string& host);
 
 class Socket {
@@ -32,18 +32,19 @@ class Socket {
   /// A non-blocking socket that listens on an address or "localhost"; on every interface for an empty host, a
   /// name, or an address that is not this host's. Port 0: any. @throws CommError
   static Socket listen(const std::string& host, int port);
-  /// One attempt at every address of the host, until the deadline. Empty on failure, with `why`.
+  /// Tries every address of the host once, until the deadline. Empty on failure, with `why`.
   static Socket connect(const std::string& host, int port, Deadline deadline, std::string& why);
-  /// Non-blocking, no delay, and dead hosts found out about within half a minute.
+  /// Sets the options of a connection: no delay; dead hosts are detected within half a minute.
   void prepare() const;
   int local_port() const;
   /// The next connection that waits at this listener, prepared, with its numeric address and port; empty when
-  /// there is none, or on failure with `error`.
+  /// none waits, or on failure with `error`.
   Socket accept(std::string& host, std::string& port, int& error) const;
 
   /// Sends all of it. False on failure or at the deadline, with `why`.
   bool send(const std::string& bytes, Deadline deadline, std::string& why) const;
-  /// Appends what there is, at least a byte. False on failure, end of stream or at the deadline, with `why`.
+  /// Appends the available bytes, at least one. False on failure, end of stream or at the deadline, with
+  /// `why`.
   bool receive(std::string& to, Deadline deadline, std::string& why) const;
 
  private:

@@ -33,6 +33,8 @@ ClientStore::ClientStore(const std::string& host, const LaunchEnvironment& e,
     : rank_(e.rank), place_(fmt::format("{}:{}", host, e.store_port)), timeout_(timeout) {
   const auto deadline = deadline_after(timeout);
   std::string why = "nothing was tried";
+  // Rank 0 may start later than this rank: connections are tried until the timeout, with the last reason
+  // kept for the error.
   for (Backoff backoff(std::chrono::milliseconds(200)); Clock::now() < deadline; backoff.sleep()) {
     socket_ = Socket::connect(host, e.store_port, deadline, why);
     if (socket_ && greet(e, deadline, why)) return;
@@ -46,6 +48,8 @@ ClientStore::ClientStore(const std::string& host, const LaunchEnvironment& e,
 }
 
 ClientStore::~ClientStore() {
+  // The shutdown message distinguishes an orderly end from a lost connection, which rank 0 announces as a
+  // failure.
   try {
     exchange({StoreRequest::Op::bye, 0, {}, {}}, std::min(timeout_, kGoodbyeTime));
   } catch (...) {  // rank 0 has gone
@@ -57,9 +61,12 @@ StoreReply ClientStore::ask(const StoreRequest& request) {
   return exchange(request, hasty ? std::min(timeout_, request.patience) : timeout_);
 }
 
+// One request and its reply at a time; threads of the rank take turns by mutex_. After a failure the
+// connection is unusable, and every later request throws the same reason.
 StoreReply ClientStore::exchange(const StoreRequest& request, std::chrono::milliseconds timeout) {
   const auto deadline = deadline_after(timeout);
   std::unique_lock lock(mutex_, std::defer_lock);
+  // A request with a short patience (of a watchdog) must not wait behind another thread's long one.
   if (request.patience.count() == 0) lock.lock();
   for (Backoff backoff; !lock && !lock.try_lock(); backoff.sleep())
     if (Clock::now() > deadline) lost("it did not answer another request in time");
@@ -84,6 +91,7 @@ void ClientStore::not_ours(const std::string& what) const {
   throw CommError(fmt::format("store: what answers rank {} at {} {}", rank_, place_, what), 0);
 }
 
+// Returns the next frame; nothing on failure, with `why`. Bytes of a following frame stay in buffer_.
 std::optional<std::string> ClientStore::frame(size_t most, Socket::Deadline deadline, std::string& why) {
   for (;;) {
     bool too_long = false;
@@ -93,8 +101,12 @@ std::optional<std::string> ClientStore::frame(size_t most, Socket::Deadline dead
   }
 }
 
+// Authenticates both sides by a challenge: each sends a nonce, and the proofs are keyed digests of both
+// nonces and the greeting. The secret itself is never sent. Returns false when another attempt may succeed;
+// throws when none can.
 bool ClientStore::greet(const LaunchEnvironment& e, Socket::Deadline deadline, std::string& why) {
   buffer_.clear();
+  // A listener that accepts but never answers must not use up the whole timeout.
   const auto soon = std::min(deadline, Clock::now() + std::chrono::seconds(10));
   const store_wire::Opening own{store_proof::random_bytes()};
   if (!socket_.send(store_wire::encode(own), soon, why)) return false;
@@ -114,6 +126,8 @@ bool ClientStore::greet(const LaunchEnvironment& e, Socket::Deadline deadline, s
   using Verdict = store_wire::Welcome::Verdict;
   const bool trusted =
       e.secret.empty() || store_proof::proves(welcome->proof, e.secret, store_proof::Role::server, talk);
+  // Rank 0 must prove that it knows the secret before its answer counts; it does not prove it to a client
+  // that it refuses for its secret.
   if (welcome->verdict != Verdict::secret && !trusted)
     not_ours(
         fmt::format("does not know the secret of this rank's job, so it is not trusted; {}", kSameSecret));

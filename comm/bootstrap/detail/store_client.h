@@ -14,7 +14,7 @@ namespace sherd {
 /// One connection to rank 0's store, one request at a time.
 class ClientStore final : public Store {
  public:
-  /// Connects to port store_port of `host` as the rank that the environment says, trying again until
+  /// Connects to port store_port of `host` as the rank that the environment names. Tries again until
   /// `timeout`.
   /// @throws CommError as connect_store().
   ClientStore(const std::string& host, const LaunchEnvironment& environment,
@@ -27,7 +27,7 @@ class ClientStore final : public Store {
  private:
   StoreReply exchange(const StoreRequest& request, std::chrono::milliseconds timeout);
   std::optional<std::string> frame(size_t most, Socket::Deadline deadline, std::string& why);
-  /// False when another try may help.
+  /// Authenticates both sides. False when another attempt may succeed.
   bool greet(const LaunchEnvironment& e, Socket::Deadline deadline, std::string& why);
   [[noreturn]] void lost(const std::string& why) const;
   [[noreturn]] void not_ours(const std::string& what) const;

@@ -10,12 +10,12 @@
 namespace sherd {
 
 struct StoreGate {
-  std::string secret = {};  // empty: everybody is believed
+  std::string secret = {};  // empty: every client is accepted
   StoreLog log = {};
-  /// Connections besides those of the job's ranks, which have not said who they are. One more takes the place
-  /// of the oldest from the address that has the most.
+  /// Maximum number of connections that are not proven ranks. A further one replaces the oldest from the
+  /// address that has the most.
   size_t strangers = 64;
-  /// How long each of them may take.
+  /// Time that each of them has to prove that it is a rank.
   std::chrono::milliseconds patience = std::chrono::seconds(10);
 };
 

@@ -8,23 +8,24 @@
 
 namespace sherd::store_proof {
 
-/// store_wire::kNonceBytes bytes that nobody can foretell. @throws CommError when the system gives none.
+/// store_wire::kNonceBytes unpredictable bytes. @throws CommError when the system has no source of
+/// randomness.
 std::string random_bytes();
 
 enum class Role { client, server };
 
-/// Both sides' openings and what the client says about itself: what a proof is about.
+/// Content of a proof: the openings of both sides and the client's hello.
 struct Talk {
   const store_wire::Opening &client, &server;
-  const store_wire::Hello& hello;  // its proof does not matter
+  const store_wire::Hello& hello;  // its proof is not part of it
 };
 
-/// HMAC-SHA256 under the secret of role, server's nonce, client's nonce, rank, size and job. The fresh nonces
-/// make an old proof worthless, the roles the other side's own. Empty when libcrypto fails, which proves
-/// nothing.
+/// HMAC-SHA256, keyed by the secret, of role, server's nonce, client's nonce, rank, size and job. The fresh
+/// nonces make an old proof invalid; the role makes the other side's proof invalid. Empty when libcrypto
+/// fails; an empty proof is never valid.
 std::string proof(const std::string& secret, Role role, const Talk& talk);
 
-/// Whether `given` is that proof. Takes as long whichever bytes differ.
+/// Returns whether `given` is that proof. The duration does not depend on the bytes that differ.
 bool proves(const std::string& given, const std::string& secret, Role role, const Talk& talk);
 
 }  // namespace sherd::store_proof

@@ -26,8 +26,8 @@ constexpr auto kRefusalTime = std::chrono::seconds(1);
 // While the system gives no further connection.
 constexpr auto kAcceptPause = std::chrono::milliseconds(50);
 
-// Those that can still hear of a failure have done so after so long: a host that is cut off never says
-// goodbye.
+// After so long, every rank that can still receive a failure has received it: a host that is cut off never
+// sends its shutdown message.
 constexpr auto kAfterFailure = std::chrono::seconds(4);
 
 /// Announces through the server's own table.

@@ -14,15 +14,15 @@
 
 namespace sherd {
 
-/// One thread that serves the ranks 1 to size-1. A rank whose connection breaks before it said goodbye is
-/// announced as the job's failure. Who does not show in time that it is one of them is dropped, with a line
-/// in the log.
+/// One thread that serves the ranks 1 to size-1. A rank whose connection breaks before its shutdown message
+/// is announced as the job's failure. A client that does not prove in time that it is one of the ranks is
+/// dropped, with a line in the log.
 class StoreServer {
  public:
   /// @throws CommError when it cannot listen.
   StoreServer(const std::string& host, int port, int size, std::chrono::milliseconds linger, std::string job,
               StoreGate gate);
-  /// Waits for the ranks that are connected to say goodbye, at most `linger`, and not so long after a failure.
+  /// Waits for the shutdown of the connected ranks, at most `linger`, and less after a failure.
   ~StoreServer();
 
   StoreTable& table() { return job_.table; }
@@ -40,21 +40,21 @@ class StoreServer {
           session(job, std::move(nonce)) {}
     Socket socket;
     std::string host, port;
-    Time until;  // for a stranger, and for one who is refused
+    Time until;  // deadline of a client that is unproven or refused
     StoreSession session;
-    bool told = false;  // the log has its line
+    bool told = false;  // its drop is logged
   };
   using Connections = std::list<Connection>;
 
   void serve();
   int poll_ms(bool stopping) const;
-  /// How long to wait for goodbyes: less once a failure was announced.
+  /// How long to wait for shutdown messages: less once a failure was announced.
   std::chrono::milliseconds linger();
   void accept();
-  /// Drops one stranger for another to have room: of the address that has most of them, the oldest. False
-  /// when there is none.
+  /// Drops one unproven client to have room for another: the oldest of the address that has most of them.
+  /// False without one.
   bool make_room();
-  /// What poll() saw of it. False when the connection is to be closed.
+  /// Handles the events that poll() saw on it. False when the connection is to be closed.
   bool attend(Connection& c, short seen, Time now);
   bool read(Connection& c, Time now);
   bool write(Connection& c);

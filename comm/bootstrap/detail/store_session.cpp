@@ -36,12 +36,15 @@ StoreSession::~StoreSession() {
   if (rank_ >= 0) job_.present.erase(rank_);
 }
 
+// The server's thread calls all functions of a session; a session does no I/O of its own.
 void StoreSession::receive(std::string_view bytes) {
   if (over()) return;
   in_ += bytes;
   work();
 }
 
+// A reply is sent entirely before the next request is handled: a client cannot make the server buffer more
+// than one reply.
 void StoreSession::sent(size_t bytes) {
   sent_ += bytes;
   if (!pending().empty()) return;
@@ -52,6 +55,7 @@ void StoreSession::sent(size_t bytes) {
 
 void StoreSession::work() {
   while (wants_input()) {
+    // Clients that are not proven ranks may send only short frames, which bounds the memory they can take.
     const bool stranger = state_ != State::member;
     bool too_long = false;
     const auto frame =
@@ -62,6 +66,8 @@ void StoreSession::work() {
   }
 }
 
+// The protocol's states: opening (nonces are exchanged), hello (the client names its rank and proves the
+// secret), member (requests). Errors end the session.
 void StoreSession::answer(const std::string& frame) {
   if (state_ == State::opening) {
     auto opening = store_wire::decode_opening(frame);
@@ -82,6 +88,7 @@ void StoreSession::answer(const std::string& frame) {
 }
 
 void StoreSession::answer_hello(const Hello& hello) {
+  // The proof covers both nonces and the greeting, so that a recorded proof cannot be replayed.
   const store_proof::Talk talk{theirs_, own_, hello};
   Welcome welcome;
   if (!job_.secret.empty()) {
@@ -98,10 +105,12 @@ void StoreSession::answer_hello(const Hello& hello) {
     welcome.reason = "this rank has a secret, and rank 0 has none";
     return refuse(hello, welcome, "it has a secret, and this rank 0 has none (SHERD_JOB_SECRET)");
   }
+  // The secret is checked before the rank's data: without it a client learns nothing about the job.
   welcome.reason = misfit(job_, hello);
   welcome.verdict = Welcome::Verdict::misfit;
   if (!welcome.reason.empty()) return refuse(hello, welcome, welcome.reason);
   rank_ = hello.rank;
+  // A rank is present until its session is destroyed; a second client with its number is refused.
   job_.present.insert(rank_);
   state_ = State::member;
   welcome.verdict = Welcome::Verdict::accepted;

@@ -10,45 +10,47 @@
 
 namespace sherd {
 
-/// What the connections of one store share. All but the table belongs to the thread that has the connections.
+/// State shared by the connections of one store. All but the table belongs to the server's thread.
 struct StoreJob {
   int size = 0;
   std::string name;    // as LaunchEnvironment::job, at most store_wire::kMaxJob bytes
-  std::string secret;  // empty: everybody is believed
+  std::string secret;  // empty: every client is accepted
   StoreTable table = {};
   std::set<int> present = {};  // ranks that are connected
 };
 
-/// The protocol's state on the server's side. A client is a stranger until it has proved that it knows the
-/// secret and is a rank that the job has and that is not connected already; only then is the table touched.
-/// What is held is bounded: of a stranger some hundred bytes; of a rank a request of the longest kind and one
-/// reply, for as long as a reply waits nothing further is answered.
+/// State of the protocol on the server's side. A client is a stranger until it has proved that it knows the
+/// secret, and is a rank of the job that is not connected already. Only then may it use the table. Memory is
+/// bounded: some hundred bytes for a stranger; for a rank one request of the longest kind and one reply.
+/// While a reply waits, no further request is answered.
 class StoreSession {
  public:
   /// Nonce: fresh (store_proof::random_bytes()).
   StoreSession(StoreJob& job, std::string nonce);
-  /// Its rank may connect again.
+  /// Lets its rank connect again.
   ~StoreSession();
   StoreSession(const StoreSession&) = delete;
 
-  /// What the client sent, while wants_input().
+  /// Takes bytes from the client, while wants_input().
   void receive(std::string_view bytes);
   bool wants_input() const { return (state_ != State::over) && pending().empty(); }
-  /// What is to be sent to the client; sent() takes off the front what was, which may bring more.
+  /// Returns the bytes to send to the client. sent() removes sent bytes from the front, which may append
+  /// more.
   std::string_view pending() const { return std::string_view(out_).substr(sent_); }
   void sent(size_t bytes);
 
   /// -1 for a stranger.
   int rank() const { return rank_; }
-  /// The rank has said goodbye.
+  /// The rank has sent its shutdown message.
   bool leaving() const { return leaving_; }
-  /// Nothing of this client is read any more; complaint() says why, pending() may tell the client.
+  /// Returns whether the session has ended: input is ignored. complaint() has the reason; pending() may hold
+  /// it for the client.
   bool over() const { return state_ == State::over; }
-  /// It is over, and pending() tells or told the client why: it needs time to read that.
+  /// Returns whether it ended with a reply that names the reason; the client needs time to read it.
   bool refused() const { return refused_; }
   const std::string& complaint() const { return complaint_; }
 
-  /// Bytes held that were received and not yet answered.
+  /// Returns the number of bytes that were received and not yet answered.
   size_t unanswered() const { return in_.size(); }
 
  private:
@@ -66,7 +68,7 @@ class StoreSession {
   int rank_ = -1;
   bool leaving_ = false, refused_ = false;
   std::string in_, out_, complaint_;
-  size_t sent_ = 0;  // of out_: a long reply leaves in many pieces
+  size_t sent_ = 0;  // of out_: a long reply is sent in many pieces
 };
 
 }  // namespace sherd

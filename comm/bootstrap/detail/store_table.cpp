@@ -47,7 +47,8 @@ StoreReply StoreTable::apply(const StoreRequest& request) {
       int64_t sum = 0;
       if (it != values_.end()) {
         if (it->second.size() != sizeof sum)
-          return refused(fmt::format("{} holds {} bytes and is no counter", request.key, it->second.size()));
+          return refused(
+              fmt::format("{} holds {} bytes and is not a counter", request.key, it->second.size()));
         std::memcpy(&sum, it->second.data(), sizeof sum);
       }
       sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(request.number));
@@ -62,7 +63,7 @@ StoreReply StoreTable::apply(const StoreRequest& request) {
       }
       return {Status::ok, 0, {}};
     case Op::all: {
-      // The last comes last, most often: while somebody is missing this ends early, and nothing is copied.
+      // Most often the last key is set last: while a key is missing this ends early and copies nothing.
       std::vector<const std::string*> there;
       size_t bytes = 0;
       for (int64_t i = 0; i < request.number; ++i) {

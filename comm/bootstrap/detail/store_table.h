@@ -10,11 +10,11 @@
 
 namespace sherd {
 
-/// Thread-safe; never throws but for want of memory.
+/// Keys and values. Thread-safe; throws std::bad_alloc alone.
 class StoreTable {
  public:
   StoreReply apply(const StoreRequest& request);
-  /// Of all keys and values.
+  /// Returns the size of all keys and values.
   size_t bytes() const {
     std::lock_guard lock(mutex_);
     return bytes_;

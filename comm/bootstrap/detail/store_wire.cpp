@@ -45,12 +45,15 @@ class Source {
   std::string_view rest_;
 };
 
+// An absent proof is allowed: jobs without a secret have none.
 bool is_proof(const std::string& text) { return text.empty() || text.size() == kProofBytes; }
 
 }  // namespace
 
 std::string encode(const Opening& o) { return framed(std::string(kMagic) + o.nonce); }
 
+// Numbers are little-endian with fixed widths; the last text of a frame needs no length, since the frame has
+// one.
 std::string encode(const Hello& h) {
   std::string body;
   put(body, static_cast<uint32_t>(h.rank), 4);

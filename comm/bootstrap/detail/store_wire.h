@@ -13,42 +13,43 @@
 namespace sherd::store_wire {
 
 constexpr size_t kLengthBytes = 4;
-/// Of nonces and proofs.
+/// Sizes of nonces and proofs.
 constexpr size_t kNonceBytes = 32, kProofBytes = 32;
 constexpr size_t kMaxJob = 256;
 constexpr size_t kMaxReason = 512;
-/// Of bodies: the longest that a client, and a server, sends before the other side knows who it is.
+/// Longest bodies that a client, and a server, sends before the other side is authenticated.
 constexpr size_t kMaxHello = 4 + 4 + 1 + kProofBytes + kMaxJob;
 constexpr size_t kMaxWelcome = 1 + 1 + kProofBytes + kMaxReason;
 constexpr size_t kMaxRequest = Store::kMaxKey + Store::kMaxValue + 64;
 constexpr size_t kMaxReply = Store::kMaxTotal;
 
-/// Says which protocol this is, and brings the number that this side proves nothing old is played to it with.
+/// First frame of each side: the protocol's version, and a nonce against replayed proofs.
 struct Opening {
   std::string nonce;  // kNonceBytes
 };
-/// Who the client says it is.
+/// The client's identity.
 struct Hello {
   int rank = 0, size = 0;
   std::string job;    // no longer than kMaxJob; empty: any
   std::string proof;  // kProofBytes; empty: the client has no secret
 };
-/// The server's answer to it.
+/// The server's answer to a hello.
 struct Welcome {
-  /// No secret, or another: `secret`. The right one, and a rank that the job does not have or has: `misfit`.
+  /// secret: the client has no secret, or another. misfit: the right secret, but a rank that the job does not
+  /// have, or that is connected already.
   enum class Verdict : uint8_t { accepted, misfit, secret };
   Verdict verdict = Verdict::secret;
   std::string proof;   // kProofBytes; empty: the server has no secret, or the client has not proved its own
   std::string reason;  // of a refusal; no longer than kMaxReason
 };
 
-/// Complete frames.
+/// Encode complete frames.
 std::string encode(const Opening& opening);
 std::string encode(const Hello& hello);
 std::string encode(const Welcome& welcome);
 std::string encode(const StoreRequest& request);
 std::string encode(const StoreReply& reply);
-/// Of a body; nothing when it is malformed. Allocates no more than the body's own size.
+/// Decode a body; nothing when it is malformed. Allocates no more than the body's own size.
 std::optional<Opening> decode_opening(std::string_view body);
 std::optional<Hello> decode_hello(std::string_view body);
 std::optional<Welcome> decode_welcome(std::string_view body);
@@ -59,7 +60,7 @@ std::optional<StoreReply> decode_reply(std::string_view body);
 /// `most`: nothing more can be read then.
 std::optional<std::string> take_frame(std::string& buffer, size_t most, bool& too_long);
 
-/// A text that somebody else sent, fit for a message: no control characters, at most `most` bytes.
+/// A text received from a peer, made fit for a message: no control characters, at most `most` bytes.
 std::string printable(std::string_view text, size_t most);
 
 }  // namespace sherd::store_wire

@@ -63,7 +63,8 @@ std::shared_ptr<Store> connect_store(const LaunchEnvironment& e, std::chrono::mi
   if (open && !on_loopback)
     say(options.log,
         fmt::format(
-            "store: the job has no secret, so whoever reaches port {} of rank 0's host can end it; give "
+            "store: the job has no secret, so any process that reaches port {} of rank 0's host can end it; "
+            "give "
             "all ranks the same SHERD_JOB_SECRET_FILE or SHERD_JOB_SECRET (or start by MPI, or, on one "
             "host, say SHERD_STORE_WITHOUT_SECRET=loopback)",
             e.store_port));

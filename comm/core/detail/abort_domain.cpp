@@ -13,6 +13,7 @@ std::shared_ptr<WaitPoint> AbortDomain::make_wait_point(std::chrono::millisecond
   return point;
 }
 
+// Records the first failure; later ones change nothing. The caller must wake the waiters and report it.
 bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
   std::lock_guard lock(mutex_);
   if (aborted()) return false;
@@ -22,11 +23,15 @@ bool AbortDomain::declare(int failed_rank, const std::string& cause) noexcept {
     cause_.clear();  // the abort itself must not fail for want of memory
   }
   failed_rank_ = failed_rank;
+  // Released last: a thread that reads aborted() as true also reads cause_ and failed_rank_.
   aborted_.store(true, std::memory_order_release);
   return true;
 }
 
+// Wakes every waiter of the domain. Points are visited without mutex_, since a waiter holds its point's
+// mutex while it reads the domain's state: holding both here could deadlock.
 void AbortDomain::wake_all() noexcept {
+  // One waker at a time, so that a second one does not find the list empty and return too early.
   std::lock_guard waking(waking_);
   std::list<std::weak_ptr<WaitPoint>> points;
   {
@@ -40,6 +45,7 @@ void AbortDomain::wake_all() noexcept {
       point->changed.notify_all();
     }
   }
+  // The points made meanwhile come first; the swapped ones are appended.
   std::lock_guard lock(mutex_);
   points_.splice(points_.end(), points);
 }
@@ -49,6 +55,7 @@ void AbortDomain::on_failure(std::function<void(const std::string&)> tell) {
   listeners_.push_back(std::move(tell));
 }
 
+// Listeners run without mutex_: they write files and may ask this domain for its first failure.
 void AbortDomain::tell_of_failure(const std::string& cause) noexcept {
   try {
     std::vector<std::function<void(const std::string&)>> listeners;
@@ -61,10 +68,12 @@ void AbortDomain::tell_of_failure(const std::string& cause) noexcept {
   }
 }
 
+// Recovery calls this when all ranks have met.
 void AbortDomain::reset() noexcept {
   std::lock_guard lock(mutex_);
   cause_.clear();
   failed_rank_ = -1;
+  // The epoch marks records and group names of different attempts as different.
   epoch_.fetch_add(1, std::memory_order_release);
   aborted_.store(false, std::memory_order_release);
 }
@@ -80,6 +89,7 @@ void AbortDomain::leave(int world_rank) noexcept {
   wake_all();
 }
 
+// The atomic flag keeps the lock out of the common case, in which all ranks are still there.
 bool AbortDomain::has_left(int world_rank) const {
   if (!anybody_left_.load(std::memory_order_acquire)) return false;
   std::lock_guard lock(mutex_);
@@ -92,6 +102,8 @@ void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
   if (first) tell_of_failure(cause);
 }
 
+// The rank that declares the failure throws its own cause. A rank that comes second throws the first failure
+// instead, as a PeerFailure, so that all ranks name one cause.
 void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                        const std::string& cause) {
   const bool first = declare(failed_rank, cause);
@@ -103,6 +115,7 @@ void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, cons
 }
 
 void AbortDomain::fail(int failed_rank, const std::string& where, const std::string& cause) {
+  // For callers without a wait point: fail() needs a locked mutex to release.
   std::mutex unused;
   std::unique_lock lock(unused);
   fail(lock, failed_rank, where, cause);
@@ -130,8 +143,10 @@ std::string AbortDomain::left_message(const std::string& where, const std::vecto
                                       const std::string& more) {
   const bool several = gone.size() > 1;
   return fmt::format(
-      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all ranks' "
-      "loops after equally many batches, or let a rank without data go on with empty ones, each loss being a sum divided by the "
+      "{}: rank{} {} {} returned from {} and will not call it{}; every rank makes the same calls: end all "
+      "ranks' "
+      "loops after equally many batches, or let a rank without data continue with empty ones, each loss "
+      "being a sum divided by the "
       "number of elements averaged over ranks (sherd::mean_over_ranks(); a mean of nothing is NaN)",
       where, several ? "s" : "", fmt::join(gone, ", "), several ? "have" : "has",
       several ? "their bodies" : "its body", more);

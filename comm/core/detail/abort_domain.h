@@ -18,13 +18,13 @@
 
 namespace sherd::comm {
 
-/// A CommError that only reports what another rank failed with; the launcher prefers the cause over it.
+/// CommError that only reports another rank's failure; the launcher prefers the cause over it.
 class PeerFailure final : public CommError {
  public:
   using CommError::CommError;
 };
 
-/// A mutex and condition on which the ranks of a group wait for each other.
+/// Mutex and condition on which the ranks of a group wait for each other.
 struct WaitPoint {
   std::mutex mutex;
   std::condition_variable changed;
@@ -33,7 +33,8 @@ struct WaitPoint {
 
 enum class Wait { ready, aborted, timed_out };
 
-/// Shared by all groups of a launch. Lock order: a WaitPoint's mutex before the domain's.
+/// First failure of a launch, shared by all its groups. Thread-safe. Lock order: a WaitPoint's mutex before
+/// the domain's.
 class AbortDomain {
  public:
   AbortDomain() = default;
@@ -42,10 +43,10 @@ class AbortDomain {
 
   bool aborted() const noexcept { return aborted_.load(std::memory_order_acquire); }
 
-  /// A wait point that abort() wakes for as long as it lives.
+  /// Returns a wait point that abort() wakes for as long as it exists.
   std::shared_ptr<WaitPoint> make_wait_point(std::chrono::milliseconds timeout);
 
-  /// Waits until ready(), which is asked under `lock` (of point.mutex), or abort, or timeout.
+  /// Waits until ready(), which is called under `lock` (of point.mutex), or abort, or timeout.
   template <class Ready>
   Wait wait(WaitPoint& point, std::unique_lock<std::mutex>& lock, Ready ready) const {
     return wait_until(point, lock, std::chrono::steady_clock::now() + point.timeout, ready);
@@ -64,32 +65,33 @@ class AbortDomain {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(10), timeout / 10);
   }
 
-  /// Once for each failure of the launch, `tell` is called with its cause, by the thread that has declared it and
-  /// after all are woken. It must not throw, and may be called for as long as the domain lives.
+  /// Registers `tell`, called with the cause once for each failure of the launch, by the thread that has
+  /// declared it and after all waiters are woken. It must not throw, and may be called for as long as the
+  /// domain exists.
   void on_failure(std::function<void(const std::string& cause)> tell);
 
-  /// The first call records the cause; all calls wake everybody. Takes every WaitPoint's mutex in turn.
+  /// Records the cause (first call only) and wakes all waiters. Takes every WaitPoint's mutex in turn.
   void abort(int failed_rank, const std::string& cause) noexcept;
 
-  /// For the holder of a WaitPoint's mutex: records `cause` (so that no other rank's later view of the same
-  /// trouble can win), unlocks, wakes everybody. @throws CommError(cause), or as raise() when something else
-  /// failed before.
+  /// Fails as the holder of a WaitPoint's mutex: records `cause` (so that it comes before other ranks' later
+  /// reports of the same failure), unlocks, wakes all waiters. @throws CommError(cause), or as raise() when
+  /// another failure was first.
   [[noreturn]] void fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                          const std::string& cause);
 
   /// The same for a thread that holds no WaitPoint's mutex.
   [[noreturn]] void fail(int failed_rank, const std::string& where, const std::string& cause);
 
-  /// The failure is over, for all ranks have met (Recovery): calls work again, numbered anew.
+  /// Clears the failure once all ranks have met (Recovery): calls work again, with new numbers.
   void reset() noexcept;
-  /// How often that was.
+  /// Returns the number of resets.
   uint64_t epoch() const noexcept { return epoch_.load(std::memory_order_acquire); }
 
-  /// The rank's body has ended: it calls nothing any more. Wakes everybody.
+  /// Records that the rank's body has ended and makes no more calls. Wakes all waiters.
   void leave(int world_rank) noexcept;
   bool has_left(int world_rank) const;
 
-  /// What abort() or fail() recorded first. Call when aborted().
+  /// Returns the rank and cause that abort() or fail() recorded first. Call when aborted().
   std::pair<int, std::string> first_failure() const;
 
   /// @throws PeerFailure "<where>: aborted because <first cause>". Call without the domain's mutex.

@@ -12,6 +12,7 @@ int64_t bytes_from(const Tensor& a, const Tensor& b) {
   return static_cast<int64_t>(reinterpret_cast<intptr_t>(b.raw()) - reinterpret_cast<intptr_t>(a.raw()));
 }
 
+// Byte intervals of the two tensors; an empty tensor overlaps nothing.
 bool overlap(const Tensor& a, const Tensor& b) {
   if (a.numel() == 0 || b.numel() == 0) return false;
   const int64_t at = bytes_from(a, b);
@@ -50,6 +51,7 @@ int64_t ArgumentCheck::counts(std::span<const int64_t> counts, const char* name)
     throw InvalidArgument(fmt::format("{}: {} = [{}]; give one count >= 0 for each of the {} ranks", place(),
                                       name, fmt::join(counts, ", "), size_));
   int64_t sum = 0;
+  // Each addition is checked, since counts come from the caller.
   for (const int64_t c : counts) {
     if (c > std::numeric_limits<int64_t>::max() - sum)
       throw InvalidArgument(fmt::format("{}: {} = [{}]; their sum passes 63 bits", place(), name,
@@ -86,6 +88,7 @@ void ArgumentCheck::place_of(const Device& device, const Stream& stream,
                     "device ({}) alone",
                     place(), what, theirs.label(), device.label()));
   };
+  // A rank's device does not own other ranks' memory, even where the hardware could reach it.
   if (&stream.device() != &device) refuse(fmt::format("stream '{}'", stream.name()), stream.device());
   for (const auto& [tensor, name] : tensors)
     if (tensor.defined() && &tensor.device() != &device) refuse(name, tensor.device());
@@ -94,6 +97,7 @@ void ArgumentCheck::place_of(const Device& device, const Stream& stream,
 void ArgumentCheck::in_place(const Tensor& part, const char* part_name, const Tensor& whole,
                              const char* whole_name, int64_t begin) const {
   if (!overlap(part, whole)) return;
+  // Equal to the rank's own part of the whole is the one overlap that every backend supports.
   const int64_t at = bytes_from(whole, part), element = size_of(whole.dtype());
   if (at == begin * element) return;
   throw InvalidArgument(fmt::format(

@@ -15,7 +15,7 @@ struct NamedTensor {
   const char* name;
 };
 
-/// Names the call in messages: "all_gather on rank 3 (2 of 4 in its group)".
+/// Checks of one call, named in messages: "all_gather on rank 3 (2 of 4 in its group)".
 class ArgumentCheck {
  public:
   ArgumentCheck(const char* op, int rank, int size, int world_rank)
@@ -23,22 +23,23 @@ class ArgumentCheck {
 
   /// @throws InvalidArgument when `t` is undefined.
   void defined(const Tensor& t, const char* name) const;
-  /// Both defined and of one dtype. @throws InvalidArgument, ShapeMismatch
+  /// Requires both to be defined and of one dtype. @throws InvalidArgument, ShapeMismatch
   void pair(const Tensor& recv, const Tensor& send) const;
-  /// `t` holds `wanted` elements; `rule` says in words where the number comes from. @throws ShapeMismatch
+  /// Requires `wanted` elements; `rule` says where the number comes from. @throws ShapeMismatch
   void numel(const Tensor& t, const char* name, int64_t wanted, const char* rule) const;
-  /// One count >= 0 per rank; returns their sum. @throws InvalidArgument, also for a sum beyond 63 bits.
+  /// Requires one count >= 0 per rank; returns their sum. @throws InvalidArgument, also for a sum beyond 63
+  /// bits.
   int64_t counts(std::span<const int64_t> counts, const char* name) const;
-  /// A rank of the group. @throws InvalidArgument
+  /// Requires a rank of the group. @throws InvalidArgument
   void root(int root) const;
-  /// A rank of the group other than this one. @throws InvalidArgument
+  /// Requires a rank of the group other than this one. @throws InvalidArgument
   void peer(int peer) const;
   /// @throws InvalidArgument for dtypes that cannot be reduced.
   void reducible(const Tensor& t) const;
-  /// The stream is one of the rank's `device`, and so is the memory of what is defined of `tensors`.
-  /// @throws InvalidArgument naming what belongs elsewhere.
+  /// Requires the stream, and the memory of the defined tensors, to be of the rank's `device`.
+  /// @throws InvalidArgument naming the first that is not.
   void place_of(const Device& device, const Stream& stream, std::initializer_list<NamedTensor> tensors) const;
-  /// `part` shares no memory with `whole`, or is its elements [begin, begin + part.numel()).
+  /// Requires that `part` shares no memory with `whole`, or is its elements [begin, begin + part.numel()).
   /// @throws InvalidArgument that names that slice.
   void in_place(const Tensor& part, const char* part_name, const Tensor& whole, const char* whole_name,
                 int64_t begin) const;

@@ -10,14 +10,14 @@
 
 namespace sherd::comm {
 
-/// Thread-safe.
+/// Lateness of each world rank, summed over collectives. Thread-safe.
 class ArrivalBoard {
  public:
-  /// `ranks`: of the world.
+  /// `ranks`: size of the world.
   explicit ArrivalBoard(int ranks) : totals_(static_cast<size_t>(ranks)) {}
 
-  /// One collective of the group of these world ranks, which came at `times` (nanoseconds of any one clock). A
-  /// group of one rank waits for nobody and does not count.
+  /// Adds one collective of the group of these world ranks, which arrived at `times` (nanoseconds of any one
+  /// clock). A group of one rank has no peers to wait for and does not count.
   void add(std::span<const int> world_ranks, std::span<const int64_t> times);
   ArrivalTotals totals() const;
 

@@ -9,8 +9,8 @@
 
 namespace sherd::comm {
 
-/// Lives in the queued work, which also keeps the tensors' memory alive. Fields that an operation does not
-/// use keep their defaults, so that agreement is plain comparison.
+/// Description of a call. Part of the queued operation, which also keeps the tensors' memory alive. Fields
+/// that an operation does not use keep their defaults, so that agreement is plain comparison.
 struct Call {
   const char* op = "";
   int64_t sequence = 0;  // of this operation on its communicator, from 1
@@ -20,9 +20,9 @@ struct Call {
   int root = -1;
   Purpose purpose{};
   ReduceOp reduce = ReduceOp::sum;
-  std::vector<int64_t> send_counts{}, recv_counts{};  // all_to_all_v only: mine, agree crosswise
+  std::vector<int64_t> send_counts{}, recv_counts{};  // all_to_all_v only: this rank's; must agree crosswise
   Tensor send{}, recv{};
-  int64_t flight = 0;  // its number in the rank's flight recorder; its peers do not care
+  int64_t flight = 0;  // its number in this rank's flight recorder; not compared
 };
 
 const char* name_of(ReduceOp op);
@@ -33,9 +33,9 @@ std::string describe(const Call& call);
 /// "split(color 0, key 1) for export_weights()"
 std::string split_text(int color, int key, const Purpose& purpose);
 
-/// Why the calls of the ranks of a group do not belong together; empty when they do.
+/// Returns why the calls of a group's ranks do not agree; empty when they do.
 std::string disagreement(const std::vector<const Call*>& calls, const std::vector<int>& world_ranks);
-/// Why a send and a receive (which is at `where`) do not belong together; empty when they do.
+/// Returns why a send and a receive (which is at `where`) do not agree; empty when they do.
 std::string message_disagreement(const std::string& where, const Call& mine, const Call& theirs);
 
 }  // namespace sherd::comm

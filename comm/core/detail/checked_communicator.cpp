@@ -37,14 +37,19 @@ void CheckedCommunicator::renumber() {
   std::fill(received_.begin(), received_.end(), 0);
 }
 
+// Numbers, counts, records and queues one collective whose arguments are checked. `bytes` is the payload for
+// CommCounters. Called by the rank's host thread alone.
 void CheckedCommunicator::collective(Stream& stream, Verb verb, Call call, int64_t bytes) {
   renumber();
+  // The sequence number is how peers match their calls: the n-th collective of a group is the same on all
+  // ranks.
   call.sequence = ++sequence_;
   call.purpose = serves();
   counters_->add(call.op, bytes);
   // The elements of all_to_all_v differ between ranks, so only its verb and purpose enter the digest.
   if (call.purpose.in_digest())
     counters_->mix(call.op, verb == Verb::all_to_all_v ? 0 : call.elements, call.purpose.hash());
+  // Watchdogs and roll calls read how far this rank has called.
   label_->calls = sequence_;
   record_and_queue(stream, verb, std::move(call), -1);
 }
@@ -65,6 +70,7 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
                                                                      std::shared_ptr<CommCounters> counters) {
   renumber();
   label_->splits = ++splits_;
+  // All ranks build the same name: the parent's name, the number of the split and the color.
   std::string name = fmt::format("{}/{}.{}", label_->name, splits_, color);
   if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // names must stay unique after a recover()
   const int64_t flight =
@@ -73,6 +79,7 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
       flight, [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
 }
 
+// Returns the offset of this rank's part among parts of these sizes, in elements.
 int64_t CheckedCommunicator::before(std::span<const int64_t> counts) const {
   return std::accumulate(counts.begin(), counts.begin() + rank_, int64_t{0});
 }
@@ -199,6 +206,7 @@ void CheckedCommunicator::gather_v(Stream& stream, const Tensor& recv, std::span
     check.place_of(*device_, stream, {{recv, "recv"}});
     check.in_place(send, "send", recv, "recv", before(counts));
   }
+  // Counted bytes: the root receives all parts but its own, the other ranks receive nothing.
   collective(stream, Verb::gather_v,
              {.op = "gather_v",
               .dtype = send.dtype(),
@@ -236,6 +244,8 @@ void CheckedCommunicator::scatter_v(Stream& stream, const Tensor& recv, std::spa
              rank_ == root ? 0 : recv.nbytes());
 }
 
+// Messages have sequence numbers of their own for each peer and direction, apart from those of collectives:
+// only the two ranks take part.
 void CheckedCommunicator::send(Stream& stream, const Tensor& data, int peer) {
   const auto check = checking("send");
   check.defined(data, "data");
@@ -284,9 +294,11 @@ std::shared_ptr<Communicator> CheckedCommunicator::split(int color, int key) {
 }
 
 std::shared_ptr<Communicator> CheckedCommunicator::side_channel(std::chrono::milliseconds timeout) {
+  // A side channel has counters of its own, so that its traffic does not appear in the group's statistics.
   return record_and_divide(0, rank_, bounded(timeout), std::make_shared<CommCounters>(recorder()));
 }
 
+// The default without windows: ordinary device memory. A backend overrides it for registered memory.
 std::unique_ptr<BufferSet> CheckedCommunicator::make_buffers(std::span<const BufferSpec> specs) {
   std::vector<Tensor> tensors;
   for (const BufferSpec& s : specs)

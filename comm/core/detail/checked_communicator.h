@@ -26,10 +26,10 @@ enum class Verb {
   barrier
 };
 
-/// A backend queues calls that are known to be right for this rank.
+/// Base of a backend's communicator: the backend queues calls whose arguments were checked on this rank.
 class CheckedCommunicator : public Communicator {
  public:
-  /// `label`: its name and the world ranks of its group, of which this is number `rank`.
+  /// `label`: name and world ranks of its group; `rank`: this rank's index in the group.
   CheckedCommunicator(std::shared_ptr<GroupLabel> label, int rank, std::shared_ptr<Device> device,
                       std::shared_ptr<CommCounters> counters);
 
@@ -64,13 +64,13 @@ class CheckedCommunicator : public Communicator {
   void reset_digest() final { counters_->reset_digest(); }
 
  protected:
-  /// `peer`: of send and recv. The work runs inside recorder()->run(call.flight, ...).
+  /// Queues a call. `peer`: for send and recv. The operation runs inside recorder()->run(call.flight, ...).
   virtual void queue(Stream& stream, Verb verb, Call call, int peer) = 0;
-  /// `timeout` of 0: as this one's. `name`: of the new communicator's label.
+  /// Makes this rank's communicator of a split. `timeout` of 0: as this one's. `name`: of the new label.
   virtual std::shared_ptr<Communicator> divide(int color, int key, std::chrono::milliseconds timeout,
                                                std::shared_ptr<CommCounters> counters, std::string name) = 0;
 
-  /// Recoveries of the launch so far: each begins the numbering of calls anew.
+  /// Returns the number of the launch's recoveries: each restarts the numbering of calls.
   virtual uint64_t epoch() const { return 0; }
 
   const std::shared_ptr<Device>& shared_device() const { return device_; }
@@ -79,7 +79,7 @@ class CheckedCommunicator : public Communicator {
  private:
   static size_t at(int rank) { return static_cast<size_t>(rank); }
   ArgumentCheck checking(const char* op) const { return {op, rank_, size_, world_rank_}; }
-  /// Elements of the ranks before this one.
+  /// Returns the number of elements of the ranks before this one.
   int64_t before(std::span<const int64_t> counts) const;
   void renumber();
   void collective(Stream& stream, Verb verb, Call call, int64_t bytes);
@@ -97,7 +97,7 @@ class CheckedCommunicator : public Communicator {
   std::vector<int64_t> sent_, received_;  // messages to and from each rank
 };
 
-/// A timeout that may be "for ever", near enough not to overflow the clock.
+/// Returns the timeout, limited so that it does not overflow the clock.
 std::chrono::milliseconds bounded(std::chrono::milliseconds timeout);
 
 }  // namespace sherd::comm

@@ -12,21 +12,21 @@
 
 namespace sherd::comm {
 
-/// Thread-safe.
+/// Counters and digest of a rank's calls. Thread-safe.
 class CommCounters {
  public:
-  /// `recorder` is the rank's, which counters of side channels share.
+  /// `recorder`: the rank's, shared with the counters of side channels.
   explicit CommCounters(std::shared_ptr<FlightRecorder> recorder) : recorder_(std::move(recorder)) {}
 
   const std::shared_ptr<FlightRecorder>& recorder() const { return recorder_; }
-  /// One call of `op` that receives `bytes` from other ranks.
+  /// Counts one call of `op` that receives `bytes` from other ranks.
   void add(const char* op, int64_t bytes) {
     std::lock_guard lock(mutex_);
     CommCount& c = counts_[op];
     ++c.calls;
     c.bytes += bytes;
   }
-  /// A call with a purpose.
+  /// Adds a call with a purpose to the digest.
   void mix(const char* op, int64_t elements, uint64_t purpose) {
     std::lock_guard lock(mutex_);
     digest_ = hash64(hash64(digest_ ^ purpose, op) ^ static_cast<uint64_t>(elements), {});

@@ -90,7 +90,7 @@ std::string FlightRecorder::content(const std::string& cause) const {
                     {"records", ordered_json::array()}};
   for (const auto& [name, group] : groups) j["groups"].push_back(json_of(*group));
   for (const FlightRecord& r : records) j["records"].push_back(json_of(r));
-  // Texts may hold bytes that are no UTF-8.
+  // Texts may hold bytes that are not UTF-8.
   return j.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -43,6 +43,7 @@ FlightRecorderOptions checked(FlightRecorderOptions options) {
                     options.folder));
   std::error_code error;
   fs::create_directories(options.folder, error);
+  // An existing path that is not a folder gives no error from create_directories() on some libraries.
   if (!error && !fs::is_directory(options.folder, error) && !error)
     error = std::make_error_code(std::errc::not_a_directory);
   if (error)
@@ -59,6 +60,7 @@ FlightRecorder::FlightRecorder(FlightRecorderOptions options, int world_rank, in
       world_rank_(world_rank),
       world_size_(world_size),
       ring_(static_cast<size_t>(options_.operations)) {
+  // The ring is allocated once; recording an operation never allocates.
   static_assert(sizeof(FlightRecord) <= 256, "FlightRecorderOptions says how much a record takes");
 }
 
@@ -66,6 +68,7 @@ std::string FlightRecorder::file_name(int world_rank) { return fmt::format("flig
 
 void FlightRecorder::add(const std::shared_ptr<const GroupLabel>& group) {
   std::lock_guard lock(mutex_);
+  // Groups that have been destroyed are dropped here, since a program may split again and again.
   std::erase_if(groups_, [](const auto& g) { return g.expired(); });
   groups_.push_back(group);
 }
@@ -74,9 +77,11 @@ int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, co
                               int peer) {
   if (ring_.empty()) return 0;
   const int64_t now = now_ns<std::chrono::steady_clock>();
+  // Hashed outside of the lock: counts have an entry for each rank.
   const uint64_t counts = hash_of(call.counts);
   std::lock_guard lock(mutex_);
   epoch_ = std::max(epoch_, epoch);
+  // The oldest record is overwritten. Its operation may still run: find() then returns null for it.
   FlightRecord& r = ring_[static_cast<size_t>(recorded_) % ring_.size()];
   r = {.number = ++recorded_,
        .group = group,
@@ -94,6 +99,7 @@ int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, co
   return r.number;
 }
 
+// Under mutex_.
 FlightRecord* FlightRecorder::find(int64_t number) {
   if (number < 1 || ring_.empty()) return nullptr;
   FlightRecord& r = ring_[static_cast<size_t>(number - 1) % ring_.size()];
@@ -101,6 +107,7 @@ FlightRecord* FlightRecorder::find(int64_t number) {
 }
 
 void FlightRecorder::start(int64_t number) {
+  // Two clocks: steady for durations on this rank, system to compare ranks in `sherd trace`.
   const int64_t now = now_ns<std::chrono::steady_clock>(), wall = now_ns<std::chrono::system_clock>();
   std::lock_guard lock(mutex_);
   FlightRecord* const r = find(number);
@@ -119,6 +126,8 @@ void FlightRecorder::end(int64_t number, State state) {
   r->finished_ns = now;
 }
 
+// Called while a failure is reported, on any thread; describes the operation that started last and counts
+// the queued calls of this epoch.
 std::string FlightRecorder::last(const char* before) const {
   std::unique_lock lock(mutex_);
   const FlightRecord* latest = nullptr;
@@ -132,6 +141,7 @@ std::string FlightRecorder::last(const char* before) const {
       queued > 0 ? fmt::format(", with {} call{} of its queued behind other work", queued, queued > 1 ? "s" : "") : "";
   if (!latest) return "none yet" + behind;
   const FlightRecord r = *latest;
+  // The record is copied: formatting below runs without the lock, so that operations are not delayed.
   lock.unlock();
   const int64_t now = now_ns<std::chrono::steady_clock>();
   const std::string what =
@@ -159,6 +169,8 @@ void FlightRecorder::write(const std::string& cause) noexcept {
       std::lock_guard lock(mutex_);
       epoch = epoch_;
     }
+    // One attempt for each epoch: the first failure writes the file, and failures that follow from it keep
+    // it.
     if (attempted_ && attempted_epoch_ == epoch) return;
     attempted_ = true;
     attempted_epoch_ = epoch;
@@ -172,10 +184,13 @@ void FlightRecorder::write(const std::string& cause) noexcept {
   }
 }
 
+// Written beside the file and renamed, so that a reader never sees half of it. The process id keeps several
+// processes on one folder apart.
 void FlightRecorder::write_file(const std::string& text) const {
   const fs::path path = fs::path(options_.folder) / file_name(world_rank_);
   const fs::path part = fs::path(options_.folder) / fmt::format(".{}.{}", file_name(world_rank_), ::getpid());
   std::error_code error;
+  // iostreams report failures without a reason; errno holds the one of the last system call.
   errno = 0;
   std::ofstream file(part, std::ios::binary | std::ios::trunc);
   file << text;

@@ -16,25 +16,25 @@
 
 namespace sherd::comm {
 
-/// A communicator as the records of its ranks call it.
+/// Name and progress of a communicator in the records of its ranks.
 struct GroupLabel {
   GroupLabel(std::string its_name, std::vector<int> ranks)
       : name(std::move(its_name)), world_ranks(std::move(ranks)) {}
 
   const std::string name;  // the same on all its ranks, and no other's of the launch
   const std::vector<int> world_ranks;
-  /// How far this rank has come with it: recoveries of the launch when it was last called, and since then its
-  /// collectives and divisions.
+  /// Progress of this rank: recoveries of the launch at its last call, and the collectives and splits since
+  /// then.
   std::atomic<uint64_t> epoch{0};
   std::atomic<int64_t> calls{0}, splits{0};
 };
 
-/// One operation of a rank. Times are nanoseconds of the steady clock, 0 before there is one.
+/// One operation of a rank. Times are nanoseconds of the steady clock; 0: not reached.
 struct FlightRecord {
   enum class State : uint8_t {
-    queued,   // the host has called it; its stream has not come to it
+    queued,   // called by the host; its stream has not reached it
     running,  // waits for its peers or moves data
-    handed,   // to the device, which does not tell here when it is done
+    handed,   // given to the device, which does not report its end here
     done,
     failed
   };
@@ -50,30 +50,30 @@ struct FlightRecord {
   int root = -1;  // ranks of the group
   int peer = -1;
   int64_t elements = 0;
-  uint64_t counts = 0;  // a hash of what each rank gives, where that differs and all ranks know it; else 0
+  uint64_t counts = 0;  // hash of the ranks' counts, where they differ and all ranks know them; else 0
   int64_t issued_ns = 0, started_ns = 0, finished_ns = 0;
   int64_t started_wall_ns = 0;  // since 1970
 };
 
 const char* name_of(FlightRecord::State state);
 
-/// Thread-safe. Shared by a rank's communicators, side channels included.
+/// Ring of the last operations. Thread-safe. Shared by a rank's communicators, side channels included.
 class FlightRecorder {
  public:
-  /// @throws InvalidArgument for options that cannot be; IoError when the folder cannot be made.
+  /// @throws InvalidArgument for invalid options; IoError when the folder cannot be made.
   FlightRecorder(FlightRecorderOptions options, int world_rank, int world_size);
 
   int world_rank() const { return world_rank_; }
 
-  /// Knows the communicator from here on, for as long as that lives.
+  /// Adds a communicator to the records, for as long as it exists.
   void add(const std::shared_ptr<const GroupLabel>& group);
-  /// The rank has called something. @returns its number, which start() and end() take.
+  /// Records a call of the rank. @returns its number, which start() and end() take.
   int64_t issue(const std::shared_ptr<const GroupLabel>& group, const Call& call, uint64_t epoch, int peer);
   void start(int64_t number);
   void end(int64_t number, FlightRecord::State state);
 
-  /// The work of an operation, on the thread that does it. A CommError that leaves it is told where this rank's
-  /// file is.
+  /// Runs the work of an operation, on the thread that does it. Appends the path of this rank's file to a
+  /// CommError that leaves it.
   template <class Work>
   decltype(auto) run(int64_t number, Work work, FlightRecord::State good = FlightRecord::State::done) {
     const Running running(*this, number, good);
@@ -86,11 +86,11 @@ class FlightRecorder {
     }
   }
 
-  /// What the rank came to last, for messages: "barrier #1 (0 bytes) of 'world', done 512 ms ago"; "" when
-  /// nothing is recorded. `before` says what the time is counted back from.
+  /// Describes the operation that the rank started last, for messages: "barrier #1 (0 bytes) of 'world', done
+  /// 512 ms ago"; "" without records. `before` ends the time: "512 ms <before>".
   std::string last(const char* before = "ago") const;
 
-  /// The launch has failed: writes the file, unless that was done since the last recovery. Never throws.
+  /// Writes the file after a failure of the launch, once per recovery. Never throws.
   void write(const std::string& cause) noexcept;
 
   static std::string file_name(int world_rank);
@@ -115,7 +115,7 @@ class FlightRecorder {
     const int exceptions_;
   };
 
-  /// A clause on the file for the text of an error, after write(); "" without a folder.
+  /// Returns a clause about the file for the text of an error, after write(); "" without a folder.
   std::string written(const std::string& cause) noexcept;
   std::string content(const std::string& cause) const;
   void write_file(const std::string& text) const;
@@ -133,7 +133,7 @@ class FlightRecorder {
   std::mutex file_mutex_;  // before mutex_
   bool attempted_ = false;
   uint64_t attempted_epoch_ = 0;
-  std::string problem_;  // why there is no file, once it was attempted
+  std::string problem_;  // why writing the file failed
 };
 
 }  // namespace sherd::comm

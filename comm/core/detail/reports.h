@@ -10,26 +10,26 @@
 
 namespace sherd::comm {
 
-/// A rank that has come to a call and waits there.
+/// A rank that waits at a call.
 struct Waiting {
   int world_rank = 0;
   std::chrono::steady_clock::time_point since;
 };
 
-/// "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" when nobody does.
-/// Of many the first few are named.
+/// "; rank 0 (for 300 ms) and rank 2 (for 297 ms) have come and wait", in the order of ranks; "" without any.
+/// Of many, the first few are named.
 std::string waiting_clause(std::vector<Waiting> waiting);
 
-/// Writes one line to stderr, of the rank that has the lowest number among those in `waiting`: "sherd: split(color 0, key 1)
-/// for export_weights() on rank 0 waits for ranks 1, 2; rank 0 (for 10000 ms) has come and waits; every rank has to make
-/// this call ...; it fails after 300000 ms". The other ranks write nothing. Does nothing unless Purpose::is_entry().
-/// `more`: clauses as below.
+/// Writes one line to stderr on the rank that has the lowest number among those in `waiting`: "sherd:
+/// split(color 0, key 1) for export_weights() on rank 0 waits for ranks 1, 2; rank 0 (for 10000 ms) has come
+/// and waits; every rank has to make this call ...; it fails after 300000 ms". The other ranks write nothing.
+/// Does nothing unless Purpose::is_entry(). `more`: clauses as below.
 void notice_lone_call(const Purpose& purpose, int world_rank, const std::string& where,
                       const std::vector<int>& missing, std::vector<Waiting> waiting,
                       std::chrono::milliseconds timeout, const std::string& more) noexcept;
 
-/// "; the last call of rank 1 was barrier #1 (0 bytes) of 'world', done 812 ms ago" for each of the first few ranks
-/// of which `last` knows one, and says "" otherwise.
+/// Returns "; the last call of rank 1 was barrier #1 (0 bytes) of 'world', done 812 ms ago" for each of the
+/// first few ranks for which `last` is not empty; "" otherwise.
 std::string last_calls_clause(const std::vector<int>& world_ranks,
                               const std::function<std::string(int world_rank)>& last);
 

@@ -8,13 +8,13 @@
 
 namespace sherd::local {
 
-/// What a rank sees inside a collective: the calls of all, by rank.
+/// View of a collective from one rank: the calls of all ranks, by rank.
 struct CollectiveContext {
   int rank;
   Rendezvous<const comm::Call>& meeting;
   /// First element of every rank's `send`, by rank.
   std::span<const void* const> sends;
-  /// Of this rank's stream: where the kernels run or are issued.
+  /// Context of this rank's stream, on which the kernels run or are issued.
   ExecutionContext& context;
   Device& device;
 
@@ -23,10 +23,10 @@ struct CollectiveContext {
   size_t size() const { return meeting.slots().size(); }
 };
 
-/// Runs on each rank. Reads the peers' memory, writes this rank's `recv`.
+/// Phase of a collective, run on each rank. Reads the peers' memory, writes this rank's `recv`.
 using Phase = void (*)(const CollectiveContext&);
 
-/// Every rank is done with the first phase before any begins the second.
+/// Phases of a collective: every rank has completed the first before any begins the second.
 struct CollectiveAlgorithm {
   Phase first = nullptr, second = nullptr;
 };

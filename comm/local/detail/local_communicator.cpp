@@ -15,6 +15,7 @@ using comm::Verb;
 using local::LocalGroup;
 using std::chrono::milliseconds;
 
+/// Returns how a verb moves its data. gather_v is an all_gather_v in which only the root has a recv.
 const local::CollectiveAlgorithm& move_of(Verb verb) {
   switch (verb) {
     case Verb::all_gather:
@@ -58,9 +59,12 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
   void leave() noexcept override { group_->domain().leave(world_rank()); }
 
   std::vector<std::string> recover(milliseconds timeout) override {
+    // The abort makes every pending wait of all ranks return. If a failure was declared before, it stays the
+    // first.
     group_->domain().abort(world_rank(),
                            fmt::format("rank {} called recover() after an error of its own", world_rank()));
     // Every wait for a peer ends now, so the streams run dry.
+    // Streams were reset: unreported failures of destroyed streams are collected, until none is left.
     StreamFailures failures = device().streams().reset();
     for (bool more = true; more;) {  // of streams that have gone
       try {
@@ -70,10 +74,12 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
         failures.texts.push_back(e.what());
       }
     }
+    // A device that cannot work again ends the recovery of all ranks, with this text.
     const std::string& broken = failures.beyond_repair;
     group_->recovery().meet(world_rank(),
                             broken.empty() ? "" : fmt::format("rank {}, {}", world_rank(), broken),
                             timeout.count() > 0 ? comm::bounded(timeout) : group_->timeout());
+    // Ranks had issued different numbers of calls when they failed; their digests start equal again.
     reset_digest();
     return failures.texts;
   }
@@ -83,6 +89,8 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
  private:
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     const char* const op = call.op;
+    // The token counts the call as queued until it runs. A call dropped by a failed stream stays counted:
+    // its rank may still report the failure.
     const auto queued = std::make_shared<local::Presence::Queued>(LocalGroup::presence(group_), rank());
     try {
       stream.submit(op, [group = group_, queued, flights = recorder(), rank = rank(), verb,
@@ -98,6 +106,7 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
         });
       });
     } catch (...) {
+      // The token must not count a call that no stream holds.
       queued->run();  // nothing was queued
       throw;
     }
@@ -124,6 +133,7 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
   if (timeout.count() <= 0)
     throw InvalidArgument(fmt::format("a collective timeout of {} ms; use at least 1", timeout.count()));
+  // Ranks read each other's memory directly: every pair of devices must allow it.
   for (const auto& a : devices)
     for (const auto& b : devices)
       if (!a->reaches(*b))
@@ -139,6 +149,7 @@ std::vector<std::shared_ptr<Communicator>> make_local_world(std::span<const std:
   for (const int r : ranks) {
     const auto recorder = std::make_shared<comm::FlightRecorder>(flights, r, static_cast<int>(ranks.size()));
     log->recorders.push_back(recorder);
+    // On the first failure every rank of the process writes its record.
     domain->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
   }
   const auto group = std::make_shared<LocalGroup>(domain, recovery, log, ranks, comm::bounded(timeout));

@@ -33,9 +33,14 @@ LocalGroup::LocalGroup(std::shared_ptr<comm::AbortDomain> domain, std::shared_pt
   for (auto& point : reached_) point.resize(world_ranks_.size());
 }
 
+// Runs on the thread of each rank's stream. Host threads meet in calls_; on devices with a native queue the
+// data moves later, so events order the queues: point 0 before the first move (peers' inputs are ready),
+// point 1 between the two moves, point 2 after the last (peers have finished reading).
 void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
                             ExecutionContext& context, Device& device) {
   NativeQueue* const queue = context.queue;
+  // Each rank writes its own slot of reached_ alone; the meeting that follows makes it visible to the
+  // others.
   const auto reach = [&](size_t point) {
     if (queue) reached_[point][static_cast<size_t>(rank)] = queue->record();
   };
@@ -47,6 +52,8 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   };
 
   reach(0);
+  // The last rank to arrive runs this function for all: every slot is filled, and no rank has moved data
+  // yet.
   calls_.enter(rank, call, [this, queue] {
     std::string reason = comm::disagreement(calls_.slots(), world_ranks_);
     if (reason.empty() && !queue) count_arrivals();
@@ -64,6 +71,7 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
       failure = std::current_exception();
     }
   };
+  // Moves read the peers' memory through these addresses, which are valid until the last sync().
   const CollectiveContext inside{rank, calls_, sends_, context, device};
   attempt([&] {
     wait_for_all(0);
@@ -71,6 +79,7 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
   });
   if (move.second) {
     attempt([&] { reach(1); });
+    // After this sync() the results of the first move may be read by peers.
     calls_.sync(false);
     attempt([&] {
       wait_for_all(1);
@@ -82,6 +91,7 @@ void LocalGroup::collective(int rank, const comm::Call& call, const CollectiveAl
     calls_.sync(false);
     attempt([&] { wait_for_all(2); });
   }
+  // The last sync(): a rank may reuse or free its buffers once all have finished reading.
   calls_.sync(true);
   if (failure) std::rethrow_exception(failure);
   context.keep(std::make_shared<comm::Call>(call));

@@ -14,7 +14,7 @@
 
 namespace sherd::local {
 
-/// What a rank asks of split().
+/// Arguments of a rank's split().
 struct SplitRequest {
   int color = 0;
   int key = 0;
@@ -23,8 +23,9 @@ struct SplitRequest {
 };
 inline std::string describe(const SplitRequest& s) { return comm::split_text(s.color, s.key, s.purpose); }
 
-/// Thread-safe; `rank` says which rank the calling thread acts for. Ranks are numbered in the group; messages
-/// name world ranks. Every function blocks the caller until its peers have come.
+/// Group of ranks in one process. Thread-safe; `rank` is the rank that the calling thread acts for. Ranks are
+/// indices in the group; messages name world ranks. Every function blocks the caller until its peers have
+/// come.
 /// @throws CommError as Communicator says.
 class LocalGroup {
  public:
@@ -38,34 +39,34 @@ class LocalGroup {
   Recovery& recovery() { return *recovery_; }
   const WorldLog& log() const { return *log_; }
   std::chrono::milliseconds timeout() const { return point_->timeout; }
-  /// Who still has calls under way here. Lives as long as its group.
+  /// Returns the count of queued calls by rank. Exists as long as its group.
   static std::shared_ptr<Presence> presence(const std::shared_ptr<LocalGroup>& group) {
     return {group, &group->presence_};
   }
 
-  /// On the worker of the rank's stream; `context` is the stream's, `device` its device. With a
+  /// Runs a collective on the worker of the rank's stream; `context` is the stream's, `device` its device. With a
   /// native queue this issues, and orders the ranks' queues by events.
   void collective(int rank, const comm::Call& call, const CollectiveAlgorithm& move,
                   ExecutionContext& context, Device& device);
   void send(int rank, int peer, const comm::Call& call, ExecutionContext& context);
   void recv(int rank, int peer, const comm::Call& call, ExecutionContext& context, Device& device);
-  /// The new group and this rank's number in it.
+  /// Returns the new group and this rank's index in it.
   std::pair<std::shared_ptr<LocalGroup>, int> split(int rank, const SplitRequest& request);
 
  private:
-  /// One message under way between an ordered pair of ranks.
+  /// One message in transfer between an ordered pair of ranks.
   struct Mailbox {
     const comm::Call* posted = nullptr;
-    bool taken = false;  // the receiver copies: the sender may no longer withdraw
+    bool taken = false;  // the receiver copies: the sender must stay
     bool done = false;
-    std::shared_ptr<NativeEvent> ready, copied;  // where the devices stand, with native queues
+    std::shared_ptr<NativeEvent> ready, copied;  // events of the native queues
   };
   Mailbox& mailbox(int from, int to) { return mailboxes_[static_cast<size_t>(from * size() + to)]; }
   std::string place(int rank, const comm::Call& call, const char* preposition, int peer) const;
-  /// Fails the launch for a message whose peer came neither in time nor will.
+  /// Fails the launch for a message whose peer is late or has left.
   [[noreturn]] void fail_message(std::unique_lock<std::mutex>& lock, comm::Wait outcome, int rank, int peer,
                                  const std::string& where, std::chrono::steady_clock::time_point since);
-  /// All ranks have come to a collective.
+  /// Adds the arrival times of a collective to the world's log.
   void count_arrivals();
   std::string make_groups();
 
@@ -79,7 +80,7 @@ class LocalGroup {
   Rendezvous<const comm::Call> calls_;
   std::vector<const void*> sends_;
   std::vector<int64_t> arrival_times_;
-  /// Where the ranks' native queues stand: at the call, after the first phase, at the end. By rank.
+  /// Events of the ranks' native queues: at the call, after the first phase, at the end. By rank.
   std::array<std::vector<std::shared_ptr<NativeEvent>>, 3> reached_;
 
   Rendezvous<const SplitRequest> splits_;

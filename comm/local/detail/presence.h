@@ -9,22 +9,22 @@
 
 namespace sherd::local {
 
-/// Thread-safe. Counts what each rank has queued on the group's communicator, on whatever stream, so that nobody
-/// needs to know a rank's streams to tell when it is done.
+/// Thread-safe. Counts what each rank has queued on the group's communicator, on whatever stream, so that the
+/// end of its work is known without knowing its streams.
 class Presence {
  public:
   /// All outlive it.
   Presence(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks);
 
-  /// One queued call. What goes without run() was dropped, by a stream that failed: its rank is about to say
-  /// so, and counts as one that may still come.
+  /// One queued call. A call destroyed without run() was dropped by a failed stream: its rank is about to
+  /// report the failure, and counts as one that may still arrive.
   class Queued {
    public:
     Queued(std::shared_ptr<Presence> presence, int rank);
     ~Queued();
     Queued(const Queued&) = delete;
     Queued& operator=(const Queued&) = delete;
-    /// It runs, or was never queued.
+    /// Marks the call as run, or as never queued.
     void run() { ran_ = true; }
 
    private:
@@ -34,13 +34,13 @@ class Presence {
     bool ran_ = false;
   };
 
-  /// With the wait point's mutex held.
+  /// Returns whether the rank makes no more calls. Call it with the wait point's mutex held.
   bool gone(int rank);
 
  private:
   uint64_t add(int rank);
   void remove(int rank, uint64_t epoch);
-  /// What was dropped before a recovery is of no account after it.
+  /// Forgets the calls that were dropped before a recovery.
   void begin_anew();
 
   comm::AbortDomain& domain_;

@@ -31,7 +31,7 @@ void Recovery::raise(int world_rank) const {
 }
 
 void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::milliseconds timeout) {
-  constexpr const char* kAdvice = "the launch cannot go on; end it and resume from the last checkpoint";
+  constexpr const char* kAdvice = "the launch cannot continue; end it and resume from the last checkpoint";
   std::unique_lock lock(point_->mutex);
   if (given_up_.empty() && !obstacle.empty()) {
     impossible_ = true;

@@ -9,20 +9,20 @@
 
 namespace sherd::local {
 
-/// Thread-safe. Waits in spite of the abort that it is to end.
+/// Rendezvous of all ranks of a launch. Thread-safe. Its waits do not end by the abort that it clears.
 class Recovery {
  public:
-  /// `ranks`: of the launch.
+  /// `ranks`: size of the launch.
   Recovery(std::shared_ptr<comm::AbortDomain> domain, int ranks);
 
-  /// On a rank of which nothing is queued or runs any more. The last to come ends the failure; all return then.
-  /// `obstacle`: why this rank cannot go on, or "".
-  /// @throws CommError on all that have come, and on those that still come: at once when a rank has left, after
-  /// `timeout`, naming who did not come; NotSupported with the obstacle.
+  /// Call it on a rank whose operations have all ended. The last rank to arrive clears the failure; then all
+  /// return. `obstacle`: why this rank cannot continue, or "".
+  /// @throws CommError on all that have arrived, and on those that still arrive: at once when a rank has
+  /// left; after `timeout`, naming the missing ranks. NotSupported with the obstacle.
   void meet(int world_rank, const std::string& obstacle, std::chrono::milliseconds timeout);
 
  private:
-  /// Ranks that have not come, those alone that have left if `left`.
+  /// Returns the ranks that have not arrived; with `left`, only those that have left.
   std::vector<int> missing(bool left) const;
   void give_up(std::string reason);
   [[noreturn]] void raise(int world_rank) const;

@@ -13,19 +13,19 @@
 
 namespace sherd::local {
 
-/// A reusable meeting of `world_ranks.size()` threads. Each enter()s with a slot, works with the slots of
+/// Reusable meeting of `world_ranks.size()` threads. Each enter()s with a slot, works with the slots of
 /// all, and leaves with sync(). Slots of the others may be read from enter() to the last sync().
 ///
-/// Only enter() can fail, and then no rank gets in: it is the last to arrive who decides, for all. Once
-/// inside, no rank waits for anything but its peers inside, so sync() needs no timeout and no abort, and
-/// nobody can leave while a peer still reads its memory. What runs between enter() and sync() must not throw.
+/// Only enter() can fail, and then no rank gets in: the last to arrive decides for all. Once inside, a rank
+/// waits for its peers inside alone, so sync() needs no timeout and no abort, and a rank cannot leave while a
+/// peer still reads its memory. What runs between enter() and sync() must not throw.
 template <class Slot>
 class Rendezvous {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// All outlive the rendezvous. `gone`: whether a rank comes no more; asked under the lock. `last`: what a world
-  /// rank called last, for messages.
+  /// All outlive the rendezvous. `gone`: whether a rank makes no more calls; called under the lock. `last`: a
+  /// world rank's last call, for messages.
   Rendezvous(comm::AbortDomain& domain, comm::WaitPoint& point, const std::vector<int>& world_ranks,
              std::function<bool(int rank)> gone, std::function<std::string(int world_rank)> last)
       : domain_(domain),
@@ -101,7 +101,7 @@ class Rendezvous {
     }
   }
 
-  /// Returns when all ranks inside have called it as often. After the `last` one the slots are gone.
+  /// Returns when all ranks inside have called it equally often. After the `last` one the slots are invalid.
   void sync(bool last) noexcept {
     std::unique_lock lock(point_.mutex);
     if (--inside_ == 0) {

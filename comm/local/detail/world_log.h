@@ -10,7 +10,7 @@
 
 namespace sherd::local {
 
-/// Thread-safe: every rank may read what the others did, for all are threads of one process.
+/// Records of all ranks. Thread-safe: the ranks are threads of one process and may read each other's.
 struct WorldLog {
   explicit WorldLog(int ranks) : arrivals(ranks) {}
 

@@ -7,8 +7,8 @@
 
 namespace sherd::mpi {
 
-/// Runs the call, on the worker of its stream: meets the others, moves the data, sums up. `peer`: of send and
-/// recv.
+/// Runs the call, on the worker of its stream: meets the others, moves the data, reduces. `peer`: for send
+/// and recv.
 /// @throws CommError as Communicator says.
 void run(Member& member, comm::Verb verb, const comm::Call& call, int peer, ExecutionContext& context);
 

@@ -24,8 +24,9 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kLetterTag = 0;
 
-// Between two looks at MPI while something is under way. A look costs about a microsecond: the longest pause
-// takes half a percent of a core, and adds to the latency of a call that has waited for long anyway.
+// Time between two polls of MPI while an operation is in flight. A poll costs about a microsecond: the
+// longest pause takes half a percent of a core, and adds to the latency of a call that has waited for long
+// anyway.
 constexpr std::chrono::microseconds kShortestPause{10}, kLongestPause{200};
 
 /// What is under way, beside its request.
@@ -36,7 +37,7 @@ struct Open {
   int process = 0;  // of a transfer
 };
 
-/// A letter that comes, or data that nobody wants.
+/// A received control message, or data of an abandoned batch.
 struct Incoming {
   std::string bytes;
   MPI_Request request = MPI_REQUEST_NULL;
@@ -48,7 +49,7 @@ struct Order {
   std::shared_ptr<Batch> batch;         // of the transfers, or of a reduction in `group`
   std::shared_ptr<ProcessGroup> group;
   Reduction reduction;
-  std::shared_ptr<std::string> letter;  // or a letter to `process`
+  std::shared_ptr<std::string> letter;  // or a control message to `process`
   int process = 0;
   bool abandon = false;  // the batch
 };

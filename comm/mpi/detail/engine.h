@@ -1,7 +1,7 @@
 // MPI thread of a process: the one thread that calls MPI for a world. Private to comm/mpi.
 //
-// One thread, because MPI then needs no more than MPI_THREAD_SERIALIZED, its progress never depends on what
-// other threads do, and no lock is held inside it while others wait; nothing it calls blocks.
+// One thread, because MPI then needs no more than MPI_THREAD_SERIALIZED, its progress does not depend on
+// other threads, and no lock is held inside MPI while others wait. None of its calls blocks.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ namespace sherd::mpi {
 class ProcessGroup;
 struct Reduction;
 
-/// Bytes that go to a process or come from one. Those of one (sender, receiver, tag) match in order.
+/// Data to or from a process. Transfers of one (sender, receiver, tag) match in order.
 struct Transfer {
   bool sends = false;
   char* data = nullptr;
@@ -34,11 +34,12 @@ struct Transfer {
 /// Transfers that are waited for together. Thread-safe.
 class Batch {
  public:
-  /// All have ended: the memory is the caller's again.
+  /// Returns whether all have ended: the caller may use the memory again.
   bool done() const { return open_.load(std::memory_order_acquire) == 0; }
-  /// A transfer of it ended in an error of MPI: what it was to receive is not there. Known when done().
+  /// Returns whether a transfer ended in an error of MPI: its data is missing. Valid when done().
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-  /// Processes whose data has not come yet or, when all has, to which data is not sent yet; ascending.
+  /// Returns the processes whose data has not come yet or, when all has, to which data is not sent yet;
+  /// ascending.
   std::vector<int> late() const;
 
  private:
@@ -48,34 +49,34 @@ class Batch {
   };
   mutable std::mutex mutex_;
   std::map<int, Open> by_process_;  // under it
-  std::vector<int> everybody_;      // of a reduction: MPI does not say whose data it waits for
+  std::vector<int> everybody_;      // of a reduction: MPI does not name the ranks that it waits for
   std::atomic<int64_t> open_{0};
   std::atomic<bool> failed_{false};
   std::function<void()> on_done_;
   std::shared_ptr<const void> keep_;
 };
 
-/// Thread-safe.
+/// The MPI thread and its queue of orders. Thread-safe.
 class Engine {
  public:
-  /// Tags of transfers lie in [kFirstTag, tag_limit()).
+  /// Tags of transfers are in [kFirstTag, tag_limit()).
   static constexpr int kFirstTag = 1;
 
   /// Called on the engine's thread.
   struct Handlers {
-    /// A letter has come; those of one process in the order in which they were sent.
+    /// Receives a control message; those of one process in the order in which they were sent.
     std::function<void(std::string letter)> letter;
-    /// An error of MPI.
+    /// Receives an error of MPI.
     std::function<void(const std::string& cause)> failed;
-    /// Every poll while the others have not come yet; what it throws, the constructor throws.
+    /// Called at every poll while the others have not come yet; the constructor rethrows its exceptions.
     std::function<void()> joining = {};
   };
 
-  /// Every process of the job makes one, at the same time.
+  /// Starts the thread. Every process of the job makes one, at the same time.
   /// @throws CommError, also when MPI is not initialised or lets only one thread call it, or when the others
   /// do not come within the timeout.
   Engine(const MpiOptions& options, Handlers handlers);
-  /// Without close(): as if the launch had failed.
+  /// Ends without waiting, unless close() was called: as after a failure of the launch.
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -84,24 +85,24 @@ class Engine {
   int processes() const;
   int tag_limit() const;
 
-  /// A short message, which the handler of its receiver gets; this process may write to itself.
+  /// Sends a control message, which the receiver's handler gets; this process may write to itself.
   void write(int process, std::string letter);
-  /// Starts transfers. `keep` lives until all have ended, whatever happens to the caller. `on_done` is called
-  /// when they have, on the engine's thread.
+  /// Starts transfers. `keep` is held until all have ended, whatever happens to the caller. `on_done` is
+  /// called then, on the engine's thread.
   std::shared_ptr<Batch> start(const std::vector<Transfer>& transfers, std::shared_ptr<const void> keep,
                                std::function<void()> on_done);
-  /// A communicator of MPI's for reductions: see ProcessGroup's constructor.
+  /// Makes a communicator of MPI for reductions: see ProcessGroup's constructor.
   std::shared_ptr<ProcessGroup> make_group(std::span<const int> processes, uint64_t id,
                                            std::chrono::milliseconds limit, const std::string& name);
-  /// Starts a reduction of MPI's on the group, as start() does; `processes` are the group's. Those of one group begin in
-  /// the same order everywhere.
+  /// Starts a reduction of MPI on the group, as start() does; `processes` are the group's. Reductions of one
+  /// group begin in the same order on all processes.
   std::shared_ptr<Batch> start(const std::shared_ptr<ProcessGroup>& group, const Reduction& reduction,
                                std::vector<int> processes, std::shared_ptr<const void> keep,
                                std::function<void()> on_done);
-  /// Nobody waits for the batch any more: what it was to receive may stay away.
+  /// Marks a batch that no caller waits for any more: data it was to receive may stay away.
   void abandon(const std::shared_ptr<Batch>& batch);
 
-  /// Somebody waits for letters: the thread looks for them all the time, not only now and then.
+  /// While it exists a caller waits for control messages: the thread polls for them without pauses.
   class Attention {
    public:
     explicit Attention(Engine& engine) : engine_(engine) { engine_.attend(1); }
@@ -113,11 +114,11 @@ class Engine {
     Engine& engine_;
   };
 
-  /// The launch has failed: data that still comes is taken and thrown away, so that its senders, too, get
-  /// their memory back.
+  /// Receives and drops data from now on, after a failure of the launch, so that its senders complete and may
+  /// free their memory.
   void drain();
-  /// Ends the thread when all that was started has ended, or after `patience`. Whatever MPI still uses then
-  /// is never freed. `together`: every process is known to close, so that MPI's communicator can be freed.
+  /// Ends the thread when all operations have ended, or after `patience`. Memory that MPI still uses then is
+  /// never freed. `together`: every process is known to close, so that MPI's communicator can be freed.
   /// Returns whether all had ended.
   bool close(bool together, std::chrono::milliseconds patience);
 

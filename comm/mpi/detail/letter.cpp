@@ -51,6 +51,7 @@ class Reader {
   explicit Reader(std::string_view bytes) : rest_(bytes) {}
 
   template <class T>
+  // Unaligned bytes are copied, never cast.
   T get() {
     T value;
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
@@ -60,6 +61,7 @@ class Reader {
   std::vector<int64_t> get_all() {
     const size_t count = get_size();
     const bool equal = get<bool>();
+    // Checked before the allocation: a corrupt count must not allocate gigabytes.
     if (!equal && count > rest_.size() / sizeof(int64_t)) refuse();
     std::vector<int64_t> numbers(count);
     if (count == 0) return numbers;
@@ -71,7 +73,8 @@ class Reader {
     return numbers;
   }
   [[noreturn]] static void refuse() {
-    throw CommError("MPI: a letter of another version or program came; run the same build on all hosts");
+    throw CommError(
+        "MPI: received a control message of another version or program; run the same build on all hosts");
   }
 
  private:
@@ -101,6 +104,7 @@ std::string encode(const Letter& l) {
   w.put(l.to);
   w.put(l.lane);
   w.put(l.sequence);
+  // What follows depends on the kind: only calls carry a description, which peers compare with their own.
   w.put(l.tag);
   if (l.kind == Letter::Kind::left) w.put_text(l.last);
   if (l.kind != Letter::Kind::call) return w.take();
@@ -126,6 +130,7 @@ std::string encode(const Letter& l) {
 
 Letter decode(const std::string& bytes) {
   Reader r(bytes);
+  // The mark at the front holds the version of this format.
   if (r.get<uint64_t>() != kMark) Reader::refuse();
   Letter l;
   l.kind = r.get<Letter::Kind>();

@@ -9,13 +9,14 @@
 
 namespace sherd::mpi {
 
-/// Calls that are numbered together. A send and its receive are two lanes: each side tells the other.
+/// Calls that are numbered together. A send and its receive are two lanes: each side sends its call to the
+/// other.
 enum class Lane : uint8_t { collective, split, send, receive };
 
-/// One call of a group, as its ranks number it.
+/// Number of a call of a group, as its ranks count.
 struct CallNumber {
   Lane lane = Lane::collective;
-  int peer = -1;  // rank in the group that sends or receives the letter, for messages
+  int peer = -1;  // rank in the group that sends or receives, for messages
   int64_t sequence = 0;
 
   auto operator<=>(const CallNumber&) const = default;
@@ -23,28 +24,28 @@ struct CallNumber {
 
 struct Letter {
   enum class Kind : uint8_t {
-    call,      // a rank has come to a call
-    withdraw,  // it has given that call up
+    call,      // a rank has reached a call
+    withdraw,  // it has aborted that call
     left,      // a world rank makes no further call
-    goodbye    // a process writes no further letter
+    goodbye    // a process sends no further control message
   };
   Kind kind = Kind::call;
-  /// Of which group, from and to which of its ranks; left: `from` is the world rank.
+  /// Group, sender and receiver (ranks in the group); left: `from` is the world rank.
   uint64_t group = 0;
   int from = 0, to = 0;
   Lane lane = Lane::collective;
   int64_t sequence = 0;
-  /// With this tag the receiver of the letter is to send its data for the call.
+  /// Tag with which the receiver of this message is to send its data for the call.
   int tag = 0;
-  /// Without tensors.
+  /// The call, without tensors.
   comm::Call call = {};
   /// Lane::collective: how long the sender waited for the others in the group's collective before this one.
   int64_t waited_ns = 0;
   /// Lane::split.
   int color = 0, key = 0;
-  /// left: what the rank called last (FlightRecorder::last()).
+  /// left: the rank's last call (FlightRecorder::last()).
   std::string last = {};
-  /// When it came, by the receiver's clock; not sent.
+  /// Time of arrival, by the receiver's clock; not sent.
   std::chrono::steady_clock::time_point came = {};
 };
 

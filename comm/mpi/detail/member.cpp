@@ -139,7 +139,7 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   const int world = world_ranks_[static_cast<size_t>(withdrawn)];
   if (!domain.aborted())
     domain.fail(lock, world, where,
-                fmt::format("{}: rank {} has given it up and did not say why", where, world));
+                fmt::format("{}: rank {} aborted it without reporting a cause", where, world));
   lock.unlock();
   domain.raise(where);
 }
@@ -329,8 +329,8 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
   comm::WaitPoint& point = *member_.point_;
   std::unique_lock lock(point.mutex);
   const std::vector<int>& withdrawn = member_.arrivals_[number_].withdrawn;
-  // All have come: they move their data even when the launch fails meanwhile, so that no rank is left with
-  // half of it, unless one withdraws that had heard of the failure before it heard of the last that came.
+  // All have arrived. They move their data even when the launch fails meanwhile, so that no rank holds half
+  // of it, unless a rank withdraws: one that received the failure before the call of the last to arrive.
   const auto over = [&] { return batch->done() || !withdrawn.empty(); };
   const auto deadline = std::chrono::steady_clock::now() + point.timeout;
   point.changed.wait_until(lock, deadline, [&] { return over() || domain.aborted(); });
@@ -338,7 +338,7 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
     point.changed.wait_until(lock, std::min(deadline, std::chrono::steady_clock::now() + kAfterFailure),
                              over);
   if (batch->done() && !batch->failed()) return;
-  if (batch->done()) {  // the launch failed before this was told
+  if (batch->done()) {  // the launch failed before this rank saw the end
     lock.unlock();
     domain.raise(where_);
   }

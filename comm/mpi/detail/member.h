@@ -19,18 +19,18 @@
 
 namespace sherd::mpi {
 
-/// A stretch of memory.
+/// Contiguous memory.
 struct Piece {
   char* data = nullptr;
   int64_t bytes = 0;
 };
 
-/// Ranks are numbered in the group; messages name world ranks. Lives as long as its communicator or work that
-/// is queued on it.
+/// One rank in one group. Ranks are indices in the group; messages name world ranks. Exists as long as its
+/// communicator or an operation that is queued on it.
 class Member final : public Recipient {
  public:
-  /// Host-blocking with MpiOptions::library_order: all ranks of the group make theirs.
-  /// `name` is the same on all ranks of the group, and no other group's of the world. `arrivals` is the rank's.
+  /// Host-blocking with MpiOptions::library_order: all ranks of the group construct theirs. `name` is the
+  /// same on all ranks of the group and unique in the world. `arrivals` is the rank's.
   Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
          std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks, int rank,
          std::chrono::milliseconds timeout);
@@ -49,8 +49,8 @@ class Member final : public Recipient {
   /// Null unless MpiOptions::library_order.
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
-  /// A call that its ranks have all come to; to be used by the thread that met for it, and to go before the
-  /// member. No rank leaves it before it is over unless it has lost the connection or withdraws.
+  /// A call that all its ranks have reached. It is used by the thread that met for it, and destroyed before
+  /// the member. No rank leaves it before its end unless it has lost the connection or withdraws.
   class Meeting {
    public:
     Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where);
@@ -58,7 +58,8 @@ class Member final : public Recipient {
     Meeting(const Meeting&) = delete;
     Meeting& operator=(const Meeting&) = delete;
 
-    /// sends[r] goes to rank r, recvs[r] comes from there; empty pieces do not travel, nor do a rank's own.
+    /// Starts the transfers: sends[r] to rank r, recvs[r] from there; empty pieces and a rank's own are not
+    /// sent.
     /// Transfers of one meeting match in order. `keep` holds the memory. Null when there is nothing to move.
     std::shared_ptr<Batch> start(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
                                  std::shared_ptr<const void> keep);
@@ -77,7 +78,7 @@ class Member final : public Recipient {
     std::function<void()> on_done() const;
     Member& member_;
     const CallNumber number_;
-    const std::vector<int> peers_;  // without this rank
+    const std::vector<int> peers_;  // other ranks
     const std::string where_;
     const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
     int tags_ = 0;                   // the peers' data come with tags_ + rank
@@ -85,14 +86,14 @@ class Member final : public Recipient {
     std::vector<std::shared_ptr<Batch>> started_;
   };
 
-  /// Waits until all ranks have come to the collective.
-  /// @throws CommError on disagreement or timeout or when a rank comes no more, PeerFailure after an abort.
+  /// Waits until all ranks have reached the collective.
+  /// @throws CommError on disagreement or timeout or when a rank has left, PeerFailure after an abort.
   std::unique_ptr<Meeting> meet(const comm::Call& call);
   /// The same for a send to, or a receive from, `peer`.
   std::unique_ptr<Meeting> meet_peer(const comm::Call& call, bool sends, int peer);
-  /// Grow-only memory for the call that its thread works on; who keeps the handle keeps the memory.
+  /// Returns grow-only memory for the call that its thread runs; the handle keeps the memory alive.
   std::shared_ptr<char> scratch(int64_t bytes);
-  /// The new group's member for this rank. `timeout` 0: as this one's.
+  /// Makes the new group's member for this rank. `timeout` 0: as this one's.
   std::shared_ptr<Member> split(int color, int key, std::chrono::milliseconds timeout,
                                 const Purpose& purpose);
 
@@ -105,15 +106,16 @@ class Member final : public Recipient {
   std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where,
                                 const Purpose& purpose);
   void withdraw(const Meeting& meeting);
-  /// The peers of a meeting that have not come, as world ranks; those alone that have left, if `left`.
+  /// Returns the peers of a meeting that have not come, as world ranks; with `left`, only those that have
+  /// left.
   std::vector<int> missing(const Meeting& meeting, bool left);
-  /// Who waits in the meeting, as far as is known here: this rank, and peers whose letters have come.
+  /// Returns the ranks that are known to wait in the meeting: this rank, and peers whose calls have arrived.
   std::vector<comm::Waiting> waiting(const Meeting& meeting);
   std::string last_calls(const std::vector<int>& world_ranks) const;
-  /// Of the collective before that one, in which each rank waited for so long as its letter says: the longer, the
-  /// earlier it had come.
+  /// Adds the arrivals at the collective before that one: each rank's call carries how long it waited there;
+  /// the longer, the earlier it had arrived.
   void count_arrivals(const Meeting& meeting);
-  /// The peers of a meeting that those processes have, as world ranks.
+  /// Returns the peers of a meeting that run in those processes, as world ranks.
   std::vector<int> ranks_of(const Meeting& meeting, const std::vector<int>& processes) const;
   [[noreturn]] void raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn);
   std::string place(const std::string& what) const;

@@ -19,6 +19,8 @@ using mpi::Member;
 using mpi::Session;
 using std::chrono::milliseconds;
 
+/// Constructed on the host's thread, ended on the stream's thread. A call dropped by a failed stream stays
+/// counted: its rank may still report the failure.
 /// One queued call.
 class Queued {
  public:
@@ -66,7 +68,7 @@ class MpiCommunicator final : public comm::CheckedCommunicator {
 
   std::vector<std::string> recover(milliseconds) override {
     throw NotSupported(
-        fmt::format("recover() on rank {}: backend = mpi cannot go on after a failure; end the job and "
+        fmt::format("recover() on rank {}: backend = mpi cannot continue after a failure; end the job and "
                     "resume from the last "
                     "checkpoint (backend = local can recover)",
                     world_rank()));
@@ -114,11 +116,13 @@ void check(const MpiOptions& o, std::span<const std::shared_ptr<Device>> devices
   for (const auto& device : devices)
     if (device->kind() != DeviceKind::cpu)
       throw NotSupported(
-          fmt::format("{} is no CPU: backend = mpi moves the host's memory; use backend = nccl or "
+          fmt::format("{} is not a CPU: backend = mpi moves the host's memory; use backend = nccl or "
                       "backend = local for GPUs",
                       device->label()));
 }
 
+// MPI's own collectives match by process and communicator, so two ranks of one process cannot both take
+// part.
 void check_library_order(std::span<const int> process_of) {
   const std::set<int> processes(process_of.begin(), process_of.end());
   if (processes.size() < process_of.size())
@@ -134,6 +138,7 @@ void check_library_order(std::span<const int> process_of) {
 
 /// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
 void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
+  // All processes publish the settings that must be equal before the first message of MPI is sent.
   const std::string prefix = options.name + "/here";
   const std::string settings =
       fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
@@ -149,6 +154,7 @@ void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
               settings, place.rank, (*all)[p], p));
       return;
     }
+    // A process that failed before it came is named by its own cause, not by the timeout.
     if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
     if (std::chrono::steady_clock::now() > deadline)
       throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
@@ -167,6 +173,7 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   options.timeout = comm::bounded(options.timeout);
   check(options, devices);
   const MpiPlace place = mpi_place();
+  // The ranks of this process, in ascending order, one for each device.
   std::vector<int> mine;
   for (size_t r = 0; r < process_of.size(); ++r)
     if (process_of[r] == place.rank) mine.push_back(static_cast<int>(r));
@@ -174,6 +181,8 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
     throw InvalidArgument(fmt::format("MPI world: process {} has {} devices for {} ranks; give one each",
                                       place.rank, devices.size(), mine.size()));
   if (options.library_order) check_library_order(process_of);
+  // One recorder, member and set of counters for each rank; the session with its MPI thread is shared by all
+  // ranks of the process.
   std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;
   for (const int r : mine)
     recorders.push_back(

@@ -11,36 +11,36 @@
 
 namespace sherd {
 
-/// One world communicator for each of `devices`, the ranks of this process, ascending. `process_of[r]` is the
-/// process (its rank in MPI_COMM_WORLD) that has world rank r. Every process calls, those without a rank,
-/// too; host-blocking. MPI is initialised (mpi_bootstrap()) and lets any thread call it
+/// Makes one world communicator for each of `devices`, the ranks of this process, ascending. `process_of[r]`
+/// is the process (its rank in MPI_COMM_WORLD) that has world rank r. Every process calls, those without a
+/// rank, too; host-blocking. MPI is initialised (mpi_bootstrap()) and lets any thread call it
 /// (MPI_THREAD_SERIALIZED; with several worlds at a time, or MPI calls of the program's own meanwhile,
 /// MPI_THREAD_MULTIPLE).
 ///
-/// All that Communicator promises holds, bits included. Before data moves, the ranks of a group tell each
-/// other their calls by messages of some hundred bytes, so that different calls fail with both named and late
-/// ranks are named. Sent and received by each of n ranks, beside those, where `size` is the bytes of the
-/// whole: all_gather and reduce_scatter (n-1)/n * size, which no algorithm can go below; all_reduce twice
-/// that; broadcast: at most size received and 2 * size sent; the others what their counts say.
+/// Communicator's contract holds, bits included. Before data moves, the ranks of a group exchange their calls
+/// in messages of some hundred bytes, so that different calls fail with both named and late ranks are named.
+/// Each of n ranks also sends and receives, where `size` is the bytes of the whole: all_gather and
+/// reduce_scatter (n-1)/n * size, the minimum; all_reduce 2x that; broadcast at most size received and 2 *
+/// size sent; the others their counts.
 ///
-/// A process has one thread that makes all calls of MPI for the world, none of which blocks. It sleeps
-/// between looks while something is under way, and until it is told when nothing is.
+/// One thread of the process makes all calls of MPI for the world, none of which blocks. While an operation
+/// is in flight it sleeps between polls; otherwise it sleeps until an operation is queued.
 ///
-/// Differences to what Communicator says:
-/// - That another rank has failed is seen within about one poll, not at once.
-/// - When a rank aborts right behind a collective, others may fail in that one although it is done there: what says
-///   so travels, and what it says has come may come later.
+/// Differences to Communicator's contract:
+/// - A failure of another rank is seen within about one poll, not at once.
+/// - When a rank aborts right after a collective, others may fail in that one although its data has arrived:
+///   the abort may overtake the message that reports completion.
 /// - recover() throws NotSupported on every rank.
-/// - A failure ends all ranks with the first cause, but MPI's launcher may kill those that are left when a
-///   process dies (docs/clusters.md).
-/// @throws CommError naming the ranks that did not come within the timeout, or with what MPI says;
-/// InvalidArgument; NotSupported for a device that is no CPU; NotCompiled without MPI.
+/// - A failure ends all ranks with the first cause, but MPI's launcher may kill the others when a process
+///   exits (docs/clusters.md).
+/// @throws CommError naming the ranks that did not come within the timeout, or with MPI's message;
+/// InvalidArgument; NotSupported for a device that is not a CPU; NotCompiled without MPI.
 std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::shared_ptr<Device>> devices,
                                                           std::span<const int> process_of,
                                                           std::shared_ptr<Store> store,
                                                           const MpiOptions& options = {});
 
-/// Whether this build can.
+/// Returns whether this build has MPI.
 bool has_mpi_backend();
 
 }  // namespace sherd

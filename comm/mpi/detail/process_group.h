@@ -12,9 +12,9 @@
 
 namespace sherd::mpi {
 
-/// A sum over a group in whatever order MPI takes: all of it to every rank, or to each rank its slice.
+/// A sum over a group in MPI's order: the whole sum on every rank, or one slice on each.
 struct Reduction {
-  /// scatter: one slice of `elements` for each rank. Otherwise null, for it is summed up in place.
+  /// scatter: one slice of `elements` for each rank. Otherwise null: the sum is in place.
   const void* send = nullptr;
   void* recv = nullptr;
   int elements = 0;  // of recv
@@ -22,24 +22,24 @@ struct Reduction {
   bool scatter = false;
 };
 
-/// Whether MPI has this sum: f32 and f64, of at most as many elements as MPI can count. Sums of 16 bits are
-/// accumulated in f32, which MPI does not know.
+/// Returns whether MPI can compute this sum: f32 and f64, of at most as many elements as MPI can count.
+/// 16-bit sums are accumulated in f32, which MPI does not support.
 bool has_sum(DType dtype, int64_t elements);
 
-/// The processes of a group, in the order of its ranks, each of which has one process. Freed by free() alone:
-/// what is left goes with MPI.
+/// MPI communicator of a group, whose ranks each have a process of their own, in the order of ranks. Freed by
+/// free() alone; otherwise it ends with MPI.
 class ProcessGroup {
  public:
-  /// Host-blocking; every process of the group calls, and nobody else. `id` is the same on all of them, and
-  /// no other group's of the job. MPI's call cannot be left: a process whose peers do not come within `limit`
-  /// ends with exit code 1 and a line that says so.
-  /// @throws CommError with what MPI says.
+  /// Host-blocking; every process of the group calls, and no other. `id` is the same on all of them, and
+  /// unique in the job. MPI's call cannot be cancelled: a process whose peers do not come within `limit` ends
+  /// with exit code 1 and a line that says so.
+  /// @throws CommError with MPI's error text.
   ProcessGroup(MPI_Comm job, std::span<const int> processes, uint64_t id, std::chrono::milliseconds limit,
                const std::string& name);
   uint64_t id() const { return id_; }
-  /// Of the thread that makes all calls of MPI; in the same order on all processes of the group.
+  /// Starts a reduction. Called by the MPI thread; in the same order on all processes of the group.
   MPI_Request start(const Reduction& reduction) const;
-  /// Every process of the group calls.
+  /// Frees the communicator. Every process of the group calls.
   void free();
 
  private:

@@ -12,20 +12,20 @@
 
 namespace sherd::mpi {
 
-/// Each process writes into the store that it lives, and looks whether the next one does: two small requests
-/// a second, however many processes there are. For one thread.
+/// Publishes this process's heartbeat in the store and checks its successor's: two small requests a second,
+/// for any number of processes. For one thread.
 class Pulse {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// `prefix` is the same on all processes. A process is silent that writes nothing for `limit`.
+  /// `prefix` is the same on all processes. A process without a heartbeat for `limit` is reported.
   Pulse(std::shared_ptr<Store> store, std::string prefix, int process, int processes,
         std::chrono::milliseconds limit);
-  /// Whom this one looks at; itself when it is alone.
+  /// The rank whose heartbeat this one checks; its own when it is alone.
   int neighbour() const { return neighbour_; }
-  /// To be called more often than once a second; most calls do nothing. For how long the neighbour has been
-  /// silent, once that is too long. Time in which this process itself stood still does not count: then all
-  /// may have stood still.
+  /// Call it more often than once a second; most calls do nothing. Returns the time since the neighbour's
+  /// last heartbeat, once that exceeds the limit. Time in which this process itself was suspended does not
+  /// count: the neighbour may have been suspended as well.
   /// @throws CommError when the store does not answer.
   std::optional<std::chrono::milliseconds> look(Clock::time_point now);
 

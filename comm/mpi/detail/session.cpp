@@ -89,7 +89,8 @@ void Session::say_goodbye() {
   if (!together && !failed) tell_who_did_not_end();
 }
 
-// All calls were done, so nobody throws any more; still, a process that stands or is cut off has not done its part.
+// All calls were done, so no call throws any more; still, a suspended or unreachable process has not
+// completed.
 void Session::tell_who_did_not_end() {
   std::vector<int> missing;
   {
@@ -185,7 +186,7 @@ void Session::leave(int world_rank) {
 }
 
 void Session::tell_if_gone(int world_rank, Presence& presence) {
-  // After a failure the others wait for its cause: that this rank ends as well is no news.
+  // After a failure the others wait for its cause; the end of this rank as well adds nothing.
   if (!presence.leaving || presence.told || presence.queued > 0 || domain_.aborted()) return;
   presence.told = true;
   std::string last;
@@ -216,7 +217,8 @@ std::string Session::last_call(int world_rank) const {
   const auto last = heard_.find(world_rank);
   if (last == heard_.end()) return "";
   const auto ago = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
-  return fmt::format("{} of '{}', heard of {} ms ago", describe(last->second.call), last->second.group, ago.count());
+  return fmt::format("{} of '{}', received {} ms ago", describe(last->second.call), last->second.group,
+                     ago.count());
 }
 
 void Session::watch() {
@@ -259,10 +261,10 @@ void Session::look_at_neighbour() {
   const auto rank = std::ranges::find(process_of_, process);
   const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
   const std::string last = last_call(world);
-  domain_.abort(world,
-                fmt::format("rank {} (process {}) has given no sign of life for {} ms: it is stopped, its host stands "
-                            "still, or the network is cut; raise the timeout if that can be well{}{}",
-                            world, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
+  domain_.abort(
+      world, fmt::format("no heartbeat from rank {} (process {}) for {} ms: the process or its host is "
+                         "suspended, or the network is cut; raise the timeout if such pauses are normal{}{}",
+                         world, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
 }
 
 }  // namespace sherd::mpi

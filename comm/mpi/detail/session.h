@@ -24,17 +24,17 @@
 
 namespace sherd::mpi {
 
-/// Where letters to one rank of one group go.
+/// Receiver of the control messages to one rank of one group.
 class Recipient {
  public:
-  /// On the engine's thread.
+  /// Called on the engine's thread.
   virtual void deliver(Letter letter) = 0;
 
  protected:
   ~Recipient() = default;
 };
 
-/// Thread-safe. Lives as long as a communicator or queued work of its world does.
+/// Thread-safe. Exists as long as a communicator or a queued operation of its world.
 class Session {
  public:
   /// `process_of` by world rank; `recorders` of the ranks of this process. @throws as make_mpi_world().
@@ -49,25 +49,25 @@ class Session {
   Engine& engine() { return *engine_; }
   int process_of(int world_rank) const { return process_of_[static_cast<size_t>(world_rank)]; }
 
-  /// The first of `count` tags that nothing of this process that is under way uses. They come round again
-  /// after as many calls as MPI has tags.
+  /// Returns the first of `count` tags that no transfer of this process uses. Tags repeat after as many calls
+  /// as MPI has tags.
   int take_tags(int count);
 
-  /// From now on `recipient` gets the letters to this rank of the group, also those that came before.
+  /// Registers `recipient` for the control messages to this rank of the group, including earlier ones.
   void enter(uint64_t group, int rank, Recipient& recipient);
   void forget(uint64_t group, int rank);
 
-  /// A call is queued, and later is issued or was never queued. One that is dropped, by a stream that failed,
-  /// is never done: its rank counts as one that may still come, for it is about to say why.
+  /// Counts a call as queued; ran(): as issued, or never queued. A call dropped by a failed stream stays
+  /// queued: its rank counts as one that may still arrive, because it is about to report the failure.
   void queued(int world_rank);
   void ran(int world_rank);
-  /// The rank calls nothing any more; the others are told once nothing of it is queued.
+  /// Announces that the rank makes no more calls; sent to the others once nothing of it is queued.
   void leave(int world_rank);
 
-  /// A letter about a call has come from another rank.
+  /// Records a call of another rank.
   void heard(int world_rank, const std::string& group, const comm::Call& call);
-  /// What the rank called last as far as is known here, for messages: of another process's rank what it said when
-  /// it left, else its last letter to this process; "" when nothing is known.
+  /// Describes the rank's last known call, for messages: of another process's rank its report when it left,
+  /// else its last control message to this process; "" when unknown.
   std::string last_call(int world_rank) const;
 
  private:
@@ -94,7 +94,7 @@ class Session {
   const std::vector<std::shared_ptr<comm::FlightRecorder>> recorders_;
   const std::shared_ptr<Store> store_;
   comm::AbortDomain domain_;
-  const std::shared_ptr<comm::WaitPoint> point_;  // of the watch and of goodbyes
+  const std::shared_ptr<comm::WaitPoint> point_;  // of the watchdog and of shutdown messages
 
   std::mutex tags_mutex_;
   int next_tag_ = Engine::kFirstTag;
@@ -112,10 +112,10 @@ class Session {
 
   std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex
   bool stop_ = false;
-  bool announced_ = false;  // the watch's own
+  bool announced_ = false;  // used by the watchdog alone
 
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<Pulse> pulse_;  // the watch's own
+  std::unique_ptr<Pulse> pulse_;  // used by the watchdog alone
   std::thread watch_;
 };
 

@@ -34,7 +34,7 @@ struct NcclApi {
   decltype(&ncclCommRegister) comm_register;
   decltype(&ncclCommDeregister) comm_deregister;
   decltype(&ncclGetVersion) get_version;
-  // Null where the library, or the header that sherd was built with, is older than the function.
+  // Null where the library, or the header at build time, is older than the function.
   ncclResult_t (*mem_alloc)(void** data, size_t bytes);
   ncclResult_t (*mem_free)(void* data);
   ncclResult_t (*window_register)(ncclComm_t comm, void* data, size_t bytes, Window* window, int flags);

@@ -14,12 +14,14 @@ constexpr std::array kOps = {"all_gather", "all_gather_v", "reduce_scatter", "al
                              "broadcast",  "all_to_all_v", "gather_v",       "scatter_v",
                              "send",       "recv",         "barrier"};
 
+// All ranks of a job run one build on one kind of host, so numbers are copied as they are in memory.
 void put(std::string& to, int64_t v) { to.append(reinterpret_cast<const char*>(&v), sizeof v); }
 void put(std::string& to, const std::vector<int64_t>& v) {
   put(to, static_cast<int64_t>(v.size()));
   for (int64_t x : v) put(to, x);
 }
 
+/// Reads from the front. After a missing byte `good` is false and everything read is zero or empty.
 struct Source {
   const std::string& bytes;
   size_t at = 0;
@@ -46,6 +48,7 @@ struct Source {
   }
 };
 
+// Decodes the calls of all members; fails the launch with the rank whose entry cannot be decoded.
 std::vector<Call> decode_all(Session& session, const std::vector<std::string>& bytes,
                              const std::vector<int>& members, const std::string& where) {
   std::vector<Call> calls;
@@ -54,7 +57,7 @@ std::vector<Call> decode_all(Session& session, const std::vector<std::string>& b
     if (!call)
       session.fail(
           where,
-          fmt::format("{}: what rank {} put into the store is no call; do all ranks run one version?", where,
+          fmt::format("{}: the store's entry of rank {} is not a call; do all ranks run one version?", where,
                       members[i]),
           members[i]);
     calls.push_back(std::move(*call));
@@ -67,6 +70,7 @@ std::vector<Call> decode_all(Session& session, const std::vector<std::string>& b
 std::string encode(const Call& c) {
   std::string bytes;
   int64_t op = 0;
+  // The array of names is the wire format: an operation is sent as its index.
   while (std::strcmp(kOps[static_cast<size_t>(op)], c.op) != 0) ++op;
   for (int64_t v : {op, c.sequence, static_cast<int64_t>(c.dtype), c.elements, static_cast<int64_t>(c.root),
                     static_cast<int64_t>(c.reduce)})
@@ -98,6 +102,7 @@ std::optional<Call> decode(const std::string& bytes) {
   return c;
 }
 
+// Every rank compares all calls itself, so that all throw the same error at the same call.
 void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
                       int rank, const Call& call, const std::string& where, const Deadline& deadline) {
   const auto prefix = [&](int64_t sequence) { return fmt::format("{}/call/{}", group, sequence); };
@@ -109,10 +114,11 @@ void check_collective(Session& session, const std::string& group, const std::vec
   // all_to_all_v agrees crosswise, which takes a count per rank of everybody.
   std::string reason = comm::disagreement(pointers, world_ranks);
   if (!reason.empty()) session.fail(where, reason);
-  // Everybody has come here, so nobody still reads the call before.
+  // Every rank has reached this call, so none still reads the call before.
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), rank));
 }
 
+// Only the two ranks of a message take part; the sender has entry 0, the receiver entry 1.
 void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
                    int peer, bool sends, const Call& call, const std::string& where,
                    const Deadline& deadline) {
@@ -127,6 +133,7 @@ void check_message(Session& session, const std::string& group, const std::vector
   const Call& theirs = calls[1 - mine];
   if (const std::string reason = comm::message_disagreement(where, call, theirs); !reason.empty())
     session.fail(where, reason);
+  // The peer has put this message's call, so it has read the one before: this rank's old entry can go.
   session.store().erase(fmt::format("{}/{}", prefix(call.sequence - 1), mine));
 }
 

@@ -10,15 +10,15 @@
 
 namespace sherd::nccl {
 
-/// A call without its tensors, as bytes and back; nothing for bytes that are no call.
+/// Converts a call without its tensors to bytes and back; nothing for bytes that are not a call.
 std::string encode(const comm::Call& call);
 std::optional<comm::Call> decode(const std::string& bytes);
 
 /// Returns when every rank of the group has made the same call.
-/// @throws CommError, the same text as the local backend's, when they differ or somebody does not come.
+/// @throws CommError, the same text as the local backend's, when the calls differ or a rank does not come.
 void check_collective(Session& session, const std::string& group, const std::vector<int>& world_ranks,
                       int rank, const comm::Call& call, const std::string& where, const Deadline& deadline);
-/// For send and recv, between the two.
+/// Compares a send with its receive, between the two ranks. @throws as check_collective().
 void check_message(Session& session, const std::string& group, const std::vector<int>& world_ranks, int rank,
                    int peer, bool sends, const comm::Call& call, const std::string& where,
                    const Deadline& deadline);

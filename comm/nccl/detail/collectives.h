@@ -9,7 +9,7 @@
 
 namespace sherd::nccl {
 
-/// Where a call is issued: on the worker of its stream.
+/// Place where a call is issued: the worker of its stream.
 struct Lane {
   Session& session;
   Handle& handle;
@@ -19,7 +19,7 @@ struct Lane {
   const Deadline& deadline;
 };
 
-/// Issues the call; `peer` is that of send and recv. Every rank's call is the same.
+/// Issues the call; `peer`: for send and recv. The ranks' calls agree.
 void issue(const Lane& lane, comm::Verb verb, const comm::Call& call, int peer);
 
 }  // namespace sherd::nccl

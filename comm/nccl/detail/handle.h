@@ -17,11 +17,11 @@
 
 namespace sherd::nccl {
 
-/// NCCL takes one call at a time per communicator, from any thread but with the device current, except for
-/// those that look and those that end it.
+/// One NCCL communicator. NCCL takes one call at a time per communicator, from any thread with the device
+/// current; polls and aborts are exceptions.
 class Handle final : public Watched {
  public:
-  /// Name and members of its group, for the other ranks' questions and for theirs.
+  /// `name` and `world_ranks` of its group, for roll calls.
   Handle(Session& session, std::string name, std::vector<int> world_ranks)
       : session_(session), name_(std::move(name)), world_ranks_(std::move(world_ranks)) {}
 
@@ -29,46 +29,47 @@ class Handle final : public Watched {
 
   /// Makes the communicator and waits until it is ready.
   void init(int rank, int size, const ncclUniqueId& id, const std::string& where, const Deadline& deadline);
-  /// Makes it from a parent's ranks, whose work must all be done.
+  /// Makes it from a parent's ranks, whose operations must all be done.
   void init_split(Handle& parent, int color, int key, const std::string& where, const Deadline& deadline);
   /// Issues work and waits until NCCL has issued it.
   /// @throws CommError when NCCL reports an error or the deadline passes; PeerFailure when the launch failed.
   void run(const std::string& where, const Deadline& deadline, const Call& call);
-  /// Before work on it is issued: registers memory that is not registered yet.
+  /// Registers memory that is not registered yet, before an operation on it is issued.
   void register_memory(const void* data, int64_t bytes, const std::string& where, const Deadline& deadline);
   void forget(const void* block, int64_t bytes) noexcept override;
 
-  /// Makes the block a symmetric window of this communicator: all its ranks, in one order among its windows
-  /// and its other work, with blocks of one size. False when NCCL has made none, on all of them alike.
+  /// Makes the block a symmetric window of this communicator. All its ranks call, in one order among its
+  /// windows and its operations, with blocks of one size. False when NCCL has made none, on all of them
+  /// alike.
   bool open_window(std::shared_ptr<const WindowBlock> block, const std::string& where,
                    const Deadline& deadline);
-  /// How many have been asked for, this one included: the same on all ranks.
+  /// Returns the number of windows requested, this one included: the same on all ranks.
   int64_t next_window() { return ++windows_asked_; }
-  /// Undoes it, in one order on all ranks, when no work uses it. After a failure of the launch, and where
-  /// NCCL does not do it, the block is kept until the communicator has ended.
+  /// Closes the window, in one order on all ranks, when no operation uses it. After a failure of the launch,
+  /// and where NCCL does not close it, the block is kept until the communicator has ended.
   void close_window(const WindowBlock& block) noexcept;
 
-  /// Device memory for what the running piece of work issues, grow-only; not the stream's own scratch memory,
-  /// which kernels that read this may use.
+  /// Returns device memory for what the running operation issues, grow-only; not the stream's own scratch
+  /// memory, which kernels that read this may use.
   char* scratch(const ExecutionContext& context, int64_t bytes);
-  /// Device memory for a barrier; `fresh` when nothing has been written there yet.
+  /// Returns device memory for a barrier; `fresh` when nothing has been written there yet.
   int32_t* word(bool& fresh);
 
   const std::string& name() const override { return name_; }
-  /// What is issued next: a call of all ranks of the group, or a message to or from world rank `peer`.
+  /// Counts the next call: a call of all ranks of the group, or a message to or from world rank `peer`.
   void begin(const std::string& where);
   void begin_message(int peer, bool sends);
-  /// Something that is not counted.
+  /// Begins an operation that is not counted.
   void begin_uncounted();
   Progress progress() override;
   std::map<std::string, int64_t> counts() override;
 
-  /// A piece of work that is queued but not yet issued, until the returned object goes.
+  /// Counts an operation as queued but not yet issued, until the returned object is destroyed.
   std::shared_ptr<void> queued();
   bool has_queued() const override { return queued_.load() > 0; }
-  /// Issued work that is late when `done` does not come before the deadline.
+  /// Registers an issued operation; it is late when `done` does not complete before the deadline.
   void under_way(const std::string& where, const Deadline& deadline, std::shared_ptr<NativeEvent> done);
-  /// Nothing is queued or under way.
+  /// Returns whether nothing is queued or in flight.
   bool idle();
 
   bool alive() override;
@@ -78,7 +79,7 @@ class Handle final : public Watched {
   void close(bool failed) noexcept override;
 
  private:
-  /// What the peers of a call or message count it as.
+  /// Key and number under which the peers count the current call or message.
   struct Awaited {
     std::vector<int> ranks;
     std::string key;
@@ -100,11 +101,11 @@ class Handle final : public Watched {
     std::shared_ptr<const WindowBlock> block;
     Window window;
   };
-  /// Makes what a split has come to, if it has, the communicator. With mutex_ held.
+  /// Takes the result of a completed split as the communicator. With mutex_ held.
   bool take_split() noexcept;
   std::string text_of(ncclResult_t result, ncclComm_t comm) const;
-  /// Waits until the communicator is done with the call that gave `result`. Takes and gives the lock of
-  /// mutex_.
+  /// Waits until the communicator is done with the call that returned `result`. Unlocks and relocks mutex_
+  /// meanwhile.
   void settle(std::unique_lock<std::mutex>& lock, ncclResult_t result, const std::string& where,
               const Deadline& deadline);
 
@@ -113,24 +114,24 @@ class Handle final : public Watched {
   const std::vector<int> world_ranks_;
   std::mutex driver_;           // from a call of NCCL until the communicator is done with it; before mutex_
   std::mutex mutex_;            // calls of NCCL
-  ncclComm_t comm_ = nullptr;   // null before init and after the end
-  ncclComm_t split_ = nullptr;  // filled in by a thread of NCCL's when a split is over
+  ncclComm_t comm_ = nullptr;   // null before init() and after the end
+  ncclComm_t split_ = nullptr;  // set by a thread of NCCL when a split is complete
   std::vector<Registration> registered_;
-  int64_t windows_asked_ = 0;      // by the rank's thread
-  std::list<Opened> windows_;      // NCCL writes to one that it is making
-  std::shared_ptr<char> scratch_;  // of the one stream at a time that drives the communicator
+  int64_t windows_asked_ = 0;      // used by the rank's thread
+  std::list<Opened> windows_;      // a list: NCCL writes to an entry while it makes the window
+  std::shared_ptr<char> scratch_;  // used by the one stream that drives the communicator
   int64_t scratch_bytes_ = 0;
   std::shared_ptr<int32_t> word_;
   std::atomic<int64_t> queued_{0};
   std::mutex flights_mutex_;
   Progress progress_;  // these under flights_mutex_
   std::map<std::string, int64_t> messages_;
-  Awaited awaited_;                  // of what is being issued
-  std::atomic<int64_t> current_{0};  // the number of the call that is being issued, 0 for messages
+  Awaited awaited_;                  // of the operation being issued
+  std::atomic<int64_t> current_{0};  // number of the call being issued, 0 for messages
   std::vector<Flight> flights_;
 };
 
-/// A new one without a communicator, which lives as long as the session, who watches it from now on.
+/// Adds a Handle without a communicator. The session owns it, and its watchdog polls it from now on.
 Handle& add_handle(Session& session, const std::string& name, const std::vector<int>& world_ranks);
 
 }  // namespace sherd::nccl

@@ -55,6 +55,8 @@ struct Group {
   int size() const { return static_cast<int>(world_ranks.size()); }
 };
 
+// Runs one call on the stream's thread: checks the launch and the peers' calls, issues NCCL's operation, and
+// hands it to the watchdog, which aborts it at the deadline.
 void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionContext& context) {
   std::string where = fmt::format("{} on rank {}", describe(call), group.session->world_rank());
   const bool message = verb == Verb::send || verb == Verb::recv;
@@ -62,12 +64,15 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
     where += fmt::format(" {} rank {}", verb == Verb::send ? "to" : "from",
                          group.world_ranks[static_cast<size_t>(peer)]);
   Session& session = *group.session;
+  // Throws the first failure of the launch, before anything is issued.
   session.check(where);
   if (message)
     group.handle.begin_message(group.world_ranks[static_cast<size_t>(peer)], verb == Verb::send);
   else
     group.handle.begin(where);
   const Deadline deadline(group.timeout);
+  // The check exchanges the call through the store and waits for the peers. NCCL itself cannot detect
+  // different calls: it would hang, or move wrong data.
   if (session.options().check_calls) {
     if (message)
       check_message(session, group.name, group.world_ranks, group.rank, peer, verb == Verb::send, call, where,
@@ -77,11 +82,13 @@ void run(const Group& group, Verb verb, const Call& call, int peer, ExecutionCon
   }
   issue({session, group.handle, context, group.rank, group.size(), where, deadline}, verb, call, peer);
   if (context.queue) {
+    // The call owns the tensors: they stay allocated until the queue has run the operation.
     context.keep(std::make_shared<Call>(call));
     group.handle.under_way(where, deadline, context.queue->record());
   }
 }
 
+/// One queued call, as submitted to a stream.
 struct Queued {
   std::shared_ptr<const Group> group;
   std::shared_ptr<void> token;  // goes before the group does
@@ -124,6 +131,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
 
   std::unique_ptr<BufferSet> make_buffers(std::span<const BufferSpec> specs) override {
     if (!group_->session->options().windows) return comm::CheckedCommunicator::make_buffers(specs);
+    // The function lets the buffers find the group of any communicator of the same session, to open windows
+    // on it too.
     return make_window_buffers(group_->session->api(), device(), specs, *window_group(),
                                [session = group_->session](Communicator& comm) {
                                  const auto* own = dynamic_cast<const NcclCommunicator*>(&comm);
@@ -147,11 +156,14 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
                                        std::shared_ptr<comm::CommCounters> counters,
                                        std::string label) override {
     Session& session = *group_->session;
+    // Wishes are exchanged through the store, not by NCCL: a rank that is missing is then named within the
+    // timeout.
     const std::string where = fmt::format("split(color {}, key {}) on rank {}", color, key, world_rank());
     const Deadline deadline(group_->timeout);
     const std::string prefix = fmt::format("{}/split/{}", group_->name, ++splits_);
     const auto wishes = session.collect(prefix, static_cast<size_t>(rank()), fmt::format("{} {}", color, key),
                                         group_->world_ranks, where, deadline);
+    // All ranks have put this split's wishes, so all have read those of the split before.
     session.store().erase(fmt::format("{}/split/{}/{}", group_->name, splits_ - 1, rank()));
 
     std::vector<std::pair<int, int>> members;  // key, rank
@@ -160,6 +172,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
       std::sscanf(wishes[r].c_str(), "%d %d", &its_color, &its_key);
       if (its_color == color) members.emplace_back(its_key, static_cast<int>(r));
     }
+    // The new ranks are ordered by key, then by the old rank.
     std::sort(members.begin(), members.end());
     std::vector<int> world_ranks;
     int new_rank = 0;
@@ -193,6 +206,7 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
   int splits_ = 0;
 };
 
+// Rank 0 makes NCCL's id and publishes it in the store; the other ranks poll for it.
 ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, const Deadline& deadline) {
   const std::string key = session.options().name + "/id";
   ncclUniqueId id{};
@@ -207,6 +221,7 @@ ncclUniqueId exchange_id(Session& session, int rank, const std::string& where, c
     return id;
   }
   for (Backoff backoff;; backoff.sleep()) {
+    // A failure of the launch ends the wait at once.
     session.check(where);
     if (const auto bytes = session.store().get(key); bytes && bytes->size() == sizeof id.internal) {
       std::memcpy(id.internal, bytes->data(), sizeof id.internal);
@@ -237,6 +252,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
   session->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
   const Deadline deadline(options.timeout);
+  // All ranks are there before NCCL begins: ncclCommInit blocks without naming a missing rank.
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
   Handle& handle = add_handle(*session, options.name, ranks);
   on_device(*device,
@@ -252,6 +268,8 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
                                                       std::span<const std::shared_ptr<Device>> devices,
                                                       const NcclOptions& options) {
   if (devices.empty()) throw InvalidArgument("a world of no devices; use at least 1");
+  // Threads of one process share a store in memory; each thread makes one rank, since NCCL's initialisation
+  // is collective.
   const std::shared_ptr<Store> store = make_memory_store();
   const int size = static_cast<int>(devices.size());
   std::vector<std::shared_ptr<Communicator>> world(devices.size());
@@ -267,7 +285,7 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
         }
       });
   }
-  // The one that failed by itself tells more than those that were told.
+  // A failure of a rank itself says more than those that follow from another's.
   std::exception_ptr told;
   for (const auto& failure : failures) {
     try {

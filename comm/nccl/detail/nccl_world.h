@@ -11,21 +11,21 @@
 
 namespace sherd {
 
-/// One rank's world communicator; `store` is the job's (connect_store). Every rank of the job calls.
+/// Makes one rank's world communicator; `store` is the job's (connect_store). Every rank of the job calls.
 ///
-/// Differences to what Communicator says:
+/// Differences to Communicator's contract:
 /// - f32 and f64 sums: NCCL's own order, which is fixed for a given number of ranks, size and machine but is
 ///   not the pairwise tree; two orders differ by at most about (size-1) * 2^-23 (2^-52) times the sum of the
 ///   magnitudes. bf16 and f16 sums always have Communicator's bits, as f32 and f64 do with exact_order.
-/// - max and min of NaN: whatever NCCL gives, but with exact_order as promised.
+/// - max and min of NaN: NCCL's result, but with exact_order as Communicator's.
 /// - send may complete before the receiver has the data; its buffer may be reused then.
 /// - split, clone and side_channel wait until what is queued on this communicator is done. What NCCL holds
 ///   for a communicator is freed with the last one of its world.
-/// - That a rank's body has returned is seen within two polls, not at once.
+/// - A rank whose body has returned is detected within two polls, not at once.
 /// - recover() throws NotSupported on every rank: NCCL's communicators do not survive a failure.
-/// - Ranks that call different collectives, or for different purposes, are only told apart with check_calls;
-///   else they time out, or move wrong data, which a comparison of digest() shows.
-/// After a failure (an error of NCCL, a late call, a peer's abort or death) NCCL's communicators are aborted
+/// - Ranks that call different collectives, or for different purposes, are detected with check_calls only.
+///   Without it they time out, or move wrong data, which a comparison of digest() shows.
+/// After a failure (an error of NCCL, a late call, a peer's abort or exit) NCCL's communicators are aborted
 /// and the device fails: every later call and every wait of the host throws a CommError with the first cause.
 /// @throws CommError naming the ranks that did not come within the timeout; NotCompiled without NCCL.
 std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device, std::shared_ptr<Store> store,
@@ -34,12 +34,12 @@ std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device, st
 std::shared_ptr<Communicator> make_nccl_world(std::shared_ptr<Device> device,
                                               const LaunchEnvironment& environment,
                                               const NcclOptions& options = {});
-/// The world communicators of as many threads of this process as there are devices, by rank. NCCL wants
+/// Makes the world communicators of as many threads of this process as there are devices, by rank. NCCL needs
 /// different GPUs.
 std::vector<std::shared_ptr<Communicator>> make_nccl_world(std::span<const std::shared_ptr<Device>> devices,
                                                            const NcclOptions& options = {});
 
-/// Whether this build can.
+/// Returns whether this build has NCCL.
 bool has_nccl_backend();
 
 }  // namespace sherd

@@ -11,26 +11,26 @@
 
 namespace sherd::nccl {
 
-/// How far a rank has come on a communicator.
+/// Progress of a rank on a communicator.
 struct Progress {
   int64_t calls = 0;  // collectives that it has begun to issue
   std::string last;   // the last of them, or ""
 };
 
-/// The first rank that finds a call late asks, by a key of the store that every rank's watchdog looks at;
-/// each answers once, for the communicator that was asked about. Thread-safe.
+/// The first rank that finds a call late asks, by a key of the store that every rank's watchdog polls; each
+/// answers once, for the communicator in question. Thread-safe.
 class RollCall {
  public:
   using Find = std::function<Progress(const std::string& communicator)>;
 
-  /// `find` tells of this rank. The store outlives this.
+  /// `find` reports this rank's calls. The store outlives this.
   RollCall(Store& store, const std::string& world, int world_rank, Find find);
 
-  /// Answers if somebody has asked. @throws as the store does.
+  /// Answers a pending request. @throws as the store does.
   void answer();
-  /// For whom a communicator's call number `calls` (from 1) is late: waits a little for the others' answers,
-  /// or until `stop`. A clause that names who has called less or does not answer; "" when nothing can be
-  /// said.
+  /// Finds the ranks that call number `calls` (from 1) of a communicator waits for: waits a little for the
+  /// others' answers, or until `stop`. Returns a clause that names ranks that have called less or do not
+  /// answer; "" when unknown.
   std::string ask(const std::string& communicator, const std::vector<int>& world_ranks, int64_t calls,
                   const std::function<bool()>& stop);
 

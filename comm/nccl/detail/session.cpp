@@ -10,13 +10,13 @@ namespace sherd::nccl {
 namespace {
 
 // A store that does not answer the watchdog for so long is lost, whatever the timeout of calls: the watchdog
-// looks at nothing else meanwhile.
+// checks nothing else meanwhile.
 constexpr std::chrono::seconds kAnswerTime{10};
 
 // How long the notice of a process's end may take after NCCL's own error.
 constexpr std::chrono::milliseconds kNoticeTime{1500};
 
-// Of the watchdog's turns, one in so many asks whether somebody calls the roll.
+// One in so many turns of the watchdog polls for a roll call.
 constexpr int64_t kTurnsPerRollCall = 4;
 
 }  // namespace
@@ -31,12 +31,16 @@ Session::Session(const NcclApi& api, Device& device, std::shared_ptr<Store> stor
       point_(domain_.make_wait_point(options.poll)),
       roll_call_(*store_, options.name, world_rank, [this](const std::string& c) { return progress_of(c); }) {
   if (options.register_buffers)
+    // Memory registered with NCCL must be deregistered before the allocator returns it to the driver.
     for (Allocator* allocator : {&device.allocator(), &device.staging()})
       listening_.push_back(
           allocator->on_return([this](const void* block, int64_t bytes) { forget(block, bytes); }));
+  // Started last: the thread uses all members.
   watchdog_ = std::thread([this] { run_watchdog(); });
 }
 
+// Order: stop returning blocks, stop the watchdog, then close communicators, which the watchdog may still
+// poll.
 Session::~Session() {
   listening_.clear();
   {
@@ -61,6 +65,9 @@ void Session::fail(const std::string& where, const std::string& cause, int faile
   domain_.fail(failed_rank, where, cause);
 }
 
+// Puts this rank's value into the store and waits for those of all members. Fails with the missing ranks at
+// the deadline, and at once with members that have left. Runs on the calling rank's thread; the watchdog may
+// end it through check().
 std::vector<std::string> Session::collect(const std::string& prefix, size_t index, const std::string& value,
                                           const std::vector<int>& members, const std::string& where,
                                           const Deadline& deadline) {
@@ -71,6 +78,8 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
     if (auto values = store_->all(prefix, static_cast<int64_t>(members.size()))) return std::move(*values);
     check(where);
     if (!gone.empty()) {
+      // Only members that have left *and* whose value is missing are an error: a rank may leave after its
+      // last call.
       std::vector<int> awaited;
       for (int i : store_->absent(prefix, static_cast<int>(members.size())))
         if (const int rank = members[static_cast<size_t>(i)]; std::ranges::find(gone, rank) != gone.end())
@@ -81,6 +90,7 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
     std::vector<int> missing;
     for (int i : store_->absent(prefix, static_cast<int>(members.size())))
       missing.push_back(members[static_cast<size_t>(i)]);
+    // A value that arrived between the two reads is taken by the next turn.
     if (missing.empty()) continue;
     comm::WaitPoint point;
     point.timeout = deadline.timeout;
@@ -88,6 +98,8 @@ std::vector<std::string> Session::collect(const std::string& prefix, size_t inde
   }
 }
 
+// The watchdog's thread. It holds point_->mutex only while it sleeps. It polls the store for peers' failures
+// and departures, and NCCL for errors and late calls; after a failure it aborts communicators.
 void Session::run_watchdog() {
   std::unique_lock lock(point_->mutex);
   while (!stop_) {
@@ -95,6 +107,7 @@ void Session::run_watchdog() {
       // Calls that were under way may still make communicators.
       point_->changed.wait_for(lock, failure_announced_ ? options_.poll : std::chrono::milliseconds(0),
                                [&] { return stop_; });
+      // domain_.wait returns on a failure, at stop_, or after one poll interval (the point's timeout).
     } else {
       domain_.wait(*point_, lock, [&] { return stop_; });
     }
@@ -104,6 +117,7 @@ void Session::run_watchdog() {
     lock.lock();
   }
   lock.unlock();
+  // After a failure, communicators made meanwhile are aborted, too. Otherwise the departure is announced.
   if (domain_.aborted()) return abort_all();
   try {
     announce_departure();
@@ -117,6 +131,7 @@ void Session::poll_peers() {
     poll_departures();
     if (++turns_ % kTurnsPerRollCall == 0) roll_call_.answer();
     poll_communicators();
+    // A CommError of the store names the failed rank; other errors are this rank's own.
   } catch (const CommError& e) {
     domain_.abort(e.failed_rank(), e.what());
   } catch (const std::exception& e) {
@@ -130,17 +145,22 @@ bool Session::adopt_peer_failure() {
   return domain_.aborted();
 }
 
+// Announced only when nothing is queued any more: departures carry the counts of the issued calls, so that
+// peers know which calls this rank takes part in.
 void Session::announce_departure() {
   if (!leaving_ || departure_announced_) return;
   std::string counts;
   {
     std::lock_guard lock(mutex_);
     for (const auto& c : communicators_) {
+      // A queued call may still run; the next turn tries again.
       if (c->has_queued()) return;
       for (const auto& [key, number] : c->counts()) counts += fmt::format("{} {}\n", number, key);
     }
   }
   const std::string prefix = options_.name + "/ended";
+  // Departures have consecutive numbers in the store, so that each watchdog reads only those it has not
+  // seen.
   const int64_t place = store_->add(prefix, 1) - 1;
   store_->set(fmt::format("{}/{}", prefix, place), fmt::format("{}\n{}", world_rank_, counts));
   departure_announced_ = true;
@@ -167,6 +187,7 @@ std::vector<int> Session::left_before(const std::vector<int>& ranks, const std::
   std::vector<int> gone;
   for (const int rank : ranks) {
     const auto departure = departures_.find(rank);
+    // number 0: any member that has left counts. Otherwise those that left before call `number` of `key`.
     if (departure == departures_.end()) continue;
     const auto counted = departure->second.find(key);
     if (number == 0 || counted == departure->second.end() || counted->second < number) gone.push_back(rank);
@@ -177,6 +198,7 @@ std::vector<int> Session::left_before(const std::vector<int>& ranks, const std::
 void Session::poll_communicators() {
   Trouble trouble;
   Watched* troubled = nullptr;
+  // The first communicator with trouble is enough: the whole launch fails with it.
   {
     std::lock_guard lock(mutex_);
     for (const auto& c : communicators_) {
@@ -189,9 +211,12 @@ void Session::poll_communicators() {
     case Trouble::none:
       return;
     case Trouble::late:
+      // Asks all ranks which of them has not made the call, without mutex_: answering takes it.
       trouble.text = troubled->late(trouble.text, trouble.timeout, trouble.calls);
       break;
     case Trouble::network:
+      // NCCL often reports a broken connection before the store reports why. The failure's cause is worth a
+      // wait.
       if (!network_error_) network_error_ = std::chrono::steady_clock::now();
       if (std::chrono::steady_clock::now() < *network_error_ + kNoticeTime) return;
       break;
@@ -234,6 +259,8 @@ void Session::abort_all() {
   if (!std::exchange(failure_announced_, true)) {
     const auto [failed_rank, cause] = domain_.first_failure();
     try {
+      // Raised and caught to get the exception object; the device throws it from every later wait of the
+      // host.
       domain_.raise(fmt::format("rank {}", world_rank_));
     } catch (...) {
       device_.fail(std::current_exception());

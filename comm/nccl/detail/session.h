@@ -23,7 +23,7 @@
 
 namespace sherd::nccl {
 
-/// When a call is given up.
+/// The time at which a call is aborted.
 struct Deadline {
   explicit Deadline(std::chrono::milliseconds t) : timeout(t), time(std::chrono::steady_clock::now() + t) {}
   bool passed() const { return std::chrono::steady_clock::now() > time; }
@@ -31,7 +31,7 @@ struct Deadline {
   std::chrono::steady_clock::time_point time;
 };
 
-/// Thread-safe. Lives as long as a communicator or queued work of its world does.
+/// Thread-safe. Exists as long as a communicator or a queued operation of its world.
 class Session {
  public:
   /// The device outlives the session.
@@ -46,28 +46,28 @@ class Session {
   int world_rank() const { return world_rank_; }
   const NcclOptions& options() const { return options_; }
 
-  /// Takes a communicator, which the watchdog minds from now on.
+  /// Takes a communicator; the watchdog checks it from now on.
   void watch(std::unique_ptr<Watched> communicator);
 
   /// @throws PeerFailure when the launch has failed.
   void check(const std::string& where) const;
-  /// @throws CommError(cause), or as check() when something else failed before.
+  /// @throws CommError(cause), or as check() when another failure was first.
   [[noreturn]] void fail(const std::string& where, const std::string& cause, int failed_rank = -1);
   void abort(int failed_rank, const std::string& cause) noexcept { domain_.abort(failed_rank, cause); }
   bool failed() const noexcept { return domain_.aborted(); }
   /// As AbortDomain::on_failure().
   void on_failure(std::function<void(const std::string& cause)> tell) { domain_.on_failure(std::move(tell)); }
 
-  /// This rank calls nothing any more; the others are told once what it has queued is issued.
+  /// Announces that this rank makes no more calls; sent to the others once what it has queued is issued.
   void leave() noexcept { leaving_.store(true); }
-  /// Those of `ranks` that have left the world without having begun number `number` (from 1) of what they
-  /// count under `key`, see Watched::counts(). Number 0: those that have left.
+  /// Returns those of `ranks` that have left the world without having begun number `number` (from 1) of what
+  /// they count under `key`, see Watched::counts(). Number 0: those that have left.
   std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
 
-  /// A dead peer shows up as NCCL's network error and, about as soon, as the store's notice, which names the
-  /// rank. Waits briefly for the notice. @throws PeerFailure when it has come.
+  /// Waits briefly for the store's notice of a failure. The end of a peer appears as NCCL's network error
+  /// and, about as soon, as that notice, which names the rank. @throws PeerFailure when it has come.
   void await_notice(const std::string& where) const;
-  /// A clause that names the ranks that call number `calls` of a communicator waits for, or "".
+  /// Returns a clause that names the ranks that call number `calls` of a communicator waits for, or "".
   std::string who_is_behind(const std::string& communicator, const std::vector<int>& world_ranks,
                             int64_t calls);
 
@@ -80,18 +80,19 @@ class Session {
  private:
   /// The watchdog's thread.
   void run_watchdog();
-  /// One turn of it: looks for failures of this rank and of others.
+  /// One turn of it: polls for failures of this rank and of others.
   void poll_peers();
-  /// Records another rank's announced failure as this rank's; false if there is none and this rank has none.
+  /// Records another rank's announced failure as this rank's; false when neither has failed.
   bool adopt_peer_failure();
   void poll_communicators();
   /// Announces this rank's departure, once it has left, and reads those of others.
   void poll_departures();
   void announce_departure();
   Progress progress_of(const std::string& communicator);
-  /// For a block that goes back to the system: undoes NCCL's registrations of it.
+  /// Removes NCCL's registrations of a block that returns to the system.
   void forget(const void* block, int64_t bytes) noexcept;
-  /// Ends every communicator that is alive; the first time fails the device and announces the failure before.
+  /// Aborts every communicator that is in use; the first call fails the device and announces the failure
+  /// before.
   void abort_all();
 
   const NcclApi& api_;
@@ -109,7 +110,7 @@ class Session {
   bool departure_announced_ = false, failure_announced_ = false;  // of the watchdog alone, as the next
   int64_t departures_seen_ = 0;
   mutable std::mutex departures_mutex_;
-  std::map<int, std::map<std::string, int64_t>> departures_;  // what the ranks had counted, by world rank
+  std::map<int, std::map<std::string, int64_t>> departures_;            // counts at departure, by world rank
   std::optional<std::chrono::steady_clock::time_point> network_error_;  // when the watchdog first saw one
   int64_t turns_ = 0;                                                   // of the watchdog
   std::vector<std::shared_ptr<void>> listening_;                        // to the device's allocators

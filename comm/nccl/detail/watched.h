@@ -11,13 +11,13 @@
 
 namespace sherd::nccl {
 
-/// Why a launch must fail.
+/// Reason for which a launch must fail.
 struct Trouble {
   enum Kind {
     none,
-    late,     // the text is the call's, of which Watched::late() makes a message
+    late,     // the text names the call; Watched::late() makes the message
     left,     // a rank that it waits for has left
-    network,  // perhaps a peer's end, of which the store tells more
+    network,  // perhaps the end of a peer, for which the store has the cause
     other
   };
   Kind kind = none;
@@ -27,7 +27,7 @@ struct Trouble {
   int failed_rank = -1;
 };
 
-/// Thread-safe. Lives as long as its session.
+/// A communicator as the watchdog polls it. Thread-safe. Exists as long as its session.
 class Watched {
  public:
   Watched() = default;
@@ -35,26 +35,26 @@ class Watched {
   Watched(const Watched&) = delete;
   Watched& operator=(const Watched&) = delete;
 
-  /// Of its group, the same on all its ranks.
+  /// Returns the name of its group, the same on all its ranks.
   virtual const std::string& name() const = 0;
-  /// Of the calls, not of the messages.
+  /// Returns the progress in calls, without messages.
   virtual Progress progress() = 0;
-  /// How many have begun, for the other ranks when this one has left: calls under name(), messages under
-  /// name() > receiver and name() < sender.
+  /// Returns the number of operations begun, for the other ranks when this one has left: calls under name(),
+  /// messages under name() > receiver and name() < sender.
   virtual std::map<std::string, int64_t> counts() = 0;
-  /// Whether work is queued but not yet issued.
+  /// Returns whether operations are queued but not yet issued.
   virtual bool has_queued() const = 0;
-  /// What has gone wrong since, if anything has. Waits for nothing.
+  /// Returns the first trouble since the last poll, if any. Does not block.
   virtual Trouble poll() = 0;
-  /// The message of a call that is not done in time. Asks the other ranks how far they have come, unless
+  /// Returns the message for a call that is not done in time. Asks the other ranks for their progress, unless
   /// `calls` (the call's number among those of progress()) is 0.
   virtual std::string late(const std::string& where, std::chrono::milliseconds timeout, int64_t calls) = 0;
-  /// Undoes the registrations that overlap the block; with the device current, and when no work uses it.
+  /// Removes the registrations that overlap the block; with the device current, when no operation uses it.
   virtual void forget(const void* block, int64_t bytes) noexcept = 0;
   virtual bool alive() = 0;
-  /// Ends the communicator and its work at once. @pre the launch has failed
+  /// Ends the communicator and its operations at once. @pre the launch has failed
   virtual void abort() noexcept = 0;
-  /// Ends it when all work is done, at once when the launch `failed`.
+  /// Ends it when all operations are done; at once when the launch `failed`.
   virtual void close(bool failed) noexcept = 0;
 };
 

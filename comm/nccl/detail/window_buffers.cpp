@@ -28,6 +28,8 @@ WindowBuffers::~WindowBuffers() {
     }
 }
 
+// A text that is equal on all ranks exactly when their blocks have one size and their tensors the same
+// offsets, as symmetric windows need. Addresses themselves may differ.
 std::string WindowBuffers::layout() const {
   if (!block_) return std::string(kNone) + why_;
   uint64_t digest = 0;
@@ -38,6 +40,7 @@ std::string WindowBuffers::layout() const {
 }
 
 void WindowBuffers::share(Communicator& comm) {
+  // A group of one rank moves no data between ranks.
   if (comm.size() == 1) return;
   auto group = find_(comm);
   if (!group)
@@ -45,6 +48,7 @@ void WindowBuffers::share(Communicator& comm) {
         fmt::format("share() on rank {}: the communicator is not of the NCCL world that made the buffers; "
                     "share with its splits and clones",
                     comm.world_rank()));
+  // Several communicators may use one handle; it gets one window.
   const auto same = [&](const auto& other) { return &other->handle == &group->handle; };
   if (std::any_of(shared_.begin(), shared_.end(), same)) return;
   shared_.push_back(group);
@@ -53,6 +57,7 @@ void WindowBuffers::share(Communicator& comm) {
   const std::string where = fmt::format("making a window of {} bytes (nccl.windows) on rank {}",
                                         block_ ? block_->bytes() : 0, session.world_rank());
   const Deadline deadline(group->timeout);
+  // The number orders windows of a communicator and keeps their keys in the store apart.
   const int64_t number = group->handle.next_window();
   const auto prefix = [&](int64_t n) { return fmt::format("{}/window/{}", group->name, n); };
   const auto layouts = session.collect(prefix(number), static_cast<size_t>(group->rank), layout(),
@@ -62,6 +67,7 @@ void WindowBuffers::share(Communicator& comm) {
     ++without_;
     if (why_.empty()) why_ = std::move(why);
   };
+  // Every rank sees the same layouts and so takes the same decision, without a further exchange.
   for (size_t r = 0; r < layouts.size(); ++r) {
     if (layouts[r].starts_with(kNone))
       return without(fmt::format("rank {}: {}", group->world_ranks[r], layouts[r].substr(kNone.size())));
@@ -70,6 +76,7 @@ void WindowBuffers::share(Communicator& comm) {
                                  group->world_ranks.front(), group->world_ranks[r]));
   }
   bool opened = false;
+  // Collective: NCCL may refuse windows (topology, environment), on all ranks alike.
   group->on_device([&] { opened = group->handle.open_window(block_, where, deadline); });
   if (!opened) return without("NCCL makes none between these GPUs, or NCCL_WIN_ENABLE is 0");
   ++windows_;
@@ -97,6 +104,7 @@ std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& devic
   }
   if (specs.empty()) return std::make_unique<BufferSet>(std::vector<Tensor>());
   int64_t bytes = 0;
+  // Sizes are rounded as the allocator rounds them, so that tensors begin at aligned addresses.
   for (const BufferSpec& s : specs) bytes += Allocator::rounded(s.elements * size_of(s.dtype));
   const auto block = std::make_shared<WindowBlock>(api, bytes);
   const int64_t rest = block->bytes() - bytes;

@@ -13,7 +13,7 @@
 
 namespace sherd::nccl {
 
-/// The communicator as windows need it.
+/// Communicator and session that windows are made on.
 struct WindowGroup {
   std::shared_ptr<Session> session;
   Handle& handle;
@@ -21,10 +21,10 @@ struct WindowGroup {
   std::vector<int> world_ranks;
   int rank;
   std::chrono::milliseconds timeout;
-  /// Runs work where the GPU is current, and waits for it.
+  /// Runs a function where the GPU is current, and waits for it.
   std::function<void(const std::function<void()>&)> on_device;
 };
-/// That of a communicator, nothing for one of another backend.
+/// Finds the WindowGroup of a communicator; null for one of another backend.
 using FindGroup = std::function<std::shared_ptr<const WindowGroup>(Communicator&)>;
 
 class WindowBuffers final : public BufferSet {
@@ -38,7 +38,7 @@ class WindowBuffers final : public BufferSet {
   std::string describe() const override;
 
  private:
-  /// What must be equal on all ranks of a window: where each buffer lies in the block.
+  /// Returns the position of each buffer in the block, as a text that is equal on all ranks of a window.
   std::string layout() const;
 
   const std::shared_ptr<WindowBlock> block_;
@@ -48,7 +48,7 @@ class WindowBuffers final : public BufferSet {
   std::string why_;  // the first reason for a buffer without a window
 };
 
-/// The buffers of `specs`, in one block of NCCL's where it has windows.
+/// Makes the buffers of `specs`, in one block of NCCL's where it has windows.
 std::unique_ptr<BufferSet> make_window_buffers(const NcclApi& api, Device& device,
                                                std::span<const BufferSpec> specs, const WindowGroup& world,
                                                FindGroup find);

@@ -10,17 +10,17 @@
 
 namespace sherd::nccl {
 
-/// One block of ncclMemAlloc's, out of which buffers are cut one after the other: blocks are coarse (2 MiB, or
-/// hundreds of them where GPUs share memory by multicast), and so each communicator has one window to make.
-/// NCCL has it back when nobody holds this any more.
+/// One block of ncclMemAlloc's, which is cut into buffers in order. Blocks are coarse (2 MiB, or hundreds of
+/// them where GPUs share memory by multicast), and one block needs one window for each communicator.
+/// Returned to NCCL with the last reference.
 class WindowBlock final : public MemorySource {
  public:
-  /// `bytes`: of all buffers that will be asked for, each rounded as Allocator does; rounded up further to the
-  /// granularity that every block of NCCL's has.
+  /// `bytes`: of all buffers to come, each rounded as Allocator does; rounded up further to NCCL's
+  /// granularity.
   WindowBlock(const NcclApi& api, int64_t bytes);
   ~WindowBlock() override;
 
-  /// The first call makes the block: where the GPU is current.
+  /// Makes the block at the first call, where the GPU is current.
   void* allocate(int64_t bytes) override;
   void release(void*, int64_t) noexcept override {}
   std::string owner() const override { return "NCCL (ncclMemAlloc, on the GPU)"; }
@@ -35,7 +35,7 @@ class WindowBlock final : public MemorySource {
   int64_t used_ = 0;
 };
 
-/// Why the library that runs has no symmetric windows; "" when it has them.
+/// Returns why the running library has no symmetric windows; "" when it has them.
 std::string why_no_windows(const NcclApi& api);
 
 }  // namespace sherd::nccl

@@ -11,7 +11,7 @@ constexpr const char* kWhat = "time of an event";
 
 }  // namespace
 
-/// Events with times that nobody uses now.
+/// Free events that record times.
 class EventClock::Pool {
  public:
   explicit Pool(int ordinal) : ordinal_(ordinal) {}

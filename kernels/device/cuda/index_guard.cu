@@ -11,7 +11,7 @@
 namespace sherd::cuda {
 namespace {
 
-/// Zero at rest; the looks of a queue use it one after the other.
+/// Zero between checks; the checks of a queue use it one after the other.
 struct Search {
   unsigned long long first;  // ~(position << 32 | index) of the lowest position; 0: none
   unsigned blocks_done;

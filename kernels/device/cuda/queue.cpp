@@ -69,7 +69,7 @@ void CudaQueue::start() { check(cudaSetDevice(chip_.ordinal), "stream"); }
 
 void CudaQueue::finish() noexcept {
   cudaStreamSynchronize(
-      stream_);  // a failure was reported by the work that met it, or has no one left to hear it
+      stream_);  // a failure was reported by the operation that met it, or has no receiver any more
   kept_.clear();
   batch_.clear();
 }

@@ -1,7 +1,7 @@
 // Row-wise kernels: distribution of a row over threads, and rows as 16-byte packs. Private to CUDA kernels.
 //
-// Which thread works on which element depends on the row's length alone: rows that do not begin at multiples
-// of 16 bytes are read element by element by the same threads, so that their bits are those of aligned ones.
+// The assignment of elements to threads depends on the row's length alone. Rows that are not aligned to 16
+// bytes are read element by element by the same threads, so that their bits are those of aligned ones.
 // (For the same bits in both, what two compilations might fuse differently is written as fmaf.) A row has
 // fewer than 2^31 elements.
 #pragma once

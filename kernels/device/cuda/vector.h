@@ -53,7 +53,7 @@ struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vec {
   __device__ const T& operator[](int i) const { return v[i]; }
 };
 
-/// Elements [i, i + N) of p; p + i lies on a boundary of a Vec.
+/// Elements [i, i + N) of p; p + i is aligned to a Vec.
 template <int N, class T>
 __device__ Vec<T, N> load(const T* p, int64_t i) {
   return *reinterpret_cast<const Vec<T, N>*>(p + i);
@@ -81,8 +81,8 @@ struct Cover {
   __host__ __device__ int64_t single(int64_t i, int n) const { return i < head ? i : i + vecs * n; }
 };
 
-/// The cover by groups that lie on boundaries of all arrays at once; only single elements where there are
-/// none. Null pointers do not count.
+/// The cover by groups that are aligned in all arrays at once; single elements only where no group is aligned
+/// in all. Null pointers do not count.
 template <int N, class... T>
 Cover cover(int64_t count, const T*... arrays) {
   for (int64_t head = 0; head < N && head + N <= count; ++head)

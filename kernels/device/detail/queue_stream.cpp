@@ -18,8 +18,8 @@ struct Inherited {
   failure.rethrow();
 }
 
-/// Pieces of work from one native event to the next. Fewer where few may be held, so that whoever waits for
-/// room has an event to wait for.
+/// Operations from one native event to the next. Fewer where few may be held, so that a host thread that
+/// waits for room has an event to wait for.
 int64_t pieces_per_event(int64_t most_work) { return std::clamp<int64_t>(most_work / 2, 1, 64); }
 
 }  // namespace
@@ -43,7 +43,7 @@ struct QueueEventState final : Event::State {
     }
     changed.notify_all();
   }
-  /// Blocks until the worker has come here.
+  /// Blocks until the worker has reached this event.
   void wait_reached() const {
     std::unique_lock lock(mutex);
     changed.wait(lock, [&] { return reached; });
@@ -232,7 +232,7 @@ void QueueStream::settle() {
   try {
     for (; !issued_.empty() && issued_.front().event->done(); issued_.pop_front())
       issued_count_ -= issued_.front().count;
-  } catch (const std::exception&) {  // the device has failed, which whoever waits for it will hear
+  } catch (const std::exception&) {  // the device has failed; the next wait for it throws
   }
 }
 

@@ -14,9 +14,9 @@ namespace sherd {
 
 class QueueStream final : public Stream {
  public:
-  /// Without `native` the worker itself computes, with `threads` threads.
+  /// Without `native` the worker itself runs operations, with `threads` threads.
   QueueStream(Device& device, std::string name, int threads, std::unique_ptr<NativeQueue> native = nullptr);
-  /// Runs what is queued, waits for the device, then joins. Hands a failure on that nobody has heard of.
+  /// Runs what is queued, waits for the device, then joins. Hands an unreported failure on to the device.
   ~QueueStream() override;
 
   void submit(const char* what, std::function<void(ExecutionContext&)> work) override;
@@ -36,7 +36,7 @@ class QueueStream final : public Stream {
     int64_t number = 0;  // of RunAhead
     bool reset = false;  // of an event: it takes the failure with it
   };
-  /// Work that the native queue has been given, up to an event of it.
+  /// Operations given to the native queue, up to an event of it.
   struct Issued {
     int64_t first = 0;  // number of the first piece
     int64_t count = 0;
@@ -44,24 +44,24 @@ class QueueStream final : public Stream {
   };
   using Lock = std::unique_lock<std::mutex>;
 
-  /// Waits for room. @throws what the stream has failed with.
+  /// Waits for room. @throws the stream's failure.
   void push(Item item);
   void append(Item item, Lock& lock);
   void wait_for_room(Lock& lock);
   void rethrow_failure(Lock& lock);
-  /// Pieces of work that are queued, or issued and not known to be done. Under mutex_.
+  /// Operations that are queued, or issued and not known to be done. Under mutex_.
   int64_t held() const { return static_cast<int64_t>(queue_.size()) + (running_ > 0) + issued_count_; }
-  /// Forgets what the native queue has done. Under mutex_.
+  /// Removes operations that the native queue has completed. Under mutex_.
   void settle();
-  /// Number of the first piece of work that is not done, or RunAhead::kNothing.
+  /// Number of the first operation that is not done, or RunAhead::kNothing.
   int64_t oldest();
 
   void run();
-  /// The native event that covers the item, if one was recorded.
+  /// Returns the native event that covers the item, if one was recorded.
   std::shared_ptr<NativeEvent> run_item(const Item& item);
-  /// Notes that `here` covers what was issued. Under mutex_.
+  /// Records that `here` covers what was issued. Under mutex_.
   void mark(std::shared_ptr<NativeEvent> here);
-  /// The same with an event of now.
+  /// The same with an event recorded now.
   void mark_asked(Lock& lock);
   /// Under mutex_.
   void finished(int64_t number, std::shared_ptr<NativeEvent> here);
@@ -69,7 +69,7 @@ class QueueStream final : public Stream {
   void reset(QueueEventState& event);
   void work(const Item& item);
   void work_traced(const Item& item);
-  /// Runs f unless the stream has failed; what it throws is the stream's failure.
+  /// Runs f unless the stream has failed; an exception becomes the stream's failure.
   template <class F>
   void attempt(F&& f);
   void fail(std::shared_ptr<StreamFailure> failure);

@@ -11,7 +11,7 @@
 #include <sherd/kernels/orthogonalize/orthogonalize.h>
 
 // cuSOLVER's QR iteration (gesvd) rather than its faster gesvdp or an eigendecomposition of the Gram matrix:
-// this is the oracle of the other methods, and small singular values must be told from zeros.
+// this is the oracle of the other methods, and small singular values must differ from zeros.
 //
 // It reads columns and wants at least as many rows as columns. A wide row-major matrix is that already, seen
 // as its transpose M; a tall one is transposed. With M = U S V^T, memory holds U^T and V row by row.

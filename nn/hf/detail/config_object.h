@@ -1,4 +1,4 @@
-// A JSON object of settings that somebody else wrote, read with care.
+// JSON object of a foreign config.json, read with checks of types and ranges.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the configuration classes of transformers 5 take where a file says nothing. Private to nn/hf.
+// Default values of the configuration classes of transformers 5. Private to nn/hf.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,7 @@ struct CachedAttentionArgs {
 namespace ops {
 
 /// q [rows, columns] of at least heads * head_dim columns: a packed qkv serves as it is. k and v hold the new
-/// rows already, at [length, length + rows); what is behind is not read. The head_dim follows from out.
+/// rows already, at [length, length + rows); later rows are not read. The head_dim follows from out.
 /// kv_heads divides heads; 0 means as many as heads. There is no gradient.
 /// @throws ShapeMismatch also when length + rows is more than k and v have; InvalidArgument for a negative
 /// length.

@@ -79,8 +79,8 @@ __device__ __forceinline__ void publish(float* p, const float (&c)[R / 16][N / 1
     for (int j = 0; j < N / 16; ++j) p[(thread_y() + 16 * i) * kStride<N> + thread_x() + 16 * j] = c[i][j];
 }
 
-/// c += p b of the N rows of `b`; pairs of which sees(row, j) is false are left out, so that a value that is
-/// not finite reaches nobody who does not see it.
+/// c += p b of the N rows of `b`. Pairs with sees(row, j) false are left out, so that a non-finite value
+/// reaches only the rows that attend to it.
 template <int R, int N, int D, class Sees>
 __device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const float* b, Sees sees) {
 #pragma unroll 4
@@ -106,7 +106,7 @@ __device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const
   }
 }
 
-/// The same with the test only where a tile lies on the diagonal.
+/// The same; tests sees() only where a tile crosses the diagonal.
 template <int R, int N, int D, class Sees>
 __device__ __forceinline__ void add_mixture(Wide<R, D>& c, const float* p, const float* b, bool diagonal,
                                             Sees sees) {

@@ -127,9 +127,9 @@ __device__ __forceinline__ Vec<T, N> load_some(const T* from, int count, bool al
   return some;
 }
 
-/// Raises max_logits[head of bh] to `logit`, a thread's own value. A maximum is the same in any order: of floats that
-/// are not negative the bits are ordered as signed integers, of negative ones the other way round as unsigned ones,
-/// and each kind lies on the right side of the other in both. NaN is passed over.
+/// Raises max_logits[head of bh] to `logit`, a thread's own value. A maximum does not depend on the order.
+/// Bits of non-negative floats are ordered as signed integers; bits of negative floats are ordered in reverse
+/// as unsigned integers. Either order places the floats of the other sign correctly. NaN is ignored.
 __device__ __forceinline__ void raise_max_logit(float* max_logits, const Packing& p, int bh, float logit) {
   float* const most = max_logits + bh % p.heads;
   logit += 0.0f;  // -0 becomes 0

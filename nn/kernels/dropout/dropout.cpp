@@ -19,7 +19,8 @@ void dropout(Stream& s, const Tensor& y, const Tensor& x, float p, const Dropout
                       .p = p,
                       .key = key};
   require(a.cols < int64_t{1} << 34,
-          fmt::format("dropout: rows of {} elements; below 2^34 can be told apart", a.cols));
+          fmt::format("dropout: rows of {} elements are too long; the random stream covers fewer than 2^34",
+                      a.cols));
   queue(s, "dropout", kernels<DropoutKernels>(s).dropout, a);
 }
 

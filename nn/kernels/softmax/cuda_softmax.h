@@ -10,9 +10,9 @@ struct Softmax {
   float max, sum;  // sum of exp(x - max); -inf and 0 of an empty row
 };
 
-/// Within 3e-7 of e^x for x in [-1, 0], and within 1e-7 of it, absolutely, below; what is below 2^-126 is 0.
-/// exp2f would be the same instruction with two more and a comparison for results that are no normal numbers,
-/// a quarter of all instructions of these kernels.
+/// Within 3e-7 of e^x for x in [-1, 0]; below, within 1e-7 of it in absolute terms; results below 2^-126 are
+/// 0. exp2f would be the same instruction plus two more and a comparison, for subnormal results: a quarter of
+/// all instructions of these kernels.
 __device__ inline float exp_of(float x) { return fast_exp2(x * 1.44269504f); }
 
 constexpr int kAhead = 4;  // packs of a row that a thread asks for before it uses the first
@@ -34,7 +34,7 @@ __device__ Softmax softmax_of(const PackedRow<T, kAligned>& row, int thread, Pac
       for (int k = 0; k < Pack<T>::kCount; ++k) top = fmaxf(top, x[i][k]);
       if (first + i * kThreads < cached) cache[first + i * kThreads] = x[i];
     }
-    const float shift = top == -INFINITY ? 0 : top;  // so that -inf - shift is no NaN
+    const float shift = top == -INFINITY ? 0 : top;  // avoids -inf - -inf, which is NaN
     float more = 0;
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)

@@ -107,7 +107,7 @@ CrossEntropy Decoder::forward(const Var& tokens, const Tensor& targets, float sc
 Tensor Decoder::forward(const Tensor& tokens, KvCache* cache) {
   if (tokens.dim() != 2 || tokens.size(0) != 1 || tokens.size(1) < 1)
     throw ShapeMismatch(
-        fmt::format("causal model: tokens to go on behind are {}, must be [1, rows] of at least one row",
+        fmt::format("causal model: the tokens to continue are {}, must be [1, rows] of at least one row",
                     sherd::to_string(tokens.shape())));
   const Var x = hidden(tokens, 0, cache);
   return vocab_parallel_logits(vocabulary_, rows(x, x.size(0) - 1, x.size(0)), head_);

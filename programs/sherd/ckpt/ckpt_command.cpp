@@ -48,7 +48,7 @@ double parse_tolerance(const std::string& text) {
     size_t used = 0;
     const double value = std::stod(text, &used);
     if (used == text.size() && std::isfinite(value) && value >= 0) return value;
-  } catch (const std::logic_error&) {  // no number, or none that double holds
+  } catch (const std::logic_error&) {  // not a number, or outside the range of double
   }
   throw InvalidArgument("'" + text + "' must be a number of 0 or more");
 }
@@ -65,7 +65,7 @@ CLI::Option* add_path(CLI::App& sub, const std::string& name, std::filesystem::p
 }  // namespace
 
 CLI::App* CkptCommand::add_to(CLI::App& app) {
-  app_ = app.add_subcommand("ckpt", "look at, verify, compare and convert checkpoints");
+  app_ = app.add_subcommand("ckpt", "inspect, verify, compare and convert checkpoints");
   app_->require_subcommand(0, 1);
   add_inspect(*app_);
   add_verify(*app_);
@@ -79,15 +79,14 @@ CLI::App* CkptCommand::add_to(CLI::App& app) {
 
 void CkptCommand::add_inspect(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("inspect", "what is in it: step, tensors by module, pieces by rank");
-  add_path(*sub, "PATH", inspect_.path, "what to look at, see below");
+  add_path(*sub, "PATH", inspect_.path, "what to inspect, see below");
   sub->add_flag("--tensors", inspect_.tensors, "list every tensor, not only modules, and long texts whole");
   sub->add_flag("--json", inspect_.json, "print everything as JSON instead");
   sub->footer(std::string(kPathHelp) + "\n" + kInspectJsonHelp);
 }
 
 void CkptCommand::add_verify(CLI::App& app) {
-  CLI::App* sub =
-      app.add_subcommand("verify", "read every byte; name what is damaged, or infinite, or no number");
+  CLI::App* sub = app.add_subcommand("verify", "read every byte; name what is damaged or non-finite");
   add_path(*sub, "PATH", verify_.path, "what to verify, see below");
   sub->add_flag("--all", verify_.all, "every checkpoint of a save folder");
   sub->add_flag("--quiet", quiet_, "no progress");

@@ -19,9 +19,8 @@ class CkptCommand {
   /// Adds the subcommand with subcommands and flags of its own, which write into this object; it outlives
   /// `app`'s parsing.
   CLI::App* add_to(CLI::App& app);
-  /// Runs the one that was given; results go to `out`, progress and hints to `err`. @returns the exit code.
-  /// @throws Error for what cannot be read, is damaged or cannot be
-  /// written.
+  /// Runs the given subcommand; results go to `out`, progress and hints to `err`. @returns the exit code.
+  /// @throws Error for what cannot be read, is damaged or cannot be written.
   int run(std::ostream& out, std::ostream& err) const;
 
  private:

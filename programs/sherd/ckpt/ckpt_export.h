@@ -10,7 +10,7 @@
 
 namespace sherd::tools {
 
-/// What Hugging Face's writers take.
+/// Default size of files of Hugging Face's writers.
 constexpr int64_t kDefaultShardBytes = 5'000'000'000;
 
 struct ExportOptions {
@@ -20,13 +20,13 @@ struct ExportOptions {
   std::filesystem::path out;
   /// f32, bf16 or f16 for the floats of the model; absent = as stored. Optimizer state is never converted.
   std::optional<DType> dtype;
-  /// Largest data of a file in a folder, unless one tensor is larger.
+  /// Maximum data of a file in a folder, unless one tensor is larger.
   int64_t max_shard_bytes = kDefaultShardBytes;
   bool optim = false;
 };
 
-/// Holds a few MiB of data. What is written appears under its name complete, or not at all; a file that is
-/// there is replaced. @throws InvalidArgument also for a finite value that `dtype` cannot hold;
+/// Exports the tensors. Holds a few MiB of data. A file appears under its name complete, or not at all, and
+/// replaces an existing file. @throws InvalidArgument also for a finite value that `dtype` cannot hold;
 /// CorruptCheckpoint, IoError.
 void export_tensors(const ExportOptions& options, const Console& console);
 

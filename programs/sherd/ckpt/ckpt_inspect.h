@@ -1,4 +1,4 @@
-// `sherd ckpt inspect`: what a checkpoint holds, by module and by rank.
+// `sherd ckpt inspect`: content of a checkpoint, by module and by rank.
 #pragma once
 
 #include <filesystem>
@@ -28,10 +28,11 @@ struct SectionTotals {
 };
 SectionTotals totals_of(const Manifest& manifest, Section section);
 
-/// The world rank (from 0) that wrote a file, by the file's name; nothing for names of other programs.
+/// Returns the world rank (from 0) that wrote a file, by the file's name; nothing for names of other
+/// programs.
 std::optional<int> rank_of(const std::string& path);
 
-/// What one rank, or one file of unknown rank, holds.
+/// Content of one rank, or of one file of unknown rank.
 struct HolderTotals {
   std::optional<int> rank;
   std::string path;  // of the (first) file

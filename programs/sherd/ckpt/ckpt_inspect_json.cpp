@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// File names may hold bytes that are no UTF-8.
+// File names may hold bytes that are not UTF-8.
 std::string dump(const ordered_json& j) {
   return j.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }

@@ -11,7 +11,7 @@ void prune(const PruneOptions& options, const Console& console) {
   const Place place = find_place(options.save_folder);
   if (place.kind != Place::Kind::save_folder)
     throw InvalidArgument(
-        fmt::format("{} is no save folder (one that holds step_NNNNNNNN)", options.save_folder.string()));
+        fmt::format("{} is not a save folder (one that holds step_NNNNNNNN)", options.save_folder.string()));
   if (!place.unusable.empty()) console.err << "sherd ckpt: " << printable(place.complaint()) << '\n';
   CheckpointFolder folder(options.save_folder, FileSystem::posix());
   // Only what is sound counts as kept, or a damaged one might be all that is left.

@@ -1,4 +1,4 @@
-// `sherd ckpt prune`: old checkpoints are removed.
+// `sherd ckpt prune`: removal of old checkpoints.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +11,7 @@ struct PruneOptions {
   std::filesystem::path save_folder;
   int64_t keep = 1;
 };
-/// Keeps the newest, prints what was removed. @throws InvalidArgument for another kind of folder, IoError
+/// Keeps the newest, prints the removed ones. @throws InvalidArgument for another kind of folder, IoError
 /// when a run saves there.
 void prune(const PruneOptions& options, const Console& console);
 

@@ -1,5 +1,5 @@
-// `sherd ckpt reshard` and `sherd ckpt import`: a new checkpoint from what another one, or another program,
-// wrote.
+// `sherd ckpt reshard` and `sherd ckpt import`: a new checkpoint from an existing one, or from files of
+// another program.
 #pragma once
 
 #include <filesystem>

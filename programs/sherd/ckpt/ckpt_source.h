@@ -1,4 +1,4 @@
-// What a path given to `sherd ckpt` means.
+// Paths given to `sherd ckpt`: checkpoints, folders of checkpoints, files of other programs.
 #pragma once
 
 #include <filesystem>
@@ -20,7 +20,7 @@ struct Place {
   };
   Kind kind = Kind::file;
   std::filesystem::path path;
-  /// Of a save folder: sound checkpoints, newest first; those that are none, by name, and why.
+  /// Save folder: sound checkpoints, newest first; unusable ones by name, with the reason.
   std::vector<CommittedCheckpoint> committed;
   std::vector<std::string> unusable, reasons;
 
@@ -29,25 +29,25 @@ struct Place {
 };
 
 /// Reads names and the first bytes of manifests only.
-/// @throws IoError for a path that is missing or nothing of the above, listing what was looked for.
+/// @throws IoError for a path that is missing or none of the above, with a list of these.
 Place find_place(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
-/// The checkpoint, folder or file to read: a save folder's newest.
+/// Returns the checkpoint, folder or file to read: a save folder's newest.
 /// @throws IoError, CorruptCheckpoint for a save folder without a sound checkpoint.
 std::filesystem::path source_of(const Place& place);
 
-/// A reader of what a path means, and what to call it: "DIR/step_00000100 (the newest of 3)".
+/// Reader of a path, and its name in messages: "DIR/step_00000100 (the newest of 3)".
 struct Source {
   CheckpointReader reader;
   std::string title;
-  /// Checkpoints in the save folder that was named, 0 when another thing was.
+  /// Number of checkpoints in a save folder; 0 for another path.
   size_t newest_of = 0;
 };
-/// Mentions unusable checkpoints that were passed over on `err`. @throws as find_place(), source_of() and
+/// Opens a path; prints skipped unusable checkpoints to `err`. @throws as find_place(), source_of() and
 /// CheckpointReader::open().
 Source open_source(const std::filesystem::path& path, std::ostream& err);
 
-/// Optimizer state is told by its section or, in files of other programs, by its name ("optim.state.").
+/// Optimizer state is recognized by its section or, in files of other programs, by its name ("optim.state.").
 Section section_of(const Manifest& manifest, const CheckpointTensor& tensor);
 
 }  // namespace sherd::tools

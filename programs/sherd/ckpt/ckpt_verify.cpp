@@ -74,7 +74,7 @@ Verdict verify_one(const fs::path& path, const Console& console) {
   return model ? Verdict::not_finite : Verdict::sound;
 }
 
-// The newest one, or all, and always those whose age cannot be told.
+// The newest one, or all, and always those of unknown age.
 std::vector<fs::path> chosen(const Place& place, bool all) {
   std::vector<fs::path> paths;
   for (const CommittedCheckpoint& c : place.committed)
@@ -117,7 +117,7 @@ void verify(const VerifyOptions& options, const Console& console) {
         damaged, all));
   if (not_finite > 0)
     wrong.push_back(
-        fmt::format("{} of {}: weights are not finite, training had diverged; go on from an earlier one",
+        fmt::format("{} of {}: weights are not finite, training had diverged; resume from an earlier one",
                     not_finite, all));
   if (!wrong.empty()) throw CorruptCheckpoint(fmt::format("{}", fmt::join(wrong, "; ")));
 }

@@ -1,4 +1,4 @@
-// `sherd ckpt verify`: is every byte of a checkpoint as it was written?
+// `sherd ckpt verify`: check of every byte of a checkpoint.
 #pragma once
 
 #include <filesystem>
@@ -9,14 +9,13 @@ namespace sherd::tools {
 
 struct VerifyOptions {
   std::filesystem::path path;
-  /// Of a save folder: every checkpoint, not only the newest.
+  /// Checks every checkpoint of a save folder, not only the newest.
   bool all = false;
 };
 
-/// Prints what is damaged, or that nothing is. A save folder's checkpoints whose manifest cannot be read may
-/// be newer than the newest sound one, so that they are always reported.
-/// Values that are not finite are named, too: with some among the weights a checkpoint is sound as a file,
-/// and useless.
+/// Prints all damage, or that there is no damage. Checkpoints of a save folder whose manifest cannot be read
+/// may be newer than the newest sound one, so they are always reported. Non-finite values are named, too: a
+/// checkpoint with non-finite weights is sound as a file, and unusable.
 /// @throws CorruptCheckpoint, after the report, when something is damaged or weights are not finite; IoError
 /// for nothing to verify.
 void verify(const VerifyOptions& options, const Console& console);

@@ -1,4 +1,4 @@
-// Conversion and comparison of raw elements in host memory, whose dtype is known only at run time.
+// Conversion and comparison of raw elements in host memory with a dtype known at run time.
 #pragma once
 
 #include <cstdint>
@@ -20,10 +20,10 @@ Shape index_of(const Shape& shape, int64_t element);
 /// floats. @returns the first of them, if any, that is finite and became infinite.
 std::optional<int64_t> convert(const void* from, DType from_type, void* to, DType to_type, int64_t count);
 
-/// How two tensors of one shape differ, element by element.
+/// Differences of two tensors of one shape, element by element.
 struct Difference {
   int64_t elements = 0;
-  /// With other bits, or with another value where the dtypes differ. Two NaNs are one value.
+  /// Elements with other bits, or with another value where the dtypes differ. Two NaNs are one value.
   int64_t differing = 0;
   /// The first of them, in row-major order.
   std::optional<int64_t> first;

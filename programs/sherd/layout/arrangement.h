@@ -1,4 +1,4 @@
-// A model's buffers and its Muon plan on a number of ranks, computed without running anything.
+// Arrangement: a model's buffers and its Muon plan on a number of ranks, computed without running it.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct Buffer {
   int64_t padding = 0;
 };
 
-/// Where a parameter lies: buffers[buffer].buckets[bucket], parameter `param` of its layout.
+/// Position of a parameter: buffers[buffer].buckets[bucket], parameter `param` of its layout.
 struct ParamPlace {
   int buffer = -1, bucket = 0, param = 0;
 };

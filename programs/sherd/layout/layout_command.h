@@ -1,4 +1,4 @@
-// `sherd layout`: where every element of a model would lie, and what Muon would do, without running anything.
+// `sherd layout`: positions of a model's elements and Muon's plan, computed without running the model.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct LayoutCommand {
 
   /// Adds the subcommand and its flags, which write into this object; it outlives `app`'s parsing.
   CLI::App* add_to(CLI::App& app);
-  /// Prints to `out`; hints that are no failures go to `err`.
+  /// Prints to `out`; hints that are not failures go to `err`.
   /// @throws Error for a file that cannot be read or is wrong, and for output that cannot be written.
   void run(std::ostream& out, std::ostream& err) const;
 };

@@ -1,4 +1,4 @@
-// An arrangement for people.
+// Human-readable summary of a layout.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Spread {
   double evenness() const { return mean > 0 ? max / mean : 1; }
 };
 
-/// What every rank has, over all buffers.
+/// Contents of the ranks, over all buffers.
 struct RankTotals {
   Spread elements;     // of parameters, without padding
   Spread state_bytes;  // AdamW keeps two, Muon one f32 per element

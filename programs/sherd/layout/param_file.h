@@ -1,4 +1,4 @@
-// The description of a model that the tools read: a JSON list of its parameters.
+// Model description of the tools: a JSON list of parameters.
 #pragma once
 
 #include <iosfwd>
@@ -26,14 +26,14 @@ struct ParamEntry {
 /// Reads [{"name", "shape", "dtype", "optimizer": "muon" | "adamw", "unit", "tied", "blocks"}, ...] in model
 /// order. "tied" (false) and "blocks" may be left out. Every shape's product and the sum over the model fit
 /// in int64.
-/// @param source what messages call the input.
+/// @param source name of the input in messages.
 /// @throws InvalidArgument, one message with every offender: input that is not JSON, or not such a list;
 /// missing, unknown and wrong fields; negative sizes; sizes whose product overflows; duplicate names;
-/// parameters of muon that are no matrix (2-D) or stack of matrices (3-D); blocks that do not add up to the
-/// rows.
+/// parameters of muon that are neither a matrix (2-D) nor a stack of matrices (3-D); blocks that do not add
+/// up to the rows.
 std::vector<ParamEntry> parse_params(std::istream& in, const std::string& source);
 
-/// The same from a file. @throws IoError for one that cannot be read.
+/// Reads a file. @throws IoError when it cannot be read.
 std::vector<ParamEntry> read_params(const std::string& path);
 
 }  // namespace sherd::tools

@@ -1,4 +1,4 @@
-// On how many ranks a run can go on.
+// Number of ranks of a restart.
 #pragma once
 
 #include <cstdint>
@@ -6,23 +6,23 @@
 
 namespace sherd::tools {
 
-/// What a number of ranks must fit for a run to take the same steps on the same data as before: the batch is
-/// split evenly, and the ranks that share tensors or experts stay as many as they were.
+/// Rules for the number of ranks, so that a run takes the same steps on the same data as before: the batch is
+/// split evenly, and the number of ranks that share tensors or experts is unchanged.
 struct RankRules {
-  /// Sequences of a step; 0: not known, any number of ranks may split it.
+  /// Sequences of a step; 0: unknown, any number of ranks may split it.
   int64_t batch = 0;
   int64_t grad_accum = 1;
   int64_t replicas = 1;
   /// Tensor- and expert-parallel ranks.
   int64_t tp = 1, ep = 1;
 
-  /// Whether `ranks` does. @pre ranks >= 1 and all of the above >= 1 (batch >= 0).
+  /// Returns whether `ranks` fits. @pre ranks >= 1 and all of the above >= 1 (batch >= 0).
   bool allow(int64_t ranks) const;
-  /// "a batch of 12, 2 microbatches, tp 2": those that say something; "no rule" when none does.
+  /// Describes the rules that apply: "a batch of 12, 2 microbatches, tp 2"; "no rule" without one.
   std::string describe() const;
 };
 
-/// The largest number of ranks from `least` to `most` that the rules allow; 0 when there is none.
+/// The largest number of ranks from `least` to `most` that the rules allow; 0 without one.
 int64_t choose_ranks(int64_t most, int64_t least, const RankRules& rules);
 
 }  // namespace sherd::tools

@@ -14,31 +14,32 @@ namespace {
 constexpr int64_t kMaxRanks = 65536, kMaxRestarts = 1'000'000, kMaxSeconds = 1'000'000;
 
 constexpr const char* kHelp =
-    R"(COMMAND is a program and its arguments behind `--`, such as train_gpt --comm mpi --save DIR --save-every 100.
-mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program have the
-same paths. When a rank fails (it is killed, throws, ends with an exit code that is not 0, stands stopped for
---stopped-for, or the others wait for it longer than their own --comm-timeout), the others have --grace to
-report, then all are ended (SIGTERM, then SIGKILL) and started again from the newest checkpoint of --save:
---resume DIR is added to the command, which goes on in its --metrics file. A line on stderr for each start says
-why, on how many ranks and from which step.
+    R"(COMMAND is a program and its arguments after `--`, such as train_gpt --comm mpi --save DIR --save-every
+100. mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program
+have the same paths. A rank fails when it is killed, throws, ends with a non-zero exit code, is suspended
+for --stopped-for, or is waited for longer than the other ranks' --comm-timeout. The others then have
+--grace to report. After that all are ended (SIGTERM, then SIGKILL) and started again from the newest
+checkpoint of --save: --resume DIR is added to the command, which continues its --metrics file. A line on
+stderr for each start names the cause, the number of ranks and the step.
 
-Ranks. A restart has the ranks that are left, down to the largest number, from --min-ranks on, that splits the
-command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --expert-parallel (flags, its
---config file, or the checkpoint's settings). On one machine all are left, but those that --shrink or
---lost-code take away; of --hosts those count that answer. When two starts in a row fail to begin, or the same
-rank is killed twice before a step is done, there is one less.
+Ranks. A restart has the ranks that are left, reduced to the largest number, at least --min-ranks, that
+splits the command's --batch over its --grad-accum evenly and keeps --replicas, --tp and --expert-parallel
+(flags, its --config file, or the checkpoint's settings). On one machine all ranks are left except those
+that --shrink or --lost-code remove; of --hosts those count that answer. When two consecutive starts fail
+to begin, or the same rank is killed twice before a step is done, the restart has one rank less.
 
-It gives up when --max-restarts are used up, when the program refuses its arguments (exit code 2), when it has
-ended for good with something wrong (exit code 3: train_gpt, for which SHERD_RUN is set in the environment, has
-done its last step, and lines of --metrics are missing, say), when no number of ranks is left, and when it ends
-twice in the same way before it has done a step (a crash loop).
+The run is aborted when --max-restarts are used up, when the program refuses its arguments (exit code 2),
+when it has ended for good with a failure (exit code 3: train_gpt, for which SHERD_RUN is set in the
+environment, has done its last step, and lines of --metrics are missing, say), when too few ranks are
+left, and when it ends twice in the same way before it has done a step (a crash loop).
 
-After a save that failed (exit code 4 of train_gpt: the disk is full, say) the next start waits until the folder of --save
-takes as much as its newest checkpoint has, --room-within at most; then it gives up and says so.
+After a failed save (exit code 4 of train_gpt: the disk is full, say) the next start waits, at most
+--room-within, until the folder of --save has room for a checkpoint as large as its newest; then the run
+is aborted.
 
-SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank; there is no restart then, and a second one ends
-them at once. Nothing outlives this program on its host, even when it is killed.
-Exit code: 0 ended well, 1 given up or stopped, 2 wrong arguments (of this program or COMMAND).
+SIGTERM, SIGINT and SIGHUP become a SIGTERM of every rank, without a restart; a second signal ends the ranks
+at once. All processes on a host end with this program, even when it is killed.
+Exit code: 0 ended well, 1 aborted or stopped, 2 wrong arguments (of this program or COMMAND).
 )";
 
 auto whole(int64_t low, int64_t high) {
@@ -56,9 +57,8 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   };
   number("--nproc", policy.ranks, 1, kMaxRanks, "ranks, each a process");
   number("--max-restarts", policy.max_restarts, 0, kMaxRestarts, "restarts, of whatever cause [3]");
-  number("--min-ranks", policy.min_ranks, 1, kMaxRanks, "never go on with fewer [1]");
-  app_->add_flag("--shrink", policy.shrink,
-                 "a rank that was killed, or stands stopped, is not started again");
+  number("--min-ranks", policy.min_ranks, 1, kMaxRanks, "the fewest ranks of a restart [1]");
+  app_->add_flag("--shrink", policy.shrink, "do not start a rank again that was killed or is suspended");
   app_->add_option("--lost-code", policy.lost_code, "neither is one that ends with this exit code")
       ->type_name("CODE")
       ->check(whole(1, 255));
@@ -88,7 +88,7 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   seconds("--stop-grace", options_.stop_grace,
           "that they have to save and end when stopped by a signal [300]");
   seconds("--stopped-for", options_.stopped_for,
-          "a rank that stands stopped (SIGSTOP) for longer has failed [60]");
+          "a rank that is suspended (SIGSTOP) for longer has failed [60]");
   seconds("--end-within", options_.end_within,
           "longest time from the first rank's end with code 0 to the last's [3600]");
   seconds("--room-within", options_.room_within,

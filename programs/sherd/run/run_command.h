@@ -1,4 +1,4 @@
-// `sherd run ...`: a program of many ranks, started again when it fails.
+// `sherd run ...`: runs a program of many ranks and restarts it after failures.
 #pragma once
 
 #include <ostream>
@@ -13,8 +13,7 @@ class RunCommand {
  public:
   /// Adds the subcommand, whose flags write into this object; it outlives `app`'s parsing.
   CLI::App* add_to(CLI::App& app);
-  /// Keeps what stands behind `--` in the arguments of `sherd run`. @returns how many come before: those are
-  /// to be parsed.
+  /// Stores the arguments after `--`. @returns the number of arguments before it, which are parsed.
   int take_command(int argc, const char* const* argv);
   /// @returns the exit code. @throws CLI::ParseError without a command, as for other wrong arguments;
   /// IoError.

@@ -24,7 +24,7 @@ void check_name(const std::string& name, const std::string& place) {
   const bool good = !name.empty() && name[0] != '-' &&
                     name.find_first_not_of(
                         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.-_") == name.npos;
-  if (!good) throw InvalidArgument(fmt::format("{}: '{}' is no host's name", place, name));
+  if (!good) throw InvalidArgument(fmt::format("{}: '{}' is not a host name", place, name));
 }
 
 int64_t slots_in(const std::string& text, const std::string& place) {

@@ -67,7 +67,7 @@ class Run {
       return kUsage;
     }
     if (target_.save().empty())
-      say("the command has no --save: each restart begins anew, with nothing to go on from");
+      say("the command has no --save: each restart begins at step 0, without a checkpoint to resume");
     std::string because;
     for (start_ = 1;; ++start_) {
       const RunTarget::Newest from = target_.newest();
@@ -182,7 +182,8 @@ class Run {
                          progress.seconds_since_checkpoint() - seconds_between(outcome.failed, outcome.over));
   }
 
-  // What a start trains is lost where it cannot be saved. @returns why there is none; empty: there is room.
+  // Steps that cannot be saved are lost, so a start waits for room. @returns why room is missing; empty:
+  // there is room.
   std::string wait_for_room() {
     constexpr double kLongestPause = 30;
     const auto begin = StartOutcome::Clock::now();
@@ -195,7 +196,7 @@ class Run {
         say("{}; start {} waits for room, at most {:.0f} s", full, start_ + 1, options_.room_within);
       const double left = options_.room_within - spent();
       if (left <= 0)
-        return fmt::format("{}; make room and give the same command again, which goes on from step {}", full,
+        return fmt::format("{}; make room and give the same command again, which resumes from step {}", full,
                            newest.step);
       if (const int signal = stop_asked(milliseconds_of(std::min(pause, left))); signal != 0)
         return fmt::format("{}; stopped by signal {} ({})", full, signal, ::strsignal(signal));
@@ -214,7 +215,7 @@ class Run {
   }
 
   int gives_up(const RestartPolicy& policy, int code, const std::string& why, const std::string& cause) {
-    say("given up: {}; start {}: {}; {}", why, start_, cause.empty() ? "not all ranks ended well" : cause,
+    say("aborted: {}; start {}: {}; {}", why, start_, cause.empty() ? "not all ranks ended well" : cause,
         summary(policy));
     return code;
   }

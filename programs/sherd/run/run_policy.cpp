@@ -10,7 +10,7 @@ namespace sherd::tools {
 namespace {
 
 constexpr int kUsage = 2;
-// A start that has lasted so long did something, even where nobody counts its steps.
+// A start that has lasted so long counts as progress, even where its steps are not counted.
 constexpr double kAtOnce = 60;
 
 // Numbers (processes, ports, addresses) differ from start to start.
@@ -55,7 +55,7 @@ NextStart RestartPolicy::choose(int64_t capacity) {
   const int64_t most = std::min(left_, capacity);
   const int64_t ranks = choose_ranks(most, options_.min_ranks, rules_);
   if (ranks == 0)
-    return {.why = fmt::format("{} ranks are left, and no number from --min-ranks {} to {} fits {}", most,
+    return {.why = fmt::format("{} ranks are left, and no count from --min-ranks {} to {} fits {}", most,
                                options_.min_ranks, most, rules_.describe())};
   if (ranks == most) return {.ranks = ranks};
   return {.ranks = ranks,

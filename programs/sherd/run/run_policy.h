@@ -1,4 +1,4 @@
-// What follows a start that did not end well: how many ranks the next one has, or why there is none.
+// Restart policy: the number of ranks of the next start after a failed one, or the reason to stop.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace sherd::tools {
 
-/// The exit code of a program that has nothing left to do, though something is wrong with what it did:
-/// another start would find no work, and end well. Only under `sherd run`, which sets SHERD_RUN in its
-/// environment.
+/// Exit code of a program that has done all its work, with a failure: another start would find nothing to do,
+/// and end well. Used under `sherd run` only, which sets SHERD_RUN in its environment.
 constexpr int kForGood = 3;
-/// The exit code of a program that could not write a checkpoint or its metrics. Only under `sherd run`, too.
+/// Exit code of a program that could not write a checkpoint or its metrics. Used under `sherd run` only.
 constexpr int kUnsaved = 4;
 
 struct PolicyOptions {
   int64_t ranks = 1;      // at most
   int64_t min_ranks = 1;  // and at least
   int64_t max_restarts = 3;
-  /// Each rank that was killed, or stands stopped, when a start fails is one less in the next.
+  /// Each rank that was killed or is suspended when a start fails is one less in the next.
   bool shrink = false;
-  /// Ranks that end with this exit code (when it is not 0) are, whatever `shrink` says.
+  /// Ranks that end with this exit code (when it is not 0) are removed from the next start, whatever `shrink`
+  /// is.
   int lost_code = 0;
 };
 
-/// A start that did not end well, as far as it matters to the next.
+/// Failed start, as far as the next one depends on it.
 struct FailedStart {
   int64_t ranks = 1;
   /// All ranks had begun.
@@ -35,37 +35,37 @@ struct FailedStart {
   /// At least one step was finished.
   bool progressed = false;
   double seconds = 0;
-  /// What failed first, so that two failures in the same way are equal; and whether that was a rank that was
-  /// killed, or stopped.
+  /// First failure, as a text that is equal for equal failures; and whether a killed or suspended rank caused
+  /// it.
   std::string way = {};
   bool killed = false;
-  /// The exit code of the first failure; -1: there is none.
+  /// The exit code of the first failure; -1 without one.
   int code = -1;
   /// A rank ended with kForGood.
   bool for_good = false;
   /// A rank ended with kUnsaved.
   bool unsaved = false;
-  /// Ranks that were killed or stand stopped; those that ended with lost_code. Only those count that had come
-  /// to it before the supervisor ended the others.
+  /// Ranks that were killed or are suspended; those that ended with lost_code. Only those count that had
+  /// failed before the supervisor ended the others.
   int64_t dead = 0, lost = 0;
 };
 FailedStart failed_start(const StartOutcome& outcome, int64_t ranks, bool progressed,
                          const PolicyOptions& options);
 
 struct NextStart {
-  int64_t ranks = 0;  // 0: there is none
-  /// Why there is none, or why it has fewer ranks than are left; empty: nothing to say.
+  int64_t ranks = 0;  // 0: no further start
+  /// The reason to stop, or to have fewer ranks than are left; empty: neither.
   std::string why = {};
-  /// Of the whole run when there is none.
+  /// The exit code of the whole run when it stops.
   int exit_code = 1;
 };
 
 /// Decides about one start after the other. On one machine a rank that died can be started again, and the
 /// number stays; it shrinks by ranks that count as lost (`shrink`, `lost_code`), by slots of hosts that do
-/// not answer, and by one when two starts in a row fail to begin, or the same rank is killed twice in a row,
-/// before a step is done. A program that ends by itself twice in the same way before a step is done (a crash
-/// loop) is given up, and so is one that ends for good (kForGood), and one that refuses its arguments (exit
-/// code 2), unless it is the smaller number of ranks that it refuses: then the next smaller one is tried.
+/// not answer, and by one when two consecutive starts fail to begin, or the same rank is killed twice in a
+/// row, before a step is done. The run is aborted when a program ends by itself twice in the same way before
+/// a step is done (a crash loop), ends for good (kForGood), or refuses its arguments (exit code 2). If it
+/// refuses a smaller number of ranks, the next smaller one is tried instead.
 class RestartPolicy {
  public:
   RestartPolicy(PolicyOptions options, RankRules rules)

@@ -29,7 +29,8 @@ RunProgress::RunProgress(const RunTarget& target)
 
 bool RunProgress::made() const {
   if (target_.newest().sequence > before_.sequence) return true;
-  // Behind what was there; a program that begins anew has replaced the file. The first lines are enough.
+  // After the earlier content; a program that restarts at step 0 has replaced the file. The first lines are
+  // enough.
   constexpr size_t kEnough = 1 << 16;
   const uintmax_t bytes = bytes_of(target_.metrics());
   if (bytes == metrics_bytes_) return false;

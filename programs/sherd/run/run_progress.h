@@ -1,4 +1,4 @@
-// Whether a start of `sherd run` finishes steps, by what the program leaves in its files.
+// Progress of a start of `sherd run`: finished steps, by the files that the program writes.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@ namespace sherd::tools {
 
 class RunProgress {
  public:
-  /// Looks at the files before a start. `target` outlives it.
+  /// Reads the state of the files before a start. `target` outlives it.
   explicit RunProgress(const RunTarget& target);
   /// Whether a step was finished since: there is a new checkpoint, or a new line of --metrics has a "step".
   /// False where the program has neither.

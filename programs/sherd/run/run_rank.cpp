@@ -31,7 +31,7 @@ void tell(const RankReport& report) {
   size_t done = 0;
   while (done < line.size()) {
     const ssize_t put = ::write(STDERR_FILENO, line.data() + done, line.size() - done);
-    if (put == -1 && errno != EINTR) return;  // nobody listens any more
+    if (put == -1 && errno != EINTR) return;  // the reader has closed its end
     if (put > 0) done += static_cast<size_t>(put);
   }
 }
@@ -83,7 +83,7 @@ int keep_rank(const std::vector<std::string>& command) {
         return report.kind == Kind::ended ? report.value : kBySignal + report.value;
       }
     }
-    // The launcher ends its ranks by SIGTERM, which a program that stands stopped does not hear.
+    // The launcher ends its ranks by SIGTERM, which a suspended program does not receive.
     if (signal == SIGTERM && report.kind == RankReport::Kind::stopped) ::kill(-program, SIGKILL);
   }
 }

@@ -42,7 +42,7 @@ std::string RankReport::describe() const {
     case Kind::stopped:
       return fmt::format("{} was stopped by {}", who, signal());
     case Kind::goes_on:
-      return who + " goes on";
+      return who + " continues";
   }
   return who;
 }

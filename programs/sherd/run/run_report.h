@@ -1,5 +1,5 @@
-// What each rank's keeper tells the supervisor of `sherd run`: lines among those that the ranks print to
-// stderr, which a launcher brings to one place from all hosts.
+// Reports of each rank's keeper to the supervisor of `sherd run`: lines among those that the ranks print to
+// stderr, which a launcher collects from all hosts.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct RankReport {
     started,
     ended,    // with exit code `value`
     killed,   // by signal `value`
-    stopped,  // by signal `value`; it may go on
+    stopped,  // by signal `value`; it may continue
     goes_on,
   };
   Kind kind = Kind::started;

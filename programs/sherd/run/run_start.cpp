@@ -102,7 +102,7 @@ class Start {
   }
 
  private:
-  /// A rank that stands stopped.
+  /// A suspended rank.
   struct Standing {
     RankReport rank;
     Clock::time_point since;
@@ -181,7 +181,7 @@ class Start {
       out_.ended.push_back(report);
       if (!ending_) hear_end(report);
     }
-    // Those that stand stopped have nothing to report, and the others have done so.
+    // Suspended ranks have nothing to report, and the others have done so.
     const bool all_said = out_.ended.size() + standing_.size() == begun_;
     if (out_.first && !ending_ && !standing_.empty() && all_said) until_ = Clock::now();
   }
@@ -195,7 +195,7 @@ class Start {
       fails();
       until_ = std::min(until_, Clock::now() + options_.grace);
     } else if (out_.first->kind == RankReport::Kind::ended && was_killed(report)) {
-      // Those that missed the killed one were only heard earlier.
+      // The failures of its peers follow from the killed rank; they were only received earlier.
       out_.first = report;
     }
     if (static_cast<int64_t>(out_.ended.size()) == options_.ranks)
@@ -211,7 +211,7 @@ class Start {
     if (out_.failed == Clock::time_point()) out_.failed = Clock::now();
   }
 
-  // Whoever has asked twice wants it over.
+  // A second signal ends the ranks at once.
   void stop(int signal) {
     if (out_.stop_signal == 0) {
       ::kill(process_.process, SIGUSR1);
@@ -290,10 +290,11 @@ std::string StartOutcome::cause() const {
     text = first->describe();
     // A program that is killed has said nothing of it.
     if (first->kind == RankReport::Kind::ended && !words.empty()) text += fmt::format(": {}", words);
-    if (first->kind == RankReport::Kind::stopped) text += " and did not go on";
+    if (first->kind == RankReport::Kind::stopped) text += " and did not continue";
   } else if (!late.empty()) {
-    text = fmt::format("nothing was heard of the end of rank {} for too long after others had ended well",
-                       fmt::join(late, ", "));
+    text = fmt::format(
+        "rank {} did not report its exit status within --end-within after the other ranks finished",
+        fmt::join(late, ", "));
   } else if (!began) {
     text = fmt::format("only {} ranks began{}", begun.size(), words.empty() ? "" : ": " + words);
     if (WIFSIGNALED(launcher_status))
@@ -303,8 +304,7 @@ std::string StartOutcome::cause() const {
   } else if (WIFSIGNALED(launcher_status)) {
     text = fmt::format("the launcher was killed by signal {}", WTERMSIG(launcher_status));
   } else if (!lost.empty()) {
-    text =
-        fmt::format("the launcher ended, and nothing was heard of the end of rank {}", fmt::join(lost, ", "));
+    text = fmt::format("the launcher ended without an exit status of rank {}", fmt::join(lost, ", "));
   } else {
     return "";
   }

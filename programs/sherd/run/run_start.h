@@ -25,8 +25,8 @@ struct StartOptions {
   std::chrono::milliseconds grace{15'000};
   /// What the ranks have to save and end when the supervisor was asked to stop.
   std::chrono::milliseconds stop_grace{300'000};
-  /// How long a rank may stand stopped (SIGSTOP): those that wait for it may wait for hours, so the start
-  /// then counts as failed by it.
+  /// How long a rank may be suspended (SIGSTOP): its peers may wait for it for hours, so the start then
+  /// counts as failed by it.
   std::chrono::milliseconds stopped_for{60'000};
   /// From the end of the first rank that ended well to the end of the last. The launcher has as long, but no
   /// more than a minute, to end after that.
@@ -41,14 +41,14 @@ struct StartOutcome {
   std::vector<RankReport> ended;
   size_t on_their_own = 0;
   std::set<int> begun;
-  /// The first that did not end well, or that stood stopped for too long, and what was printed last before. A
-  /// rank that was killed comes before those that ended with an exit code: they may have been heard earlier,
-  /// but missed it.
+  /// The first that did not end well, or that was suspended for too long, and what was printed last before. A
+  /// killed rank comes before those that ended with an exit code: their reports may have arrived earlier, but
+  /// their failures follow from its end.
   std::optional<RankReport> first;
   std::string words;
   /// Ranks that stood stopped when the start was ended.
   std::vector<RankReport> stopped;
-  /// Ranks that had begun, and of whose end nothing was heard.
+  /// Ranks that had begun, and whose exit status was not reported.
   std::vector<int> lost;
   /// Ranks that did not end within `end_within` after others had ended well.
   std::vector<int> late;
@@ -68,8 +68,8 @@ struct StartOutcome {
 /// @pre block_signals() was called. @throws IoError when the launcher cannot be started.
 StartOutcome run_start(const StartOptions& options);
 
-/// Once, before the first start: SIGTERM, SIGINT, SIGHUP and SIGCHLD wait until run_start() or stop_asked()
-/// looks at them.
+/// Call it once, before the first start: SIGTERM, SIGINT, SIGHUP and SIGCHLD stay pending until run_start()
+/// or stop_asked() takes them.
 void block_signals();
 /// The signal that asks this process to stop, when one has come since; 0: none. Waits for one up to `time`.
 int stop_asked(std::chrono::milliseconds time);

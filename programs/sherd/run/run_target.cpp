@@ -26,7 +26,7 @@ const std::set<std::string, std::less<>> kRead = {
     "save",       "resume",   "resume_parts", "init_weights", "metrics",         "ranks", "batch",
     "grad_accum", "replicas", "tp",           "ep",           "expert_parallel", "config"};
 
-/// "resume_parts" of "--resume-parts" and "--resume-parts=all"; empty for what is no flag.
+/// "resume_parts" of "--resume-parts" and "--resume-parts=all"; empty for words that are not flags.
 std::string name_of_flag(std::string_view word) {
   if (!word.starts_with("--")) return "";
   std::string name(word.substr(2, word.find('=') == word.npos ? word.npos : word.find('=') - 2));
@@ -40,7 +40,7 @@ class Nobody : public io::ErrorCollector {
   void AddError(int, io::ColumnNumber, const std::string&) override {}
 };
 
-/// "name: value" of a file of settings, for values that are one word.
+/// "name: value" of a config file, for values that are one word.
 std::map<std::string, std::string, std::less<>> read_settings(const std::string& path) {
   constexpr int64_t kMaxBytes = 1 << 20;
   const std::string text = read_whole(FileSystem::posix(), path, kMaxBytes);
@@ -94,7 +94,7 @@ RunTarget::RunTarget(std::vector<std::string> command) : command_(std::move(comm
   if (!goes_on_in_save()) foreign_ = newest().sequence;
 }
 
-// Whether the command's first start goes on from the newest checkpoint in save(), where there is one.
+// Whether the command's first start resumes the newest checkpoint in save(), where there is one.
 bool RunTarget::goes_on_in_save() const {
   if (value("overwrite") == "true") return false;
   const std::string from = resume(), parts = value("resume_parts");

@@ -23,7 +23,7 @@ class RunTarget {
   /// @throws IoError when the file of --config cannot be read, InvalidArgument when a number is none.
   explicit RunTarget(std::vector<std::string> command);
 
-  /// The folder of --save; empty: the program saves nothing, and each restart begins anew.
+  /// The folder of --save; empty: the program saves nothing, and each restart begins at step 0.
   std::filesystem::path save() const { return value("save"); }
   /// The file of --metrics; empty: none.
   std::filesystem::path metrics() const { return value("metrics"); }
@@ -32,19 +32,20 @@ class RunTarget {
   /// What the command says of how its work is split. A batch that it does not name is taken from the newest
   /// checkpoint of this run, or of --resume, as the program does.
   RankRules rules() const;
-  /// The newest committed checkpoint of this run in save(): its step, and its sequence number; 0 and 0 where
-  /// there is none. Those that lay there when this object was made are this run's only when the command, too,
-  /// goes on from the newest of them with all that it holds; not with --overwrite, nor with --resume for one
-  /// of them, or for another folder, nor with --resume-parts.
+  /// The newest committed checkpoint of this run in save(): its step, and its sequence number; 0 and 0
+  /// without one. Checkpoints that were there when this object was made are this run's only when the command,
+  /// too, resumes the newest of them with all its parts; not with --overwrite, nor with --resume for one of
+  /// them, or for another folder, nor with --resume-parts.
   struct Newest {
     int64_t step = 0;
     uint64_t sequence = 0;
   };
   Newest newest() const;
-  /// What to start. The first start goes on from what save() holds when the command says neither --resume nor
-  /// --overwrite; later ones (`restart`) go on from it whenever it holds a checkpoint of this run, and from
-  /// there alone: --resume, --resume-parts and --init-weights of the command are left out. Until there is
-  /// one, they are as the command has them. A number of ranks that the command gives becomes `ranks`.
+  /// The command line of a start. The first start resumes the newest checkpoint in save() when the command
+  /// has neither
+  /// --resume nor --overwrite. Later ones (`restart`) resume it whenever save() holds a checkpoint of this
+  /// run, and no other: --resume, --resume-parts and --init-weights of the command are left out. Until then
+  /// these stay as the command has them. A number of ranks in the command becomes `ranks`.
   std::vector<std::string> command(int64_t ranks, bool restart) const;
 
  private:

@@ -178,7 +178,7 @@ void print(std::ostream& out, const std::vector<FlightFile>& files, const Compar
   if (begin > 0) out << fmt::format("({} earlier operations are left out; --last {} shows them)\n", begin, c.operations.size());
   constexpr size_t kMostMore = 5;
   if (c.divergences.empty()) {
-    out << "\nno divergence: all ranks called the same, and nobody waited for a rank that had not come\n";
+    out << "\nno divergence: all ranks made the same calls, and none waited for a missing rank\n";
     return;
   }
   out << "\nfirst divergence: " << c.divergences.front().text << "\n";

@@ -27,7 +27,7 @@ struct Operation {
   std::map<int, const FlightEntry*> entries;  // by world rank
   /// World ranks of the group with a file that have not called it, though a rank that has waits for them.
   std::vector<int> never_came;
-  /// Those that have called it while others wait, but whose stream had not come to it.
+  /// Those that have called it while others wait, but whose stream has not reached it.
   std::vector<int> queued;
   int64_t first_ns = 0;  // when the first rank called it, since 1970
 };

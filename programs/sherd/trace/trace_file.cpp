@@ -35,7 +35,7 @@ class Fields {
 
   int64_t number(const char* name, int64_t low, int64_t high) const {
     const json& value = at(name);
-    // A float or a number beyond 63 bits is no integer that a recorder writes.
+    // A recorder writes neither floats nor numbers beyond 63 bits.
     const bool fits = value.is_number_integer() &&
                       (!value.is_number_unsigned() || value.get<uint64_t>() <= static_cast<uint64_t>(kMost));
     if (!fits || value.get<int64_t>() < low || value.get<int64_t>() > high)

@@ -27,7 +27,7 @@ struct FlightEntry {
   int64_t issued_ns = 0, started_ns = 0, finished_ns = 0;
 
   bool message() const { return op == "send" || op == "recv"; }
-  /// It has come to its peers and is not over, as far as the host knows.
+  /// It has reached its peers and is not complete, as far as the host knows.
   bool waits() const { return state == "running" || state == "failed" || state == "handed"; }
 };
 

@@ -56,7 +56,7 @@ TEST(Embedding, PartsOfATableAddUpToAll) {
         ops::embedding_forward(lab.s, whole, tokens_in, table, positions);
         ops::embedding_backward(lab.s, dwhole, {}, dout, tokens_in);
         Floats sum(14 * 9, 0.0f), gradient;
-        for (int64_t begin : {0, 4, 8}) {  // the last row is behind the vocabulary
+        for (int64_t begin : {0, 4, 8}) {  // the last row is after the vocabulary
           const Tensor part = lab.empty({14, 9}, t), dpart = lab.full({4, 9}, 0);
           ops::embedding_forward(lab.s, part, tokens_in, table.rows(begin, begin + 4),
                                  begin == 0 ? positions : Tensor(), {begin, 11});

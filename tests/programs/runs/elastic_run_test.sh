@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Under `sherd run` a random rank's process is killed: the run comes back from its newest checkpoint, and ends with the
-# bits of a run that goes on from that checkpoint undisturbed, on the same number of ranks, and on fewer.
+# bits of an undisturbed run resumed from that checkpoint, on the same number of ranks, and on fewer.
 #   elastic_run_test.sh TRAIN_GPT SHERD [MPIRUN]
 # 77 (skipped, and says so) where there is no Open MPI. ELASTIC_SEED=N kills as an earlier test did.
 set -uo pipefail
@@ -95,11 +95,11 @@ skips() {
 skips env
 skips "$sherd" run --mpirun "$mpirun" --nproc 2 --
 said=$(grep 'sherd run:' "$scratch/wrong.out")
-[[ $(grep -c 'start . of' <<<"$said") == 1 && $said == *"given up: "*"ended with exit code 3"* ]] ||
+[[ $(grep -c 'start . of' <<<"$said") == 1 && $said == *"aborted: "*"ended with exit code 3"* ]] ||
   fail "a run of skipped steps is started again: $said"
 echo "a run of skipped steps: ${said##*$'\n'}"
 
-# Two runs in one folder: the second is told of the first, before it trains.
+# Two runs in one folder: the second fails with an error that names the first, before it trains.
 "$train_gpt" "${model[@]}" --ranks 1 --steps 1000000 --save "$scratch/shared" --save-every 1 >"$scratch/first.out" 2>&1 &
 first=$!
 for ((i = 0; i < 6000; ++i)); do

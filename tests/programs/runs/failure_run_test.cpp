@@ -137,7 +137,7 @@ TEST(FailureRun, LeavesTheLastCollectivesOfEveryRankWhereAskedTo) {
                  kFailure, {"over the memory limit"});
   const auto table = scratch("table");
   EXPECT_EQ(exit_code_of(SHERD_TOOL, {"trace", flights.string()}, ">" + table.string()), 0);
-  // Which rank is told of first, and whether by its own message, depends on who hears of it when.
+  // Which rank is named first, and whether by its own message, depends on the order of the reports.
   EXPECT_THAT(read_file(table), AllOf(HasSubstr("4 of 4 ranks"), HasSubstr(" failed")));
   expect_failure(small({"--flight-recorder", "/dev/null/x"}), kFailure, {"--flight-recorder /dev/null/x: cannot be made"});
 }
@@ -189,10 +189,10 @@ TEST(FailureRun, ARunThatEndsNotFiniteFailsAndItsGoodCheckpointStays) {
       small({"--steps", "5", "--lr", "1e6", "--weight-decay", "1e6", "--skip-non-finite", "false", "--quiet",
              "--save", folder.string(), "--save-every", "1", "--keep", "1"}));
   EXPECT_EQ(f.exit_code, kFailure) << f.err;
-  EXPECT_THAT(f.err, AllOf(HasSubstr("training ended, but"), HasSubstr("weights are infinite or no number")));
+  EXPECT_THAT(f.err, AllOf(HasSubstr("training ended, but"), HasSubstr("weights are non-finite")));
   EXPECT_TRUE(std::filesystem::exists(folder / "step_00000001"));
   EXPECT_FALSE(std::filesystem::exists(folder / "step_00000005"));
-  EXPECT_THAT(f.err, HasSubstr("step 5: no checkpoint was saved: weights are infinite or no number: "));
+  EXPECT_THAT(f.err, HasSubstr("step 5: no checkpoint was saved: weights are non-finite: "));
   const Finished again = run_train_gpt(small({"--steps", "1", "--resume", folder.string()}));
   EXPECT_EQ(again.exit_code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("step_00000001: 1 steps are done"));

@@ -38,7 +38,7 @@ class SmallDisk {
   SmallDisk(const SmallDisk&) = delete;
   SmallDisk& operator=(const SmallDisk&) = delete;
 
-  /// Why there is none; empty when there is.
+  /// Why the disk is missing; empty when it is there.
   const std::string& refusal() const { return refusal_; }
   /// `leaves`: bytes that stay free.
   void fill(uintmax_t leaves = 0) const {
@@ -82,7 +82,7 @@ TEST(FullDisk, TrainingGoesOnWithoutCheckpointsAndMetricsAndFailsAtTheEnd) {
   EXPECT_THAT(f.err, HasSubstr("training ended, but its last checkpoint is missing"));
   EXPECT_TRUE(fs::exists(weights)) << "it trained to the end";
 
-  // What was saved before is whole: a run goes on from it once there is room.
+  // What was saved before is whole: a run resumes it once there is room.
   const Finished verified = run_train_gpt(small({"--resume", (disk / "run").string()}));
   EXPECT_EQ(verified.exit_code, 0) << verified.err;
 }
@@ -99,7 +99,7 @@ TEST(FullDisk, TheLastSaveIsRepeatedUntilThereIsRoom) {
       const std::string text = fs::exists(metrics) ? read_file(metrics) : "";
       return std::count(text.begin(), text.end(), '\n');
     };
-    while (lines() <= 40)  // the first is no step
+    while (lines() <= 40)  // the first is not a step
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::this_thread::sleep_for(std::chrono::milliseconds(1000));
     small_disk.make_room();
@@ -131,7 +131,7 @@ TEST(FullDisk, LinesOfMetricsAreTriedAgain) {
   const SmallDisk small_disk(disk);
   if (!small_disk.refusal().empty())
     GTEST_SKIP() << "no file system can be mounted: " << small_disk.refusal();
-  // The first page has room for the line of the configuration and some more, and then there is none.
+  // The first page has room for the line of the configuration and some more, then the disk is full.
   const auto metrics = disk / "metrics";
   write_file(metrics, "");
   ASSERT_EQ(run_train_gpt(small({"--steps", "1", "--metrics", metrics.string()})).exit_code, 0);
@@ -139,14 +139,14 @@ TEST(FullDisk, LinesOfMetricsAreTriedAgain) {
   const Flags flags = small({"--metrics", metrics.string()});
   const Finished f = run_train_gpt(flags);
   EXPECT_EQ(f.exit_code, 1);
-  EXPECT_THAT(f.err, HasSubstr("training goes on, and tries again"));
+  EXPECT_THAT(f.err, HasSubstr("training continues, and tries again"));
   EXPECT_THAT(f.err, HasSubstr("missing in it"));
   const auto steps = read_steps(metrics);
   EXPECT_GT(steps.size(), 0u);
   EXPECT_LT(steps.size(), 40u) << "and every line is a whole one";
   const Finished stopped = run_train_gpt(flags + Flags{"--save-failure", "stop"});
   EXPECT_EQ(stopped.exit_code, 1);
-  EXPECT_THAT(stopped.err, Not(HasSubstr("training goes on")));
+  EXPECT_THAT(stopped.err, Not(HasSubstr("training continues")));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The host issues steps ahead of the device: nothing inside a step waits, and nobody sees a difference.
+// The host issues steps ahead of the device: nothing inside a step waits, and the results are the same.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

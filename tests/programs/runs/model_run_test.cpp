@@ -218,9 +218,9 @@ TEST(ModelFolders, WhatIsWrongWithTheEndIsSaidAtTheBeginning) {
     EXPECT_THAT(run.err, HasSubstr(words));
     EXPECT_EQ(run.out, "") << show(flags);
   };
-  refused(1, {"--export-hf", file.string()}, "it exists and is no folder");
+  refused(1, {"--export-hf", file.string()}, "it exists and is not a folder");
   refused(1, {"--sample", "3", "--prompt-tokens", "1", "--tokenizer", file.string()}, file.string());
-  refused(2, {"--sample", "3", "--prompt-tokens", "1,199"}, "'199' is no token");
+  refused(2, {"--sample", "3", "--prompt-tokens", "1,199"}, "'199' is not a token");
   refused(2, {"--ranks", "3", "--tp", "3"}, "divide its 4 heads");
 }
 

@@ -1,4 +1,4 @@
-// Runs with experts: what one rank computes, whoever holds the experts.
+// Runs with experts: the results of one rank, on whichever ranks the experts are.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

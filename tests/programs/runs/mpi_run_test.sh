@@ -93,7 +93,7 @@ refused 1 '--adam-eps of rank 1 (here 1e-05)' "$mpirun" -n 1 "$train_gpt" "${mod
   -n 1 "$train_gpt" "${model[@]}" --comm mpi --ranks 2 --steps 1 --adam-eps 1e-5
 
 # A process that is killed: Open MPI leaves the others the time to say so when it is asked to.
-# (Over several hosts, as of scripts/hosts.sh, it is no child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
+# (Over several hosts, as of scripts/hosts.sh, it is not a child of mpirun's; tests/scripts/hosts_test.sh has such failures.)
 if [[ -z ${SHERD_HOSTS_MPIRUN:-} ]] && [[ $("$mpirun" --version 2>&1) =~ (Open MPI|OpenRTE)\)\ 4 ]]; then
   # Without the news of the killed one they would wait for --comm-timeout.
   timeout -k 5 500 "$mpirun" --enable-recovery -n 3 "$train_gpt" "${model[@]}" --comm mpi --steps 1000000 --comm-timeout 450 \

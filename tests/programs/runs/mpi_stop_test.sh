@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One process of a job gets SIGTERM: all end after the same step, saved, with exit code 0, and the resumed job has the bits
-# of one that nobody stopped.
+# of an uninterrupted one.
 #   mpi_stop_test.sh TRAIN_GPT [MPIRUN]
 # 77 (skipped, and says so) where there is no mpirun.
 set -uo pipefail

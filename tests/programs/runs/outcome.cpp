@@ -15,7 +15,7 @@ std::string show(const Flags& flags) {
 Outcome train_quietly(const Flags& flags) {
   const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
   write_file(data, golden_text());
-  std::filesystem::remove(metrics);  // a resumed run would go on in it
+  std::filesystem::remove(metrics);  // a resumed run would append to it
   const Finished f = run_train_gpt(Flags{"--data", data.string(), "--metrics", metrics.string(),
                                          "--export-weights", weights.string(), "--measure-peak", "false",
                                          "--quiet"} +

@@ -1,4 +1,4 @@
-// What a run of train_gpt computes, to be compared with what another computes.
+// Results of a run of train_gpt, to be compared with those of another.
 #pragma once
 
 #include <cstdint>

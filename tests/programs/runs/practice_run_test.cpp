@@ -132,7 +132,7 @@ TEST(PracticeRun, EvaluationAndTextNeedNoTraining) {
   EXPECT_EQ(std::distance(fs::directory_iterator(saved), fs::directory_iterator()), 3) << "nothing was saved";
 }
 
-// Whoever reads a pipe has the first bytes long before the last.
+// The reader of a pipe has the first bytes long before the last.
 TEST(PracticeRun, TextComesAsItIsMade) {
   const fs::path saved = fresh("saved");
   ASSERT_EQ(run_train_gpt(
@@ -146,7 +146,7 @@ TEST(PracticeRun, TextComesAsItIsMade) {
   EXPECT_EQ(read_file(scratch("head")).size(), 30u);
 }
 
-// Nobody needs the folder that a model came from once there is a checkpoint.
+// The folder that a model came from is unused once there is a checkpoint.
 TEST(PracticeRun, AModelGoesOnWithoutTheFolderThatItCameFrom) {
   const fs::path saved = fresh("saved"), model = fresh("model"), gone = fresh("gone"),
                  tokens = scratch("tokens.bin"), all = fresh("all.jsonl"), rest = fresh("rest.jsonl"),

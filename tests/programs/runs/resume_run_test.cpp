@@ -1,4 +1,4 @@
-// Runs of the program that stop and go on.
+// Runs of the program that stop and resume.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Flags{"--ranks", "4", "--tp", "2"},
                       Flags{"--ranks", "4", "--experts", "4", "--expert-parallel", "2"}));
 
-// What loads bit for bit goes on within the rounding of another number of ranks.
+// What loads bit for bit continues within the rounding of another number of ranks.
 TEST(ResumeElsewhere, AnyArrangementLoadsTheSameBitsAndGoesOn) {
   const Flags muon = {"--optimizer", "muon"};
   const fs::path folder = fresh("saved"), saved = folder / "step_00000010";
@@ -244,7 +244,7 @@ TEST(SavingRun, OtherRunsCheckpointsAreReplacedOnlyWhereThatIsAskedFor) {
   ASSERT_EQ(
       run_small({"--ranks", "2", "--steps", "4", "--save", folder.string(), "--save-every", "2"}).exit_code,
       0);
-  // A new run, refused and then asked for; then one that goes on from it.
+  // A new run, refused and then asked for; then one that resumes it.
   const Flags keep = {"--ranks", "2", "--save", folder.string(), "--save-every", "1", "--keep", "1"};
   const Finished refused = run_small(keep + Flags{"--steps", "3"});
   EXPECT_EQ(refused.exit_code, 1);
@@ -281,8 +281,8 @@ TEST(SavingRun, BadPathsAndFlagsAreNamed) {
   };
   expect({"--resume", empty.string()}, 1, empty.string());
   expect({"--resume", "/nowhere/at/all"}, 1, "/nowhere/at/all");
-  expect({"--save", (scratch("text") / "below").string()}, 1, "no folder");
-  expect({"--save", scratch("text").string()}, 1, "no folder");
+  expect({"--save", (scratch("text") / "below").string()}, 1, "not a folder");
+  expect({"--save", scratch("text").string()}, 1, "not a folder");
   expect({"--save", ""}, 2, "--save");
   expect({"--resume", ""}, 2, "--resume");
   expect({"--save-every", "2"}, 2, "--save DIR");

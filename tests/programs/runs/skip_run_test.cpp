@@ -44,8 +44,8 @@ TEST(SkipRun, StepsThatAreNotFiniteAreCountedAndEndTheRunAtTheLimit) {
                              "--max-skipped-steps", "3", "--metrics", metrics.string()}));
     EXPECT_EQ(f.exit_code, 1);
     EXPECT_THAT(f.err, HasSubstr("step 1 was skipped on all ranks: the gradient norm is not finite"));
-    EXPECT_THAT(f.err, HasSubstr("3 in a row, 3 of this run"));
-    EXPECT_THAT(f.err, HasSubstr("3 steps in a row, up to step 3, were not finite"));
+    EXPECT_THAT(f.err, HasSubstr("3 consecutive, 3 of this run"));
+    EXPECT_THAT(f.err, HasSubstr("3 consecutive steps, up to step 3, were not finite"));
     EXPECT_THAT(f.err, HasSubstr("--max-skipped-steps"));
     EXPECT_THAT(f.err, HasSubstr("still those after step 0"));
     EXPECT_THAT(f.err, Not(HasSubstr("step 4 was skipped")));
@@ -69,7 +69,7 @@ TEST(SkipRun, AtTheLimitTheRunSavesAndWhatIsBeingSavedIsKept) {
                                             metrics.string(), "--timeline", scratch("skip.svg").string()}) +
                                      (async ? Flags{"--async-save"} : Flags{}));
     EXPECT_EQ(f.exit_code, 1);
-    EXPECT_THAT(f.err, HasSubstr("3 steps in a row, up to step 3, were not finite"));
+    EXPECT_THAT(f.err, HasSubstr("3 consecutive steps, up to step 3, were not finite"));
     EXPECT_THAT(f.err, Not(HasSubstr("missing")));
     EXPECT_TRUE(std::filesystem::exists(folder / "step_00000002/manifest.binpb")) << async;
     EXPECT_TRUE(std::filesystem::exists(folder / "step_00000003/manifest.binpb")) << async;
@@ -81,7 +81,7 @@ TEST(SkipRun, AtTheLimitTheRunSavesAndWhatIsBeingSavedIsKept) {
       run_train_gpt(small({"--steps", "9", "--init-weights", weights, "--max-skipped-steps", "1",
                            "--timeline", scratch("skip.svg").string()}));
   EXPECT_EQ(first.exit_code, 1);
-  EXPECT_THAT(first.err, HasSubstr("1 step in a row, up to step 1"));
+  EXPECT_THAT(first.err, HasSubstr("1 consecutive step, up to step 1"));
 }
 
 TEST(SkipRun, WithoutLimitOrSwitchedOffTheRunGoesOn) {

@@ -49,7 +49,7 @@ class Running {
     const std::string err = scratch("running_stderr").string();
     child_ = ::fork();
     if (child_ != 0) return;
-    // Whoever runs the tests in the background may have had them ignored.
+    // When the tests run in the background, the shell may have had them ignored.
     for (const int number : {SIGTERM, SIGINT, SIGUSR1}) ::signal(number, SIG_DFL);
     if (std::freopen(err.c_str(), "w", stderr) == nullptr) ::_exit(126);
     ::execv(TRAIN_GPT, argv.data());
@@ -104,9 +104,9 @@ int64_t step_of_the_end(const fs::path& folder, const fs::path& metrics) {
   return step;
 }
 
-// Stopped at random instants and resumed until it is done, a run has the bits of one that nobody stopped.
-// Where it ends is known only once it was stopped: a loaded machine lets it do many steps before it hears a
-// signal.
+// Stopped at random instants and resumed until it is done, a run has the bits of an uninterrupted one.
+// Where it ends is known only once it was stopped: a loaded machine lets it do many steps before it receives
+// a signal.
 TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
   const Flags arrangements[] = {{"--ranks", "4", "--strategy", "zero3", "--optimizer", "muon"},
                                 {"--ranks", "4", "--replicas", "2", "--grad-accum", "2", "--async-save"}};
@@ -121,7 +121,7 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
                            "70",        "--export-weights", weights.string()};
     int64_t step = 0;
     for (int run = 0; run < kStops; ++run) {
-      // Each run begins with a line that is no step.
+      // Each run begins with a line that is not a step.
       const int before = run == 0 ? 0 : static_cast<int>(read_steps(metrics).size()) + run;
       Running training(flags + outputs + (run == 0 ? Flags{} : Flags{"--resume", folder.string()}));
       // A step further at least, and then at any time: in a step, between two, or while a checkpoint is
@@ -190,7 +190,7 @@ TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToARunThatGoesOn) {
 }
 
 TEST(StopRun, ASecondSignalEndsItAtOnceAndTheGraceIsKept) {
-  // A step of so many microbatches that nobody waits for its end: the save cannot begin.
+  // A step of too many microbatches to wait for its end: the save cannot begin.
   const fs::path folder = fresh("slow");
   const Flags slow = small({"--ranks", "2", "--steps", "1000000", "--batch", "262144", "--grad-accum",
                             "131072", "--save", folder.string()});

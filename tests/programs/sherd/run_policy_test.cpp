@@ -1,4 +1,4 @@
-// What `sherd run` decides, without starting anything.
+// Decisions of `sherd run`, without starting a process.
 #include <cstdlib>
 #include <limits>
 #include <string>

@@ -127,7 +127,7 @@ TEST_F(Run, AnExitCodeIsToldWithTheProgramsLastWords) {
   const Finished f = run("--nproc 2 --max-restarts 50");
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(starts(), 2) << "a crash loop is no reason for 50 restarts";
-  EXPECT_THAT(f.err, AllOf(HasSubstr("given up: it failed twice in the same way before a step was done"),
+  EXPECT_THAT(f.err, AllOf(HasSubstr("aborted: it failed twice in the same way before a step was done"),
                            HasSubstr("ended with exit code 4: cannot open the data")));
 }
 
@@ -142,8 +142,8 @@ TEST_F(Run, AfterASaveThatFailedTheNextStartWaitsForRoom) {
   EXPECT_EQ(starts(), 1) << "what another start trains is lost, too";
   EXPECT_THAT(full.err,
               AllOf(HasSubstr("start 2 waits for room, at most 1 s"),
-                    HasSubstr("given up: --save '" + (folder_ / "save") + "': No space left on device"),
-                    HasSubstr("make room and give the same command again, which goes on from step 1")));
+                    HasSubstr("aborted: --save '" + (folder_ / "save") + "': No space left on device"),
+                    HasSubstr("make room and give the same command again, which resumes from step 1")));
   std::thread cleaner([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(700));
     fs::resize_file(huge, 10);
@@ -180,7 +180,7 @@ TEST_F(Run, ACheckpointNameWithMoreDigitsThanAStepHasIsNotACheckpoint) {
 }
 
 TEST_F(Run, TheKilledRankIsTheCauseThoughOneThatMissedItIsHeardFirst) {
-  // Rank 1 waits until rank 0's keeper, which tells of its end, is gone.
+  // Rank 1 waits until rank 0's keeper, which reports its end, is gone.
   program(R"(
 [[ $start == 2 ]] && exit 0
 if [[ $rank == 0 ]]; then
@@ -209,7 +209,7 @@ TEST_F(Run, WhatHasEndedForGoodIsNotStartedAgain) {
   const Finished f = run("--nproc 2");
   EXPECT_EQ(f.exit_code, 1);
   EXPECT_EQ(starts(), 1);
-  EXPECT_THAT(f.err, AllOf(HasSubstr("given up: the program has done all that it can"),
+  EXPECT_THAT(f.err, AllOf(HasSubstr("aborted: the program has done all that it can"),
                            HasSubstr("ended with exit code 3: 2 lines are missing")));
 }
 
@@ -349,8 +349,8 @@ TEST_F(Run, ARankThatStandsStoppedTooLongHasFailed) {
   const Finished f = run("--nproc 2 --stopped-for 1");
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_EQ(starts(), 2);
-  EXPECT_THAT(f.err,
-              ContainsRegex("because rank 1 [^;]* was stopped by signal 19 [^;]* and did not go on after"));
+  EXPECT_THAT(
+      f.err, ContainsRegex("because rank 1 [^;]* was stopped by signal 19 [^;]* and did not continue after"));
 }
 
 TEST_F(Run, ARankThatGoesOnHasNotFailed) {
@@ -366,7 +366,8 @@ TEST_F(Run, RanksThatDoNotEndWithTheOthersAreNamed) {
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_EQ(starts(), 2) << f.err;
   EXPECT_THAT(
-      f.err, HasSubstr("because nothing was heard of the end of rank 1 for too long after others had ended"));
+      f.err,
+      HasSubstr("because rank 1 did not report its exit status within --end-within after the other ranks"));
 }
 
 TEST_F(Run, ALauncherThatDoesNotEndWithItsRanksIsEnded) {
@@ -458,7 +459,7 @@ TEST_F(Run, ASignalIsPassedOnAndTheRanksMaySave) {
 }
 
 TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
-  // Stopped ones and those that mind no signal, too; what they write tells whether one lives.
+  // Suspended ones and those that ignore signals, too; their output shows whether one still runs.
   program(
       "trap '' TERM HUP INT\necho $$ >>$here/pids\n[[ $rank == 1 ]] && kill -STOP $$\nwhile :; do sleep "
       "0.05; done");
@@ -473,7 +474,7 @@ TEST_F(Run, NothingOutlivesASupervisorThatIsKilled) {
   std::istringstream list(pids);
   for (pid_t p = 0; list >> p;)
     EXPECT_TRUE(within_seconds(30, [&] {
-      // Dead ones may wait for whoever has inherited them.
+      // Zombies may wait for the process that has inherited them.
       const std::string stat = read_bytes(fmt::format("/proc/{}/stat", p));
       return stat.empty() || stat.find(") Z") != stat.npos || stat.find(") X") != stat.npos;
     })) << p;

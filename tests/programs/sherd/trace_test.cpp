@@ -113,7 +113,7 @@ TEST_F(Trace, NamesRanksThatNeverCameWhileOthersWait) {
   EXPECT_TRUE(first({files[0], forgot, files[2]}).is_null());
   forgot["groups"][0]["calls"] = 1;
   EXPECT_EQ(first({files[0], forgot, files[2]})["kind"], "never_came");
-  // Nobody waits: ranks' hosts are ahead of each other by chance.
+  // No rank waits: ranks' hosts are ahead of each other by chance.
   EXPECT_TRUE(first({file_of(0, {"barrier", "all_reduce"}), files[1]}).is_null());
   json queued = file_of(1, {"barrier", "all_reduce"});
   queued["records"][1]["state"] = "queued";

@@ -283,7 +283,7 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
   EXPECT_EQ(parse({"--model", "gpt2-124m", "--from-scratch", "--steps", "0", "--ranks", "4", "--tp", "4"}).tp,
             4);
   EXPECT_THAT(with({"--sample", "5", "--prompt-tokens", "1,50257"}),
-              HasSubstr("--prompt-tokens 1,50257: '50257' is no token; give numbers below 50257"));
+              HasSubstr("--prompt-tokens 1,50257: '50257' is not a token; give numbers below 50257"));
   EXPECT_THAT(with({"--prompt-tokens", "1", "--tokenizer", "t"}),
               HasSubstr("--prompt-tokens, --tokenizer: no text is generated; give --sample N"));
   EXPECT_EQ(parse({"--config", folder.write("d.txt", "prompt_tokens: '1'"), "--model", "gpt2-124m",

@@ -369,11 +369,11 @@ TEST_F(InheritedModel, AFolderThatBecameAnotherModelIsNamedInALine) {
   const CommandLine inherited = parse_line({"--resume", path()});
   ASSERT_EQ(inherited.notes.size(), 1u);
   EXPECT_THAT(inherited.notes[0], AllOf(HasSubstr("\"rope_theta\" 10000.0 (in the checkpoint 500000.0)"),
-                                        HasSubstr("going on with the checkpoint's"), Not(HasSubstr("\n"))));
+                                        HasSubstr("the checkpoint's is used"), Not(HasSubstr("\n"))));
   EXPECT_EQ(theta(inherited), 500000);
   EXPECT_TRUE(model_source(inherited.config).folder_differs);
   const CommandLine given = parse_line({"--resume", path(), "--model", saved_.model});
-  EXPECT_THAT(given.notes, ElementsAre(HasSubstr("going on with --model's")));
+  EXPECT_THAT(given.notes, ElementsAre(HasSubstr("--model's is used")));
   EXPECT_EQ(theta(given), 10000);
   // Much that differs is still one line.
   folder_.write("llama/config.json",

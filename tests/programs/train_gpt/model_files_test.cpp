@@ -1,4 +1,4 @@
-// What a run reads of --model's folder, before it begins.
+// Files of --model's folder that a run reads before it begins.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -128,7 +128,7 @@ TEST(ModelFiles, TensorsThatAreNoPartOfTheModelAreLeftOutUnlessWeightsAreStrict)
   const TemporaryFolder folder;
   write_model(folder, "in");
   sherd::nn::ModelDescription d = small_llama();
-  d.layers = 2;  // the second block's tensors are no part of a model of one
+  d.layers = 2;  // a model of one block leaves out the second block's tensors
   folder.write("scratch/config.json", sherd::hf::model_config_text(d, sherd::DType::f32));
   TrainConfig two = config_of(folder / "scratch");
   two.from_scratch = true;

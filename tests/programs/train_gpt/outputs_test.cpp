@@ -1,4 +1,4 @@
-// What train_gpt writes, looked at before a run begins; and what it says of checkpoints that do not fit.
+// Output paths of train_gpt, checked before a run begins; and its messages about checkpoints that do not fit.
 #include <cstdlib>
 #include <string_view>
 
@@ -43,11 +43,11 @@ TEST(Outputs, EverythingThatCannotBeWrittenIsNamedAtOnce) {
   c.export_weights = "/nowhere/w.safetensors";
   c.export_hf = folder / "file";
   EXPECT_THAT(message_of<IoError>([&] { check_outputs(c); }),
-              AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " is there and no folder"),
+              AllOf(HasSubstr("--save " + c.save + ": " + (folder / "file") + " exists and is not a folder"),
                     HasSubstr("--metrics " + c.metrics), HasSubstr("--log-dir " + c.log_dir),
                     HasSubstr("--loss-svg /nowhere/loss.svg"), HasSubstr("--trace /nowhere/trace.json"),
                     HasSubstr("--timeline /dev/null"), HasSubstr("--export-weights /nowhere/w.safetensors"),
-                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is no folder")));
+                    HasSubstr("--export-hf " + c.export_hf + ": it exists and is not a folder")));
   c = small();
   c.save = folder / "new/run";
   c.metrics = "/dev/null";

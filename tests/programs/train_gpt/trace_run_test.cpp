@@ -1,4 +1,4 @@
-// What --trace and --timeline write of a run.
+// Files of --trace and --timeline.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

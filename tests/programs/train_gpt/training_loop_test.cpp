@@ -1,4 +1,4 @@
-// Where the training loop ends a run by itself, triggered on one rank alone.
+// Early ends of the training loop, triggered on one rank alone.
 #include "training_loop.h"
 
 #include <atomic>
@@ -211,8 +211,8 @@ TEST(EvaluationWindows, OfTextAreBoundedUnlessToldOtherwise) {
   EXPECT_EQ(evaluation_windows(c), 5);
 }
 
-// A save that nobody has measured is taken to last a minute of an hour, and one and a half times that is kept
-// for it.
+// A save that was not measured yet is taken to last a minute of an hour, and one and a half times that is
+// kept for it.
 TEST_F(TrainingLoop, ALimitOfTimeKeepsRoomForTheSave) {
   config.max_wall = "1h";
   const auto with_seconds_left = [&](int seconds) {
@@ -231,7 +231,7 @@ TEST_F(TrainingLoop, ALimitOfTimeKeepsRoomForTheSave) {
   EXPECT_EQ(late.saved, std::set<bool>{true});
 }
 
-// The signal reaches one rank's process; the others learn of it by the step's own reduction.
+// The signal reaches one rank's process; the others receive it by the step's own reduction.
 TEST_F(TrainingLoop, AllRanksStopAfterOneStepThoughOneAloneWasSignalled) {
   config.steps = 100'000;
   sherd::StopRequest request({.signals = {SIGUSR2}});

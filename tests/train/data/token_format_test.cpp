@@ -59,7 +59,8 @@ TEST(TokenFormat, CutAndEmptyFilesAreRefused) {
   const TemporaryFolder folder;
   EXPECT_THAT(refusal(folder.write("odd", "abc"), TokenFormat::u16),
               AllOf(HasSubstr("3 bytes"), HasSubstr("u16")));
-  EXPECT_THAT(refusal(folder.write("six", "abcdef"), TokenFormat::u32), HasSubstr("no whole u32"));
+  EXPECT_THAT(refusal(folder.write("six", "abcdef"), TokenFormat::u32),
+              HasSubstr("not a whole number of u32"));
   EXPECT_THAT(refusal(folder.write("none", ""), TokenFormat::u16), HasSubstr("has no tokens"));
   EXPECT_THAT(refusal(folder / "none"), HasSubstr("--token-format"));
   EXPECT_THAT(refusal(folder / "missing"), AllOf(HasSubstr("missing"), HasSubstr("No such file")));

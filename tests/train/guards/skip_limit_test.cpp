@@ -20,7 +20,7 @@ TEST(SkipLimit, CountsInARowAndSaysWhichWeightsAreLeft) {
   EXPECT_EQ(limit.reached(), "");
   EXPECT_TRUE(limit.count(4, 3));
   EXPECT_EQ(limit.in_a_row(), 2);
-  EXPECT_THAT(limit.reached(), AllOf(HasSubstr("2 steps in a row, up to step 4"),
+  EXPECT_THAT(limit.reached(), AllOf(HasSubstr("2 consecutive steps, up to step 4"),
                                      HasSubstr("--max-skipped-steps"), HasSubstr("those after step 2")));
 }
 

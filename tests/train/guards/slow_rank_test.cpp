@@ -1,4 +1,4 @@
-// The rank that the others wait for is named, in metrics and in a line for people.
+// The rank that the others wait for is named, in metrics and in a human-readable line.
 #include <sherd/train/guards/slow_rank.h>
 
 #include <atomic>

@@ -157,7 +157,7 @@ TEST(RepeatStep, FiguresAreComparedByTheirBitsAndSkippedStepsCountOnce) {
         rig.forward();
         rig.backward();
         clip_grad_norm(rig.model, 1.0);
-        // The step is skipped: its loss is no number.
+        // The step is skipped: its loss is NaN.
         const Tensor loss = Tensor::empty(*r.device, {1}, DType::f64, "test");
         ops::fill(r.device->compute(), loss, std::nan(""));
         skip_unless_finite(rig.model, loss);

@@ -1,4 +1,4 @@
-// What stops a run before its last step: lengths of time, the limit, signals, and that all ranks agree.
+// Causes of an early stop: lengths of time, the limit, signals, and that all ranks agree.
 #include <signal.h>
 #include <unistd.h>
 
@@ -50,7 +50,7 @@ TEST(WallLimit, LeavesTimeForTheStepThatRunsTheNextAndTheSave) {
       << "a save that nobody has measured is taken for 50 s here, one and a half times";
   limit.save_took(4);
   EXPECT_DOUBLE_EQ(limit.latest(), 994);
-  limit.step_took(30);  // the first, which warms up, stands in until there are others
+  limit.step_took(30);  // the first, which warms up, is used until there are others
   EXPECT_DOUBLE_EQ(limit.latest(), 934);
   limit.step_took(2);
   EXPECT_DOUBLE_EQ(limit.latest(), 990);

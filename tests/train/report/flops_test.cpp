@@ -1,4 +1,4 @@
-// What training computes, and what the ranks reach in a plain product.
+// Operations of training, and the ranks' throughput in a plain product.
 #include <sherd/train/report/flops.h>
 
 #include <mutex>

@@ -101,7 +101,7 @@ TEST(Timeline, PictureIsWellFormed) {
 TEST(Timeline, PictureSaysWhatIsMissing) {
   Timeline t = two_ranks();
   t.left_out = 7;
-  EXPECT_THAT(draw_timeline(t), HasSubstr("7 pieces of work are left out"));
+  EXPECT_THAT(draw_timeline(t), HasSubstr("7 operations are left out"));
 }
 
 // However much happened: what is closer than a pixel is one bar.

@@ -1,4 +1,4 @@
-// Whether a text is well-formed XML, as far as pictures need it: elements, attributes, text, entities.
+// Check for well-formed XML, as far as pictures need it: elements, attributes, text, entities.
 #pragma once
 
 #include <cctype>

@@ -32,7 +32,7 @@ TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
       message_of<IoError>([&] { check_outputs(bad); }),
       AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") + " is there and no"),
             HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
-            HasSubstr("--folder " + (folder / "file") + ": it exists and is no folder"),
+            HasSubstr("--folder " + (folder / "file") + ": it exists and is not a folder"),
             HasSubstr("this folder is not empty"), Not(HasSubstr("--none"))));
   const OutputPath good[] = {
       {"--save", folder / "new/run", Kind::folder},       {"--metrics", "/dev/null", Kind::stream},

@@ -121,7 +121,7 @@ TEST(Tokenizer, OtherFilesAreRefusedByName) {
   };
   EXPECT_THAT(with("/decoder/type", "WordPiece"),
               AllOf(HasSubstr("t.json"), HasSubstr("'WordPiece'"), HasSubstr("ByteLevel")));
-  EXPECT_THAT(with("/decoder/type", 3), HasSubstr("'type' that is no string"));
+  EXPECT_THAT(with("/decoder/type", 3), HasSubstr("'type' that is not a string"));
   EXPECT_THAT(with("/decoder", nullptr), HasSubstr("'null'"));
   EXPECT_THAT(with("/decoder", {{"type", "Sequence"}, {"decoders", json::array({{{"type", "CTC"}}})}}),
               HasSubstr("Sequence with CTC"));
@@ -143,8 +143,8 @@ TEST(Tokenizer, OtherFilesAreRefusedByName) {
   EXPECT_THAT(with("/model/type", "Unigram"), HasSubstr("\"Unigram\""));
   EXPECT_THAT(with("/model/type", json::array({"BPE"})), HasSubstr("type [\"BPE\"]"));
   EXPECT_THAT(with("/model", 3), HasSubstr("lacks 'vocab' in model"));
-  EXPECT_THAT(with("/model/vocab", json::array({1})), HasSubstr("no object"));
-  EXPECT_THAT(with("/added_tokens", 5), HasSubstr("no array"));
+  EXPECT_THAT(with("/model/vocab", json::array({1})), HasSubstr("not an object"));
+  EXPECT_THAT(with("/added_tokens", 5), HasSubstr("not an array"));
 }
 
 TEST(Tokenizer, HostileNumbersAreRefused) {

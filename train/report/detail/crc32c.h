@@ -7,7 +7,7 @@
 
 namespace sherd::detail {
 
-/// Of the bytes of each value, the least significant bit first.
+/// Table of the checksums of single bytes, the least significant bit first.
 inline constexpr std::array<uint32_t, 256> kCrc32cTable = [] {
   std::array<uint32_t, 256> table{};
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -24,7 +24,8 @@ constexpr uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-/// Turned and shifted, so that the checksum of bytes which hold checksums does not become trivial.
+/// Returns the rotated and shifted checksum, so that the checksum of bytes that hold checksums does not
+/// become trivial.
 constexpr uint32_t masked_crc32c(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return ((crc >> 15) | (crc << 17)) + 0xa282ead8u;
