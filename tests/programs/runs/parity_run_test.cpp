@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <algorithm>
 #include <fstream>
 
 #include "programs/runs/outcome.h"
@@ -130,7 +131,7 @@ TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(steps[i]["step"], i + 1);
     for (const char* field : {"loss", "grad_norm", "num_zeros", "skipped", "skipped_steps", "lr",
-                              "tokens_per_s", "step_ms", "optim_ms", "comm", "arrival_ms", "peak_bytes", "host_syncs"})
+                              "tokens_per_s", "step_ms", "optim_ms", "comm", "peak_bytes", "host_syncs"})
       EXPECT_TRUE(steps[i].contains(field)) << field;
     EXPECT_EQ(steps[i].contains("eval_loss"), i % 2 == 1);
     // Two blocks and the root: 3 gathers forward, 2 backward; 3 reductions; one all-reduce to clip.
@@ -138,6 +139,8 @@ TEST(ProgramRun, MetricsHoldEveryFieldOfEveryStep) {
     EXPECT_EQ(steps[i]["comm"]["reduce_scatter"]["calls"], 3);
     EXPECT_EQ(steps[i]["comm"]["all_reduce"]["calls"], 1);
   }
+  // A line has the arrivals of collectives that have completed by then: on a loaded machine some lines have none.
+  EXPECT_TRUE(std::ranges::any_of(steps, [](const auto& step) { return step.contains("arrival_ms"); }));
   EXPECT_NE(f.out.find("memory per rank"), std::string::npos);
   EXPECT_EQ(f.out.find('\r'), std::string::npos) << "plain lines in a pipe";
 }
