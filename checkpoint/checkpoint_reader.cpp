@@ -67,7 +67,9 @@ CheckpointReader::CheckpointReader(std::unique_ptr<Impl> impl) : impl_(std::move
 CheckpointReader::CheckpointReader(CheckpointReader&&) noexcept = default;
 CheckpointReader::~CheckpointReader() = default;
 
-CheckpointReader CheckpointReader::open(const fs::path& path, FileSystem& files) { return open(path, {}, files); }
+CheckpointReader CheckpointReader::open(const fs::path& path, FileSystem& files) {
+  return open(path, {}, files);
+}
 
 CheckpointReader CheckpointReader::open(const fs::path& path, const Opaque& opaque, FileSystem& files) {
   const FileSystem::Kind kind = files.kind(path);

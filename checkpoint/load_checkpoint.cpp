@@ -82,12 +82,12 @@ void read(CheckpointReader& reader, const Wanted& w, Stream& stream) {
 
 LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer* optimizer,
                            const LoadOptions& options) {
-  return load_checkpoint(reader, root, optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer},
-                         options);
+  return load_checkpoint(reader, root,
+                         optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer}, options);
 }
 
-LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
-                           const LoadOptions& options) {
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
+                           const std::vector<Optimizer*>& optimizers, const LoadOptions& options) {
   ShardRuntime& runtime = runtime_of(root);
   Stream& stream = runtime.device().compute();
   Agreement ranks(*runtime.mesh().world(), "load_checkpoint");
@@ -104,8 +104,8 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std
     std::vector<const Optimizer*> loaded;
     if (options.optimizer) loaded.assign(optimizers.begin(), optimizers.end());
     all = wanted(root, options.model, loaded);
-    const Comparison comparison(fmt::format("the checkpoint '{}'", reader.path().string()), reader.manifest().tensors,
-                                all, options, kNamed);
+    const Comparison comparison(fmt::format("the checkpoint '{}'", reader.path().string()),
+                                reader.manifest().tensors, all, options, kNamed);
     comparison.require_fit();
     require_equal_copies(reader, all);
     check_momentum(reader, all);

@@ -24,7 +24,8 @@ std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* o
 /// which optimizer a state belongs to.
 /// @throws InvalidArgument unless these are all optimizers of the root, or none, since state would be lost
 /// silently.
-std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers);
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
+                                            const std::vector<const Optimizer*>& optimizers);
 
 struct LoadOptions {
   bool model = true;
@@ -72,7 +73,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, Optimizer
                            const LoadOptions& options = {});
 /// Fills all optimizers of the root together. The step count of each (Optimizer::steps()) continues from the
 /// checkpoint's record (recorded_optimizer_steps()).
-LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
-                           const LoadOptions& options = {});
+LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
+                           const std::vector<Optimizer*>& optimizers, const LoadOptions& options = {});
 
 }  // namespace sherd

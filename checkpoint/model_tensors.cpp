@@ -140,15 +140,18 @@ class Collector {
 }  // namespace
 
 std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer) {
-  return checkpoint_tensors(root, optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer});
+  return checkpoint_tensors(root,
+                            optimizer == nullptr ? std::vector<const Optimizer*>{} : std::vector{optimizer});
 }
 
-std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const std::vector<const Optimizer*>& optimizers) {
+std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
+                                            const std::vector<const Optimizer*>& optimizers) {
   const auto& sets = runtime_of(root).update_sets();
   if (!optimizers.empty() && sets->count() != static_cast<int>(optimizers.size()))
-    throw InvalidArgument(fmt::format(
-        "checkpoint_tensors: {} of the {} optimizers of this root; give all of them, or none to save the model alone",
-        optimizers.size(), sets->count()));
+    throw InvalidArgument(
+        fmt::format("checkpoint_tensors: {} of the {} optimizers of this root; give all of them, or none to "
+                    "save the model alone",
+                    optimizers.size(), sets->count()));
   std::vector<LocalTensor> all = Collector(root, optimizers).collect();
   if (!all.empty())
     all.front().before_save = [&root, optimizers](TrainingState& training) {

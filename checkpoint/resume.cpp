@@ -34,7 +34,7 @@ std::filesystem::path bare(const std::filesystem::path& given) {
 
 // Names below bare(given) of folders to try, newest first. Of a path that names a checkpoint: ".".
 std::vector<std::string> candidates(const std::filesystem::path& given, FileSystem& files,
-                                              std::vector<std::string>& skipped) {
+                                    std::vector<std::string>& skipped) {
   const auto refuse = [&](const char* why) {
     throw IoError(fmt::format(
         "cannot resume from '{}': {}; name a checkpoint (step_XXXXXXXX) or the folder they were saved in",
@@ -67,8 +67,8 @@ struct Choice {
 
 // Rank 0's first one, unless this rank lacks it or has a newer one. The listing of a network file system may lag behind,
 // so it is looked up by its name; a newer one is not asked for where rank 0 passes over damaged ones.
-std::string own_first(const Choice& choice, const std::vector<std::string>& own, const std::filesystem::path& path,
-                      FileSystem& files) {
+std::string own_first(const Choice& choice, const std::vector<std::string>& own,
+                      const std::filesystem::path& path, FileSystem& files) {
   if (choice.names.empty()) return "";
   const std::string& name = choice.names.front();
   const bool is_there = files.kind(folder_of(path, name)) == FileSystem::Kind::folder;
@@ -113,8 +113,8 @@ FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path,
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, Optimizer* optimizer,
                const LoadOptions& options, const std::function<std::string(const TrainingState&)>& check,
                FileSystem& files) {
-  return resume(path, root, optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer}, options, check,
-                files);
+  return resume(path, root, optimizer == nullptr ? std::vector<Optimizer*>{} : std::vector{optimizer},
+                options, check, files);
 }
 
 Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::vector<Optimizer*>& optimizers,
@@ -135,8 +135,8 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::v
         reader.check_files();
         if (const int64_t wild = model_not_finite(reader.manifest()); wild > 0 && choice.from_save_folder())
           throw CorruptCheckpoint(fmt::format(
-              "'{}': {} values of its model are not finite; name it itself to load it all the same", folder.string(),
-              wild));
+              "'{}': {} values of its model are not finite; name it itself to load it all the same",
+              folder.string(), wild));
       });
       resumed.path = folder;
       LoadOptions load = options;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/checkpoint/model_state.h>
 #include <sherd/checkpoint/file_copies.h>
+#include <sherd/checkpoint/model_state.h>
 
 namespace sherd {
 

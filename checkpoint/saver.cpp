@@ -47,8 +47,8 @@ std::string not_finite_in_words(const Manifest& manifest) {
     const NotFinite n = t.section == Section::model ? not_finite_of(t) : NotFinite{};
     if (n.count == 0) continue;
     if (++tensors <= kMost)
-      named.push_back(fmt::format("{} ({} value{}, the first at element {})", t.name, n.count, n.count == 1 ? "" : "s",
-                                  n.first));
+      named.push_back(fmt::format("{} ({} value{}, the first at element {})", t.name, n.count,
+                                  n.count == 1 ? "" : "s", n.first));
   }
   return fmt::format("{}{}", fmt::join(named, ", "),
                      tensors > kMost ? fmt::format(" and {} more tensors", tensors - kMost) : "");

@@ -91,8 +91,9 @@ StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind
   ShardRuntime& runtime = runtime_of(root);
   Communicator& world = *runtime.mesh().world();
   Stream& stream = runtime.device().compute();
-  Agreement(world, "state_dict").require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
-                                 "state_dict: the kind of dict, or whether there is an optimizer, differs");
+  Agreement(world, "state_dict")
+      .require_equal(static_cast<int64_t>(kind) * 2 + (optimizer != nullptr),
+                     "state_dict: the kind of dict, or whether there is an optimizer, differs");
   if (kind != DictKind::sharded) require_same_ranks(runtime, "state_dict");
   StateDict dict;
   const std::vector<const Optimizer*> none;

@@ -25,7 +25,9 @@ std::vector<OutTensor> tensors_of(const std::vector<Wanted>& all, DType dtype) {
     add(w.name);
     for (const std::string& name : w.tied) add(name);
   }
-  const auto wider = [](const OutTensor& a, const OutTensor& b) { return size_of(a.dtype) > size_of(b.dtype); };
+  const auto wider = [](const OutTensor& a, const OutTensor& b) {
+    return size_of(a.dtype) > size_of(b.dtype);
+  };
   std::stable_sort(buffers.begin(), buffers.end(), wider);
   const auto narrow = std::find_if(buffers.begin(), buffers.end(),
                                    [&](const OutTensor& b) { return size_of(b.dtype) <= size_of(dtype); });

@@ -20,8 +20,8 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kNamed = 20;                        // names that a list in a message has
-constexpr int64_t kPiece = int64_t{4} << 20;         // elements read at a time
+constexpr size_t kNamed = 20;                 // names that a list in a message has
+constexpr int64_t kPiece = int64_t{4} << 20;  // elements read at a time
 
 // Where a parameter lies: boxes of it and of the tensors.
 struct Source {
@@ -43,7 +43,8 @@ void each_piece(const Box& whole, Take take) {
 }
 
 // What this rank holds of a parameter or an f32 buffer, from all tensors that it lies in.
-void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<Source>& sources, Stream& stream) {
+void read_values(CheckpointReader& reader, const Wanted& w, const std::vector<Source>& sources,
+                 Stream& stream) {
   std::vector<float> values(static_cast<size_t>(w.local.numel())), piece;
   int64_t first = 0;
   for (const Box& own : w.boxes()) {
@@ -87,10 +88,10 @@ void check_copies(CheckpointReader& reader, const StoredForm& form) {
                          [](float x, float y) { return x == y || (std::isnan(x) && std::isnan(y)); });
     }
     if (!equal)
-      throw InvalidArgument(
-          fmt::format("'{}': '{}' is not the copy of '{}' that it should be: these weights are not tied; take a model "
-                      "that does not tie them (tie_word_embeddings), or leave the tensor out",
-                      reader.path().string(), name, of));
+      throw InvalidArgument(fmt::format(
+          "'{}': '{}' is not the copy of '{}' that it should be: these weights are not tied; take a model "
+          "that does not tie them (tie_word_embeddings), or leave the tensor out",
+          reader.path().string(), name, of));
   }
 }
 
@@ -105,7 +106,8 @@ void read_bytes(CheckpointReader& reader, const Wanted& w, const CheckpointTenso
 
 LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, LoadOptions options) {
   Agreement ranks(*runtime_of(root).mesh().world(), "import_weights");
-  CheckpointReader reader = open_alike(ranks, options.compare_copies, [&] { return CheckpointReader::open(path); });
+  CheckpointReader reader =
+      open_alike(ranks, options.compare_copies, [&] { return CheckpointReader::open(path); });
   options.optimizer = false;
   options.compare_copies = false;
   return load_checkpoint(reader, root, nullptr, options);
@@ -155,8 +157,10 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
     for (auto& [name, tensor] : form.tensors) {
       const CheckpointTensor* found = reader.find(Section::model, name);
       for (const StoredPart& part : tensor.parts) {
-        if (found == nullptr) absent[part.wanted] = true;
-        else sources[part.wanted].push_back({found, &part});
+        if (found == nullptr)
+          absent[part.wanted] = true;
+        else
+          sources[part.wanted].push_back({found, &part});
       }
     }
     for (size_t i = 0; i < all.size(); ++i)

@@ -122,7 +122,8 @@ Tensor DTensor::full_tensor(Stream& stream) const {
   if (!ragged()) return redistribute(stream, std::vector<Placement>(placements_.size(), Replicate())).local();
   follow_compute(stream);
   std::vector<int64_t> counts;
-  for (int r = 0; r < layout_->world(); ++r) counts.push_back(layout_->piece(ParamId(param_), RankId(r)).size());
+  for (int r = 0; r < layout_->world(); ++r)
+    counts.push_back(layout_->piece(ParamId(param_), RankId(r)).size());
   const Tensor full =
       Tensor::empty(local_.device(), global_, local_.dtype(), MemoryClass::message, "redistribute");
   const auto comm = mesh_.flatten(over_);

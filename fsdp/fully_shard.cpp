@@ -23,7 +23,8 @@ void check(ModuleBase& root, const FullyShardOptions& root_options) {
     if (!(o.padding_budget >= 0 && o.padding_budget <= 1))
       wrong.push_back(fmt::format("{}: padding budget {} is not in [0, 1]", who, o.padding_budget));
     if (o.bucket_elements < 0)
-      wrong.push_back(fmt::format("{}: bucket_elements {} are negative; 0 is one bucket", who, o.bucket_elements));
+      wrong.push_back(
+          fmt::format("{}: bucket_elements {} are negative; 0 is one bucket", who, o.bucket_elements));
     if (o.gradient_ranks < 0)
       wrong.push_back(fmt::format("{}: gradient ranks {} are negative", who, o.gradient_ranks));
     if (o.compute_dtype != DType::f32 && o.compute_dtype != DType::bf16)
@@ -94,8 +95,9 @@ int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string
         "fully_shard_all: no module below this one was chosen; register modules by child() in their parent's "
         "constructor, and check the type or the condition");
   if (!wrapped.empty())
-    throw InvalidArgument(fmt::format("fully_shard_all: {} {} wrapped already; leave them out of the condition",
-                                      fmt::join(wrapped, ", "), wrapped.size() == 1 ? "is" : "are"));
+    throw InvalidArgument(
+        fmt::format("fully_shard_all: {} {} wrapped already; leave them out of the condition",
+                    fmt::join(wrapped, ", "), wrapped.size() == 1 ? "is" : "are"));
   // Modules are visited before those inside them.
   for (size_t i = chosen.size(); i-- > 0;) fully_shard(*chosen[i], mesh, options);
   return static_cast<int>(chosen.size());

@@ -30,7 +30,7 @@ void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOpt
 /// Wraps each module of a list as a unit of its own. Elements are modules or pointers to them (for example a
 /// vector of std::unique_ptr). None of them is the root.
 template <class List>
-  requires requires(List& list) { std::begin(list) != std::end(list); }
+requires requires(List& list) { std::begin(list) != std::end(list); }
 void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions& options = {}) {
   for (auto& module : modules) {
     if constexpr (std::is_base_of_v<ModuleBase, std::remove_reference_t<decltype(module)>>) {
@@ -46,14 +46,16 @@ void fully_shard(List& modules, const DeviceMesh& mesh, const FullyShardOptions&
 /// @returns the number of modules that it wrapped.
 /// @throws InvalidArgument when no module matches, or naming all matches that are wrapped already. Nothing is
 /// wrapped then.
-int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string& name, ModuleBase& module)>& which,
+int fully_shard_all(ModuleBase& root,
+                    const std::function<bool(const std::string& name, ModuleBase& module)>& which,
                     const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 /// Wraps every module of type M (or derived from it): fully_shard_all<Block>(model, mesh, options).
 template <class M>
 int fully_shard_all(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOptions& options = {}) {
   return fully_shard_all(
-      root, [](const std::string&, ModuleBase& module) { return dynamic_cast<M*>(&module) != nullptr; }, mesh, options);
+      root, [](const std::string&, ModuleBase& module) { return dynamic_cast<M*>(&module) != nullptr; }, mesh,
+      options);
 }
 
 /// Aborts the current step, for example because an exception ended a forward or backward and the batch is to

@@ -110,9 +110,9 @@ uint64_t ParamGroup::digest_of_options(const FullyShardOptions& o) const {
         static_cast<uint64_t>(o.reshard_after_forward), static_cast<uint64_t>(o.prefetch),
         static_cast<uint64_t>(o.overlap_reduce), static_cast<uint64_t>(plan().dtype),
         static_cast<uint64_t>(o.reduce_dtype), static_cast<uint64_t>(o.cast_inputs),
-        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0, static_cast<uint64_t>(o.allow_unused), o.seed,
-        static_cast<uint64_t>(o.gradient_ranks), static_cast<uint64_t>(trainable_),
-        static_cast<uint64_t>(replicated())})
+        o.output_dtype ? static_cast<uint64_t>(*o.output_dtype) + 1 : 0,
+        static_cast<uint64_t>(o.allow_unused), o.seed, static_cast<uint64_t>(o.gradient_ranks),
+        static_cast<uint64_t>(trainable_), static_cast<uint64_t>(replicated())})
     names = mix(names, v);
   return names;
 }
@@ -368,7 +368,8 @@ Tensor ParamGroup::cell_view(const Tensor& cell, int p) const {
 // Returns the stored pieces of a parameter on this rank, by ranges of the parameter. Views, without a copy.
 std::vector<ParamGroup::Piece> ParamGroup::resting(int p) const {
   const Parameter& param = spec_.params[static_cast<size_t>(p)];
-  const int64_t held = param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
+  const int64_t held =
+      param.tensor_shard() ? held_elements(param.shape(), *param.tensor_shard()) : param.numel();
   if (!needs_slot()) {
     const int64_t begin = layout_->full_range(ParamId(p)).begin.value;
     return {{{ParamIndex(0), ParamIndex(held)}, (staged_ ? resident_ : rest_).flat(begin, begin + held)}};

@@ -205,8 +205,8 @@ class ParamGroup final : public ParameterViews {
   Device& device_;
   Spec spec_;
   bool trainable_;
-  bool trains_;               // at least one parameter is not frozen
-  std::vector<bool> frozen_;  // by parameter
+  bool trains_;                  // at least one parameter is not frozen
+  std::vector<bool> frozen_;     // by parameter
   Purpose weights_, gradients_;  // purposes of the group's collectives
   PlacementRow inner_, outer_;
   std::shared_ptr<const ShardLayout> layout_;
@@ -226,12 +226,12 @@ class ParamGroup final : public ParameterViews {
   bool grads_fresh_ = true;  // nothing is accumulated in grad_full_ yet
   // By parameter: its range of the open gradient is unwritten since it was opened.
   std::vector<bool> fresh_;
-  bool part_fresh_ = true;   // nothing is accumulated in grad_part_ yet
-  bool copied_ = false;      // rest_ holds this rank's cell of the latest master weights
+  bool part_fresh_ = true;  // nothing is accumulated in grad_part_ yet
+  bool copied_ = false;     // rest_ holds this rank's cell of the latest master weights
   std::vector<bool> touched_;
   bool final_ = false;          // the last reduce() has run
   std::vector<bool> released_;  // by parameter, of this step
-  std::vector<int> by_place_;  // parameters in the order of the full buffer
+  std::vector<int> by_place_;   // parameters in the order of the full buffer
 };
 
 }  // namespace sherd

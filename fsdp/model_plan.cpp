@@ -44,7 +44,8 @@ std::vector<PlannedBuffer> assign_slots(std::vector<UnitPlan>& units, const Slot
 }
 
 // Slots of buckets, behind those of units.
-void assign_bucket_slots(ModelPlan& plan, const std::vector<PlanUnit>& units, const PlannedBuffer& slot, bool overlap) {
+void assign_bucket_slots(ModelPlan& plan, const std::vector<PlanUnit>& units, const PlannedBuffer& slot,
+                         bool overlap) {
   std::vector<SlotSpan> users;
   for (const BucketPlan& b : plan.buckets) {
     const PlannedBuffer* open = b.group.find(slot.use);
@@ -100,7 +101,8 @@ std::vector<PlannedBuffer> ModelPlan::allocations() const {
   all.insert(all.end(), staging.begin(), staging.end());
   for (const GroupPlan* g : groups())
     for (auto& b : g->buffers)
-      if (b.slot < 0 && b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging) all.push_back(b);
+      if (b.slot < 0 && b.use != BufferUse::gather_staging && b.use != BufferUse::reduce_staging)
+        all.push_back(b);
   return all;
 }
 

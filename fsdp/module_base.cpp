@@ -23,7 +23,8 @@ ModuleBase::~ModuleBase() {
   for (auto& [name, p] : parameters_) --p.state().registrations;
 }
 
-void ModuleBase::visit(const std::function<void(const std::string&, ModuleBase&)>& f, const std::string& prefix) {
+void ModuleBase::visit(const std::function<void(const std::string&, ModuleBase&)>& f,
+                       const std::string& prefix) {
   f(prefix, *this);
   for (auto& [name, module] : children_) module->visit(f, join(prefix, name));
 }
@@ -105,7 +106,8 @@ Buffer ModuleBase::buffer(std::string name, Shape shape, DType dtype, Init init,
 Buffer ModuleBase::tie(std::string name, const Buffer& other) {
   check_name("buffer", name);
   for (auto& [existing, b] : buffers_)
-    if (existing == name) throw InvalidArgument(fmt::format("two buffers of one module are named '{}'", name));
+    if (existing == name)
+      throw InvalidArgument(fmt::format("two buffers of one module are named '{}'", name));
   return buffers_.emplace_back(std::move(name), other).second;
 }
 

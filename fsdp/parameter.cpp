@@ -10,7 +10,8 @@ Parameter::Parameter(std::string name, Shape shape, Init init) : state_(std::mak
       throw InvalidArgument(
           fmt::format("parameter '{}': shape {} has a negative size", name, to_string(shape)));
   if (const std::string wrong = check_init(init, shape); !wrong.empty())
-    throw InvalidArgument(fmt::format("parameter '{}' of shape {}: first values: {}", name, to_string(shape), wrong));
+    throw InvalidArgument(
+        fmt::format("parameter '{}' of shape {}: first values: {}", name, to_string(shape), wrong));
   state_->name = std::move(name);
   state_->shape = std::move(shape);
   state_->init = std::move(init);
@@ -56,7 +57,8 @@ Parameter& Parameter::set_cut(CutClass cut) {
 Parameter& Parameter::set_compute_dtype(DType dtype) {
   require_unsharded_tree("set_compute_dtype()");
   if (dtype != DType::f32 && dtype != DType::bf16)
-    throw InvalidArgument(fmt::format("parameter '{}': compute dtype {} (use f32 or bf16)", name(), name_of(dtype)));
+    throw InvalidArgument(
+        fmt::format("parameter '{}': compute dtype {} (use f32 or bf16)", name(), name_of(dtype)));
   state().compute_dtype = dtype;
   return *this;
 }
@@ -84,10 +86,12 @@ Parameter& Parameter::set_tensor_shard(TensorShard shard) {
   const int64_t rows = shape()[static_cast<size_t>(shard.dim)];
   if (shard.size != 0 && (shard.dim != 0 || !row_blocks().empty() || shard.size < 0 ||
                           rows != (shard.size + shard.parts - 1) / shard.parts))
-    throw InvalidArgument(fmt::format(
-        "parameter '{}' of shape {}: {} pieces of a size of {} along dimension {}; uneven pieces are those of "
-        "dimension 0 of a parameter without row blocks, each of {} rows, the quotient rounded up",
-        name(), to_string(shape()), shard.parts, shard.size, shard.dim, (shard.size + shard.parts - 1) / shard.parts));
+    throw InvalidArgument(
+        fmt::format("parameter '{}' of shape {}: {} pieces of a size of {} along dimension {}; uneven pieces "
+                    "are those of "
+                    "dimension 0 of a parameter without row blocks, each of {} rows, the quotient rounded up",
+                    name(), to_string(shape()), shard.parts, shard.size, shard.dim,
+                    (shard.size + shard.parts - 1) / shard.parts));
   state().tensor_shard = std::move(shard);
   return *this;
 }

@@ -124,13 +124,14 @@ ShardRuntime::~ShardRuntime() {
 
 std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const UnitPlan& plan, int number) {
   const Wrap& wrap = *claim.module->wrap_;
-  Unit::Spec unit{.name = claim.name,
-                  .number = number,
-                  .root = claim.root,
-                  .reshard_after_forward = wrap.options.reshard_after_forward,
-                  .height = claim.height,
-                  .precision = {wrap.options.cast_inputs ? std::optional(wrap.options.compute_dtype) : std::nullopt,
-                                wrap.options.output_dtype}};
+  Unit::Spec unit{
+      .name = claim.name,
+      .number = number,
+      .root = claim.root,
+      .reshard_after_forward = wrap.options.reshard_after_forward,
+      .height = claim.height,
+      .precision = {wrap.options.cast_inputs ? std::optional(wrap.options.compute_dtype) : std::nullopt,
+                    wrap.options.output_dtype}};
   for (const GroupPlan& g : plan.groups) {
     std::vector<Parameter> params;
     for (const int i : g.params) params.push_back(claim.params[static_cast<size_t>(i)]);
@@ -146,7 +147,8 @@ std::shared_ptr<Unit> ShardRuntime::make_unit(const UnitClaim& claim, const Unit
   // A bucket knows its units; a unit also needs the buckets that hold its parameters.
   for (size_t k = 0; k < buckets_.size(); ++k) {
     const std::vector<int> members = plan_.buckets[k].members();
-    if (std::find(members.begin(), members.end(), number) != members.end()) unit.buckets.push_back(buckets_[k].get());
+    if (std::find(members.begin(), members.end(), number) != members.end())
+      unit.buckets.push_back(buckets_[k].get());
   }
   claim.module->unit_ = std::make_shared<Unit>(*context_, std::move(unit));
   return claim.module->unit_;
@@ -162,7 +164,8 @@ void ShardRuntime::make_buckets(const std::vector<UnitClaim>& claims) {
       owners.push_back(claim.name);
     }
     std::vector<FullyShardOptions> options;
-    for (const int u : plan.members()) options.push_back(claims[static_cast<size_t>(u)].module->wrap_->options);
+    for (const int u : plan.members())
+      options.push_back(claims[static_cast<size_t>(u)].module->wrap_->options);
     // All units of a bucket are on the same ranks, so the first one's mesh stands for all.
     const DeviceMesh& mesh = claims[static_cast<size_t>(plan.units.front())].module->wrap_->mesh;
     auto group = std::make_unique<ParamGroup>(
@@ -302,8 +305,9 @@ std::string ShardRuntime::why_not_final(const UpdateSet* set) const {
   const int due = context_->order.due(context_->order.root());
   if (frozen) return "all parameters that it would update are frozen; thaw some before the forward";
   if (reached.empty())
-    return fmt::format("no backward has reached {} since the previous optimizer step or zero_grad(); run one before it",
-                       set != nullptr ? "the parameters of this optimizer" : "a parameter");
+    return fmt::format(
+        "no backward has reached {} since the previous optimizer step or zero_grad(); run one before it",
+        set != nullptr ? "the parameters of this optimizer" : "a parameter");
   if (due > 0)
     return fmt::format(
         "{} recorded forward(s) of the root still have their backward to come, whose gradients would be "
@@ -311,10 +315,12 @@ std::string ShardRuntime::why_not_final(const UpdateSet* set) const {
         due, context_->how_to_drop);
   if (!context_->root_backward)
     return fmt::format(
-        "the backward of the root has not run, only that of unit(s) '{}', called outside of the root's forward; call the root, "
+        "the backward of the root has not run, only that of unit(s) '{}', called outside of the root's "
+        "forward; call the root, "
         "or call them inside of its forward",
         fmt::join(reached, "', '"));
-  return "all backwards since the previous optimizer step were announced as not the last of their step (Accumulate, "
+  return "all backwards since the previous optimizer step were announced as not the last of their step "
+         "(Accumulate, "
          "set_last_microbatch(false)); run the last microbatch after the end of that scope";
 }
 
@@ -329,7 +335,8 @@ std::string ShardRuntime::pending() const {
     for (auto& p : g->params())
       if (g->touched(p.index_in_group()))
         return fmt::format(
-            "gradients of this step are there (parameter '{}', for one); step the optimizer or call zero_grad() first",
+            "gradients of this step are there (parameter '{}', for one); step the optimizer or call "
+            "zero_grad() first",
             p.name());
   return "";
 }
@@ -342,19 +349,18 @@ void ShardRuntime::set_frozen(const std::vector<Parameter>& params, bool frozen)
   for (const Parameter& p : params)
     if (!p.trainable()) wrong.push_back(p.name());
   if (!wrong.empty())
-    throw InvalidArgument(fmt::format(
-        "{}: set_frozen(): parameters that freeze() has excluded from training have no memory for gradients: {}; shard "
-        "the model with them trainable, and freeze them afterwards",
-        device_.label(), fmt::join(wrong, ", ")));
+    throw InvalidArgument(
+        fmt::format("{}: set_frozen(): parameters that freeze() has excluded from training have no memory "
+                    "for gradients: {}; shard "
+                    "the model with them trainable, and freeze them afterwards",
+                    device_.label(), fmt::join(wrong, ", ")));
   for (const Parameter& p : params) {
     p.group().set_frozen(p.index_in_group(), frozen);
     note_alike(hash64(frozen ? 1 : 0, p.name()));
   }
 }
 
-bool ShardRuntime::has_gradients() const {
-  return units_.back()->finished() || sets_->any_ready();
-}
+bool ShardRuntime::has_gradients() const { return units_.back()->finished() || sets_->any_ready(); }
 
 bool ShardRuntime::comparison_due() {
   if (steps_ / 64 == compared_ / 64) return false;
@@ -370,10 +376,11 @@ void ShardRuntime::set_skip(const Tensor& skip) {
 void ShardRuntime::require_all_in_sets(const char* who) const {
   const std::vector<std::string> alone = sets_->alone(groups());
   if (alone.empty()) return;
-  throw InvalidArgument(fmt::format(
-      "{}: {}: trainable parameters that no optimizer of this root updates: {}; make the optimizer that does before "
-      "the first step, or freeze them",
-      device_.label(), who, fmt::join(alone, ", ")));
+  throw InvalidArgument(
+      fmt::format("{}: {}: trainable parameters that no optimizer of this root updates: {}; make the "
+                  "optimizer that does before "
+                  "the first step, or freeze them",
+                  device_.label(), who, fmt::join(alone, ", ")));
 }
 
 void ShardRuntime::reset_step() {
@@ -391,7 +398,8 @@ void ShardRuntime::reset_step() {
 
 void ShardRuntime::zero_grad(UpdateSet* set) {
   if (context_->order.open() > 0)
-    throw InvalidArgument(fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
+    throw InvalidArgument(
+        fmt::format("{}: zero_grad() inside the forward or backward of a unit", device_.label()));
   context_->require_whole_step("zero_grad()");
   if (set == nullptr ? has_gradients() : set->ready()) {
     note_alike(hash64(static_cast<uint64_t>(sets_->index_of(set)), "zero_grad"));
@@ -456,7 +464,8 @@ void ShardRuntime::begin_step(UpdateSet* set) {
     if (changed(b->group())) b->weights_changed();
   for (auto& u : units_) {
     const auto& params = u->params();
-    if (set == nullptr || std::any_of(params.begin(), params.end(), [&](auto& p) { return changed(p.group()); }))
+    if (set == nullptr ||
+        std::any_of(params.begin(), params.end(), [&](auto& p) { return changed(p.group()); }))
       u->weights_changed();
   }
 }
@@ -476,7 +485,7 @@ void ShardRuntime::recovered() {
   context_->order.forget();  // not every rank may have ended the forward that recorded it
   begin_step(nullptr);
   compared_ = ~uint64_t{0};  // the next comparison is due at once
-  steps_ = 0;  // the ranks may have come to different points of the host's order
+  steps_ = 0;                // the ranks may have come to different points of the host's order
   updates_->require_equal(*check_comm_, *check_, check_buffer_, device_.label());
 }
 
@@ -536,15 +545,16 @@ bool ShardRuntime::complete_backward() {
     }
     if (!has_trainable || some_take_part) continue;
     idle.insert(u.get());
-    u->release_gradients(nullptr);  // whether it was called or not: none of its gradients are left out any more
+    u->release_gradients(
+        nullptr);  // whether it was called or not: none of its gradients are left out any more
     if (!u->root()) continue;
     for (auto& p : u->params())  // its own reduction is still to come
       if (!p.frozen()) p.group().leave_out(p.index_in_group());
   }
   for (auto& b : buckets_) {
     const std::vector<Parameter>& all = b->group().params();
-    b->set_left_out(std::none_of(
-        all.begin(), all.end(), [&](auto& p) { return !p.frozen() && takes_part(sets_->set_of(p)); }));
+    b->set_left_out(std::none_of(all.begin(), all.end(),
+                                 [&](auto& p) { return !p.frozen() && takes_part(sets_->set_of(p)); }));
   }
   if (!missing.empty() && !options_.allow_unused)
     throw InvalidArgument(
@@ -557,10 +567,10 @@ bool ShardRuntime::complete_backward() {
                   "the ranks used different units in this step; what is unused must be so on every rank");
   for (auto& u : units_)
     if (!u->root() && u->suspended())
-      throw InvalidArgument(
-          fmt::format("{}: the root's backward ends before one of unit '{}', which was called outside of the root's "
-                      "forward; call it inside",
-                      device_.label(), u->name()));
+      throw InvalidArgument(fmt::format(
+          "{}: the root's backward ends before one of unit '{}', which was called outside of the root's "
+          "forward; call it inside",
+          device_.label(), u->name()));
   // Units that no backward of this microbatch reached still owe their collectives.
   for (auto& u : units_) {
     if (u->root() || u->finished() || idle.contains(u.get())) continue;

@@ -207,7 +207,7 @@ class ShardRuntime : public std::enable_shared_from_this<ShardRuntime> {
   ModelPlan plan_;
   std::vector<std::shared_ptr<Unit>> units_;
   std::vector<std::unique_ptr<Bucket>> buckets_;
-  std::vector<Buffer> kept_;  // buffers, which are not trained
+  std::vector<Buffer> kept_;            // buffers, which are not trained
   std::unique_ptr<BufferSet> buffers_;  // of slots, staging and groups
   int exceptions_before_ = std::uncaught_exceptions();
 

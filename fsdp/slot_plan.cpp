@@ -30,14 +30,16 @@ SlotPlan plan_slots(const std::vector<SlotNeed>& units, int turns) {
 SlotPlan plan_slots_in_time(const std::vector<SlotSpan>& users) {
   std::vector<size_t> order(users.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return users[a].begin < users[b].begin; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return users[a].begin < users[b].begin; });
   SlotPlan plan;
   plan.slot_of.assign(users.size(), -1);
   std::vector<int> busy_until;  // by slot
   for (const size_t u : order) {
     const SlotSpan& user = users[u];
     if (user.elements == 0) continue;
-    const auto free = std::find_if(busy_until.begin(), busy_until.end(), [&](int end) { return end < user.begin; });
+    const auto free =
+        std::find_if(busy_until.begin(), busy_until.end(), [&](int end) { return end < user.begin; });
     const auto slot = static_cast<size_t>(free - busy_until.begin());
     if (free == busy_until.end()) {
       busy_until.push_back(0);

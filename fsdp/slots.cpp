@@ -33,8 +33,8 @@ void SlotPool::Lease::end(const Event& free) {
   pool_ = nullptr;
 }
 
-SlotPool::SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name,
-                   SlotPlan plan, std::vector<int64_t> elements_of)
+SlotPool::SlotPool(Device& device, DType dtype, MemoryClass kind, const char* name, SlotPlan plan,
+                   std::vector<int64_t> elements_of)
     : device_(&device),
       dtype_(dtype),
       kind_(kind),

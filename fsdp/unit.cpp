@@ -58,7 +58,8 @@ void Unit::unshard() {
   for (auto& g : groups_) {
     Tensor range;
     if (g->needs_slot()) {
-      range = whole_.memory().flat(at, at + g->full_elements() * size_of(g->plan().dtype)).as(g->plan().dtype);
+      range =
+          whole_.memory().flat(at, at + g->full_elements() * size_of(g->plan().dtype)).as(g->plan().dtype);
       at += g->plan().slot_bytes();
     }
     g->unshard(stream, range, context.staging);
@@ -188,7 +189,8 @@ void Unit::pre_backward() {
   if (finished_)
     throw InvalidArgument(fmt::format(
         "backward of unit '{}' after the last microbatch's: its gradients are final. Step the optimizer "
-        "first (each of them), give the gradients up by zero_grad(), or announce more microbatches (Accumulate, "
+        "first (each of them), give the gradients up by zero_grad(), or announce more microbatches "
+        "(Accumulate, "
         "set_last_microbatch(false))",
         name_));
   if (order.due(number_) == 0)

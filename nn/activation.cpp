@@ -68,7 +68,8 @@ Var swiglu(const Var& gate, const Var& up) {
 Var swiglu(const Var& gate_up) {
   const Tensor in = gate_up.value();
   if (in.dim() != 2 || in.size(1) % 2 != 0)
-    throw ShapeMismatch("swiglu: gate and up side by side must be [rows, 2 * hidden], not " + to_string(in.shape()));
+    throw ShapeMismatch("swiglu: gate and up side by side must be [rows, 2 * hidden], not " +
+                        to_string(in.shape()));
   const Shape half{in.size(0), in.size(1) / 2};
   return function(
       {gate_up},

@@ -32,14 +32,16 @@ int64_t width_of_head(const Tensor& qkv, const AttentionOptions& o, int64_t kv_h
 /// Of rows that follow what is kept. The first ones are a sequence of their own: training's kernel is faster there.
 Var cached(const Var& qkv, const AttentionOptions& o, int64_t kv_heads, int64_t width) {
   if (o.batch != 1)
-    throw InvalidArgument(fmt::format("attention: a cache keeps one sequence, not {}; run them one by one", o.batch));
+    throw InvalidArgument(
+        fmt::format("attention: a cache keeps one sequence, not {}; run them one by one", o.batch));
   if (qkv.tape() != nullptr && qkv.tape()->training())
-    throw InvalidArgument("attention: a cache is for generation, through which no gradient goes; run it inside NoGrad");
+    throw InvalidArgument(
+        "attention: a cache is for generation, through which no gradient goes; run it inside NoGrad");
   const Tensor in = qkv.value();
   KvCache::Layer& kept = *o.cache;
   if (kept.kv_heads() != kv_heads || kept.head_dim() != width)
-    throw ShapeMismatch(fmt::format("attention: {} key heads of {} components, but the cache keeps {} of {}", kv_heads,
-                                    width, kept.kv_heads(), kept.head_dim()));
+    throw ShapeMismatch(fmt::format("attention: {} key heads of {} components, but the cache keeps {} of {}",
+                                    kv_heads, width, kept.kv_heads(), kept.head_dim()));
   const int64_t before = kept.length();
   const Tensor out = like(in, {in.size(0), o.heads * width});
   return function(

@@ -46,7 +46,9 @@ Var add(const Var& a, const Var& b) {
         ops::add(s, y, a.value(), b.value());
         return y;
       },
-      [](Stream&, const BackwardCall& call) -> std::vector<Gradient> { return {call.output(), call.output()}; });
+      [](Stream&, const BackwardCall& call) -> std::vector<Gradient> {
+        return {call.output(), call.output()};
+      });
 }
 
 Var multiply(const Var& a, const Var& b) {
@@ -115,8 +117,9 @@ Var mean(const Var& x) { return sum_of(x, 1 / static_cast<float>(x.numel())); }
 Var mean_squared_error(const Var& x, const Tensor& target) {
   const Tensor in = x.value();
   if (in.dtype() == DType::bf16 || in.shape() != target.shape())
-    throw ShapeMismatch("mean_squared_error: x is " + std::string(name_of(in.dtype())) + " " + to_string(in.shape()) +
-                        ", the target " + to_string(target.shape()) + "; both must be f32 of one shape");
+    throw ShapeMismatch("mean_squared_error: x is " + std::string(name_of(in.dtype())) + " " +
+                        to_string(in.shape()) + ", the target " + to_string(target.shape()) +
+                        "; both must be f32 of one shape");
   const Tensor difference = like(in);
   const float per_element = 1 / static_cast<float>(in.numel());
   return function(

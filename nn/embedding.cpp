@@ -22,7 +22,8 @@ Var embedding(const Var& tokens, const Parameter& table, const Parameter& positi
       [in, table, positions](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         const Tensor dout =
             call.output().tensor(in.device(), {in.numel(), table.shape()[1]}, table.data().dtype());
-        ops::embedding_backward(s, detail::gradient_of(s, table, dout), detail::gradient_of(s, positions, dout), dout, in);
+        ops::embedding_backward(s, detail::gradient_of(s, table, dout),
+                                detail::gradient_of(s, positions, dout), dout, in);
         return {Gradient()};
       },
       parameters);

@@ -101,8 +101,8 @@ Var ExpertExchange::to_experts(const Var& rows) const {
   if (!ranks_) return rows;
   return function(
       {rows}, [&](Stream& s) { return there(s, rows.value()); },
-      [exchange = *this, device = &rows.device(), shape = Shape{offsets_.back(), rows.size(1)}, dtype = rows.dtype()](
-          Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
+      [exchange = *this, device = &rows.device(), shape = Shape{offsets_.back(), rows.size(1)},
+       dtype = rows.dtype()](Stream& s, const BackwardCall& call) -> std::vector<Gradient> {
         return {exchange.back(s, call.output().tensor(*device, shape, dtype))};
       });
 }

@@ -41,7 +41,8 @@ class ExpertExchange {
               const std::vector<int64_t>& received) const;
 
   std::shared_ptr<Communicator> ranks_;  // null: one rank
-  std::vector<int64_t> here_, away_;     // rows of this rank for each rank's experts; of each rank for this one's
+  std::vector<int64_t> here_,
+      away_;  // rows of this rank for each rank's experts; of each rank for this one's
   std::vector<int64_t> offsets_;
   Tensor arrange_, restore_;  // from the order of arrival to that of experts and back; undefined: the same
 };

@@ -24,7 +24,9 @@ void Gradient::add(Gradient other, Device& device, const Shape& shape, DType dty
   }
   Tensor a = tensor(device, shape, dtype), b = other.tensor(device, shape, dtype);
   tensor_ = Tensor(), other.tensor_ = Tensor(), constant_.reset();
-  Tensor sum = a.sole_owner() ? a : b.sole_owner() ? b : Tensor::empty(device, shape, dtype, detail::kActivations);
+  Tensor sum = a.sole_owner()   ? a
+               : b.sole_owner() ? b
+                                : Tensor::empty(device, shape, dtype, detail::kActivations);
   ops::add(device.compute(), sum, a, b);
   tensor_ = std::move(sum);
 }

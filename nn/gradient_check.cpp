@@ -33,20 +33,23 @@ void write(const Tensor& t, const std::vector<double>& values) {
 }
 
 // As the input's dtype holds it: the step that is taken is the difference of what two such values hold.
-double held(const Tensor& t, double value) { return t.dtype() == DType::f64 ? value : static_cast<float>(value); }
+double held(const Tensor& t, double value) {
+  return t.dtype() == DType::f64 ? value : static_cast<float>(value);
+}
 
 }  // namespace
 
 std::string GradientError::describe() const {
-  return fmt::format("input {}, element {}: {} by backward, {} by differences (error {:.2g})", input, element, backward,
-                     differences, error);
+  return fmt::format("input {}, element {}: {} by backward, {} by differences (error {:.2g})", input, element,
+                     backward, differences, error);
 }
 
-GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vector<Tensor> inputs,
-                             double step) {
+GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f,
+                             std::vector<Tensor> inputs, double step) {
   for (const Tensor& x : inputs)
     if (x.dtype() != DType::f32 && x.dtype() != DType::f64)
-      throw InvalidArgument(fmt::format("check_gradient: an input is {}, must be f32 or f64", name_of(x.dtype())));
+      throw InvalidArgument(
+          fmt::format("check_gradient: an input is {}, must be f32 or f64", name_of(x.dtype())));
   Tape tape;
   std::vector<Var> leaves;
   for (const Tensor& x : inputs) leaves.push_back(tape.leaf(x));
@@ -54,7 +57,8 @@ GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Va
   std::vector<std::vector<double>> gradients;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor g = tape.gradient(leaves[i]);
-    gradients.push_back(g.defined() ? read(g) : std::vector<double>(static_cast<size_t>(inputs[i].numel()), 0.0));
+    gradients.push_back(g.defined() ? read(g)
+                                    : std::vector<double>(static_cast<size_t>(inputs[i].numel()), 0.0));
   }
   const auto value = [&] {
     Tape forward;

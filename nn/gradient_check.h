@@ -25,7 +25,7 @@ struct GradientError {
 /// (a step of 1e-2 leaves about 1e-4), and 1e-16 in f64 (a step of 1e-5 about 1e-10), which functions support
 /// on a device with the reference kernels.
 /// @param inputs f32 or f64, changed meanwhile and restored.
-GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f, std::vector<Tensor> inputs,
-                             double step = 1e-2);
+GradientError check_gradient(const std::function<Var(Tape&, const std::vector<Var>&)>& f,
+                             std::vector<Tensor> inputs, double step = 1e-2);
 
 }  // namespace sherd::nn

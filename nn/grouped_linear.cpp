@@ -26,16 +26,18 @@ void check(const Tensor& x, const Offsets& offsets, const Parameter& w, const Pa
   const Shape& s = w.shape();
   if (s.size() != 3 || x.shape().size() != 2 || x.size(1) != s[2] ||
       (bias.defined() && bias.shape() != Shape{s[0], s[1]}))
-    throw ShapeMismatch(fmt::format(
-        "grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, out, in] and bias [groups, out]",
-        to_string(x.shape()), w.name(), to_string(s),
-        bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : ""));
-  if (static_cast<int64_t>(offsets.size()) != s[0] + 1 || offsets.front() != 0 || offsets.back() != x.size(0) ||
-      !std::is_sorted(offsets.begin(), offsets.end()))
-    throw ShapeMismatch(fmt::format(
-        "grouped_linear: offsets [{}] for {} groups of {} rows; wanted are {} numbers from 0 to {}, none smaller than "
-        "the one before",
-        fmt::join(offsets, ", "), s[0], x.size(0), s[0] + 1, x.size(0)));
+    throw ShapeMismatch(
+        fmt::format("grouped_linear: x is {}, {} is {}{}; wanted are x [n, in], weight [groups, out, in] and "
+                    "bias [groups, out]",
+                    to_string(x.shape()), w.name(), to_string(s),
+                    bias.defined() ? fmt::format(", {} is {}", bias.name(), to_string(bias.shape())) : ""));
+  if (static_cast<int64_t>(offsets.size()) != s[0] + 1 || offsets.front() != 0 ||
+      offsets.back() != x.size(0) || !std::is_sorted(offsets.begin(), offsets.end()))
+    throw ShapeMismatch(
+        fmt::format("grouped_linear: offsets [{}] for {} groups of {} rows; wanted are {} numbers from 0 to "
+                    "{}, none smaller than "
+                    "the one before",
+                    fmt::join(offsets, ", "), s[0], x.size(0), s[0] + 1, x.size(0)));
 }
 
 // f(e, first row, end) for every group that has rows, `empty`(e) for the others.
@@ -82,7 +84,8 @@ Var grouped_linear(const Var& x, Offsets offsets, const Parameter& w, const Para
             offsets,
             [&](int64_t e, int64_t begin, int64_t end) {
               const Tensor d = dy.rows(begin, end);
-              if (dw.grad.defined()) ops::gemm(s, at(dw.grad, e), d, true, in.rows(begin, end), false, 1, dw.beta);
+              if (dw.grad.defined())
+                ops::gemm(s, at(dw.grad, e), d, true, in.rows(begin, end), false, 1, dw.beta);
               if (dbias.defined()) ops::bias_backward(s, at(dbias, e), d);
               if (dx.defined()) ops::gemm(s, dx.rows(begin, end), d, false, at(w.data(), e), false);
             },

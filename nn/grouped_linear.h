@@ -13,6 +13,7 @@ namespace sherd::nn {
 /// out]; offsets: groups + 1 indices on the host, from 0 to n, never decreasing. Backward is that of
 /// linear(), group by group. A group without rows adds zeros; a call without any row is valid.
 /// @throws ShapeMismatch for shapes or offsets that do not fit.
-Var grouped_linear(const Var& x, std::vector<int64_t> offsets, const Parameter& w, const Parameter& bias = {});
+Var grouped_linear(const Var& x, std::vector<int64_t> offsets, const Parameter& w,
+                   const Parameter& bias = {});
 
 }  // namespace sherd::nn

@@ -103,7 +103,8 @@ Var gelu_mlp(const Var& x, const Parameter& up, const Parameter& down, const Var
         const Tensor dbefore = like(before);
         ops::gemm_gelu_backward(s, dbefore, dy, false, down.data(), false, before);
         weight_backward(s, up, dbefore, in);
-        std::vector<Gradient> gradients{call.wants(0) ? Gradient(input_backward(s, up, dbefore)) : Gradient()};
+        std::vector<Gradient> gradients{call.wants(0) ? Gradient(input_backward(s, up, dbefore))
+                                                      : Gradient()};
         if (call.inputs() == 2) gradients.push_back(call.output());
         return gradients;
       },
@@ -130,8 +131,9 @@ Var add_linear(const Var& residual, const Var& x, const Parameter& w) {
 Var swiglu_linear(const Var& gate_up, const Parameter& down, const Var& residual) {
   const Tensor in = gate_up.value();
   if (in.dim() != 2 || in.size(1) != 2 * down.shape()[1])
-    throw ShapeMismatch(fmt::format("swiglu_linear: gate and up side by side are {}, must be [rows, {}] for weights {}",
-                                    to_string(in.shape()), 2 * down.shape()[1], to_string(down.shape())));
+    throw ShapeMismatch(
+        fmt::format("swiglu_linear: gate and up side by side are {}, must be [rows, {}] for weights {}",
+                    to_string(in.shape()), 2 * down.shape()[1], to_string(down.shape())));
   const auto gated = [in](Stream& s) {
     Tensor hidden = like(in, {in.size(0), in.size(1) / 2});
     ops::swiglu_forward(s, hidden, in);

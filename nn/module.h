@@ -80,8 +80,8 @@ class Module : public ModuleBase {
       if constexpr (std::is_void_v<Result>) {
         static_cast<Self&>(*this).forward(detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...);
       } else {
-        std::decay_t<Result> result =
-            static_cast<Self&>(*this).forward(detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...);
+        std::decay_t<Result> result = static_cast<Self&>(*this).forward(
+            detail::cast_values(to.inputs, std::forward<decltype(xs)>(xs))...);
         if constexpr (std::is_same_v<std::decay_t<Result>, Var> ||
                       std::is_same_v<std::decay_t<Result>, std::vector<Var>>)
           return detail::cast_values(to.outputs, std::move(result));
@@ -89,13 +89,14 @@ class Module : public ModuleBase {
           return result;
       }
     };
-    constexpr bool kCopies =
-        (std::is_copy_constructible_v<std::decay_t<Args>> && ...) && requires(Self& self, const std::decay_t<Args>&... xs) {
-          self.forward(detail::cast_values(std::optional<DType>(), xs)...);
-        };
+    constexpr bool kCopies = (std::is_copy_constructible_v<std::decay_t<Args>> && ...) &&
+                             requires(Self & self, const std::decay_t<Args>&... xs) {
+      self.forward(detail::cast_values(std::optional<DType>(), xs)...);
+    };
     if (recomputes_ && !kCopies)
       throw InvalidArgument(
-          "set_recompute() of a module whose forward takes arguments that it may change, or that cannot be copied; let "
+          "set_recompute() of a module whose forward takes arguments that it may change, or that cannot be "
+          "copied; let "
           "the module hold a pointer to them");
     if constexpr (std::is_void_v<decltype(forward(std::forward<Args>(args)...))>) {
       if constexpr (kCopies) {

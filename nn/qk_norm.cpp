@@ -51,7 +51,8 @@ struct Normed {
     ops::rms_norm_forward(s, out, rstd, in, weight.data(), eps);
     heads.scatter(s, y, out);
   }
-  void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x, const TensorParallel& tp) const {
+  void backward(Stream& s, const Tensor& dx, const Tensor& dy, const Tensor& x,
+                const TensorParallel& tp) const {
     const Tensor in = heads.gathered(s, x), d = heads.gathered(s, dy), d_in = like(in);
     const auto into = [&](const GradTarget& dw) {
       if (dw.beta == 0) ops::fill(s, dw.grad, 0);

@@ -61,7 +61,8 @@ auto recompute(F f, Args... args) -> std::invoke_result_t<F&, const Args&...> {
   Tape* const tape = detail::tape_in(args...);
   if (tape == nullptr || !tape->recording()) return f(std::as_const(args)...);
   if constexpr (std::is_void_v<Result>) {
-    tape->recompute([&] { f(std::as_const(args)...); }, [f, args...]() mutable { f(std::as_const(args)...); });
+    tape->recompute([&] { f(std::as_const(args)...); },
+                    [f, args...]() mutable { f(std::as_const(args)...); });
   } else {
     std::optional<Result> result;
     tape->recompute([&] { result.emplace(f(std::as_const(args)...)); },

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-
 namespace sherd::nn {
 
 Tape::Forward Tape::Forward::now(std::shared_ptr<Unit> unit) {
@@ -33,7 +32,8 @@ Var Tape::input(Tensor value) { return Var(std::move(value), this, -1, run_); }
 
 Var Tape::leaf(Tensor value) {
   if (scope_ != nullptr || recomputing_)
-    throw InvalidArgument("a leaf inside of a scope that is recomputed would be another in its second run; make it outside");
+    throw InvalidArgument(
+        "a leaf inside of a scope that is recomputed would be another in its second run; make it outside");
   return add_value(std::move(value), true);
 }
 
@@ -67,7 +67,8 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
   const auto first = static_cast<int64_t>(values_.size());
   for (Tensor& t : outputs) values.push_back(add_value(std::move(t), false));
   if (scope_ != nullptr) return values;  // known to need a gradient, and nothing more
-  for (Var& x : inputs) x.value_ = Tensor();  // the function keeps the memory that its backward reads, and no other
+  for (Var& x : inputs)
+    x.value_ = Tensor();  // the function keeps the memory that its backward reads, and no other
   nodes_.push_back({.kind = Node::Kind::operation,
                     .inputs = std::move(inputs),
                     .first_output = first,

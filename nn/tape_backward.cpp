@@ -58,10 +58,18 @@ class Tape::Pass {
       Node node = std::move(tape_.nodes_.back());
       tape_.nodes_.pop_back();
       switch (node.kind) {
-        case Node::Kind::operation: operation(node); break;
-        case Node::Kind::end_call: enter(node); break;
-        case Node::Kind::begin_call: leave(); break;
-        case Node::Kind::recompute: recompute(node); break;
+        case Node::Kind::operation:
+          operation(node);
+          break;
+        case Node::Kind::end_call:
+          enter(node);
+          break;
+        case Node::Kind::begin_call:
+          leave();
+          break;
+        case Node::Kind::recompute:
+          recompute(node);
+          break;
       }
     }
     ended_ = true;
@@ -152,7 +160,8 @@ class Tape::Pass {
     }
     if (!same)
       throw InvalidArgument(
-          "recompute(): the second run of a scope did other operations than the first; what runs inside may depend on "
+          "recompute(): the second run of a scope did other operations than the first; what runs inside may "
+          "depend on "
           "its arguments, on parameters and on what stays as it is until backward, and on nothing else");
   }
 
@@ -197,26 +206,28 @@ void Tape::check(const Gradient& gradient, const Value& value, const char* funct
   if (!t.defined() || (t.shape() == value.shape && t.dtype() == value.dtype)) return;
   throw ShapeMismatch(fmt::format(
       "{} a gradient {} {} for a value {} {}",
-      function != nullptr ? fmt::format("the backward of {} returned", function)
-                          : "backward() begins with",
+      function != nullptr ? fmt::format("the backward of {} returned", function) : "backward() begins with",
       name_of(t.dtype()), to_string(t.shape()), name_of(value.dtype), to_string(value.shape)));
 }
 
 void Tape::backward(const Var& objective, Gradient seed) {
   if (objective.tape_ != this)
-    throw InvalidArgument(objective.tape_ == nullptr
-                              ? "backward() of a value on no tape: begin with Tape::input(), outside of NoGrad"
-                              : "backward() of a value on another tape");
+    throw InvalidArgument(
+        objective.tape_ == nullptr
+            ? "backward() of a value on no tape: begin with Tape::input(), outside of NoGrad"
+            : "backward() of a value on another tape");
   if (!objective.requires_grad())
     throw InvalidArgument(
         "backward() of a value that depends on no parameter and no leaf, or was computed inside NoGrad");
   if (objective.run_ != run_ || values_.empty())
     throw InvalidArgument(
-        "a second backward() over operations that the first has freed; run the forward again, or add the objectives "
+        "a second backward() over operations that the first has freed; run the forward again, or add the "
+        "objectives "
         "up and run one backward");
   if (running_ || scope_ != nullptr || !open_calls_.empty())
     throw InvalidArgument(
-        "backward() inside a module's forward or a function's backward on the same tape; let that return first");
+        "backward() inside a module's forward or a function's backward on the same tape; let that return "
+        "first");
   check(seed, values_[static_cast<size_t>(objective.id_)], nullptr);
   values_[static_cast<size_t>(objective.id_)].gradient = std::move(seed);
   leaves_.clear();

@@ -47,10 +47,9 @@ AdamW::AdamW(Device& device, std::vector<Item> items, AdamWOptions options) : op
     const int64_t n = item.param.shard_range().size();
     const size_t rates = rates_of(item);
     ++rates_[rates].end;  // a count for now
-    Slot slot{std::move(item),
-              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg"),
-              Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq"),
-              rates, 0};
+    Slot slot{
+        std::move(item), Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg"),
+        Tensor::empty(device, {n}, DType::f32, MemoryClass::optimizer, "optimizer exp_avg_sq"), rates, 0};
     ops::fill(device.compute(), slot.exp_avg, 0);
     ops::fill(device.compute(), slot.exp_avg_sq, 0);
     slots_.push_back(std::move(slot));
@@ -107,7 +106,8 @@ void AdamW::step(Stream& stream, double lr, const Tensor& skip) {
     const ops::AdamWRates rates{lr * own.lr_factor, own.options.beta1, own.options.beta2, own.options.eps};
     const Tensor biases = biases_.flat(2 * own.begin, 2 * own.end).view({own.end - own.begin, 2});
     for (auto& [begin, end] : counted)
-      ops::adamw_count(stream, steps_.flat(begin, end), biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
+      ops::adamw_count(stream, steps_.flat(begin, end),
+                       biases_.flat(2 * begin, 2 * end).view({end - begin, 2}), rates, skip);
     for (auto& [dtype, segments] : passes) ops::adamw(stream, segments, rates, biases, dtype, skip);
   }
 }

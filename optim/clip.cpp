@@ -19,9 +19,12 @@ namespace {
 float norm_of(NormKind kind, std::span<const int64_t> words, float largest) {
   if (words[ExactSum::kNonFinite] != 0) return std::numeric_limits<float>::quiet_NaN();
   switch (kind) {
-    case NormKind::one: return static_cast<float>(ExactSum::value(words));
-    case NormKind::infinity: return largest;
-    case NormKind::two: break;
+    case NormKind::one:
+      return static_cast<float>(ExactSum::value(words));
+    case NormKind::infinity:
+      return largest;
+    case NormKind::two:
+      break;
   }
   return ExactSum::norm(words);
 }
@@ -54,20 +57,22 @@ std::shared_ptr<const GradientStats> clip(ShardRuntime& runtime, UpdateSet* set,
   }
   compare_served(runtime, all.served);
   // The lambda keeps the tensors and the statistics alive until the device has written them.
-  stream.submit("gradient norm", [total, host_largest, stats, kind = options.norm](ExecutionContext& context) {
-    context.after([total, host_largest, stats, kind] {
-      const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
-      stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
-      stats->zeros = words[ExactSum::kZeros];
-      stats->non_finite = words[ExactSum::kNonFinite];
-    });
-  });
+  stream.submit(
+      "gradient norm", [total, host_largest, stats, kind = options.norm](ExecutionContext& context) {
+        context.after([total, host_largest, stats, kind] {
+          const std::span<const int64_t> words(total.data<int64_t>(), ExactSum::kWords);
+          stats->norm = norm_of(kind, words, host_largest.defined() ? *host_largest.data<float>() : 0);
+          stats->zeros = words[ExactSum::kZeros];
+          stats->non_finite = words[ExactSum::kNonFinite];
+        });
+      });
   if (options.error_if_nonfinite) {
     stream.synchronize();
     const int64_t elsewhere = total.data<int64_t>()[ExactSum::kElsewhere];
     if (!std::isfinite(stats->norm) || elsewhere != 0)
       throw Error(fmt::format(
-          "{}: clip_grad_norm: the gradients are not finite (norm {}, {} elements inf or NaN{}); skip the batch by "
+          "{}: clip_grad_norm: the gradients are not finite (norm {}, {} elements inf or NaN{}); skip the "
+          "batch by "
           "zero_grad(), or let Optimizer::step() skip it without ClipOptions::error_if_nonfinite",
           device.label(), stats->norm, stats->non_finite,
           elsewhere > stats->non_finite ? ", others of ignored parameters or on single ranks" : ""));
@@ -90,7 +95,8 @@ void clip_value(ShardRuntime& runtime, const UpdateSet* set, double value) {
 
 }  // namespace
 
-std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm, const ClipOptions& options) {
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm,
+                                                    const ClipOptions& options) {
   return clip(runtime_of(root), nullptr, max_norm, options);
 }
 

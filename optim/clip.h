@@ -49,7 +49,8 @@ struct ClipOptions {
 /// all ranks, in every 64th step); InvalidArgument for max_norm < 0 or NaN, or when gradients are not final
 /// (no last backward since the last step); Error by ClipOptions::error_if_nonfinite, with the gradients
 /// unchanged.
-std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm, const ClipOptions& options = {});
+std::shared_ptr<const GradientStats> clip_grad_norm(ModuleBase& root, double max_norm,
+                                                    const ClipOptions& options = {});
 /// Clips the gradients of one optimizer's parameters alone, by their norm, which decides about that
 /// optimizer's step.
 std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, double max_norm,

@@ -95,10 +95,12 @@ std::vector<std::string> unknown_in(const Routing& routing, const std::vector<Up
 }
 
 // Settings that the optimizer of the parameter knows nothing of.
-std::vector<std::string> unheeded_in(const Routing& routing, const std::vector<UpdateRuleFactory>& factories) {
+std::vector<std::string> unheeded_in(const Routing& routing,
+                                     const std::vector<UpdateRuleFactory>& factories) {
   std::vector<std::string> wrong;
   for (const Route& r : routing.routes) {
-    for (const std::string& problem : problems_of(r.settings)) wrong.push_back(fmt::format("{}: {}", r.name, problem));
+    for (const std::string& problem : problems_of(r.settings))
+      wrong.push_back(fmt::format("{}: {}", r.name, problem));
     for (const UpdateRuleFactory& f : factories) {
       if (f.algorithm != r.algorithm) continue;
       if (!f.heeds_lr_factor && r.settings.lr_factor != 1)
@@ -128,7 +130,9 @@ uint64_t digest_of(const Routing& routing, const OptimizerOptions& o,
 }  // namespace
 
 Optimizer::Optimizer(ModuleBase& root, const Routing& routing, const OptimizerOptions& options)
-    : runtime_(runtime_of(root)), alive_(runtime_.weak_from_this()), skip_non_finite_(options.skip_non_finite) {
+    : runtime_(runtime_of(root)),
+      alive_(runtime_.weak_from_this()),
+      skip_non_finite_(options.skip_non_finite) {
   const std::vector<UpdateRuleFactory> factories = factories_of(options);
   std::vector<std::string> wrong = problems_of(options, factories);
   add(wrong, "routing", problems_of(routing, runtime_));

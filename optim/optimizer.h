@@ -109,7 +109,7 @@ class Optimizer {
   ShardRuntime& runtime_;
   std::weak_ptr<ShardRuntime> alive_;  // expires with the root
   std::unique_ptr<UpdateSet> updates_;
-  std::set<ParamGroup*> copied_;       // the rules write the model's weights of all their parameters
+  std::set<ParamGroup*> copied_;  // the rules write the model's weights of all their parameters
   struct Rule {
     Algorithm algorithm;
     std::unique_ptr<UpdateRule> update;

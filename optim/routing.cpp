@@ -76,7 +76,8 @@ class Doubts {
   std::vector<std::string> lines() const {
     std::vector<std::string> lines;
     for (auto& d : all_)
-      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'", d.first,
+      lines.push_back(fmt::format("'{}'{}: {}; if {} hidden {}, add to RoutingOptions::rules '{}={}'",
+                                  d.first,
                                   d.count == 1 ? "" : fmt::format(" and {} more like it", d.count - 1),
                                   d.reason, d.count == 1 ? "it is a" : "they are",
                                   d.count == 1 ? "matrix" : "matrices", d.pattern, name_of(hidden_)));
@@ -178,7 +179,8 @@ Routing Routing::part(const std::function<bool(const Route&)>& takes) const {
   if (some.routes.empty())
     throw InvalidArgument(fmt::format("Routing::part() takes none of the {} routes", routes.size()));
   for (auto& t : tied)
-    if (std::any_of(some.routes.begin(), some.routes.end(), [&](const Route& r) { return r.name == t.second; }))
+    if (std::any_of(some.routes.begin(), some.routes.end(),
+                    [&](const Route& r) { return r.name == t.second; }))
       some.tied.push_back(t);
   return some;
 }
@@ -187,8 +189,8 @@ Routing Routing::part(const std::string& pattern) const {
   const std::regex regex = compile(pattern);
   const auto matches = [&](const Route& r) { return std::regex_search(r.name, regex); };
   if (std::none_of(routes.begin(), routes.end(), matches))
-    throw InvalidArgument(fmt::format("Routing::part('{}') matches the name of none of the {} routes", pattern,
-                                      routes.size()));
+    throw InvalidArgument(
+        fmt::format("Routing::part('{}') matches the name of none of the {} routes", pattern, routes.size()));
   return part(matches);
 }
 
@@ -199,7 +201,8 @@ Routing Routing::part(const std::vector<Parameter>& params) const {
       unknown.push_back(p.name());
   if (!unknown.empty())
     throw InvalidArgument(fmt::format("Routing::part(): no route of: {}", fmt::join(unknown, ", ")));
-  return part([&](const Route& r) { return std::find(params.begin(), params.end(), r.param) != params.end(); });
+  return part(
+      [&](const Route& r) { return std::find(params.begin(), params.end(), r.param) != params.end(); });
 }
 
 std::string Routing::summary() const {

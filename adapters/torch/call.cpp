@@ -36,10 +36,11 @@ class Forward {
     Unit& u = unit_->unit();
     if (!model_) u.pre_forward(false);  // says what is wrong
     if (model_->updating)
-      throw InvalidArgument(fmt::format(
-          "a call of unit '{}', or an Unsharded of it, inside of the function that update_weights() was given; call modules "
-          "before or after it",
-          u.name()));
+      throw InvalidArgument(
+          fmt::format("a call of unit '{}', or an Unsharded of it, inside of the function that "
+                      "update_weights() was given; call modules "
+                      "before or after it",
+                      u.name()));
     unit_->require_own_memory();
     const uint64_t step = model_->step();
     OwedBackwards* const second = OwedBackwards::second_run();
@@ -153,11 +154,13 @@ CallScope::CallScope(::torch::nn::Module& module) {
   const detail::Attached* attached = detail::attached_to(module);
   const bool recorded = at::GradMode::is_enabled();
   if (attached != nullptr && attached->noted && recorded)
-    throw InvalidArgument(fmt::format(
-        "a call of module '{}', which wrap() has noted as a unit, but fully_shard() (or data_parallel()) of the root of its tree "
-        "was not called, so every rank would train a model of its own; call it once, of the root, before the first forward "
-        "(torch::NoGradGuard for an evaluation before)",
-        module.name()));
+    throw InvalidArgument(
+        fmt::format("a call of module '{}', which wrap() has noted as a unit, but fully_shard() (or "
+                    "data_parallel()) of the root of its tree "
+                    "was not called, so every rank would train a model of its own; call it once, of the "
+                    "root, before the first forward "
+                    "(torch::NoGradGuard for an evaluation before)",
+                    module.name()));
   if (attached == nullptr || !attached->unit) return;
   if (recorded && attached->model) attached->model->require_whole(module);
   detail::OwedBackwards* const owed = recorded ? nullptr : detail::OwedBackwards::first_run();
@@ -261,7 +264,8 @@ void Unsharded::end() {
   impl->close();
   if (!written.empty())
     throw InvalidArgument(
-        fmt::format("sherd::torch::Unsharded: parameters were written in place in it: {}: {}", written, detail::kWriteWeights));
+        fmt::format("sherd::torch::Unsharded: parameters were written in place in it: {}: {}", written,
+                    detail::kWriteWeights));
 }
 
 Unsharded::~Unsharded() noexcept(false) {

@@ -70,7 +70,8 @@ template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;
   static_assert(detail::complete<std::decay_t<Result>>(),
-                "sherd does not know where the tensors are in what this module returns, or in a member of a tuple or pair in it: "
+                "sherd does not know where the tensors are in what this module returns, or in a member of a "
+                "tuple or pair in it: "
                 "specialize sherd::torch::Tensors for that type");
   CallScope scope(module);
   std::tuple<detail::Held<Args>...> held(std::forward<Args>(args)...);
@@ -111,10 +112,12 @@ template <class M, class Result, class C, class... Args>
 class Calling<M, Result (C::*)(Args...)> : public M {
   // A container of tensors that forward may write to would be a copy, and what is written there lost.
   template <class A>
-  static constexpr bool is_written = std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> &&
-                                     !std::is_same_v<std::decay_t<A>, at::Tensor> && Tensors<std::decay_t<A>>::known;
+  static constexpr bool is_written =
+      std::is_lvalue_reference_v<A> && !std::is_const_v<std::remove_reference_t<A>> &&
+      !std::is_same_v<std::decay_t<A>, at::Tensor> && Tensors<std::decay_t<A>>::known;
   static_assert(!(is_written<Args> || ...),
-                "forward of a module that is to be wrapped takes tensors by a reference that it may write to; take them by "
+                "forward of a module that is to be wrapped takes tensors by a reference that it may write "
+                "to; take them by "
                 "value or const reference, and return what is new");
 
  public:

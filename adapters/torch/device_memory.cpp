@@ -35,8 +35,9 @@ class ByThread final : public c10::Allocator {
     if (bytes == 0) return {nullptr, c10::kCPU};
     const std::shared_ptr<Device>& device = *device_of_thread;
     // Fresh: it is touched at once, while work may be queued that still uses memory of sherd's.
-    void* const data = device->allocator().allocate(static_cast<int64_t>(bytes), MemoryClass::activation, "libtorch",
-                                                    /*fresh=*/true);
+    void* const data =
+        device->allocator().allocate(static_cast<int64_t>(bytes), MemoryClass::activation, "libtorch",
+                                     /*fresh=*/true);
     try {
       const std::lock_guard lock(mutex_);
       devices_.emplace(data, device);
@@ -48,7 +49,9 @@ class ByThread final : public c10::Allocator {
   }
   /// oneDNN asks for memory without a tensor, and gives its address back alone.
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
 
  private:
   explicit ByThread(c10::Allocator* before) : before_(before) {}
@@ -78,8 +81,10 @@ DeviceMemory::DeviceMemory(std::shared_ptr<Device> device)
     : device_(std::move(device)), around_(device_of_thread) {
   if (device_->kind() != DeviceKind::cpu)
     throw NotSupported(
-        "sherd::torch::DeviceMemory: it is libtorch's memory on the CPU that it counts; what libtorch holds on a GPU is its "
-        "own caching allocator's, beside sherd's memory and its limit: leave the scope out where ranks compute on GPUs");
+        "sherd::torch::DeviceMemory: it is libtorch's memory on the CPU that it counts; what libtorch holds "
+        "on a GPU is its "
+        "own caching allocator's, beside sherd's memory and its limit: leave the scope out where ranks "
+        "compute on GPUs");
   ByThread::installed();
   device_of_thread = &device_;
 }

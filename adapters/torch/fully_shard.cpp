@@ -55,7 +55,8 @@ std::shared_ptr<::torch::nn::Module> Attached::clone(const std::optional<::torch
 }
 
 void refuse_clone(const ::torch::nn::Module& module) {
-  if (const Attached* attached = attached_to(module)) attached->clone(std::nullopt);  // throws of a sharded one
+  if (const Attached* attached = attached_to(module))
+    attached->clone(std::nullopt);  // throws of a sharded one
   throw NotSupported(
       fmt::format("Module::clone() of '{}', a module wrapped by sherd: libtorch would make a plain module of "
                   "it; make a second "
@@ -77,17 +78,20 @@ namespace {
 void require_none_sharded(const ::torch::nn::Module& module, const char* what) {
   for (const auto& p : module.named_parameters())
     if (const auto unit = unit_of_parameter(p.value()))
-      throw InvalidArgument(fmt::format(
-          "sherd::torch::{} of module '{}': its parameter '{}' belongs to unit '{}' of a tree that is sharded already; note inner "
-          "modules by wrap() (or fully_shard<BlockImpl>()), then call fully_shard() once, of the root of the whole tree",
-          what, module.name(), p.key(), unit->unit().name()));
+      throw InvalidArgument(
+          fmt::format("sherd::torch::{} of module '{}': its parameter '{}' belongs to unit '{}' of a tree "
+                      "that is sharded already; note inner "
+                      "modules by wrap() (or fully_shard<BlockImpl>()), then call fully_shard() once, of the "
+                      "root of the whole tree",
+                      what, module.name(), p.key(), unit->unit().name()));
 }
 
 }  // namespace
 
 Model& model_of(::torch::nn::Module& root) {
   Attached* const there = attached_to(root);
-  if (there != nullptr && there->unit && !there->unit->unit().attached()) there->unit.reset();  // its root is gone
+  if (there != nullptr && there->unit && !there->unit->unit().attached())
+    there->unit.reset();  // its root is gone
   if (there == nullptr || !there->unit) require_none_sharded(root, "root_of");
   Attached& attached = attach_to(root);
   if (attached.unit && !attached.model)
@@ -132,7 +136,8 @@ void data_parallel(::torch::nn::Module& root, const DeviceMesh& mesh, FullyShard
                    const ParameterInit& init) {
   options.strategy = Strategy::no_shard;
   for (const auto& module : root.modules(/*include_self=*/false))
-    if (detail::Attached* const attached = detail::attached_to(*module); attached != nullptr && attached->noted)
+    if (detail::Attached* const attached = detail::attached_to(*module);
+        attached != nullptr && attached->noted)
       attached->noted->options.strategy = Strategy::no_shard;
   fully_shard(root, mesh, options, init);
 }

@@ -61,7 +61,8 @@ LocalShards::LocalShards(::torch::nn::Module& root, bool skip_non_finite)
     if (!parameter.trainable()) continue;
     impl_->shards.push_back(
         {parameter, view_of_shard(parameter.shard(), parameter, *impl_->device).requires_grad_(true)});
-    owner.lend(impl_->shards.back().values, "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
+    owner.lend(impl_->shards.back().values,
+               "a shard of sherd::torch::LocalShards, whose model is gone, and its memory with it");
   }
   owner.note_user_of_gradients();
 }
@@ -100,14 +101,15 @@ bool LocalShards::step(const std::function<void()>& update) {
         for (Impl::Shard& s : shards) s.values.mutable_grad() = at::Tensor();
         for (const at::Tensor& view : views)
           if (view.numel() > 0)
-            detail::take_memory_away(*view.storage().unsafeGetStorageImpl(),
-                                     "a gradient of sherd::torch::LocalShards, outside of the function that step() was given");
+            detail::take_memory_away(
+                *view.storage().unsafeGetStorageImpl(),
+                "a gradient of sherd::torch::LocalShards, outside of the function that step() was given");
       }
     } gradients{impl_->shards, {}};
     for (auto& s : impl_->shards)
       if (!s.parameter.frozen())
-        s.values.mutable_grad() =
-            gradients.views.emplace_back(view_of_shard(s.parameter.grad_shard(), s.parameter, *impl_->device));
+        s.values.mutable_grad() = gradients.views.emplace_back(
+            view_of_shard(s.parameter.grad_shard(), s.parameter, *impl_->device));
     change.begin_update();
     update();
   }

@@ -13,7 +13,8 @@ const Routing& routing_of(::torch::nn::Module& root) {
   if (!model.routing)
     throw InvalidArgument(
         "sherd::torch::Optimizer: nothing says which optimizer updates which parameter; call "
-        "sherd::torch::route(), with {.optimizer = sherd::Algorithm::muon} or adamw, before fully_shard(), for "
+        "sherd::torch::route(), with {.optimizer = sherd::Algorithm::muon} or adamw, before fully_shard(), "
+        "for "
         "it decides where matrices may be cut");
   return *model.routing;
 }
@@ -41,8 +42,8 @@ Optimizer::Optimizer(::torch::nn::Module& root, const Routing& routing, const Op
 
 std::shared_ptr<const GradientStats> clip_grad_norm(::torch::nn::Module& root, double max_norm,
                                                     const ClipOptions& options) {
-  return sherd::clip_grad_norm(detail::sharded_model_of(root, "sherd::torch::clip_grad_norm").root(), max_norm,
-                               options);
+  return sherd::clip_grad_norm(detail::sharded_model_of(root, "sherd::torch::clip_grad_norm").root(),
+                               max_norm, options);
 }
 
 GradientStats read_stats(::torch::nn::Module& root, const std::shared_ptr<const GradientStats>& stats) {

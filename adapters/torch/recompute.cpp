@@ -30,7 +30,8 @@ class Autocast {
  public:
   Autocast() {
     for (size_t i = 0; i < kKinds.size(); ++i)
-      values_[i] = {at::autocast::is_autocast_enabled(kKinds[i]), at::autocast::get_autocast_dtype(kKinds[i])};
+      values_[i] = {at::autocast::is_autocast_enabled(kKinds[i]),
+                    at::autocast::get_autocast_dtype(kKinds[i])};
   }
   void set() const {
     for (size_t i = 0; i < kKinds.size(); ++i) {
@@ -93,7 +94,8 @@ class GpuStates {
     for (const at::Tensor& t : tensors) {
       if (!t.is_cuda()) continue;
       const at::Generator generator = at::globalContext().defaultGenerator(t.device());
-      const bool known = std::any_of(states_.begin(), states_.end(), [&](const auto& s) { return s.first == generator; });
+      const bool known =
+          std::any_of(states_.begin(), states_.end(), [&](const auto& s) { return s.first == generator; });
       if (!known) states_.emplace_back(generator, state_of(generator));
     }
   }
@@ -170,20 +172,24 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
     }
     for (size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i]._version() != versions[i])
-        throw InvalidArgument(fmt::format(
-            "sherd::torch::recompute: the function wrote in place to tensor {} of its arguments, which its second run "
-            "would find changed; let it write to a copy",
-            i));
+        throw InvalidArgument(
+            fmt::format("sherd::torch::recompute: the function wrote in place to tensor {} of its arguments, "
+                        "which its second run "
+                        "would find changed; let it write to a copy",
+                        i));
     context->save_for_backward(inputs.vec());
     return results;
   }
 
-  static autograd::variable_list backward(autograd::AutogradContext* context, autograd::variable_list gradients) {
+  static autograd::variable_list backward(autograd::AutogradContext* context,
+                                          autograd::variable_list gradients) {
     if (c10::GradMode::is_enabled())
       throw NotSupported("backward with create_graph through sherd::torch::recompute()");
-    const auto second = c10::static_intrusive_pointer_cast<SecondRun>(context->saved_data.at(kSecondRun).toCapsule());
+    const auto second =
+        c10::static_intrusive_pointer_cast<SecondRun>(context->saved_data.at(kSecondRun).toCapsule());
     TensorList inputs = context->get_saved_variables();
-    for (size_t i = 0; i < inputs.size(); ++i) inputs[i] = inputs[i].detach().set_requires_grad(second->wanted[i]);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      inputs[i] = inputs[i].detach().set_requires_grad(second->wanted[i]);
     const at::AutoGradMode recording(true);
     TensorList results;
     {
@@ -196,10 +202,11 @@ struct SherdRecompute : autograd::Function<SherdRecompute> {
       second->owed.give_up();
     }
     if (results.size() != gradients.size())
-      throw InvalidArgument(fmt::format(
-          "sherd::torch::recompute: the function returned {} tensors, and {} when it ran again; it has to do the same "
-          "both times",
-          gradients.size(), results.size()));
+      throw InvalidArgument(
+          fmt::format("sherd::torch::recompute: the function returned {} tensors, and {} when it ran again; "
+                      "it has to do the same "
+                      "both times",
+                      gradients.size(), results.size()));
     autograd::variable_list from, with;
     for (size_t i = 0; i < results.size(); ++i) {
       if (!gradients[i].defined() || !results[i].requires_grad()) continue;

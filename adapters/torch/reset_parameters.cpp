@@ -24,12 +24,13 @@ bool with_one_of(nn::Module& module, F&& f) {
 /// Not here are those whose function is about their children, each of which is reset by itself.
 template <class F>
 bool with_known(nn::Module& module, F&& f) {
-  return with_one_of<nn::LinearImpl, nn::BilinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl, nn::LayerNormImpl,
-                     nn::GroupNormImpl, nn::BatchNorm1dImpl, nn::BatchNorm2dImpl, nn::BatchNorm3dImpl,
-                     nn::InstanceNorm1dImpl, nn::InstanceNorm2dImpl, nn::InstanceNorm3dImpl, nn::Conv1dImpl,
-                     nn::Conv2dImpl, nn::Conv3dImpl, nn::ConvTranspose1dImpl, nn::ConvTranspose2dImpl,
-                     nn::ConvTranspose3dImpl, nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::RNNCellImpl,
-                     nn::LSTMCellImpl, nn::GRUCellImpl>(module, f);
+  return with_one_of<nn::LinearImpl, nn::BilinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl,
+                     nn::LayerNormImpl, nn::GroupNormImpl, nn::BatchNorm1dImpl, nn::BatchNorm2dImpl,
+                     nn::BatchNorm3dImpl, nn::InstanceNorm1dImpl, nn::InstanceNorm2dImpl,
+                     nn::InstanceNorm3dImpl, nn::Conv1dImpl, nn::Conv2dImpl, nn::Conv3dImpl,
+                     nn::ConvTranspose1dImpl, nn::ConvTranspose2dImpl, nn::ConvTranspose3dImpl, nn::RNNImpl,
+                     nn::LSTMImpl, nn::GRUImpl, nn::RNNCellImpl, nn::LSTMCellImpl, nn::GRUCellImpl>(module,
+                                                                                                    f);
 }
 
 }  // namespace

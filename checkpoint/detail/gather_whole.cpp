@@ -25,9 +25,9 @@ std::vector<Box> boxes_on(const Parameter& p, int index, ParamRange range) {
 
 // What of a box a rank holds, in the order of its elements there.
 struct Held {
-  Box own;             // the rank's box that it is part of
-  int64_t first = 0;   // element of the rank's piece that `own` begins with
-  Box common;          // the part
+  Box own;            // the rank's box that it is part of
+  int64_t first = 0;  // element of the rank's piece that `own` begins with
+  Box common;         // the part
 };
 struct HeldOnRank {
   std::vector<Held> parts;
@@ -110,7 +110,8 @@ std::vector<float> gather_box(Stream& stream, const Parameter& p, const Tensor& 
   const Tensor packed =
       first ? Tensor::empty(stream.device(), {total}, DType::f32, MemoryClass::message, "checkpoint")
             : Tensor();
-  comm->gather_v(stream, packed, counts, packed_part(stream, local, ranks[static_cast<size_t>(comm->rank())]), 0);
+  comm->gather_v(stream, packed, counts, packed_part(stream, local, ranks[static_cast<size_t>(comm->rank())]),
+                 0);
   if (!first) return {};
 
   const std::vector<float> host = ops::to_floats(stream, packed);

@@ -54,7 +54,8 @@ WeightsPlan split_weights(const std::vector<SafetensorsSpec>& tensors,
   begin_file();
   for (const SafetensorsSpec& tensor : tensors) {
     const int64_t bytes = bytes_of(tensor);
-    if (!plan.weights.back().tensors.empty() && plan.weights.back().bytes > max_shard_bytes - bytes) begin_file();
+    if (!plan.weights.back().tensors.empty() && plan.weights.back().bytes > max_shard_bytes - bytes)
+      begin_file();
     plan.weights.back().tensors.push_back(tensor);
     plan.weights.back().bytes += bytes;
   }

@@ -5,8 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/checkpoint/files/detail/temporaries.h>
+#include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -49,8 +49,8 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, std::vec
   open(make_header(tensors_, metadata));
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::string& header, int64_t data_bytes,
-                                     FileSystem& files)
+SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const std::string& header,
+                                     int64_t data_bytes, FileSystem& files)
     : path_(path), files_(files), data_bytes_(data_bytes) {
   open(header);
 }

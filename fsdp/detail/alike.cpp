@@ -18,7 +18,8 @@ constexpr size_t kNamed = 5;  // differences that a message lists
 ParamGroup::Trait trait_of(const Buffer& b) {
   uint64_t digest = hash64(digest_of(b.init()), b.name());
   for (const int64_t d : b.shape()) digest = hash64(digest ^ static_cast<uint64_t>(d), "size");
-  digest = hash64(digest ^ static_cast<uint64_t>(b.dtype()), b.persistent() ? "persistent" : "not persistent");
+  digest =
+      hash64(digest ^ static_cast<uint64_t>(b.dtype()), b.persistent() ? "persistent" : "not persistent");
   return {fmt::format("what buffer '{}' is", b.name()), digest};
 }
 
@@ -78,8 +79,9 @@ void check_alike(Communicator& comm, Stream& stream, const std::vector<ParamGrou
   // All ranks know that by now, so all of them compare further.
   const std::string& who = whole[0].text;
   if (!whole[1].equal())
-    throw RanksDiffer(fmt::format("{}: {}; their units, parameters and buffers are not even as many", otherwise, who),
-                      whole[0].odd_ranks);
+    throw RanksDiffer(
+        fmt::format("{}: {}; their units, parameters and buffers are not even as many", otherwise, who),
+        whole[0].odd_ranks);
   std::vector<uint64_t> digests;
   for (auto& t : traits) digests.push_back(t.digest);
   const std::vector<ValueComparison> each = compare_values(comm, stream, digests);

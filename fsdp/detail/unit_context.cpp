@@ -36,7 +36,8 @@ void UnitContext::require_whole_step(const std::string& who) const {
 void UnitContext::require_whole_weights(const std::string& who) const {
   if (!torn) return;
   throw InvalidArgument(fmt::format(
-      "{}: {}: an exception has ended an update of the weights (an optimizer's step, or a load) after a part of them had "
+      "{}: {}: an exception has ended an update of the weights (an optimizer's step, or a load) after a part "
+      "of them had "
       "changed, so that they belong to no step; load a checkpoint on all ranks before training continues",
       device.label(), who));
 }

@@ -56,10 +56,11 @@ void copy_from_host(Stream& s, const Tensor& dst, const void* src, int64_t bytes
       .done();
   const auto host = host_block(s.device(), bytes);
   if (bytes > 0) std::memcpy(host.get(), src, static_cast<size_t>(bytes));
-  s.submit("copy_from_host", [f = kernels<CopyKernels>(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
-    f(c, to, host.get(), bytes);
-    c.keep(host);
-  });
+  s.submit("copy_from_host",
+           [f = kernels<CopyKernels>(s).copy, to = dst.raw(), host, bytes](ExecutionContext& c) {
+             f(c, to, host.get(), bytes);
+             c.keep(host);
+           });
 }
 
 void copy_to_host(Stream& s, void* dst, const Tensor& src) {

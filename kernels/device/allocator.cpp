@@ -151,7 +151,8 @@ Allocator::Block Allocator::grow(MemorySource& source, int64_t size, std::string
     if (total > limit_)
       throw OutOfMemory(fmt::format(
           "{}: allocating {} bytes for '{}' would bring the total to {} bytes, over the memory limit of "
-          "{} bytes; shard more (a strategy that shards more, or more ranks), shrink the model or the batch, or "
+          "{} bytes; shard more (a strategy that shards more, or more ranks), shrink the model or the batch, "
+          "or "
           "raise the limit.\n{}",
           label_, size, name, total, limit_, format_locked()));
   }

@@ -22,9 +22,9 @@ enum class MemoryClass {
 
 /// All of them, in the order of the enumeration.
 inline constexpr std::array kMemoryClasses = {
-    MemoryClass::parameter, MemoryClass::master,     MemoryClass::gradient, MemoryClass::gathered,
-    MemoryClass::optimizer, MemoryClass::buffer,     MemoryClass::activation, MemoryClass::message,
-    MemoryClass::scratch};
+    MemoryClass::parameter,  MemoryClass::master,    MemoryClass::gradient,
+    MemoryClass::gathered,   MemoryClass::optimizer, MemoryClass::buffer,
+    MemoryClass::activation, MemoryClass::message,   MemoryClass::scratch};
 
 /// "parameter", "master", ...
 inline std::string_view name_of(MemoryClass c) {

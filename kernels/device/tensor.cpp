@@ -8,7 +8,7 @@ struct Tensor::Storage {
   Device* device;
   Allocator* allocator;
   void* data;
-  bool foreign = false;  // memory of a source that may have other users
+  bool foreign = false;                   // memory of a source that may have other users
   std::shared_ptr<void> owner = nullptr;  // of memory that is of_others()
   ~Storage() {
     if (allocator) allocator->release(data);
@@ -37,7 +37,8 @@ Tensor Tensor::from(std::shared_ptr<MemorySource> source, Device& device, Shape 
 Tensor Tensor::of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype) {
   for (int64_t d : shape)
     if (d < 0)
-      throw InvalidArgument(fmt::format("tensor of others' memory of shape {}: a size is negative", to_string(shape)));
+      throw InvalidArgument(
+          fmt::format("tensor of others' memory of shape {}: a size is negative", to_string(shape)));
   Tensor t;
   t.numel_ = numel_of(shape);
   t.shape_ = std::move(shape);
@@ -113,7 +114,8 @@ Tensor Tensor::as(DType dtype) const {
   if (!defined()) throw InvalidArgument("as() of an undefined tensor");
   const int64_t size = size_of(dtype);
   if (nbytes() % size != 0 || reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(size) != 0)
-    throw ShapeMismatch(fmt::format("as({}) of {} bytes at an address that is {} modulo {}", name_of(dtype), nbytes(),
+    throw ShapeMismatch(fmt::format("as({}) of {} bytes at an address that is {} modulo {}", name_of(dtype),
+                                    nbytes(),
                                     reinterpret_cast<uintptr_t>(data_) % static_cast<uintptr_t>(size), size));
   Tensor t = *this;
   t.numel_ = nbytes() / size;

@@ -219,7 +219,8 @@ void scale_by(ExecutionContext& context, const std::vector<ScaleSegment>& segmen
 }
 
 void clamp(ExecutionContext& context, const std::vector<ScaleSegment>& segments, float limit) {
-  for_segments<Clamp>(context, "clamp", segments, Limit{limit}, [](const ScaleSegment& s) { return Clamp{s.x}; });
+  for_segments<Clamp>(context, "clamp", segments, Limit{limit},
+                      [](const ScaleSegment& s) { return Clamp{s.x}; });
 }
 
 void scaled_add(ExecutionContext& context, float* dst, float alpha, Ref src, int64_t count) {

@@ -30,7 +30,8 @@ void scale_by(Stream& s, std::span<const ScaleSegment> segments, const Tensor& f
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "scale_by", kernels<ElementwiseKernels>(s).scale_by, {segments.begin(), segments.end()}, factor.data<float>());
+  queue(s, "scale_by", kernels<ElementwiseKernels>(s).scale_by, {segments.begin(), segments.end()},
+        factor.data<float>());
 }
 
 void scale_by(Stream& s, const Tensor& x, const Tensor& factor) {
@@ -46,26 +47,28 @@ void clamp(Stream& s, std::span<const ScaleSegment> segments, double limit) {
   for (size_t i = 0; i < segments.size(); ++i)
     check.that(segments[i].count <= 0 || segments[i].x, fmt::format("segment {}: x is null", i));
   check.done();
-  queue(s, "clamp", kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()}, static_cast<float>(limit));
+  queue(s, "clamp", kernels<ElementwiseKernels>(s).clamp, {segments.begin(), segments.end()},
+        static_cast<float>(limit));
 }
 
 void scaled_add(Stream& s, const Tensor& dst, float alpha, const Tensor& src) {
   Check check("scaled_add");
   check.dtype("dst", dst, DType::f32).dtype("src", src, kActivations).count("src", src, dst.numel()).done();
-  queue(s, "scaled_add", kernels<ElementwiseKernels>(s).scaled_add, dst.data<float>(), alpha, ref(src), dst.numel());
+  queue(s, "scaled_add", kernels<ElementwiseKernels>(s).scaled_add, dst.data<float>(), alpha, ref(src),
+        dst.numel());
 }
 
 void scale_and_add(Stream& s, const Tensor& dst, float decay, float alpha, const Tensor& src) {
   Check check("scale_and_add");
   check.dtype("dst", dst, DType::f32).dtype("src", src, DType::f32).count("src", src, dst.numel()).done();
-  queue(s, "scale_and_add", kernels<ElementwiseKernels>(s).scale_and_add, dst.data<float>(), decay, alpha, src.data<float>(),
-        dst.numel());
+  queue(s, "scale_and_add", kernels<ElementwiseKernels>(s).scale_and_add, dst.data<float>(), decay, alpha,
+        src.data<float>(), dst.numel());
 }
 
 namespace {
 
-void of_two(Stream& s, const char* op, decltype(ElementwiseKernels::add) kernel, const Tensor& out, const Tensor& a,
-            const Tensor& b) {
+void of_two(Stream& s, const char* op, decltype(ElementwiseKernels::add) kernel, const Tensor& out,
+            const Tensor& a, const Tensor& b) {
   Check check(op);
   check.dtype("out", out, kActivations).done();
   check.dtype("a", a, out.dtype()).dtype("b", b, out.dtype());

@@ -28,7 +28,8 @@ struct ElementwiseKernels {
   void (*scale_by)(ExecutionContext&, const std::vector<ScaleSegment>&, const float* factor);
   void (*clamp)(ExecutionContext&, const std::vector<ScaleSegment>&, float limit);
   void (*scaled_add)(ExecutionContext&, float* dst, float alpha, Ref src, int64_t count);
-  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src, int64_t count);
+  void (*scale_and_add)(ExecutionContext&, float* dst, float decay, float alpha, const float* src,
+                        int64_t count);
   void (*add)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
   void (*multiply)(ExecutionContext&, Ref out, Ref a, Ref b, int64_t count);
 };

@@ -130,7 +130,7 @@ struct Plan {
   Descriptor descriptor;
   Layout a, b, c, addend;
   std::optional<cublasLtMatmulAlgo_t> algorithm;  // none: cuBLASLt has none for such a product
-  bool one_by_one = false;  // the algorithm takes no batch
+  bool one_by_one = false;                        // the algorithm takes no batch
 };
 
 Plan describe(const Key& key) {

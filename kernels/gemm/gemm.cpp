@@ -44,7 +44,10 @@ void gemm(Stream& s, const Tensor& c, const Tensor& a, bool trans_a, const Tenso
 void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, const Columns& b, bool trans_b,
                   float beta) {
   Check check("gemm_columns");
-  check.dims("A", a.matrix, 2).dims("B", b.matrix, 2).dims("C", c.matrix, 2).dtype("A", a.matrix, kActivations);
+  check.dims("A", a.matrix, 2)
+      .dims("B", b.matrix, 2)
+      .dims("C", c.matrix, 2)
+      .dtype("A", a.matrix, kActivations);
   check.dtype("B", b.matrix, a.matrix.dtype()).dtype("C", c.matrix, {DType::f32, a.matrix.dtype()}).done();
   for (const Columns* o : {&a, &b, &c})
     require(o->begin >= 0 && o->count >= 0 && o->begin + o->count <= o->matrix.size(1),
@@ -66,9 +69,10 @@ void gemm_columns(Stream& s, const Columns& c, const Columns& a, bool trans_a, c
   g.lda = std::max<int64_t>(1, a.matrix.size(1));
   g.ldb = std::max<int64_t>(1, b.matrix.size(1));
   g.ldc = std::max<int64_t>(1, c.matrix.size(1));
-  check.that(rows(b, trans_b) == g.k && c.matrix.size(0) == g.m && c.count == g.n,
-             fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b), g.n,
-                         c.matrix.size(0), c.count))
+  check
+      .that(rows(b, trans_b) == g.k && c.matrix.size(0) == g.m && c.count == g.n,
+            fmt::format("op(A) [{}, {}] times op(B) [{}, {}] is not C [{}, {}]", g.m, g.k, rows(b, trans_b),
+                        g.n, c.matrix.size(0), c.count))
       .done();
   queue(s, "gemm_columns", kernels<GemmKernels>(s).gemm, g);
 }

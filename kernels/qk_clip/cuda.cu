@@ -65,7 +65,8 @@ void scale_heads(ExecutionContext& context, const std::vector<HeadScaleSegment>&
 namespace sherd {
 
 const QkClipKernels* QkClipKernels::cuda() {
-  static constexpr QkClipKernels table{.qk_clip_factors = cuda::qk_clip_factors, .scale_heads = cuda::scale_heads};
+  static constexpr QkClipKernels table{.qk_clip_factors = cuda::qk_clip_factors,
+                                       .scale_heads = cuda::scale_heads};
   return &table;
 }
 

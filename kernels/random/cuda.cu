@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(256)
 
 /// As kernels/random/reference.cpp: the first candidate within the bounds.
 __global__ void __launch_bounds__(256)
-    truncated_normals(float* dst, int64_t begin, int64_t count, uint64_t key, double mean, double stddev, float low,
-                      float high) {
+    truncated_normals(float* dst, int64_t begin, int64_t count, uint64_t key, double mean, double stddev,
+                      float low, float high) {
   constexpr uint32_t kAttempts = 2048;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count;
        i += int64_t{gridDim.x} * blockDim.x) {
@@ -94,8 +94,8 @@ void random_uniform(ExecutionContext& context, const RandomBoundedArgs& a) {
 
 void random_truncated_normal(ExecutionContext& context, const RandomBoundedArgs& a) {
   if (a.count <= 0) return;
-  launch(context, "random_truncated_normal", truncated_normals, grid_for(a.count), a.dst, a.begin, a.count, a.key,
-         double{a.mean}, double{a.stddev}, a.low, a.high);
+  launch(context, "random_truncated_normal", truncated_normals, grid_for(a.count), a.dst, a.begin, a.count,
+         a.key, double{a.mean}, double{a.stddev}, a.low, a.high);
 }
 
 void random_normal(ExecutionContext& context, float* dst, int64_t begin, int64_t count, uint64_t key,

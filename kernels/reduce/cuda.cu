@@ -212,7 +212,8 @@ void reduce(ExecutionContext& context, const ReduceArgs& a) {
   if (a.count <= 0) return;
   if (a.sources.size() == 1) {
     const int64_t size = size_of(a.dtype);
-    return CopyKernels::cuda()->copy(context, a.dst, static_cast<const char*>(a.sources[0]) + a.begin * size, a.count * size);
+    return CopyKernels::cuda()->copy(context, a.dst, static_cast<const char*>(a.sources[0]) + a.begin * size,
+                                     a.count * size);
   }
   switch (a.op) {
     case ReduceOp::sum:

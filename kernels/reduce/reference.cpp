@@ -127,7 +127,8 @@ void accumulate_sum(ExecutionContext&, double* out, Ref x, int64_t count) {
 namespace sherd {
 
 const ReduceKernels* ReduceKernels::reference() {
-  static constexpr ReduceKernels table{.reduce = reference::reduce, .accumulate_sum = reference::accumulate_sum};
+  static constexpr ReduceKernels table{.reduce = reference::reduce,
+                                       .accumulate_sum = reference::accumulate_sum};
   return &table;
 }
 

@@ -376,8 +376,8 @@ __global__ void sum_words(int64_t* sum, Accumulators from, bool add) {
 }
 
 /// One thread.
-__global__ void make_factor(float* factor, int64_t* total, int64_t* skip, const int64_t* sum,
-                            float max_norm, NormKind kind, const float* largest) {
+__global__ void make_factor(float* factor, int64_t* total, int64_t* skip, const int64_t* sum, float max_norm,
+                            NormKind kind, const float* largest) {
   int64_t words[ExactSum::kWords];
   for (int i = 0; i < ExactSum::kWords; ++i) total[i] = words[i] = sum[i];
   *factor = 1;
@@ -436,7 +436,8 @@ Grid grid_of(const SquaresBatch& batch) {
 
 /// `add` (add_squares or add_magnitudes), then the sums' carries.
 template <class Kernel>
-void accumulate(ExecutionContext& context, const char* what, Kernel add, const std::vector<SquaresSegment>& segments) {
+void accumulate(ExecutionContext& context, const char* what, Kernel add,
+                const std::vector<SquaresSegment>& segments) {
   for_batches(segments, [&](const SquaresBatch& batch) {
     launch(context, what, add, grid_of(batch), batch);
     Sums sums{};
@@ -458,9 +459,11 @@ void accumulate_magnitudes(ExecutionContext& context, const std::vector<SquaresS
   accumulate(context, "accumulate_magnitudes", add_magnitudes, segments);
 }
 
-void largest_magnitude(ExecutionContext& context, float* largest, const std::vector<SquaresSegment>& segments) {
+void largest_magnitude(ExecutionContext& context, float* largest,
+                       const std::vector<SquaresSegment>& segments) {
   for_batches(segments, [&](const SquaresBatch& batch) {
-    launch(context, "largest_magnitude", find_largest, grid_of(batch), batch, reinterpret_cast<unsigned*>(largest));
+    launch(context, "largest_magnitude", find_largest, grid_of(batch), batch,
+           reinterpret_cast<unsigned*>(largest));
   });
 }
 

@@ -35,9 +35,13 @@ void accumulate(const std::vector<SquaresSegment>& segments, int power) {
   }
 }
 
-void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) { accumulate(segments, 2); }
+void accumulate_squares(ExecutionContext&, const std::vector<SquaresSegment>& segments) {
+  accumulate(segments, 2);
+}
 
-void accumulate_magnitudes(ExecutionContext&, const std::vector<SquaresSegment>& segments) { accumulate(segments, 1); }
+void accumulate_magnitudes(ExecutionContext&, const std::vector<SquaresSegment>& segments) {
+  accumulate(segments, 1);
+}
 
 void largest_magnitude(ExecutionContext&, float* largest, const std::vector<SquaresSegment>& segments) {
   for (const SquaresSegment& segment : segments)

@@ -23,7 +23,8 @@ void check_pieces(Check& check, std::span<const SquaresSegment> segments) {
 void accumulate_squares(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_squares");
   check_pieces(check, segments);
-  queue(s, "accumulate_squares", kernels<SquaresKernels>(s).accumulate_squares, {segments.begin(), segments.end()});
+  queue(s, "accumulate_squares", kernels<SquaresKernels>(s).accumulate_squares,
+        {segments.begin(), segments.end()});
 }
 
 void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
@@ -37,7 +38,8 @@ void accumulate_squares(Stream& s, const Tensor& accumulator, const Tensor& x) {
 void accumulate_magnitudes(Stream& s, std::span<const SquaresSegment> segments) {
   Check check("accumulate_magnitudes");
   check_pieces(check, segments);
-  queue(s, "accumulate_magnitudes", kernels<SquaresKernels>(s).accumulate_magnitudes, {segments.begin(), segments.end()});
+  queue(s, "accumulate_magnitudes", kernels<SquaresKernels>(s).accumulate_magnitudes,
+        {segments.begin(), segments.end()});
 }
 
 void largest_magnitude(Stream& s, const Tensor& largest, std::span<const SquaresSegment> segments) {
@@ -51,7 +53,8 @@ void largest_magnitude(Stream& s, const Tensor& largest, std::span<const Squares
 void add_words(Stream& s, const Tensor& dst, const Tensor& src) {
   Check check("add_words");
   check.dtype("dst", dst, DType::i64).dtype("src", src, DType::i64).count("src", src, dst.numel()).done();
-  queue(s, "add_words", kernels<SquaresKernels>(s).add_words, dst.data<int64_t>(), src.data<int64_t>(), dst.numel());
+  queue(s, "add_words", kernels<SquaresKernels>(s).add_words, dst.data<int64_t>(), src.data<int64_t>(),
+        dst.numel());
 }
 
 void clip_factor(Stream& s, const Tensor& factor, const Tensor& total, std::span<const Tensor> accumulators,

@@ -299,9 +299,8 @@ ModelConfig read_model_config(const std::filesystem::path& folder, FileSystem& f
 
 void require_sequence(const ModelConfig& config, int64_t seq) {
   const auto refuse = [&](const char* key, int64_t value, const char* why) {
-    throw InvalidArgument(
-        fmt::format("'{}': \"{}\" is {}: {} of {} tokens; use sequences of at most {}", config.source, key,
-                    value, why, seq, value));
+    throw InvalidArgument(fmt::format("'{}': \"{}\" is {}: {} of {} tokens; use sequences of at most {}",
+                                      config.source, key, value, why, seq, value));
   };
   const ModelDescription& d = config.description;
   if (config.window > 0 && seq > config.window)

@@ -32,11 +32,9 @@ struct ModelConfig {
 /// at, as there.
 /// @throws InvalidArgument in one line that names the file and every key that cannot be followed, with
 /// its value and what to do; IoError.
-ModelConfig read_model_config(const std::filesystem::path& folder,
-                              FileSystem& files = FileSystem::posix());
+ModelConfig read_model_config(const std::filesystem::path& folder, FileSystem& files = FileSystem::posix());
 /// The text of that file. @throws IoError, also for one of more than 16 MiB, and a link out of the folder.
-std::string read_model_text(const std::filesystem::path& folder,
-                            FileSystem& files = FileSystem::posix());
+std::string read_model_text(const std::filesystem::path& folder, FileSystem& files = FileSystem::posix());
 /// The same of the file's text.
 ModelConfig parse_model_config(std::string_view text, const std::string& source);
 

@@ -130,7 +130,7 @@ std::string model_config_text(const ModelDescription& d, DType dtype) {
           again.mixture.experts > 0 ? again.mixture.normalise : d.mixture.normalise);
   if (!lost.empty())
     throw InvalidArgument(fmt::format("a folder of the family {} cannot say what the model is: {}",
-                                             family->model_type, fmt::join(lost, "; ")));
+                                      family->model_type, fmt::join(lost, "; ")));
   return written;
 }
 

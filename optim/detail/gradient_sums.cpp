@@ -152,7 +152,8 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
           segment_of(p, m->accumulator(m->index_of(g->axes().spread_over(p.tensor_shard()))).data<int64_t>(),
                      m->elsewhere()));
   }
-  kind == NormKind::one ? ops::accumulate_magnitudes(stream, segments) : ops::accumulate_squares(stream, segments);
+  kind == NormKind::one ? ops::accumulate_magnitudes(stream, segments)
+                        : ops::accumulate_squares(stream, segments);
 
   GradientSums all;
   for (const MeshSums& m : meshes) {
@@ -162,7 +163,8 @@ GradientSums sums_by_dimension(ShardRuntime& runtime, const UpdateSet* set, Norm
   }
   // Where nothing else spans all ranks, what was served is compared now and then.
   const auto& world = runtime.mesh().world();
-  const bool compares = spread == meshes.end() && world->size() > 1 && (any_alone || runtime.comparison_due());
+  const bool compares =
+      spread == meshes.end() && world->size() > 1 && (any_alone || runtime.comparison_due());
   if (compares) {
     static_assert(ExactSum::kElsewhere == kWords - 1, "what travels lies side by side");
     all.served.push_back(write_served(runtime, memory, at));
@@ -218,13 +220,14 @@ void compare_served(ShardRuntime& runtime, const std::vector<Tensor>& served) {
   for (int64_t i = 0; i < count; ++i)
     ops::add_words(device.compute(), host.flat(i * SameValue::kWords, (i + 1) * SameValue::kWords),
                    served[static_cast<size_t>(i)]);
-  device.compute().submit("what was served", [host, apart = runtime.ranks_apart()](ExecutionContext& context) {
-    context.after([host, apart] {
-      const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
-      for (size_t at = 0; at < all.size(); at += SameValue::kWords)
-        if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
-    });
-  });
+  device.compute().submit(
+      "what was served", [host, apart = runtime.ranks_apart()](ExecutionContext& context) {
+        context.after([host, apart] {
+          const std::span<const int64_t> all(host.data<int64_t>(), static_cast<size_t>(host.numel()));
+          for (size_t at = 0; at < all.size(); at += SameValue::kWords)
+            if (!SameValue::all_equal(all.subspan(at, SameValue::kWords))) *apart = true;
+        });
+      });
 }
 
 namespace {

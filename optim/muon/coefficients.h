@@ -9,7 +9,7 @@
 
 namespace sherd {
 
-/// The steps of a set; `steps` 0 asks for the set's own number. Fewer steps are its first rows; more go on as
+/// The steps of a set; `steps` 0 asks for the set's own count. Fewer steps are its first rows; more continue as
 /// the set says:
 ///
 ///   name           rows            more steps     source

@@ -45,7 +45,7 @@ class MuonRefinement {
   virtual ~MuonRefinement() = default;
   /// Queues its work on `compute`, between the arrival of the results and
   ///   w = decay * w - lr * value,
-  /// with which Muon goes on: without its scale (MuonOptions::scale and scale_factor), which is the
+  /// which Muon then applies: without its scale (MuonOptions::scale and scale_factor), which is the
   /// refinement's to choose. `skip` as in UpdateRule::step(): other than 0, what is remembered from step to
   /// step stays, in bits.
   virtual void refine(Stream& compute, const MuonResults& results, const Tensor& skip) = 0;

@@ -41,12 +41,12 @@ std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape
   const bool stack = shape.size() == 3;
   const int64_t count = stack ? shape[0] : 1, rows = shape[shape.size() - 2], cols = shape.back();
   const RowBlocks in_matrix = blocks.empty() ? RowBlocks{{"", 0, rows, 0, 1}} : blocks;
-  // Heads that tensor parallelism deals out whole are no pieces of anything.
+  // Heads that tensor parallelism distributes whole are matrices, not pieces of one.
   const bool dealt = tensor && tensor->dim == (stack ? 1 : 0) &&
                      std::any_of(blocks.begin(), blocks.end(), [](const RowBlock& b) { return b.dealt; }) &&
                      std::all_of(blocks.begin(), blocks.end(),
                                  [](const RowBlock& b) { return b.count == 1 && b.stride == 0; });
-  // Matrices of a stack that is dealt out keep their numbers in the whole stack.
+  // Matrices of a distributed stack keep their index in the whole stack.
   const int64_t first = stack && tensor && tensor->dim == 0 ? tensor->index * count : 0;
   std::vector<LogicalMatrix> all;
   for (int64_t i = 0; i < count; ++i) {

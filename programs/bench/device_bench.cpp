@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
-#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/nn/ops.h>
 
 namespace sherd_bench {

@@ -141,8 +141,8 @@ void phases(const MuonBench& b) {
     }
     change.end();
   });
-  fmt::print("optimizer phase, {}, {} ranks, matrices of {} layers of width {}, median of {}\n", words(b), b.ranks,
-             b.layers, b.dim, b.rounds);
+  fmt::print("optimizer phase, {}, {} ranks, matrices of {} layers of width {}, median of {}\n", words(b),
+             b.ranks, b.layers, b.dim, b.rounds);
   fmt::print("{:<32}{:>12}{:>26}\n", "mode / form", "ms", "times faster than first");
   for (size_t k = 0; k < kinds.size(); ++k) {
     std::vector<double> ratios;
@@ -191,8 +191,8 @@ void whole_steps(const MuonBench& b) {
       }
     }
   });
-  fmt::print("\nwhole step, {}, {} ranks, {} tokens, {} layers of width {}, median of {}\n", words(b), b.step_ranks,
-             b.tokens, b.layers, b.dim, b.step_rounds);
+  fmt::print("\nwhole step, {}, {} ranks, {} tokens, {} layers of width {}, median of {}\n", words(b),
+             b.step_ranks, b.tokens, b.layers, b.dim, b.step_rounds);
   fmt::print("{:<32}{:>12}{:>14}{:>20}\n", "optimizer", "ms", "of it update", "times AdamW's step");
   for (auto& k : kinds) {
     std::vector<double> ratios;

@@ -31,10 +31,7 @@ struct Figures {
 class Training {
  public:
   Training(RankContext& rank, const RecomputeBench& b, bool recompute)
-      : rank_(rank), bench_(b), model_({.dim = b.dim,
-                                        .layers = b.layers,
-                                        .heads = b.heads,
-                                        .seq = b.seq}) {
+      : rank_(rank), bench_(b), model_({.dim = b.dim, .layers = b.layers, .heads = b.heads, .seq = b.seq}) {
     model_.set_recompute(recompute);
     const DeviceMesh mesh(rank.world, {{"shard", b.ranks}});
     const Routing routing = route(model_, {.optimizer = Algorithm::adamw});
@@ -56,7 +53,8 @@ class Training {
     s.synchronize();
     const CommCounts before = rank_.world->counts();
     const auto begin = Clock::now();
-    const nn::CrossEntropy loss = model_(tape_.input(tokens_), tokens_, 1.0f / static_cast<float>(bench_.seq));
+    const nn::CrossEntropy loss =
+        model_(tape_.input(tokens_), tokens_, 1.0f / static_cast<float>(bench_.seq));
     s.synchronize();
     f.forward.push_back(seconds(Clock::now() - begin));
     tape_.backward(loss.objective);
@@ -65,9 +63,10 @@ class Training {
     f.step.push_back(seconds(Clock::now() - begin));
     f.losses.push_back(ops::to_floats(s, loss.objective.value())[0]);
     CommCounts after = rank_.world->counts();
-    f.gathers = after["all_gather"].calls - (before.contains("all_gather") ? before.at("all_gather").calls : 0);
-    f.reductions =
-        after["reduce_scatter"].calls - (before.contains("reduce_scatter") ? before.at("reduce_scatter").calls : 0);
+    f.gathers =
+        after["all_gather"].calls - (before.contains("all_gather") ? before.at("all_gather").calls : 0);
+    f.reductions = after["reduce_scatter"].calls -
+                   (before.contains("reduce_scatter") ? before.at("reduce_scatter").calls : 0);
   }
 
  private:
@@ -128,14 +127,15 @@ bool run_recompute(const RecomputeBench& bench) {
     again = std::move(b);
   });
 
-  fmt::print("d {}, {} blocks, T {}, {} ranks, zero3, AdamW; medians of {} steps in turn\n\n", bench.dim, bench.layers,
-             bench.seq, bench.ranks, bench.rounds);
+  fmt::print("d {}, {} blocks, T {}, {} ranks, zero3, AdamW; medians of {} steps in turn\n\n", bench.dim,
+             bench.layers, bench.seq, bench.ranks, bench.rounds);
   fmt::print("{:<28} {:>14} {:>14}\n", "", "kept", "recomputed");
   fmt::print("{:<28} {:>14.6f} {:>14.6f}\n", "last loss", kept.losses.back(), again.losses.back());
   fmt::print("{:<28} {:>14} {:>14}\n", "all-gathers a step", kept.gathers, again.gathers);
   fmt::print("{:<28} {:>14} {:>14}\n", "reduce-scatters a step", kept.reductions, again.reductions);
   const auto mib = [](double bytes) { return bytes / (1 << 20); };
-  bool good = kept.losses == again.losses && kept.gathers == again.gathers && kept.reductions == again.reductions;
+  bool good =
+      kept.losses == again.losses && kept.gathers == again.gathers && kept.reductions == again.reductions;
   fmt::print("{:<28} {:>14.2f} {:>14.2f}\n", "peak activations, MiB", mib(static_cast<double>(kept.peak)),
              mib(static_cast<double>(again.peak)));
   fmt::print("{:<28} {:>14.2f} {:>14.2f}\n", "  expected", mib(expected_peak(bench, false)),
@@ -145,9 +145,12 @@ bool run_recompute(const RecomputeBench& bench) {
   const double step = median(kept.step), forward = median(kept.forward);
   fmt::print("{:<28} {:>14.1f} {:>14.1f}\n", "forward, ms", forward * 1e3, median(again.forward) * 1e3);
   fmt::print("{:<28} {:>14.1f} {:>14.1f}\n", "step, ms", step * 1e3, median(again.step) * 1e3);
-  fmt::print("\nstep recomputed / kept {:.3f}; 1 + forward's share of the step {:.3f}; the one by the other {:.3f}\n",
-             median(again.step) / step, 1 + forward / step, median(again.step) / (step + forward));
-  fmt::print("bits of the losses {}, collectives {}, peaks {}\n", kept.losses == again.losses ? "equal" : "DIFFER",
+  fmt::print(
+      "\nstep recomputed / kept {:.3f}; 1 + forward's share of the step {:.3f}; the one by the other "
+      "{:.3f}\n",
+      median(again.step) / step, 1 + forward / step, median(again.step) / (step + forward));
+  fmt::print("bits of the losses {}, collectives {}, peaks {}\n",
+             kept.losses == again.losses ? "equal" : "DIFFER",
              kept.gathers == again.gathers && kept.reductions == again.reductions ? "equal" : "DIFFER",
              good ? "as expected" : "NOT as expected");
   return good;

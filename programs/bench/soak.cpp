@@ -73,7 +73,8 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
     const int64_t seq = soak.seq / 4 + word(2, n) % static_cast<uint32_t>(soak.seq - soak.seq / 4 + 1);
     const uint64_t seed = n * 64 + static_cast<uint64_t>(rank.world->rank());
     const Tensor inputs = tokens(*rank.device, seed, batch, seq);
-    const nn::CrossEntropy objective = model(tape.input(inputs), inputs, 1.0f / static_cast<float>(batch * seq));
+    const nn::CrossEntropy objective =
+        model(tape.input(inputs), inputs, 1.0f / static_cast<float>(batch * seq));
     ops::fill(s, sum, 0);
     ops::accumulate_sum(s, sum, objective.losses);
     tape.backward(objective.objective);
@@ -102,9 +103,8 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
 
 bool judge(const Soak& soak, const Figures& f) {
   const double grown = 100.0 * (static_cast<double>(f.end) / static_cast<double>(f.settled) - 1);
-  const double unexplained =
-      100.0 * std::abs(static_cast<double>(f.growth.grown() - f.growth.explained())) /
-      static_cast<double>(f.growth.grown());
+  const double unexplained = 100.0 * std::abs(static_cast<double>(f.growth.grown() - f.growth.explained())) /
+                             static_cast<double>(f.growth.grown());
   fmt::print("  {}", format_growth(f.growth));
   const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   fmt::print("  resident after {} steps {:.1f} MiB, after {} {:.1f} MiB: {:+.1f} % (at most {})\n",

@@ -32,8 +32,10 @@ constexpr const char* kAbout =
 std::string help_with_defaults(bool all) {
   TrainConfig defaults;
   return sherd::help_text(kAbout, fields_of(defaults), all) +
-         "\nExit codes: 0: success, or stopped by a signal or --max-wall after a save; 1: failure; 2: wrong flags.\n"
-         "Under `sherd run`, 3: a failure that a restart would repeat; 4: a checkpoint could not be written.\n";
+         "\nExit codes: 0: success, or stopped by a signal or --max-wall after a save; 1: failure; 2: wrong "
+         "flags.\n"
+         "Under `sherd run`, 3: a failure that a restart would repeat; 4: a checkpoint could not be "
+         "written.\n";
 }
 
 /// Puts what --comm auto stands for in its place.
@@ -60,8 +62,8 @@ void take_ranks_of_job(TrainConfig& c, const sherd::GivenFlags& given) {
 }
 
 /// Sizes of --model's own, before anything is checked against them.
-void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool model_given, bool balance_given,
-                std::vector<std::string>& problems) {
+void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool model_given,
+                bool balance_given, std::vector<std::string>& problems) {
   TrainConfig& c = line.config;
   if (c.model.empty()) return;
   try {
@@ -74,7 +76,7 @@ void take_model(CommandLine& line, const std::optional<SavedModel>& saved, bool 
   }
 }
 
-/// A file of settings may name some that nothing is written to where nothing is trained.
+/// Drops outputs that a config file names and that a run without training does not write.
 void drop_outputs_of_training(TrainConfig& c) {
   for (std::string* const output : {&c.save, &c.loss_svg, &c.trace, &c.timeline}) output->clear();
   c.explain_plan = false;
@@ -118,7 +120,8 @@ CommandLine parse_config(int argc, const char* const* argv) {
   take_model(line, inherited.model, is_given("model"), is_given("moe_aux") || balance_inherited, problems);
   check_rules(line.config, sherd::check_values(fields, given, problems), {given, is_given}, problems);
   if (!problems.empty() && !unread.empty())
-    problems.push_back(fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));
+    problems.push_back(
+        fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));
   sherd::throw_problems(problems);
   if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
   return line;

@@ -39,7 +39,7 @@ struct TrainConfig : Settings {
   bool resumes_weights() const { return !resume.empty() && resume_parts != "optimizer"; }
   /// Whether anything is trained; otherwise there is no optimizer, unless --save or --explain-plan asks for one.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
-  /// What generated text begins with: a model goes on from at least one byte.
+  /// Returns the start of generated text: a model continues at least one byte.
   std::string start_of_text() const { return prompt.empty() ? "\n" : prompt; }
   /// Bytes of text to generate.
   int64_t sample_bytes() const { return sample_only && sample == 0 ? 256 : sample; }
@@ -58,15 +58,15 @@ struct CommandLine {
   std::optional<std::string> help;
   /// Where --comm auto was given, config.comm is what that chose, and this a line that says why.
   std::string comm_choice = {};
-  /// Settings that are no defaults and come from the checkpoint of --resume, as flags: "--dim 36".
+  /// Settings that differ from the defaults and come from the checkpoint of --resume, as flags: "--dim 36".
   std::vector<std::string> inherited;
   /// Lines on a --model that is not as the checkpoint of --resume has it, for a program to print once.
   std::vector<std::string> notes;
 };
 
 /// Defaults, overridden by the run that saved the checkpoint of --resume (inherited_settings()), overridden by the
-/// --config file, overridden by flags. The last of equal flags counts. A checkpoint that cannot be read is no error
-/// here: loading it says what is wrong.
+/// --config file, overridden by flags. The last of equal flags counts. A checkpoint that cannot be read is
+/// accepted here: loading it reports the error.
 /// @throws sherd::InvalidArgument naming *all* unusable flags and values, each with its remedy, or all errors
 /// of the file with line and column; sherd::IoError when the file cannot be read. Prints nothing.
 CommandLine parse_config(int argc, const char* const* argv);

@@ -16,7 +16,7 @@ namespace train_gpt {
 /// What was asked for, as against defaults and what a checkpoint brings.
 struct Given {
   const sherd::GivenFlags& flags;                   // of the command line
-  std::function<bool(std::string_view)> by_anyone;  // there, or in the file of settings
+  std::function<bool(std::string_view)> by_anyone;  // there, or in the config file
 };
 
 /// Appends a line for each rule that the settings break; `bad` names those that are outside their own bounds,

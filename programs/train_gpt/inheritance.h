@@ -21,7 +21,7 @@ std::vector<std::string_view> inherited_settings(bool weights_alone);
 /// What a run took over.
 struct Inherited {
   std::vector<std::string_view> names;  // of all settings that came from the checkpoint
-  std::vector<std::string> flags;       // those of them that are no defaults, with values
+  std::vector<std::string> flags;       // those of them that differ from the defaults, with values
   std::optional<SavedModel> model;      // what the checkpoint says of its run's --model, if it does
 };
 

@@ -16,15 +16,15 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/printable.h>
 #include <sherd/kernels/device/program.h>
-#include <sherd/train/settings/config_differences.h>
+#include <sherd/train/guards/stop_request.h>
 #include <sherd/train/report/gemm_ceiling.h>
 #include <sherd/train/report/loss_svg.h>
 #include <sherd/train/report/metrics.h>
 #include <sherd/train/report/process_memory.h>
 #include <sherd/train/report/report.h>
-#include <sherd/train/saving/saving.h>
-#include <sherd/train/guards/stop_request.h>
 #include <sherd/train/report/trace_output.h>
+#include <sherd/train/saving/saving.h>
+#include <sherd/train/settings/config_differences.h>
 
 #include "config.h"
 #include "generate.h"
@@ -69,7 +69,8 @@ void summarise(Trainer& trainer, const TrainConfig& config, Output* out) {
   s.replicated = trainer.replicated_memory();
   out->say("\n{}", sherd::format_summary(s));
   if (!config.tokens.empty()) out->say("{} of the tokens\n", trainer.progress_in_data());
-  if (!config.loss_svg.empty()) sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
+  if (!config.loss_svg.empty())
+    sherd::write_loss_svg(config.loss_svg, out->losses, out->held_out, loss_unit(config));
 }
 
 void say_resumed(const Trainer& trainer, const TrainConfig& config, const Output& out) {
@@ -107,12 +108,14 @@ std::vector<std::string> what_follows(const TrainConfig& config) {
 }
 
 // What a run that was asked to stop has kept, and what it left out.
-void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::string& why, const Output& out) {
+void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::string& why,
+                 const Output& out) {
   const std::vector<std::string> left_out = what_follows(config);
   const std::string rest =
       left_out.empty() ? "" : fmt::format("; {} left to the run that ends", fmt::join(left_out, ", "));
   if (config.save.empty()) {
-    warn(fmt::format("{}: stopped after step {}; nothing was saved, for there is no --save{}", why, trainer.step(), rest));
+    warn(fmt::format("{}: stopped after step {}; nothing was saved, for there is no --save{}", why,
+                     trainer.step(), rest));
   } else {
     out.say("{}: stopped after step {}; --resume {} continues from there{}\n", why, trainer.step(),
             config.save, rest);
@@ -120,7 +123,8 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
 }
 
 // --eval-only. @returns what is wrong with the end of it, in words; empty: nothing.
-std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::TokenWindows& windows, Output* out) {
+std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::TokenWindows& windows,
+                     Output* out) {
   const double loss = trainer.evaluate();
   if (!out) return "";
   out->begin(config, trainer.step());
@@ -128,8 +132,9 @@ std::string evaluate(Trainer& trainer, const TrainConfig& config, const sherd::T
   // Asked for by itself: --quiet does not mean it.
   const int64_t all = windows.held_out_count();
   const auto read = static_cast<int64_t>(windows.evaluation_windows(evaluation_windows(config)).size());
-  print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}{}\n", loss, loss_unit(config),
-                    std::exp(loss), read, config.seq, read < all ? fmt::format(", of {} held out", all) : ""));
+  print(fmt::format("held-out loss {:.6f} {}, perplexity {:.4f}, over {} windows of {}{}\n", loss,
+                    loss_unit(config), std::exp(loss), read, config.seq,
+                    read < all ? fmt::format(", of {} held out", all) : ""));
   std::vector<std::string> wrong = out->finish();
   if (!std::isfinite(loss)) wrong.push_back("the loss is not finite");
   return wrong.empty() ? "" : fmt::format("evaluation ended, but {}", fmt::join(wrong, "; "));
@@ -235,8 +240,8 @@ std::string use(Trainer& trainer, const TrainConfig& config, const StopSources& 
 
 // Everything a rank does; `doing` says what it is at. @returns as evaluate(); the same on every rank, but for what
 // rank 0 alone writes.
-std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources, Output* out,
-                     std::string& doing, std::atomic<int>& code) {
+std::string run_rank(sherd::RankContext& rank, const RunInputs& inputs, const StopSources& sources,
+                     Output* out, std::string& doing, std::atomic<int>& code) {
   const TrainConfig& config = inputs.config;
   const std::shared_ptr<const sherd::TokenWindows>& windows = inputs.windows;
   doing = "comparing the ranks' flags and files";
@@ -307,9 +312,8 @@ std::string run(const CommandLine& line, std::atomic<int>& code) {
     if (rank.world->rank() == 0) output.emplace(line, start);
     if (output && !line.comm_choice.empty()) output->say("{}\n", line.comm_choice);
     std::string doing;
-    const std::string at_the_end = in_words(doing, [&] {
-      return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, code);
-    });
+    const std::string at_the_end = in_words(
+        doing, [&] { return run_rank(rank, inputs, sources, output ? &*output : nullptr, doing, code); });
     const std::lock_guard lock(mutex);
     if (output || wrong.empty()) wrong = at_the_end;  // rank 0 knows the most
   };

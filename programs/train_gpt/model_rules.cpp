@@ -36,7 +36,8 @@ void check_tensor_parallel(const TrainConfig& c, const ModelSource& source,
 }  // namespace
 
 void check_model(const TrainConfig& c, const ModelSource& source, std::vector<std::string>& problems) {
-  if (c.trains() || c.eval_only) collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
+  if (c.trains() || c.eval_only)
+    collect(problems, [&] { sherd::hf::require_sequence(source.config, c.seq); });
   check_tensor_parallel(c, source, problems);
   if (c.sample_bytes() > 0 && !c.prompt_tokens.empty())
     collect(problems, [&] { parse_prompt_tokens(c.prompt_tokens, source.config.description.vocab); });

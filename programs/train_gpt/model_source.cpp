@@ -43,7 +43,8 @@ std::map<std::string, std::string> files_beside_weights(const ModelSource& sourc
   files["config.json"] = source.text;
   // A checkpoint has it on one line; transformers writes it like this.
   if (source.folder_differs || source.folder.empty())
-    files["config.json"] = sherd::hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
+    files["config.json"] =
+        sherd::hf::parse_object(source.text, source.config.source).dump(2, ' ', true) + "\n";
   return files;
 }
 
@@ -96,7 +97,8 @@ ModelSource model_source(const std::string& model) {
                     fmt::join(nn::preset_names(), ", ")));
   if (fs::exists(model)) {
     std::string text = sherd::hf::read_model_text(model);
-    return {sherd::hf::parse_model_config(text, (fs::path(model) / "config.json").string()), model, std::move(text)};
+    return {sherd::hf::parse_model_config(text, (fs::path(model) / "config.json").string()), model,
+            std::move(text)};
   }
   const nn::ModelDescription d = nn::preset(model);
   return {{.source = model, .description = d}, {}, sherd::hf::model_config_text(d, sherd::DType::f32)};
@@ -180,7 +182,8 @@ std::vector<sherd::FileCopy> model_copies(const TrainConfig& c) {
   if (from.empty()) return copies;
   const std::string flag = c.init_weights.empty() ? "--model" : "--init-weights";
   try {
-    for (sherd::FileCopy& copy : c.model.empty() ? sherd::weights_copies(from) : sherd::stored_weights_copies(from)) {
+    for (sherd::FileCopy& copy :
+         c.model.empty() ? sherd::weights_copies(from) : sherd::stored_weights_copies(from)) {
       copy.name = flag + ", " + copy.name;
       copies.push_back(std::move(copy));
     }

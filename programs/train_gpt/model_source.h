@@ -13,8 +13,8 @@
 #include <sherd/train/report/flops.h>
 #include <sherd/train/text/tokenizer.h>
 
-#include "config.h"
 #include <sherd/nn/hf/model_folder.h>
+#include "config.h"
 
 namespace train_gpt {
 

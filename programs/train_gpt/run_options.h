@@ -4,8 +4,8 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/optim/schedule.h>
-#include <sherd/train/saving/saving.h>
 #include <sherd/train/report/trace_output.h>
+#include <sherd/train/saving/saving.h>
 
 #include "config.h"
 

@@ -61,11 +61,11 @@ void check_same_flags(const sherd::RankContext& rank, const TrainConfig& config,
   if (wrong.empty()) return;
   std::sort(odd.begin(), odd.end());
   odd.erase(std::unique(odd.begin(), odd.end()), odd.end());
-  throw sherd::RanksDiffer(
-      fmt::format("rank {}: the processes of the job were given different flags; not as on the other ranks: {}; start "
-                  "all with the same",
-                  rank.world->rank(), fmt::join(wrong, ", ")),
-      odd);
+  throw sherd::RanksDiffer(fmt::format("rank {}: the processes of the job were given different flags; not as "
+                                       "on the other ranks: {}; start "
+                                       "all with the same",
+                                       rank.world->rank(), fmt::join(wrong, ", ")),
+                           odd);
 }
 
 bool as_rank_0_says(const sherd::RankContext& rank, const TrainConfig& config, bool mine) {

@@ -49,7 +49,8 @@ std::string differences(const ModelSource& here, const SavedModel& saved) {
   nlohmann::json a, b;
   try {
     const sherd::hf::ModelConfig its = described(saved);
-    if (sherd::hf::parse_object(here.text, here.config.source) == sherd::hf::parse_object(saved.text, saved.source))
+    if (sherd::hf::parse_object(here.text, here.config.source) ==
+        sherd::hf::parse_object(saved.text, saved.source))
       return "";
     a = followed(here.config), b = followed(its);
   } catch (const sherd::InvalidArgument& e) {

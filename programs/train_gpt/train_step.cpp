@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/program.h>
+#include <sherd/kernels/ops.h>
 #include <sherd/train/guards/slow_rank.h>
 
 #include "run_options.h"
@@ -96,7 +96,8 @@ PendingStep Trainer::issue_step() {
   for (int64_t m = 0; m < config_.grad_accum; ++m) {
     std::vector<int64_t> windows;
     const int64_t first = data_->rank() * micro * config_.grad_accum + m * micro;
-    for (int64_t i = 0; i < micro; ++i) windows.push_back(windows_->train_window(sequences_ + first + i, seed_));
+    for (int64_t i = 0; i < micro; ++i)
+      windows.push_back(windows_->train_window(sequences_ + first + i, seed_));
     const Batch batch = load(windows);
     runtime.set_last_microbatch(m + 1 == config_.grad_accum);
     const nn::CrossEntropy loss = model_(tape_.input(batch.inputs), batch.targets, scale);
@@ -155,10 +156,11 @@ StepResult Trainer::collect(PendingStep p) {
   r.peak_bytes = words[kPeakBytes];
   if (stop_) stop_->hear(words[kStop]);
   if (words[kServed] != ~words[kNotServed])
-    throw CommError(fmt::format(
-        "step {}: the ranks used different units, the same ones in a different order, or different learning rates, "
-        "so the weights are mixed; --nccl-check-calls names the first call that differs",
-        r.step));
+    throw CommError(
+        fmt::format("step {}: the ranks used different units, the same ones in a different order, or "
+                    "different learning rates, "
+                    "so the weights are mixed; --nccl-check-calls names the first call that differs",
+                    r.step));
   return r;
 }
 

@@ -6,8 +6,8 @@
 #include <limits>
 
 #include <sherd/checkpoint/weights.h>
-#include <sherd/kernels/squares/exact_sum.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/kernels/squares/exact_sum.h>
 
 #include "misfit.h"
 #include "model_source.h"

@@ -14,13 +14,13 @@
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/train/data/token_windows.h>
-#include <sherd/train/report/memory_report.h>
 #include <sherd/train/guards/repeat_step.h>
 #include <sherd/train/guards/replica_check.h>
-#include <sherd/train/saving/saving.h>
 #include <sherd/train/guards/skip_limit.h>
-#include <sherd/train/report/step_result.h>
 #include <sherd/train/guards/stop_agreement.h>
+#include <sherd/train/report/memory_report.h>
+#include <sherd/train/report/step_result.h>
+#include <sherd/train/saving/saving.h>
 
 #include "config.h"
 #include "model.h"
@@ -41,7 +41,7 @@ struct PendingStep {
   sherd::Tensor loss, words;            // f64 [1]; i64 [4], see reduced_words()
   std::vector<sherd::Tensor> statuses;  // of Muon's matrices
   sherd::Tensor skipped;                // i64 [1], steps skipped so far
-  int64_t sequences = 0;  // of the data that came before it
+  int64_t sequences = 0;                // of the data that came before it
   sherd::Event done;
 };
 
@@ -167,8 +167,8 @@ class Trainer {
   sherd::SkipLimit skips_;            // --max-skipped-steps
   std::shared_ptr<sherd::StopAgreement> stop_;
   int64_t collected_sequences_ = 0;
-  sherd::CommCounts carried_;         // of the coming step, issued already
-  sherd::ArrivalTotals arrivals_;     // up to the end of the step collected last
+  sherd::CommCounts carried_;      // of the coming step, issued already
+  sherd::ArrivalTotals arrivals_;  // up to the end of the step collected last
 };
 
 }  // namespace train_gpt

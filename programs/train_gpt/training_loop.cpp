@@ -13,12 +13,12 @@
 #include <sherd/comm/abort_on_error.h>
 #include <sherd/kernels/device/program.h>
 #include <sherd/kernels/ops.h>
-#include <sherd/train/settings/duration.h>
 #include <sherd/train/guards/loss_spike.h>
-#include <sherd/train/saving/save_retry.h>
-#include <sherd/train/saving/saving.h>
 #include <sherd/train/guards/slow_rank.h>
 #include <sherd/train/report/step_progress.h>
+#include <sherd/train/saving/save_retry.h>
+#include <sherd/train/saving/saving.h>
+#include <sherd/train/settings/duration.h>
 
 #include "run_options.h"
 
@@ -79,7 +79,8 @@ class Loop {
     // What came after the last step had asked, while it was evaluated or saved.
     if (!stop_->stops()) stop_->hear(largest(stop_->want()));
     // Guards other than that against skipped steps let a restart resume from an earlier checkpoint.
-    const bool for_good = ended == trainer_.too_many_skipped() && unsound_.empty() && saving_.last_failure().empty() &&
+    const bool for_good = ended == trainer_.too_many_skipped() && unsound_.empty() &&
+                          saving_.last_failure().empty() &&
                           (!ended.empty() || trainer_.step() >= config_.last_step());
     return {.wrong = problems(std::move(ended)),
             .stopped = stop_->reason(wall_->limit()),
@@ -220,8 +221,10 @@ class Loop {
     const sherd::ReplicaCheck check = trainer_.check_replicas();
     if (check.differences.empty()) return;
     unsound_ = fmt::format(
-        "after step {} copies that several ranks hold differ: {}. All copies of a tensor must have the same bits; "
-        "the step was not saved. Take the machine of such a rank out of the job, and resume from an earlier checkpoint",
+        "after step {} copies that several ranks hold differ: {}. All copies of a tensor must have the same "
+        "bits; "
+        "the step was not saved. Take the machine of such a rank out of the job, and resume from an earlier "
+        "checkpoint",
         step, check.describe());
   }
 

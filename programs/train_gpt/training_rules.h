@@ -17,8 +17,8 @@ void check_training(const TrainConfig& config, const std::set<std::string_view>&
                     const sherd::GivenFlags& given, std::vector<std::string>& problems);
 
 /// --verify-step, --check-replicas and --max-wall.
-void check_guards(const TrainConfig& config, const std::set<std::string_view>& bad, const sherd::GivenFlags& given,
-                  std::vector<std::string>& problems);
+void check_guards(const TrainConfig& config, const std::set<std::string_view>& bad,
+                  const sherd::GivenFlags& given, std::vector<std::string>& problems);
 
 /// --eval-only and --sample-only need a checkpoint and leave no use for flags of training; flags of sampling
 /// need a sample.

@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
     if (rank.world->rank() == 0) std::printf("%s\n", routing.format().c_str());
     const DeviceMesh mesh(rank.world, {{"shard", 4}});
     fully_shard(model.blocks, mesh, {.strategy = strategy});  // each a unit
-    fully_shard(model, mesh, {.strategy = strategy});  // the root comes last
+    fully_shard(model, mesh, {.strategy = strategy});         // the root comes last
     Optimizer optimizer(model, routing, {.weight_decay = 0.01});
     Stream& s = rank.device->compute();
     for (int step = 0; step <= 60; ++step) {

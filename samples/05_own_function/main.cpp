@@ -70,7 +70,8 @@ int main() {
     ops::random_normal(s, x, 0, 1, "check", 0, 1);
     const nn::GradientError worst = nn::check_gradient(
         [](nn::Tape&, const std::vector<nn::Var>& v) { return nn::mean(square(v[0])); }, {x.rows(0, 2)});
-    if (prints) std::printf("gradient of square(): %s\n", worst.error < 1e-2 ? "as the differences say" : "WRONG");
+    if (prints)
+      std::printf("gradient of square(): %s\n", worst.error < 1e-2 ? "as the differences say" : "WRONG");
 
     Net net;
     const Routing routing = route(net, {.optimizer = Algorithm::adamw});

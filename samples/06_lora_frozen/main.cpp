@@ -27,9 +27,7 @@ struct Net : nn::Module<Net> {
       child("layers." + std::to_string(i), *layers.back());
     }
   }
-  nn::Var forward(const nn::Var& x) {
-    return (*layers[1])(nn::gelu((*layers[0])(x)));
-  }
+  nn::Var forward(const nn::Var& x) { return (*layers[1])(nn::gelu((*layers[0])(x))); }
 };
 
 int main() {
@@ -47,7 +45,9 @@ int main() {
       if (p.trainable()) trained += p.numel();
     }
     const bool prints = rank.world->rank() == 0;
-    if (prints) std::printf("%lld of %lld parameters learn\n", static_cast<long long>(trained), static_cast<long long>(all));
+    if (prints)
+      std::printf("%lld of %lld parameters learn\n", static_cast<long long>(trained),
+                  static_cast<long long>(all));
 
     Tensor x = Tensor::empty(*rank.device, {64, kWidth}, DType::f32, "data");
     Tensor target = Tensor::empty(*rank.device, {64, kWidth}, DType::f32, "data");

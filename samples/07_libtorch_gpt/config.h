@@ -9,8 +9,8 @@
 #include <sherd/fsdp/options.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
-#include <sherd/train/settings/command_line.h>
 #include <sherd/train/report/trace_output.h>
+#include <sherd/train/settings/command_line.h>
 
 #include "settings_values.h"
 

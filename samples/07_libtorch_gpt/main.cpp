@@ -20,19 +20,19 @@
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/fsdp/accumulate.h>
-#include <sherd/kernels/device/program.h>
 #include <sherd/kernels/copy/copy.h>
+#include <sherd/kernels/device/program.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/torch/device.h>
 #include <sherd/torch/device_memory.h>
 #include <sherd/torch/fully_shard.h>
 #include <sherd/torch/generator.h>
 #include <sherd/torch/optimizer.h>
-#include <sherd/train/settings/command_line.h>
-#include <sherd/train/settings/config_file.h>
 #include <sherd/train/data/data.h>
 #include <sherd/train/report/metrics.h>
 #include <sherd/train/report/trace_output.h>
+#include <sherd/train/settings/command_line.h>
+#include <sherd/train/settings/config_file.h>
 
 namespace libtorch_gpt {
 namespace {
@@ -44,7 +44,8 @@ double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(
 // When the device got here.
 std::shared_ptr<Clock::time_point> stamp(sherd::Stream& stream) {
   auto at = std::make_shared<Clock::time_point>();
-  stream.submit("timestamp", [at](sherd::ExecutionContext& context) { context.after([at] { *at = Clock::now(); }); });
+  stream.submit("timestamp",
+                [at](sherd::ExecutionContext& context) { context.after([at] { *at = Clock::now(); }); });
   return at;
 }
 
@@ -205,33 +206,35 @@ void run(const Config& config, const std::string& settings) {
   const int threads = config.threads > 0 ? static_cast<int>(config.threads)
                                          : std::max(1, cores / static_cast<int>(config.ranks));
   at::set_num_threads(threads);
-  sherd::launch(static_cast<int>(config.ranks), launch_options(config, threads), [&](sherd::RankContext& rank) {
-    at::set_num_threads(threads);  // of this thread
-    std::optional<sherd::torch::DeviceMemory> memory;  // so that figures and limits include activations
-    if (rank.device->kind() == sherd::DeviceKind::cpu) memory.emplace(rank.device);
-    sherd::TraceOutput trace(rank, trace_options(config));
-    if (windows && config.comm != "local") sherd::require_same_copies(*rank.world, windows->copies());
-    Trainer trainer(rank, config, windows);
-    std::optional<sherd::MetricsWriter> metrics;
-    if (rank.world->rank() == 0 && !config.metrics.empty())
-      metrics.emplace(config.metrics, settings, !config.resume.empty());
-    while (trainer.step() < config.steps) {
-      trace.before_step(trainer.step() + 1);
-      sherd::StepResult r = trainer.train_step();
-      if (config.eval_every > 0 && (r.step % config.eval_every == 0 || r.step == config.steps))
-        r.eval_loss = trainer.evaluate();
-      if (metrics) metrics->write(r);
-      if (rank.world->rank() == 0 && !config.quiet &&
-          (r.step % 10 == 0 || r.step == 1 || r.step == config.steps || r.eval_loss))
-        std::printf("step %lld: loss %.4f, gradient norm %.3f, %.0f tokens/s%s\n",
-                    static_cast<long long>(r.step), r.loss, static_cast<double>(r.grad_norm), r.tokens_per_s,
-                    r.eval_loss ? fmt::format(", held-out loss {:.4f}", *r.eval_loss).c_str() : "");
-    }
-    if (metrics && !metrics->failure().empty()) throw sherd::IoError(metrics->failure());
-    trainer.finish();
-    for (const std::string& line : trace.write())
-      if (rank.world->rank() == 0 && !config.quiet) std::puts(line.c_str());
-  });
+  sherd::launch(
+      static_cast<int>(config.ranks), launch_options(config, threads), [&](sherd::RankContext& rank) {
+        at::set_num_threads(threads);                      // of this thread
+        std::optional<sherd::torch::DeviceMemory> memory;  // so that figures and limits include activations
+        if (rank.device->kind() == sherd::DeviceKind::cpu) memory.emplace(rank.device);
+        sherd::TraceOutput trace(rank, trace_options(config));
+        if (windows && config.comm != "local") sherd::require_same_copies(*rank.world, windows->copies());
+        Trainer trainer(rank, config, windows);
+        std::optional<sherd::MetricsWriter> metrics;
+        if (rank.world->rank() == 0 && !config.metrics.empty())
+          metrics.emplace(config.metrics, settings, !config.resume.empty());
+        while (trainer.step() < config.steps) {
+          trace.before_step(trainer.step() + 1);
+          sherd::StepResult r = trainer.train_step();
+          if (config.eval_every > 0 && (r.step % config.eval_every == 0 || r.step == config.steps))
+            r.eval_loss = trainer.evaluate();
+          if (metrics) metrics->write(r);
+          if (rank.world->rank() == 0 && !config.quiet &&
+              (r.step % 10 == 0 || r.step == 1 || r.step == config.steps || r.eval_loss))
+            std::printf("step %lld: loss %.4f, gradient norm %.3f, %.0f tokens/s%s\n",
+                        static_cast<long long>(r.step), r.loss, static_cast<double>(r.grad_norm),
+                        r.tokens_per_s,
+                        r.eval_loss ? fmt::format(", held-out loss {:.4f}", *r.eval_loss).c_str() : "");
+        }
+        if (metrics && !metrics->failure().empty()) throw sherd::IoError(metrics->failure());
+        trainer.finish();
+        for (const std::string& line : trace.write())
+          if (rank.world->rank() == 0 && !config.quiet) std::puts(line.c_str());
+      });
 }
 
 int main_of(int argc, char** argv) {
@@ -241,10 +244,10 @@ int main_of(int argc, char** argv) {
     std::vector<std::string> problems;
     const sherd::GivenFlags given = sherd::read_flags(argc, argv, groups, problems);
     if (given.help) {
-      std::fputs(
-          sherd::help_text("libtorch_gpt: train_gpt's model as libtorch modules, trained by sherd\n\n", groups, given.help_all)
-              .c_str(),
-          stdout);
+      std::fputs(sherd::help_text("libtorch_gpt: train_gpt's model as libtorch modules, trained by sherd\n\n",
+                                  groups, given.help_all)
+                     .c_str(),
+                 stdout);
       return 0;
     }
     if (given.version) {

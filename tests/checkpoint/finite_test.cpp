@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/saver.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops.h>

@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/checkpoint/save_plan.h>
-#include <sherd/checkpoint/safetensors/detail/saved_offsets.h>
 
 #include "support/hand_written.h"
 #include "temporary_folder.h"

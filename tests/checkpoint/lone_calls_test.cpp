@@ -26,19 +26,20 @@ std::pair<std::string, std::string> alone(const std::function<void(ToyModel&, Ra
   options.timeout = std::chrono::seconds(2);
   ::testing::internal::CaptureStderr();
   EXPECT_THROW(test::launch(3, options,
-                      [&](RankContext& r) {
-                        ToyModel model(8, 8, 1);
-                        fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
-                        if (r.world->rank() != 0) return void(failure.wait_for(std::chrono::milliseconds(600)));
-                        try {
-                          call(model, r);
-                          r.device->compute().synchronize();
-                          failed.set_value("");
-                        } catch (const std::exception& e) {
-                          failed.set_value(e.what());
-                          throw;
-                        }
-                      }),
+                            [&](RankContext& r) {
+                              ToyModel model(8, 8, 1);
+                              fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
+                              if (r.world->rank() != 0)
+                                return void(failure.wait_for(std::chrono::milliseconds(600)));
+                              try {
+                                call(model, r);
+                                r.device->compute().synchronize();
+                                failed.set_value("");
+                              } catch (const std::exception& e) {
+                                failed.set_value(e.what());
+                                throw;
+                              }
+                            }),
                CommError);
   return {::testing::internal::GetCapturedStderr(), failure.get()};
 }

@@ -199,7 +199,8 @@ TEST(Saver, OneThreadOfEachRankWritesAllAsyncSavesAndAFailedOneDoesNotEndIt) {
   Watched files;
   launch(2, [&](RankContext& rank) {
     const std::vector<Whole> all{even("a", {300'000}, 2)};
-    CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved", .async = true, .files = &files});
+    CheckpointSaver saver(rank.world, pieces_of(rank, all),
+                          {.folder = folder / "saved", .async = true, .files = &files});
     for (int step = 1; step <= 6; ++step) {
       if (rank.world->rank() == 0 && step == 3) files.arm({.error = ENOSPC, .only = FileCall::sync});
       saver.save({.step = step});
@@ -463,8 +464,8 @@ TEST(Saver, AnAttemptThatWasOvertakenFailsForGoodOnEveryRank) {
         } catch (const IoError& e) {
           ADD_FAILURE() << "a failure that is tried again: " << e.what();
         } catch (const Error& e) {
-          EXPECT_THAT(e.what(),
-                      AllOf(HasSubstr("attempt 1 ("), HasSubstr("attempt 2 ("), HasSubstr("is not committed")));
+          EXPECT_THAT(e.what(), AllOf(HasSubstr("attempt 1 ("), HasSubstr("attempt 2 ("),
+                                      HasSubstr("is not committed")));
         }
       }
     });

@@ -161,7 +161,8 @@ TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
   folder.write("empty/config.json", "{}");
   EXPECT_THAT(refusal(io, "empty"), HasSubstr("safetensors"));
   EXPECT_THAT(refusal(io, "nowhere"), HasSubstr("nowhere"));
-  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "nowhere"); }), HasSubstr("not a folder"));
+  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "nowhere"); }),
+              HasSubstr("not a folder"));
   EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "empty"); }),
               HasSubstr("no .safetensors"));
 

@@ -81,7 +81,8 @@ TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
   for (const bool two_save : {false, true}) {
     const TemporaryFolder folder;
     std::vector<float> straight, resumed;
-    const auto run = [&](RankContext& r, Strategy strategy, bool two, bool saves, std::vector<float>& result) {
+    const auto run = [&](RankContext& r, Strategy strategy, bool two, bool saves,
+                         std::vector<float>& result) {
       GivenGradients model;
       model.add("matrix.weight", {9, 5});
       model.add("gain.weight", {3});
@@ -202,8 +203,8 @@ TEST(HalfAnUpdate, IsNeitherTrainedNorSavedUntilACheckpointIsLoaded) {
     straight.train_to(3);
     GivenGradients model;
     for (auto& [name, p] : straight.named_parameters()) model.add(name, p.global_shape());
-    const Routing routing =
-        route(model, {.optimizer = Sgd::kName, .rules = {{.pattern = "^other", .algorithm = Algorithm::adamw}}});
+    const Routing routing = route(
+        model, {.optimizer = Sgd::kName, .rules = {{.pattern = "^other", .algorithm = Algorithm::adamw}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
     Optimizer optimizer(model, routing, {.weight_decay = 0.25, .further = {Failing::factory(fails)}});
     CheckpointSaver saver(r.world, checkpoint_tensors(model, &optimizer), {.folder = folder / "run"});
@@ -218,10 +219,15 @@ TEST(HalfAnUpdate, IsNeitherTrainedNorSavedUntilACheckpointIsLoaded) {
         {"save", [&] { saver.save({.step = 3}); }},
         {"export", [&] { export_weights(model, folder / "weights"); }},
         {"zero_grad", [&] { zero_grad(model); }},
-        {"forward after a reset", [&] { reset_step(model); model.train(optimizer, kLr); }},
+        {"forward after a reset",
+         [&] {
+           reset_step(model);
+           model.train(optimizer, kLr);
+         }},
     };
     for (auto& [what, call] : calls)
-      EXPECT_THAT(text_of(call), ::testing::HasSubstr("an exception has ended an update of the weights")) << what;
+      EXPECT_THAT(text_of(call), ::testing::HasSubstr("an exception has ended an update of the weights"))
+          << what;
     resume(folder / "run", model, &optimizer);
     EXPECT_EQ(optimizer.steps(), 2);
     model.step = 2;

@@ -186,7 +186,8 @@ TEST_P(Collectives, BarrierHoldsEverybody) {
     for (int round = 1; round <= 20; ++round) {
       s.submit("count", [&](ExecutionContext&) { ++before; });
       c.world->barrier(s);
-      s.submit("check", [&, round](ExecutionContext&) { EXPECT_GE(before.load(), round * ranks_here(ranks())); });
+      s.submit("check",
+               [&, round](ExecutionContext&) { EXPECT_GE(before.load(), round * ranks_here(ranks())); });
     }
     s.synchronize();
   });

@@ -273,32 +273,38 @@ TEST(Returned, ARankThatIsGoneIsNamedAtOnceToThoseThatWaitOrBeginTo) {
       c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(16)));
     });
     EXPECT_THAT(outcome.texts, SizeIs(3));
-    EXPECT_THAT(outcome.texts,
-                Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
-                                     "'blocks.1' on rank"),
-                           HasSubstr(": rank 2 has returned from its body and will not call it"))));
+    EXPECT_THAT(
+        outcome.texts,
+        Each(AllOf(HasSubstr("all_reduce #2 (sum, f32, 16 elements, 64 bytes) for the gradients of unit "
+                             "'blocks.1' on rank"),
+                   HasSubstr(": rank 2 has returned from its body and will not call it"))));
     EXPECT_THAT(outcome.failed_ranks, Each(2));
     EXPECT_LT(outcome.seconds, kLongBeforeTheTimeout);
   }
 }
 
 TEST(Returned, MattersToMessagesSplitsAndOtherGroupsAlike) {
-  const auto waits = [](int rank, const std::function<void(RankContext&, Communicator&, const Tensor&)>& call) {
+  const auto waits = [](int rank,
+                        const std::function<void(RankContext&, Communicator&, const Tensor&)>& call) {
     return run(3, [&](RankContext& c) {
       const auto pair = c.world->split(c.world->rank() == 1, 0);
       const auto beside = c.world->side_channel(1h);
-      if (c.world->rank() == rank) call(c, rank == 1 ? *beside : *pair, make_tensor(*c.device, DType::f32, poison(2)));
+      if (c.world->rank() == rank)
+        call(c, rank == 1 ? *beside : *pair, make_tensor(*c.device, DType::f32, poison(2)));
       if (c.world->rank() != rank && rank != 1) std::this_thread::sleep_for(30ms);
     });
   };
   const auto said = [](const Outcome& o) { return o.thrown_as<CommError>(); };
-  EXPECT_THAT(said(waits(0, [](RankContext& c, Communicator& pair, const Tensor& t) { pair.send(c.device->compute(), t, 1); })),
+  EXPECT_THAT(said(waits(0, [](RankContext& c, Communicator& pair,
+                               const Tensor& t) { pair.send(c.device->compute(), t, 1); })),
               AllOf(HasSubstr("send #1"), HasSubstr("to rank 2: rank 2 has returned")));
-  EXPECT_THAT(said(waits(2, [](RankContext& c, Communicator& pair, const Tensor& t) { pair.recv(c.device->compute(), t, 0); })),
+  EXPECT_THAT(said(waits(2, [](RankContext& c, Communicator& pair,
+                               const Tensor& t) { pair.recv(c.device->compute(), t, 0); })),
               AllOf(HasSubstr("recv #1"), HasSubstr("from rank 0: rank 0 has returned")));
   EXPECT_THAT(said(waits(0, [](RankContext&, Communicator& pair, const Tensor&) { pair.clone(); })),
               AllOf(HasSubstr("split(color 0, key 0)"), HasSubstr("rank 2 has returned")));
-  EXPECT_THAT(said(waits(1, [](RankContext& c, Communicator& beside, const Tensor&) { beside.barrier(c.device->compute()); })),
+  EXPECT_THAT(said(waits(1, [](RankContext& c, Communicator& beside,
+                               const Tensor&) { beside.barrier(c.device->compute()); })),
               AllOf(HasSubstr("barrier #1"), HasSubstr("returned from")));
 }
 
@@ -312,7 +318,8 @@ TEST(Returned, IsNoErrorWhereNobodyWaitsAndQueuedWorkOfAnyStreamStillRuns) {
     streams[rank] = c.device->make_stream("other");
     const auto pair = c.world->split(c.world->rank() == 2, 0);
     const Tensor t = make_tensor(*c.device, DType::i32, Ints{1 + c.world->rank()});
-    if (rank == 1) streams[rank]->submit("slow", [](ExecutionContext&) { std::this_thread::sleep_for(100ms); });
+    if (rank == 1)
+      streams[rank]->submit("slow", [](ExecutionContext&) { std::this_thread::sleep_for(100ms); });
     c.world->all_reduce(*streams[rank], t);
     if (rank == 1) return;  // while its own call has not begun
     if (rank == 0) sums[rank] = read_tensor(*streams[rank], t);
@@ -347,9 +354,10 @@ TEST(Mismatch, NamesWhatTheCallsServe) {
   EXPECT_THAT(outcome.texts, SizeIs(2));
   EXPECT_THAT(
       outcome.texts,
-      Each(AllOf(HasSubstr("rank 0 called all_reduce #1 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
-                           "'blocks.0', rank 1 called"),
-                 HasSubstr("for the weights of unit 'blocks.1'; every rank calls"))));
+      Each(AllOf(
+          HasSubstr("rank 0 called all_reduce #1 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
+                    "'blocks.0', rank 1 called"),
+          HasSubstr("for the weights of unit 'blocks.1'; every rank calls"))));
   const Outcome messages = run(2, [](RankContext& c) {
     const int rank = c.world->rank();
     c.world->serve(Purpose(rank == 0 ? "this" : "that"));
@@ -413,20 +421,23 @@ TEST(AbortOnError, TheOthersHearTheCauseBeforeItIsTornDown) {
         fails();
     });
     EXPECT_THAT(outcome.texts, SizeIs(2));
-    EXPECT_THAT(outcome.texts, Each(HasSubstr(told ? "rank 1 failed: boom" : "rank 1 failed: something fails here")));
+    EXPECT_THAT(outcome.texts,
+                Each(HasSubstr(told ? "rank 1 failed: boom" : "rank 1 failed: something fails here")));
     EXPECT_EQ(outcome.thrown_as<Boom>(), "boom");
   }
 }
 
 TEST(AbortOnError, ReturnsWhatTheWorkDoes) {
-  EXPECT_THAT(run(2, [](RankContext& c) {
-                int value = 3;
-                int& same = abort_on_error(*c.world, [&]() -> int& { return value; });
-                same = 4;
-                if (value != 4) throw Boom("a copy");
-                abort_on_error(*c.world, [] {});
-                c.world->barrier(c.device->compute());
-              }).thrown,
+  EXPECT_THAT(run(2,
+                  [](RankContext& c) {
+                    int value = 3;
+                    int& same = abort_on_error(*c.world, [&]() -> int& { return value; });
+                    same = 4;
+                    if (value != 4) throw Boom("a copy");
+                    abort_on_error(*c.world, [] {});
+                    c.world->barrier(c.device->compute());
+                  })
+                  .thrown,
               testing::IsEmpty());
 }
 

@@ -284,18 +284,30 @@ ncclResult_t window_deregister(ncclComm_t comm, nccl::Window window) {
 }  // namespace
 
 const nccl::NcclApi& api() {
-  static const nccl::NcclApi table{get_unique_id,  comm_init_rank_config,
-                                   comm_split,     comm_get_async_error,
-                                   comm_abort,     comm_finalize,
-                                   comm_destroy,   all_gather,
-                                   reduce_scatter, all_reduce,
-                                   broadcast,      send,
-                                   recv,           group_start,
-                                   group_end,      get_error_string,
-                                   get_last_error, comm_register,
-                                   comm_deregister, get_version,
-                                   mem_alloc,       mem_free,
-                                   window_register, window_deregister};
+  static const nccl::NcclApi table{get_unique_id,
+                                   comm_init_rank_config,
+                                   comm_split,
+                                   comm_get_async_error,
+                                   comm_abort,
+                                   comm_finalize,
+                                   comm_destroy,
+                                   all_gather,
+                                   reduce_scatter,
+                                   all_reduce,
+                                   broadcast,
+                                   send,
+                                   recv,
+                                   group_start,
+                                   group_end,
+                                   get_error_string,
+                                   get_last_error,
+                                   comm_register,
+                                   comm_deregister,
+                                   get_version,
+                                   mem_alloc,
+                                   mem_free,
+                                   window_register,
+                                   window_deregister};
   return table;
 }
 

@@ -35,10 +35,10 @@ struct Faults {
 
 struct Log {
   int made = 0, aborted = 0, finalized = 0, destroyed = 0, registered = 0, deregistered = 0;
-  int blocks = 0, freed = 0;             // of ncclMemAlloc
-  int windows = 0, windows_closed = 0;   // of all communicators
-  int in_windows = 0, outside = 0;       // collectives of more than a rank, by where their memory is
-  int errors = 0;                        // how often Faults::error was returned
+  int blocks = 0, freed = 0;            // of ncclMemAlloc
+  int windows = 0, windows_closed = 0;  // of all communicators
+  int in_windows = 0, outside = 0;      // collectives of more than a rank, by where their memory is
+  int errors = 0;                       // how often Faults::error was returned
   std::vector<std::string> violations;  // of what NCCL asks of its callers
 };
 

@@ -80,8 +80,6 @@ ncclResult_t mem_free(void* data) {
   return ncclSuccess;
 }
 
-void drop_windows(ncclComm_t comm) {
-  comm->windows.clear();
-}
+void drop_windows(ncclComm_t comm) { comm->windows.clear(); }
 
 }  // namespace sherd::test::fake_nccl

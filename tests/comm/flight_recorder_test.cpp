@@ -54,7 +54,8 @@ TEST_F(Ring, KeepsTheLastOperationsAndForgetsTheRest) {
   EXPECT_EQ(j["size"], 6);
   EXPECT_EQ(j["recorded"], 7);
   EXPECT_THAT(j["cause"].get<std::string>(), HasSubstr("the \"cause\" "));
-  EXPECT_EQ(j["groups"], json::parse(R"([{"name": "world", "ranks": [0, 5], "epoch": 0, "calls": 7, "splits": 0}])"));
+  EXPECT_EQ(j["groups"],
+            json::parse(R"([{"name": "world", "ranks": [0, 5], "epoch": 0, "calls": 7, "splits": 0}])"));
   ASSERT_EQ(j["records"].size(), 4u);
   for (int i = 0; i < 4; ++i) {
     EXPECT_EQ(j["records"][i]["sequence"], 4 + i);
@@ -72,12 +73,14 @@ TEST_F(Ring, KnowsWhatWasLastAndWhatIsQueued) {
   const int64_t a = recorder.issue(world_, reduction(1, 4, "the weights"), 0, -1);
   EXPECT_EQ(recorder.last(), "none yet, with 1 call of its queued behind other work");
   recorder.start(a);
-  EXPECT_THAT(recorder.last(), MatchesRegex("all_reduce #1 .sum, f32, 4 elements, 16 bytes. for the weights of 'world', "
-                                            "under way for [0-9]+ ms"));
+  EXPECT_THAT(recorder.last(),
+              MatchesRegex("all_reduce #1 .sum, f32, 4 elements, 16 bytes. for the weights of 'world', "
+                           "under way for [0-9]+ ms"));
   recorder.end(a, State::done);
   recorder.issue(world_, reduction(2), 0, -1);
-  EXPECT_THAT(recorder.last("before it left"),
-              MatchesRegex("all_reduce #1.*of 'world', done [0-9]+ ms before it left, with 1 call of its queued.*"));
+  EXPECT_THAT(
+      recorder.last("before it left"),
+      MatchesRegex("all_reduce #1.*of 'world', done [0-9]+ ms before it left, with 1 call of its queued.*"));
   FlightRecorder none({.operations = 0}, 5, 6);
   none.run(none.issue(world_, reduction(1), 0, -1), [] {});
   EXPECT_EQ(none.last(), "");
@@ -133,10 +136,13 @@ TEST_F(Ring, RecordsWhatEveryVerbDoes) {
   EXPECT_THROW(launch(2, options,
                       [](RankContext& c) {
                         Stream& s = c.device->compute();
-                        const auto tensor = [&](int64_t n) { return test::make_tensor(*c.device, DType::i32, test::poison(n)); };
+                        const auto tensor = [&](int64_t n) {
+                          return test::make_tensor(*c.device, DType::i32, test::poison(n));
+                        };
                         const std::vector<int64_t> counts{1, 3};
                         const int rank = c.world->rank();
-                        c.world->all_gather_v(s, tensor(4), counts, tensor(counts[static_cast<size_t>(rank)]));
+                        c.world->all_gather_v(s, tensor(4), counts,
+                                              tensor(counts[static_cast<size_t>(rank)]));
                         c.world->broadcast(s, tensor(2), 1);
                         const auto clone = c.world->clone();
                         if (rank == 0) clone->send(s, tensor(3), 1);
@@ -186,7 +192,8 @@ TEST(FlightOptions, ThatCannotBeAreRefused) {
   };
   EXPECT_THAT(refusal({.operations = -1}), HasSubstr("flight_recorder.operations = -1: use 0 to 1048576"));
   EXPECT_THAT(refusal({.operations = 0, .folder = folder / "x"}), HasSubstr("keep at least 1 operation"));
-  EXPECT_THAT(refusal({.folder = file}), AllOf(HasSubstr("flight_recorder.folder = " + file), HasSubstr("cannot be made")));
+  EXPECT_THAT(refusal({.folder = file}),
+              AllOf(HasSubstr("flight_recorder.folder = " + file), HasSubstr("cannot be made")));
   EXPECT_THAT(refusal({.folder = file + "/below"}), HasSubstr("cannot be made"));
   EXPECT_EQ(refusal({.operations = 0}), "accepted");
 }

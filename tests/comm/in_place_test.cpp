@@ -26,7 +26,9 @@ TEST(InPlace, TheSlicesThatVerbsDocumentGiveTheRightData) {
     const int rank = comm.rank();
     const std::vector<int64_t> counts{1, 3, 2};
     const std::vector<int64_t> begins{0, 1, 4, 6};
-    const auto piece = [&](const Tensor& t) { return t.flat(begins[size_t(rank)], begins[size_t(rank) + 1]); };
+    const auto piece = [&](const Tensor& t) {
+      return t.flat(begins[size_t(rank)], begins[size_t(rank) + 1]);
+    };
     const auto ints = [&](Ints v) { return make_tensor(*c.device, DType::i32, v); };
     const Ints mine{10 * rank, 10 * rank + 1, 10 * rank + 2, 10 * rank + 3, 10 * rank + 4, 10 * rank + 5};
     const Ints each{0, 11, 12, 13, 24, 25};
@@ -55,7 +57,8 @@ TEST(InPlace, TheSlicesThatVerbsDocumentGiveTheRightData) {
     const Tensor from_root = ints(mine);
     comm.scatter_v(s, piece(from_root), counts, from_root, 1);
     expected = mine;
-    for (auto i = size_t(begins[size_t(rank)]); i < size_t(begins[size_t(rank) + 1]); ++i) expected[i] = 10 + int(i);
+    for (auto i = size_t(begins[size_t(rank)]); i < size_t(begins[size_t(rank) + 1]); ++i)
+      expected[i] = 10 + int(i);
     EXPECT_EQ(read_tensor(s, from_root), expected);
   });
 }
@@ -69,11 +72,13 @@ TEST(InPlace, AnyOtherOverlapIsRefusedWithTheSliceThatWouldDo) {
     const std::vector<int64_t> counts{3, 2}, swapped{2, 3}, halves{4, 4};
 
     for (const int64_t begin : {0, 1, 3, 5, 7})  // the first is rank 0's
-      EXPECT_THAT(refusal([&] { comm.all_gather(s, t.flat(0, 8), t.flat(begin, begin + 4)); }),
-                  AllOf(HasSubstr("all_gather on rank 1"),
-                        HasSubstr("send begins " + std::to_string(4 * begin) + " bytes after recv and overlaps"),
-                        HasSubstr("in place it must be recv.flat(4, 8)")));
-    EXPECT_THAT(refusal([&] { comm.all_gather(s, t.flat(1, 9), t.flat(0, 4)); }), HasSubstr("begins -4 bytes"));
+      EXPECT_THAT(
+          refusal([&] { comm.all_gather(s, t.flat(0, 8), t.flat(begin, begin + 4)); }),
+          AllOf(HasSubstr("all_gather on rank 1"),
+                HasSubstr("send begins " + std::to_string(4 * begin) + " bytes after recv and overlaps"),
+                HasSubstr("in place it must be recv.flat(4, 8)")));
+    EXPECT_THAT(refusal([&] { comm.all_gather(s, t.flat(1, 9), t.flat(0, 4)); }),
+                HasSubstr("begins -4 bytes"));
     EXPECT_THAT(refusal([&] { comm.all_gather_v(s, t.flat(0, 5), counts, t.flat(0, 2)); }),
                 HasSubstr("recv.flat(3, 5)"));
     EXPECT_THAT(refusal([&] { comm.reduce_scatter(s, t.flat(0, 4), t.flat(0, 8)); }),

@@ -161,7 +161,8 @@ TEST(LaunchOptionNames, AreWhatTheirEnumeratorsAreCalled) {
 }
 
 TEST(LaunchOptionNames, AreRefusedWithTheOptionAndAllLegalOnes) {
-  EXPECT_EQ(refused_name(parse_backend, "smoke"), "backend = smoke is unknown; use 'local' or 'nccl' or 'mpi'");
+  EXPECT_EQ(refused_name(parse_backend, "smoke"),
+            "backend = smoke is unknown; use 'local' or 'nccl' or 'mpi'");
   EXPECT_EQ(refused_name(parse_bootstrap, "slurm"),
             "job.bootstrap = slurm is unknown; use 'env', 'mpi' or 'none'");
   EXPECT_EQ(refused_name(parse_device_kind, "tpu"), "device.kind = tpu is unknown; use 'cpu' or 'cuda'");
@@ -187,8 +188,9 @@ TEST(LaunchInAJob, LoneCopiesAreRefusedUnlessTheyAreAskedFor) {
 }
 
 TEST(LaunchInAJob, ProcessesOfMpiAreNoThreads) {
-  EXPECT_THAT(refusal<InvalidArgument>(2, {.job = {.bootstrap = Bootstrap::none}, .backend = BackendKind::mpi}),
-              AllOf(HasSubstr("job.bootstrap = none with backend = mpi"), HasSubstr("backend = local")));
+  EXPECT_THAT(
+      refusal<InvalidArgument>(2, {.job = {.bootstrap = Bootstrap::none}, .backend = BackendKind::mpi}),
+      AllOf(HasSubstr("job.bootstrap = none with backend = mpi"), HasSubstr("backend = local")));
 }
 
 TEST(LaunchInAJob, ARankThatCannotGoOnTellsTheOthers) {

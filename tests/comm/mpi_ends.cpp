@@ -67,7 +67,8 @@ void one_fails_meanwhile(const Job& job) {
     require(said == "the other has no memory", said);
   } else {
     const sherd::MpiOptions options;
-    job.store->set("failed/here/1", fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order));
+    job.store->set("failed/here/1", fmt::format("{}, {} and {}", options.max_message, options.reduction_piece,
+                                                options.library_order));
     std::this_thread::sleep_for(300ms);
     announce(*job.store, {1, "the other has no memory"});
   }

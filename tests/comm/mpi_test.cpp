@@ -204,7 +204,8 @@ TEST(LibraryOrder, SumsWhateverTheOrder) {
           const Tensor whole = make_tensor(*c.device, dtype, mine);
           group->all_reduce(s, whole);
           EXPECT_EQ(read_tensor(s, whole), want) << where;
-          const Tensor send = make_tensor(*c.device, dtype, mine), recv = make_tensor(*c.device, dtype, Ints(5, 77));
+          const Tensor send = make_tensor(*c.device, dtype, mine),
+                       recv = make_tensor(*c.device, dtype, Ints(5, 77));
           group->reduce_scatter(s, recv, send);
           EXPECT_EQ(read_tensor(s, recv), slice) << where;
           EXPECT_EQ(read_tensor(s, send), mine) << where;

@@ -265,15 +265,15 @@ TEST(NcclQueue, AnErrorOfNcclWhileNobodyCallsIsFoundByTheWatchdog) {
 
 TEST(NcclAgreement, CallsSurviveTheStoreAndDamagedOnesDoNot) {
   comm::Call call{.op = "all_to_all_v",
-                   .sequence = 7,
-                   .dtype = DType::bf16,
-                   .elements = 9,
-                   .counts = {1, 2},
-                   .root = 3,
-                   .purpose = Purpose("the test"),
-                   .reduce = ReduceOp::min,
-                   .send_counts = {4},
-                   .recv_counts = {5, 6}};
+                  .sequence = 7,
+                  .dtype = DType::bf16,
+                  .elements = 9,
+                  .counts = {1, 2},
+                  .root = 3,
+                  .purpose = Purpose("the test"),
+                  .reduce = ReduceOp::min,
+                  .send_counts = {4},
+                  .recv_counts = {5, 6}};
   const std::string bytes = nccl::encode(call);
   const auto back = nccl::decode(bytes);
   ASSERT_TRUE(back);

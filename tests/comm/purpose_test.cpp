@@ -134,7 +134,7 @@ TEST(RequireEqual, NamesTheRanksThatDifferOnEveryRank) {
   const auto all = from_all_processes(texts);
   EXPECT_THAT(all, SizeIs(3));
   EXPECT_THAT(all, Each(testing::StrEq("the plans differ: rank 4 (0000000000000008) differs from the others "
-                                         "(0000000000000007)")));
+                                       "(0000000000000007)")));
 }
 
 TEST(CompareValues, SaysForEachValueWhichRanksAreOdd) {

@@ -37,7 +37,8 @@ struct Worker {
     gather_comm->all_gather(*gather, whole, mine);
     compute.wait(gather->record());
     compute.submit("square", [w = whole, s = sums](ExecutionContext&) {
-      for (int64_t i = 0; i < w.numel(); ++i) s.data<int32_t>()[i] = w.data<int32_t>()[i] * w.data<int32_t>()[i];
+      for (int64_t i = 0; i < w.numel(); ++i)
+        s.data<int32_t>()[i] = w.data<int32_t>()[i] * w.data<int32_t>()[i];
     });
     fail();
     reduce->wait(compute.record());
@@ -61,7 +62,8 @@ struct Worker {
 };
 
 /// Runs steps of 4 ranks; `fail(rank, attempt)` may throw in an attempt of the second.
-std::vector<std::vector<Ints>> run_steps(const std::function<void(int, int)>& fail, int* recoveries = nullptr) {
+std::vector<std::vector<Ints>> run_steps(const std::function<void(int, int)>& fail,
+                                         int* recoveries = nullptr) {
   std::vector<std::vector<Ints>> results(4);
   std::atomic<int> recovered{0};
   run_ranks(4, [&](RankContext& c) {
@@ -175,8 +177,9 @@ TEST(Recover, FailsAtOnceWhenARankHasEnded) {
       EXPECT_STREQ(e.what(), by_error ? "not caught" : "");
     }
     EXPECT_THAT(texts, SizeIs(3));
-    EXPECT_THAT(texts, Each(AllOf(HasSubstr("recover() on rank"), HasSubstr("rank 3 has ended and will not call it"),
-                                  HasSubstr("resume from the last checkpoint"))));
+    EXPECT_THAT(texts,
+                Each(AllOf(HasSubstr("recover() on rank"), HasSubstr("rank 3 has ended and will not call it"),
+                           HasSubstr("resume from the last checkpoint"))));
     EXPECT_LT(std::chrono::steady_clock::now() - start, kLongEnough);
   }
 }

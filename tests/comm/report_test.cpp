@@ -105,8 +105,9 @@ TEST(TimeoutReport, OfAMessageAndOfASplitSaysTheSame) {
                          c.world->recv(c.device->compute(), make_tensor(*c.device, DType::f32, poison(2)), 1);
                        }).second;
   EXPECT_THAT(message, SizeIs(1));
-  EXPECT_THAT(message, Each(AllOf(HasSubstr("recv #1 (f32, 2 elements, 8 bytes) on rank 0 from rank 1"),
-                                  HasSubstr("rank 0 (for "), HasSubstr("the last call of rank 1 was barrier #1"))));
+  EXPECT_THAT(message,
+              Each(AllOf(HasSubstr("recv #1 (f32, 2 elements, 8 bytes) on rank 0 from rank 1"),
+                         HasSubstr("rank 0 (for "), HasSubstr("the last call of rank 1 was barrier #1"))));
   const auto split = without_the_last(3, "split(", [](RankContext& c) { c.world->split(0, 0); }).second;
   EXPECT_THAT(split, SizeIs(2));
   EXPECT_THAT(split, Each(AllOf(HasSubstr("split(color 0, key 0)"), HasSubstr("for rank 2,"),
@@ -137,10 +138,12 @@ TEST(EarlyLeaver, IsReportedAtOnceWithWhatItDidLast) {
     }
   });
   EXPECT_THAT(texts, SizeIs(2));
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("all_reduce #3"),
-                                HasSubstr("rank 1 has returned from its body and will not call it"),
-                                HasSubstr("the last call of rank 1 was all_reduce #2 (sum, f32, 18 elements, 72 bytes) for "
-                                          "the gradients of unit 'blocks.1' of 'world', done"))));
+  EXPECT_THAT(
+      texts,
+      Each(AllOf(HasSubstr("all_reduce #3"),
+                 HasSubstr("rank 1 has returned from its body and will not call it"),
+                 HasSubstr("the last call of rank 1 was all_reduce #2 (sum, f32, 18 elements, 72 bytes) for "
+                           "the gradients of unit 'blocks.1' of 'world', done"))));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 100s) << "long before the timeout";
 }
 
@@ -155,9 +158,11 @@ TEST(DifferentUnits, AreNamedWithTheRankAndTheOperation) {
     }
   });
   EXPECT_THAT(texts, SizeIs(3));
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("rank 0 called all_reduce #2"), HasSubstr("the weights of unit 'blocks.0', rank 2"),
-                                HasSubstr("all_reduce #2 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
-                                          "'blocks.1'"))));
+  EXPECT_THAT(texts,
+              Each(AllOf(HasSubstr("rank 0 called all_reduce #2"),
+                         HasSubstr("the weights of unit 'blocks.0', rank 2"),
+                         HasSubstr("all_reduce #2 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
+                                   "'blocks.1'"))));
 }
 
 /// One folder of all processes.
@@ -185,14 +190,17 @@ TEST(FlightFiles, AreWrittenByEveryRankWhenTheLaunchFailsAndNamedByTheError) {
   EXPECT_THAT(texts, SizeIs(3));
   for (int rank = 0; rank < 3; ++rank) {
     const std::string path = options.flight_recorder.folder + "/" + comm::FlightRecorder::file_name(rank);
-    EXPECT_THAT(texts, testing::Contains(HasSubstr("what rank " + std::to_string(rank) + " did last is in " + path)));
+    EXPECT_THAT(
+        texts, testing::Contains(HasSubstr("what rank " + std::to_string(rank) + " did last is in " + path)));
     const std::string text = read_bytes(path);
-    EXPECT_THAT(text, AllOf(HasSubstr("\"rank\": " + std::to_string(rank)), HasSubstr("\"recorded\": 21"),
-                            HasSubstr("ranks of one group called different collectives"),
-                            HasSubstr("the gradients of unit 'blocks.1'"), HasSubstr("\"op\": \"all_reduce\""),
-                            HasSubstr("\"sequence\": 14"), Not(HasSubstr("\"sequence\": 13,"))));
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("\"rank\": " + std::to_string(rank)), HasSubstr("\"recorded\": 21"),
+                      HasSubstr("ranks of one group called different collectives"),
+                      HasSubstr("the gradients of unit 'blocks.1'"), HasSubstr("\"op\": \"all_reduce\""),
+                      HasSubstr("\"sequence\": 14"), Not(HasSubstr("\"sequence\": 13,"))));
   }
-  EXPECT_THAT(read_bytes(options.flight_recorder.folder + "/flight_rank_00001.json"), HasSubstr("\"bytes\": 32"));
+  EXPECT_THAT(read_bytes(options.flight_recorder.folder + "/flight_rank_00001.json"),
+              HasSubstr("\"bytes\": 32"));
   for (const auto& file : std::filesystem::directory_iterator(options.flight_recorder.folder))
     EXPECT_THAT(file.path().filename().string(), testing::StartsWith("flight_rank_")) << "no parts of files";
 }
@@ -209,8 +217,8 @@ TEST(FlightFiles, ThatCannotBeWrittenDoNotHideTheFirstError) {
     gradients(c, 8 + c.world->rank());
   });
   EXPECT_THAT(texts, SizeIs(2));
-  EXPECT_THAT(texts, Each(AllOf(HasSubstr("called different collectives"), HasSubstr("could not be written to"),
-                                HasSubstr("No such file"))));
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("called different collectives"),
+                                HasSubstr("could not be written to"), HasSubstr("No such file"))));
 }
 
 TEST(FlightFiles, AreWrittenOfRanksThatAreInNoCallWhenAnotherFails) {

@@ -82,7 +82,8 @@ int main(int argc, char** argv) {
     ops::fill(s, model.steps.data(), static_cast<double>(steps));
     // Saving, in memory and on other libraries' behalf.
     const StateDict dict = state_dict(model, &optimizer, DictKind::on_all);
-    if (dict.model.at("steps").values<float>()[0] != static_cast<float>(steps)) throw Error("a buffer is lost");
+    if (dict.model.at("steps").values<float>()[0] != static_cast<float>(steps))
+      throw Error("a buffer is lost");
     load_state_dict(model, &optimizer, dict, DictKind::on_all);
     from_dlpack(to_dlpack(s, model.steps.data()), *rank.device);
     checkpoint_tensors(model, &optimizer);

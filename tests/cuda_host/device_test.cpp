@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/device/error.h>
-#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/tensor.h>
 #include <sherd/kernels/device/trace.h>
+#include <sherd/kernels/ops.h>
 
 #include <atomic>
 #include <chrono>

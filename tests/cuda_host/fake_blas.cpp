@@ -246,7 +246,8 @@ void run(const Product& p, double alpha, const void* a, const Layout& al, const 
           const int64_t aux_at = batch * p.aux_batch_stride + row + col * p.aux_ld;
           if (is_backward(p))
             v = rounded(v * gelu_slope(static_cast<float>(load(p.aux, aux_type, aux_at))));
-          else if (has_aux(p)) store(p.aux, aux_type, aux_at, v);
+          else if (has_aux(p))
+            store(p.aux, aux_type, aux_at, v);
           store(d, dl.type, position(dl, row, col, batch),
                 has_gelu(p) ? static_cast<double>(gelu(static_cast<float>(v))) : v);
         }

@@ -1,9 +1,9 @@
 // The products under Newton-Schulz: their ways, their bits, and what happens when the libraries fail. Runs on
 // a real GPU too, where it compares the kernel for compute capability 9.0 with the others.
 #include <gmock/gmock.h>
+#include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/kernels/gemm/cuda_matmul.h>
 #include <sherd/kernels/orthogonalize/cuda/products.h>
-#include <sherd/kernels/device/cuda/queue.h>
 #include <sherd/kernels/orthogonalize/cuda/symmetric.h>
 #include <sherd/kernels/orthogonalize/cuda/symmetric_tiles.h>
 

@@ -19,8 +19,7 @@ TEST(SymmetricTiles, AreThoseThatReachTheDiagonal) {
     for (const int64_t n : {1, 8, 127, 128, 129, 143, 144, 145, 256, 257, 300, 1000, 2048}) {
       int64_t tiles = 0;
       for (int64_t row = 0; row < n; row += kTileRows)
-        for (int64_t col = 0; col < n; col += width)
-          tiles += col <= std::min(row + kTileRows, n) - 1 ? 1 : 0;
+        for (int64_t col = 0; col < n; col += width) tiles += col <= std::min(row + kTileRows, n) - 1 ? 1 : 0;
       EXPECT_EQ(tiles_of(n, width), tiles) << n << " by " << width;
     }
 }
@@ -42,10 +41,10 @@ TEST(SymmetricTiles, WidthsBySizeAndBatch) {
     int64_t n, batch;
     int width;
   };
-  for (const Case& c : {Case{1024, 1, 128}, Case{1024, 4, 160}, Case{1024, 8, 160}, Case{1024, 16, 160},
-                        Case{1024, 32, 256}, Case{2048, 4, 192}, Case{2048, 8, 192}, Case{2048, 16, 256},
-                        Case{2048, 32, 256}, Case{4096, 4, 192}, Case{4096, 8, 256}, Case{4096, 32, 256},
-                        Case{8192, 1, 256}, Case{8192, 4, 256}})
+  for (const Case& c :
+       {Case{1024, 1, 128}, Case{1024, 4, 160}, Case{1024, 8, 160}, Case{1024, 16, 160}, Case{1024, 32, 256},
+        Case{2048, 4, 192}, Case{2048, 8, 192}, Case{2048, 16, 256}, Case{2048, 32, 256}, Case{4096, 4, 192},
+        Case{4096, 8, 256}, Case{4096, 32, 256}, Case{8192, 1, 256}, Case{8192, 4, 256}})
     EXPECT_EQ(tile_width(c.n, c.batch, kChip), c.width) << c.batch << " of " << c.n;
 }
 
@@ -55,7 +54,8 @@ TEST(SymmetricTiles, AWidthThatThereIs) {
     for (const int64_t n : {1, 100, 1000, 5120, 16384})
       for (const int64_t batch : {1, 3, 1000}) {
         const int width = tile_width(n, batch, chip);
-        EXPECT_TRUE(std::find(std::begin(kTileWidths), std::end(kTileWidths), width) != std::end(kTileWidths));
+        EXPECT_TRUE(std::find(std::begin(kTileWidths), std::end(kTileWidths), width) !=
+                    std::end(kTileWidths));
       }
 }
 

@@ -1,7 +1,7 @@
 // Traces of a device that has a clock of its own.
 #include <gtest/gtest.h>
-#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/trace.h>
+#include <sherd/kernels/ops.h>
 
 #include <chrono>
 #include <thread>

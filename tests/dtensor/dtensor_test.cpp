@@ -179,8 +179,8 @@ TEST(DTensor, BadArgumentsAreNamed) {
     EXPECT_THROW(t.redistribute(rank.device->compute(), {}), InvalidArgument);
 
     const auto layout = std::make_shared<const ShardLayout>(ShardLayout::make({{"w", {4, 3}}}, 2));
-    const Tensor piece =
-        Tensor::empty(*rank.device, {layout->piece(ParamId(0), RankId(rank.world->rank())).size()}, DType::f32, "p");
+    const Tensor piece = Tensor::empty(
+        *rank.device, {layout->piece(ParamId(0), RankId(rank.world->rank())).size()}, DType::f32, "p");
     EXPECT_NO_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, piece));
     EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, local), ShapeMismatch);
     EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 1, piece), InvalidArgument);

@@ -135,7 +135,8 @@ RC_GTEST_PROP(LayoutProperty, EvenRowsAreCeilChunksAtOnePlaceInEverySlice, ()) {
     const int64_t rows = row_count(shape), chunk = (rows + c.world - 1) / c.world;
     for (int r = 0; r < c.world; ++r) {
       RC_ASSERT(l.piece(ParamId(p), RankId(r)).begin.value == std::min(r * chunk, rows) * row_size(shape));
-      RC_ASSERT(l.piece(ParamId(p), RankId(r)).end.value == std::min((r + 1) * chunk, rows) * row_size(shape));
+      RC_ASSERT(l.piece(ParamId(p), RankId(r)).end.value ==
+                std::min((r + 1) * chunk, rows) * row_size(shape));
       RC_ASSERT(l.local_begin(ParamId(p), RankId(r)) == l.local_begin(ParamId(p), RankId(0)));
     }
   }

@@ -98,7 +98,8 @@ TEST(Layout, AlignedRowsNeedNoPaddingAtAll) {
 
 TEST(Layout, ParametersOnlyChangePlacesWhenThatSavesRows) {
   const auto plain = ShardLayout::make(gpt_block(384), 4);
-  for (int p = 1; p < 6; ++p) EXPECT_GT(plain.full_range(ParamId(p)).begin, plain.full_range(ParamId(p - 1)).begin);
+  for (int p = 1; p < 6; ++p)
+    EXPECT_GT(plain.full_range(ParamId(p)).begin, plain.full_range(ParamId(p - 1)).begin);
   LayoutOptions options;
   options.rotation = 2;  // proj first, qkv last
   const auto rotated = ShardLayout::make(gpt_block(384), 4, options);
@@ -135,7 +136,8 @@ TEST(Layout, StateBytesPerRankStayEvenOverAModel) {
         const auto l = ShardLayout::make(unit < m.layers ? m.block : m.root, world, options);
         for (int p = 0; p < static_cast<int>(l.params().size()); ++p)
           for (int r = 0; r < world; ++r)
-            bytes[r] += static_cast<double>(l.piece(ParamId(p), RankId(r)).size()) * (l.params()[p].cut == kElement ? 8 : 4);
+            bytes[r] += static_cast<double>(l.piece(ParamId(p), RankId(r)).size()) *
+                        (l.params()[p].cut == kElement ? 8 : 4);
       }
       const double mean = std::accumulate(bytes.begin(), bytes.end(), 0.0) / world;
       EXPECT_LE(*std::max_element(bytes.begin(), bytes.end()) / mean, 1.03) << world;
@@ -193,7 +195,8 @@ TEST(Layout, TheExampleOfTheHeaderIsSo) {
           for (int r = 0; r < 4; ++r)
             if (!l.piece(ParamId(p), RankId(r)).empty())
               for (const int64_t v :
-                   {l.piece(ParamId(p), RankId(r)).begin.value, l.piece(ParamId(p), RankId(r)).end.value, l.local_begin(ParamId(p), RankId(r)).value})
+                   {l.piece(ParamId(p), RankId(r)).begin.value, l.piece(ParamId(p), RankId(r)).end.value,
+                    l.local_begin(ParamId(p), RankId(r)).value})
                 all.back().push_back(v);
         }
         return all;

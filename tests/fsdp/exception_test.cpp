@@ -86,7 +86,8 @@ TEST(Exception, InAMicrobatchItTakesTheWholeStepAlong) {
 TEST(Exception, NothingRemainsInBucketsThatSpanUnitsEither) {
   for (const Strategy s : {Strategy::optim, Strategy::optim_grads}) {
     for (const int64_t size : {0, 1}) {
-      const FullyShardOptions o = {.strategy = s, .layout = LayoutPolicy::whole_param, .bucket_elements = size};
+      const FullyShardOptions o = {
+          .strategy = s, .layout = LayoutPolicy::whole_param, .bucket_elements = size};
       for (const int batches : {1, 2})
         EXPECT_EQ(train(o, true, batches), train(o, false, batches)) << name_of(s) << ", buckets of " << size;
     }

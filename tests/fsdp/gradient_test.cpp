@@ -173,8 +173,7 @@ TEST(Gradient, WhatIsOverwrittenAddedToOrLeftAloneIsTheSumUnderEveryStrategy) {
     for (const Strategy s : kEveryStrategy)
       for (const LayoutPolicy layout :
            {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
-        for (const int microbatches : {1, 3})
-          check({ranks, {.strategy = s, .layout = layout}, microbatches});
+        for (const int microbatches : {1, 3}) check({ranks, {.strategy = s, .layout = layout}, microbatches});
 }
 
 TEST(Gradient, TheSameWhenTheWireIsNarrowOrTheReductionWaitedFor) {

@@ -97,7 +97,9 @@ TEST(MeshRules, TheOnePieceOfAnotherMeshIsNotWrappedBesideTensorParallelRanks) {
   EXPECT_THAT(wrapping({{"shard", 2}, {"tp", 2}}, {}, experts),
               AllOf(HasSubstr("'blocks.1.up.weight' is the one piece over mesh dimension 'expert'"),
                     HasSubstr("wrap it on a mesh of its own")));
-  const auto alone = [](ToyModel& m, const DeviceMesh&) { m.blocks_[1]->up_.set_tensor_shard({"expert", 0, 1, 0}); };
+  const auto alone = [](ToyModel& m, const DeviceMesh&) {
+    m.blocks_[1]->up_.set_tensor_shard({"expert", 0, 1, 0});
+  };
   EXPECT_EQ(wrapping({{"shard", 2}}, {}, alone), "");
 }
 

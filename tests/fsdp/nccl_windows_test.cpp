@@ -35,10 +35,12 @@ struct Way {
 };
 
 TEST(NcclWindows, HaveAllUnitsCollectivesAndTheSameBits) {
-  for (const Way& way : {Way{Strategy::no_shard}, Way{Strategy::optim}, Way{Strategy::optim_grads},
-                         Way{Strategy::optim_grads_params}, Way{Strategy::optim_grads_params, Outer::optim, 2},
-                         Way{Strategy::optim_grads_params, Outer::no_shard, 1, LayoutPolicy::even_rows}}) {
-    SCOPED_TRACE(fmt::format("{}, {} replicas, {}", name_of(way.strategy), way.replicas, name_of(way.layout)));
+  for (const Way& way :
+       {Way{Strategy::no_shard}, Way{Strategy::optim}, Way{Strategy::optim_grads},
+        Way{Strategy::optim_grads_params}, Way{Strategy::optim_grads_params, Outer::optim, 2},
+        Way{Strategy::optim_grads_params, Outer::no_shard, 1, LayoutPolicy::even_rows}}) {
+    SCOPED_TRACE(
+        fmt::format("{}, {} replicas, {}", name_of(way.strategy), way.replicas, name_of(way.layout)));
     ToyRun run;
     run.ranks = 4;
     run.steps = 2;

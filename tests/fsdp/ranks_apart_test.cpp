@@ -113,8 +113,7 @@ TEST(RanksApart, EveryOptionAndShapeMustBeAlike) {
   };
   const auto an_option = HasSubstr("an option of unit 'root'");
   EXPECT_THAT(changed([](auto& o) { o.overlap_reduce = false; }), an_option);
-  EXPECT_THAT(changed([](auto& o) { o.seed = 3; }),
-              an_option);
+  EXPECT_THAT(changed([](auto& o) { o.seed = 3; }), an_option);
   EXPECT_THAT(changed([](auto& o) { o.shard_dim = "data"; }),
               HasSubstr("rank 2 has unit 'root' (optim_grads_params, mesh data 3), rank 0 has"));
   EXPECT_THAT(changed([](auto& o) { o.prefetch = 2; }), an_option);
@@ -206,11 +205,13 @@ std::vector<std::vector<float>> train(Strategy strategy, int replicas, At at, in
       const Tensor targets = rig.model.targets;
       try {
         if (fails && at == At::before) throw OutOfMemory("the batch");
-        if (fails && at == At::in_forward) rig.model.targets = Tensor::empty(*r.device, {1, 2}, DType::i32, "test");
+        if (fails && at == At::in_forward)
+          rig.model.targets = Tensor::empty(*r.device, {1, 2}, DType::i32, "test");
         rig.forward();
         if (fails && at == At::between) throw OutOfMemory("between");
         if (fails && at == At::on_a_stream)
-          r.device->compute().submit("test", [](ExecutionContext&) { throw OutOfMemory("scratch of a kernel"); });
+          r.device->compute().submit("test",
+                                     [](ExecutionContext&) { throw OutOfMemory("scratch of a kernel"); });
         rig.backward();
         clip_grad_norm(rig.model, 1.0);
         r.world->barrier(r.device->compute());  // all ranks have done this step, or none
@@ -236,8 +237,9 @@ std::vector<std::vector<float>> train(Strategy strategy, int replicas, At at, in
 }
 
 TEST(RanksApart, AStepThatFailedOnOneRankIsDoneAgainAfterRecovery) {
-  for (const auto& [strategy, replicas] :
-       {std::pair{Strategy::optim_grads_params, 1}, {Strategy::optim_grads_params, 2}, {Strategy::optim, 1}}) {
+  for (const auto& [strategy, replicas] : {std::pair{Strategy::optim_grads_params, 1},
+                                           {Strategy::optim_grads_params, 2},
+                                           {Strategy::optim, 1}}) {
     const auto expected = train(strategy, replicas, At::before, 0);
     for (const At at : {At::before, At::in_forward, At::between, At::on_a_stream}) {
       SCOPED_TRACE(static_cast<int>(at));
@@ -276,7 +278,8 @@ TEST(RanksApart, MixedWeightsStaySoUntilAllAreWrittenAnew) {
 }
 
 TEST(RanksApart, OptimizersMustBeAlikeAndSoMustLearningRates) {
-  const auto error = [](const std::function<void(int rank, OptimizerOptions&, double& lr)>& change) -> std::string {
+  const auto error =
+      [](const std::function<void(int rank, OptimizerOptions&, double& lr)>& change) -> std::string {
     try {
       launch(2, [&](RankContext& r) {
         OptimizerOptions o;
@@ -304,7 +307,8 @@ TEST(RanksApart, OptimizersMustBeAlikeAndSoMustLearningRates) {
   EXPECT_THAT(error([](int rank, auto& o, auto&) { o.weight_decay = rank * 0.1; }), options);
   EXPECT_THAT(error([](int rank, auto& o, auto&) { o.adamw.beta2 -= rank * 1e-3; }), options);
   EXPECT_THAT(error([](int rank, auto& o, auto&) { o.skip_non_finite = rank == 0; }), options);
-  EXPECT_THAT(error([](int rank, auto&, double& lr) { lr += rank * 1e-3; }), HasSubstr("different learning rates"));
+  EXPECT_THAT(error([](int rank, auto&, double& lr) { lr += rank * 1e-3; }),
+              HasSubstr("different learning rates"));
 }
 
 TEST(RanksApart, AnUpdateThatTheFailureCutOffIsNotGoneOnWith) {

@@ -296,9 +296,9 @@ TEST(UnevenTensorShard, HoldsWhatIsNotPadding) {
 
 TEST(UnevenTensorShard, PiecesThatAreNotTheQuotientRoundedUpAreRefused) {
   Parameter p("p", {3, 2}, constant(1)), blocks("blocks", {2, 2}, constant(1));
-  EXPECT_THROW(p.set_tensor_shard({"tp", 0, 4, 0, 7}), InvalidArgument);   // 2 rows each
+  EXPECT_THROW(p.set_tensor_shard({"tp", 0, 4, 0, 7}), InvalidArgument);  // 2 rows each
   EXPECT_THROW(p.set_tensor_shard({"tp", 0, 2, 0, -5}), InvalidArgument);
-  EXPECT_THROW(p.set_tensor_shard({"tp", 1, 2, 0, 3}), InvalidArgument);   // columns
+  EXPECT_THROW(p.set_tensor_shard({"tp", 1, 2, 0, 3}), InvalidArgument);  // columns
   blocks.set_row_blocks({1, 1});
   EXPECT_THROW(blocks.set_tensor_shard({"tp", 0, 2, 0, 3}), InvalidArgument);
   p.set_tensor_shard({"tp", 0, 2, 1, 5});

@@ -80,9 +80,14 @@ TEST(Gemm, BetaZeroDoesNotReadCAndGivesWhatBetaOneAddsToZeros) {
   for (const char* kernels : {kFast, "reference"}) {
     for (auto [in, out] : std::initializer_list<std::pair<DType, DType>>{
              {DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}}) {
-      for (auto [m, n, k] : std::initializer_list<Sizes>{
-               {3, 5, 0}, {3, 5, 3}, {1, 1, 1}, {1, 40, 24}, {40, 1, 24}, {24, 33, 1}, {48, 40, 300},
-               {130, 70, 64}}) {
+      for (auto [m, n, k] : std::initializer_list<Sizes>{{3, 5, 0},
+                                                         {3, 5, 3},
+                                                         {1, 1, 1},
+                                                         {1, 40, 24},
+                                                         {40, 1, 24},
+                                                         {24, 33, 1},
+                                                         {48, 40, 300},
+                                                         {130, 70, 64}}) {
         for (const bool trans_a : {false, true}) {
           for (const bool trans_b : {false, true}) {
             Lab lab(kernels, 2);
@@ -107,7 +112,8 @@ TEST(Gemm, LeadingDimensionsSelectABlock) {
       Tensor dense_a = lab.empty({4, 6}, t), dense_b = lab.empty({6, 3}, t), want = lab.empty({4, 3}, t);
       GemmArgs g{.m = 4, .n = 3, .k = 6, .lda = 10, .ldb = 9, .ldc = 8};
       g.a = {a.raw(), t}, g.b = {b.raw(), t}, g.c = {c.raw(), t};
-      lab.s.submit("gemm", [f = lab.device->kernels<GemmKernels>().gemm, g](ExecutionContext& x) { f(x, g); });
+      lab.s.submit("gemm",
+                   [f = lab.device->kernels<GemmKernels>().gemm, g](ExecutionContext& x) { f(x, g); });
       for (int64_t i = 0; i < 6; ++i) {
         if (i < 4) ops::copy(lab.s, dense_a.rows(i, i + 1).flat(), a.flat(i * 10, i * 10 + 6));
         ops::copy(lab.s, dense_b.rows(i, i + 1).flat(), b.flat(i * 9, i * 9 + 3));
@@ -126,7 +132,8 @@ TEST(Gemm, ColumnsAreBlocksOfLargerMatrices) {
     for (DType t : {DType::f32, DType::bf16}) {
       Lab lab(kernels);
       const Tensor a = lab.random({4, 10}, 1, t), b = lab.random({6, 9}, 2, t), c = lab.full({4, 8}, 7, t);
-      const Tensor dense_a = lab.empty({4, 6}, t), dense_b = lab.empty({6, 3}, t), want = lab.empty({4, 3}, t);
+      const Tensor dense_a = lab.empty({4, 6}, t), dense_b = lab.empty({6, 3}, t),
+                   want = lab.empty({4, 3}, t);
       ops::gemm_columns(lab.s, {c, 2, 3}, {a, 1, 6}, false, {b, 5, 3}, false);
       ops::strided_copy(lab.s, dense_a, 6, a.flat(1, 40), 10, 4, 6);
       ops::strided_copy(lab.s, dense_b, 3, b.flat(5, 54), 9, 6, 3);

@@ -87,7 +87,8 @@ TEST(Ops, ShapesAreChecked) {
   EXPECT_THROW(ops::gelu_forward(lab.s, t({3}), t({4})), ShapeMismatch);
   EXPECT_THROW(ops::gelu_backward(lab.s, t({4}), t({3}), t({4})), ShapeMismatch);
   EXPECT_THROW(ops::multiply(lab.s, t({3}), t({3}), t({4})), ShapeMismatch);
-  EXPECT_THROW(ops::multiply(lab.s, t({3}, DType::f64), t({3}, DType::f64), t({3}, DType::f64)), ShapeMismatch);
+  EXPECT_THROW(ops::multiply(lab.s, t({3}, DType::f64), t({3}, DType::f64), t({3}, DType::f64)),
+               ShapeMismatch);
   EXPECT_THROW(ops::accumulate_squares(lab.s, t({ExactSum::kDigits}, DType::i64), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::accumulate_sum(lab.s, t({1}), t({3})), ShapeMismatch);
   EXPECT_THROW(ops::random_normal(lab.s, t({1}), -1, 0, "w", 0, 1), InvalidArgument);

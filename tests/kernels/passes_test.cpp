@@ -41,7 +41,8 @@ std::vector<char> reduced(Lab& lab, const Reduction& r) {
     const Tensor t = lab.empty({n}, r.dtype);
     if (integers) {
       std::vector<int64_t> wide;  // large: sums wrap
-      for (float v : values) wide.push_back(static_cast<int64_t>(std::clamp(v, -2000.0f, 2000.0f) * 4e15f) | s);
+      for (float v : values)
+        wide.push_back(static_cast<int64_t>(std::clamp(v, -2000.0f, 2000.0f) * 4e15f) | s);
       std::vector<int32_t> narrow(wide.begin(), wide.end());
       ops::copy_from_host(lab.s, t, r.dtype == DType::i64 ? static_cast<void*>(wide.data()) : narrow.data(),
                           t.nbytes());
@@ -56,7 +57,8 @@ std::vector<char> reduced(Lab& lab, const Reduction& r) {
   const Tensor& target = r.into < 0 ? own : sources[static_cast<size_t>(r.into)];
   ReduceArgs a{.op = r.op, .dtype = r.dtype, .sources = pointers, .begin = r.begin, .count = r.count};
   a.dst = static_cast<char*>(target.raw()) + r.begin * size_of(r.dtype);
-  lab.s.submit("reduce", [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) { f(c, a); });
+  lab.s.submit("reduce",
+               [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) { f(c, a); });
   return bytes(lab, target, r.begin, r.begin + r.count);
 }
 
@@ -99,7 +101,9 @@ TEST(Reduce, NanWinsWhereverItIs) {
           }
           const Tensor out = lab.empty({9}, DType::bf16);
           a.dst = out.raw();
-          lab.s.submit("reduce", [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) { f(c, a); });
+          lab.s.submit("reduce", [f = lab.device->kernels<ReduceKernels>().reduce, a](ExecutionContext& c) {
+            f(c, a);
+          });
           for (float v : lab.floats(out)) EXPECT_TRUE(std::isnan(v)) << kernels << sources << " " << at;
         }
 }

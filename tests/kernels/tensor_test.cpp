@@ -1,6 +1,6 @@
 #include <gtest/gtest.h>
-#include <sherd/kernels/ops.h>
 #include <sherd/kernels/device/tensor.h>
+#include <sherd/kernels/ops.h>
 
 #include <future>
 

@@ -30,11 +30,11 @@ double since(Clock::time_point start) { return std::chrono::duration<double>(Clo
 /// A message tells where: which verb, unit, parameter, option or rank.
 bool names_a_place(const std::string& words) {
   static constexpr std::array<std::string_view, 33> kPlaces = {
-      "rank",   "unit",   "parameter",  "mesh",    "fully_shard", "Optimizer", "optimizer",
-      "clip",   "launch", "all_",       "reduce_", "gather",      "scatter",   "broadcast",
-      "send",   "recv",   "barrier",    "route",   "routing",     "device",    "kernels",
-      "module", "layout", "checkpoint", "save",    "memory",      "model",     "Mesh",
-      "AdamW",  "backend", "threads",   "timeout", "bootstrap"};
+      "rank",   "unit",    "parameter",  "mesh",    "fully_shard", "Optimizer", "optimizer",
+      "clip",   "launch",  "all_",       "reduce_", "gather",      "scatter",   "broadcast",
+      "send",   "recv",    "barrier",    "route",   "routing",     "device",    "kernels",
+      "module", "layout",  "checkpoint", "save",    "memory",      "model",     "Mesh",
+      "AdamW",  "backend", "threads",    "timeout", "bootstrap"};
   return words.size() >= 20 && std::any_of(kPlaces.begin(), kPlaces.end(),
                                            [&](std::string_view p) { return words.find(p) != words.npos; });
 }

@@ -7,7 +7,6 @@
 #include <sherd/kernels/copy/copy.h>
 #include <sherd/kernels/elementwise/elementwise.h>
 #include <sherd/kernels/random/random.h>
-#include <sherd/kernels/random/random.h>
 #include <sherd/nn/nn.h>
 
 namespace sherd::test {

@@ -15,7 +15,8 @@ using testing::HasSubstr;
 
 // Rows of `rank` for each expert: uneven, and none at all from rank 1 or to the second expert.
 int32_t count(int rank, size_t expert) {
-  return rank == 1 || expert == 1 ? 0 : static_cast<int32_t>((static_cast<size_t>(3 * rank) + 2 * expert) % 4);
+  return rank == 1 || expert == 1 ? 0
+                                  : static_cast<int32_t>((static_cast<size_t>(3 * rank) + 2 * expert) % 4);
 }
 
 template <class T>
@@ -48,7 +49,8 @@ TEST(ExpertExchange, RowsArriveByExpertAndReturnAsTheyWere) {
       std::vector<float> mine, arriving;
       for (size_t e = 0; e < all; ++e) {
         counts.push_back(count(me, e));
-        for (int32_t i = 0; i < counts.back(); ++i) mine.insert(mine.end(), {mark(me, e, i), -mark(me, e, i)});
+        for (int32_t i = 0; i < counts.back(); ++i)
+          mine.insert(mine.end(), {mark(me, e, i), -mark(me, e, i)});
       }
       std::vector<int64_t> offsets{0};
       for (size_t e = first; e < first + local; ++e) {
@@ -71,7 +73,8 @@ TEST(ExpertExchange, RowsArriveByExpertAndReturnAsTheyWere) {
       // The gradient takes the same ways: y = 2 x.
       tape.backward(back, upload(rank, x.shape(), DType::f32, mine));
       EXPECT_EQ(ops::to_floats(s, tape.gradient(x)), doubled);
-      EXPECT_EQ(rank.world->counts()["all_to_all_v"].calls, parts == 1 ? 0 : 5) << "counts, there and back; gradients";
+      EXPECT_EQ(rank.world->counts()["all_to_all_v"].calls, parts == 1 ? 0 : 5)
+          << "counts, there and back; gradients";
 
       // Experts may answer in another width, and backward may come with one number for all.
       std::vector<float> answers;

@@ -19,19 +19,26 @@ TEST(Functions, WithoutParametersHaveTheirDerivative) {
   auto device = make_cpu_device();
   const auto x = [&](Shape shape, uint64_t seed = 1) { return random(*device, std::move(shape), seed); };
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::gelu(v[0])); }, {x({3, 5})});
-  expect_gradient([](Tape&, const auto& v) { return weighted(nn::add(v[0], v[1])); }, {x({3, 5}), x({3, 5}, 2)});
+  expect_gradient([](Tape&, const auto& v) { return weighted(nn::add(v[0], v[1])); },
+                  {x({3, 5}), x({3, 5}, 2)});
   expect_gradient([](Tape&, const auto& v) { return weighted(-1.5f * v[0]); }, {x({7})});
   expect_gradient([](Tape&, const auto& v) { return nn::mean(nn::gelu(v[0])); }, {x({9})});
   expect_gradient([](Tape&, const auto& v) { return weighted(nn::sum(nn::gelu(v[0]))); }, {x({9})});
-  expect_gradient([](Tape&, const auto& v) { return weighted(nn::view(nn::gelu(v[0]), {5, 3})); }, {x({3, 5})});
-  expect_gradient([](Tape&, const auto& v) { return weighted(nn::causal_attention(v[0], 2, 2)); }, {x({6, 24})});
+  expect_gradient(
+      [](Tape&, const auto& v) {
+        return weighted(nn::view(nn::gelu(v[0]), {5, 3}));
+      },
+      {x({3, 5})});
+  expect_gradient([](Tape&, const auto& v) { return weighted(nn::causal_attention(v[0], 2, 2)); },
+                  {x({6, 24})});
 }
 
 // What swiglu_linear() does not keep, it computes again: value and gradients are those of the two functions, bit by bit.
 TEST(Functions, SwigluLinearIsSwigluAndLinear) {
   auto device = make_cpu_device();
   Stream& s = device->compute();
-  const Tensor x = random(*device, {5, 12}, 1), weights = random(*device, {4, 6}, 2), before = random(*device, {5, 4}, 3);
+  const Tensor x = random(*device, {5, 12}, 1), weights = random(*device, {4, 6}, 2),
+               before = random(*device, {5, 4}, 3);
   for (const bool residual : {false, true}) {
     const auto run = [&](bool together) {
       LooseParameters loose;
@@ -78,7 +85,8 @@ TEST(Functions, HaveTheirDerivativeInF64) {
     const nn::GradientError worst = nn::check_gradient(f, {x({3, 5}), x({3, 5}, 2)}, 1e-5);
     EXPECT_LT(worst.error, 1e-8) << worst.describe();
   }
-  EXPECT_THROW(nn::check_gradient(all[0], {Tensor::empty(*device, {2}, DType::i32, "test")}), InvalidArgument);
+  EXPECT_THROW(nn::check_gradient(all[0], {Tensor::empty(*device, {2}, DType::i32, "test")}),
+               InvalidArgument);
 }
 
 // Only the reference kernels take f64.
@@ -88,7 +96,8 @@ TEST(Functions, InF64NeedTheReferenceKernels) {
   EXPECT_THROW(nn::gelu(x), ShapeMismatch);
   EXPECT_THROW(nn::softmax(x), ShapeMismatch);
   EXPECT_THROW(nn::sum(x), ShapeMismatch);
-  EXPECT_THROW(nn::causal_attention(nn::Var(Tensor::empty(*device, {2, 6}, DType::f64, "test")), 1, 1), ShapeMismatch);
+  EXPECT_THROW(nn::causal_attention(nn::Var(Tensor::empty(*device, {2, 6}, DType::f64, "test")), 1, 1),
+               ShapeMismatch);
 }
 
 TEST(Functions, RefuseWhatDoesNotFit) {
@@ -112,10 +121,13 @@ TEST(Functions, CrossEntropyTakesWhatBackwardBrings) {
   const std::vector<int32_t> wanted{2, 0, 5, 5};
   ops::copy_from_host(device->compute(), targets, wanted.data(), targets.nbytes());
   const Tensor logits = random(*device, {4, 6}, 5);
-  expect_gradient([&](Tape&, const auto& v) { return nn::cross_entropy(v[0], targets, 0.25f).objective; }, {logits});
-  expect_gradient([&](Tape&, const auto& v) { return 3 * nn::cross_entropy(v[0], targets, 0.25f).objective; }, {logits});
-  expect_gradient([&](Tape&, const auto& v) { return weighted(nn::cross_entropy(v[0], targets, 0.25f).objective); },
+  expect_gradient([&](Tape&, const auto& v) { return nn::cross_entropy(v[0], targets, 0.25f).objective; },
                   {logits});
+  expect_gradient([&](Tape&, const auto& v) { return 3 * nn::cross_entropy(v[0], targets, 0.25f).objective; },
+                  {logits});
+  expect_gradient(
+      [&](Tape&, const auto& v) { return weighted(nn::cross_entropy(v[0], targets, 0.25f).objective); },
+      {logits});
 }
 
 struct Weighted : nn::Module<Weighted> {
@@ -178,14 +190,12 @@ TEST(Functions, OfOtherShapesAreNamedWithTheirInputsAndParameters) {
     EXPECT_THAT(message(t({4, 7}), [](Weighted& m, const Var& x) { return nn::embedding(x, m.w); }),
                 names("embedding of f32 [4, 7]", "i32", "'weight' [6, 5]"));
     const Tensor wide = Tensor::empty(*rank.device, {9}, DType::f32, "test");
-    EXPECT_THAT(
-        mismatch([&] { tape.backward(nn::sum(cube(t({2}), model.w, wide))); }),
-        StartsWith("the backward of cube returned a gradient f32 [9] for a value f32 [2]"));
-    EXPECT_THAT(
-        mismatch([&] {
-          tape.backward(nn::sum(cube(t({2, 3}), model.w, wide)));
-        }),
-        names("the backward of cube of parameter 'weight' [6, 5]: add", "[9]", "6 elements"));
+    EXPECT_THAT(mismatch([&] { tape.backward(nn::sum(cube(t({2}), model.w, wide))); }),
+                StartsWith("the backward of cube returned a gradient f32 [9] for a value f32 [2]"));
+    EXPECT_THAT(mismatch([&] {
+                  tape.backward(nn::sum(cube(t({2, 3}), model.w, wide)));
+                }),
+                names("the backward of cube of parameter 'weight' [6, 5]: add", "[9]", "6 elements"));
   });
 }
 
@@ -199,13 +209,20 @@ TEST(Functions, WithParametersHaveTheirDerivativeByTheInput) {
         [](Weighted& m, const auto& v) { return weighted(nn::linear(v[0], m.w)); },
         [](Weighted& m, const auto& v) { return weighted(nn::linear(v[0], m.w, m.bias)); },
         [](Weighted& m, const auto& v) { return weighted(nn::linear_gelu(v[0], m.w, m.bias)); },
-        [](Weighted& m, const auto& v) { return weighted(nn::add_linear(v[0], nn::linear(v[0], m.w), m.back)); },
+        [](Weighted& m, const auto& v) {
+          return weighted(nn::add_linear(v[0], nn::linear(v[0], m.w), m.back));
+        },
         [](Weighted& m, const auto& v) { return weighted(nn::rms_norm(v[0], m.gain)); },
-        [&](Weighted& m, const auto& v) { return nn::linear_cross_entropy(v[0], m.w, targets, 0.25f).objective; },
-        [&](Weighted& m, const auto& v) { return 2 * nn::linear_cross_entropy(v[0], m.w, targets, 0.25f, 3).objective; },
+        [&](Weighted& m, const auto& v) {
+          return nn::linear_cross_entropy(v[0], m.w, targets, 0.25f).objective;
+        },
+        [&](Weighted& m, const auto& v) {
+          return 2 * nn::linear_cross_entropy(v[0], m.w, targets, 0.25f, 3).objective;
+        },
     };
     Weighted model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
+                {.strategy = Strategy::no_shard, .allow_unused = true});
     ShardRuntime& runtime = runtime_of(model);
     runtime.set_last_microbatch(false);
     for (const F& f : all) {
@@ -257,7 +274,8 @@ TEST(Functions, WithParametersHaveTheirDerivativeByEachWeight) {
         for (size_t i = 0; i < w.size(); ++i) {
           const auto by = static_cast<float>(kStep);
           const double difference = (at(i, w[i] + by) - at(i, w[i] - by)) / (2 * kStep);
-          EXPECT_NEAR(gradient[i], difference, kError * (std::abs(difference) + largest)) << p.name() << " " << i;
+          EXPECT_NEAR(gradient[i], difference, kError * (std::abs(difference) + largest))
+              << p.name() << " " << i;
         }
         WeightsChange change(runtime_of(model));
         ops::copy_from_host(s, p.shard(), w.data(), p.shard().nbytes());

@@ -35,7 +35,8 @@ struct Host {
                       dbias = std::vector<double>(static_cast<size_t>(kGroups * kOut));
 
   // Adds to dw and dbias; y and dx.
-  std::pair<std::vector<double>, std::vector<double>> run(const std::vector<float>& x, const std::vector<float>& dy,
+  std::pair<std::vector<double>, std::vector<double>> run(const std::vector<float>& x,
+                                                          const std::vector<float>& dy,
                                                           const Offsets& offsets) {
     std::vector<double> y(dy.size()), dx(x.size());
     for (size_t e = 0; e < kGroups; ++e)
@@ -63,7 +64,8 @@ void expect_near(const std::vector<float>& got, const std::vector<double>& want,
 TEST(GroupedLinear, HasTheDerivativeByItsInput) {
   launch(1, [](RankContext& rank) {
     Stack model;
-    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.strategy = Strategy::no_shard, .allow_unused = true});
+    fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}),
+                {.strategy = Strategy::no_shard, .allow_unused = true});
     runtime_of(model).set_last_microbatch(false);
     for (const bool biased : {true, false}) {
       model.biased = biased;
@@ -76,8 +78,12 @@ TEST(GroupedLinear, HasTheDerivativeByItsInput) {
 // A group may get rows in any of a step's calls, or none: its gradient is what they add up to, and never what its
 // memory held before.
 TEST(GroupedLinear, AddsUpOverCallsWhateverGroupsHaveRows) {
-  for (const auto& calls : std::vector<std::vector<Offsets>>{
-           {kFirst}, {kNoRows}, {kFirst, kSecond}, {kSecond, kFirst}, {kNoRows, kFirst}, {kFirst, kNoRows, kSecond}})
+  for (const auto& calls : std::vector<std::vector<Offsets>>{{kFirst},
+                                                             {kNoRows},
+                                                             {kFirst, kSecond},
+                                                             {kSecond, kFirst},
+                                                             {kNoRows, kFirst},
+                                                             {kFirst, kNoRows, kSecond}})
     launch(1, [&](RankContext& rank) {
       Stream& s = rank.device->compute();
       Stack model;

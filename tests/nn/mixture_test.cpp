@@ -45,7 +45,8 @@ struct Mixture : nn::Module<Mixture> {
   }
   Var forward(const Var& x) {
     const auto [logits, in] = nn::router_logits(x, router);
-    const nn::Routes routes = nn::route_top_k(logits, 2, {.weight = balance, .scale = 0.1f, .ranks = everywhere});
+    const nn::Routes routes =
+        nn::route_top_k(logits, 2, {.weight = balance, .scale = 0.1f, .ranks = everywhere});
     const nn::ExpertExchange exchange(ranks, routes.counts);
     const Var rows = experts(exchange.to_experts(nn::dispatch(in, routes)), exchange.offsets());
     return in + nn::combine(exchange.from_experts(rows), routes);
@@ -66,7 +67,8 @@ struct Setting {
 };
 
 // Three steps of AdamW, then the weights of every rank.
-Weights train(const Setting& c, const Step& objective, const std::function<void(Mixture&, int rank)>& look = {}) {
+Weights train(const Setting& c, const Step& objective,
+              const std::function<void(Mixture&, int rank)>& look = {}) {
   Weights all;
   std::mutex mutex;
   launch(kRanks, [&](RankContext& rank) {
@@ -85,7 +87,8 @@ Weights train(const Setting& c, const Step& objective, const std::function<void(
     for (uint64_t i = 0; i < 3; ++i) {
       const int64_t n = c.rows[static_cast<size_t>(me) % c.rows.size()];
       const Tensor x = Tensor::empty(*rank.device, {n, kWidth}, DType::f32, "test");
-      ops::random_normal(x.device().compute(), x, static_cast<int64_t>(i) * 4096 + me * 1024, 7, "data", 0, 1);
+      ops::random_normal(x.device().compute(), x, static_cast<int64_t>(i) * 4096 + me * 1024, 7, "data", 0,
+                         1);
       tape.backward(objective(net, tape, tape.input(x)));
       if (look && i == 0) look(net, me);
       clip_grad_norm(net, 1);

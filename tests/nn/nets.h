@@ -61,8 +61,8 @@ inline void shard(TapeNet& net, RankContext& rank, const FullyShardOptions& opti
 /// Rows that depend on the rank and on `salt`.
 inline Tensor rows(RankContext& rank, uint64_t salt, int64_t width = kWidth) {
   Tensor x = Tensor::empty(*rank.device, {kRows, width}, DType::f32, "data");
-  ops::random_normal(rank.device->compute(), x, (static_cast<int64_t>(salt) * 64 + rank.world->rank()) * 4096, 7, "data",
-                     0, 1);
+  ops::random_normal(rank.device->compute(), x, (static_cast<int64_t>(salt) * 64 + rank.world->rank()) * 4096,
+                     7, "data", 0, 1);
   return x;
 }
 

@@ -51,7 +51,8 @@ TEST_F(TapeTest, ConstantsGetNoGradientAndWhatDependsOnThemAloneIsNotRecorded) {
   EXPECT_FALSE(y.requires_grad());
   EXPECT_EQ(y.tape(), &tape);
   EXPECT_EQ(tape.size(), 0);
-  EXPECT_THAT(message_of([&] { tape.backward(nn::sum(y)); }), HasSubstr("depends on no parameter and no leaf"));
+  EXPECT_THAT(message_of([&] { tape.backward(nn::sum(y)); }),
+              HasSubstr("depends on no parameter and no leaf"));
 }
 
 TEST_F(TapeTest, DetachStopsTheGradient) {
@@ -79,14 +80,18 @@ TEST_F(TapeTest, ASecondBackwardOverFreedOperationsSaysSo) {
   EXPECT_THAT(message_of([&] { nn::backward(Var(tensor({1}))); }), HasSubstr("on no tape"));
   Tape other;
   EXPECT_THAT(message_of([&] { other.backward(tape.leaf(tensor({1}))); }), HasSubstr("on another tape"));
-  EXPECT_THAT(message_of([&] { nn::add(tape.leaf(tensor({1})), other.leaf(tensor({1}))); }), HasSubstr("two tapes"));
+  EXPECT_THAT(message_of([&] { nn::add(tape.leaf(tensor({1})), other.leaf(tensor({1}))); }),
+              HasSubstr("two tapes"));
 }
 
 TEST_F(TapeTest, OutputsThatNobodyUsedHaveNoGradient) {
   const Var x = tape.leaf(tensor({1, 2}));
   std::vector<bool> defined;
   const std::vector<Var> y = nn::functions(
-      {x}, [&](Stream&) { return std::vector<Tensor>{tensor({1}), tensor({2}), tensor({3})}; },
+      {x},
+      [&](Stream&) {
+        return std::vector<Tensor>{tensor({1}), tensor({2}), tensor({3})};
+      },
       [&](Stream&, const nn::BackwardCall& call) -> std::vector<nn::Gradient> {
         for (size_t i = 0; i < 3; ++i) defined.push_back(call.output(i).defined());
         return {nn::Gradient::constant(1)};
@@ -98,32 +103,38 @@ TEST_F(TapeTest, OutputsThatNobodyUsedHaveNoGradient) {
 
 TEST_F(TapeTest, AFunctionThatReturnsTheWrongNumberOfGradientsIsNamed) {
   const Var x = tape.leaf(tensor({1, 2}));
-  const Var y = nn::function({x}, [&](Stream&) { return tensor({1}); },
-                             [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> { return {}; });
+  const Var y = nn::function(
+      {x}, [&](Stream&) { return tensor({1}); },
+      [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> { return {}; });
   EXPECT_THAT(message_of([&] { tape.backward(y); }), HasSubstr("0 gradients for its 1 inputs"));
   EXPECT_EQ(tape.size(), 0);
 }
 
 TEST_F(TapeTest, GradientsOfAnotherShapeAreRefused) {
   const Var x = tape.leaf(tensor({1, 2}));
-  const Var y = nn::function({x}, [&](Stream&) { return tensor({1}); },
-                             [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                               return {tensor({1, 2, 3})};
-                             });
+  const Var y = nn::function(
+      {x}, [&](Stream&) { return tensor({1}); },
+      [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+        return {tensor({1, 2, 3})};
+      });
   EXPECT_THROW(tape.backward(y), ShapeMismatch);
   EXPECT_THROW(tape.backward(nn::sum(tape.leaf(tensor({1}))), tensor({1, 2})), ShapeMismatch);
 }
 
 TEST_F(TapeTest, WhatAFunctionsBackwardComputesIsNotRecordedAndMayNotGoBackwardItself) {
   const Var x = tape.leaf(tensor({1, 2}));
-  const Var y = nn::function({x}, [&](Stream&) { return tensor({3, 4}); },
-                             [&, x](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                               const Var again = nn::gelu(x) + x;
-                               EXPECT_FALSE(again.requires_grad());
-                               tape.clear();  // without effect
-                               EXPECT_THAT(message_of([&] { tape.backward(x); }), HasSubstr("inside"));
-                               return {nn::Gradient::constant(2)};
-                             });
+  const Var y = nn::function(
+      {x},
+      [&](Stream&) {
+        return tensor({3, 4});
+      },
+      [&, x](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+        const Var again = nn::gelu(x) + x;
+        EXPECT_FALSE(again.requires_grad());
+        tape.clear();  // without effect
+        EXPECT_THAT(message_of([&] { tape.backward(x); }), HasSubstr("inside"));
+        return {nn::Gradient::constant(2)};
+      });
   tape.backward(nn::sum(y));
   EXPECT_THAT(read(tape.gradient(x)), ElementsAre(2, 2));
 }
@@ -131,10 +142,12 @@ TEST_F(TapeTest, WhatAFunctionsBackwardComputesIsNotRecordedAndMayNotGoBackwardI
 TEST_F(TapeTest, MemoryThatAFunctionDoesNotOwnIsNotWritten) {
   const Tensor mine = tensor({7, 7});
   const Var x = tape.leaf(tensor({1, 2}));
-  const Var y = nn::function({x}, [&](Stream&) { return tensor({1, 1}); },
-                             [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                               return {mine.unowned_view()};
-                             });
+  const Var y = nn::function(
+      {x},
+      [&](Stream&) {
+        return tensor({1, 1});
+      },
+      [&](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> { return {mine.unowned_view()}; });
   tape.backward(nn::sum(y + 2 * x));
   EXPECT_THAT(read(tape.gradient(x)), ElementsAre(9, 9));
   EXPECT_THAT(read(mine), ElementsAre(7, 7));

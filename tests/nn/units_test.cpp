@@ -117,8 +117,13 @@ std::vector<Usage> usages() {
          net.block(1)(x);
          return net.block(2)(net.block(0)(x));
        },
-       plain_step, {}, true},
-      {"a unit that is not called", [](TapeNet& net, Var x) { return net.block(2)(net.block(0)(x)); }, plain_step, {},
+       plain_step,
+       {},
+       true},
+      {"a unit that is not called",
+       [](TapeNet& net, Var x) { return net.block(2)(net.block(0)(x)); },
+       plain_step,
+       {},
        true},
       {"a frozen tower", chain, plain_step,
        [](TapeNet& net) {
@@ -136,7 +141,8 @@ std::vector<Usage> usages() {
          }
          return net.block(2)(net.block(1)(x));
        },
-       plain_step, [](TapeNet& net) {
+       plain_step,
+       [](TapeNet& net) {
          for (Parameter p : net.block(0).own_parameters()) p.freeze();
        }},
   };
@@ -148,13 +154,15 @@ TEST(TapeUnits, EveryUsageHasTheBitsOfZero0UnderAllStrategies) {
       Trained zero0;
       for (const Strategy strategy : kStrategies) {
         SCOPED_TRACE(fmt::format("{}, {} ranks, {}", u.name, ranks, name_of(strategy)));
-        const Trained t = train(ranks, {.strategy = strategy, .allow_unused = u.allow_unused}, u.use, u.step, u.change);
+        const Trained t =
+            train(ranks, {.strategy = strategy, .allow_unused = u.allow_unused}, u.use, u.step, u.change);
         if (strategy == Strategy::no_shard) zero0 = t;
         EXPECT_EQ(t.weights, zero0.weights);
       }
       for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
         for (const FullyShardOptions& o : bucketed(strategy, u.allow_unused)) {
-          SCOPED_TRACE(fmt::format("{}, {} ranks, {}, buckets of {}", u.name, ranks, name_of(strategy), o.bucket_elements));
+          SCOPED_TRACE(fmt::format("{}, {} ranks, {}, buckets of {}", u.name, ranks, name_of(strategy),
+                                   o.bucket_elements));
           EXPECT_EQ(train(ranks, o, u.use, u.step, u.change).weights, zero0.weights);
         }
     }
@@ -166,7 +174,8 @@ TEST(TapeUnits, AUnitReducesOnceHoweverOftenItIsCalled) {
     return t.counts.at("reduce_scatter").calls;
   };
   for (const Usage& u : usages()) {
-    if (u.change || u.allow_unused) continue;  // frozen units reduce nothing; unused ones are counted otherwise
+    if (u.change || u.allow_unused)
+      continue;  // frozen units reduce nothing; unused ones are counted otherwise
     EXPECT_EQ(reductions(u.use, u.step), 4) << u.name;  // three blocks and the root
   }
 }
@@ -182,7 +191,8 @@ TEST(TapeUnits, MicrobatchesAddUpUnderEveryStrategyOfAFamily) {
   for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
   for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
     for (const FullyShardOptions& o : bucketed(strategy))
-      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights) << name_of(strategy) << ", " << o.bucket_elements;
+      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights)
+          << name_of(strategy) << ", " << o.bucket_elements;
   EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
   EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
   EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
@@ -196,10 +206,11 @@ TEST(TapeUnits, AnExceptionAnywhereLeavesTheModelUsable) {
         try {
           Var x = tape.leaf(rows(rank, 77));
           if (in_backward)
-            x = nn::function({x}, [&](Stream&) { return x.value(); },
-                             [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                               throw std::runtime_error("a backward that fails");
-                             });
+            x = nn::function(
+                {x}, [&](Stream&) { return x.value(); },
+                [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+                  throw std::runtime_error("a backward that fails");
+                });
           Var y = net(x);
           if (in_backward) y = loss_of(net(x) + y, 0);
           tape.backward(y);
@@ -261,10 +272,11 @@ TEST(TapeUnits, AnExceptionBetweenTheCallsOfAUnitEndsTheStep) {
   launch(2, [](RankContext& rank) {
     Training run(rank);
     const Var first = run.net(run.tape.input(rows(rank, 1)));
-    const Var between = nn::function({first}, [&](Stream&) { return rows(rank, 2); },
-                                     [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
-                                       throw std::runtime_error("between");
-                                     });
+    const Var between = nn::function(
+        {first}, [&](Stream&) { return rows(rank, 2); },
+        [](Stream&, const nn::BackwardCall&) -> std::vector<nn::Gradient> {
+          throw std::runtime_error("between");
+        });
     EXPECT_THROW(run.tape.backward(loss_of(run.net(between), 0)), std::runtime_error);
     EXPECT_FALSE(rank.world->counts().contains("reduce_scatter")) << "nothing is reduced";
     run.expect_that_only_a_reset_lets_it_step();
@@ -283,7 +295,8 @@ TEST(TapeUnits, TwoTapesOnOneModelGoBackwardOneAfterTheOther) {
   for (const Strategy strategy : kStrategies) t[strategy] = train(3, {.strategy = strategy}, {}, step);
   for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads})
     for (const FullyShardOptions& o : bucketed(strategy))
-      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights) << name_of(strategy) << ", " << o.bucket_elements;
+      EXPECT_EQ(train(3, o, {}, step).weights, t[strategy].weights)
+          << name_of(strategy) << ", " << o.bucket_elements;
   EXPECT_EQ(t[Strategy::no_shard].weights, t[Strategy::optim].weights);
   EXPECT_EQ(t[Strategy::optim_grads].weights, t[Strategy::optim_grads_params].weights);
   EXPECT_LT(largest_difference(t[Strategy::no_shard].weights, t[Strategy::optim_grads].weights), 1e-4);
@@ -509,7 +522,8 @@ TEST(TapeUnits, EvaluationKeepsNothing) {
       const Var y = net(tape.input(rows(rank, 1)));
       EXPECT_FALSE(y.requires_grad());
       EXPECT_EQ(tape.size(), 0);
-      for (auto& u : runtime_of(net).units()) EXPECT_FALSE(u->unsharded() && u->groups()[0]->needs_slot()) << u->name();
+      for (auto& u : runtime_of(net).units())
+        EXPECT_FALSE(u->unsharded() && u->groups()[0]->needs_slot()) << u->name();
     }
   });
 }

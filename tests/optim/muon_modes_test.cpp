@@ -361,7 +361,8 @@ TEST(MuonModes, MessagesAreCounted) {
       const CommCounts c = r.world->counts();
       bytes += c.at("all_to_all_v").bytes;
       calls += c.at("all_to_all_v").calls;
-      fingerprints += c.contains("all_reduce") ? c.at("all_reduce").calls : 0;  // its ranks compare by all_gather
+      fingerprints +=
+          c.contains("all_reduce") ? c.at("all_reduce").calls : 0;  // its ranks compare by all_gather
     };
     train(run);
     EXPECT_EQ(bytes, steps * 2 * 16 * 16 * 4 * 3 / 4);

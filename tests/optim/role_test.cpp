@@ -280,7 +280,8 @@ TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
   EXPECT_EQ(
       routing.warnings[0],
       "'blocks.8.norm1.linear.weight' and 2 more like it: ambiguous: a matrix inside the norm 'norm1'; if "
-      "they are hidden matrices, add to RoutingOptions::rules '^blocks.[0-9]+.norm[0-9]+.linear.weight$=muon'");
+      "they are hidden matrices, add to RoutingOptions::rules "
+      "'^blocks.[0-9]+.norm[0-9]+.linear.weight$=muon'");
   EXPECT_THAT(routing.warnings[1],
               AllOf(HasSubstr("'blocks.8.kernels': ambiguous"), HasSubstr("it is a hidden matrix")));
   EXPECT_THAT(routing.format(), HasSubstr("\nwarning: 'blocks.8.norm1.linear.weight' and 2 more"));

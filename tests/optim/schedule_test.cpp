@@ -74,8 +74,9 @@ TEST(LearningRate, WhatCannotBeIsAllNamed) {
   EXPECT_TRUE(problems_of(Schedule{}).empty());
   const auto wrong = problems_of(
       {.lr = -1, .warmup = -2, .decay = RateDecay::wsd, .steps = 10, .least = 1.5, .decay_steps = 20});
-  EXPECT_THAT(wrong, testing::ElementsAre(testing::HasSubstr("learning rate -1"), testing::HasSubstr("warmup -2"),
-                                          testing::HasSubstr("least 1.5"), testing::HasSubstr("decay_steps 20")));
+  EXPECT_THAT(wrong,
+              testing::ElementsAre(testing::HasSubstr("learning rate -1"), testing::HasSubstr("warmup -2"),
+                                   testing::HasSubstr("least 1.5"), testing::HasSubstr("decay_steps 20")));
   for (const RateDecay d : {RateDecay::constant, RateDecay::cosine, RateDecay::linear, RateDecay::wsd})
     EXPECT_EQ(parse_rate_decay(name_of(d)), d);
   EXPECT_THROW(parse_rate_decay("steps"), InvalidArgument);

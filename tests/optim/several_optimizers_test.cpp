@@ -394,7 +394,8 @@ TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
           const Routing routes = route(model);
           FullyShardOptions o;
           o.strategy = strategy;
-          if (strategy == Strategy::optim_grads) o.layout = LayoutPolicy::whole_param;  // a bucket spans both blocks
+          if (strategy == Strategy::optim_grads)
+            o.layout = LayoutPolicy::whole_param;  // a bucket spans both blocks
           o.compute_dtype = compute;
           const DeviceMesh mesh(r.world, {{"shard", 3}});
           for (auto& b : model.blocks_) fully_shard(*b, mesh, o);

@@ -293,7 +293,9 @@ TEST(SkippedSteps, ALossThatIsNotFiniteOnOneRankSkipsTheStepOnAll) {
       o.strategy = strategy;
       Rig rig(r, o);
       Stream& s = r.device->compute();
-      const auto weights = [&] { return ops::to_floats(s, rig.model.named_parameters().at(2).second.shard()); };
+      const auto weights = [&] {
+        return ops::to_floats(s, rig.model.named_parameters().at(2).second.shard());
+      };
       const auto step = [&](double loss_of_rank_2) {
         rig.forward();
         rig.backward();

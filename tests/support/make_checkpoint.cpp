@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
+#include <sherd/checkpoint/detail/shard_writer.h>
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/save_plan.h>
-#include <sherd/checkpoint/detail/shard_writer.h>
 
 namespace sherd::test {
 namespace {

@@ -84,7 +84,8 @@ TEST(DeviceMemory, TrainingTakesNoMoreWithEachStepAndChangesNoBit) {
     }
     EXPECT_EQ(rank.device->allocator().peak_held_bytes(), held);
     const auto table = rank.device->allocator().table();
-    EXPECT_EQ(std::any_of(table.begin(), table.end(), [](auto& line) { return line.name == "libtorch"; }), counted);
+    EXPECT_EQ(std::any_of(table.begin(), table.end(), [](auto& line) { return line.name == "libtorch"; }),
+              counted);
     sherd::Stream& compute = rank.device->compute();
     for (auto& [name, p] : sherd::torch::root_of(*model).named_parameters()) {
       const auto part = sherd::ops::to_floats(compute, p.grad_shard());

@@ -87,7 +87,8 @@ struct ZooImpl : torch::nn::Module {
     add<nn::LayerNormImpl>("layer_norm", nn::LayerNormOptions({6}));
     add<nn::GroupNormImpl>("group_norm", 2, 6);
     add<nn::BatchNorm2dImpl>("batch_norm", 5);
-    add<nn::InstanceNorm1dImpl>("instance_norm", nn::InstanceNorm1dOptions(5).affine(true).track_running_stats(true));
+    add<nn::InstanceNorm1dImpl>("instance_norm",
+                                nn::InstanceNorm1dOptions(5).affine(true).track_running_stats(true));
     add<nn::Conv1dImpl>("conv1", 3, 4, 2);
     add<nn::Conv3dImpl>("conv3", 3, 4, 2);
     add<nn::ConvTranspose2dImpl>("transposed", 3, 4, 2);
@@ -98,8 +99,9 @@ struct ZooImpl : torch::nn::Module {
     add<nn::PReLUImpl>("prelu", nn::PReLUOptions().num_parameters(3).init(0.4));
     add<nn::AdaptiveLogSoftmaxWithLossImpl>("adaptive", 32, 10, std::vector<int64_t>{4, 6});
     add<nn::MultiheadAttentionImpl>("attention", 8, 2);
-    add<nn::TransformerImpl>("transformer",
-                             nn::TransformerOptions(8, 2).num_encoder_layers(1).num_decoder_layers(1).dim_feedforward(12));
+    add<nn::TransformerImpl>(
+        "transformer",
+        nn::TransformerOptions(8, 2).num_encoder_layers(1).num_decoder_layers(1).dim_feedforward(12));
   }
 };
 TORCH_MODULE(Zoo);
@@ -139,7 +141,8 @@ TEST(TorchMeta, ModulesOfLibtorchs) {
 // known of.
 struct OwnImpl : torch::nn::Module, sherd::torch::Resettable {
   explicit OwnImpl(int64_t n)
-      : scale(register_parameter("scale", torch::empty({n}))), table(register_buffer("table", torch::empty({n}))) {
+      : scale(register_parameter("scale", torch::empty({n}))),
+        table(register_buffer("table", torch::empty({n}))) {
     OwnImpl::reset_parameters();
   }
   void reset_parameters() override {
@@ -152,7 +155,8 @@ struct OwnImpl : torch::nn::Module, sherd::torch::Resettable {
 TORCH_MODULE(Own);
 struct TiedHeadImpl : torch::nn::Module, sherd::torch::Resettable {
   explicit TiedHeadImpl(const Tensor& w)
-      : weight(register_parameter("weight", w)), bias(register_parameter("bias", torch::empty({w.size(0)}))) {}
+      : weight(register_parameter("weight", w)),
+        bias(register_parameter("bias", torch::empty({w.size(0)}))) {}
   void reset_parameters() override {
     torch::nn::init::zeros_(weight);
     torch::nn::init::ones_(bias);
@@ -186,7 +190,8 @@ TEST(TorchMeta, OwnTiedAndFrozenParameters) {
     Mixed model = on_meta<Mixed>(false);
     EXPECT_TRUE(model->on_cpu.is_cpu());
     sherd::torch::fully_shard(*model, mesh_of(rank), seeded());
-    const auto same = [&](const std::string& name, const Tensor& have, const std::function<void(const Tensor&)>& make) {
+    const auto same = [&](const std::string& name, const Tensor& have,
+                          const std::function<void(const Tensor&)>& make) {
       const Tensor want = torch::empty(have.sizes());
       const sherd::torch::ThreadGenerator random(sherd::hash64(kSeed, name));
       make(want);
@@ -233,7 +238,8 @@ TEST(TorchMeta, WhatHasNoValuesIsNamed) {
       for (auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
     };
     Mixed model = on_meta<Mixed>(true);
-    expect({"unknown, unknown_too", "Resettable"}, [&] { sherd::torch::fully_shard(*model, mesh_of(rank), seeded()); });
+    expect({"unknown, unknown_too", "Resettable"},
+           [&] { sherd::torch::fully_shard(*model, mesh_of(rank), seeded()); });
     Mixed halved = on_meta<Mixed>(false);
     expect({"head.bias", "own.scale", "were not written"}, [&] {
       sherd::torch::fully_shard(*halved, mesh_of(rank), seeded(), [](torch::nn::Module& module) {
@@ -270,7 +276,8 @@ TEST(TorchMeta, NoRankEverHoldsTheWholeModel) {
 TEST(TorchGenerator, ThreadsDrawFromTheirOwn) {
   const auto drawn = [] {
     return torch::cat({torch::randn({40}), torch::dropout(torch::ones({100}), 0.5, true), torch::rand({3}),
-                       torch::randperm(20).to(torch::kFloat), torch::empty({9}).uniform_(), torch::randn({5})});
+                       torch::randperm(20).to(torch::kFloat), torch::empty({9}).uniform_(),
+                       torch::randn({5})});
   };
   std::vector<Tensor> want;
   for (const uint64_t seed : {11u, 12u}) {

@@ -72,7 +72,8 @@ TEST(TorchMisuse, MovingAndCopyingAreRefused) {
     net_loss(model, 0).backward();  // and it still works
   });
   launch(1, [](RankContext& rank) {
-    torch::nn::Sequential layers(torch::nn::BatchNorm1d(4), sherd::torch::Holder<torch::nn::LinearImpl>(4, 4));
+    torch::nn::Sequential layers(torch::nn::BatchNorm1d(4),
+                                 sherd::torch::Holder<torch::nn::LinearImpl>(4, 4));
     sherd::torch::fully_shard(*layers, mesh_of(rank));
     expect_message({"before fully_shard"}, [&] { layers->to(torch::kDouble); });
     for (const Tensor& b : layers->buffers()) EXPECT_NE(b.scalar_type(), torch::kDouble);
@@ -135,7 +136,8 @@ TEST(TorchMisuse, WhatCannotBeSharded) {
     Net model;
     model->head->to(torch::kDouble);
     model->register_buffer("complex", torch::zeros({2}, torch::kComplexFloat));
-    expect_message({"head.weight", "Double", "complex"}, [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
+    expect_message({"head.weight", "Double", "complex"},
+                   [&] { sherd::torch::fully_shard(*model, mesh_of(rank)); });
     Net other;
     for (auto& p : other->parameters()) p.data().fill_(static_cast<float>(rank.world->rank()));
     expect_message({"different weights", "manual_seed"},
@@ -162,7 +164,8 @@ TEST(TorchMisuse, OptimizersBeforeTheirTime) {
   launch(2, [&](RankContext& rank) {
     Net model;
     copy_weights(*first, *model);
-    expect_message({"Optimizer", "not sharded", "fully_shard()"}, [&] { sherd::torch::Optimizer early(*model); });
+    expect_message({"Optimizer", "not sharded", "fully_shard()"},
+                   [&] { sherd::torch::Optimizer early(*model); });
     expect_message({"clip_grad_norm", "not sharded"}, [&] { sherd::torch::clip_grad_norm(*model, 1); });
     sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank));
     expect_message({"route()", "before fully_shard()"}, [&] { sherd::torch::Optimizer unrouted(*model); });
@@ -182,7 +185,8 @@ TEST(TorchMisuse, OptimizersOfParts) {
     const sherd::Routing routing = sherd::torch::route(*model, {.optimizer = sherd::Algorithm::adamw});
     sherd::torch::fully_shard<BlockImpl>(*model, mesh_of(rank));
     sherd::torch::Optimizer blocks(*model, routing.part("^blocks"), {});
-    expect_message({"another optimizer", "blocks.0.up.weight"}, [&] { sherd::torch::Optimizer again(*model, routing, {}); });
+    expect_message({"another optimizer", "blocks.0.up.weight"},
+                   [&] { sherd::torch::Optimizer again(*model, routing, {}); });
     sherd::torch::Optimizer rest(*model, routing.part("^(tokens|head)"), {});
     net_loss(model, 0).backward();
     blocks.step(1e-2);
@@ -253,7 +257,8 @@ TEST(TorchExceptions, ForwardAndBackward) {
 TEST(TorchMisuse, PartsOfAShardedTree) {
   alone([](Net& model) {
     // Neither noted as a unit nor the root: the root's unit has its parameters.
-    expect_message({"root_of", "Linear", "'weight'", "sharded already"}, [&] { sherd::torch::root_of(*model->head); });
+    expect_message({"root_of", "Linear", "'weight'", "sharded already"},
+                   [&] { sherd::torch::root_of(*model->head); });
     const sherd::DeviceMesh mesh = sherd::torch::root_of(*model).wrap()->mesh;
     expect_message({"wrap", "Linear", "sharded already"}, [&] { sherd::torch::wrap(*model->head, mesh); });
     expect_message({"belongs to unit", "wrap()"}, [&] { sherd::torch::fully_shard(*model->head, mesh); });
@@ -312,7 +317,9 @@ TEST(TorchMisuse, StepsWithoutFinalGradientsSayWhy) {
     }
     expect_why({"Accumulate", "last microbatch after"});
     for (auto& p : model->parameters()) p.set_requires_grad(false);
-    sherd::torch::call(*model, [&](const Tensor& x) { return model->head(x); }, torch::ones({1, NetImpl::kWidth}).requires_grad_())
+    sherd::torch::call(
+        *model, [&](const Tensor& x) { return model->head(x); },
+        torch::ones({1, NetImpl::kWidth}).requires_grad_())
         .sum()
         .backward();
     expect_why({"frozen"});
@@ -373,7 +380,9 @@ struct UnusualImpl : torch::nn::Module {
     register_parameter("weight", torch::ones({4, 4}));
     register_buffer("nothing", torch::empty({0}));
   }
-  Tensor forward(const Tensor& x) { return x.matmul(named_parameters()["weight"]) * named_parameters()["scale"]; }
+  Tensor forward(const Tensor& x) {
+    return x.matmul(named_parameters()["weight"]) * named_parameters()["scale"];
+  }
 };
 SHERD_TORCH_MODULE(Unusual);
 
@@ -399,7 +408,10 @@ TEST(TorchMisuse, IsNotSeenInASecondLife) {
       sherd::torch::wrap(*linear, mesh_of(rank));
       sherd::torch::fully_shard(*root, mesh_of(rank));
       const Tensor x = torch::ones({3, 4});
-      sherd::torch::call(*root, [&](const Tensor& t) { return linear(t); }, x).sum().backward();
+      sherd::torch::call(
+          *root, [&](const Tensor& t) { return linear(t); }, x)
+          .sum()
+          .backward();
       return sherd::torch::root_of(*root).named_parameters()[0].second.grad_shard().numel();
     };
     for (auto& p : linear->parameters()) p.data().fill_(0.5f);
@@ -442,7 +454,8 @@ TEST(TorchMisuse, GradientsOfLocalShardsOutsideOfTheStep) {
       kept = shards.parameters().at(0).grad();
       kept.sum();
       throw std::runtime_error("the update failed");
-    }), std::runtime_error);
+    }),
+                 std::runtime_error);
     expect_message({"outside of the function"}, [&] { kept.sum(); });
     EXPECT_FALSE(shards.parameters().at(0).grad().defined());
   });

@@ -296,10 +296,14 @@ template <class T>
 constexpr bool accepted = sherd::torch::detail::complete<T>();
 static_assert(accepted<Tensor> && accepted<void> && accepted<int> && accepted<std::string>);
 static_assert(accepted<std::tuple<Tensor, int, std::string, Described>> && accepted<std::pair<Tensor, bool>>);
-static_assert(accepted<std::tuple<Tensor, std::tuple<Tensor, Tensor>>> && accepted<std::map<int, std::vector<Tensor>>>);
-static_assert(!accepted<Opaque> && !accepted<std::tuple<Tensor, Opaque>> && !accepted<std::pair<Opaque, Tensor>>);
-static_assert(!accepted<std::vector<std::pair<Tensor, Opaque>>> && !accepted<std::optional<std::tuple<Tensor, Opaque>>>);
-static_assert(!accepted<std::pair<Tensor, std::tuple<int, std::shared_ptr<Opaque>>>> && !accepted<std::pair<Tensor, std::vector<Opaque>>>);
+static_assert(accepted<std::tuple<Tensor, std::tuple<Tensor, Tensor>>> &&
+              accepted<std::map<int, std::vector<Tensor>>>);
+static_assert(!accepted<Opaque> && !accepted<std::tuple<Tensor, Opaque>> &&
+              !accepted<std::pair<Opaque, Tensor>>);
+static_assert(!accepted<std::vector<std::pair<Tensor, Opaque>>> &&
+              !accepted<std::optional<std::tuple<Tensor, Opaque>>>);
+static_assert(!accepted<std::pair<Tensor, std::tuple<int, std::shared_ptr<Opaque>>>> &&
+              !accepted<std::pair<Tensor, std::vector<Opaque>>>);
 
 using Lstm = sherd::torch::Holder<torch::nn::LSTMImpl>;
 struct LstmNetImpl : torch::nn::Module {

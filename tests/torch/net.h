@@ -63,7 +63,8 @@ inline Values mean_gradients(const Net& first, int ranks, const std::function<vo
 }
 
 /// A model with the weights of `first`, whose blocks are units.
-inline Net sharded(const Net& first, const RankContext& rank, Strategy strategy, FullyShardOptions options = {}) {
+inline Net sharded(const Net& first, const RankContext& rank, Strategy strategy,
+                   FullyShardOptions options = {}) {
   options.strategy = strategy;
   Net model;
   copy_weights(*first, *model);

@@ -41,11 +41,12 @@ TEST(TorchPractice, AModelFedWithWhatItGave) {
 }
 
 TEST(TorchPractice, SeveralForwardsOfArgumentsThatNeedGradients) {
-  Comparison<Map>{[](Map& m, int r) {
-                    Tensor x = random({3, 4}, r).requires_grad_(), y = random({3, 4}, r + 10).requires_grad_();
-                    return (m(x) * m(y)).mean();
-                  },
-                  wrap_map}
+  Comparison<Map>{
+      [](Map& m, int r) {
+        Tensor x = random({3, 4}, r).requires_grad_(), y = random({3, 4}, r + 10).requires_grad_();
+        return (m(x) * m(y)).mean();
+      },
+      wrap_map}
       .run();
 }
 
@@ -132,7 +133,9 @@ struct SquareImpl : torch::nn::Module {
 SHERD_TORCH_MODULE(Square);
 
 TEST(TorchPractice, ArgumentsKeepTheirDtypeWhereNoComputeDtypeWasAskedFor) {
-  Comparison<Square>{[](Square& m, int r) { return m(random({3, 4}, r).to(torch::kBFloat16)).mean(); },
+  Comparison<Square>{[](Square& m, int r) {
+                       return m(random({3, 4}, r).to(torch::kBFloat16)).mean();
+                     },
                      [](Square&, const auto&, const auto&) {}}
       .run();
 }
@@ -186,8 +189,9 @@ TEST(TorchPractice, IntegersThatNobodyWroteAreNamed) {
     const auto shard = [&](const sherd::torch::ParameterInit& init) {
       return message_of([&] { sherd::torch::fully_shard(model, mesh_of(rank), {}, init); });
     };
-    EXPECT_THAT(shard([](torch::nn::Module& m) { m.parameters()[0].zero_(); }),
-                ::testing::HasSubstr("to NaN: ids; what gives a module its first values has to write all of them"));
+    EXPECT_THAT(
+        shard([](torch::nn::Module& m) { m.parameters()[0].zero_(); }),
+        ::testing::HasSubstr("to NaN: ids; what gives a module its first values has to write all of them"));
   });
 }
 
@@ -204,7 +208,9 @@ struct SureImpl : torch::nn::Module {
 SHERD_TORCH_MODULE(Sure);
 
 TEST(TorchPractice, ForwardsThatDoNotThrow) {
-  Comparison<Sure>{[](Sure& m, int r) { return m(random({3, 4}, r)).square().mean(); },
+  Comparison<Sure>{[](Sure& m, int r) {
+                     return m(random({3, 4}, r)).square().mean();
+                   },
                    [](Sure&, const auto&, const auto&) {}}
       .run();
 }
@@ -217,7 +223,8 @@ TEST(TorchPractice, BuffersOfARootThatIsGoneSaySo) {
       model->push_back(norm);
       sherd::torch::fully_shard(*model, mesh_of(rank));
     }
-    EXPECT_THAT(message_of([&] { norm->running_mean.sum().item<float>(); }), ::testing::HasSubstr("root is gone"));
+    EXPECT_THAT(message_of([&] { norm->running_mean.sum().item<float>(); }),
+                ::testing::HasSubstr("root is gone"));
   });
 }
 

@@ -21,7 +21,9 @@ struct DropBlockImpl : torch::nn::Module {
   explicit DropBlockImpl(int64_t width)
       : up(register_module("up", torch::nn::Linear(width, 4 * width))),
         down(register_module("down", torch::nn::Linear(4 * width, width))) {}
-  Tensor body(const Tensor& x) { return torch::dropout(down(torch::dropout(torch::gelu(up(x)), 0.2, true)), 0.3, true); }
+  Tensor body(const Tensor& x) {
+    return torch::dropout(down(torch::dropout(torch::gelu(up(x)), 0.2, true)), 0.3, true);
+  }
   Tensor forward(const Tensor& x) {
     if (!inside) return x + body(x);
     return x + recompute([this](const Tensor& y) { return body(y); }, x);
@@ -101,7 +103,8 @@ void set_again(DropNet& m, Again again) {
 
 // The plain model recomputes nothing, and the sharded one does.
 TEST(TorchRecompute, SameBitsUnderAllStrategies) {
-  for (const Again again : {Again::around_blocks, Again::inside_blocks, Again::around_two, Again::nested, Again::all_in_call}) {
+  for (const Again again :
+       {Again::around_blocks, Again::inside_blocks, Again::around_two, Again::nested, Again::all_in_call}) {
     Comparison<DropNet>{drop_loss,
                         [again](DropNet& m, const auto& mesh, const auto& o) {
                           set_again(m, again);
@@ -268,12 +271,15 @@ TEST(TorchRecompute, DefaultGeneratorAndAutocast) {
 }
 
 TEST(TorchRecompute, ArgumentsAndResultsOfAnyKind) {
-  const Tensor x = torch::ones({3}, torch::requires_grad()), y = torch::full({3}, 2.0, torch::requires_grad());
+  const Tensor x = torch::ones({3}, torch::requires_grad()),
+               y = torch::full({3}, 2.0, torch::requires_grad());
   const auto f = [](const std::vector<Tensor>& all, const std::optional<Tensor>& none, int64_t factor) {
     EXPECT_FALSE(none.has_value());
-    return std::tuple<Tensor, Tensor, int64_t>(all[0] * all[1] * static_cast<double>(factor), all[0].argmax(), factor);
+    return std::tuple<Tensor, Tensor, int64_t>(all[0] * all[1] * static_cast<double>(factor), all[0].argmax(),
+                                               factor);
   };
-  auto [product, place, factor] = recompute(f, std::vector<Tensor>{x, y}, std::optional<Tensor>(), int64_t{5});
+  auto [product, place, factor] =
+      recompute(f, std::vector<Tensor>{x, y}, std::optional<Tensor>(), int64_t{5});
   EXPECT_EQ(factor, 5);
   EXPECT_FALSE(place.requires_grad());
   product.sum().backward();
@@ -295,7 +301,9 @@ TEST(TorchRecompute, Misuse) {
   });
   expect("returned 1 tensors, and 2", [&] {
     int runs = 0;
-    const auto grows = [&runs](const Tensor& t) { return std::vector<Tensor>(static_cast<size_t>(++runs), t * 2); };
+    const auto grows = [&runs](const Tensor& t) {
+      return std::vector<Tensor>(static_cast<size_t>(++runs), t * 2);
+    };
     recompute(grows, x)[0].sum().backward();
   });
   // An exception in the second run ends the backward, and the model's step.

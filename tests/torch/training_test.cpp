@@ -279,7 +279,8 @@ TEST(TorchTraining, RanksWithoutDataTakePartInAMeanLoss) {
       for (auto& [name, p] : root.named_parameters()) {
         const auto have = sherd::ops::to_floats(rank.device->compute(), p.grad_shard());
         const auto want = part_of(plain->named_parameters()[name].grad(), p.shard_range());
-        for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(have[i], want[i], 1e-6) << name << ", " << where(rank, strategy);
+        for (size_t i = 0; i < want.size(); ++i)
+          EXPECT_NEAR(have[i], want[i], 1e-6) << name << ", " << where(rank, strategy);
       }
       EXPECT_TRUE(shards.step([] {}));
     });

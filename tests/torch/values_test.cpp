@@ -247,7 +247,8 @@ TEST(TorchValues, EvaluationAndDroppedGraphs) {
 TEST(TorchValues, MixedPrecision) {
   torch::manual_seed(7);
   Net first;
-  const Values want = mean_gradients(first, 2, [](Net& plain, int r) { plain(batch(r)).square().mean().backward(); });
+  const Values want =
+      mean_gradients(first, 2, [](Net& plain, int r) { plain(batch(r)).square().mean().backward(); });
   launch(2, [&](RankContext& rank) {
     std::map<std::string, std::vector<float>> before;
     for (const Strategy strategy : strategies()) {

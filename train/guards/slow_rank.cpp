@@ -47,16 +47,18 @@ std::optional<std::string> SlowRank::step(const StepResult& result) {
   const auto steps = static_cast<double>(std::exchange(steps_, 0));
   const double step_ms = std::exchange(ms_, 0) / steps;
   if (result.step < silent_until_) return std::nullopt;
-  const auto slow = std::max_element(window.begin(), window.end(),
-                                     [](const RankArrivals& a, const RankArrivals& b) { return a.last < b.last; });
+  const auto slow =
+      std::max_element(window.begin(), window.end(),
+                       [](const RankArrivals& a, const RankArrivals& b) { return a.last < b.last; });
   if (slow == window.end() || slow->collectives == 0) return std::nullopt;
   const double last = static_cast<double>(slow->last) / static_cast<double>(slow->collectives);
   const double ms = static_cast<double>(slow->after_median_ns) / 1e6 / steps;
   if (last <= options_.last || ms <= options_.time * step_ms) return std::nullopt;
   silent_until_ = result.step + options_.silence;
-  return fmt::format("rank {} arrives last in {:.0f} % of the collectives, {:.{}f} ms per step after the median (steps {} to {})",
-                     slow - window.begin(), 100 * last, ms, ms < 10 ? 1 : 0, result.step - options_.window + 1,
-                     result.step);
+  return fmt::format(
+      "rank {} arrives last in {:.0f} % of the collectives, {:.{}f} ms per step after the median (steps {} "
+      "to {})",
+      slow - window.begin(), 100 * last, ms, ms < 10 ? 1 : 0, result.step - options_.window + 1, result.step);
 }
 
 }  // namespace sherd

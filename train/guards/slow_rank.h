@@ -27,10 +27,10 @@ ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
 class SlowRank {
  public:
   struct Options {
-    int64_t window = 50;     // steps that are evaluated together
-    int64_t silence = 500;   // steps without a further line after one
-    double last = 0.5;       // of the collectives: more of them count as most
-    double time = 0.1;       // of a step's time
+    int64_t window = 50;    // steps that are evaluated together
+    int64_t silence = 500;  // steps without a further line after one
+    double last = 0.5;      // of the collectives: more of them count as most
+    double time = 0.1;      // of a step's time
   };
   SlowRank() : SlowRank(Options{}) {}
   explicit SlowRank(const Options& options) : options_(options) {}

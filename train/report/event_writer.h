@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include <sherd/train/saving/append_file.h>
 #include <sherd/train/report/step_result.h>
+#include <sherd/train/saving/append_file.h>
 
 namespace sherd {
 

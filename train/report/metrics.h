@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <sherd/checkpoint/files/save_lock.h>
-#include <sherd/train/saving/append_file.h>
 #include <sherd/train/report/step_result.h>
+#include <sherd/train/saving/append_file.h>
 
 namespace sherd {
 

@@ -17,10 +17,10 @@ struct Summary {
   std::optional<double> eval_loss;  // the last one
   std::string loss_unit = "nats per token";
   int64_t steps = 0;
-  double seconds = 0;          // of training alone
+  double seconds = 0;  // of training alone
   double evaluation_seconds = 0;
-  double saving_seconds = 0;   // time that training waited for checkpoints
-  double tokens_per_s = 0;     // of training alone
+  double saving_seconds = 0;      // time that training waited for checkpoints
+  double tokens_per_s = 0;        // of training alone
   std::vector<RankMemory> ranks;  // in rank order
   RankMemory replicated;          // what every rank would hold without sharding; other_peak is not used
   std::optional<MemoryGrowth> process;

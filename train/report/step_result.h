@@ -18,15 +18,15 @@ struct StepResult {
   int64_t num_zeros = 0;
   bool skipped = false;       // the gradients were not finite; weights and states are unchanged
   int64_t skipped_steps = 0;  // of this run, up to this step
-  bool loss_spike = false;     // where the program looks for them (loss_spike.h); known on rank 0 alone
+  bool loss_spike = false;    // where the program looks for them (loss_spike.h); known on rank 0 alone
   double lr = 0;
   double step_ms = 0, optim_ms = 0, tokens_per_s = 0;
   std::optional<double> flops_per_s, mfu;  // of all ranks, and as a part of the ceiling (gemm_ceiling.h)
-  std::optional<double> epoch;    // of token files: how often the first stream's windows have been seen
-  CommCounts comm;                // this rank's
-  ArrivalTotals arrivals;  // since the step before, as this rank observes them; empty where it does not
-  int64_t peak_bytes = 0;         // largest over ranks
-  int64_t host_syncs = 0;         // this rank's waits for its device while the step was issued
+  std::optional<double> epoch;  // of token files: how often the first stream's windows have been seen
+  CommCounts comm;              // this rank's
+  ArrivalTotals arrivals;       // since the step before, as this rank observes them; empty where it does not
+  int64_t peak_bytes = 0;       // largest over ranks
+  int64_t host_syncs = 0;       // this rank's waits for its device while the step was issued
   std::optional<double> eval_ms;  // duration of the evaluation after the step, if any
   std::optional<double> save_ms;  // time spent waiting for a checkpoint, if one was saved
 };

@@ -120,13 +120,13 @@ class Saving {
   std::optional<CheckpointSaver> saver_;
   std::vector<std::string> lines_, warnings_;
   std::string last_failure_;
-  int64_t last_;             // step of training
+  int64_t last_;  // step of training
   bool last_is_saved_ = false;
   int64_t behind_ = 0;   // the step that is being written in the background
   bool heard_ = false;   // its failure was reported
   bool ending_ = false;  // the last step is being saved: an earlier save that failed ends nothing any more
-  bool due_ = false;         // a save, as soon as none is in flight
-  int64_t told_ = 0;         // the latest step in the metrics
+  bool due_ = false;     // a save, as soon as none is in flight
+  int64_t told_ = 0;     // the latest step in the metrics
   std::optional<double> longest_save_;
   int64_t snapshot_of_ = 0;  // the step whose snapshot is not being written yet, or 0
 };

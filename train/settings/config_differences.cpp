@@ -31,7 +31,8 @@ std::vector<std::string> config_differences(const TrainingState& saved, const st
   for (const std::string_view name : names) {
     const std::string key(name);
     if (then.contains(key) && then[key] != now.at(key))
-      differences.push_back(fmt::format("{} {} (here {})", flag_of(name), show(then[key]), show(now.at(key))));
+      differences.push_back(
+          fmt::format("{} {} (here {})", flag_of(name), show(then[key]), show(now.at(key))));
   }
   return differences;
 }

@@ -61,7 +61,8 @@ std::string help_of(const Field& field) {
   const bool words = !allowed_words(field).empty();
   const std::string value = show_value(field);
   const std::string standard = value.empty() || is_switch(field) ? "" : fmt::format(" [{}]", value);
-  const std::string flag = fmt::format("  {}{}{}", flag_of(field), words || is_switch(field) ? "" : " ", words ? "" : field.value);
+  const std::string flag =
+      fmt::format("  {}{}{}", flag_of(field), words || is_switch(field) ? "" : " ", words ? "" : field.value);
   if (!words) return wrapped(flag, field.help + standard);
   return wrapped(flag, field.help) + wrapped("", field.value + standard);
 }
@@ -177,10 +178,12 @@ std::string show_value(const Field& field) {
 std::string help_text(std::string_view about, std::span<const FieldGroup> groups, bool all) {
   size_t listed = 0;
   for (const FieldGroup& group : groups)
-    listed += static_cast<size_t>(std::ranges::count_if(group.fields, [](const Field& f) { return f.first_day; }));
+    listed +=
+        static_cast<size_t>(std::ranges::count_if(group.fields, [](const Field& f) { return f.first_day; }));
   const bool some = !all && listed > 0;
   std::string text(about);
-  text += wrapped("  --config FILE", "Protobuf text of the options below, underscores for dashes; flags have priority");
+  text += wrapped("  --config FILE",
+                  "Protobuf text of the options below, underscores for dashes; flags have priority");
   text += wrapped("  --help", listed > 0 ? "most used options" : "all options");
   if (listed > 0) text += wrapped("  --help-all", "all options");
   text += wrapped("  --version", "version and compiled backends");

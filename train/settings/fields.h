@@ -16,8 +16,8 @@
 namespace sherd {
 
 struct Field {
-  using Target =
-      std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*, std::optional<int64_t>*>;
+  using Target = std::variant<std::string*, int64_t*, uint64_t*, double*, bool*, std::optional<double>*,
+                              std::optional<int64_t>*>;
 
   /// "grad_accum"; the flag is "--grad-accum".
   const char* name;

@@ -9,7 +9,7 @@ namespace {
 
 // The names in an explicit instantiation are not checked for access ([temp.spec]), so that this function, which the
 // instantiation defines, may name the private member. Those versions have it, and later ones do not compile this file.
-template <bool c10::StorageImpl::* kForbidden>
+template <bool c10::StorageImpl::*kForbidden>
 struct Forbidden {
   friend bool& reading_is_forbidden(c10::StorageImpl& storage) { return storage.*kForbidden; }
 };

@@ -97,7 +97,8 @@ void Call::note_arguments(const std::vector<at::Tensor*>& tensors) {
 bool Call::shares_memory(const at::Tensor& result, at::TensorList results) const {
   if (!result.has_storage()) return false;
   const c10::StorageImpl* const memory = result.storage().unsafeGetStorageImpl();
-  return arguments_.contains(memory) || std::count_if(results.begin(), results.end(), [&](const at::Tensor& other) {
+  return arguments_.contains(memory) ||
+         std::count_if(results.begin(), results.end(), [&](const at::Tensor& other) {
            return other.has_storage() && other.storage().unsafeGetStorageImpl() == memory;
          }) > 1;
 }
@@ -136,10 +137,11 @@ void Call::enter() {
   const auto model = unit_->model();
   if (!model) unit_->unit().pre_backward();  // says what is wrong
   if (model->step() != step_)
-    throw InvalidArgument(fmt::format(
-        "backward through a call of unit '{}' from before the latest optimizer step, update_weights() or reset_step(); run "
-        "the forward again",
-        name));
+    throw InvalidArgument(
+        fmt::format("backward through a call of unit '{}' from before the latest optimizer step, "
+                    "update_weights() or reset_step(); run "
+                    "the forward again",
+                    name));
   // The call around this one has weights of its own to gather, and is to end after it.
   if (parent_ && parent_->state_ == State::due) parent_->enter();
   Pass::of(model)->enter(c10::intrusive_ptr<Call>::reclaim_copy(this));

@@ -33,7 +33,8 @@ const at::Tensor* tensor_among(c10::ArrayRef<c10::IValue> arguments) {
 bool takes_tensors(const c10::FunctionSchema& schema) {
   return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& a) {
     return a.type()->isSubtypeOf(c10::OptionalType::ofTensor()) ||
-           a.type()->isSubtypeOf(c10::ListType::ofTensors()) || a.type()->isSubtypeOf(c10::ListType::ofOptionalTensors());
+           a.type()->isSubtypeOf(c10::ListType::ofTensors()) ||
+           a.type()->isSubtypeOf(c10::ListType::ofOptionalTensors());
   });
 }
 

@@ -130,8 +130,10 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
     return;
   }
   if (tensor.layout() != at::kStrided || !known_place(tensor)) {
-    wrong_.push_back(fmt::format(
-        "parameter '{}' is not a dense tensor on the CPU, a GPU or the meta device; move the module there first", full));
+    wrong_.push_back(
+        fmt::format("parameter '{}' is not a dense tensor on the CPU, a GPU or the meta device; move the "
+                    "module there first",
+                    full));
     return;
   }
   if (tensor.scalar_type() != at::kFloat) {
@@ -147,9 +149,10 @@ void Description::describe_parameter(Mirror& mirror, const std::string& name, co
     return;
   }
   if (const Parameter* other = overlapping(tensor)) {
-    wrong_.push_back(fmt::format(
-        "parameter '{}' shares memory with '{}', but is another tensor; register one tensor in both places to tie them", full,
-        other->name()));
+    wrong_.push_back(
+        fmt::format("parameter '{}' shares memory with '{}', but is another tensor; register one tensor in "
+                    "both places to tie them",
+                    full, other->name()));
     return;
   }
   Parameter p = mirror.param(name, Shape(tensor.sizes().begin(), tensor.sizes().end()), constant(0));
@@ -164,7 +167,9 @@ const Parameter* Description::overlapping(const at::Tensor& tensor) const {
     return std::pair(first, first + t.nbytes());
   };
   // Others have gaps, in which another one's elements may lie without being shared.
-  const auto is_plain = [](const at::Tensor& t) { return !t.is_meta() && t.numel() > 0 && t.is_non_overlapping_and_dense(); };
+  const auto is_plain = [](const at::Tensor& t) {
+    return !t.is_meta() && t.numel() > 0 && t.is_non_overlapping_and_dense();
+  };
   if (!is_plain(tensor)) return nullptr;
   const auto [begin, end] = bytes(tensor);
   for (const auto& [parameter, other] : parameters_) {
@@ -185,7 +190,8 @@ void Description::describe_buffer(Mirror& mirror, const std::string& name, const
   const auto dtype = dtype_of_memory(tensor.scalar_type());
   if (!dtype || tensor.layout() != at::kStrided || !known_place(tensor) || !tensor.is_leaf()) {
     wrong_.push_back(
-        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or a GPU, or the meta device) of a type that sherd knows (f32, "
+        fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or a GPU, or the meta device) of a "
+                    "type that sherd knows (f32, "
                     "bf16, f16, f64, i32, i64, u8, bool)",
                     full, at::toString(tensor.scalar_type())));
     return;

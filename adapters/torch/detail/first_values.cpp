@@ -65,26 +65,26 @@ class Materialised {
 
 }  // namespace
 
-FirstValues::FirstValues(nn::Module& root, ParameterInit init, uint64_t seed) : init_(std::move(init)), seed_(seed) {
+FirstValues::FirstValues(nn::Module& root, ParameterInit init, uint64_t seed)
+    : init_(std::move(init)), seed_(seed) {
   std::set<const nn::Module*> seen;
-  const std::function<void(nn::Module&, const std::string&, bool)> visit = [&](nn::Module& module,
-                                                                               const std::string& name,
-                                                                               bool transformer) {
-    if (!seen.insert(&module).second) return;
-    transformer = transformer || dynamic_cast<nn::TransformerImpl*>(&module) != nullptr;
-    Group group;
-    // It writes to its output projection, too.
-    if (auto* attention = dynamic_cast<nn::MultiheadAttentionImpl*>(&module)) {
-      nn::Module& inner = *attention->out_proj;
-      if (seen.insert(&inner).second)
-        group.push_back({full_name(name, "out_proj"), &inner, meta_tensors_of(inner), transformer});
-    }
-    group.push_back({name, &module, meta_tensors_of(module), transformer});
-    std::erase_if(group, [](const Member& m) { return m.tensors.empty(); });
-    if (!group.empty()) groups_.push_back(std::move(group));
-    for (const auto& child : module.named_children())
-      visit(*child.value(), full_name(name, child.key()), transformer);
-  };
+  const std::function<void(nn::Module&, const std::string&, bool)> visit =
+      [&](nn::Module& module, const std::string& name, bool transformer) {
+        if (!seen.insert(&module).second) return;
+        transformer = transformer || dynamic_cast<nn::TransformerImpl*>(&module) != nullptr;
+        Group group;
+        // It writes to its output projection, too.
+        if (auto* attention = dynamic_cast<nn::MultiheadAttentionImpl*>(&module)) {
+          nn::Module& inner = *attention->out_proj;
+          if (seen.insert(&inner).second)
+            group.push_back({full_name(name, "out_proj"), &inner, meta_tensors_of(inner), transformer});
+        }
+        group.push_back({name, &module, meta_tensors_of(module), transformer});
+        std::erase_if(group, [](const Member& m) { return m.tensors.empty(); });
+        if (!group.empty()) groups_.push_back(std::move(group));
+        for (const auto& child : module.named_children())
+          visit(*child.value(), full_name(name, child.key()), transformer);
+      };
   visit(root, "", false);
 }
 
@@ -97,7 +97,8 @@ void FirstValues::require_known() const {
         for (const auto& [name, tensor] : m.tensors) unknown.push_back(full_name(m.name, name));
   if (unknown.empty()) return;
   throw InvalidArgument(fmt::format(
-      "sherd::torch::fully_shard: on the meta device, and nothing is known that gives them values: {}; let their "
+      "sherd::torch::fully_shard: on the meta device, and nothing is known that gives them values: {}; let "
+      "their "
       "modules be sherd::torch::Resettable, give fully_shard() a ParameterInit, or make them on the CPU",
       fmt::join(unknown, ", ")));
 }

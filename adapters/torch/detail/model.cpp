@@ -104,16 +104,19 @@ void UnitUse::set_address(Weight& weight, void* address) {
 void UnitUse::require_own_memory() const {
   for (const Weight& w : weights_)
     if (w.tensor.storage().unsafeGetStorageImpl() != w.memory.unsafeGetStorageImpl())
-      throw InvalidArgument(fmt::format(
-          "parameter '{}' of unit '{}' has other memory than sherd gave it, by set_data() or torch::load(), say: what is in "
-          "there would be lost. Load values before fully_shard(), or by sherd::import_weights() or sherd::resume()",
-          w.parameter.name(), unit_->name()));
+      throw InvalidArgument(
+          fmt::format("parameter '{}' of unit '{}' has other memory than sherd gave it, by set_data() or "
+                      "torch::load(), say: what is in "
+                      "there would be lost. Load values before fully_shard(), or by sherd::import_weights() "
+                      "or sherd::resume()",
+                      w.parameter.name(), unit_->name()));
 }
 
 void UnitUse::root_is_gone() {
   for (Weight& w : weights_) {
-    w.absent = fmt::format("parameter '{}' of a model that was sharded by sherd, whose root is gone, and its values with it",
-                           w.parameter.name());
+    w.absent = fmt::format(
+        "parameter '{}' of a model that was sharded by sherd, whose root is gone, and its values with it",
+        w.parameter.name());
     set_address(w, nullptr);
   }
 }
@@ -139,17 +142,18 @@ void UnitUse::require_unwritten(const char* where) const {
   std::vector<std::string> names;
   for (const size_t w : written()) names.push_back(weights_[w].parameter.name());
   if (!names.empty())
-    throw InvalidArgument(fmt::format("parameter(s) '{}' were written in place in {} of unit '{}': {}", fmt::join(names, "', '"),
-                                      where, unit_->name(), kWriteWeights));
+    throw InvalidArgument(fmt::format("parameter(s) '{}' were written in place in {} of unit '{}': {}",
+                                      fmt::join(names, "', '"), where, unit_->name(), kWriteWeights));
 }
 
 void UnitUse::require_same_requires_grad() const {
   for (const Weight& w : weights_)
     if (!w.parameter.frozen() && !w.tensor.requires_grad())
-      throw InvalidArgument(fmt::format(
-          "requires_grad of parameter '{}' of unit '{}' was turned off between a forward and its backward: switch it between "
-          "steps, before the forward",
-          w.parameter.name(), unit_->name()));
+      throw InvalidArgument(
+          fmt::format("requires_grad of parameter '{}' of unit '{}' was turned off between a forward and its "
+                      "backward: switch it between "
+                      "steps, before the forward",
+                      w.parameter.name(), unit_->name()));
 }
 
 void UnitUse::unbind() noexcept {
@@ -206,16 +210,18 @@ void Model::follow_requires_grad() {
     if (!parameter.trainable()) without_memory.push_back(parameter.name());
   }
   if (runtime().mesh().world()->size() > 1)
-    runtime().require_equal(digest,
-                            "sherd::torch: requires_grad of the parameters differs between ranks; freeze and thaw the same "
-                            "parameters on every rank, between the same steps");
+    runtime().require_equal(
+        digest,
+        "sherd::torch: requires_grad of the parameters differs between ranks; freeze and thaw the same "
+        "parameters on every rank, between the same steps");
   if (changed[0].empty() && changed[1].empty()) return;
   const std::string& name = (changed[0].empty() ? changed[1] : changed[0]).front().name();
   if (!without_memory.empty())
-    throw InvalidArgument(fmt::format(
-        "sherd::torch: requires_grad was turned on for parameters that had it off in fully_shard(), and so have no memory for "
-        "gradients: '{}'; shard the model with requires_grad on, and turn it off afterwards",
-        fmt::join(without_memory, "', '")));
+    throw InvalidArgument(
+        fmt::format("sherd::torch: requires_grad was turned on for parameters that had it off in "
+                    "fully_shard(), and so have no memory for "
+                    "gradients: '{}'; shard the model with requires_grad on, and turn it off afterwards",
+                    fmt::join(without_memory, "', '")));
   if (const std::string why = runtime().pending(); !why.empty())
     throw InvalidArgument(fmt::format(
         "sherd::torch: requires_grad of parameter '{}' was switched in the midst of a step: {}", name, why));
@@ -242,16 +248,18 @@ void Model::require_user_of_gradients() const {
 void Model::require_whole(const ::torch::nn::Module& root) const {
   std::vector<std::string> wrong;
   for (const auto& p : root.named_parameters())
-    if (description_.parameter_of(p.value()) == nullptr && p.value().requires_grad() && !unit_of_parameter(p.value()))
+    if (description_.parameter_of(p.value()) == nullptr && p.value().requires_grad() &&
+        !unit_of_parameter(p.value()))
       wrong.push_back(fmt::format(
           "parameter '{}' was registered after fully_shard(), and other ranks would not receive its gradient",
           p.key()));
   for (size_t b = 0; b < buffer_memory_.size(); ++b) {
     const auto& [buffer, tensor] = description_.buffers()[b];
     if (tensor.storage().unsafeGetStorageImpl() != buffer_memory_[b].unsafeGetStorageImpl())
-      wrong.push_back(fmt::format("buffer '{}' has other memory than sherd gave it, by set_data(), torch::load(), or because "
-                                  "another sharded model has it, too; write to it in place (copy_())",
-                                  buffer.name()));
+      wrong.push_back(fmt::format(
+          "buffer '{}' has other memory than sherd gave it, by set_data(), torch::load(), or because "
+          "another sharded model has it, too; write to it in place (copy_())",
+          buffer.name()));
   }
   if (!wrong.empty()) throw InvalidArgument(fmt::format("sherd::torch: {}", fmt::join(wrong, "; ")));
 }
@@ -302,10 +310,11 @@ void Model::require_places(const ::torch::nn::Module& root) const {
   for (const auto& p : root.named_parameters()) look(p.key(), p.value());
   for (const auto& b : root.named_buffers()) look(b.key(), b.value());
   if (!elsewhere.empty())
-    throw InvalidArgument(fmt::format(
-        "sherd::torch::fully_shard: the mesh is one of {}, and elsewhere than there, on the CPU and on the meta device "
-        "are: {}; move the module first",
-        device_->place().str(), fmt::join(elsewhere, ", ")));
+    throw InvalidArgument(
+        fmt::format("sherd::torch::fully_shard: the mesh is one of {}, and elsewhere than there, on the CPU "
+                    "and on the meta device "
+                    "are: {}; move the module first",
+                    device_->place().str(), fmt::join(elsewhere, ", ")));
 }
 
 void Model::require_alike(Communicator& world) const {
@@ -351,10 +360,11 @@ void Model::fill_shards_with(const FirstValues& values, Communicator& world) {
   change.end();
   join();
   Tensor scratch;
-  require_equal(world, compute, digest,
-                "sherd::torch::fully_shard: the ranks gave other first values to modules from the meta device; what "
-                "gives them has to do the same on every rank",
-                scratch);
+  require_equal(
+      world, compute, digest,
+      "sherd::torch::fully_shard: the ranks gave other first values to modules from the meta device; what "
+      "gives them has to do the same on every rank",
+      scratch);
 }
 
 void Model::take_over_buffers() {
@@ -386,7 +396,8 @@ void Model::take_over(::torch::nn::Module& root) {
   }
   const auto give = [&](::torch::nn::Module& module) {
     const Mirror* mirror = description_.mirror_of(module);
-    if (Attached* const there = attached_to(module); there != nullptr && mirror != nullptr) there->noted.reset();
+    if (Attached* const there = attached_to(module); there != nullptr && mirror != nullptr)
+      there->noted.reset();
     if (mirror == nullptr || !mirror->unit()) return;
     Attached& attached = attach_to(module);
     const auto found = std::find_if(units_.begin(), units_.end(),

@@ -29,8 +29,8 @@ class UnitUse {
   struct Weight {
     Parameter parameter;
     at::Tensor tensor;
-    c10::Storage memory;  // that of `tensor`, whose address sherd sets
-    std::string absent;  // what reading it throws while the weights are elsewhere
+    c10::Storage memory;   // that of `tensor`, whose address sherd sets
+    std::string absent;    // what reading it throws while the weights are elsewhere
     uint64_t version = 0;  // of `tensor` when the unit was unsharded
   };
   UnitUse(std::weak_ptr<Model> model, std::shared_ptr<Unit> unit, std::shared_ptr<const TorchDevice> device)
@@ -87,7 +87,8 @@ std::shared_ptr<const UnitUse> unit_of_parameter(const at::Tensor& parameter);
 void to_shard(Stream& compute, const Parameter& parameter, const at::Tensor& tensor);
 /// What an error says of weights that were written where they are not kept.
 inline constexpr const char* kWriteWeights =
-    "such a write is lost, or is kept by this rank alone, as the strategy has it, and what the values are now is undefined: load "
+    "such a write is lost, or is kept by this rank alone, as the strategy has it, and what the values are "
+    "now is undefined: load "
     "them again. Change weights between steps by sherd::torch::update_weights()";
 
 /// Owned by what is attached to the tree's root.

@@ -6,7 +6,10 @@ namespace sherd::torch::detail {
 
 at::Tensor view_of(const Tensor& memory, at::IntArrayRef sizes, at::ScalarType type, at::Device place) {
   // With the place given libtorch does not ask whose the address is: an empty tensor may have none.
-  return at::for_blob(memory.raw(), sizes).options(at::TensorOptions(type).device(place)).target_device(place).make_tensor();
+  return at::for_blob(memory.raw(), sizes)
+      .options(at::TensorOptions(type).device(place))
+      .target_device(place)
+      .make_tensor();
 }
 
 at::Tensor on_host(const at::Tensor& tensor) { return tensor.detach().to(at::kCPU).contiguous(); }
@@ -22,7 +25,8 @@ at::Tensor without_memory(at::IntArrayRef sizes, at::ScalarType type, at::Device
 }
 
 void become(const at::Tensor& tensor, const at::Tensor& other) {
-  if (tensor.device() != other.device()) tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
+  if (tensor.device() != other.device())
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(other.getIntrusivePtr());
   // On one device now: this forgets what autograd has noted of the device before.
   tensor.set_data(other);
 }

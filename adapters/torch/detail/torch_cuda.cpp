@@ -79,7 +79,9 @@ void record_use(const at::Tensor& tensor, const CUDAStream& stream) {
 class OnCudaStream final : public TorchDevice::OnCompute {
  public:
   explicit OnCudaStream(const CUDAStream& compute)
-      : compute_(compute), around_(c10::cuda::getCurrentCUDAStream(compute.device_index())), guard_(compute.unwrap()) {
+      : compute_(compute),
+        around_(c10::cuda::getCurrentCUDAStream(compute.device_index())),
+        guard_(compute.unwrap()) {
     put_in_order(around_, compute_);
   }
   ~OnCudaStream() override {
@@ -132,8 +134,10 @@ class TorchCuda final : public TorchDevice {
     std::sort(gpus.begin(), gpus.end());
     if (std::adjacent_find(gpus.begin(), gpus.end()) != gpus.end())
       throw NotSupported(
-          "sherd::torch: several ranks of one process use the same GPU, and libtorch has one thread for the backwards of "
-          "them all, which would wait for each other; use one GPU for each rank, or ranks that are processes");
+          "sherd::torch: several ranks of one process use the same GPU, and libtorch has one thread for the "
+          "backwards of "
+          "them all, which would wait for each other; use one GPU for each rank, or ranks that are "
+          "processes");
   }
 
   void join() override { issued(device_.compute()); }
@@ -146,8 +150,10 @@ class TorchCuda final : public TorchDevice {
 
  private:
   static CUDAStream stream_of(Device& device, at::Device place) {
-    at::globalContext().lazyInitDevice(at::kCUDA);  // which else the first tensor that libtorch makes there does
-    return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(issued(device.compute())), place.index());
+    at::globalContext().lazyInitDevice(
+        at::kCUDA);  // which else the first tensor that libtorch makes there does
+    return c10::cuda::getStreamFromExternal(static_cast<cudaStream_t>(issued(device.compute())),
+                                            place.index());
   }
   CUDAStream current() const { return c10::cuda::getCurrentCUDAStream(stream_.device_index()); }
 

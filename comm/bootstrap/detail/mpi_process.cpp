@@ -98,9 +98,11 @@ MpiDeadline::MpiDeadline(std::chrono::milliseconds limit, std::string what)
     : watch_([this, limit, what = std::move(what)] {
         std::unique_lock lock(mutex_);
         if (changed_.wait_for(lock, limit, [this] { return over_; })) return;
-        print_error("sherd", fmt::format("{}: waited {} ms in MPI for the other processes: one has stopped, has gone, or "
-                                         "cannot be reached; MPI's calls cannot be left, so this process ends",
-                                         what, limit.count()));
+        print_error(
+            "sherd",
+            fmt::format("{}: waited {} ms in MPI for the other processes: one has stopped, has gone, or "
+                        "cannot be reached; MPI's calls cannot be left, so this process ends",
+                        what, limit.count()));
         leave_at_once(1);
       }) {}
 

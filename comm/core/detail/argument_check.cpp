@@ -54,8 +54,8 @@ int64_t ArgumentCheck::counts(std::span<const int64_t> counts, const char* name)
   // Each addition is checked, since counts come from the caller.
   for (const int64_t c : counts) {
     if (c > std::numeric_limits<int64_t>::max() - sum)
-      throw InvalidArgument(fmt::format("{}: {} = [{}]; their sum passes 63 bits", place(), name,
-                                        fmt::join(counts, ", ")));
+      throw InvalidArgument(
+          fmt::format("{}: {} = [{}]; their sum passes 63 bits", place(), name, fmt::join(counts, ", ")));
     sum += c;
   }
   return sum;
@@ -108,10 +108,10 @@ void ArgumentCheck::in_place(const Tensor& part, const char* part_name, const Te
 
 void ArgumentCheck::apart(const Tensor& a, const char* a_name, const Tensor& b, const char* b_name) const {
   if (!overlap(a, b)) return;
-  throw InvalidArgument(
-      fmt::format("{}: {} and {} overlap ({} begins {} bytes after {}); this verb is never in place, give each "
-                  "memory of its own",
-                  place(), a_name, b_name, a_name, bytes_from(b, a), b_name));
+  throw InvalidArgument(fmt::format(
+      "{}: {} and {} overlap ({} begins {} bytes after {}); this verb is never in place, give each "
+      "memory of its own",
+      place(), a_name, b_name, a_name, bytes_from(b, a), b_name));
 }
 
 }  // namespace sherd::comm

@@ -28,8 +28,7 @@ bool uniform(const std::vector<int64_t>& counts) {
 bool agree(const Call& a, const Call& b) {
   return std::string_view(a.op) == b.op && a.sequence == b.sequence && a.dtype == b.dtype &&
          a.counts == b.counts && a.root == b.root && a.reduce == b.reduce &&
-         a.purpose.hash() == b.purpose.hash() &&
-         (!a.recv_counts.empty() || a.elements == b.elements);
+         a.purpose.hash() == b.purpose.hash() && (!a.recv_counts.empty() || a.elements == b.elements);
 }
 
 }  // namespace
@@ -79,8 +78,8 @@ std::string message_disagreement(const std::string& where, const Call& mine, con
   if (theirs.dtype == mine.dtype && theirs.elements == mine.elements &&
       theirs.purpose.hash() == mine.purpose.hash())
     return "";
-  return fmt::format("{}: does not match {} there; give both the same element count, dtype and purpose", where,
-                     describe(theirs));
+  return fmt::format("{}: does not match {} there; give both the same element count, dtype and purpose",
+                     where, describe(theirs));
 }
 
 }  // namespace sherd::comm

@@ -75,8 +75,8 @@ std::shared_ptr<Communicator> CheckedCommunicator::record_and_divide(int color, 
   if (epoch_ > 0) name += fmt::format("@{}", epoch_);  // names must stay unique after a recover()
   const int64_t flight =
       recorder()->issue(label_, {.op = "split", .sequence = splits_, .purpose = serves()}, epoch_, -1);
-  return recorder()->run(
-      flight, [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
+  return recorder()->run(flight,
+                         [&] { return divide(color, key, timeout, std::move(counters), std::move(name)); });
 }
 
 // Returns the offset of this rank's part among parts of these sizes, in elements.
@@ -254,13 +254,13 @@ void CheckedCommunicator::send(Stream& stream, const Tensor& data, int peer) {
   renumber();
   counters_->add("send", 0);
   record_and_queue(stream, Verb::send,
-        {.op = "send",
-         .sequence = ++sent_[at(peer)],
-         .dtype = data.dtype(),
-         .elements = data.numel(),
-         .purpose = serves(),
-         .send = data},
-        peer);
+                   {.op = "send",
+                    .sequence = ++sent_[at(peer)],
+                    .dtype = data.dtype(),
+                    .elements = data.numel(),
+                    .purpose = serves(),
+                    .send = data},
+                   peer);
 }
 
 void CheckedCommunicator::recv(Stream& stream, const Tensor& data, int peer) {
@@ -271,13 +271,13 @@ void CheckedCommunicator::recv(Stream& stream, const Tensor& data, int peer) {
   renumber();
   counters_->add("recv", data.nbytes());
   record_and_queue(stream, Verb::recv,
-        {.op = "recv",
-         .sequence = ++received_[at(peer)],
-         .dtype = data.dtype(),
-         .elements = data.numel(),
-         .purpose = serves(),
-         .recv = data},
-        peer);
+                   {.op = "recv",
+                    .sequence = ++received_[at(peer)],
+                    .dtype = data.dtype(),
+                    .elements = data.numel(),
+                    .purpose = serves(),
+                    .recv = data},
+                   peer);
 }
 
 void CheckedCommunicator::barrier(Stream& stream) {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include <sherd/comm/core/detail/argument_check.h>
-#include <sherd/comm/core/detail/counters.h>
 #include <sherd/comm/core/detail/call.h>
+#include <sherd/comm/core/detail/counters.h>
 
 namespace sherd::comm {
 

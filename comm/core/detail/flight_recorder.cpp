@@ -37,19 +37,20 @@ FlightRecorderOptions checked(FlightRecorderOptions options) {
                                       FlightRecorderOptions::kMostOperations));
   if (options.folder.empty()) return options;
   if (options.operations == 0)
-    throw InvalidArgument(
-        fmt::format("flight_recorder.folder = {} with flight_recorder.operations = 0: there would be nothing to "
-                    "write; keep at least 1 operation, or give no folder",
-                    options.folder));
+    throw InvalidArgument(fmt::format(
+        "flight_recorder.folder = {} with flight_recorder.operations = 0: there would be nothing to "
+        "write; keep at least 1 operation, or give no folder",
+        options.folder));
   std::error_code error;
   fs::create_directories(options.folder, error);
   // An existing path that is not a folder gives no error from create_directories() on some libraries.
   if (!error && !fs::is_directory(options.folder, error) && !error)
     error = std::make_error_code(std::errc::not_a_directory);
   if (error)
-    throw IoError(fmt::format("flight_recorder.folder = {}: cannot be made: {}; give a folder that every rank can "
-                              "write to",
-                              options.folder, error.message()));
+    throw IoError(
+        fmt::format("flight_recorder.folder = {}: cannot be made: {}; give a folder that every rank can "
+                    "write to",
+                    options.folder, error.message()));
   return options;
 }
 
@@ -64,7 +65,9 @@ FlightRecorder::FlightRecorder(FlightRecorderOptions options, int world_rank, in
   static_assert(sizeof(FlightRecord) <= 256, "FlightRecorderOptions says how much a record takes");
 }
 
-std::string FlightRecorder::file_name(int world_rank) { return fmt::format("flight_rank_{:05}.json", world_rank); }
+std::string FlightRecorder::file_name(int world_rank) {
+  return fmt::format("flight_rank_{:05}.json", world_rank);
+}
 
 void FlightRecorder::add(const std::shared_ptr<const GroupLabel>& group) {
   std::lock_guard lock(mutex_);
@@ -73,8 +76,8 @@ void FlightRecorder::add(const std::shared_ptr<const GroupLabel>& group) {
   groups_.push_back(group);
 }
 
-int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, const Call& call, uint64_t epoch,
-                              int peer) {
+int64_t FlightRecorder::issue(const std::shared_ptr<const GroupLabel>& group, const Call& call,
+                              uint64_t epoch, int peer) {
   if (ring_.empty()) return 0;
   const int64_t now = now_ns<std::chrono::steady_clock>();
   // Hashed outside of the lock: counts have an entry for each rank.
@@ -137,26 +140,27 @@ std::string FlightRecorder::last(const char* before) const {
     if (r.started_ns > 0 && (!latest || r.started_ns > latest->started_ns)) latest = &r;
   }
   if (recorded_ == 0) return "";
-  const std::string behind =
-      queued > 0 ? fmt::format(", with {} call{} of its queued behind other work", queued, queued > 1 ? "s" : "") : "";
+  const std::string behind = queued > 0 ? fmt::format(", with {} call{} of its queued behind other work",
+                                                      queued, queued > 1 ? "s" : "")
+                                        : "";
   if (!latest) return "none yet" + behind;
   const FlightRecord r = *latest;
   // The record is copied: formatting below runs without the lock, so that operations are not delayed.
   lock.unlock();
   const int64_t now = now_ns<std::chrono::steady_clock>();
-  const std::string what =
-      r.sequence > 0 && std::string_view(r.op) != "split"
-          ? describe(Call{.op = r.op,
-                          .sequence = r.sequence,
-                          .dtype = r.dtype,
-                          .elements = r.elements,
-                          .root = r.root,
-                          .purpose = r.purpose,
-                          .reduce = r.reduce})
-          : fmt::format("{} #{}", r.op, r.sequence);
+  const std::string what = r.sequence > 0 && std::string_view(r.op) != "split"
+                               ? describe(Call{.op = r.op,
+                                               .sequence = r.sequence,
+                                               .dtype = r.dtype,
+                                               .elements = r.elements,
+                                               .root = r.root,
+                                               .purpose = r.purpose,
+                                               .reduce = r.reduce})
+                               : fmt::format("{} #{}", r.op, r.sequence);
   const auto ago = [&](int64_t then) { return std::max<int64_t>(0, now - then) / 1'000'000; };
-  const std::string when = r.state == State::running ? fmt::format("under way for {} ms", ago(r.started_ns))
-                                                     : fmt::format("{} {} ms {}", name_of(r.state), ago(r.finished_ns), before);
+  const std::string when = r.state == State::running
+                               ? fmt::format("under way for {} ms", ago(r.started_ns))
+                               : fmt::format("{} {} ms {}", name_of(r.state), ago(r.finished_ns), before);
   return fmt::format("{} of '{}', {}{}", what, r.group->name, when, behind);
 }
 
@@ -213,9 +217,11 @@ std::string FlightRecorder::written(const std::string& cause) noexcept {
   try {
     std::lock_guard files(file_mutex_);
     const std::string path = (fs::path(options_.folder) / file_name(world_rank_)).string();
-    if (!problem_.empty()) return fmt::format("; what rank {} did last could not be written to {}: {}", world_rank_, path, problem_);
-    return fmt::format("; what rank {} did last is in {} (`sherd trace {}` compares the ranks)", world_rank_, path,
-                       (fs::path(options_.folder) / "flight_rank_*.json").string());
+    if (!problem_.empty())
+      return fmt::format("; what rank {} did last could not be written to {}: {}", world_rank_, path,
+                         problem_);
+    return fmt::format("; what rank {} did last is in {} (`sherd trace {}` compares the ranks)", world_rank_,
+                       path, (fs::path(options_.folder) / "flight_rank_*.json").string());
   } catch (const std::exception&) {
     return "";
   }

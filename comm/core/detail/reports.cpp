@@ -21,15 +21,14 @@ std::string waiting_clause(std::vector<Waiting> waiting) {
             [](const Waiting& a, const Waiting& b) { return a.world_rank < b.world_rank; });
   std::vector<std::string> ranks;
   for (size_t i = 0; i < std::min(waiting.size(), kMostWaiting); ++i)
-    ranks.push_back(fmt::format(
-        "rank {} (for {} ms)", waiting[i].world_rank,
-        std::chrono::duration_cast<std::chrono::milliseconds>(now - waiting[i].since).count()));
+    ranks.push_back(
+        fmt::format("rank {} (for {} ms)", waiting[i].world_rank,
+                    std::chrono::duration_cast<std::chrono::milliseconds>(now - waiting[i].since).count()));
   if (waiting.size() > kMostWaiting) ranks.push_back(fmt::format("{} more", waiting.size() - kMostWaiting));
   const std::string last = ranks.back();
   ranks.pop_back();
-  return fmt::format("; {}{}{} come and {}", fmt::join(ranks, ", "),
-                     ranks.empty() ? last : " and " + last, waiting.size() > 1 ? " have" : " has",
-                     waiting.size() > 1 ? "wait" : "waits");
+  return fmt::format("; {}{}{} come and {}", fmt::join(ranks, ", "), ranks.empty() ? last : " and " + last,
+                     waiting.size() > 1 ? " have" : " has", waiting.size() > 1 ? "wait" : "waits");
 }
 
 void notice_lone_call(const Purpose& purpose, int world_rank, const std::string& where,

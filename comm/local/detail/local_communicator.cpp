@@ -44,8 +44,8 @@ class LocalCommunicator final : public comm::CheckedCommunicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank, std::shared_ptr<Device> device,
                     std::shared_ptr<comm::CommCounters> counters, std::string name)
-      : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(name), group->world_ranks()), rank,
-                                  std::move(device), std::move(counters)),
+      : comm::CheckedCommunicator(std::make_shared<comm::GroupLabel>(std::move(name), group->world_ranks()),
+                                  rank, std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
   void abort(const std::string& cause) noexcept override {

@@ -120,8 +120,9 @@ void LocalGroup::fail_message(std::unique_lock<std::mutex>& lock, comm::Wait out
       comm::last_calls_clause(missing, [this](int world_rank) { return log_->last_call(world_rank); });
   const std::string waiting = comm::waiting_clause({{world_rank(rank), since}});
   domain_->fail(lock, world_rank(peer), where,
-                outcome == comm::Wait::ready ? domain_->left_message(where, missing, last + waiting)
-                                             : domain_->timeout_message(*point_, where, missing, waiting + last));
+                outcome == comm::Wait::ready
+                    ? domain_->left_message(where, missing, last + waiting)
+                    : domain_->timeout_message(*point_, where, missing, waiting + last));
 }
 
 void LocalGroup::send(int rank, int peer, const comm::Call& call, ExecutionContext& context) {

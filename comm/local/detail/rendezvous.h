@@ -94,7 +94,8 @@ class Rendezvous {
         const std::vector<int> missing = missing_ranks([](size_t) { return true; });
         const std::string where = place(rank, slot);
         const std::string cause = domain_.timeout_message(
-            point_, where, missing, comm::waiting_clause(waiting()) + comm::last_calls_clause(missing, last_));
+            point_, where, missing,
+            comm::waiting_clause(waiting()) + comm::last_calls_clause(missing, last_));
         withdraw(rank);
         domain_.fail(lock, missing.front(), where, cause);
       }

@@ -51,7 +51,8 @@ class Work {
       if (in_place) held_->slices = member_.scratch(n);
       char* const result = in_place ? held_->slices.get() : recv();
       meeting_.finish(meeting_.start(
-          Reduction{send(), result, static_cast<int>(call_.recv.numel()), call_.dtype, /*scatter=*/true}, held_));
+          Reduction{send(), result, static_cast<int>(call_.recv.numel()), call_.dtype, /*scatter=*/true},
+          held_));
       if (in_place) member_.device().kernels<CopyKernels>().copy(context_, recv(), result, n);
       return;
     }
@@ -62,8 +63,8 @@ class Work {
   void all_reduce() const {
     const int64_t n = call_.elements, slice = (n + size_ - 1) / size_;
     if (by_library(n))
-      return meeting_.finish(
-          meeting_.start(Reduction{nullptr, recv(), static_cast<int>(n), call_.dtype, /*scatter=*/false}, held_));
+      return meeting_.finish(meeting_.start(
+          Reduction{nullptr, recv(), static_cast<int>(n), call_.dtype, /*scatter=*/false}, held_));
     std::vector<int64_t> begins;
     for (int r = 0; r <= size_; ++r) begins.push_back(std::min(r * slice, n));
     reduce_slices(begins, recv() + begins[at(rank_)] * bytes());

@@ -46,7 +46,7 @@ struct Incoming {
 
 struct Order {
   std::vector<Transfer> transfers;
-  std::shared_ptr<Batch> batch;         // of the transfers, or of a reduction in `group`
+  std::shared_ptr<Batch> batch;  // of the transfers, or of a reduction in `group`
   std::shared_ptr<ProcessGroup> group;
   Reduction reduction;
   std::shared_ptr<std::string> letter;  // or a control message to `process`
@@ -208,9 +208,9 @@ class Engine::Impl {
     if (o.abandon) return cancel(o.batch);
     MPI_Request request = MPI_REQUEST_NULL;
     if (o.letter) {
-      check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process, kLetterTag,
-                      comm_, &request),
-            "MPI_Isend");
+      check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process,
+                          kLetterTag, comm_, &request),
+                "MPI_Isend");
       return add(request, {.letter = o.letter, .process = o.process});
     }
     if (o.group) {  // the request of a collective cannot be cancelled: it is not a receive
@@ -264,9 +264,9 @@ class Engine::Impl {
       MPI_Message message = MPI_MESSAGE_NULL;
       MPI_Status status;
       // While draining, data messages are received and dropped, too, so that their senders complete.
-      check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kLetterTag, comm_, &found, &message,
-                        &status),
-            "MPI_Improbe");
+      check_mpi(MPI_Improbe(MPI_ANY_SOURCE, draining_.load() ? MPI_ANY_TAG : kLetterTag, comm_, &found,
+                            &message, &status),
+                "MPI_Improbe");
       if (!found) break;
       int count = 0;
       check_mpi(MPI_Get_count(&status, MPI_BYTE, &count), "MPI_Get_count");
@@ -298,7 +298,8 @@ class Engine::Impl {
     moved_ = true;
     for (int i = 0; i < count; ++i) {
       const Open& what = what_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
-      const int error = result == MPI_ERR_IN_STATUS ? statuses_[static_cast<size_t>(i)].MPI_ERROR : MPI_SUCCESS;
+      const int error =
+          result == MPI_ERR_IN_STATUS ? statuses_[static_cast<size_t>(i)].MPI_ERROR : MPI_SUCCESS;
       if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
       // The launch fails before any rank treats the transfer as received.
       if (what.batch) what.batch->failed_.store(true, std::memory_order_release);

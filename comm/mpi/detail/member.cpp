@@ -188,8 +188,8 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
       if (all()) break;
       withdraw(*meeting);
       domain.fail(lock, gone.front(), where,
-                  comm::AbortDomain::left_message(where, gone,
-                                                  last_calls(gone) + comm::waiting_clause(waiting(*meeting))));
+                  comm::AbortDomain::left_message(
+                      where, gone, last_calls(gone) + comm::waiting_clause(waiting(*meeting))));
     case comm::Wait::aborted:
       withdraw(*meeting);
       lock.unlock();
@@ -272,9 +272,9 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
     if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
     world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
   }
-  return std::make_shared<Member>(session_, device_, arrivals_seen_, fmt::format("{}/{}.{}", name_, sequence, color),
-                                  std::move(world_ranks), new_rank,
-                                  timeout.count() > 0 ? timeout : point_->timeout);
+  return std::make_shared<Member>(session_, device_, arrivals_seen_,
+                                  fmt::format("{}/{}.{}", name_, sequence, color), std::move(world_ranks),
+                                  new_rank, timeout.count() > 0 ? timeout : point_->timeout);
 }
 
 Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where)
@@ -308,8 +308,8 @@ std::shared_ptr<Batch> Member::Meeting::start(const Reduction& reduction, std::s
   std::vector<int> processes;
   for (const int p : peers_)
     processes.push_back(member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]));
-  return started(member_.session_->engine().start(member_.group_, reduction, std::move(processes), std::move(keep),
-                                                  on_done()));
+  return started(member_.session_->engine().start(member_.group_, reduction, std::move(processes),
+                                                  std::move(keep), on_done()));
 }
 
 std::shared_ptr<Batch> Member::Meeting::started(std::shared_ptr<Batch> batch) {

@@ -32,8 +32,8 @@ class Member final : public Recipient {
   /// Host-blocking with MpiOptions::library_order: all ranks of the group construct theirs. `name` is the
   /// same on all ranks of the group and unique in the world. `arrivals` is the rank's.
   Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
-         std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks, int rank,
-         std::chrono::milliseconds timeout);
+         std::shared_ptr<comm::ArrivalBoard> arrivals, std::string name, std::vector<int> world_ranks,
+         int rank, std::chrono::milliseconds timeout);
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;

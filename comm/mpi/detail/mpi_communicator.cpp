@@ -126,10 +126,10 @@ void check(const MpiOptions& o, std::span<const std::shared_ptr<Device>> devices
 void check_library_order(std::span<const int> process_of) {
   const std::set<int> processes(process_of.begin(), process_of.end());
   if (processes.size() < process_of.size())
-    throw InvalidArgument(
-        fmt::format("mpi.library_order = true: {} ranks in {} processes; MPI's own collectives need a process for each "
-                    "rank: start as many, or leave the option",
-                    process_of.size(), processes.size()));
+    throw InvalidArgument(fmt::format(
+        "mpi.library_order = true: {} ranks in {} processes; MPI's own collectives need a process for each "
+        "rank: start as many, or leave the option",
+        process_of.size(), processes.size()));
   if (!mpi_allows_all_threads())
     throw NotSupported(
         "mpi.library_order = true: this MPI lets one thread at a time call it; initialise it with "
@@ -148,10 +148,11 @@ void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
     if (const auto all = store.all(prefix, place.size)) {
       for (size_t p = 0; p < all->size(); ++p)
         if ((*all)[p] != settings)
-          throw InvalidArgument(fmt::format(
-              "mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} but {} on process {}; give "
-              "all processes the same",
-              settings, place.rank, (*all)[p], p));
+          throw InvalidArgument(
+              fmt::format("mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} "
+                          "but {} on process {}; give "
+                          "all processes the same",
+                          settings, place.rank, (*all)[p], p));
       return;
     }
     // A process that failed before it came is named by its own cause, not by the timeout.
@@ -185,8 +186,8 @@ std::vector<std::shared_ptr<Communicator>> make_mpi_world(std::span<const std::s
   // ranks of the process.
   std::vector<std::shared_ptr<comm::FlightRecorder>> recorders;
   for (const int r : mine)
-    recorders.push_back(
-        std::make_shared<comm::FlightRecorder>(options.flight_recorder, r, static_cast<int>(process_of.size())));
+    recorders.push_back(std::make_shared<comm::FlightRecorder>(options.flight_recorder, r,
+                                                               static_cast<int>(process_of.size())));
   std::vector<int> world_ranks(process_of.size());
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   std::shared_ptr<Session> session;

@@ -100,7 +100,8 @@ void Session::tell_who_did_not_end() {
   }
   if (missing.empty()) return;  // it came in the last moment
   const std::string text = fmt::format(
-      "process{} {} did not end within {} ms of process {}: stopped, cut off, or at work for longer (raise the timeout)",
+      "process{} {} did not end within {} ms of process {}: stopped, cut off, or at work for longer (raise "
+      "the timeout)",
       missing.size() > 1 ? "es" : "", fmt::join(missing, ", "),
       std::max<milliseconds>(options_.timeout, kShortestFarewell).count(), engine_->process());
   print_error("sherd", text);
@@ -136,11 +137,10 @@ void Session::forget(uint64_t group, int rank) {
 void Session::read(const std::string& bytes) {
   Letter letter = decode(bytes);
   switch (letter.kind) {
-    case Letter::Kind::left:
-      {
-        std::lock_guard lock(heard_mutex_);
-        last_words_[letter.from] = letter.last;
-      }
+    case Letter::Kind::left: {
+      std::lock_guard lock(heard_mutex_);
+      last_words_[letter.from] = letter.last;
+    }
       // Letters of one process come in order: what is not here by now will not come.
       return domain_.leave(letter.from);
     case Letter::Kind::goodbye: {
@@ -216,7 +216,8 @@ std::string Session::last_call(int world_rank) const {
   if (const auto words = last_words_.find(world_rank); words != last_words_.end()) return words->second;
   const auto last = heard_.find(world_rank);
   if (last == heard_.end()) return "";
-  const auto ago = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
+  const auto ago =
+      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
   return fmt::format("{} of '{}', received {} ms ago", describe(last->second.call), last->second.group,
                      ago.count());
 }

@@ -107,7 +107,7 @@ class Session {
   std::map<int, Presence> presence_;
 
   mutable std::mutex heard_mutex_;
-  std::map<int, Heard> heard_;              // by world rank
+  std::map<int, Heard> heard_;             // by world rank
   std::map<int, std::string> last_words_;  // of ranks that have left
 
   std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex

@@ -36,7 +36,8 @@ void* map_large(size_t size) {
   const size_t before = (kLargePage - reinterpret_cast<std::uintptr_t>(all) % kLargePage) % kLargePage;
   if (before > 0) ::munmap(all, before);
   ::munmap(all + before + rounded, kLargePage - before);
-  ::madvise(all + before, rounded, MADV_HUGEPAGE);  // advice: a kernel without large pages refuses it, to no harm
+  ::madvise(all + before, rounded,
+            MADV_HUGEPAGE);  // advice: a kernel without large pages refuses it, to no harm
   return all + before;
 }
 

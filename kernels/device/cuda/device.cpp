@@ -151,10 +151,12 @@ class CudaDevice final : public Device {
         label_(o.label),
         chip_(chip_of(o)),
         clock_(o.ordinal),
-        allocator_(o.label, o.memory_limit,
-                   std::make_unique<DeviceMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })),
-        staging_(o.label + " (pinned)", 0,
-                 std::make_unique<PinnedMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })) {
+        allocator_(
+            o.label, o.memory_limit,
+            std::make_unique<DeviceMemory>(o.ordinal, run_ahead(), [this] { compute_->synchronize(); })),
+        staging_(o.label + " (pinned)", 0, std::make_unique<PinnedMemory>(o.ordinal, run_ahead(), [this] {
+                   compute_->synchronize();
+                 })) {
     compute_ = make_stream("compute", StreamPriority::normal);
   }
 

@@ -2,8 +2,8 @@
 // Private to the CUDA backends.
 #pragma once
 
-#include <cublas_v2.h>
 #include <cublasLt.h>
+#include <cublas_v2.h>
 #include <cusolverDn.h>
 
 #include <deque>

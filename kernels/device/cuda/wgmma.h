@@ -66,20 +66,22 @@ namespace sherd::cuda::hopper {
 /// twice the number of its accumulators. Thread t of it holds d of rows 16 (t / 32) + (t % 32) / 4 and 8
 /// more, columns 8 j + 2 (t % 4) and 1 more: d[4 j + 2 r + c] is column c of row r of these. Operands number
 /// `a`, `b` and `add` follow the accumulators.
-#define SHERD_WGMMA(columns, count, a_at, b_at, add_at, element, type)                                     \
-  __device__ inline void multiply_add(float (&d)[count], uint64_t a, uint64_t b, int add, element) {       \
-    asm volatile(                                                                                          \
-        "{\n"                                                                                              \
-        ".reg .pred adding;\n"                                                                             \
-        "setp.ne.b32 adding, " add_at ", 0;\n"                                                             \
-        "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type                               \
-        " {" SHERD_NAMES_##count "}, " a_at ", " b_at ", adding, 1, 1, 0, 0;\n"                            \
-        "}"                                                                                                \
-        : SHERD_SUMS_##count                                                                               \
-        : "l"(a), "l"(b), "r"(add));                                                                       \
+#define SHERD_WGMMA(columns, count, a_at, b_at, add_at, element, type)                                \
+  __device__ inline void multiply_add(float(&d)[count], uint64_t a, uint64_t b, int add, element) {   \
+    asm volatile(                                                                                     \
+        "{\n"                                                                                         \
+        ".reg .pred adding;\n"                                                                        \
+        "setp.ne.b32 adding, " add_at                                                                 \
+        ", 0;\n"                                                                                      \
+        "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type "." type " {" SHERD_NAMES_##count \
+        "}, " a_at ", " b_at                                                                          \
+        ", adding, 1, 1, 0, 0;\n"                                                                     \
+        "}"                                                                                           \
+        : SHERD_SUMS_##count                                                                          \
+        : "l"(a), "l"(b), "r"(add));                                                                  \
   }
-#define SHERD_WGMMAS(columns, count, a_at, b_at, add_at)                  \
-  SHERD_WGMMA(columns, count, a_at, b_at, add_at, __half, "f16")          \
+#define SHERD_WGMMAS(columns, count, a_at, b_at, add_at)         \
+  SHERD_WGMMA(columns, count, a_at, b_at, add_at, __half, "f16") \
   SHERD_WGMMA(columns, count, a_at, b_at, add_at, __nv_bfloat16, "bf16")
 SHERD_WGMMAS("128", 64, "%64", "%65", "%66")
 SHERD_WGMMAS("144", 72, "%72", "%73", "%74")

@@ -54,7 +54,7 @@ struct Result {
   Out* c;
   const Out* addend;
   int64_t ld, stride, addend_ld, addend_stride;
-  int64_t n, depths;  // depths: pieces of k
+  int64_t n, depths;       // depths: pieces of k
   int batch, rows, tiles;  // rows of tiles, and tiles, of a matrix
   float alpha, beta;
 };
@@ -330,10 +330,10 @@ void start(ExecutionContext& ctx, const Matrices& a, const Matrices& b, const Te
 template <class In, class Out, size_t... kIndex>
 void start(ExecutionContext& ctx, const Matrices& a, const Matrices& b, const Terms& terms, const Matrices& c,
            int width, std::index_sequence<kIndex...>) {
-  const bool known = ((kTileWidths[kIndex] == width
-                           ? (start<In, Out, kTileWidths[kIndex]>(ctx, a, b, terms, c), true)
-                           : false) ||
-                      ...);
+  const bool known =
+      ((kTileWidths[kIndex] == width ? (start<In, Out, kTileWidths[kIndex]>(ctx, a, b, terms, c), true)
+                                     : false) ||
+       ...);
   if (!known) throw InvalidArgument("symmetric_hopper: no tiles are " + std::to_string(width) + " wide");
 }
 

@@ -10,7 +10,8 @@ void activation_forward(Stream& s, Activation f, const Tensor& y, const Tensor& 
   Check check("activation_forward");
   check.dtype("x", x, kActivations).done();
   check.dtype("y", y, x.dtype()).count("y", y, x.numel()).done();
-  queue(s, "activation_forward", kernels<ActivationKernels>(s).activation_forward, f, ref(y), ref(x), x.numel());
+  queue(s, "activation_forward", kernels<ActivationKernels>(s).activation_forward, f, ref(y), ref(x),
+        x.numel());
 }
 
 void activation_backward(Stream& s, Activation f, const Tensor& dx, const Tensor& dy, const Tensor& x) {
@@ -18,7 +19,8 @@ void activation_backward(Stream& s, Activation f, const Tensor& dx, const Tensor
   check.dtype("x", x, kActivations).done();
   check.dtype("dx", dx, x.dtype()).dtype("dy", dy, x.dtype());
   check.count("dx", dx, x.numel()).count("dy", dy, x.numel()).done();
-  queue(s, "activation_backward", kernels<ActivationKernels>(s).activation_backward, f, ref(dx), ref(dy), ref(x), x.numel());
+  queue(s, "activation_backward", kernels<ActivationKernels>(s).activation_backward, f, ref(dx), ref(dy),
+        ref(x), x.numel());
 }
 
 namespace {
@@ -36,8 +38,8 @@ Ref second_half(const Tensor& packed) {
 
 SwigluArgs packed_args(Check& check, const Tensor& gate_up) {
   check.dims("gate_up", gate_up, 2).dtype("gate_up", gate_up, kActivations);
-  check.that(gate_up.size(1) % 2 == 0, fmt::format("gate_up is {}, must have an even number of columns",
-                                                   to_string(gate_up.shape())));
+  check.that(gate_up.size(1) % 2 == 0,
+             fmt::format("gate_up is {}, must have an even number of columns", to_string(gate_up.shape())));
   check.done();
   return {.rows = gate_up.size(0),
           .cols = gate_up.size(1) / 2,
@@ -61,7 +63,10 @@ void swiglu_backward(Stream& s, const Tensor& dgate, const Tensor& dup, const Te
   Check check("swiglu_backward");
   SwigluArgs a = pair_args(check, gate, up);
   check.dtype("dgate", dgate, gate.dtype()).dtype("dup", dup, gate.dtype()).dtype("dy", dy, gate.dtype());
-  check.shape("dgate", dgate, gate.shape()).shape("dup", dup, gate.shape()).shape("dy", dy, gate.shape()).done();
+  check.shape("dgate", dgate, gate.shape())
+      .shape("dup", dup, gate.shape())
+      .shape("dy", dy, gate.shape())
+      .done();
   a.dy = ref(dy);
   a.dgate = ref(dgate);
   a.dup = ref(dup);

@@ -19,12 +19,13 @@ AttentionArgs attention_args(Check& check, const Tensor& out, const Tensor& lse,
   require(batch > 0 && heads > 0,
           fmt::format("attention: batch {} and heads {} must be positive", batch, heads));
   if (kv_heads == 0) kv_heads = heads;
-  require(kv_heads > 0 && heads % kv_heads == 0,
-          fmt::format("attention: {} key heads for {} query heads; kv_heads must divide heads", kv_heads, heads));
+  require(
+      kv_heads > 0 && heads % kv_heads == 0,
+      fmt::format("attention: {} key heads for {} query heads; kv_heads must divide heads", kv_heads, heads));
   const int64_t columns = heads + 2 * kv_heads;  // in heads
   check.that(qkv.size(0) % batch == 0 && qkv.size(1) % columns == 0,
-             fmt::format("qkv is {}, must be [{} x seq, ({} + 2 x {}) x head_dim]", to_string(qkv.shape()), batch,
-                         heads, kv_heads));
+             fmt::format("qkv is {}, must be [{} x seq, ({} + 2 x {}) x head_dim]", to_string(qkv.shape()),
+                         batch, heads, kv_heads));
   check.done();
   AttentionArgs a{.batch = batch,
                   .seq = qkv.size(0) / batch,
@@ -51,8 +52,9 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
   queue(s, "attention_forward", kernels<AttentionKernels>(s).attention_forward, a);
 }
 
-void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
-                        const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads) {
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
+                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads,
+                        int64_t kv_heads) {
   Check check("attention_backward");
   AttentionArgs a = attention_args(check, out, lse, qkv, batch, heads, kv_heads);
   check.dtype("dout", dout, qkv.dtype()).dtype("dqkv", dqkv, qkv.dtype());

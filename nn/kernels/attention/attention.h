@@ -18,7 +18,7 @@ struct AttentionArgs {
   Ref qkv{}, out{};
   float* lse = nullptr;
   float* max_logits = nullptr;  // forward, f32 [heads] or null
-  Ref dout{}, dqkv{};  // backward; dqkv is overwritten
+  Ref dout{}, dqkv{};           // backward; dqkv is overwritten
 };
 
 struct CachedAttentionArgs;  // cached_attention.h
@@ -45,8 +45,9 @@ void attention_forward(Stream& s, const Tensor& out, const Tensor& lse, const Te
                        int64_t heads, int64_t kv_heads = 0, const Tensor& max_logits = {});
 /// out and lse are forward's. The gradients of a key or value head are sums over its group's query heads in one fixed
 /// order.
-void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out, const Tensor& lse,
-                        const Tensor& qkv, int64_t batch, int64_t heads, int64_t kv_heads = 0);
+void attention_backward(Stream& s, const Tensor& dqkv, const Tensor& dout, const Tensor& out,
+                        const Tensor& lse, const Tensor& qkv, int64_t batch, int64_t heads,
+                        int64_t kv_heads = 0);
 
 }  // namespace ops
 }  // namespace sherd

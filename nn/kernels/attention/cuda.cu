@@ -340,8 +340,9 @@ void plain_attention_backward(ExecutionContext& context, const AttentionArgs& a,
     constexpr int D = width();
     const char* what = "attention_backward";
     const auto start = [&](auto kernel, int64_t heads) {
-      launch(context, what, kernel, tiles_of(what, a, heads, Backward<D>::R, kThreads, Backward<D>::kSharedBytes),
-             Packing(a, type), a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded_rows(a.seq), a.dqkv.as<T>());
+      launch(context, what, kernel,
+             tiles_of(what, a, heads, Backward<D>::R, kThreads, Backward<D>::kSharedBytes), Packing(a, type),
+             a.qkv.as<const T>(), a.dout.as<const T>(), stats, padded_rows(a.seq), a.dqkv.as<T>());
     };
     start(keys_kernel<T, D>, a.kv_heads);
     start(queries_kernel<T, D>, a.heads);

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kTileThreads, 2)
       const bool poisoned =
           __syncthreads_or(diagonal && (copied_non_finite<N, D>(q) || copied_non_finite<N, D>(d))) != 0;
       if (t + 1 < tiles) load(t + 1);
-  
+
       const int ahead = t * N - own;  // query j of the tile sees key i when i <= j + ahead
       auto sees = [ahead](int row, int j) { return row <= j + ahead; };
       const bool any = ahead > -N && own < end;
@@ -229,8 +229,8 @@ void run(ExecutionContext& context, const AttentionArgs& a) {
   const int64_t padded = padded_rows(a.seq);
   auto* stats = static_cast<RowStats*>(
       context.scratch(a.batch * a.heads * padded * static_cast<int64_t>(sizeof(RowStats))));
-  launch(context, what, stats_kernel<T>, tiles_of(what, a, a.heads, kStatsRows, 8 * kStatsRows, 0), p,
-         padded, a.out.as<const T>(), a.dout.as<const T>(), a.lse, stats);
+  launch(context, what, stats_kernel<T>, tiles_of(what, a, a.heads, kStatsRows, 8 * kStatsRows, 0), p, padded,
+         a.out.as<const T>(), a.dout.as<const T>(), a.lse, stats);
   if (!on_tensor_cores(what, a)) return plain_attention_backward(context, a, stats);
   if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     with_width(a.head_dim, [&](auto width) {

@@ -102,7 +102,8 @@ void attention_forward(ExecutionContext&, const AttentionArgs& a) {
 
 void attention_backward(ExecutionContext&, const AttentionArgs& a) {
   for (int64_t b = 0; b < a.batch; ++b)
-    for (int64_t h = 0; h < a.heads; h += a.heads / a.kv_heads) backward_group(a, b, h, h + a.heads / a.kv_heads);
+    for (int64_t h = 0; h < a.heads; h += a.heads / a.kv_heads)
+      backward_group(a, b, h, h + a.heads / a.kv_heads);
 }
 
 void cached_attention(ExecutionContext&, const CachedAttentionArgs& a) {

@@ -45,9 +45,8 @@ __global__ void __launch_bounds__(256)
 }
 
 /// Keys are rows of the table. A token without one sorts behind all of them.
-__global__ void __launch_bounds__(256)
-    make_pairs(Pairs pairs, uint32_t* pieces_found, const int32_t* tokens, int64_t count, int64_t vocab,
-               int64_t first_token) {
+__global__ void __launch_bounds__(256) make_pairs(Pairs pairs, uint32_t* pieces_found, const int32_t* tokens,
+                                                  int64_t count, int64_t vocab, int64_t first_token) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (thread == 0) *pieces_found = 0;
   for (int64_t i = thread; i < count; i += int64_t{gridDim.x} * blockDim.x) {
@@ -192,16 +191,16 @@ void add_to_table(ExecutionContext& context, const EmbeddingArgs& a) {
   auto* sums = reinterpret_cast<float*>(scratch + sums_at);
   uint32_t* found = words(found_at);
   const char* what = "embedding_backward";
-  launch(context, what, make_pairs, grid_for(a.count), pairs, found, a.tokens, a.count, a.vocab,
-         a.begin);
+  launch(context, what, make_pairs, grid_for(a.count), pairs, found, a.tokens, a.count, a.vocab, a.begin);
   const Pairs sorted =
       sort_pairs(context, pairs, spare, a.count, static_cast<uint32_t>(a.vocab), scratch + sort_at);
   launch(context, what, find_pieces, grid_for(a.count), pieces, found, sorted.keys, a.count, a.vocab);
   const Grid grid = grid_over_rows(a.width / N, a.count);
-  launch(context, what, add_pieces<T, N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted, a.dout.as<T>(),
-         a.width);
+  launch(context, what, add_pieces<T, N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted,
+         a.dout.as<T>(), a.width);
   if (a.count > kRun)
-    launch(context, what, add_later_pieces<N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted, a.width);
+    launch(context, what, add_later_pieces<N>, grid, a.dtable.as<float>(), sums, pieces, found, sorted,
+           a.width);
 }
 
 template <class T, int N>
@@ -231,8 +230,8 @@ void embedding_backward(ExecutionContext& context, const EmbeddingArgs& a) {
                        std::to_string(a.vocab) + "; both must be below 2^31, so give it less at once");
   with_f32_bf16(a.dout.dtype, [&]<class T>(T) {
     constexpr int kVec = 16 / sizeof(T);
-    const bool fast =
-        rows_on_boundaries<kVec>(a.width, a.dtable.as<float>(), a.dpositions.as<const float>(), a.dout.as<T>());
+    const bool fast = rows_on_boundaries<kVec>(a.width, a.dtable.as<float>(), a.dpositions.as<const float>(),
+                                               a.dout.as<T>());
     fast ? add_all<T, kVec>(context, a) : add_all<T, 1>(context, a);
   });
 }

@@ -33,8 +33,8 @@ void embedding_forward(Stream& s, const Tensor& out, const Tensor& tokens, const
   e.tokens = tokens.data<int32_t>();
   e.table = ref(table);
   e.out = ref(out);
-  queue(s, "embedding_forward", kernels<IndicesKernels>(s).check_indices, "embedding_forward", "token", e.tokens, e.count,
-        part.vocab == 0 ? e.vocab : part.vocab);
+  queue(s, "embedding_forward", kernels<IndicesKernels>(s).check_indices, "embedding_forward", "token",
+        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab);
   queue(s, "embedding_forward", kernels<EmbeddingKernels>(s).embedding_forward, e);
 }
 
@@ -62,8 +62,8 @@ void embedding_backward(Stream& s, const Tensor& dtable, const Tensor& dposition
   e.dout = ref(dout);
   e.dtable = ref(dtable);
   if (dpositions.defined()) e.dpositions = ref(dpositions);
-  queue(s, "embedding_backward", kernels<IndicesKernels>(s).check_indices, "embedding_backward", "token", e.tokens, e.count,
-        part.vocab == 0 ? e.vocab : part.vocab);
+  queue(s, "embedding_backward", kernels<IndicesKernels>(s).check_indices, "embedding_backward", "token",
+        e.tokens, e.count, part.vocab == 0 ? e.vocab : part.vocab);
   queue(s, "embedding_backward", kernels<EmbeddingKernels>(s).embedding_backward, e);
 }
 

@@ -124,7 +124,8 @@ void route_top_k(ExecutionContext& ctx, const RouteArgs& a) {
         continue;
       }
       const Shift shift = shift_of(row, a.experts);
-      for (int64_t i = 0; i < a.k; ++i) gates[r * a.k + i] = std::exp(row[chosen[i]] - shift.top) * shift.scale;
+      for (int64_t i = 0; i < a.k; ++i)
+        gates[r * a.k + i] = std::exp(row[chosen[i]] - shift.top) * shift.scale;
     }
   });
 }
@@ -160,8 +161,7 @@ void route_top_k_backward(ExecutionContext& ctx, const RouteArgs& a) {
       const auto p = [&](int64_t e) { return std::exp(row[e] - shift.top) * shift.scale; };
       const auto dp = [&](int64_t e) {
         const int64_t slot = a.normalised ? a.k : slot_of(e);
-        return (a.counts == nullptr ? 0.0f : a.balance * counts[e]) +
-               (slot < a.k ? dgates[slot] : 0.0f);
+        return (a.counts == nullptr ? 0.0f : a.balance * counts[e]) + (slot < a.k ? dgates[slot] : 0.0f);
       };
       float mean = 0;
       if (through_softmax)

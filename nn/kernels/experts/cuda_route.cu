@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kRows* kWarp) route_rows(RouteArgs a) {
   }
   if (!a.normalised) {
     const Shift shift = shift_of(row, a.experts, lane);
-    for (int64_t i = lane; i < a.k; i += kWarp) gates[i] = expf(to_float(row[chosen[i]]) - shift.top) * shift.scale;
+    for (int64_t i = lane; i < a.k; i += kWarp)
+      gates[i] = expf(to_float(row[chosen[i]]) - shift.top) * shift.scale;
     return;
   }
   if (a.k == 2) {
@@ -151,8 +152,7 @@ __global__ void __launch_bounds__(kRows* kWarp) route_rows_backward(RouteArgs a)
   const auto p = [&](int64_t e) { return expf(to_float(row[e]) - shift.top) * shift.scale; };
   const auto dp = [&](int64_t e) {
     const int64_t slot = a.normalised ? a.k : slot_of(e);
-    return (a.counts == nullptr ? 0.0f : a.balance * count_of(a, e)) +
-           (slot < a.k ? dgates[slot] : 0.0f);
+    return (a.counts == nullptr ? 0.0f : a.balance * count_of(a, e)) + (slot < a.k ? dgates[slot] : 0.0f);
   };
   float mean = 0;
   if (through_softmax) {

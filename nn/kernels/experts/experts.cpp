@@ -16,8 +16,8 @@ RouteArgs route_args(Check& check, const char* op, const Tensor& indices, const 
   check.dtype("indices", indices, DType::i32).done();
   RouteArgs a{.rows = logits.size(0), .experts = logits.size(1), .k = indices.size(1), .logits = ref(logits)};
   require(a.k >= 1 && a.k <= a.experts && a.k <= kMostExpertsOfARow,
-          fmt::format("{}: {} experts for each row out of {}; choose between 1 and {} of at least as many", op, a.k,
-                      a.experts, kMostExpertsOfARow));
+          fmt::format("{}: {} experts for each row out of {}; choose between 1 and {} of at least as many",
+                      op, a.k, a.experts, kMostExpertsOfARow));
   check.shape("indices", indices, {a.rows, a.k});
   a.indices = indices.data<int32_t>();
   return a;
@@ -41,7 +41,8 @@ ExpertRowsArgs rows_args(Check& check, const Tensor& tokens, const Tensor& copie
 }
 
 /// Every place is one of the copies.
-void check_places(Stream& s, const char* op, const char* name, const int32_t* places, const ExpertRowsArgs& a) {
+void check_places(Stream& s, const char* op, const char* name, const int32_t* places,
+                  const ExpertRowsArgs& a) {
   const int64_t total = a.rows * a.slots;
   queue(s, op, kernels<IndicesKernels>(s).check_indices, op, name, places, total, total);
 }
@@ -96,8 +97,8 @@ void sort_by_expert(Stream& s, const Tensor& order, const Tensor& position, cons
                          .order = order.data<int32_t>(),
                          .position = position.data<int32_t>(),
                          .counts = counts.data<int32_t>()};
-  queue(s, "sort_by_expert", kernels<IndicesKernels>(s).check_indices, "sort_by_expert", "indices", a.indices, a.count,
-        a.experts);
+  queue(s, "sort_by_expert", kernels<IndicesKernels>(s).check_indices, "sort_by_expert", "indices", a.indices,
+        a.count, a.experts);
   queue(s, "sort_by_expert", kernels<ExpertsKernels>(s).sort_by_expert, a);
 }
 

@@ -48,7 +48,8 @@ void route_top_k(ExecutionContext&, const RouteArgs& a) {
     int32_t* chosen = a.indices + r * a.k;
     for (int64_t i = 0; i < a.k; ++i) chosen[i] = largest(a, r, chosen, i);
     const std::vector<double> p = a.normalised ? normalised_gates(a, r) : softmax(a, r);
-    for (int64_t i = 0; i < a.k; ++i) put(a.gates, r * a.k + i, p[static_cast<size_t>(a.normalised ? i : chosen[i])]);
+    for (int64_t i = 0; i < a.k; ++i)
+      put(a.gates, r * a.k + i, p[static_cast<size_t>(a.normalised ? i : chosen[i])]);
   }
 }
 
@@ -60,7 +61,8 @@ void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
     for (int64_t e = 0; e < a.experts && a.counts != nullptr; ++e)
       for (int64_t l = 0; l < a.layers; ++l)
         dp[static_cast<size_t>(e)] += double(a.balance) * a.counts[l * a.experts + e];
-    for (int64_t i = 0; i < a.k && !a.normalised; ++i) dp[static_cast<size_t>(chosen[i])] += get(a.dgates, r * a.k + i);
+    for (int64_t i = 0; i < a.k && !a.normalised; ++i)
+      dp[static_cast<size_t>(chosen[i])] += get(a.dgates, r * a.k + i);
     double mean = 0;
     for (size_t e = 0; e < p.size(); ++e) mean += p[e] * dp[e];
     std::vector<double> d(p.size());
@@ -68,7 +70,8 @@ void route_top_k_backward(ExecutionContext&, const RouteArgs& a) {
     if (a.normalised) {
       const std::vector<double> gates = normalised_gates(a, r);
       double mean_slope = 0;
-      for (int64_t i = 0; i < a.k; ++i) mean_slope += gates[static_cast<size_t>(i)] * get(a.dgates, r * a.k + i);
+      for (int64_t i = 0; i < a.k; ++i)
+        mean_slope += gates[static_cast<size_t>(i)] * get(a.dgates, r * a.k + i);
       for (int64_t i = 0; i < a.k; ++i)
         d[static_cast<size_t>(chosen[i])] +=
             gates[static_cast<size_t>(i)] * (get(a.dgates, r * a.k + i) - mean_slope);

@@ -31,20 +31,20 @@ void cross_entropy(Stream& s, const char* op, void (*kernel)(ExecutionContext&, 
 }  // namespace
 
 void cross_entropy_forward(Stream& s, const Tensor& losses, const Tensor& logits, const Tensor& targets) {
-  cross_entropy(s, "cross_entropy_forward", kernels<LossKernels>(s).cross_entropy_forward, &losses, nullptr, logits,
-                targets, 1);
+  cross_entropy(s, "cross_entropy_forward", kernels<LossKernels>(s).cross_entropy_forward, &losses, nullptr,
+                logits, targets, 1);
 }
 
 void cross_entropy_backward(Stream& s, const Tensor& dlogits, const Tensor& logits, const Tensor& targets,
                             float scale) {
-  cross_entropy(s, "cross_entropy_backward", kernels<LossKernels>(s).cross_entropy_backward, nullptr, &dlogits, logits,
-                targets, scale);
+  cross_entropy(s, "cross_entropy_backward", kernels<LossKernels>(s).cross_entropy_backward, nullptr,
+                &dlogits, logits, targets, scale);
 }
 
 void cross_entropy_forward_backward(Stream& s, const Tensor& losses, const Tensor& dlogits,
                                     const Tensor& logits, const Tensor& targets, float scale) {
-  cross_entropy(s, "cross_entropy_forward_backward", kernels<LossKernels>(s).cross_entropy_forward_backward, &losses,
-                &dlogits, logits, targets, scale);
+  cross_entropy(s, "cross_entropy_forward_backward", kernels<LossKernels>(s).cross_entropy_forward_backward,
+                &losses, &dlogits, logits, targets, scale);
 }
 
 }  // namespace sherd::ops

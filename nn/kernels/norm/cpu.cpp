@@ -104,7 +104,8 @@ Moments layer_norm_row(T* y, const T* x, const T* w, const T* bias, int64_t cols
     for (int64_t c = 0; c < cols; ++c) store(y[c], (float(x[c]) - mean) * rstd * float(w[c]));
   } else {
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) store(y[c], (float(x[c]) - mean) * rstd * float(w[c]) + float(bias[c]));
+    for (int64_t c = 0; c < cols; ++c)
+      store(y[c], (float(x[c]) - mean) * rstd * float(w[c]) + float(bias[c]));
   }
   return {mean, rstd};
 }
@@ -165,8 +166,9 @@ void layer_norm_backward(ExecutionContext& ctx, const LayerNormArgs& a) {
     layer_norm_weight<T>(ctx, a);  // first: dx may be dy
     parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r)
-        layer_norm_backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols, a.x.as<T>() + r * a.cols,
-                                a.w.as<T>(), Moments{a.mean.as<float>()[r], a.rstd.as<float>()[r]}, a.cols);
+        layer_norm_backward_row(a.dx.as<T>() + r * a.cols, a.dy.as<T>() + r * a.cols,
+                                a.x.as<T>() + r * a.cols, a.w.as<T>(),
+                                Moments{a.mean.as<float>()[r], a.rstd.as<float>()[r]}, a.cols);
     });
   });
 }

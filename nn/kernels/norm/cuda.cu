@@ -125,8 +125,8 @@ void rms_norm_backward(ExecutionContext& context, const RmsNormArgs& a) {
     with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
       add_row_sums<threads()>(context, "rms_norm_backward", a.dw.as<float>(), a.rows, a.cols,
                               [&](const Grid& grid, float* sums, int64_t parts) {
-                                launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>, grid, a,
-                                       sums, parts);
+                                launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>,
+                                       grid, a, sums, parts);
                               });
     });
   });

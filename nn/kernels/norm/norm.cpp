@@ -56,7 +56,10 @@ void layer_norm_backward(Stream& s, const Tensor& dx, const Tensor& dw, const Te
   check.dims("x", x, 2).dtype("x", x, kActivations).dtype("w", w, x.dtype());
   check.dtype("dy", dy, x.dtype()).dtype("dx", dx, x.dtype()).dtype("dw", dw, wide(x.dtype()));
   check.dtype("mean", mean, wide(x.dtype())).dtype("rstd", rstd, wide(x.dtype()));
-  check.shape("dy", dy, x.shape()).shape("dx", dx, x.shape()).count("w", w, x.size(1)).count("dw", dw, x.size(1));
+  check.shape("dy", dy, x.shape())
+      .shape("dx", dx, x.shape())
+      .count("w", w, x.size(1))
+      .count("dw", dw, x.size(1));
   check.count("mean", mean, x.size(0)).count("rstd", rstd, x.size(0)).done();
   LayerNormArgs a{.rows = x.size(0), .cols = x.size(1), .x = ref(x), .w = ref(w)};
   a.mean = ref(mean);

@@ -31,8 +31,8 @@ void vocab_parallel_partial(Stream& s, const Tensor& stats, const Tensor& logits
   VocabParallelArgs a = vocab_args(check, logits, targets, part);
   check.dtype("stats", stats, DType::f32).shape("stats", stats, {a.rows, 3}).done();
   a.stats = stats.data<float>();
-  queue(s, "vocab_parallel_partial", kernels<IndicesKernels>(s).check_indices, "vocab_parallel_partial", "target", a.targets,
-        a.rows, part.vocab);
+  queue(s, "vocab_parallel_partial", kernels<IndicesKernels>(s).check_indices, "vocab_parallel_partial",
+        "target", a.targets, a.rows, part.vocab);
   queue(s, "vocab_parallel_partial", kernels<VocabParallelKernels>(s).vocab_parallel_partial, a);
 }
 

@@ -30,7 +30,8 @@ Mixture::Mixture(const Context& context, const ExpertParallel& parallel)
   child("experts", experts_);
 }
 
-Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x, const LayerBalance& balance) {
+Var Mixture::forward(const SequenceRows& between, const Var& residual, const Var& x,
+                     const LayerBalance& balance) {
   const MixtureDescription& m = context_.model.mixture;
   const TensorParallel& tp = context_.tp;
   // The ranks whose rows are counted; every tensor-parallel group has as many of them.

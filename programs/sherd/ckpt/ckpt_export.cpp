@@ -6,8 +6,8 @@
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
-#include <sherd/checkpoint/weights.h>
 #include <sherd/checkpoint/detail/weights_writer.h>
+#include <sherd/checkpoint/weights.h>
 
 #include "ckpt_source.h"
 #include "elements.h"

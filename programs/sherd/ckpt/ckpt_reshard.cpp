@@ -4,8 +4,8 @@
 
 #include <fmt/format.h>
 
-#include <sherd/checkpoint/save_plan.h>
 #include <sherd/checkpoint/detail/shard_writer.h>
+#include <sherd/checkpoint/save_plan.h>
 
 #include "ckpt_source.h"
 #include "tensor_stream.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 
 namespace sherd::tools {
 

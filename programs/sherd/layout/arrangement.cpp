@@ -76,7 +76,8 @@ void add_buckets(Arrangement& a, const Units& all) {
     for (; k < buckets.size() && buckets[k].buffer == number; ++k) {
       const BucketPlan& b = buckets[k];
       std::vector<int> params;
-      for (size_t i = 0; i < b.units.size(); ++i) params.push_back(all.members[b.units[i]][b.group.params[i]]);
+      for (size_t i = 0; i < b.units.size(); ++i)
+        params.push_back(all.members[b.units[i]][b.group.params[i]]);
       add(a, buffer, b.begin.value, *b.group.layout, std::move(params));
     }
     a.buffers.push_back(std::move(buffer));

@@ -53,7 +53,8 @@ class RankSweep {
   explicit RankSweep(const Bucket& bucket) : layout_(&bucket.layout), order_(bucket.params.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::sort(order_.begin(), order_.end(), [&](int a, int b) {
-      return std::pair(layout_->full_range(ParamId(a)).begin, a) < std::pair(layout_->full_range(ParamId(b)).begin, b);
+      return std::pair(layout_->full_range(ParamId(a)).begin, a) <
+             std::pair(layout_->full_range(ParamId(b)).begin, b);
     });
   }
   /// f(parameter, its piece) in the order of the buffer.
@@ -61,7 +62,8 @@ class RankSweep {
   void pieces(int rank, F f) {
     const bool contiguous = layout_->zero_copy();
     const FullIndex begin(rank * layout_->slice()), end(begin + layout_->slice());
-    while (contiguous && next_ < order_.size() && layout_->full_range(ParamId(order_[next_])).end <= begin) ++next_;
+    while (contiguous && next_ < order_.size() && layout_->full_range(ParamId(order_[next_])).end <= begin)
+      ++next_;
     for (size_t k = next_; k < order_.size(); ++k) {
       if (contiguous && layout_->full_range(ParamId(order_[k])).begin >= end) return;
       const ParamRange piece = layout_->piece(ParamId(order_[k]), RankId(rank));

@@ -57,7 +57,9 @@ launch. Such files are left out, and named.
 Exit codes: 0 when the files were read, whatever they say; 1 for a file that cannot be read or is none of a flight recorder;
 2 for wrong flags.)";
 
-double before_ms(const Operation& op, int64_t written) { return static_cast<double>(written - op.first_ns) / 1e6; }
+double before_ms(const Operation& op, int64_t written) {
+  return static_cast<double>(written - op.first_ns) / 1e6;
+}
 
 int64_t written_last(const std::vector<FlightFile>& files) {
   int64_t time = 0;
@@ -158,24 +160,27 @@ void print(std::ostream& out, const Operation& op, int64_t written) {
   for (const std::string& call : order) {
     const bool first = call == order.front(), last = call == order.back();
     std::string ranks = standing(op, calls[call]);
-    if (last && !op.never_came.empty()) ranks += fmt::format(", {} never called it", ranks_text(op.never_came));
-    out << fmt::format("{:>11}  {:<14} {:<70} {}\n", first ? fmt::format("{:.2f}", before_ms(op, written)) : "",
+    if (last && !op.never_came.empty())
+      ranks += fmt::format(", {} never called it", ranks_text(op.never_came));
+    out << fmt::format("{:>11}  {:<14} {:<70} {}\n",
+                       first ? fmt::format("{:.2f}", before_ms(op, written)) : "",
                        first ? describe(op.key) : "", call, ranks);
   }
 }
 
 void print(std::ostream& out, const std::vector<FlightFile>& files, const Comparison& c, size_t begin) {
-  const FlightFile& first =
-      *std::min_element(files.begin(), files.end(), [](const FlightFile& a, const FlightFile& b) {
-        return a.written_wall_ns < b.written_wall_ns;
-      });
+  const FlightFile& first = *std::min_element(
+      files.begin(), files.end(),
+      [](const FlightFile& a, const FlightFile& b) { return a.written_wall_ns < b.written_wall_ns; });
   out << fmt::format("{} of {} ranks; rank {} failed with: {}\n", files.size(), first.size, first.rank,
                      printable(first.cause));
   for (const std::string& remark : c.remarks) out << "note: " << remark << "\n";
   out << fmt::format("\n{:>11}  {:<14} {:<70} {}\n", "before ms", "where", "operation", "ranks");
   const int64_t written = written_last(files);
   for (size_t i = begin; i < c.operations.size(); ++i) print(out, c.operations[i], written);
-  if (begin > 0) out << fmt::format("({} earlier operations are left out; --last {} shows them)\n", begin, c.operations.size());
+  if (begin > 0)
+    out << fmt::format("({} earlier operations are left out; --last {} shows them)\n", begin,
+                       c.operations.size());
   constexpr size_t kMostMore = 5;
   if (c.divergences.empty()) {
     out << "\nno divergence: all ranks made the same calls, and none waited for a missing rank\n";

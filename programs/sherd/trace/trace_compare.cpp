@@ -36,13 +36,15 @@ std::vector<std::pair<Kind, std::string>> aspects_of(const FlightEntry& e) {
   std::vector<std::pair<Kind, std::string>> all;
   if (!e.message()) all.emplace_back(Kind::operation, e.op);
   all.emplace_back(Kind::purpose, e.purpose);
-  all.emplace_back(Kind::bytes, e.op == "all_to_all_v" ? e.dtype : fmt::format("{} {} {}", e.dtype, e.elements, e.counts));
+  all.emplace_back(Kind::bytes,
+                   e.op == "all_to_all_v" ? e.dtype : fmt::format("{} {} {}", e.dtype, e.elements, e.counts));
   if (!e.message()) all.emplace_back(Kind::arguments, fmt::format("{} {}", e.root, e.reduce));
   return all;
 }
 
 const FlightFile* file_of(const std::vector<FlightFile>& files, int rank) {
-  const auto found = std::find_if(files.begin(), files.end(), [&](const FlightFile& f) { return f.rank == rank; });
+  const auto found =
+      std::find_if(files.begin(), files.end(), [&](const FlightFile& f) { return f.rank == rank; });
   return found == files.end() ? nullptr : &*found;
 }
 
@@ -55,7 +57,8 @@ bool never_called(const FlightFile& file, const OperationKey& key) {
   return (key.lane == Lane::split ? group->splits : group->calls) < key.sequence;
 }
 
-void find_absent(Operation& op, const std::vector<FlightFile>& files, const std::map<std::string, std::vector<int>>& groups) {
+void find_absent(Operation& op, const std::vector<FlightFile>& files,
+                 const std::map<std::string, std::vector<int>>& groups) {
   const auto waits = [](const auto& entry) { return entry.second->waits(); };
   if (std::none_of(op.entries.begin(), op.entries.end(), waits)) return;
   const std::vector<int> members =
@@ -92,7 +95,8 @@ void find_difference(const Operation& op, std::vector<Divergence>& all) {
     for (const auto& [value, ranks] : sides) {
       if (value == most->first) continue;
       odd.insert(odd.end(), ranks.begin(), ranks.end());
-      theirs.push_back(fmt::format("{} called {}", ranks_text(ranks), describe(*op.entries.at(ranks.front()))));
+      theirs.push_back(
+          fmt::format("{} called {}", ranks_text(ranks), describe(*op.entries.at(ranks.front()))));
     }
     std::sort(odd.begin(), odd.end());
     all.push_back({kind, op.key.group, op.key.sequence, odd,
@@ -105,18 +109,21 @@ void find_difference(const Operation& op, std::vector<Divergence>& all) {
 
 void find_divergences(const Operation& op, std::vector<Divergence>& all) {
   find_difference(op, all);
-  const auto waiting = std::find_if(op.entries.begin(), op.entries.end(), [](const auto& e) { return e.second->waits(); });
+  const auto waiting =
+      std::find_if(op.entries.begin(), op.entries.end(), [](const auto& e) { return e.second->waits(); });
   if (waiting == op.entries.end()) return;
   std::vector<int> ranks;
   for (const auto& [rank, entry] : op.entries)
     if (entry->waits()) ranks.push_back(rank);
-  const std::string who = fmt::format("{}: {} came to {}", describe(op.key), ranks_text(ranks), describe(*waiting->second));
+  const std::string who =
+      fmt::format("{}: {} came to {}", describe(op.key), ranks_text(ranks), describe(*waiting->second));
   if (!op.never_came.empty())
     all.push_back({Kind::never_came, op.key.group, op.key.sequence, op.never_came,
                    fmt::format("{}, but {} never called it", who, ranks_text(op.never_came)), op.first_ns});
   if (!op.queued.empty())
     all.push_back({Kind::queued, op.key.group, op.key.sequence, op.queued,
-                   fmt::format("{}, but {} had only queued it: work before it was not done", who, ranks_text(op.queued)),
+                   fmt::format("{}, but {} had only queued it: work before it was not done", who,
+                               ranks_text(op.queued)),
                    op.first_ns});
 }
 
@@ -126,15 +133,16 @@ void look_at_files(const std::vector<FlightFile>& files, Comparison& result) {
   for (int rank = 0; rank < files.front().size && result.without_file.size() < kMostNamed; ++rank)
     if (!file_of(files, rank)) result.without_file.push_back(rank);
   if (!result.without_file.empty())
-    result.remarks.push_back(fmt::format("no file of {} is here: what they did is not known", ranks_text(result.without_file)));
-  const auto [first, last] = std::minmax_element(files.begin(), files.end(), [](const auto& a, const auto& b) {
-    return a.written_wall_ns < b.written_wall_ns;
-  });
+    result.remarks.push_back(
+        fmt::format("no file of {} is here: what they did is not known", ranks_text(result.without_file)));
+  const auto [first, last] =
+      std::minmax_element(files.begin(), files.end(),
+                          [](const auto& a, const auto& b) { return a.written_wall_ns < b.written_wall_ns; });
   if (last->written_wall_ns - first->written_wall_ns > kOneFailure)
-    result.remarks.push_back(fmt::format("the file of rank {} was written {} minutes after that of rank {}: they may be of "
-                                         "different failures",
-                                         last->rank, (last->written_wall_ns - first->written_wall_ns) / 60'000'000'000,
-                                         first->rank));
+    result.remarks.push_back(fmt::format(
+        "the file of rank {} was written {} minutes after that of rank {}: they may be of "
+        "different failures",
+        last->rank, (last->written_wall_ns - first->written_wall_ns) / 60'000'000'000, first->rank));
 }
 
 }  // namespace
@@ -169,13 +177,16 @@ Comparison compare(const std::vector<FlightFile>& files) {
       const auto [known, is_new] = groups.emplace(g.name, g.ranks);
       if (is_new) told_by[g.name] = file.rank;
       if (known->second != g.ranks)
-        result.divergences.push_back(
-            {Kind::communicator, g.name, 0, {file.rank},
-             fmt::format("communicator '{}' has ranks {} on rank {}, but ranks {} on rank {}: the ranks divided their "
-                         "communicators differently",
-                         printable(g.name), fmt::join(known->second, " "), told_by[g.name], fmt::join(g.ranks, " "),
-                         file.rank),
-             0});
+        result.divergences.push_back({Kind::communicator,
+                                      g.name,
+                                      0,
+                                      {file.rank},
+                                      fmt::format("communicator '{}' has ranks {} on rank {}, but ranks {} "
+                                                  "on rank {}: the ranks divided their "
+                                                  "communicators differently",
+                                                  printable(g.name), fmt::join(known->second, " "),
+                                                  told_by[g.name], fmt::join(g.ranks, " "), file.rank),
+                                      0});
     }
   std::map<OperationKey, Operation> by_key;
   for (const FlightFile& file : files)
@@ -215,7 +226,8 @@ std::string describe(const FlightEntry& e) {
 }
 
 std::string describe(const OperationKey& key) {
-  const std::string name = printable(key.group) + (key.epoch > 0 ? fmt::format(" after recovery {}", key.epoch) : "");
+  const std::string name =
+      printable(key.group) + (key.epoch > 0 ? fmt::format(" after recovery {}", key.epoch) : "");
   if (key.lane == Lane::split) return fmt::format("{} split #{}", name, key.sequence);
   if (key.lane == Lane::message)
     return fmt::format("{} #{} from rank {} to rank {}", name, key.sequence, key.from, key.to);

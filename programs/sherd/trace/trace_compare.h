@@ -34,7 +34,15 @@ struct Operation {
 
 /// A place where ranks part.
 struct Divergence {
-  enum class Kind { communicator, operation, purpose, bytes, arguments, never_came, queued } kind = Kind::operation;
+  enum class Kind {
+    communicator,
+    operation,
+    purpose,
+    bytes,
+    arguments,
+    never_came,
+    queued
+  } kind = Kind::operation;
   std::string group;
   int64_t sequence = 0;
   std::vector<int> ranks;  // the odd ones, of the world
@@ -44,9 +52,10 @@ struct Divergence {
 const char* name_of(Divergence::Kind kind);
 
 struct Comparison {
-  std::vector<Operation> operations;    // by time
-  std::vector<Divergence> divergences;  // the most telling first: different calls by time, then ranks that did not come
-  std::vector<int> without_file;        // world ranks
+  std::vector<Operation> operations;  // by time
+  std::vector<Divergence>
+      divergences;  // the most telling first: different calls by time, then ranks that did not come
+  std::vector<int> without_file;  // world ranks
   std::vector<std::string> remarks;
 };
 

@@ -56,9 +56,10 @@ class Fields {
     return value;
   }
   [[noreturn]] void refuse(const std::string& name, const std::string& what) const {
-    throw InvalidArgument(fmt::format("{}: {}{}{} is {}; is it a file that sherd's flight recorder has written whole?",
-                                      path_, place_, !place_.empty() && !name.empty() ? "." : "",
-                                      name.empty() && place_.empty() ? "the whole" : name, what));
+    throw InvalidArgument(
+        fmt::format("{}: {}{}{} is {}; is it a file that sherd's flight recorder has written whole?", path_,
+                    place_, !place_.empty() && !name.empty() ? "." : "",
+                    name.empty() && place_.empty() ? "the whole" : name, what));
   }
 
  private:
@@ -137,7 +138,8 @@ json parsed(const std::string& path, const std::string& text) {
 }  // namespace
 
 const FlightGroup* FlightFile::find_group(const std::string& name) const {
-  const auto found = std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& g) { return g.name == name; });
+  const auto found =
+      std::find_if(groups.begin(), groups.end(), [&](const FlightGroup& g) { return g.name == name; });
   return found == groups.end() ? nullptr : &*found;
 }
 
@@ -159,7 +161,8 @@ FlightFile read_flight_file(const fs::path& path) {
     file.groups.push_back(
         group_of(Fields(file.path, fmt::format("groups[{}]", file.groups.size()), g), file.size));
   for (const json& r : top.list("records"))
-    file.entries.push_back(entry_of(Fields(file.path, fmt::format("records[{}]", file.entries.size()), r), file));
+    file.entries.push_back(
+        entry_of(Fields(file.path, fmt::format("records[{}]", file.entries.size()), r), file));
   return file;
 }
 
@@ -180,9 +183,10 @@ std::vector<fs::path> files_of(const std::vector<std::string>& paths) {
     }
     if (error) throw IoError(fmt::format("{}: {}", given, error.message()));
     if (wanted.size() == before)
-      throw InvalidArgument(fmt::format("{}: holds no flight_rank_*.json; they are written when a launch with a flight "
-                                        "recorder fails",
-                                        given));
+      throw InvalidArgument(
+          fmt::format("{}: holds no flight_rank_*.json; they are written when a launch with a flight "
+                      "recorder fails",
+                      given));
   }
   return wanted;
 }
@@ -204,9 +208,9 @@ FlightFiles read_flight_files(const std::vector<std::string>& paths) {
       continue;
     }
     if (!by_rank.empty() && by_rank.begin()->second.size != file.size)
-      throw InvalidArgument(fmt::format("{} is of a world of {} ranks, {} of one of {}; give the files of one run",
-                                        file.path, file.size, by_rank.begin()->second.path,
-                                        by_rank.begin()->second.size));
+      throw InvalidArgument(
+          fmt::format("{} is of a world of {} ranks, {} of one of {}; give the files of one run", file.path,
+                      file.size, by_rank.begin()->second.path, by_rank.begin()->second.size));
     const int rank = file.rank;
     const std::string path = file.path;
     const auto [other, is_new] = by_rank.emplace(rank, std::move(file));

@@ -87,12 +87,12 @@ TEST(ModelConfig, WhatIsAbsentIsWhatTheClassTakes) {
     EXPECT_EQ(d.init_std, 0.02f) << row.family;
   }
   EXPECT_EQ(described(sizes("llama")).hidden, 48);
-  EXPECT_EQ(described(sizes("mixtral")).mixture,
-            (nn::MixtureDescription{
-                .experts = 8, .top_k = 2, .hidden = 48, .normalise = true, .balance = 0}));
-  EXPECT_EQ(described(sizes("qwen3_moe")).mixture,
-            (nn::MixtureDescription{
-                .experts = 128, .top_k = 8, .hidden = 24, .normalise = false, .balance = 0}));
+  EXPECT_EQ(
+      described(sizes("mixtral")).mixture,
+      (nn::MixtureDescription{.experts = 8, .top_k = 2, .hidden = 48, .normalise = true, .balance = 0}));
+  EXPECT_EQ(
+      described(sizes("qwen3_moe")).mixture,
+      (nn::MixtureDescription{.experts = 128, .top_k = 8, .hidden = 24, .normalise = false, .balance = 0}));
 }
 
 TEST(ModelConfig, WhatIsThereIsRead) {
@@ -347,13 +347,11 @@ TEST(ModelConfig, HostileFiles) {
             1 << 17);
 
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }),
-              HasSubstr("config.json"));
+  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }), HasSubstr("config.json"));
   folder.write("config.json", sizes("qwen3").dump());
   EXPECT_EQ(read_model_config(folder.path()).description.head_dim, 128);
   folder.write("config.json", std::string((16 << 20) + 1, ' '));
-  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }),
-              HasSubstr("config.json"));
+  EXPECT_THAT(message_of<IoError>([&] { read_model_config(folder.path()); }), HasSubstr("config.json"));
 }
 
 TEST(ModelConfig, WhatTrainingDoesNotFollowIsNoted) {

@@ -46,7 +46,8 @@ TEST(Activations, MatchReference) {
     for (DType t : {DType::f32, DType::bf16}) {
       const double tolerance = t == DType::f32 ? 2e-6 : epsilon(t);  // as Gelu
       const std::string what = std::to_string(static_cast<int>(f));
-      expect_same_as_reference([&](Lab& lab) { return forward(lab, f, sweep(), t); }, tolerance, "forward " + what);
+      expect_same_as_reference([&](Lab& lab) { return forward(lab, f, sweep(), t); }, tolerance,
+                               "forward " + what);
       expect_same_as_reference([&](Lab& lab) { return backward(lab, f, sweep(), t); }, 2 * tolerance,
                                "backward " + what);
       for (int64_t n : {0, 1, 7, 8, 9, 31})
@@ -105,7 +106,8 @@ Floats gated(Lab& lab, int64_t rows, int64_t cols, DType t, bool packed, bool sh
   if (packed) {
     Floats both;
     for (int64_t r = 0; r < rows; ++r)
-      for (const Floats* f : {&g, &u}) both.insert(both.end(), f->begin() + r * cols, f->begin() + (r + 1) * cols);
+      for (const Floats* f : {&g, &u})
+        both.insert(both.end(), f->begin() + r * cols, f->begin() + (r + 1) * cols);
     Tensor gate_up = lab.tensor({rows, 2 * cols}, both, t);
     if (shifted)
       for (Tensor* x : {&gate_up, &dy, &y}) *x = lab.shifted(*x);
@@ -131,8 +133,8 @@ Floats gated(Lab& lab, int64_t rows, int64_t cols, DType t, bool packed, bool sh
 
 TEST(Swiglu, MatchesReference) {
   for (DType t : {DType::f32, DType::bf16})
-    for (auto [rows, cols] :
-         std::initializer_list<std::array<int64_t, 2>>{{0, 5}, {1, 1}, {3, 7}, {5, 64}, {33, 65}, {2, 4000}, {700, 8}})
+    for (auto [rows, cols] : std::initializer_list<std::array<int64_t, 2>>{
+             {0, 5}, {1, 1}, {3, 7}, {5, 64}, {33, 65}, {2, 4000}, {700, 8}})
       for (const bool packed : {false, true})
         expect_same_as_reference([&, r = rows, c = cols](Lab& lab) { return gated(lab, r, c, t, packed); },
                                  t == DType::f32 ? 4e-6 : 2 * epsilon(t),  // two factors, each as Gelu's
@@ -152,7 +154,8 @@ TEST(Swiglu, PackedUnalignedAndSeparateHaveTheSameBits) {
 
 TEST(Swiglu, ReferenceBackwardIsTheGradient) {
   std::vector<double> x = doubles(40, 1), dy = doubles(20, 2), y(20), dx(40);
-  SwigluArgs a{.rows = 4, .cols = 5, .stride = 10, .gate = ref(x), .up = {x.data() + 5, DType::f64}, .y = ref(y)};
+  SwigluArgs a{
+      .rows = 4, .cols = 5, .stride = 10, .gate = ref(x), .up = {x.data() + 5, DType::f64}, .y = ref(y)};
   a.dy = ref(dy);
   a.dgate = ref(dx);
   a.dup = {dx.data() + 5, DType::f64};

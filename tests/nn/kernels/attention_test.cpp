@@ -14,17 +14,17 @@ struct Case {
 
   int64_t key_heads() const { return kv_heads == 0 ? heads : kv_heads; }
   int64_t columns() const { return (heads + 2 * key_heads()) * dim; }
-  Shape wide() const { return {batch * seq, columns()}; }         // of qkv
-  Shape narrow() const { return {batch * seq, heads * dim}; }     // of out
-  Shape sums() const { return {batch, heads, seq}; }              // of lse
+  Shape wide() const { return {batch * seq, columns()}; }      // of qkv
+  Shape narrow() const { return {batch * seq, heads * dim}; }  // of out
+  Shape sums() const { return {batch, heads, seq}; }           // of lse
   /// How the error of dk and dv grows with the query heads that they are summed over: as a random walk.
   double growth() const { return std::sqrt(static_cast<double>(heads) / static_cast<double>(key_heads())); }
 };
 
 std::string name(const Case& c) {
   return "batch " + std::to_string(c.batch) + " seq " + std::to_string(c.seq) + " heads " +
-         std::to_string(c.heads) + "/" + std::to_string(c.key_heads()) + " dim " + std::to_string(c.dim) + " " +
-         name_of(c.dtype);
+         std::to_string(c.heads) + "/" + std::to_string(c.key_heads()) + " dim " + std::to_string(c.dim) +
+         " " + name_of(c.dtype);
 }
 
 std::vector<Case> cases() {
@@ -108,7 +108,8 @@ TEST(Attention, BackwardMatchesReference) {
     // The same forward results for both, so that only backward is compared.
     Lab lab("reference");
     Tensor out = lab.empty(c.narrow(), c.dtype), lse = lab.empty(c.sums());
-    ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype, c.spread), c.batch, c.heads, c.kv_heads);
+    ops::attention_forward(lab.s, out, lse, lab.random(c.wide(), 1, c.dtype, c.spread), c.batch, c.heads,
+                           c.kv_heads);
     const Floats out_values = lab.floats(out), lse_values = lab.floats(lse);
     expect_same_as_reference(
         [&](Lab& x) {
@@ -195,9 +196,11 @@ TEST(Attention, SameBitsWhateverElseIsInTheBatch) {
 }
 
 TEST(Attention, SameBitsWhereverTensorsBegin) {
-  for (const Case& c : std::vector<Case>{
-           {2, 140, 2, 8, DType::bf16}, {1, 70, 2, 40, DType::f32}, {1, 40, 1, 136, DType::bf16},
-           {2, 140, 4, 8, DType::bf16, 1, 2}, {1, 70, 2, 40, DType::f32, 1, 1}}) {
+  for (const Case& c : std::vector<Case>{{2, 140, 2, 8, DType::bf16},
+                                         {1, 70, 2, 40, DType::f32},
+                                         {1, 40, 1, 136, DType::bf16},
+                                         {2, 140, 4, 8, DType::bf16, 1, 2},
+                                         {1, 70, 2, 40, DType::f32, 1, 1}}) {
     Lab lab;
     const Floats qkv = normal(numel_of(c.wide()), 1), dout = normal(numel_of(c.narrow()), 2);
     const Results aligned = both_passes(lab, c, qkv, dout), shifted = both_passes(lab, c, qkv, dout, 3);
@@ -319,14 +322,16 @@ TEST(Attention, GroupedQueriesAreThoseOfRepeatedKeys) {
       EXPECT_EQ(bits(got.lse), bits(want.lse)) << name(c);
       EXPECT_EQ(bits(got.max_logits), bits(want.max_logits)) << name(c);
       const int64_t q = c.heads * c.dim;
-      EXPECT_EQ(bits(columns_of(got.dqkv, c.columns(), 0, q)), bits(columns_of(want.dqkv, 3 * q, 0, q))) << name(c);
+      EXPECT_EQ(bits(columns_of(got.dqkv, c.columns(), 0, q)), bits(columns_of(want.dqkv, 3 * q, 0, q)))
+          << name(c);
       // The others are rounded once for each query head there: half an epsilon of each of the terms.
       for (int64_t key = 0; key < 2 * c.kv_heads; ++key) {
         Floats sum(static_cast<size_t>(rows * c.dim));
         float largest = 0;
         for (int64_t g = 0; g < group; ++g) {
           const Floats one = columns_of(want.dqkv, 3 * q, q + (key * group + g) * c.dim, c.dim);
-          for (size_t i = 0; i < sum.size(); ++i) sum[i] += one[i], largest = std::max(largest, std::abs(one[i]));
+          for (size_t i = 0; i < sum.size(); ++i)
+            sum[i] += one[i], largest = std::max(largest, std::abs(one[i]));
         }
         const double each = c.dtype == DType::f32 ? 2e-6 : epsilon(c.dtype) / 2;
         expect_close(columns_of(got.dqkv, c.columns(), q + key * c.dim, c.dim), sum,
@@ -385,7 +390,8 @@ Plain plain(const Case& c, const Floats& qkv, const Floats& dout) {
 TEST(Attention, AgreesWithWholeMatricesInDouble) {
   for (const char* kernels : {kFast, "reference"})
     for (const Case& c : cases()) {
-      if (c.seq == 0 || c.seq > (kEmulated ? 70 : 150) || c.batch > 3 || c.dim > 128 || c.spread != 1) continue;
+      if (c.seq == 0 || c.seq > (kEmulated ? 70 : 150) || c.batch > 3 || c.dim > 128 || c.spread != 1)
+        continue;
       Lab lab(kernels);
       // What bf16 holds of the samples, so that only the arithmetic differs.
       const Floats qkv = lab.floats(lab.random(c.wide(), 1, c.dtype)),
@@ -419,8 +425,10 @@ TEST(Attention, MaxLogitsAreRaisedAndNeverLowered) {
       Lab lab(kernels);
       // Two heads of width 1, two items of three rows; q is 1. Keys of head 0: -4, -3, -2 and -1, -8, -16; of 1: 0.
       Floats values;
-      for (float key : {-4.0f, -3.0f, -2.0f, -1.0f, -8.0f, -16.0f}) values.insert(values.end(), {1, 1, key, 0, 7, 7});
-      const Tensor qkv = lab.tensor({6, 6}, values, t), out = lab.empty({6, 2}, t), lse = lab.empty({2, 2, 3});
+      for (float key : {-4.0f, -3.0f, -2.0f, -1.0f, -8.0f, -16.0f})
+        values.insert(values.end(), {1, 1, key, 0, 7, 7});
+      const Tensor qkv = lab.tensor({6, 6}, values, t), out = lab.empty({6, 2}, t),
+                   lse = lab.empty({2, 2, 3});
       const float infinity = std::numeric_limits<float>::infinity();
       const auto after = [&](const Floats& before) {
         const Tensor most = lab.tensor({2}, before);

@@ -66,10 +66,12 @@ TEST(RouteTopK, SeveralExpertsHandSized) {
     const Floats logits = {0, ln2, ln3, 0, 0};  // probabilities 1, 2, 3, 1, 1 eighths
     EXPECT_EQ(route(lab, logits, 5, 4).indices, (Ints{2, 1, 0, 3}));
     expect_close(route(lab, logits, 5, 4).gates, {3.0f / 7, 2.0f / 7, 1.0f / 7, 1.0f / 7}, 1e-6, kernels);
-    expect_close(route(lab, logits, 5, 4, DType::f32, false).gates, {0.375f, 0.25f, 0.125f, 0.125f}, 1e-6, kernels);
+    expect_close(route(lab, logits, 5, 4, DType::f32, false).gates, {0.375f, 0.25f, 0.125f, 0.125f}, 1e-6,
+                 kernels);
     expect_close(route(lab, logits, 5, 2, DType::f32, false).gates, {0.375f, 0.25f}, 1e-6, kernels);
     EXPECT_EQ(route(lab, logits, 5, 1, DType::f32, true).gates, Floats{1});
-    expect_close(route(lab, logits, 5, 5).gates, route(lab, logits, 5, 5, DType::f32, false).gates, 1e-6, kernels);
+    expect_close(route(lab, logits, 5, 5).gates, route(lab, logits, 5, 5, DType::f32, false).gates, 1e-6,
+                 kernels);
   }
 }
 
@@ -98,8 +100,8 @@ TEST(RouteTopK, MatchesReference) {
         EXPECT_EQ(a.indices, b.indices);
         expect_close(a.gates, b.gates, 1e-6);
         const bool other = k == 1;  // than what is usual
-        expect_close(route(fast, logits, experts, k, t, other).gates, route(slow, logits, experts, k, t, other).gates,
-                     1e-6);
+        expect_close(route(fast, logits, experts, k, t, other).gates,
+                     route(slow, logits, experts, k, t, other).gates, 1e-6);
       }
   Lab lab;
   EXPECT_EQ(route(lab, normal(37, 5), 1, 1).gates, Floats(37, 1.0f));
@@ -127,7 +129,8 @@ TEST(RouteTopK, BackwardMatchesReference) {
 TEST(RouteTopK, ReferenceBackwardIsTheGradient) {
   constexpr int64_t kRows = 5, kExperts = 4;
   const Ints counts = {1, 0, 3, 2};
-  for (const auto& [k, normalised] : {std::pair{1, false}, {1, true}, {2, true}, {2, false}, {3, true}, {3, false}}) {
+  for (const auto& [k, normalised] :
+       {std::pair{1, false}, {1, true}, {2, true}, {2, false}, {3, true}, {3, false}}) {
     std::vector<double> logits = doubles(kRows * kExperts, 3), gates(kRows * 3),
                         dgates = doubles(kRows * 3, 4);
     std::vector<double> dlogits(logits.size());
@@ -332,8 +335,9 @@ TEST(ExpertOps, WrongArgumentsAreRefused) {
   Lab lab;
   const Tensor logits = lab.empty({4, 3}), four = lab.empty({4, 4}, DType::i32), gates = lab.empty({4, 4});
   EXPECT_THROW(ops::route_top_k(lab.s, four, gates, logits), InvalidArgument);
-  EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({4, 65}, DType::i32), lab.empty({4, 65}), lab.empty({4, 100})),
-               InvalidArgument);
+  EXPECT_THROW(
+      ops::route_top_k(lab.s, lab.empty({4, 65}, DType::i32), lab.empty({4, 65}), lab.empty({4, 100})),
+      InvalidArgument);
   EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({4, 2}, DType::i32), lab.empty({4, 2}), lab.empty({4, 1})),
                InvalidArgument);
   EXPECT_THROW(ops::route_top_k(lab.s, lab.empty({5, 2}, DType::i32), lab.empty({5, 2}), logits),

@@ -173,8 +173,8 @@ TEST(LayerNorm, UnalignedRowsHaveTheBitsOfAlignedOnes) {
 TEST(LayerNorm, BackwardMayOverwriteItsInput) {
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
-    Tensor x = lab.random({5, 11}, 1), w = lab.random({11}, 2), dy = lab.random({5, 11}, 3), mean = lab.random({5}, 4),
-           rstd = lab.random({5}, 5);
+    Tensor x = lab.random({5, 11}, 1), w = lab.random({11}, 2), dy = lab.random({5, 11}, 3),
+           mean = lab.random({5}, 4), rstd = lab.random({5}, 5);
     Tensor dx = lab.empty({5, 11}), dw = lab.full({11}, 0), dw2 = lab.full({11}, 0);
     ops::layer_norm_backward(lab.s, dx, dw, dy, x, w, mean, rstd);
     ops::layer_norm_backward(lab.s, dy, dw2, dy, x, w, mean, rstd);

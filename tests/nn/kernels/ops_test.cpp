@@ -21,9 +21,11 @@ TEST(ModelOps, ShapesAreChecked) {
   EXPECT_THROW(ops::attention_forward(lab.s, t({4, 2}), t({1, 1, 4}), t({4, 6}), 0, 1), InvalidArgument);
   EXPECT_THROW(ops::attention_backward(lab.s, t({4, 5}), t({4, 2}), t({4, 2}), t({1, 1, 4}), t({4, 6}), 1, 1),
                ShapeMismatch);
-  EXPECT_THROW(ops::layer_norm_forward(lab.s, t({2, 3}), t({2}), t({2}), t({2, 3}), t({3}), t({2}), 0), ShapeMismatch);
-  EXPECT_THROW(ops::layer_norm_backward(lab.s, t({2, 3}), t({3}), t({2, 3}), t({2, 3}), t({3}), t({3}), t({2})),
+  EXPECT_THROW(ops::layer_norm_forward(lab.s, t({2, 3}), t({2}), t({2}), t({2, 3}), t({3}), t({2}), 0),
                ShapeMismatch);
+  EXPECT_THROW(
+      ops::layer_norm_backward(lab.s, t({2, 3}), t({3}), t({2, 3}), t({2, 3}), t({3}), t({3}), t({2})),
+      ShapeMismatch);
   EXPECT_THROW(ops::activation_forward(lab.s, Activation::silu, t({3}), t({4})), ShapeMismatch);
   EXPECT_THROW(ops::activation_backward(lab.s, Activation::silu, t({4}), t({3}), t({4})), ShapeMismatch);
   EXPECT_THROW(ops::swiglu_forward(lab.s, t({2, 3}), t({2, 3}), t({3, 2})), ShapeMismatch);

@@ -55,7 +55,7 @@ TEST(CheckIndices, NamesTheLowestPositionOfTheFirstCall) {
   for (int again = 0; again < 2; ++again) {
     try {
       if (again == 0) ops::embedding_forward(lab.s, out, first, table, Tensor());
-      if (again == 0) ops::embedding_forward(lab.s, out, second, table, Tensor());  // may hear of it already
+      if (again == 0) ops::embedding_forward(lab.s, out, second, table, Tensor());  // may throw already
       lab.s.synchronize();
       FAIL() << "a foreign token was accepted";
     } catch (const InvalidArgument& e) {

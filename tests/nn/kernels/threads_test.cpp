@@ -27,9 +27,11 @@ TEST_F(Threads, Attention) {
         const int64_t batch = 3, seq = 75, heads = 6, dim = 20;
         Tensor qkv = lab.random({batch * seq, (heads + 2 * kv_heads) * dim}, 1, t),
                out = lab.empty({batch * seq, heads * dim}, t);
-        Tensor lse = lab.empty({batch, heads, seq}), dqkv = lab.empty(qkv.shape(), t), most = lab.full({heads}, -1e9);
+        Tensor lse = lab.empty({batch, heads, seq}), dqkv = lab.empty(qkv.shape(), t),
+               most = lab.full({heads}, -1e9);
         ops::attention_forward(lab.s, out, lse, qkv, batch, heads, kv_heads, most);
-        ops::attention_backward(lab.s, dqkv, lab.random(out.shape(), 2, t), out, lse, qkv, batch, heads, kv_heads);
+        ops::attention_backward(lab.s, dqkv, lab.random(out.shape(), 2, t), out, lse, qkv, batch, heads,
+                                kv_heads);
         lab.s.synchronize();  // before the temporary's memory is reused
         return Outputs{out, lse, dqkv, most};
       });

@@ -132,19 +132,22 @@ int exit_code_of(const char* program, const Flags& flags, const std::string& str
 TEST(FailureRun, LeavesTheLastCollectivesOfEveryRankWhereAskedTo) {
   const auto flights = scratch("flights");
   // Enough for the weights, too little for the optimizer's states.
-  expect_failure(small({"--dim", "128", "--layers", "4", "--steps", "2", "--seq", "8", "--batch", "4", "--quiet",
-                        "--strategy", "zero0", "--memory-limit", "10M", "--flight-recorder", flights.string()}),
-                 kFailure, {"over the memory limit"});
+  expect_failure(
+      small({"--dim", "128", "--layers", "4", "--steps", "2", "--seq", "8", "--batch", "4", "--quiet",
+             "--strategy", "zero0", "--memory-limit", "10M", "--flight-recorder", flights.string()}),
+      kFailure, {"over the memory limit"});
   const auto table = scratch("table");
   EXPECT_EQ(exit_code_of(SHERD_TOOL, {"trace", flights.string()}, ">" + table.string()), 0);
   // Which rank is named first, and whether by its own message, depends on the order of the reports.
   EXPECT_THAT(read_file(table), AllOf(HasSubstr("4 of 4 ranks"), HasSubstr(" failed")));
-  expect_failure(small({"--flight-recorder", "/dev/null/x"}), kFailure, {"--flight-recorder /dev/null/x: cannot be made"});
+  expect_failure(small({"--flight-recorder", "/dev/null/x"}), kFailure,
+                 {"--flight-recorder /dev/null/x: cannot be made"});
 }
 
 TEST(FailureRun, OutputThatDoesNotGetThroughIsAFailure) {
   const std::string full = ">/dev/full 2>" + scratch("full").string();  // a device that is always full
-  for (const Flags& flags : {Flags{"--help"}, Flags{"--help-all"}, Flags{"--version"}, small({"--steps", "1"})}) {
+  for (const Flags& flags :
+       {Flags{"--help"}, Flags{"--help-all"}, Flags{"--version"}, small({"--steps", "1"})}) {
     EXPECT_EQ(exit_code_of(TRAIN_GPT, flags, full), kFailure);
     EXPECT_THAT(read_file(scratch("full")), HasSubstr("train_gpt: the output could not be written"));
   }
@@ -246,8 +249,8 @@ TEST(FailureRun, HelpIsNotAnError) {
                            "--metrics",      "--export-weights",
                            "--init-weights", "--eval-every",
                            "--sample",       "--quiet",
-                           "--config",       "--memory-limit", "--max-queued",
-                           "--bucket-size"})
+                           "--config",       "--memory-limit",
+                           "--max-queued",   "--bucket-size"})
     EXPECT_THAT(f.out, HasSubstr(flag));
 }
 

@@ -11,8 +11,8 @@
 #include <random>
 #include <thread>
 
-#include <sherd/checkpoint/files/checkpoint_folder.h>
 #include <sherd/checkpoint/checkpoint_reader.h>
+#include <sherd/checkpoint/files/checkpoint_folder.h>
 
 #include "programs/runs/program.h"
 

@@ -71,9 +71,8 @@ TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
         const Flags flags = base + replicas + Flags{"--layout", layout, "--strategy", strategy};
         EXPECT_TRUE(train(flags) == want) << show(flags);
       }
-  for (const Flags& flags :
-       {Flags{"--prefetch", "0"}, Flags{"--prefetch", "3"}, Flags{"--reshard-after-forward", "false"},
-        Flags{"--recompute", "blocks"}})
+  for (const Flags& flags : {Flags{"--prefetch", "0"}, Flags{"--prefetch", "3"},
+                             Flags{"--reshard-after-forward", "false"}, Flags{"--recompute", "blocks"}})
     EXPECT_TRUE(train(base + flags) == want) << show(flags);
 }
 

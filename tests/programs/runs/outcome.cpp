@@ -16,10 +16,10 @@ Outcome train_quietly(const Flags& flags) {
   const auto data = scratch("text"), metrics = scratch("metrics"), weights = scratch("weights");
   write_file(data, golden_text());
   std::filesystem::remove(metrics);  // a resumed run would append to it
-  const Finished f = run_train_gpt(Flags{"--data", data.string(), "--metrics", metrics.string(),
-                                         "--export-weights", weights.string(), "--measure-peak", "false",
-                                         "--quiet"} +
-                                   flags);
+  const Finished f =
+      run_train_gpt(Flags{"--data", data.string(), "--metrics", metrics.string(), "--export-weights",
+                          weights.string(), "--measure-peak", "false", "--quiet"} +
+                    flags);
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_EQ(f.out + f.err, "") << "--quiet prints errors only";
   Outcome run;

@@ -4,9 +4,9 @@
 // triples in one process. With SHERD_NIGHTLY set, the program runs all of them, too.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <algorithm>
 #include <fstream>
 
 #include "programs/runs/outcome.h"
@@ -32,8 +32,8 @@ std::vector<Flags> arrangements(bool all) {
     for (size_t l = 0; l < layouts.size(); ++l)
       for (size_t r = 0; r < replicas.size(); ++r)
         if (all || r == (s + l) % replicas.size())
-          result.push_back(replicas[r] + Flags{"--layout", layouts[l], "--strategy", kStrategies[s], "--recompute",
-                                               (s + l) % 2 == 0 ? "none" : "blocks"});
+          result.push_back(replicas[r] + Flags{"--layout", layouts[l], "--strategy", kStrategies[s],
+                                               "--recompute", (s + l) % 2 == 0 ? "none" : "blocks"});
   return result;
 }
 

@@ -206,8 +206,8 @@ TEST(SavingRun, WhatDoesNotFitIsExplained) {
   EXPECT_THAT(routed.err,
               HasSubstr("does not fit the run: it was saved with --optimizer 'muon' (here 'adamw'); "));
   EXPECT_LT(routed.err.size(), 1500u);
-  const Finished allowed =
-      run_small({"--ranks", "2", "--steps", "3", "--optimizer", "adamw", "--resume", folder.string(), "--allow-new-state"});
+  const Finished allowed = run_small({"--ranks", "2", "--steps", "3", "--optimizer", "adamw", "--resume",
+                                      folder.string(), "--allow-new-state"});
   EXPECT_EQ(allowed.exit_code, 0) << allowed.err;
   EXPECT_THAT(allowed.err, AllOf(HasSubstr("starts from zero"), HasSubstr("left out")));
 

@@ -13,9 +13,9 @@
 #include <sherd/kernels/device/error.h>
 
 #include "layout/layout_summary.h"
+#include "programs/sherd/models.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
-#include "programs/sherd/models.h"
 
 namespace sherd::tools {
 namespace {
@@ -173,7 +173,8 @@ TEST(Arrangement, CostsAndLayoutsAreTheRuntimesForModelsOfAllKinds) {
             SCOPED_TRACE(ran.params()[p].name);
             EXPECT_EQ(packing_cost(plan.params()[p]), packing_cost(ran.params()[p]));
             EXPECT_EQ(plan.full_range(ParamId(p)).begin.value, ran.full_range(ParamId(p)).begin.value);
-            for (int r = 0; r < 3; ++r) EXPECT_EQ(plan.piece(ParamId(p), RankId(r)).size(), ran.piece(ParamId(p), RankId(r)).size());
+            for (int r = 0; r < 3; ++r)
+              EXPECT_EQ(plan.piece(ParamId(p), RankId(r)).size(), ran.piece(ParamId(p), RankId(r)).size());
           }
         }
       });
@@ -192,7 +193,8 @@ void as_modules(const std::vector<ParamEntry>& model, const FullyShardOptions& o
     struct Folder : Part {
       Folder() : Part(std::vector<ParamEntry>()) {}
     } folder;
-    std::vector<std::unique_ptr<Part>> layers;  // parameters have their names of the model as those of modules
+    std::vector<std::unique_ptr<Part>>
+        layers;  // parameters have their names of the model as those of modules
     Part root(std::vector<ParamEntry>{model.front(), model.back()});
     const DeviceMesh mesh(rank.world, {{"shard", 3}});
     for (int i = 0; i < 3; ++i) {
@@ -240,11 +242,14 @@ TEST(Arrangement, BucketsThatSpanUnitsAreTheRuntimes) {
       const Arrangement a = arrange(model, 3, policy, size);
       ASSERT_EQ(a.buffers[0].name, "whole_param/bf16");
       std::vector<uint64_t> units, buckets;  // the root's first, as it is listed
-      for (size_t b = 1; b < a.buffers.size(); ++b) units.push_back(a.buffers[b].buckets[0].layout.fingerprint());
+      for (size_t b = 1; b < a.buffers.size(); ++b)
+        units.push_back(a.buffers[b].buckets[0].layout.fingerprint());
       for (const Bucket& b : a.buffers[0].buckets) buckets.push_back(b.layout.fingerprint());
       for (const Strategy strategy : {Strategy::optim, Strategy::optim_grads}) {
-        const FullyShardOptions o = {
-            .strategy = strategy, .layout = choice.policy, .packing = choice.packing, .bucket_elements = size};
+        const FullyShardOptions o = {.strategy = strategy,
+                                     .layout = choice.policy,
+                                     .packing = choice.packing,
+                                     .bucket_elements = size};
         as_modules(model, o, [&](ShardRuntime& runtime) {
           std::vector<uint64_t> got;
           for (ParamGroup* g : runtime.groups()) got.push_back(g->layout().fingerprint());
@@ -269,7 +274,8 @@ TEST(Arrangement, HoldersAreTheRanksWithAPiece) {
         for_holders(layout, place.param, [&](int first, int end, int64_t n) {
           for (int r = first; r < end; ++r) held[r] += n;
         });
-        for (int r = 0; r < world; ++r) ASSERT_EQ(held[r], layout.piece(ParamId(place.param), RankId(r)).size());
+        for (int r = 0; r < world; ++r)
+          ASSERT_EQ(held[r], layout.piece(ParamId(place.param), RankId(r)).size());
       }
     }
   }

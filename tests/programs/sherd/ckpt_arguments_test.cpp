@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 
 #include "arguments.h"
-#include "ckpt_rig.h"
 #include "ckpt/elements.h"
+#include "ckpt_rig.h"
 
 namespace sherd::tools {
 namespace {

@@ -19,22 +19,30 @@ using ::testing::StartsWith;
 constexpr int64_t kWall = 1'750'000'000'000'000'000, kWritten = 5'000'000'000;
 
 json record(int64_t number, const std::string& op, int64_t sequence, const std::string& state = "done") {
-  return {{"number", number},   {"group", "world"},     {"epoch", 0},   {"sequence", sequence},
-          {"op", op},           {"purpose", "unit 'a'"}, {"dtype", "f32"}, {"elements", 16},
-          {"bytes", 64},        {"reduce", "sum"},      {"root", -1},   {"peer", -1},
-          {"counts", ""},       {"state", state},       {"issued_ns", 1'000'000'000 * number},
-          {"started_ns", 0},    {"finished_ns", 0},     {"started_wall_ns", 0}};
+  return {{"number", number},     {"group", "world"}, {"epoch", 0},
+          {"sequence", sequence}, {"op", op},         {"purpose", "unit 'a'"},
+          {"dtype", "f32"},       {"elements", 16},   {"bytes", 64},
+          {"reduce", "sum"},      {"root", -1},       {"peer", -1},
+          {"counts", ""},         {"state", state},   {"issued_ns", 1'000'000'000 * number},
+          {"started_ns", 0},      {"finished_ns", 0}, {"started_wall_ns", 0}};
 }
 
 /// Of three ranks, which did `ops` on the world: the last of them waits, where it is one of those with a "!".
 json file_of(int rank, const std::vector<std::string>& ops) {
-  json j = {{"sherd_flight", 1}, {"rank", rank}, {"size", 3}, {"cause", "it failed"}, {"written_ns", kWritten},
-            {"written_wall_ns", kWall + rank}, {"recorded", ops.size()},
-            {"groups", {{{"name", "world"}, {"ranks", {0, 1, 2}}, {"epoch", 0}, {"calls", ops.size()}, {"splits", 0}}}},
+  json j = {{"sherd_flight", 1},
+            {"rank", rank},
+            {"size", 3},
+            {"cause", "it failed"},
+            {"written_ns", kWritten},
+            {"written_wall_ns", kWall + rank},
+            {"recorded", ops.size()},
+            {"groups",
+             {{{"name", "world"}, {"ranks", {0, 1, 2}}, {"epoch", 0}, {"calls", ops.size()}, {"splits", 0}}}},
             {"records", json::array()}};
   for (size_t i = 0; i < ops.size(); ++i) {
     const bool waits = ops[i].ends_with("!");
-    j["records"].push_back(record(static_cast<int64_t>(i) + 1, ops[i].substr(0, ops[i].size() - (waits ? 1 : 0)),
+    j["records"].push_back(record(static_cast<int64_t>(i) + 1,
+                                  ops[i].substr(0, ops[i].size() - (waits ? 1 : 0)),
                                   static_cast<int64_t>(i) + 1, waits ? "running" : "done"));
   }
   return j;
@@ -61,22 +69,26 @@ TEST_F(Trace, OfRanksThatDidTheSameFindsNothing) {
   const Finished f = trace({file_of(0, ops), file_of(1, ops), file_of(2, ops)});
   EXPECT_EQ(f.exit_code, 0);
   EXPECT_EQ(f.err, "");
-  EXPECT_THAT(f.out, AllOf(StartsWith("3 of 3 ranks; rank 0 failed with: it failed"), HasSubstr("ranks 0-2 done"),
-                           HasSubstr("all_reduce (sum, f32, 16 elements, 64 bytes) for unit 'a'"),
-                           HasSubstr("no divergence"), HasSubstr("world #2")));
+  EXPECT_THAT(f.out,
+              AllOf(StartsWith("3 of 3 ranks; rank 0 failed with: it failed"), HasSubstr("ranks 0-2 done"),
+                    HasSubstr("all_reduce (sum, f32, 16 elements, 64 bytes) for unit 'a'"),
+                    HasSubstr("no divergence"), HasSubstr("world #2")));
 }
 
 TEST_F(Trace, NamesTheRankThatCalledSomethingElse) {
-  const std::vector<json> files{file_of(0, {"barrier", "all_reduce!"}), file_of(1, {"barrier", "all_gather!"}),
+  const std::vector<json> files{file_of(0, {"barrier", "all_reduce!"}),
+                                file_of(1, {"barrier", "all_gather!"}),
                                 file_of(2, {"barrier", "all_reduce!"})};
   const json d = first(files);
   EXPECT_EQ(d["kind"], "operation");
   EXPECT_EQ(d["communicator"], "world");
   EXPECT_EQ(d["sequence"], 2);
   EXPECT_EQ(d["ranks"], json({1}));
-  EXPECT_THAT(trace(files).out,
-              HasSubstr("first divergence: world #2: ranks 0, 2 called all_reduce (sum, f32, 16 elements, 64 bytes) for "
-                        "unit 'a', but rank 1 called all_gather (f32, 16 elements, 64 bytes) for unit 'a'"));
+  EXPECT_THAT(
+      trace(files).out,
+      HasSubstr(
+          "first divergence: world #2: ranks 0, 2 called all_reduce (sum, f32, 16 elements, 64 bytes) for "
+          "unit 'a', but rank 1 called all_gather (f32, 16 elements, 64 bytes) for unit 'a'"));
 }
 
 TEST_F(Trace, NamesOtherUnitsBytesAndArgumentsInThatOrderOfWeight) {
@@ -87,10 +99,13 @@ TEST_F(Trace, NamesOtherUnitsBytesAndArgumentsInThatOrderOfWeight) {
   };
   const json unit = changed([](json& r) { r["purpose"] = "unit 'b'", r["elements"] = 8, r["bytes"] = 32; });
   EXPECT_EQ(unit["kind"], "purpose");
-  EXPECT_THAT(unit["text"].get<std::string>(), AllOf(HasSubstr("unit 'a', but rank 2"), HasSubstr("unit 'b'")));
+  EXPECT_THAT(unit["text"].get<std::string>(),
+              AllOf(HasSubstr("unit 'a', but rank 2"), HasSubstr("unit 'b'")));
   const json bytes = changed([](json& r) { r["elements"] = 8, r["bytes"] = 32; });
   EXPECT_EQ(bytes["kind"], "bytes");
-  EXPECT_THAT(bytes["text"].get<std::string>(), AllOf(HasSubstr("64 bytes"), HasSubstr("rank 2 called all_reduce (sum, f32, 8 elements, 32 bytes)")));
+  EXPECT_THAT(
+      bytes["text"].get<std::string>(),
+      AllOf(HasSubstr("64 bytes"), HasSubstr("rank 2 called all_reduce (sum, f32, 8 elements, 32 bytes)")));
   EXPECT_EQ(changed([](json& r) { r["dtype"] = "i32"; })["kind"], "bytes");
   EXPECT_EQ(changed([](json& r) { r["counts"] = "00000000000000aa"; })["kind"], "bytes");
   EXPECT_EQ(changed([](json& r) { r["reduce"] = "max"; })["kind"], "arguments");
@@ -139,7 +154,8 @@ TEST_F(Trace, MatchesMessagesOfTwoRanks) {
   EXPECT_EQ(first({from, to})["kind"], "bytes");
   const json absent = first({from, file_of(2, {"barrier"})});
   EXPECT_EQ(absent["kind"], "never_came");
-  EXPECT_THAT(absent["text"].get<std::string>(), HasSubstr("world #1 from rank 0 to rank 2: rank 0 came to send"));
+  EXPECT_THAT(absent["text"].get<std::string>(),
+              HasSubstr("world #1 from rank 0 to rank 2: rank 0 came to send"));
 }
 
 TEST_F(Trace, TellsDifferentCommunicatorsAndFilesThatAreNotThere) {
@@ -185,22 +201,29 @@ TEST_F(Trace, NamesThePlaceOfWhatNoRecorderHasWritten) {
   EXPECT_THAT(refusal([](json& j) { j.erase("cause"); }), HasSubstr("cause is missing"));
   EXPECT_THAT(refusal([](json& j) { j["cause"] = 3; }), HasSubstr("cause is no text"));
   EXPECT_THAT(refusal([](json& j) { j["records"] = 3; }), HasSubstr("records is no list"));
-  EXPECT_THAT(refusal([](json& j) { j["groups"][0]["ranks"] = {0, 7}; }), HasSubstr("groups[0].ranks is no list of ranks below 3"));
-  EXPECT_THAT(refusal([](json& j) { j["groups"][0]["ranks"] = json::array(); }), HasSubstr("groups[0].ranks is empty"));
+  EXPECT_THAT(refusal([](json& j) {
+                j["groups"][0]["ranks"] = {0, 7};
+              }),
+              HasSubstr("groups[0].ranks is no list of ranks below 3"));
+  EXPECT_THAT(refusal([](json& j) { j["groups"][0]["ranks"] = json::array(); }),
+              HasSubstr("groups[0].ranks is empty"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1] = nullptr; }), HasSubstr("records[1] is no object"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["group"] = "x\x1b[2J"; }),
               AllOf(HasSubstr("records[1].group is 'x\\u001b[2J'"), Not(HasSubstr("\x1b"))));
-  EXPECT_THAT(refusal([](json& j) { j["records"][0]["peer"] = -1; }), HasSubstr("records[0].peer is no whole number from 0 to 2"));
+  EXPECT_THAT(refusal([](json& j) { j["records"][0]["peer"] = -1; }),
+              HasSubstr("records[0].peer is no whole number from 0 to 2"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["root"] = 3; }), HasSubstr("records[1].root"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["bytes"] = -1; }), HasSubstr("records[1].bytes"));
-  EXPECT_THAT(refusal([](json& j) { j["records"][1]["issued_ns"] = INT64_MAX; }), HasSubstr("records[1].issued_ns"));
+  EXPECT_THAT(refusal([](json& j) { j["records"][1]["issued_ns"] = INT64_MAX; }),
+              HasSubstr("records[1].issued_ns"));
   EXPECT_THAT(refusal([](json& j) { j["records"][1]["op"] = {1}; }), HasSubstr("records[1].op is no text"));
 }
 
 TEST_F(Trace, HostileTextsAreErrors) {
   const std::string good = file_of(0, {"barrier", "barrier"}).dump();
-  for (const std::string& text : {std::string(), std::string("{"), std::string("\0\xff", 2), std::string(100'000, '['),
-                                  R"({"a":)" + std::string(100'000, '[') + "}", good.substr(0, good.size() / 2)}) {
+  for (const std::string& text :
+       {std::string(), std::string("{"), std::string("\0\xff", 2), std::string(100'000, '['),
+        R"({"a":)" + std::string(100'000, '[') + "}", good.substr(0, good.size() / 2)}) {
     const Finished f = run_sherd(folder_, "trace " + folder_.write("x.json", text));
     EXPECT_EQ(f.exit_code, 1);
     EXPECT_EQ(f.out, "");
@@ -211,14 +234,16 @@ TEST_F(Trace, HostileTextsAreErrors) {
     std::string changed = good;
     changed[i] = static_cast<char>(changed[i] ^ 0x15);
     const Finished f = run_sherd(folder_, "trace " + folder_.write("x.json", changed));
-    EXPECT_TRUE(f.exit_code == 0 || (f.exit_code == 1 && f.err.find("x.json") != f.err.npos)) << changed << f.err;
+    EXPECT_TRUE(f.exit_code == 0 || (f.exit_code == 1 && f.err.find("x.json") != f.err.npos))
+        << changed << f.err;
   }
 }
 
 TEST_F(Trace, ControlCharactersReachNoTerminal) {
   json j = file_of(0, {"barrier", "all_reduce!"});
   j["cause"] = "\x1b[2J";
-  for (const char* name : {"op", "purpose", "dtype", "reduce", "state", "counts"}) j["records"][1][name] = "\x1b[2J";
+  for (const char* name : {"op", "purpose", "dtype", "reduce", "state", "counts"})
+    j["records"][1][name] = "\x1b[2J";
   j["groups"][0]["name"] = j["records"][0]["group"] = j["records"][1]["group"] = "w\x1b[2J";
   const Finished f = trace({j, file_of(1, {"barrier"})});
   EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -275,7 +300,8 @@ TEST_F(Trace, WrongFlagsExitWith2AndHelpExplains) {
     EXPECT_EQ(run_sherd(folder_, arguments).exit_code, 2) << arguments;
   const Finished f = run_sherd(folder_, "trace --help");
   EXPECT_EQ(f.exit_code, 0);
-  for (const char* part : {"For example", "first divergence: world #9", "--flight-recorder", "never_came", "Exit codes"})
+  for (const char* part :
+       {"For example", "first divergence: world #9", "--flight-recorder", "never_came", "Exit codes"})
     EXPECT_THAT(f.out, HasSubstr(part));
 }
 

@@ -108,9 +108,11 @@ TEST(Config, BucketsNeedALayoutAndAStrategyThatHaveThem) {
     EXPECT_THAT(refusal(flags), AllOf(HasSubstr("--bucket-size 5: there are no buckets"),
                                       HasSubstr("--layout whole_param and --strategy optim or optim_grads")));
   }
-  EXPECT_EQ(parse({"--layout", "whole_param:ping_pong", "--strategy", "zero2", "--bucket-size", "5"}).bucket_size, 5);
-  EXPECT_EQ(parse({"--layout", "whole_param", "--strategy", "zero0", "--outer", "optim", "--ranks", "2", "--replicas",
-                   "2", "--bucket-size", "0"})
+  EXPECT_EQ(
+      parse({"--layout", "whole_param:ping_pong", "--strategy", "zero2", "--bucket-size", "5"}).bucket_size,
+      5);
+  EXPECT_EQ(parse({"--layout", "whole_param", "--strategy", "zero0", "--outer", "optim", "--ranks", "2",
+                   "--replicas", "2", "--bucket-size", "0"})
                 .bucket_size,
             0);
 }

@@ -157,7 +157,8 @@ std::vector<TrainConfig> other_runs() {
   cut.mpi_library_order = false;  // one of them on GPUs over NCCL, the other on CPUs over MPI
   experts.device = standard.device;
   experts.comm = "mpi";
-  experts.nccl_exact_order = experts.nccl_check_calls = experts.nccl_register_buffers = experts.nccl_windows = false;
+  experts.nccl_exact_order = experts.nccl_check_calls = experts.nccl_register_buffers = experts.nccl_windows =
+      false;
   experts.tf32 = false;
   experts.symmetric_products = standard.symmetric_products;
   for (TrainConfig* c : {&cut, &experts}) {
@@ -178,9 +179,10 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
     flag.insert(0, "--");
     std::replace(flag.begin(), flag.end(), '_', '-');
     const bool is_switch = name == "quiet" || name == "muon_allow_inexact" || name == "explain_plan" ||
-                           name == "async_save" || name == "tf32" || name.starts_with("nccl_") || name == "mpi_library_order" ||
-                           name == "allow_new_state" || name == "overwrite" || name == "eval_only" || name == "sample_only" ||
-                           name == "from_scratch" || name == "strict_weights";
+                           name == "async_save" || name == "tf32" || name.starts_with("nccl_") ||
+                           name == "mpi_library_order" || name == "allow_new_state" || name == "overwrite" ||
+                           name == "eval_only" || name == "sample_only" || name == "from_scratch" ||
+                           name == "strict_weights";
     if (!is_switch)
       flags.insert(flags.end(), {flag, value.is_string() ? value.get<std::string>() : value.dump()});
     if (is_switch && value.get<bool>()) flags.push_back(flag);
@@ -264,7 +266,8 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
   EXPECT_THAT(with({"--seq", "2048"}), AllOf(HasSubstr("gpt2-124m"), HasSubstr("1024")));
   EXPECT_THAT(with({"--data", "x"}), HasSubstr("--tokens is what is trained on"));
   EXPECT_THAT(with({"--sample", "5"}), HasSubstr("give --prompt-tokens"));
-  EXPECT_THAT(with({"--sample", "5", "--prompt", "Once"}), HasSubstr("--prompt-tokens, by scripts/tokenize.py"));
+  EXPECT_THAT(with({"--sample", "5", "--prompt", "Once"}),
+              HasSubstr("--prompt-tokens, by scripts/tokenize.py"));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--tokens", "t"}), HasSubstr("give --from-scratch"));
   EXPECT_THAT(refusal({"--model", "gpt2-124m", "--from-scratch"}), HasSubstr("give --tokens FILE"));
   EXPECT_THAT(refusal({"--model", "gpt5"}), AllOf(HasSubstr("no such folder"), HasSubstr("llama3-8b")));

@@ -1,4 +1,4 @@
-// What a run takes over from the one whose checkpoint it goes on from.
+// Settings that a run inherits from the checkpoint it resumes.
 #include "inheritance.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ std::string refusal(const std::vector<std::string>& flags) {
   return message_of<sherd::InvalidArgument>([&] { parse_line(flags); });
 }
 
-// Of a run of 4 ranks with much that is no default. No tensors: only the settings matter here.
+// A checkpoint of a run of 4 ranks with many settings that differ from the defaults; no tensors.
 class Inheritance : public ::testing::Test {
  protected:
   void write(const std::string& config) {
@@ -274,8 +274,10 @@ TEST(WithoutTraining, TheBatchNeedsNoEqualSharesOfTheRanks) {
 }
 
 TEST(WithoutTraining, WindowsToEvaluateAreRefusedWhereNothingIsEvaluated) {
-  EXPECT_THAT(refusal({"--eval-windows", "8"}), HasSubstr("--eval-windows: nothing is evaluated; give --eval-every"));
-  EXPECT_THAT(refusal({"--sample-only", "--resume", "x", "--eval-windows", "8"}), HasSubstr("nothing is evaluated"));
+  EXPECT_THAT(refusal({"--eval-windows", "8"}),
+              HasSubstr("--eval-windows: nothing is evaluated; give --eval-every"));
+  EXPECT_THAT(refusal({"--sample-only", "--resume", "x", "--eval-windows", "8"}),
+              HasSubstr("nothing is evaluated"));
   EXPECT_EQ(parse_line({"--eval-only", "--resume", "x", "--eval-windows", "8"}).config.eval_windows, 8);
   EXPECT_EQ(parse_line({"--eval-every", "2", "--eval-windows", "0"}).config.eval_windows, 0);
 }

@@ -65,8 +65,10 @@ TEST(LaunchFlags, TakeTheOptionsPlaceInMessages) {
   EXPECT_EQ(with_flags("late. nccl.check_calls compares; see nccl.windows."),
             "late. --nccl-check-calls compares; see --nccl-windows.");
   EXPECT_EQ(with_flags("(nccl.windows)"), "(--nccl-windows)");
-  EXPECT_EQ(with_flags("the model only (LoadOptions::optimizer = false), or new state (LoadOptions::allow_new_state): x"),
-            "the model only (--resume-parts model), or new state (--allow-new-state): x");
+  EXPECT_EQ(
+      with_flags(
+          "the model only (LoadOptions::optimizer = false), or new state (LoadOptions::allow_new_state): x"),
+      "the model only (--resume-parts model), or new state (--allow-new-state): x");
 }
 
 TEST(LaunchFlags, LeaveAllOtherWordsAlone) {

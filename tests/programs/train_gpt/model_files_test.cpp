@@ -4,8 +4,8 @@
 
 #include <sherd/kernels/device/error.h>
 
-#include "generate.h"
 #include <sherd/nn/hf/model_config.h>
+#include "generate.h"
 #include "model_source.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
@@ -89,8 +89,9 @@ TEST(ModelFiles, SizesThatTheWeightsCannotHaveAreRefusedFromHeaders) {
     folder.write("in/config.json", sherd::hf::model_config_text(d, sherd::DType::f32));
     return message_of<sherd::InvalidArgument>([&] { with_model_files(config_of(folder / "in")); });
   };
-  EXPECT_THAT(refusal([](auto& d) { d.layers = 9999; }),
-              AllOf(HasSubstr(folder / "in/config.json"), HasSubstr("9999 blocks"), HasSubstr("holds 1 block;")));
+  EXPECT_THAT(
+      refusal([](auto& d) { d.layers = 9999; }),
+      AllOf(HasSubstr(folder / "in/config.json"), HasSubstr("9999 blocks"), HasSubstr("holds 1 block;")));
   EXPECT_THAT(refusal([](auto& d) { d.vocab = 900'000'000; }), HasSubstr("vocabulary 900000000"));
   EXPECT_THAT(refusal([](auto& d) { d.dim = 1 << 20; }), HasSubstr("1048576 columns"));
   EXPECT_THAT(refusal([](auto& d) { d.hidden = 1 << 20, d.layers = 60; }), HasSubstr("60 blocks"));

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-/// What three ranks are told, of which rank 2's settings are changed.
+/// Messages on three ranks, of which rank 2's settings are changed.
 std::vector<std::string> told(const std::function<void(TrainConfig&)>& change) {
   std::mutex mutex;
   std::vector<std::string> texts;
@@ -42,10 +42,12 @@ std::vector<std::string> told(const std::function<void(TrainConfig&)>& change) {
 }
 
 TEST(SameFlags, AreNamedWithTheRankOnEveryRank) {
-  const auto texts = told([](TrainConfig& c) { c.seq = 64, c.lr = 0.5, c.metrics = "mine.jsonl", c.threads = 3; });
+  const auto texts =
+      told([](TrainConfig& c) { c.seq = 64, c.lr = 0.5, c.metrics = "mine.jsonl", c.threads = 3; });
   EXPECT_THAT(texts, SizeIs(3));
   EXPECT_THAT(texts, Each(AllOf(HasSubstr("different flags"), HasSubstr("--seq of rank 2 (here "),
-                                HasSubstr("--lr of rank 2"), Not(HasSubstr("--metrics")), Not(HasSubstr("--threads")))));
+                                HasSubstr("--lr of rank 2"), Not(HasSubstr("--metrics")),
+                                Not(HasSubstr("--threads")))));
 }
 
 TEST(SameFlags, ThatMakeRanksMeetAreCompared) {

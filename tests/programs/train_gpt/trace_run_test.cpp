@@ -32,20 +32,21 @@ struct Run : testing::Test {
     const auto windows =
         std::make_shared<const sherd::ByteWindows>(sherd::ByteData::load(config.data), config.seq);
     std::vector<std::string> said;
-    sherd::launch(ranks, {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS)}}, [&](sherd::RankContext& rank) {
-      sherd::TraceOutput trace(rank, trace_options(config));
-      Trainer trainer(rank, config, windows);
-      while (trainer.step() < config.last_step()) {
-        trace.before_step(trainer.step() + 1);
-        trainer.train_step();
-      }
-      const auto lines = trace.write();
-      if (rank.world->rank() == 0) {
-        said = lines;
-      } else {
-        EXPECT_TRUE(lines.empty());
-      }
-    });
+    sherd::launch(ranks, {.device = {.kernels = sherd::parse_cpu_kernels(TEST_KERNELS)}},
+                  [&](sherd::RankContext& rank) {
+                    sherd::TraceOutput trace(rank, trace_options(config));
+                    Trainer trainer(rank, config, windows);
+                    while (trainer.step() < config.last_step()) {
+                      trace.before_step(trainer.step() + 1);
+                      trainer.train_step();
+                    }
+                    const auto lines = trace.write();
+                    if (rank.world->rank() == 0) {
+                      said = lines;
+                    } else {
+                      EXPECT_TRUE(lines.empty());
+                    }
+                  });
     return said;
   }
   const TemporaryFolder folder;

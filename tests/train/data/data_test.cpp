@@ -12,8 +12,8 @@
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
-#include "train/memory_bytes.h"
 #include "temporary_folder.h"
+#include "train/memory_bytes.h"
 
 namespace sherd {
 namespace {
@@ -137,7 +137,8 @@ TEST(Windows, AreDescribedByAllBytesOfTheText) {
   const std::string text = "the same bytes, however they are cut into files";
   folder.write("files/a", text.substr(0, 10));
   folder.write("files/b", text.substr(10));
-  const ByteWindows one(ByteData::load(folder.write("file", text)), 4), several(ByteData::load(folder / "files"), 4);
+  const ByteWindows one(ByteData::load(folder.write("file", text)), 4),
+      several(ByteData::load(folder / "files"), 4);
   EXPECT_EQ(one.describe(), fmt::format("47 bytes, XXH3 {:016x}, windows of 4", checksum(text.data(), 47)));
   EXPECT_EQ(several.describe(), one.describe());
   EXPECT_EQ(one.summary(),

@@ -13,8 +13,8 @@
 #include <sherd/train/data/keyed_permutation.h>
 #include <sherd/train/data/mixture.h>
 
-#include "train/memory_bytes.h"
 #include "temporary_folder.h"
+#include "train/memory_bytes.h"
 
 namespace sherd {
 namespace {
@@ -268,7 +268,8 @@ TEST(TokenWindows, HashedVisitsEachWindowOncePerEpochInOneOrder) {
     EXPECT_EQ(std::set<int64_t>(first.begin(), first.end()).size(), static_cast<size_t>(count));
     for (const int64_t epoch : {1, 100, 1'000'000})
       for (int64_t n = 0; n < count; ++n)
-        ASSERT_EQ(windows.train_window(epoch * count + n), first[static_cast<size_t>(n)]) << count << " " << epoch;
+        ASSERT_EQ(windows.train_window(epoch * count + n), first[static_cast<size_t>(n)])
+            << count << " " << epoch;
   }
 }
 

@@ -48,7 +48,9 @@ TEST(SlowRankTest, IsNamedAtTheEndOfAWindowAndThenNotForLong) {
   for (int64_t step = 1; step <= 60; ++step)
     if (const auto line = watch.step(step_with(step, 3, 9, 40))) {
       said.push_back(step);
-      EXPECT_THAT(*line, HasSubstr("rank 3 arrives last in 90 % of the collectives, 40 ms per step after the median"));
+      EXPECT_THAT(
+          *line,
+          HasSubstr("rank 3 arrives last in 90 % of the collectives, 40 ms per step after the median"));
     }
   EXPECT_EQ(said, (std::vector<int64_t>{10, 40}));
 }
@@ -60,7 +62,8 @@ TEST(SlowRankTest, IsNobodyWhereNoneIsLateEnoughOrMostlyLast) {
       EXPECT_FALSE(watch.step(step_with(step, 2, last, ms)).has_value()) << last << " " << ms;
   }
   SlowRank watch({.window = 2});
-  for (int64_t step = 1; step <= 20; ++step) EXPECT_FALSE(watch.step(result_of(step)).has_value()) << "nothing is seen";
+  for (int64_t step = 1; step <= 20; ++step)
+    EXPECT_FALSE(watch.step(result_of(step)).has_value()) << "nothing is seen";
 }
 
 // Rank 2 comes 15 ms after it has seen the others on their way, so that who else waits for a processor does

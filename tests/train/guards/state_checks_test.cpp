@@ -222,8 +222,9 @@ TEST(ReplicaCheck, OneFlippedBitIsFoundByMajorityAmongThreeOrMore) {
       EXPECT_EQ(check.differences[0].unit, "blocks.1");
       EXPECT_THAT(check.differences[0].ranks, ElementsAre(2));
       EXPECT_THAT(check.differences[0].majority, ElementsAre(0, 1, 3));
-      EXPECT_EQ(check.describe(), fmt::format("{} of blocks.1.up.weight (unit 'blocks.1'): rank 2 differs from ranks 0, 1, 3",
-                                                  compute == DType::f32 ? "weights" : "fp32 master weights"));
+      EXPECT_EQ(check.describe(),
+                fmt::format("{} of blocks.1.up.weight (unit 'blocks.1'): rank 2 differs from ranks 0, 1, 3",
+                            compute == DType::f32 ? "weights" : "fp32 master weights"));
     }
   }
 }

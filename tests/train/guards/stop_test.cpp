@@ -14,10 +14,10 @@
 
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/ops.h>
-#include <sherd/train/settings/duration.h>
 #include <sherd/train/guards/stop_agreement.h>
 #include <sherd/train/guards/stop_request.h>
 #include <sherd/train/guards/wall_limit.h>
+#include <sherd/train/settings/duration.h>
 
 #include "support/toy_model.h"
 #include "temporary_folder.h"

@@ -110,7 +110,8 @@ std::vector<Event> read_events(const std::string& path) {
       if (number != 5) continue;
       for (const auto& [one, value] : fields_of(field.bytes)) {
         const auto scalar = fields_of(value.bytes);
-        if (!scalar.contains(1) || !scalar.contains(2)) throw std::runtime_error("a scalar lacks its name or value");
+        if (!scalar.contains(1) || !scalar.contains(2))
+          throw std::runtime_error("a scalar lacks its name or value");
         // Zeros, too, are to be there: readers drop scalars without a value.
         event.scalars[scalar.find(1)->second.bytes] =
             std::bit_cast<float>(static_cast<uint32_t>(scalar.find(2)->second.number));

@@ -14,8 +14,8 @@
 #include <gtest/gtest.h>
 
 #include <sherd/checkpoint/files/checkpoint_folder.h>
-#include <sherd/train/settings/config_differences.h>
 #include <sherd/train/saving/save_retry.h>
+#include <sherd/train/settings/config_differences.h>
 
 #include "support/fault_file_system.h"
 #include "support/rig.h"

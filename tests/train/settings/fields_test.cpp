@@ -82,8 +82,8 @@ TEST(Fields, EveryProblemIsNamedInTheOrderOfTheTable) {
   const std::string file = folder.write("c.txtpb", "value: 11");
   Settings s;
   const auto problems = parse(s, {"--strategy", "zero9", "--lr", "fast", "--none", "--config", file.c_str()});
-  EXPECT_THAT(problems, ElementsAre("--none: unknown flag; --help-all lists all", "--lr fast: must be a number",
-                                    file + ": value 11: must be from 1 to 10",
+  EXPECT_THAT(problems, ElementsAre("--none: unknown flag; --help-all lists all",
+                                    "--lr fast: must be a number", file + ": value 11: must be from 1 to 10",
                                     "--strategy zero9: must be one of optim|none"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { throw_problems(problems); }),
               AllOf(HasSubstr("4 problems in the arguments:"), HasSubstr("  --lr fast")));
@@ -107,18 +107,22 @@ TEST(Fields, HelpAndRecordFollowTheTable) {
 TEST(Fields, HelpListsTheFirstDayAndHelpAllEverythingInShortLines) {
   int64_t often = 1, seldom = 2;
   std::string word = "aaaa";
-  const std::string help = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
-  const std::string words = "aaaa|bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|cccccccccccccccccccccccccccccccc|dddddddddddddddddddd";
+  const std::string help =
+      "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
+  const std::string words =
+      "aaaa|bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb|cccccccccccccccccccccccccccccccc|dddddddddddddddddddd";
   std::vector<FieldGroup> groups = {
       {"First", {{"often", &often, "N", help.c_str(), 0, 8, "", true}}},
       {"Rest", {{"seldom", &seldom, "N", "some number", 0, 8}, {"word", &word, words.c_str(), "a word"}}}};
   const std::string some = help_text("", groups, false), all = help_text("", groups, true);
-  EXPECT_THAT(some, AllOf(HasSubstr("--often N"), HasSubstr("--help-all"), Not(HasSubstr("--seldom")), Not(HasSubstr("Rest"))));
+  EXPECT_THAT(some, AllOf(HasSubstr("--often N"), HasSubstr("--help-all"), Not(HasSubstr("--seldom")),
+                          Not(HasSubstr("Rest"))));
   EXPECT_THAT(all, AllOf(HasSubstr("--often N"), HasSubstr("\nRest\n  --seldom N"),
                          HasSubstr("thirteen fourteen\n                            fifteen [1]\n"),
                          HasSubstr("cccc|\n                            dddddddddddddddddddd [aaaa]\n")));
   groups[0].fields[0].first_day = false;
-  EXPECT_THAT(help_text("", groups, false), AllOf(HasSubstr("--often N"), HasSubstr("--seldom"), Not(HasSubstr("--help-all"))));
+  EXPECT_THAT(help_text("", groups, false),
+              AllOf(HasSubstr("--often N"), HasSubstr("--seldom"), Not(HasSubstr("--help-all"))));
 }
 
 TEST(Fields, AnOptionalNumberIsNothingUntilItIsGiven) {
