@@ -18,7 +18,7 @@ struct Outcome {
   std::vector<float> losses, norms;
   std::vector<int64_t> zeros;
   std::map<std::string, std::vector<float>> weights;  // whole
-  std::vector<float> logits;
+  std::vector<float> logits;                          // rank 0's
 };
 
 using Look = std::function<void(RankContext&, ArrangedModel&, int rank)>;
@@ -42,9 +42,22 @@ inline Tensor tokens(Device& device, const nn::ModelDescription& m, const Shape&
   return t;
 }
 
+/// The largest difference, relative to the largest value.
+inline double distance(const std::vector<float>& got, const std::vector<float>& want) {
+  EXPECT_EQ(got.size(), want.size());
+  double most = 0, largest = 0;
+  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
+    const double d = std::abs(double{got[i]} - double{want[i]});
+    most = std::isfinite(d) ? std::max(most, d) : INFINITY;
+    largest = std::max(largest, std::abs(double{want[i]}));
+  }
+  return most / largest;
+}
+
 /// Steps of AdamW from random weights that the seed alone decides, clipped at a norm that matters.
 inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const TrainingPlan& plan = {}) {
   Outcome all;
+  std::vector<std::vector<float>> others;
   std::mutex mutex;
   launch(a.ranks, [&](RankContext& rank) {
     ArrangedModel arranged(rank, m, a, 5);
@@ -86,11 +99,20 @@ inline Outcome train(const nn::ModelDescription& m, const Arrangement& a, const 
       for (const GlobalRun& run : p.global_runs(p.shard_range()))
         for (int64_t i = 0; i < run.count; ++i) whole[static_cast<size_t>(run.global.value + i)] = mine[at++];
     }
-    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros, all.logits = logits;
+    if (all.losses.empty()) all.losses = losses, all.norms = norms, all.zeros = zeros;
+    if (rank.world->rank() == 0) all.logits = logits;
     EXPECT_EQ(losses, all.losses) << "ranks differ";
     EXPECT_EQ(norms, all.norms) << "ranks differ";
-    EXPECT_EQ(logits, all.logits) << "ranks differ";
+    others.push_back(logits);
   });
+  // Expert parallel ranks compute the rows of all of them in one product, where a row's rounding may depend on its place
+  // (oneDNN's AVX2 kernels): their logits for equal tokens are equal to rounding, those of other ranks in bits.
+  for (const std::vector<float>& logits : others) {
+    if (a.ep == 1)
+      EXPECT_EQ(logits, all.logits) << "ranks differ";
+    else
+      EXPECT_LT(distance(logits, all.logits), 1e-5) << "ranks differ";
+  }
   return all;
 }
 
@@ -99,18 +121,6 @@ inline void expect_same_bits(const Outcome& got, const Outcome& want, const char
   EXPECT_EQ(got.norms, want.norms) << what;
   EXPECT_EQ(got.logits, want.logits) << what;
   EXPECT_EQ(got.weights, want.weights) << what;
-}
-
-/// The largest difference, relative to the largest value.
-inline double distance(const std::vector<float>& got, const std::vector<float>& want) {
-  EXPECT_EQ(got.size(), want.size());
-  double most = 0, largest = 0;
-  for (size_t i = 0; i < std::min(got.size(), want.size()); ++i) {
-    const double d = std::abs(double{got[i]} - double{want[i]});
-    most = std::isfinite(d) ? std::max(most, d) : INFINITY;
-    largest = std::max(largest, std::abs(double{want[i]}));
-  }
-  return most / largest;
 }
 
 /// AdamW passes on rounding; see models_test.cpp.

@@ -28,12 +28,12 @@ TEST(Outputs, AreLookedAtByTheirKindAndNothingIsWritten) {
                             {"--folder", folder / "file", Kind::weights_folder},
                             {"--full", folder.path(), Kind::weights_folder},
                             {"--none", "", Kind::file}};
-  EXPECT_THAT(
-      message_of<IoError>([&] { check_outputs(bad); }),
-      AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") + " is there and no"),
-            HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
-            HasSubstr("--folder " + (folder / "file") + ": it exists and is not a folder"),
-            HasSubstr("this folder is not empty"), Not(HasSubstr("--none"))));
+  EXPECT_THAT(message_of<IoError>([&] { check_outputs(bad); }),
+              AllOf(HasSubstr("--save " + (folder / "file/below") + ": " + (folder / "file") +
+                              " exists and is not a folder"),
+                    HasSubstr("--metrics"), HasSubstr("--picture /dev/null"), HasSubstr("--weights /nowhere"),
+                    HasSubstr("--folder " + (folder / "file") + ": it exists and is not a folder"),
+                    HasSubstr("this folder is not empty"), Not(HasSubstr("--none"))));
   const OutputPath good[] = {
       {"--save", folder / "new/run", Kind::folder},       {"--metrics", "/dev/null", Kind::stream},
       {"--picture", folder / "loss.svg", Kind::file},     {"--weights", folder / "weights/", Kind::weights},
