@@ -6,7 +6,7 @@
 # SHERD_NIGHTLY=1: all combinations; otherwise each flag once. 77 (skipped, and says so) where there is no mpirun.
 set -uo pipefail
 bin=$(cd "$1" && pwd) program=$2
-models=$(cd "$(dirname "$0")/../golden/models" && pwd)
+models=$(cd "$(dirname "$0")/../../golden/models" && pwd)
 source "$(dirname "$0")/mpi_environment.sh" "${3:-}"
 failures=0
 fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }

@@ -380,7 +380,8 @@ TEST_F(InheritedModel, AFolderThatBecameAnotherModelIsNamedInALine) {
   // Much that differs is still one line.
   folder_.write("llama/config.json",
                 R"({"model_type": "gpt2", "vocab_size": 9, "n_embd": 8, "n_layer": 1, "n_head": 2})");
-  EXPECT_THAT(parse_line({"--resume", path()}).notes, ElementsAre(HasSubstr("more; going on")));
+  EXPECT_THAT(parse_line({"--resume", path()}).notes,
+              ElementsAre(HasSubstr("more; the checkpoint's is used")));
   folder_.write("llama/config.json", "{");
   EXPECT_THAT(parse_line({"--resume", path()}).notes, ElementsAre(HasSubstr("not valid JSON")));
   EXPECT_THAT(refusal({"--resume", path(), "--model", saved_.model}), HasSubstr("not valid JSON"));
