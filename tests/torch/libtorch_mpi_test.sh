@@ -5,7 +5,7 @@
 # 77 (skipped, and says so) where there is no mpirun.
 set -uo pipefail
 program=$1/libtorch_gpt data=$2
-source "$(dirname "$0")/../program/mpi_environment.sh" "${3:-}"
+source "$(dirname "$0")/../programs/runs/mpi_environment.sh" "${3:-}"
 failures=0
 fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 cd "$scratch" || exit 1
