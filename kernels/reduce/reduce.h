@@ -14,7 +14,7 @@ namespace sherd {
 /// Communicator with sources in rank order. bf16 and f16 are reduced in fp32 and rounded once, the others in
 /// their own type; integers wrap. dst may be exactly sources[s] + begin of any s; otherwise it must not
 /// overlap what is read. At least one source; any dtype but u8. Communicators run it inside their own work
-/// (ReduceKernels::reduce); there is no function that queues it.
+/// (ReduceKernels::reduce) and has no queueing function of its own.
 struct ReduceArgs {
   ReduceOp op = ReduceOp::sum;
   DType dtype = DType::f32;

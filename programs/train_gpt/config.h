@@ -37,7 +37,7 @@ struct TrainConfig : Settings {
 
   /// Whether weights come from the checkpoint of --resume, and not from where first weights come from.
   bool resumes_weights() const { return !resume.empty() && resume_parts != "optimizer"; }
-  /// Whether anything is trained; otherwise there is no optimizer, unless --save or --explain-plan asks for one.
+  /// Returns whether the run trains. A run that does not has an optimizer only for --save or --explain-plan.
   bool trains() const { return steps > 0 && !eval_only && !sample_only; }
   /// Returns the start of generated text: a model continues at least one byte.
   std::string start_of_text() const { return prompt.empty() ? "\n" : prompt; }

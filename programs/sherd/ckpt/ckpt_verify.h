@@ -13,7 +13,7 @@ struct VerifyOptions {
   bool all = false;
 };
 
-/// Prints all damage, or that there is no damage. Checkpoints of a save folder whose manifest cannot be read
+/// Prints all damage, or that the checkpoint is intact. Checkpoints of a save folder whose manifest cannot be read
 /// may be newer than the newest sound one, so they are always reported. Non-finite values are named, too: a
 /// checkpoint with non-finite weights is sound as a file, and unusable.
 /// @throws CorruptCheckpoint, after the report, when something is damaged or weights are not finite; IoError
