@@ -14,7 +14,7 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kNamed = 5;  // names that a list in a message has
+constexpr size_t kNamedOfCheckpoint = 5;  // names that a list in a message has
 
 void check_momentum(const CheckpointReader& reader, const std::vector<Wanted>& all) {
   const auto& info = reader.manifest().training.info;
@@ -105,7 +105,7 @@ LoadReport load_checkpoint(CheckpointReader& reader, ModuleBase& root,
     if (options.optimizer) loaded.assign(optimizers.begin(), optimizers.end());
     all = wanted(root, options.model, loaded);
     const Comparison comparison(fmt::format("the checkpoint '{}'", reader.path().string()),
-                                reader.manifest().tensors, all, options, kNamed);
+                                reader.manifest().tensors, all, options, kNamedOfCheckpoint);
     comparison.require_fit();
     require_equal_copies(reader, all);
     check_momentum(reader, all);

@@ -17,7 +17,7 @@ namespace sherd {
 namespace {
 
 // Elements sent at a time.
-constexpr int64_t kPiece = int64_t{4} << 20;
+constexpr int64_t kLoadedElements = int64_t{4} << 20;
 
 const HostTensor* find(const StateDict& dict, const Wanted& w) {
   const auto& part = w.section == Section::model ? dict.model : dict.optimizer;
@@ -86,8 +86,8 @@ void fill(Stream& stream, const Wanted& w, const HostTensor& from, DictKind kind
   std::vector<GlobalRun> runs = w.runs();
   const ParamIndex base = runs.empty() ? ParamIndex(0) : runs.front().local;
   for (const GlobalRun& run : runs) {
-    for (int64_t done = 0; done < run.count; done += kPiece) {
-      const int64_t at = run.local - base + done, count = std::min(kPiece, run.count - done);
+    for (int64_t done = 0; done < run.count; done += kLoadedElements) {
+      const int64_t at = run.local - base + done, count = std::min(kLoadedElements, run.count - done);
       put(stream, w.local.flat(at, at + count), from,
           kind == DictKind::sharded ? at : run.global.value + done);
       stream.synchronize();
@@ -99,12 +99,12 @@ void fill(Stream& stream, const Wanted& w, const HostTensor& from, DictKind kind
 void receive(Stream& stream, Communicator& world, const Wanted& w, const HostTensor* from) {
   const int64_t total = numel_of(w.shape);
   if (total == 0) return;
-  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, w.local.dtype(),
+  const Tensor memory = Tensor::empty(stream.device(), {std::min(kLoadedElements, total)}, w.local.dtype(),
                                       MemoryClass::message, "state dict");
   const std::vector<GlobalRun> runs = w.runs();
   const ParamIndex base = runs.empty() ? ParamIndex(0) : runs.front().local;
-  for (int64_t begin = 0; begin < total; begin += kPiece) {
-    const int64_t end = std::min(begin + kPiece, total);
+  for (int64_t begin = 0; begin < total; begin += kLoadedElements) {
+    const int64_t end = std::min(begin + kLoadedElements, total);
     const Tensor piece = memory.flat(0, end - begin);
     if (from != nullptr) put(stream, piece, *from, begin);
     world.broadcast(stream, piece.bytes(), 0);

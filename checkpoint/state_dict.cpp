@@ -14,7 +14,7 @@ namespace sherd {
 namespace {
 
 // Bytes sent at a time.
-constexpr int64_t kPiece = int64_t{16} << 20;
+constexpr int64_t kSavedBytes = int64_t{16} << 20;
 
 std::vector<Box> all_of(const Shape& shape) {
   if (numel_of(shape) == 0) return {};
@@ -39,10 +39,10 @@ HostTensor copied(Stream& stream, const Wanted& w) {
 void send(Stream& stream, Communicator& world, std::vector<std::byte>& bytes) {
   const auto total = static_cast<int64_t>(bytes.size());
   if (world.size() == 1 || total == 0) return;
-  const Tensor memory = Tensor::empty(stream.device(), {std::min(kPiece, total)}, DType::u8,
+  const Tensor memory = Tensor::empty(stream.device(), {std::min(kSavedBytes, total)}, DType::u8,
                                       MemoryClass::message, "state dict");
-  for (int64_t at = 0; at < total; at += kPiece) {
-    const int64_t count = std::min(kPiece, total - at);
+  for (int64_t at = 0; at < total; at += kSavedBytes) {
+    const int64_t count = std::min(kSavedBytes, total - at);
     const Tensor piece = memory.flat(0, count);
     if (world.rank() == 0) ops::copy_from_host(stream, piece, bytes.data() + at, count);
     world.broadcast(stream, piece, 0);

@@ -20,7 +20,7 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kNamed = 20;                  // names that a list in a message has
+constexpr size_t kNamedOfExport = 20;          // names that a list in a message has
 constexpr int64_t kCopied = int64_t{1} << 20;  // bytes of another file at a time
 
 // What is written one after the other: a tensor, or an entry of options.like as it is (no parts).
@@ -128,7 +128,7 @@ void follow(const StoredFolder& folder, const StoredForm& form, const StoredForm
   const std::string source = fmt::format("the folder '{}' to be followed", printable(folder.path().string()));
   if (!unreadable.empty())
     throw InvalidArgument(fmt::format("{} does not fit the run: {}", source, fmt::join(unreadable, "; ")));
-  Comparison(source, offered, as_wanted(form, all), {}, kNamed).require_fit();
+  Comparison(source, offered, as_wanted(form, all), {}, kNamedOfExport).require_fit();
 }
 
 WeightsPlan plan_of(const StoredFolder& folder) {

@@ -20,8 +20,8 @@
 namespace sherd {
 namespace {
 
-constexpr size_t kNamed = 20;                 // names that a list in a message has
-constexpr int64_t kPiece = int64_t{4} << 20;  // elements read at a time
+constexpr size_t kNamedInMessage = 20;               // names that a list in a message has
+constexpr int64_t kReadElements = int64_t{4} << 20;  // elements read at a time
 
 // Where a parameter lies: boxes of it and of the tensors.
 struct Source {
@@ -29,11 +29,11 @@ struct Source {
   const StoredPart* part;
 };
 
-// Calls take(box) for boxes of at most kPiece elements, or one row of the first dimension, that `whole` consists of.
+// Calls take(box) for boxes of at most kReadElements elements, or one row of the first dimension, that `whole` consists of.
 template <class Take>
 void each_piece(const Box& whole, Take take) {
   const int64_t row = numel_of(whole.size) / whole.size[0];
-  const int64_t rows = std::max<int64_t>(1, kPiece / row);
+  const int64_t rows = std::max<int64_t>(1, kReadElements / row);
   for (int64_t at = 0; at < whole.size[0]; at += rows) {
     Box piece = whole;
     piece.offset[0] += at;
@@ -148,7 +148,8 @@ LoadReport import_weights(ModuleBase& root, const std::filesystem::path& path, c
         offered.push_back({t.name, t.section, t.dtype, t.shape, {}});
     }
     const std::vector<Wanted> stored = as_wanted(form, all);
-    const Comparison comparison(fmt::format("'{}'", path.string()), offered, stored, options, kNamed);
+    const Comparison comparison(fmt::format("'{}'", path.string()), offered, stored, options,
+                                kNamedInMessage);
     comparison.require_fit();
     comparison.report(report);
     if (ranks.rank() == 0) check_copies(reader, form);

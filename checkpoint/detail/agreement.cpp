@@ -19,14 +19,14 @@ constexpr int64_t kTextBytes = 4096;
 constexpr std::chrono::hours kSlowestFiles{12};
 
 // Types that cross ranks, by number; CommErrors do not: the group is gone then.
-enum Kind : int64_t { kError, kInvalid, kShape, kNotSupported, kNotCompiled, kMemory, kIo, kCorrupt };
+enum Cause : int64_t { kError, kInvalid, kShape, kNotSupported, kNotCompiled, kMemory, kIo, kCorrupt };
 
 template <class T>
 bool is(const std::exception& e) {
   return dynamic_cast<const T*>(&e) != nullptr;
 }
 
-Kind kind_of(const std::exception& e) {
+Cause cause_of(const std::exception& e) {
   if (is<InvalidArgument>(e)) return kInvalid;
   if (is<ShapeMismatch>(e)) return kShape;
   if (is<NotSupported>(e)) return kNotSupported;
@@ -130,7 +130,7 @@ void Agreement::run_collectively(const std::function<void()>& work, Names names)
     throw;  // the group is aborted: all ranks have the failure
   } catch (const std::exception& e) {
     mine = std::current_exception();
-    text = static_cast<char>('0' + kind_of(e)) + std::string(e.what());
+    text = static_cast<char>('0' + cause_of(e)) + std::string(e.what());
   }
   const auto first = static_cast<int>(min(mine ? rank() : size()));
   if (first == size()) return;

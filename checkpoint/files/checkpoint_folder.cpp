@@ -4,11 +4,11 @@
 #include <charconv>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include <sherd/checkpoint/files/detail/random_token.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -64,11 +64,6 @@ void create_with_parents(const fs::path& path, FileSystem& files) {
   if (folder_of(bare) != bare) create_with_parents(folder_of(bare), files);
   files.create_folder(bare);
   files.sync_folder(folder_of(bare));
-}
-
-std::string random_token() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
 }
 
 }  // namespace

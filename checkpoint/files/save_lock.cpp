@@ -6,13 +6,14 @@
 #include <ctime>
 #include <fstream>
 #include <iterator>
-#include <random>
 #include <thread>
 #include <utility>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
+
+#include <sherd/checkpoint/files/detail/random_token.h>
 
 namespace sherd {
 namespace {
@@ -21,11 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kMaxBytes = 4096;
 constexpr size_t kMaxCommand = 400;
-
-std::string random_token() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
-}
 
 // Printable, in one line, and not endless.
 std::string in_one_line(std::string text) {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <sherd/comm/bootstrap/detail/store_table.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -18,11 +19,6 @@ using Status = StoreReply::Status;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kAbortKey = "sherd/abort";
-
-// Bounded by a year: longer timeouts would overflow the clock.
-Clock::time_point deadline_after(std::chrono::milliseconds timeout) {
-  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
-}
 
 class MemoryStore final : public Store {
  protected:
@@ -69,7 +65,7 @@ std::optional<std::vector<std::string>> Store::all(const std::string& prefix, in
 
 // Polled, not pushed: one connection then serves all threads of a rank without a thread of its own.
 std::string Store::wait(const std::string& key, std::chrono::milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = comm::deadline_after(timeout);
   for (Backoff backoff;; backoff.sleep()) {
     if (auto value = get(key)) return std::move(*value);
     if (Clock::now() > deadline)
@@ -81,7 +77,7 @@ std::string Store::wait(const std::string& key, std::chrono::milliseconds timeou
 }
 
 void Store::barrier(const std::string& name, int rank, int size, std::chrono::milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = comm::deadline_after(timeout);
   set(store_entry(name, rank), "");
   for (Backoff backoff; !all(name, size); backoff.sleep()) {
     if (Clock::now() < deadline) continue;

@@ -23,14 +23,14 @@ constexpr std::pair<std::string_view, TokenFormat> kFormats[] = {{"auto", TokenF
 constexpr int32_t kLlmcU16 = 20240520, kLlmcU32 = 20240801;
 constexpr int64_t kLlmcHeader = 256 * 4;
 
-[[noreturn]] void refuse(const FileBytes& file, const std::string& why) {
+[[noreturn]] void refuse_tokens(const FileBytes& file, const std::string& why) {
   throw IoError(fmt::format("the token file '{}' {}", file.path().string(), why));
 }
 
 TokenFile raw(std::shared_ptr<const FileBytes> bytes, TokenType type) {
   const int64_t width = bytes_of(type), size = bytes->size();
   if (size % width != 0)
-    refuse(
+    refuse_tokens(
         *bytes,
         fmt::format(
             "has {} bytes, which are not a whole number of {} tokens; it was cut short, or its tokens are of "
@@ -53,23 +53,23 @@ bool is_llmc(const FileBytes& bytes) {
 
 TokenFile llmc(std::shared_ptr<const FileBytes> bytes) {
   if (!is_llmc(*bytes))
-    refuse(*bytes,
-           fmt::format("does not begin with llm.c's {} or {}; name its own format with --token-format",
-                       kLlmcU16, kLlmcU32));
+    refuse_tokens(*bytes,
+                  fmt::format("does not begin with llm.c's {} or {}; name its own format with --token-format",
+                              kLlmcU16, kLlmcU32));
   if (bytes->size() < kLlmcHeader)
-    refuse(*bytes, fmt::format("has {} bytes, less than llm.c's header of {}; it was cut short",
-                               bytes->size(), kLlmcHeader));
+    refuse_tokens(*bytes, fmt::format("has {} bytes, less than llm.c's header of {}; it was cut short",
+                                      bytes->size(), kLlmcHeader));
   std::array<int32_t, 3> header;
   bytes->read(0, header.data(), sizeof header);
   const TokenType type = header[0] == kLlmcU16 ? TokenType::u16 : TokenType::u32;
   if (header[1] != 1)
-    refuse(*bytes, fmt::format("is of version {} of llm.c's format; 1 can be read", header[1]));
+    refuse_tokens(*bytes, fmt::format("is of version {} of llm.c's format; 1 can be read", header[1]));
   const int64_t count = header[2], size = bytes->size() - kLlmcHeader;
   if (count < 0 || count * bytes_of(type) != size)
-    refuse(*bytes,
-           fmt::format("has a header for {} {} tokens, {} bytes, but {} bytes follow it; the file was "
-                       "cut short or written to twice: make it again",
-                       count, name_of(type), count * bytes_of(type), size));
+    refuse_tokens(*bytes,
+                  fmt::format("has a header for {} {} tokens, {} bytes, but {} bytes follow it; the file was "
+                              "cut short or written to twice: make it again",
+                              count, name_of(type), count * bytes_of(type), size));
   return {std::move(bytes), kLlmcHeader, count, type};
 }
 
@@ -105,11 +105,11 @@ TokenFile guessed(const fs::path& path) {
   auto bytes = FileBytes::map(path);
   if (is_llmc(*bytes)) return llmc(std::move(bytes));
   if (is_megatron_index(*bytes))
-    refuse(*bytes, "is an index of Megatron's; name it X.idx, with its tokens beside it as X.bin");
-  refuse(*bytes,
-         "does not say what its tokens are; tell it with --token-format u16 or u32 (llm.c's files and "
-         "Megatron's "
-         ".bin with .idx are known by themselves)");
+    refuse_tokens(*bytes, "is an index of Megatron's; name it X.idx, with its tokens beside it as X.bin");
+  refuse_tokens(*bytes,
+                "does not say what its tokens are; tell it with --token-format u16 or u32 (llm.c's files and "
+                "Megatron's "
+                ".bin with .idx are known by themselves)");
 }
 
 TokenFile opened(const fs::path& path, TokenFormat format) {
@@ -139,7 +139,8 @@ TokenFormat parse_token_format(std::string_view name) {
 
 TokenFile open_token_file(const fs::path& path, TokenFormat format) {
   TokenFile file = opened(path, format);
-  if (file.count == 0) refuse(*file.bytes, "has no tokens; make it again, or leave it out of --tokens");
+  if (file.count == 0)
+    refuse_tokens(*file.bytes, "has no tokens; make it again, or leave it out of --tokens");
   return file;
 }
 

@@ -17,8 +17,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "token files are read as they are");
 
-constexpr int64_t kChunk = 16384;  // bytes that are converted at once
-constexpr int64_t kSamples = 256;  // blocks of each file
+constexpr int64_t kConverted = 16384;  // bytes that are converted at once
+constexpr int64_t kSamples = 256;      // blocks of each file
 
 /// Element i of `bytes` as a number that every type fits.
 int64_t token_at(const char* bytes, TokenType type, int64_t i) {
@@ -74,10 +74,10 @@ bool TokenStream::is_text() const {
 
 void TokenStream::read_file(const TokenFile& file, int64_t first, int64_t count, int32_t* to,
                             int64_t vocab) const {
-  std::array<char, kChunk> chunk;
+  std::array<char, kConverted> chunk;
   const int64_t width = bytes_of(file.type);
   for (int64_t done = 0; done < count;) {
-    const int64_t n = std::min(kChunk / width, count - done);
+    const int64_t n = std::min(kConverted / width, count - done);
     file.bytes->read(file.begin + (first + done) * width, chunk.data(), n * width);
     for (int64_t i = 0; i < n; ++i) {
       const int64_t token = token_at(chunk.data(), file.type, i);

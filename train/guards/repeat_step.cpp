@@ -15,7 +15,7 @@
 namespace sherd {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kCopiedBytes = int64_t{4} << 20;
 
 struct Item {
   std::string what;
@@ -55,14 +55,14 @@ class StateCopy {
   StateCopy(ModuleBase& root, const Optimizer& optimizer)
       : stream_(runtime_of(root).device().compute()), items_(items_of(root, optimizer)) {
     Device& device = stream_.device();
-    piece_ = Tensor::host(device, {kPieceBytes}, DType::u8, MemoryClass::scratch, "repeated step");
+    piece_ = Tensor::host(device, {kCopiedBytes}, DType::u8, MemoryClass::scratch, "repeated step");
     for (Item& item : items_) {
       item.copy =
           Tensor::host(device, {item.live.nbytes()}, DType::u8, MemoryClass::scratch, "repeated step");
       ops::copy(stream_, item.copy, item.live.bytes());
       bytes_ += item.live.nbytes();
     }
-    bytes_ += kPieceBytes;
+    bytes_ += kCopiedBytes;
     stream_.synchronize();
   }
 
@@ -108,8 +108,8 @@ class StateCopy {
   template <class F>
   void for_pieces(const Item& item, F f) {
     const Tensor live = item.live.bytes();
-    for (int64_t at = 0; at < live.numel(); at += kPieceBytes) {
-      const int64_t end = std::min(live.numel(), at + kPieceBytes);
+    for (int64_t at = 0; at < live.numel(); at += kCopiedBytes) {
+      const int64_t end = std::min(live.numel(), at + kCopiedBytes);
       if (!f(live.flat(at, end), item.copy.flat(at, end), piece_.flat(0, end - at), at)) return;
     }
   }

@@ -19,7 +19,7 @@
 namespace sherd {
 namespace {
 
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr int64_t kComparedBytes = int64_t{4} << 20;
 
 struct FreeState {
   void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
@@ -89,7 +89,7 @@ class Reader {
   explicit Reader(Device& device) : stream_(device.compute()), state_(XXH3_createState()) {
     stream_.synchronize();
     if (device.kind() != DeviceKind::cpu)
-      host_ = Tensor::host(device, {kPieceBytes}, DType::u8, MemoryClass::scratch, "replica check");
+      host_ = Tensor::host(device, {kComparedBytes}, DType::u8, MemoryClass::scratch, "replica check");
   }
 
   Digests digests(const Copied& tensor) {
@@ -112,8 +112,8 @@ class Reader {
       XXH3_64bits_update(state_.get(), bytes.raw(), static_cast<size_t>(bytes.numel()));
       return;
     }
-    for (int64_t at = 0; at < bytes.numel(); at += kPieceBytes) {
-      const int64_t n = std::min(kPieceBytes, bytes.numel() - at);
+    for (int64_t at = 0; at < bytes.numel(); at += kComparedBytes) {
+      const int64_t n = std::min(kComparedBytes, bytes.numel() - at);
       ops::copy(stream_, host_.flat(0, n), bytes.flat(at, at + n));
       stream_.synchronize();
       XXH3_64bits_update(state_.get(), host_.raw(), static_cast<size_t>(n));

@@ -16,6 +16,7 @@
 #include <sherd/comm/bootstrap/detail/store_client.h>
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/bootstrap/detail/tcp_store.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -71,8 +72,7 @@ struct Address {
 
 Job mpi_bootstrap(std::chrono::milliseconds timeout, const StoreOptions& options) {
   // Connecting to the store has the timeout itself, and says more.
-  const std::chrono::milliseconds year = std::chrono::hours(24 * 365);
-  const MpiDeadline deadline(std::max<std::chrono::milliseconds>(2 * std::min(timeout, year), kShortestStart),
+  const MpiDeadline deadline(std::max<std::chrono::milliseconds>(2 * comm::bounded(timeout), kShortestStart),
                              "MPI bootstrap");
   initialize_mpi();
   const ErrorsReturn errors_return;

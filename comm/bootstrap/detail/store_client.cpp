@@ -7,6 +7,7 @@
 
 #include <sherd/comm/bootstrap/detail/store_proof.h>
 #include <sherd/comm/bootstrap/detail/store_wire.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -22,16 +23,12 @@ constexpr const char* kAnotherProgram =
 constexpr const char* kSameSecret =
     "give all ranks the same SHERD_JOB_SECRET, or SHERD_JOB_SECRET_FILE with the same content";
 
-Socket::Deadline deadline_after(std::chrono::milliseconds timeout) {
-  return Clock::now() + std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
-}
-
 }  // namespace
 
 ClientStore::ClientStore(const std::string& host, const LaunchEnvironment& e,
                          std::chrono::milliseconds timeout)
     : rank_(e.rank), place_(fmt::format("{}:{}", host, e.store_port)), timeout_(timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = comm::deadline_after(timeout);
   std::string why = "nothing was tried";
   // Rank 0 may start later than this rank: connections are tried until the timeout, with the last reason
   // kept for the error.
@@ -64,7 +61,7 @@ StoreReply ClientStore::ask(const StoreRequest& request) {
 // One request and its reply at a time; threads of the rank take turns by mutex_. After a failure the
 // connection is unusable, and every later request throws the same reason.
 StoreReply ClientStore::exchange(const StoreRequest& request, std::chrono::milliseconds timeout) {
-  const auto deadline = deadline_after(timeout);
+  const auto deadline = comm::deadline_after(timeout);
   std::unique_lock lock(mutex_, std::defer_lock);
   // A request with a short patience (of a watchdog) must not wait behind another thread's long one.
   if (request.patience.count() == 0) lock.lock();

@@ -6,12 +6,9 @@
 #include <numeric>
 #include <utility>
 
-namespace sherd::comm {
+#include <sherd/comm/core/detail/timeouts.h>
 
-// Longer timeouts would overflow when added to a time point.
-std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
-  return std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(24 * 365));
-}
+namespace sherd::comm {
 
 CheckedCommunicator::CheckedCommunicator(std::shared_ptr<GroupLabel> label, int rank,
                                          std::shared_ptr<Device> device,

@@ -97,7 +97,4 @@ class CheckedCommunicator : public Communicator {
   std::vector<int64_t> sent_, received_;  // messages to and from each rank
 };
 
-/// Returns the timeout, limited so that it does not overflow the clock.
-std::chrono::milliseconds bounded(std::chrono::milliseconds timeout);
-
 }  // namespace sherd::comm

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/local/detail/local_group.h>
 
 namespace sherd {

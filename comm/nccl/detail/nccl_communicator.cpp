@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/nccl/detail/call_check.h>
 #include <sherd/comm/nccl/detail/collectives.h>
 #include <sherd/comm/nccl/detail/handle.h>
