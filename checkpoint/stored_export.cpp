@@ -81,7 +81,7 @@ std::vector<std::string> names_of(const StoredFolder& folder) {
 }
 
 // On every rank what rank 0 has.
-std::vector<std::string> from_first(Agreement& ranks, const std::vector<std::string>& names) {
+std::vector<std::string> names_from_first(Agreement& ranks, const std::vector<std::string>& names) {
   return nlohmann::json::parse(ranks.broadcast(nlohmann::json(names).dump())).get<std::vector<std::string>>();
 }
 
@@ -175,7 +175,7 @@ bool export_weights(ModuleBase& root, const std::filesystem::path& path, const S
     possible = candidates(all, forms);
     if (like) names = names_of(*like);
   });
-  names = from_first(ranks, names);
+  names = names_from_first(ranks, names);
 
   Steps steps;
   std::optional<WeightsWriter> writer;

@@ -20,7 +20,7 @@ using namespace detail;
 namespace {
 
 // This rank's columns of the logits of some rows.
-struct Head {
+struct VocabHead {
   VocabularyCut cut;
   Tensor x, targets;
   Parameter w;
@@ -109,7 +109,7 @@ CrossEntropy vocab_parallel_linear_cross_entropy(const VocabularyCut& cut, const
   const Var entered = SequenceRows{cut.tp, targets.numel(), split}.enter(x);
   const Tensor in = entered.value();
   const bool whole = chunk <= 0 || chunk >= in.size(0);
-  const Head head{cut, in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk, scale};
+  const VocabHead head{cut, in, targets.flat(), w, whole ? std::max<int64_t>(in.size(0), 1) : chunk, scale};
   const Tensor losses = like_f32(in, {in.size(0)}), lse = like_f32(in, {in.size(0)});
   const Tape* const tape = detail::tape_of({x}, {w});
   const bool keeps = whole && tape != nullptr && tape->recording();

@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kDifferences = 32;  // that a rank reports
-constexpr size_t kShown = 4;         // files that a message has
+constexpr size_t kListed = 4;        // files that a message has
 constexpr const char* kMissing = "no such file";
 
 std::string encode(const std::vector<FileCopy>& copies) {
@@ -89,7 +89,7 @@ std::string text_of(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() > 1 ? "s" : "", fmt::join(runs, ", "));
 }
 
-std::string shown(const FileCopy& c) {
+std::string copy_text(const FileCopy& c) {
   if (c.error == kMissing) return kMissing;
   const std::string place = c.path.empty() ? "" : fmt::format(" ('{}')", c.path);
   return c.error.empty() ? fmt::format("XXH3 {:016x}{}", c.digest, place)
@@ -151,11 +151,11 @@ std::vector<Holders> holders_of(const std::string& name, const std::vector<FileC
                                 !reads               ? ""
                                 : h.ranks.size() > 1 ? "have "
                                                      : "has ",
-                                shown(h.copy)));
+                                copy_text(h.copy)));
     }
-    if (lines.size() < kShown) lines.push_back(fmt::format("{}: {}", name, fmt::join(who, ", ")));
+    if (lines.size() < kListed) lines.push_back(fmt::format("{}: {}", name, fmt::join(who, ", ")));
   }
-  if (names.size() > kShown) lines.push_back(fmt::format("and {} more", names.size() - kShown));
+  if (names.size() > kListed) lines.push_back(fmt::format("and {} more", names.size() - kListed));
   const std::vector<int> ranks(odd.begin(), odd.end());
   throw RanksDiffer(
       fmt::format("the ranks have different copies of files that each of them reads: {}; a model of them "

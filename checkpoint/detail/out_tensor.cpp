@@ -23,7 +23,7 @@ Shape place_in(const Shape& shape, int64_t i) {
 }
 
 // Elements that are converted at a time.
-constexpr size_t kChunk = size_t{1} << 16;
+constexpr size_t kConvertedAtOnce = size_t{1} << 16;
 
 // What to do about a value that the dtype cannot hold.
 std::string remedy(const OutTensor& tensor) {
@@ -42,8 +42,8 @@ void append(WeightsWriter& writer, const OutTensor& tensor, const std::vector<fl
     return;
   }
   std::vector<T> narrow;
-  for (size_t begin = 0; begin < values.size(); begin += kChunk) {
-    const size_t end = std::min(values.size(), begin + kChunk);
+  for (size_t begin = 0; begin < values.size(); begin += kConvertedAtOnce) {
+    const size_t end = std::min(values.size(), begin + kConvertedAtOnce);
     narrow.clear();
     for (size_t i = begin; i < end; ++i) {
       narrow.emplace_back(values[i]);

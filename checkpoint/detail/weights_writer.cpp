@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include <sherd/checkpoint/files/detail/temporaries.h>
+#include <sherd/checkpoint/safetensors/detail/safetensors_format.h>
 #include <sherd/checkpoint/safetensors/detail/weights_index.h>
 #include <sherd/checkpoint/weights.h>
 #include <sherd/kernels/device/error.h>
@@ -20,8 +21,6 @@ using Kind = FileSystem::Kind;
 std::filesystem::path without_slash(const std::filesystem::path& path) {
   return path.has_filename() || !path.has_relative_path() ? path : path.parent_path();
 }
-
-int64_t bytes_of(const SafetensorsSpec& tensor) { return numel_of(tensor.shape) * size_of(tensor.dtype); }
 
 }  // namespace
 
@@ -53,7 +52,7 @@ WeightsPlan split_weights(const std::vector<SafetensorsSpec>& tensors,
   const auto begin_file = [&] { plan.weights.push_back({.metadata = metadata}); };
   begin_file();
   for (const SafetensorsSpec& tensor : tensors) {
-    const int64_t bytes = bytes_of(tensor);
+    const int64_t bytes = safetensors::bytes_of(tensor);
     if (!plan.weights.back().tensors.empty() && plan.weights.back().bytes > max_shard_bytes - bytes)
       begin_file();
     plan.weights.back().tensors.push_back(tensor);

@@ -13,6 +13,7 @@ namespace sherd {
 namespace {
 
 using namespace safetensors;
+using Kind = FileSystem::Kind;
 
 void check(const std::filesystem::path& path, const std::vector<SafetensorsSpec>& tensors) {
   std::vector<std::string> problems;
@@ -33,7 +34,6 @@ void check(const std::filesystem::path& path, const std::vector<SafetensorsSpec>
 }
 
 void check_target(FileSystem& files, const std::filesystem::path& path) {
-  using Kind = FileSystem::Kind;
   if (const Kind kind = files.kind(path); kind != Kind::none && kind != Kind::file) {
     throw IoError(fmt::format("cannot write '{}': it exists and is not a regular file", path.string()));
   }

@@ -14,16 +14,16 @@ struct Unit {
   std::string_view name;
   int64_t bytes;
 };
-constexpr Unit kUnits[] = {{"", 1},
-                           {"B", 1},
-                           {"KB", 1000},
-                           {"MB", 1000'000},
-                           {"GB", 1000'000'000},
-                           {"TB", 1000'000'000'000},
-                           {"KiB", int64_t{1} << 10},
-                           {"MiB", int64_t{1} << 20},
-                           {"GiB", int64_t{1} << 30},
-                           {"TiB", int64_t{1} << 40}};
+constexpr Unit kSuffixes[] = {{"", 1},
+                              {"B", 1},
+                              {"KB", 1000},
+                              {"MB", 1000'000},
+                              {"GB", 1000'000'000},
+                              {"TB", 1000'000'000'000},
+                              {"KiB", int64_t{1} << 10},
+                              {"MiB", int64_t{1} << 20},
+                              {"GiB", int64_t{1} << 30},
+                              {"TiB", int64_t{1} << 40}};
 
 }  // namespace
 
@@ -38,7 +38,7 @@ int64_t parse_bytes(const std::string& text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const std::string_view unit(end, static_cast<size_t>(text.data() + text.size() - end));
-  for (const Unit& u : kUnits) {
+  for (const Unit& u : kSuffixes) {
     int64_t bytes = 0;
     if (error == std::errc() && u.name == unit && value > 0 &&
         !__builtin_mul_overflow(value, u.bytes, &bytes))

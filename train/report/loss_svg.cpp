@@ -12,8 +12,8 @@
 namespace sherd {
 namespace {
 
-constexpr double kWidth = 800, kHeight = 480;
-constexpr double kLeft = 70, kRight = 20, kTop = 40, kBottom = 55;
+constexpr double kPlotWidth = 800, kPlotHeight = 480;
+constexpr double kPlotLeft = 70, kPlotRight = 20, kPlotTop = 40, kPlotBottom = 55;
 constexpr const char* kTrainColor = "#4477aa";
 constexpr const char* kHeldOutColor = "#cc6677";
 
@@ -51,8 +51,10 @@ struct Axes {
   double last_step = 1;
   double low = 0, high = 1, distance = 0.2;
 
-  double x(double step) const { return kLeft + (kWidth - kLeft - kRight) * step / last_step; }
-  double y(double loss) const { return kTop + (kHeight - kTop - kBottom) * (high - loss) / (high - low); }
+  double x(double step) const { return kPlotLeft + (kPlotWidth - kPlotLeft - kPlotRight) * step / last_step; }
+  double y(double loss) const {
+    return kPlotTop + (kPlotHeight - kPlotTop - kPlotBottom) * (high - loss) / (high - low);
+  }
 };
 
 Axes fit(const Points& train, const Points& held_out, size_t steps) {
@@ -74,7 +76,7 @@ Axes fit(const Points& train, const Points& held_out, size_t steps) {
   return axes;
 }
 
-std::string text_at(double x, double y, const char* anchor, const std::string& text) {
+std::string label_at(double x, double y, const char* anchor, const std::string& text) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, text);
 }
 
@@ -84,23 +86,23 @@ std::string grid(const Axes& axes, const std::string& unit) {
   const int decimals = std::max(0, static_cast<int>(-std::floor(std::log10(axes.distance) + 1e-9)));
   for (int64_t i = 0; i <= ticks; ++i) {
     const double loss = axes.low + static_cast<double>(i) * axes.distance;
-    svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kLeft, axes.y(loss),
-                       kWidth - kRight);
-    svg += text_at(kLeft - 8, axes.y(loss) + 4, "end", fmt::format("{:.{}f}", loss, decimals));
+    svg += fmt::format("<path d=\"M{:.1f} {:.1f}H{:.1f}\" stroke=\"#dddddd\"/>\n", kPlotLeft, axes.y(loss),
+                       kPlotWidth - kPlotRight);
+    svg += label_at(kPlotLeft - 8, axes.y(loss) + 4, "end", fmt::format("{:.{}f}", loss, decimals));
   }
   const double distance = std::max(1.0, tick_distance(axes.last_step, 8));
   for (double step = 0; step <= axes.last_step; step += distance) {
-    svg +=
-        fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step), kHeight - kBottom);
-    svg += text_at(axes.x(step), kHeight - kBottom + 20, "middle", fmt::format("{:.0f}", step));
+    svg += fmt::format("<path d=\"M{:.1f} {:.1f}v5\" stroke=\"#333333\"/>\n", axes.x(step),
+                       kPlotHeight - kPlotBottom);
+    svg += label_at(axes.x(step), kPlotHeight - kPlotBottom + 20, "middle", fmt::format("{:.0f}", step));
   }
-  svg += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n", kLeft,
-                     kTop, kHeight - kBottom, kWidth - kRight);
-  svg += text_at((kLeft + kWidth - kRight) / 2, kHeight - 12, "middle", "step");
+  svg += fmt::format("<path d=\"M{:.1f} {:.1f}V{:.1f}H{:.1f}\" fill=\"none\" stroke=\"#333333\"/>\n",
+                     kPlotLeft, kPlotTop, kPlotHeight - kPlotBottom, kPlotWidth - kPlotRight);
+  svg += label_at((kPlotLeft + kPlotWidth - kPlotRight) / 2, kPlotHeight - 12, "middle", "step");
   svg += fmt::format(
       "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, {}"
       "</text>\n",
-      (kTop + kHeight - kBottom) / 2, unit);
+      (kPlotTop + kPlotHeight - kPlotBottom) / 2, unit);
   return svg;
 }
 
@@ -119,7 +121,7 @@ std::string curve(const Axes& axes, const Points& points, const char* color, boo
 
 std::string legend(double x, const char* color, const std::string& title) {
   return fmt::format("<path d=\"M{:.1f} 20h24\" stroke=\"{}\" stroke-width=\"3\"/>\n", x, color) +
-         text_at(x + 32, 24, "start", title);
+         label_at(x + 32, 24, "start", title);
 }
 
 }  // namespace
@@ -136,11 +138,11 @@ std::string draw_losses(const std::vector<double>& losses,
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333333\">\n"
       "<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      kWidth, kHeight);
-  svg +=
-      grid(axes, unit) + curve(axes, train, kTrainColor, false) + legend(kLeft + 10, kTrainColor, "training");
+      kPlotWidth, kPlotHeight);
+  svg += grid(axes, unit) + curve(axes, train, kTrainColor, false) +
+         legend(kPlotLeft + 10, kTrainColor, "training");
   if (!evaluated.empty()) {
-    svg += curve(axes, evaluated, kHeldOutColor, true) + legend(kLeft + 130, kHeldOutColor, "held out");
+    svg += curve(axes, evaluated, kHeldOutColor, true) + legend(kPlotLeft + 130, kHeldOutColor, "held out");
   }
   return svg + "</svg>\n";
 }

@@ -12,11 +12,6 @@ namespace {
 
 using nlohmann::ordered_json;
 
-template <class Clock>
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
-
 ordered_json json_of(const FlightRecord& r) {
   return {{"number", r.number},
           {"group", r.group->name},

@@ -18,11 +18,6 @@ namespace {
 namespace fs = std::filesystem;
 using State = FlightRecord::State;
 
-template <class Clock>
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
-}
-
 /// Equal counts say no more than the elements do.
 uint64_t hash_of(const std::vector<int64_t>& counts) {
   if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) return 0;

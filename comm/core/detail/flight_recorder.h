@@ -16,6 +16,12 @@
 
 namespace sherd::comm {
 
+/// Nanoseconds since the clock's epoch.
+template <class Clock>
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
 /// Name and progress of a communicator in the records of its ranks.
 struct GroupLabel {
   GroupLabel(std::string its_name, std::vector<int> ranks)

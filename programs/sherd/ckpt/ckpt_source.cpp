@@ -14,7 +14,7 @@ namespace sherd::tools {
 namespace {
 
 namespace fs = std::filesystem;
-using Kind = FileSystem::Kind;
+using FileKind = FileSystem::Kind;
 
 // The last component of what a path names, also for "." and "DIR/".
 std::string own_name(const fs::path& path) {
@@ -38,7 +38,7 @@ Place folder_at(const fs::path& path, FileSystem& files) {
     throw IoError(fmt::format(
         "{} is what an unfinished save left, not a checkpoint; name a folder step_NNNNNNNN beside it",
         path.string()));
-  if (is_checkpoint_name(name) || files.kind(path / "manifest.binpb") == Kind::file) return place;
+  if (is_checkpoint_name(name) || files.kind(path / "manifest.binpb") == FileKind::file) return place;
 
   const std::vector<std::string> names = files.list(path);
   const auto has = [&](const char* wanted) { return std::binary_search(names.begin(), names.end(), wanted); };
@@ -51,7 +51,7 @@ Place folder_at(const fs::path& path, FileSystem& files) {
     for (const std::string& n : names) {
       const bool sound =
           std::any_of(place.committed.begin(), place.committed.end(), [&](auto& c) { return c.name == n; });
-      if (is_checkpoint_name(n) && !sound && files.kind(path / n) == Kind::folder)
+      if (is_checkpoint_name(n) && !sound && files.kind(path / n) == FileKind::folder)
         place.unusable.push_back(n);
     }
     return place;
@@ -76,15 +76,15 @@ std::string Place::complaint() const {
 
 Place find_place(const fs::path& path, FileSystem& files) {
   switch (files.kind(path)) {
-    case Kind::none:
+    case FileKind::none:
       throw IoError(fmt::format("{} does not exist; is the path right?", path.string()));
-    case Kind::folder:
+    case FileKind::folder:
       return folder_at(path, files);
-    case Kind::file:
+    case FileKind::file:
       if (path.filename() == "manifest.binpb")
         return folder_at(path.has_parent_path() ? path.parent_path() : ".", files);
       return {Place::Kind::file, path, {}, {}, {}};
-    case Kind::other:
+    case FileKind::other:
       break;
   }
   refuse(path, "; this is neither a file nor a folder");

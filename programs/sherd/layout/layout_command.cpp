@@ -14,7 +14,7 @@
 namespace sherd::tools {
 namespace {
 
-constexpr int64_t kMaxWorld = int64_t{1} << 20;
+constexpr int64_t kMaxLayoutWorld = int64_t{1} << 20;
 constexpr int64_t kMaxAlign = int64_t{1} << 30;
 
 constexpr const char* kInputHelp = R"(FILE is a JSON list of the model's parameters in model order:
@@ -43,7 +43,7 @@ CLI::App* LayoutCommand::add_to(CLI::App& app) {
   sub->add_option("--world", world, "ranks that shard the model")
       ->required()
       ->type_name("N")
-      ->check(range(1, kMaxWorld));
+      ->check(range(1, kMaxLayoutWorld));
   sub->add_option("--policy", policy,
                   "ragged, even_rows, whole_param, whole_param:lpt, whole_param:size_match or "
                   "whole_param:ping_pong")

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMaxRanks = 65536, kMaxRestarts = 1'000'000, kMaxSeconds = 1'000'000;
 
-constexpr const char* kHelp =
+constexpr const char* kRunHelp =
     R"(COMMAND is a program and its arguments after `--`, such as train_gpt --comm mpi --save DIR --save-every
 100. mpirun (Open MPI 4.1) starts its ranks, on this machine or on --hosts, where sherd and the program
 have the same paths. A rank fails when it is killed, throws, ends with a non-zero exit code, is suspended
@@ -94,7 +94,7 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   seconds("--room-within", options_.room_within,
           "longest wait for room in the folder of --save, after a save failed, before a restart [3600]");
   app_->add_flag("--keep-rank", keep_rank_)->group("");  // what mpirun starts
-  app_->footer(kHelp);
+  app_->footer(kRunHelp);
   return app_;
 }
 

@@ -31,8 +31,6 @@
 namespace sherd::tools {
 namespace {
 
-constexpr int kUsage = 2;
-
 std::string random_mark() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
@@ -64,7 +62,7 @@ class Run {
     NextStart next = policy.first(capacity());
     if (next.ranks == 0) {
       say("{}", next.why);
-      return kUsage;
+      return kRefused;
     }
     if (target_.save().empty())
       say("the command has no --save: each restart begins at step 0, without a checkpoint to resume");

@@ -9,7 +9,6 @@
 namespace sherd::tools {
 namespace {
 
-constexpr int kUsage = 2;
 // A start that has lasted so long counts as progress, even where its steps are not counted.
 constexpr double kAtOnce = 60;
 
@@ -66,7 +65,7 @@ NextStart RestartPolicy::first(int64_t capacity) { return choose(capacity); }
 
 NextStart RestartPolicy::after(const FailedStart& failed, int64_t capacity) {
   const std::optional<FailedStart> before = std::exchange(before_, failed);
-  const bool refused = failed.code == kUsage && !failed.progressed;
+  const bool refused = failed.code == kRefused && !failed.progressed;
   if (failed.progressed || (failed.began && !refused))
     accepted_ = accepted_ == 0 ? failed.ranks : std::min(accepted_, failed.ranks);
   if (failed.for_good)
@@ -74,7 +73,7 @@ NextStart RestartPolicy::after(const FailedStart& failed, int64_t capacity) {
                 "the program has done all that it can, and something is wrong with it: another start would "
                 "not mend that"};
   const bool fewer = accepted_ > failed.ranks;
-  if (refused && !fewer) return {.why = "the program refuses its arguments", .exit_code = kUsage};
+  if (refused && !fewer) return {.why = "the program refuses its arguments", .exit_code = kRefused};
   if (restarts_ == options_.max_restarts)
     return {.why = fmt::format("--max-restarts {} are used up", options_.max_restarts)};
 

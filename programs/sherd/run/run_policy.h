@@ -10,6 +10,8 @@
 
 namespace sherd::tools {
 
+/// Exit code of a program that refuses its arguments.
+constexpr int kRefused = 2;
 /// Exit code of a program that has done all its work, with a failure: another start would find nothing to do,
 /// and end well. Used under `sherd run` only, which sets SHERD_RUN in its environment.
 constexpr int kForGood = 3;
@@ -64,7 +66,7 @@ struct NextStart {
 /// number stays; it shrinks by ranks that count as lost (`shrink`, `lost_code`), by slots of hosts that do
 /// not answer, and by one when two consecutive starts fail to begin, or the same rank is killed twice in a
 /// row, before a step is done. The run is aborted when a program ends by itself twice in the same way before
-/// a step is done (a crash loop), ends for good (kForGood), or refuses its arguments (exit code 2). If it
+/// a step is done (a crash loop), ends for good (kForGood), or refuses its arguments (kRefused). If it
 /// refuses a smaller number of ranks, the next smaller one is tried instead.
 class RestartPolicy {
  public:

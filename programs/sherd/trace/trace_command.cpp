@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr const char* kHelp =
+constexpr const char* kTraceHelp =
     R"(FILE is flight_rank_00003.json of one rank, or a folder that holds those of several. Ranks write them when a launch
 fails whose flight_recorder.folder is given (train_gpt --flight-recorder FOLDER): each its last operations.
 
@@ -203,7 +203,7 @@ CLI::App* TraceCommand::add_to(CLI::App& app) {
       ->capture_default_str()
       ->check([](const std::string& text) { return in_range(text, 1, std::numeric_limits<int32_t>::max()); });
   sub->add_flag("--json", json, "print JSON instead of a table");
-  sub->footer(kHelp);
+  sub->footer(kTraceHelp);
   return sub;
 }
 

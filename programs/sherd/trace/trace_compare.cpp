@@ -12,7 +12,7 @@
 namespace sherd::tools {
 namespace {
 
-using Kind = Divergence::Kind;
+using DivergenceKind = Divergence::Kind;
 using Lane = OperationKey::Lane;
 
 // Files of one failure are written within a timeout or so of each other.
@@ -32,13 +32,13 @@ OperationKey key_of(const FlightFile& file, const FlightEntry& e) {
 
 /// What all ranks of an operation have alike, the weightiest first. Two ranks' sizes of an all-to-all differ rightly, and
 /// so do the names of a message's two ends.
-std::vector<std::pair<Kind, std::string>> aspects_of(const FlightEntry& e) {
-  std::vector<std::pair<Kind, std::string>> all;
-  if (!e.message()) all.emplace_back(Kind::operation, e.op);
-  all.emplace_back(Kind::purpose, e.purpose);
-  all.emplace_back(Kind::bytes,
+std::vector<std::pair<DivergenceKind, std::string>> aspects_of(const FlightEntry& e) {
+  std::vector<std::pair<DivergenceKind, std::string>> all;
+  if (!e.message()) all.emplace_back(DivergenceKind::operation, e.op);
+  all.emplace_back(DivergenceKind::purpose, e.purpose);
+  all.emplace_back(DivergenceKind::bytes,
                    e.op == "all_to_all_v" ? e.dtype : fmt::format("{} {} {}", e.dtype, e.elements, e.counts));
-  if (!e.message()) all.emplace_back(Kind::arguments, fmt::format("{} {}", e.root, e.reduce));
+  if (!e.message()) all.emplace_back(DivergenceKind::arguments, fmt::format("{} {}", e.root, e.reduce));
   return all;
 }
 
@@ -79,7 +79,7 @@ void find_difference(const Operation& op, std::vector<Divergence>& all) {
   const size_t count = aspects_of(*op.entries.begin()->second).size();
   for (size_t i = 0; i < count; ++i) {
     std::map<std::string, std::vector<int>> sides;
-    Kind kind{};
+    DivergenceKind kind{};
     for (const auto& [rank, entry] : op.entries) {
       const auto aspects = aspects_of(*entry);
       kind = aspects[i].first;
@@ -118,10 +118,10 @@ void find_divergences(const Operation& op, std::vector<Divergence>& all) {
   const std::string who =
       fmt::format("{}: {} came to {}", describe(op.key), ranks_text(ranks), describe(*waiting->second));
   if (!op.never_came.empty())
-    all.push_back({Kind::never_came, op.key.group, op.key.sequence, op.never_came,
+    all.push_back({DivergenceKind::never_came, op.key.group, op.key.sequence, op.never_came,
                    fmt::format("{}, but {} never called it", who, ranks_text(op.never_came)), op.first_ns});
   if (!op.queued.empty())
-    all.push_back({Kind::queued, op.key.group, op.key.sequence, op.queued,
+    all.push_back({DivergenceKind::queued, op.key.group, op.key.sequence, op.queued,
                    fmt::format("{}, but {} had only queued it: work before it was not done", who,
                                ranks_text(op.queued)),
                    op.first_ns});
@@ -147,21 +147,21 @@ void look_at_files(const std::vector<FlightFile>& files, Comparison& result) {
 
 }  // namespace
 
-const char* name_of(Kind kind) {
+const char* name_of(DivergenceKind kind) {
   switch (kind) {
-    case Kind::communicator:
+    case DivergenceKind::communicator:
       return "communicator";
-    case Kind::operation:
+    case DivergenceKind::operation:
       return "operation";
-    case Kind::purpose:
+    case DivergenceKind::purpose:
       return "purpose";
-    case Kind::bytes:
+    case DivergenceKind::bytes:
       return "bytes";
-    case Kind::arguments:
+    case DivergenceKind::arguments:
       return "arguments";
-    case Kind::never_came:
+    case DivergenceKind::never_came:
       return "never_came";
-    case Kind::queued:
+    case DivergenceKind::queued:
       break;
   }
   return "queued";
@@ -177,7 +177,7 @@ Comparison compare(const std::vector<FlightFile>& files) {
       const auto [known, is_new] = groups.emplace(g.name, g.ranks);
       if (is_new) told_by[g.name] = file.rank;
       if (known->second != g.ranks)
-        result.divergences.push_back({Kind::communicator,
+        result.divergences.push_back({DivergenceKind::communicator,
                                       g.name,
                                       0,
                                       {file.rank},
@@ -206,7 +206,8 @@ Comparison compare(const std::vector<FlightFile>& files) {
   std::stable_sort(result.operations.begin(), result.operations.end(),
                    [](const Operation& a, const Operation& b) { return a.first_ns < b.first_ns; });
   const auto weight = [](const Divergence& d) {
-    return std::tuple(d.kind == Kind::never_came || d.kind == Kind::queued, d.time_ns, d.kind);
+    return std::tuple(d.kind == DivergenceKind::never_came || d.kind == DivergenceKind::queued, d.time_ns,
+                      d.kind);
   };
   std::stable_sort(result.divergences.begin(), result.divergences.end(),
                    [&](const Divergence& a, const Divergence& b) { return weight(a) < weight(b); });
