@@ -1,12 +1,13 @@
 // Choice of the backend by `auto`, and refusals of all backends, over imitated environments.
 #include <gmock/gmock.h>
 
-#include <map>
 #include <string>
 
 #include <sherd/comm/backend.h>
 #include <sherd/comm/backend_choice.h>
 #include <sherd/kernels/device/error.h>
+
+#include "comm/environment_variables.h"
 
 namespace sherd::test {
 namespace {
@@ -15,14 +16,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-using Variables = std::map<std::string, std::string>;
-
-EnvironmentLookup lookup(const Variables& variables) {
-  return [&variables](const char* name) -> const char* {
-    const auto it = variables.find(name);
-    return it == variables.end() ? nullptr : it->second.c_str();
-  };
-}
 
 const BackendSituation kCpu{.has_mpi = true, .has_nccl = true};
 const BackendSituation kGpu{.device = DeviceKind::cuda, .has_mpi = true, .has_nccl = true};
@@ -50,11 +43,6 @@ const Variables kTorchrun{
     {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
 const Variables kSrun{
     {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_LOCALID", "1"}};
-
-Variables with(Variables v, const Variables& more) {
-  for (const auto& [name, value] : more) v[name] = value;
-  return v;
-}
 
 TEST(BackendChoice, IsLocalWithoutAJob) {
   EXPECT_EQ(chosen({}), "local, because no launcher's variables are set");

@@ -16,6 +16,7 @@
 #include <sherd/comm/nccl/detail/nccl_world.h>
 #include <sherd/kernels/device/error.h>
 
+#include "comm/environment_variables.h"
 #include "comm/reserved_port.h"
 #include "comm/store_lines.h"
 #include "temporary_folder.h"
@@ -28,19 +29,12 @@ using Clock = std::chrono::steady_clock;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-const std::string kLoopback = "127.0.0.1";
-using Variables = std::map<std::string, std::string>;
 
-LaunchEnvironment read(const Variables& variables) {
-  return from_environment([&](const char* name) -> const char* {
-    const auto it = variables.find(name);
-    return it == variables.end() ? nullptr : it->second.c_str();
-  });
-}
+LaunchEnvironment environment_in(const Variables& variables) { return from_environment(lookup(variables)); }
 
 std::string refusal(const Variables& variables) {
   try {
-    read(variables);
+    environment_in(variables);
     return "accepted";
   } catch (const InvalidArgument& e) {
     return e.what();
@@ -64,46 +58,36 @@ TEST(Environment, OfTorchrun) {
                     {"MASTER_PORT", "29500"},
                     {"SLURM_PROCID", "0"},  // torchrun inside a Slurm job
                     {"SLURM_NTASKS", "2"}};
-  expect(read(v), 5, 8, 1, "node0", 29501);
+  expect(environment_in(v), 5, 8, 1, "node0", 29501);
   Variables own = v;
   own["SHERD_STORE_PORT"] = "700";
   own.erase("MASTER_PORT");
-  expect(read(own), 5, 8, 1, "node0", 700);
+  expect(environment_in(own), 5, 8, 1, "node0", 700);
 }
 
 const Variables kSlurmStep{{"SLURM_PROCID", "3"},  {"SLURM_NTASKS", "4"},   {"SLURM_LOCALID", "3"},
                            {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"},  {"SLURM_STEP_NUM_NODES", "2"},
                            {"MASTER_ADDR", "n0"},  {"MASTER_PORT", "29500"}};
 
-Variables with(Variables v, const Variables& more) {
-  for (const auto& [name, value] : more) v[name] = value;
-  return v;
-}
-
-JobHint hint(const Variables& variables) {
-  return job_in_environment([&](const char* name) -> const char* {
-    const auto it = variables.find(name);
-    return it == variables.end() ? nullptr : it->second.c_str();
-  });
-}
+JobHint hint(const Variables& variables) { return job_in_environment(lookup(variables)); }
 
 TEST(Environment, OfSlurmAndOpenMpi) {
   Variables v{{"SLURM_PROCID", "3"},  {"SLURM_NTASKS", "4"},  {"SLURM_LOCALID", "3"},
               {"SLURM_STEP_ID", "2"}, {"MASTER_ADDR", "::1"}, {"MASTER_PORT", "1"}};
-  expect(read(v), 3, 4, 3, "::1", 2);
+  expect(environment_in(v), 3, 4, 3, "::1", 2);
   // mpirun inside a batch job: every rank sees the batch step's SLURM_PROCID.
   v["OMPI_COMM_WORLD_RANK"] = "1";
   v["OMPI_COMM_WORLD_SIZE"] = "2";
   v["OMPI_COMM_WORLD_LOCAL_RANK"] = "0";
-  expect(read(v), 1, 2, 0, "::1", 2);
+  expect(environment_in(v), 1, 2, 0, "::1", 2);
 }
 
 // As Kubernetes' operators start them, one process a pod.
 TEST(Environment, WithoutALocalRankItIsTheOnlyOneOfItsHost) {
   const Variables v{
       {"RANK", "3"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "job-master-0"}, {"MASTER_PORT", "23456"}};
-  expect(read(v), 3, 4, 0, "job-master-0", 23457);
-  EXPECT_FALSE(read(v).one_host);
+  expect(environment_in(v), 3, 4, 0, "job-master-0", 23457);
+  EXPECT_FALSE(environment_in(v).one_host);
 }
 
 TEST(Environment, OfMpichAndIntelMpi) {
@@ -112,17 +96,17 @@ TEST(Environment, OfMpichAndIntelMpi) {
                     {"MPI_LOCALRANKID", "1"},
                     {"MASTER_ADDR", "h"},
                     {"MASTER_PORT", "9"}};
-  expect(read(v), 1, 2, 1, "h", 10);
+  expect(environment_in(v), 1, 2, 1, "h", 10);
   // Their daemons may be tasks of a step; and srun may speak PMI itself.
-  expect(read(with(kSlurmStep, v)), 1, 2, 1, "h", 10);
-  expect(read(with(kSlurmStep, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}})), 3, 4, 3, "n0", 29501);
+  expect(environment_in(with(kSlurmStep, v)), 1, 2, 1, "h", 10);
+  expect(environment_in(with(kSlurmStep, {{"PMI_RANK", "3"}, {"PMI_SIZE", "4"}})), 3, 4, 3, "n0", 29501);
 }
 
 TEST(Environment, OfSlurmIsAJobInsideAStepOnly) {
   EXPECT_TRUE(hint(kSlurmStep).present);
   EXPECT_EQ(hint(kSlurmStep).processes, 4);
   EXPECT_EQ(hint(kSlurmStep).variable, "SLURM_NTASKS");
-  EXPECT_EQ(read(kSlurmStep).job, "77.0");
+  EXPECT_EQ(environment_in(kSlurmStep).job, "77.0");
   for (const char* step : {"", "4294967291", "4294967290", "x"})  // a shell of salloc, a batch script, ...
     EXPECT_FALSE(hint(with(kSlurmStep, {{"SLURM_STEP_ID", step}})).present) << step;
   EXPECT_FALSE(hint(with(kSlurmStep, {{"SLURM_PROCID", ""}})).present);
@@ -145,33 +129,34 @@ TEST(Environment, OneHostNeedsNoAddress) {
                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                       {"PMIX_NAMESPACE", "706805761"}};
-  const LaunchEnvironment e = read(mpi);
+  const LaunchEnvironment e = environment_in(mpi);
   EXPECT_TRUE(e.one_host);
   EXPECT_EQ(e.store_host, "127.0.0.1");
   EXPECT_GE(e.store_port, 20'000);
   EXPECT_LT(e.store_port, 30'000);
   EXPECT_EQ(e.job, "706805761");
-  EXPECT_EQ(read(with(mpi, {{"OMPI_COMM_WORLD_RANK", "0"}})).store_port, e.store_port);
-  EXPECT_NE(read(with(mpi, {{"PMIX_NAMESPACE", "706805762"}})).store_port, e.store_port);
-  expect(read(with(mpi, {{"MASTER_ADDR", "[fe80::1]"}, {"MASTER_PORT", "5"}})), 1, 2, 1, "fe80::1", 6);
+  EXPECT_EQ(environment_in(with(mpi, {{"OMPI_COMM_WORLD_RANK", "0"}})).store_port, e.store_port);
+  EXPECT_NE(environment_in(with(mpi, {{"PMIX_NAMESPACE", "706805762"}})).store_port, e.store_port);
+  expect(environment_in(with(mpi, {{"MASTER_ADDR", "[fe80::1]"}, {"MASTER_PORT", "5"}})), 1, 2, 1, "fe80::1",
+         6);
   EXPECT_THAT(refusal(with(mpi, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}})), HasSubstr("MASTER_ADDR is not set"));
-  EXPECT_TRUE(read(with(kSlurmStep, {{"SLURM_STEP_NUM_NODES", "1"}})).one_host);
+  EXPECT_TRUE(environment_in(with(kSlurmStep, {{"SLURM_STEP_NUM_NODES", "1"}})).one_host);
 }
 
 TEST(Environment, OneProcessNeedsNoStore) {
-  expect(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}), 0, 1, 0, "", 0);
+  expect(environment_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}), 0, 1, 0, "", 0);
 }
 
 const Variables kTwo{
     {"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "0"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "29500"}};
 
 TEST(Environment, HasTheJobsSecret) {
-  EXPECT_EQ(read(kTwo).secret, "");
-  EXPECT_EQ(read(kTwo).without_secret, WithoutSecret::everywhere);
-  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", " a b\n"}})).secret, " a b\n");
-  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "loopback"}})).without_secret,
+  EXPECT_EQ(environment_in(kTwo).secret, "");
+  EXPECT_EQ(environment_in(kTwo).without_secret, WithoutSecret::everywhere);
+  EXPECT_EQ(environment_in(with(kTwo, {{"SHERD_JOB_SECRET", " a b\n"}})).secret, " a b\n");
+  EXPECT_EQ(environment_in(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "loopback"}})).without_secret,
             WithoutSecret::loopback);
-  EXPECT_EQ(read(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "everywhere"}})).without_secret,
+  EXPECT_EQ(environment_in(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "everywhere"}})).without_secret,
             WithoutSecret::everywhere);
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_STORE_WITHOUT_SECRET", "lo"}})),
               AllOf(HasSubstr("SHERD_STORE_WITHOUT_SECRET is \"lo\""), Not(HasSubstr("torchrun"))));
@@ -181,9 +166,11 @@ TEST(Environment, HasTheJobsSecret) {
               HasSubstr("SHERD_JOB_SECRET and SHERD_JOB_SECRET_FILE are both set"));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET", std::string(5000, 'x')}})),
               HasSubstr("more than 4096 bytes"));
-  EXPECT_EQ(read(with(kTwo, {{"SHERD_JOB_SECRET", std::string(4096, 'x')}})).secret.size(), 4096u);
-  EXPECT_EQ(read({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"SHERD_JOB_SECRET", ""}}).secret,
-            "")
+  EXPECT_EQ(environment_in(with(kTwo, {{"SHERD_JOB_SECRET", std::string(4096, 'x')}})).secret.size(), 4096u);
+  EXPECT_EQ(
+      environment_in({{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}, {"SHERD_JOB_SECRET", ""}})
+          .secret,
+      "")
       << "one process has no store";
 }
 
@@ -198,10 +185,10 @@ TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
   EXPECT_THAT(refusal(v), AllOf(HasSubstr(path), HasSubstr("No such file")));
   for (const char* text : {"a b", "a b\n", "a b\r\n"}) {
     write(text, 0600);
-    EXPECT_EQ(read(v).secret, "a b");
+    EXPECT_EQ(environment_in(v).secret, "a b");
   }
   write("a\nb\n\n", 0400);
-  EXPECT_EQ(read(v).secret, "a\nb\n");
+  EXPECT_EQ(environment_in(v).secret, "a\nb\n");
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
   for (const mode_t mode : {0644u, 0640u, 0604u, 0620u, 0602u}) {
     write("a b", mode);
@@ -212,7 +199,7 @@ TEST(Environment, TakesASecretFromAFileOfTheUsersAlone) {
   write("\n", 0600);
   EXPECT_THAT(refusal(v), HasSubstr("has no bytes"));
   write(std::string(4096, 'x') + "\n", 0600);
-  EXPECT_EQ(read(v).secret.size(), 4096u);
+  EXPECT_EQ(environment_in(v).secret.size(), 4096u);
   write(std::string(4097, 'x'), 0600);
   EXPECT_THAT(refusal(v), HasSubstr("more than 4096 bytes"));
   EXPECT_THAT(refusal(with(kTwo, {{"SHERD_JOB_SECRET_FILE", folder.path().string()}})),

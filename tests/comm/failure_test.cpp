@@ -54,7 +54,7 @@ std::string as_text(const std::exception_ptr& thrown) {
 
 /// The errors of the ranks that ended in a CommError, and what run_ranks() threw: of several processes, each
 /// of which throws its own, the first that does not only report a peer's.
-struct Outcome {
+struct Ending {
   std::vector<std::string> texts;
   std::vector<int> failed_ranks;
   std::vector<std::string> thrown;
@@ -71,9 +71,9 @@ struct Outcome {
 };
 
 /// Each rank that ends in a CommError gives its sign of that, where there are `signs`.
-Outcome run(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body,
-            Signs* signs = nullptr) {
-  Outcome outcome;
+Ending run_to_end(int ranks, const LaunchOptions& options, const std::function<void(RankContext&)>& body,
+                  Signs* signs = nullptr) {
+  Ending outcome;
   std::mutex mutex;
   const auto start = std::chrono::steady_clock::now();
   try {
@@ -101,7 +101,9 @@ Outcome run(int ranks, const LaunchOptions& options, const std::function<void(Ra
   for (const std::string& rank : from_all_processes(failed)) outcome.failed_ranks.push_back(std::stoi(rank));
   return outcome;
 }
-Outcome run(int ranks, const std::function<void(RankContext&)>& body) { return run(ranks, {}, body); }
+Ending run_to_end(int ranks, const std::function<void(RankContext&)>& body) {
+  return run_to_end(ranks, {}, body);
+}
 
 /// Far below the timeout of 300 s that options have by themselves, and far above what any machine takes.
 constexpr double kLongBeforeTheTimeout = 100;
@@ -110,7 +112,7 @@ constexpr double kLongBeforeTheTimeout = 100;
 template <class F, class G>
 void expect_mismatch(const std::string& even_text, const std::string& odd_text, F even, G odd) {
   SCOPED_TRACE(odd_text);
-  const Outcome outcome = run(4, [&](RankContext& c) {
+  const Ending outcome = run_to_end(4, [&](RankContext& c) {
     Stream& s = c.device->compute();
     c.world->barrier(s);
     c.world->barrier(s);
@@ -154,7 +156,7 @@ TEST(Mismatch, IsACommErrorOnEveryRankThatNamesBothCalls) {
 }
 
 TEST(Mismatch, AllToAllCountsMustAgreeCrosswise) {
-  const Outcome outcome = run(3, [](RankContext& c) {
+  const Ending outcome = run_to_end(3, [](RankContext& c) {
     const std::vector<int64_t> ones{1, 1, 1}, wrong{1, 0, 1};
     const bool odd = c.world->rank() == 2;
     c.world->all_to_all_v(c.device->compute(), make_tensor(*c.device, DType::f32, poison(3)), ones,
@@ -165,7 +167,7 @@ TEST(Mismatch, AllToAllCountsMustAgreeCrosswise) {
 }
 
 TEST(Mismatch, SendAndReceiveOfDifferentSizes) {
-  const Outcome outcome = run(2, [](RankContext& c) {
+  const Ending outcome = run_to_end(2, [](RankContext& c) {
     const int rank = c.world->rank();
     const Tensor t = make_tensor(*c.device, DType::f32, poison(3 + rank));
     if (rank == 0)
@@ -181,15 +183,9 @@ TEST(Mismatch, SendAndReceiveOfDifferentSizes) {
 /// Whether all ranks were in time for the making of the world, which has the same timeout, and all errors are
 /// of this call.
 template <class Matcher>
-bool in_time(const Outcome& outcome, const Matcher& is_of_the_call) {
+bool in_time(const Ending& outcome, const Matcher& is_of_the_call) {
   return !(outcome.texts.empty() && !outcome.thrown.empty()) &&
          testing::Value(outcome.texts, Each(is_of_the_call));
-}
-
-LaunchOptions timeout_of(std::chrono::milliseconds timeout) {
-  LaunchOptions options;
-  options.timeout = timeout;
-  return options;
 }
 
 TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
@@ -203,9 +199,9 @@ TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
           c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(16)));
           s.synchronize();
         };
-        return run(4, timeout_of(given), body, &signs);
+        return run_to_end(4, timeout_of(given), body, &signs);
       },
-      [](const Outcome& o) {
+      [](const Ending& o) {
         return in_time(o, AllOf(HasSubstr("all_reduce #2"), HasSubstr("for ranks 1, 3,")));
       });
   const std::string waited = "waited " + std::to_string(timeout.count()) + " ms";
@@ -220,8 +216,8 @@ TEST(Timeout, NamesTheCollectiveAndTheRanksThatDidNotCall) {
 
 /// Of three ranks, those with an odd number and the others make a group each; then `rank` alone calls
 /// something, while the others stay. `what` is the call as messages have it.
-Outcome call_alone(int rank, const std::string& what,
-                   const std::function<void(RankContext&, Communicator& group, const Tensor&)>& call) {
+Ending call_alone(int rank, const std::string& what,
+                  const std::function<void(RankContext&, Communicator& group, const Tensor&)>& call) {
   return with_timeout(
              [&](std::chrono::milliseconds given) {
                Signs signs;
@@ -231,28 +227,28 @@ Outcome call_alone(int rank, const std::string& what,
                  call(c, *group, make_tensor(*c.device, DType::f32, poison(2)));
                  c.device->compute().synchronize();
                };
-               return run(3, timeout_of(given), body, &signs);
+               return run_to_end(3, timeout_of(given), body, &signs);
              },
              // Else a rank was late for the first split.
-             [&](const Outcome& o) { return in_time(o, HasSubstr(what)); })
+             [&](const Ending& o) { return in_time(o, HasSubstr(what)); })
       .second;
 }
 
 TEST(Timeout, CoversGroupsSendReceiveAndSplit) {
-  const Outcome send = call_alone(0, "send #1", [](RankContext& c, Communicator&, const Tensor& t) {
+  const Ending send = call_alone(0, "send #1", [](RankContext& c, Communicator&, const Tensor& t) {
     c.world->send(c.device->compute(), t, 2);
   });
   EXPECT_THAT(send.thrown_as<CommError>(), AllOf(HasSubstr("send #1"), HasSubstr("for rank 2,")));
   EXPECT_THAT(send.failed_ranks, testing::ElementsAre(2));
-  const Outcome recv = call_alone(2, "recv #1", [](RankContext& c, Communicator&, const Tensor& t) {
+  const Ending recv = call_alone(2, "recv #1", [](RankContext& c, Communicator&, const Tensor& t) {
     c.world->recv(c.device->compute(), t, 1);
   });
   EXPECT_THAT(recv.thrown_as<CommError>(), AllOf(HasSubstr("recv #1"), HasSubstr("for rank 1,")));
-  const Outcome split = call_alone(
-      1, "split(color 0, key 5)", [](RankContext& c, Communicator&, const Tensor&) { c.world->split(0, 5); });
+  const Ending split = call_alone(1, "split(color 0, key 5)",
+                                  [](RankContext& c, Communicator&, const Tensor&) { c.world->split(0, 5); });
   EXPECT_THAT(split.thrown_as<CommError>(),
               AllOf(HasSubstr("split(color 0, key 5)"), HasSubstr("ranks 0, 2,")));
-  const Outcome group = call_alone(0, "barrier #1", [](RankContext& c, Communicator& pair, const Tensor&) {
+  const Ending group = call_alone(0, "barrier #1", [](RankContext& c, Communicator& pair, const Tensor&) {
     pair.barrier(c.device->compute());
   });
   EXPECT_THAT(group.thrown_as<CommError>(),
@@ -261,7 +257,7 @@ TEST(Timeout, CoversGroupsSendReceiveAndSplit) {
 
 TEST(Returned, ARankThatIsGoneIsNamedAtOnceToThoseThatWaitOrBeginTo) {
   for (const bool early : {true, false}) {
-    const Outcome outcome = run(4, [&](RankContext& c) {
+    const Ending outcome = run_to_end(4, [&](RankContext& c) {
       Stream& s = c.device->compute();
       c.world->barrier(s);
       if (c.world->rank() == 2) {
@@ -286,7 +282,7 @@ TEST(Returned, ARankThatIsGoneIsNamedAtOnceToThoseThatWaitOrBeginTo) {
 TEST(Returned, MattersToMessagesSplitsAndOtherGroupsAlike) {
   const auto waits = [](int rank,
                         const std::function<void(RankContext&, Communicator&, const Tensor&)>& call) {
-    return run(3, [&](RankContext& c) {
+    return run_to_end(3, [&](RankContext& c) {
       const auto pair = c.world->split(c.world->rank() == 1, 0);
       const auto beside = c.world->side_channel(1h);
       if (c.world->rank() == rank)
@@ -294,7 +290,7 @@ TEST(Returned, MattersToMessagesSplitsAndOtherGroupsAlike) {
       if (c.world->rank() != rank && rank != 1) std::this_thread::sleep_for(30ms);
     });
   };
-  const auto said = [](const Outcome& o) { return o.thrown_as<CommError>(); };
+  const auto said = [](const Ending& o) { return o.thrown_as<CommError>(); };
   EXPECT_THAT(said(waits(0, [](RankContext& c, Communicator& pair,
                                const Tensor& t) { pair.send(c.device->compute(), t, 1); })),
               AllOf(HasSubstr("send #1"), HasSubstr("to rank 2: rank 2 has returned")));
@@ -312,7 +308,7 @@ TEST(Returned, IsNoErrorWhereNobodyWaitsAndQueuedWorkOfAnyStreamStillRuns) {
   std::vector<std::shared_ptr<Device>> devices(3);
   std::vector<std::unique_ptr<Stream>> streams(3);  // outlive the bodies
   std::vector<Ints> sums(3);
-  const Outcome outcome = run(3, [&](RankContext& c) {
+  const Ending outcome = run_to_end(3, [&](RankContext& c) {
     const auto rank = static_cast<size_t>(c.world->rank());
     devices[rank] = c.device;
     streams[rank] = c.device->make_stream("other");
@@ -332,7 +328,7 @@ TEST(Returned, IsNoErrorWhereNobodyWaitsAndQueuedWorkOfAnyStreamStillRuns) {
 }
 
 TEST(Returned, AFailureOfWhatIsQueuedWinsOverTheReturn) {
-  const Outcome outcome = run(2, [](RankContext& c) {
+  const Ending outcome = run_to_end(2, [](RankContext& c) {
     Stream& s = c.device->compute();
     if (c.world->rank() == 1)
       s.submit("bad work", [](ExecutionContext&) {
@@ -346,7 +342,7 @@ TEST(Returned, AFailureOfWhatIsQueuedWinsOverTheReturn) {
 }
 
 TEST(Mismatch, NamesWhatTheCallsServe) {
-  const Outcome outcome = run(2, [](RankContext& c) {
+  const Ending outcome = run_to_end(2, [](RankContext& c) {
     const std::string unit = c.world->rank() == 0 ? "blocks.0" : "blocks.1";
     const Serving serving(*c.world, Purpose("the weights of unit '" + unit + "'"));
     c.world->all_reduce(c.device->compute(), make_tensor(*c.device, DType::f32, poison(4)));
@@ -358,7 +354,7 @@ TEST(Mismatch, NamesWhatTheCallsServe) {
           HasSubstr("rank 0 called all_reduce #1 (sum, f32, 4 elements, 16 bytes) for the weights of unit "
                     "'blocks.0', rank 1 called"),
           HasSubstr("for the weights of unit 'blocks.1'; every rank calls"))));
-  const Outcome messages = run(2, [](RankContext& c) {
+  const Ending messages = run_to_end(2, [](RankContext& c) {
     const int rank = c.world->rank();
     c.world->serve(Purpose(rank == 0 ? "this" : "that"));
     const Tensor t = make_tensor(*c.device, DType::f32, poison(3));
@@ -371,7 +367,7 @@ TEST(Mismatch, NamesWhatTheCallsServe) {
 }
 
 TEST(Abort, WakesRanksWaitingAnywhereAndKeepsTheCausesType) {
-  const Outcome outcome = run(7, [](RankContext& c) {
+  const Ending outcome = run_to_end(7, [](RankContext& c) {
     Stream& s = c.device->compute();
     const int rank = c.world->rank();
     const auto group = c.world->split(rank == 3 || rank == 0, 0);
@@ -408,7 +404,7 @@ struct AbortsWhenItGoes {
 
 TEST(AbortOnError, TheOthersHearTheCauseBeforeItIsTornDown) {
   for (const bool told : {false, true}) {
-    const Outcome outcome = run(3, [&](RankContext& c) {
+    const Ending outcome = run_to_end(3, [&](RankContext& c) {
       const auto fails = [&]() -> int {
         std::this_thread::sleep_for(50ms);
         throw Boom("boom");
@@ -428,21 +424,21 @@ TEST(AbortOnError, TheOthersHearTheCauseBeforeItIsTornDown) {
 }
 
 TEST(AbortOnError, ReturnsWhatTheWorkDoes) {
-  EXPECT_THAT(run(2,
-                  [](RankContext& c) {
-                    int value = 3;
-                    int& same = abort_on_error(*c.world, [&]() -> int& { return value; });
-                    same = 4;
-                    if (value != 4) throw Boom("a copy");
-                    abort_on_error(*c.world, [] {});
-                    c.world->barrier(c.device->compute());
-                  })
+  EXPECT_THAT(run_to_end(2,
+                         [](RankContext& c) {
+                           int value = 3;
+                           int& same = abort_on_error(*c.world, [&]() -> int& { return value; });
+                           same = 4;
+                           if (value != 4) throw Boom("a copy");
+                           abort_on_error(*c.world, [] {});
+                           c.world->barrier(c.device->compute());
+                         })
                   .thrown,
               testing::IsEmpty());
 }
 
 TEST(Abort, FailsLaterCollectivesAndSplitsToo) {
-  const Outcome outcome = run(2, [](RankContext& c) {
+  const Ending outcome = run_to_end(2, [](RankContext& c) {
     c.world->abort("enough");
     c.world->abort("not this");
     EXPECT_THROW(c.world->clone(), CommError);
@@ -454,7 +450,7 @@ TEST(Abort, FailsLaterCollectivesAndSplitsToo) {
 }
 
 TEST(Abort, WorkThatFailsOnAStreamIsTheCause) {
-  const Outcome outcome = run(4, [](RankContext& c) {
+  const Ending outcome = run_to_end(4, [](RankContext& c) {
     Stream& s = c.device->compute();
     if (c.world->rank() == 1) s.submit("bad work", [](ExecutionContext&) { throw Boom("on the stream"); });
     c.world->all_reduce(s, make_tensor(*c.device, DType::f32, poison(5)));
@@ -466,7 +462,7 @@ TEST(Abort, WorkThatFailsOnAStreamIsTheCause) {
 
 TEST(Abort, MidwayThroughTrainingLikeTrafficLeavesNoRankBehind) {
   for (int round = 0; round < 20; ++round) {
-    const Outcome outcome = run(4, [round](RankContext& c) {
+    const Ending outcome = run_to_end(4, [round](RankContext& c) {
       Stream& compute = c.device->compute();
       const auto other = c.device->make_stream("other");
       const auto clone = c.world->clone();

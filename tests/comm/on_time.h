@@ -37,6 +37,12 @@ class Signs {
   const std::shared_ptr<Store> store_ = common_store();
 };
 
+inline LaunchOptions timeout_of(std::chrono::milliseconds timeout) {
+  LaunchOptions options;
+  options.timeout = timeout;
+  return options;
+}
+
 /// The first result of `run`, a function of the timeout, in which every rank that was to be in time was, and
 /// the timeout that it had; with the longest timeout, whatever came. `in_time` is asked of the result, and of
 /// several processes has to say the same in all. A rank that never comes is reported in each run, so that it

@@ -47,12 +47,6 @@ std::vector<std::string> errors(int ranks, const LaunchOptions& options,
   return from_all_processes(texts);
 }
 
-LaunchOptions timeout_of(std::chrono::milliseconds timeout) {
-  LaunchOptions options;
-  options.timeout = timeout;
-  return options;
-}
-
 void gradients(RankContext& c, int64_t n = 16) {
   const Serving serving(*c.world, Purpose("the gradients of unit 'blocks.1'"));
   c.world->all_reduce(c.device->compute(), make_tensor(*c.device, DType::f32, poison(n)));

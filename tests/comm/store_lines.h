@@ -1,4 +1,4 @@
-// Log lines of a job's store, kept for tests.
+// A job's store in tests: where it listens, its secret, and the lines of its log.
 #pragma once
 
 #include <chrono>
@@ -10,6 +10,8 @@
 #include <sherd/comm/bootstrap/bootstrap.h>
 
 namespace sherd::test {
+
+inline const std::string kLoopback = "127.0.0.1", kSecret = "the secret of this job";
 
 /// Takes the lines of a StoreLog, from any thread.
 class Lines {

@@ -40,8 +40,6 @@ using testing::Not;
 using Clock = std::chrono::steady_clock;
 using Verdict = store_wire::Welcome::Verdict;
 
-const std::string kLoopback = "127.0.0.1", kSecret = "the secret of this job";
-
 LaunchEnvironment rank_of(int rank, int size, int port, const std::string& secret) {
   LaunchEnvironment e{rank, size, rank, kLoopback, port, true};
   e.secret = secret;

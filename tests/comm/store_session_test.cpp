@@ -20,7 +20,6 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-const std::string kSecret = "the secret of this job";
 constexpr auto kStranger = DropLog::Kind::stranger;
 
 TEST(StoreWire, FramesThatAreCutOrChangedAreRefusedOrRead) {

@@ -21,6 +21,7 @@
 
 #include "comm/on_time.h"
 #include "comm/reserved_port.h"
+#include "comm/store_lines.h"
 #include "comm/store_peer.h"
 
 namespace sherd::test {
@@ -31,8 +32,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
-
-const std::string kLoopback = "127.0.0.1";
 
 std::shared_ptr<Store> client(int port, int rank, int size, std::chrono::milliseconds timeout = kLongEnough) {
   return connect_store({rank, size, rank, kLoopback, port}, timeout);

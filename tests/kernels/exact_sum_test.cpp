@@ -10,7 +10,6 @@ namespace {
 
 using Words = std::vector<int64_t>;
 __extension__ typedef unsigned __int128 Wide;
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
 /// Adds `parts` one after the other.
 Words squares(Lab& lab, const std::vector<Floats>& parts) {

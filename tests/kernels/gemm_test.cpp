@@ -5,13 +5,13 @@
 namespace sherd::test {
 namespace {
 
-struct Case {
+struct GemmCase {
   int64_t m, n, k;
   DType in = DType::f32, out = DType::f32;
   float alpha = 1, beta = 0;
 };
 
-Floats multiply(Lab& lab, const Case& c, bool trans_a, bool trans_b) {
+Floats multiply(Lab& lab, const GemmCase& c, bool trans_a, bool trans_b) {
   Tensor a = lab.random(trans_a ? Shape{c.k, c.m} : Shape{c.m, c.k}, 1, c.in);
   Tensor b = lab.random(trans_b ? Shape{c.n, c.k} : Shape{c.k, c.n}, 2, c.in);
   Tensor out = lab.random({c.m, c.n}, 3, c.out);
@@ -19,7 +19,7 @@ Floats multiply(Lab& lab, const Case& c, bool trans_a, bool trans_b) {
   return lab.floats(out);
 }
 
-void check_all_transposes(const Case& c) {
+void check_all_transposes(const GemmCase& c) {
   for (bool ta : {false, true}) {
     for (bool tb : {false, true}) {
       // fp32 sums of k terms near 1, then one rounding to the output type.
@@ -154,7 +154,7 @@ TEST(Gemm, ColumnsAreBlocksOfLargerMatrices) {
 
 TEST(Gemm, RepeatsToTheBit) {
   Lab lab(kFast, 2);
-  const Case c{129, 77, 65};
+  const GemmCase c{129, 77, 65};
   const auto first = bits(multiply(lab, c, false, true));
   for (int i = 0; i < 5; ++i) EXPECT_EQ(bits(multiply(lab, c, false, true)), first);
 }

@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
@@ -14,6 +15,8 @@
 namespace sherd::test {
 
 using Floats = std::vector<float>;
+
+inline constexpr float kInf = std::numeric_limits<float>::infinity();
 
 inline Floats normal(int64_t count, unsigned seed, float stddev = 1) {
   std::mt19937 engine(seed);

@@ -9,8 +9,6 @@
 namespace sherd::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 /// Stretches of equal size, far apart, with outliers, zeros and the like.
 Floats stretches(int64_t n) {
   Floats x;

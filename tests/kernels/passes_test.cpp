@@ -12,8 +12,6 @@
 namespace sherd::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 /// The bytes of elements [begin, end) of t.
 std::vector<char> bytes(Lab& lab, const Tensor& t, int64_t begin, int64_t end) {
   const Tensor part = t.flat(begin, end);

@@ -8,8 +8,6 @@
 namespace sherd::test {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
-
 std::pair<Floats, Floats> factors(Lab& lab, const Floats& maxima, int64_t kv_heads, double tau,
                                   int64_t skip = 0) {
   const auto heads = static_cast<int64_t>(maxima.size());

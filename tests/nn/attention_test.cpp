@@ -154,7 +154,7 @@ TEST(QkNorm, LeavesValuesAndTakesNoRows) {
   });
 }
 
-const json& golden() {
+const json& golden_attention() {
   static const json file = json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + "/attention.json"));
   return file;
 }
@@ -186,7 +186,7 @@ TEST(AttentionGolden, MatchesPyTorchWithGradients) {
   launch(1, [](RankContext& rank) {
     Device& device = *rank.device;
     Stream& s = device.compute();
-    for (const json& c : golden()["cases"]) {
+    for (const json& c : golden_attention()["cases"]) {
       const auto at = [&](const char* key) { return c.at(key).get<int64_t>(); };
       const int64_t batch = at("batch"), heads = at("heads"), kv_heads = at("kv_heads"),
                     width = at("head_dim");
@@ -236,7 +236,7 @@ TEST(AttentionGolden, MatchesPyTorchWithGradients) {
 
 // One rounding apart at most: the power function of another library.
 TEST(AttentionGolden, FrequenciesAreThoseOfHuggingFace) {
-  for (const json& c : golden()["frequencies"]) {
+  for (const json& c : golden_attention()["frequencies"]) {
     const auto head_dim = c.at("head_dim").get<int64_t>();
     const auto theta = c.at("theta").get<double>();
     const Floats got =

@@ -12,7 +12,7 @@
 namespace sherd::test {
 namespace {
 
-constexpr int64_t kBatch = 24, kColumns = 7;
+constexpr int64_t kBatch = 24, kMaskColumns = 7;
 constexpr float kP = 0.3f;
 
 std::vector<float> floats(const Tensor& t) { return ops::to_floats(t.device().compute(), t); }
@@ -28,7 +28,7 @@ std::vector<float> model(Device& device, nn::RandomState& random, int64_t step, 
                          int64_t count) {
   random.begin(step, first);
   nn::Tape tape;
-  nn::Var x = tape.input(ones(device, {count, kColumns}));
+  nn::Var x = tape.input(ones(device, {count, kMaskColumns}));
   x = nn::dropout(x, kP, random, "a");
   x = nn::dropout(x, kP, random, "b");
   return floats(nn::dropout(x, kP, random, "b").value());

@@ -93,7 +93,7 @@ const std::map<std::string, Function>& all_functions() {
   return all;
 }
 
-const nlohmann::json& golden() {
+const nlohmann::json& golden_functions() {
   static const nlohmann::json file =
       nlohmann::json::parse(std::ifstream(std::string(GOLDEN_FOLDER) + "/functions.json"));
   return file;
@@ -126,7 +126,7 @@ class Case {
   Case(const std::string& name, DType dtype)
       : device_(make_cpu_device({.kernels = dtype == DType::f64 ? "reference" : "cpu"})),
         f_(all_functions().at(name)),
-        file_(golden()["cases"][name]) {
+        file_(golden_functions()["cases"][name]) {
     for (auto& t : file_["inputs"]) inputs_.push_back(tensor(t, dtype));
     for (auto& t : file_["parameters"]) weights_.push_back(tensor(t, dtype));
     for (auto& t : file_["integers"]) arguments_.n.push_back(tensor(t, DType::i32));
@@ -271,7 +271,7 @@ INSTANTIATE_TEST_SUITE_P(All, GoldenFunctions, ::testing::ValuesIn(names()),
 
 TEST(GoldenFunctionsFile, HasACaseForEachFunction) {
   std::vector<std::string> cases;
-  for (auto& [name, c] : golden()["cases"].items()) cases.push_back(name);
+  for (auto& [name, c] : golden_functions()["cases"].items()) cases.push_back(name);
   EXPECT_EQ(cases, names());  // both sorted
 }
 

@@ -47,8 +47,8 @@ Var layers(const Var& x, const std::vector<Tensor>& weights, const Tensor& frequ
   return h;
 }
 
-struct Setting {
-  explicit Setting(DType dtype) : type(dtype) {
+struct CacheSetting {
+  explicit CacheSetting(DType dtype) : type(dtype) {
     for (uint64_t i = 0; i < 2; ++i)
       weights.push_back(random(*device, {kColumns, kHeads * kDim}, 10 + i, dtype));
   }
@@ -83,7 +83,7 @@ double tolerance(DType type) { return type == DType::f32 ? 1e-4 : 10 * 0x1p-7; }
 
 TEST(KvCache, TokenByTokenIsTheWholeSequence) {
   for (const DType type : {DType::f32, DType::bf16}) {
-    Setting setting(type);
+    CacheSetting setting(type);
     const Floats whole = setting.whole();
     for (const std::vector<int64_t>& rows : std::vector<std::vector<int64_t>>{
              std::vector<int64_t>(kSeq, 1), {kSeq}, {5, 1, 1, 1, 5}, {1, 12}, {12, 1}, {0, 13, 0}}) {
@@ -99,13 +99,13 @@ TEST(KvCache, TokenByTokenIsTheWholeSequence) {
 }
 
 TEST(KvCache, ThePromptHasTheBitsOfTraining) {
-  Setting setting(DType::f32);
+  CacheSetting setting(DType::f32);
   nn::KvCache cache = setting.cache(2 * kSeq);
   EXPECT_EQ(setting.parts(cache, {kSeq}), setting.whole());
 }
 
 TEST(KvCache, StartsAgainAfterClear) {
-  Setting setting(DType::f32);
+  CacheSetting setting(DType::f32);
   nn::KvCache cache = setting.cache(kSeq);
   const Floats first = setting.parts(cache, {4, 9});
   cache.clear();
@@ -120,7 +120,7 @@ TEST(KvCache, StartsAgainAfterClear) {
 }
 
 TEST(KvCache, RefusesWhatDoesNotFit) {
-  Setting setting(DType::f32);
+  CacheSetting setting(DType::f32);
   nn::KvCache cache = setting.cache(kSeq - 1);
   EXPECT_THAT(message_of<InvalidArgument>([&] {
                 setting.parts(cache, {10, 3});

@@ -18,7 +18,7 @@ namespace {
 using nn::Tape;
 using nn::Var;
 
-constexpr int kRanks = 4, kParts = 2;
+constexpr int kMixtureRanks = 4, kParts = 2;
 constexpr int64_t kExperts = 4;
 
 struct Experts : nn::Module<Experts> {
@@ -57,29 +57,29 @@ struct Mixture : nn::Module<Mixture> {
   float balance = 0.1f;
 };
 
-using Step = std::function<Var(Mixture&, Tape&, const Var&)>;
-using Weights = std::map<std::string, std::vector<float>>;  // "rank name"
+using MixtureStep = std::function<Var(Mixture&, Tape&, const Var&)>;
+using RankWeights = std::map<std::string, std::vector<float>>;  // "rank name"
 
-struct Setting {
+struct MixtureSetting {
   Strategy strategy = Strategy::optim_grads_params;
   bool tied = false;
   std::vector<int64_t> rows{6};  // of each rank, repeated
 };
 
 // Three steps of AdamW, then the weights of every rank.
-Weights train(const Setting& c, const Step& objective,
-              const std::function<void(Mixture&, int rank)>& look = {}) {
-  Weights all;
+RankWeights train_mixture(const MixtureSetting& c, const MixtureStep& objective,
+                          const std::function<void(Mixture&, int rank)>& look = {}) {
+  RankWeights all;
   std::mutex mutex;
-  launch(kRanks, [&](RankContext& rank) {
+  launch(kMixtureRanks, [&](RankContext& rank) {
     const int me = rank.world->rank();
-    const DeviceMesh mesh(rank.world, {{"shard", kRanks}});
-    const DeviceMesh expert_mesh(rank.world, {{"expert_shard", kRanks / kParts}, {"expert", kParts}});
+    const DeviceMesh mesh(rank.world, {{"shard", kMixtureRanks}});
+    const DeviceMesh expert_mesh(rank.world, {{"expert_shard", kMixtureRanks / kParts}, {"expert", kParts}});
     Mixture net(expert_mesh.comm("expert"), rank.world->clone(), c.tied);
     const Routing routing = route(net, {.optimizer = Algorithm::adamw});
     FullyShardOptions o{.strategy = c.strategy}, of_experts = o;
     of_experts.shard_dim = "expert_shard";
-    of_experts.gradient_ranks = kRanks;
+    of_experts.gradient_ranks = kMixtureRanks;
     fully_shard(net.experts, expert_mesh, of_experts);
     fully_shard(net, mesh, o);
     Optimizer optimizer(net, routing, {});
@@ -94,7 +94,7 @@ Weights train(const Setting& c, const Step& objective,
       clip_grad_norm(net, 1);
       optimizer.step(0.02);
     }
-    const Weights mine = whole_weights(net, rank);
+    const RankWeights mine = whole_weights(net, rank);
     const std::lock_guard lock(mutex);
     for (auto& [name, w] : mine) all[std::to_string(me) + " " + name] = w;
   });
@@ -106,12 +106,12 @@ Var plain(Mixture& net, Tape&, const Var& x) { return nn::sum(nn::gelu(net(x)));
 constexpr std::array kStrategies = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
                                     Strategy::optim_grads_params};
 
-void expect_the_same_bits_under_all_strategies(Setting c, const Step& step) {
-  const Weights want = train({Strategy::no_shard, c.tied, c.rows}, step);
-  ASSERT_EQ(want.size(), static_cast<size_t>(kRanks) * 4);
+void expect_the_same_bits_under_all_strategies(MixtureSetting c, const MixtureStep& step) {
+  const RankWeights want = train_mixture({Strategy::no_shard, c.tied, c.rows}, step);
+  ASSERT_EQ(want.size(), static_cast<size_t>(kMixtureRanks) * 4);
   for (const Strategy strategy : kStrategies) {
     c.strategy = strategy;
-    EXPECT_EQ(train(c, step), want) << name_of(strategy);
+    EXPECT_EQ(train_mixture(c, step), want) << name_of(strategy);
   }
 }
 
@@ -124,7 +124,7 @@ TEST(Mixture, AlsoWhereRanksOrTheirExpertsHaveNoRows) {
 }
 
 TEST(Mixture, ExpertsWithoutRowsHaveAGradientOfZero) {
-  train({.strategy = Strategy::no_shard, .tied = true}, plain, [](Mixture& net, int rank) {
+  train_mixture({.strategy = Strategy::no_shard, .tied = true}, plain, [](Mixture& net, int rank) {
     Stream& s = runtime_of(net).device().compute();
     for (Parameter p : net.experts.own_parameters()) {
       double squares = 0;
@@ -146,25 +146,25 @@ TEST(Mixture, IsCalledSeveralTimesInOneBackward) {
 
 // As when activations are computed again: what ran before leaves nothing behind.
 TEST(Mixture, AForwardThatRanBeforeChangesNoBit) {
-  const Step twice = [](Mixture& net, Tape& tape, const Var& x) {
+  const MixtureStep twice = [](Mixture& net, Tape& tape, const Var& x) {
     {
       const nn::NoGrad scope(tape);
       plain(net, tape, x);
     }
     return plain(net, tape, x);
   };
-  EXPECT_EQ(train({}, twice), train({}, plain));
+  EXPECT_EQ(train_mixture({}, twice), train_mixture({}, plain));
 }
 
 TEST(Mixture, AStepThatIsGivenUpLeavesNothingBehind) {
-  const Step dropped = [](Mixture& net, Tape& tape, const Var& x) {
+  const MixtureStep dropped = [](Mixture& net, Tape& tape, const Var& x) {
     const Tensor in = x.value();
     plain(net, tape, x);
     tape.clear();
     reset_step(net);
     return plain(net, tape, tape.input(in));
   };
-  EXPECT_EQ(train({}, dropped), train({}, plain));
+  EXPECT_EQ(train_mixture({}, dropped), train_mixture({}, plain));
 }
 
 }  // namespace

@@ -13,22 +13,23 @@ namespace {
 using nn::Tape;
 using nn::Var;
 
-constexpr int kHeads = 4, kKeyHeads = 2, kHeadDim = 4;
+constexpr int kClipHeads = 4, kKeyHeads = 2, kHeadDim = 4;
 constexpr double kTau = 2;
 
 // Attention over two sequences of three rows, with weights large enough that some heads' logits exceed tau.
 struct AttentionNet : nn::Module<AttentionNet> {
   AttentionNet() {
-    qkv = param("qkv.weight", {(kHeads + 2 * kKeyHeads) * kHeadDim, kWidth}, normal(0.6f));
-    out = param("out.weight", {4, kHeads * kHeadDim}, normal(0.3f));
+    qkv = param("qkv.weight", {(kClipHeads + 2 * kKeyHeads) * kHeadDim, kWidth}, normal(0.6f));
+    out = param("out.weight", {4, kClipHeads * kHeadDim}, normal(0.3f));
     maxima = std::make_shared<LogitMaxima>(
-        AttentionHeads::fused("attention", qkv, {}, kHeads, kKeyHeads, kHeadDim));
+        AttentionHeads::fused("attention", qkv, {}, kClipHeads, kKeyHeads, kHeadDim));
   }
   Var forward(const Var& x) {
     const auto attend = [this](const Var& in) {
-      return nn::attention(
-          nn::linear(in, qkv),
-          {.batch = 2, .heads = kHeads, .kv_heads = kKeyHeads, .max_logits = maxima->values(in.device())});
+      return nn::attention(nn::linear(in, qkv), {.batch = 2,
+                                                 .heads = kClipHeads,
+                                                 .kv_heads = kKeyHeads,
+                                                 .max_logits = maxima->values(in.device())});
     };
     return nn::linear(recompute ? nn::recompute(attend, x) : attend(x), out);
   }
@@ -108,7 +109,7 @@ TEST(QkClipOnTheTape, LogitsAreBroughtToTauAndOthersLeft) {
     const auto forward = [&] {
       c.net.maxima->reset();
       const Var loss = loss_of(c.net(c.tape.input(rows(rank, 1))), 0);
-      Tensor largest = Tensor::empty(*rank.device, {kHeads}, DType::f32, "test");
+      Tensor largest = Tensor::empty(*rank.device, {kClipHeads}, DType::f32, "test");
       ops::copy(s, largest, c.net.maxima->values(*rank.device));
       rank.world->all_reduce(s, largest, ReduceOp::max);
       return std::pair(loss, ops::to_floats(s, largest));

@@ -18,10 +18,10 @@ namespace {
 using nn::Tape;
 using nn::Var;
 
-constexpr int64_t kExperts = 4, kDim = 3;
+constexpr int64_t kRouterExperts = 4, kRouterDim = 3;
 
 struct Router : nn::Module<Router> {
-  Parameter w = param("weight", {kExperts, kDim}, normal(0.8f));
+  Parameter w = param("weight", {kRouterExperts, kRouterDim}, normal(0.8f));
   std::function<Var(const nn::RouterLogits&)> f;
   Var forward(const Var& x) { return f(nn::router_logits(x, w)); }
 };
@@ -40,7 +40,7 @@ TEST(Routing, RouterLogitsHaveTheDerivativeByWhatIsUsedOfThem) {
     for (const auto& use : uses) {
       model.f = use;
       expect_gradient([&](Tape&, const auto& v) { return model(v[0]); },
-                      {random(*rank.device, {5, kDim}, 4)});
+                      {random(*rank.device, {5, kRouterDim}, 4)});
     }
   });
 }
@@ -54,8 +54,8 @@ TEST(Routing, LogitsAreF32WhateverTheActivations) {
       return r.logits;
     };
     fully_shard(model, DeviceMesh(rank.world, {{"shard", 1}}), {.compute_dtype = DType::bf16});
-    const Tensor bf16 = Tensor::empty(*rank.device, {5, kDim}, DType::bf16, "test");
-    ops::cast(s, bf16, random(*rank.device, {5, kDim}, 4));
+    const Tensor bf16 = Tensor::empty(*rank.device, {5, kRouterDim}, DType::bf16, "test");
+    ops::cast(s, bf16, random(*rank.device, {5, kRouterDim}, 4));
     Tape tape;
     const Var x = tape.leaf(bf16);
     tape.backward(nn::sum(model(x)));
@@ -63,13 +63,13 @@ TEST(Routing, LogitsAreF32WhateverTheActivations) {
     // The gradient of a sum by x is the same for every row, the sum of the router's rows; by w it is x's sum.
     const std::vector<float> dx = ops::to_floats(s, tape.gradient(x)), w = ops::to_floats(s, model.w.shard()),
                              dw = ops::to_floats(s, model.w.grad_shard()), in = ops::to_floats(s, bf16);
-    for (size_t c = 0; c < kDim; ++c) {
+    for (size_t c = 0; c < kRouterDim; ++c) {
       double by_x = 0, by_w = 0;
-      for (size_t e = 0; e < kExperts; ++e) by_x += w[e * kDim + c];
-      for (size_t r = 0; r < 5; ++r) by_w += in[r * kDim + c];
+      for (size_t e = 0; e < kRouterExperts; ++e) by_x += w[e * kRouterDim + c];
+      for (size_t r = 0; r < 5; ++r) by_w += in[r * kRouterDim + c];
       // Four weights and their sum, each rounded to 8 bits; x is as it is.
-      for (size_t r = 0; r < 5; ++r) EXPECT_NEAR(dx[r * kDim + c], by_x, 5 * 0x1p-8 * 2);
-      for (size_t e = 0; e < kExperts; ++e) EXPECT_NEAR(dw[e * kDim + c], by_w, 1e-5);
+      for (size_t r = 0; r < 5; ++r) EXPECT_NEAR(dx[r * kRouterDim + c], by_x, 5 * 0x1p-8 * 2);
+      for (size_t e = 0; e < kRouterExperts; ++e) EXPECT_NEAR(dw[e * kRouterDim + c], by_w, 1e-5);
     }
   });
 }
@@ -78,7 +78,7 @@ TEST(Routing, GatesDispatchAndCombineHaveTheirDerivative) {
   auto device = make_cpu_device();
   for (const int64_t k : {1, 2}) {
     // Logits far enough apart that no step changes a choice.
-    const Tensor logits = random(*device, {6, kExperts}, 11), x = random(*device, {6, kDim}, 12);
+    const Tensor logits = random(*device, {6, kRouterExperts}, 11), x = random(*device, {6, kRouterDim}, 12);
     std::vector<float> spread = ops::to_floats(device->compute(), logits);
     for (size_t i = 0; i < spread.size(); ++i)
       spread[i] = 0.05f * spread[i] + 0.5f * static_cast<float>((3 * i + i / 4) % 4);
@@ -108,7 +108,7 @@ std::vector<int32_t> integers(Stream& s, const Tensor& t) {
 TEST(Routing, EveryRowIsDispatchedToItsExpertsInOrder) {
   auto device = make_cpu_device();
   Stream& s = device->compute();
-  const Tensor logits = Tensor::empty(*device, {3, kExperts}, DType::f32, "test");
+  const Tensor logits = Tensor::empty(*device, {3, kRouterExperts}, DType::f32, "test");
   const std::vector<float> values{0, 5, 1, 4, /**/ 9, 8, 7, 6, /**/ 2, 2, 2, 2};
   ops::copy_from_host(s, logits, values.data(), logits.nbytes());
   const nn::Routes routes = nn::route_top_k(Var(logits), 2);
@@ -144,7 +144,7 @@ TEST(Routing, TheBalancingLossCountsTheChoicesOfAllRanks) {
     launch(kRanks, [&](RankContext& rank) {
       Stream& s = rank.device->compute();
       const auto me = static_cast<size_t>(rank.world->rank());
-      const Tensor in = random(*rank.device, {kRows, kExperts}, 40 + me);
+      const Tensor in = random(*rank.device, {kRows, kRouterExperts}, 40 + me);
       std::shared_ptr<Communicator> ranks;
       if (everywhere) ranks = rank.world->clone();
       Tape tape;
@@ -163,25 +163,25 @@ TEST(Routing, TheBalancingLossCountsTheChoicesOfAllRanks) {
       gradients[me] = ops::to_floats(s, tape.gradient(x));
     });
     for (size_t me = 0; me < kRanks; ++me) {
-      std::vector<double> share(kExperts);
+      std::vector<double> share(kRouterExperts);
       for (size_t other = 0; other < kRanks; ++other)
         for (size_t r = 0; r < kRows && (everywhere || other == me); ++r) {
-          const float* row = &logits[other][r * kExperts];
-          for (size_t e = 0; e < kExperts; ++e)  // among the two best
-            if (std::count_if(row, row + kExperts, [&](float v) { return v > row[e]; }) < 2)
+          const float* row = &logits[other][r * kRouterExperts];
+          for (size_t e = 0; e < kRouterExperts; ++e)  // among the two best
+            if (std::count_if(row, row + kRouterExperts, [&](float v) { return v > row[e]; }) < 2)
               share[e] += 1 / static_cast<double>(kRows * (everywhere ? kRanks : 1));
         }
       for (size_t r = 0; r < kRows; ++r) {
-        const float* row = &logits[me][r * kExperts];
+        const float* row = &logits[me][r * kRouterExperts];
         double total = 0, mean = 0;
-        for (size_t e = 0; e < kExperts; ++e) total += std::exp(static_cast<double>(row[e]));
-        for (size_t e = 0; e < kExperts; ++e)
+        for (size_t e = 0; e < kRouterExperts; ++e) total += std::exp(static_cast<double>(row[e]));
+        for (size_t e = 0; e < kRouterExperts; ++e)
           mean += std::exp(static_cast<double>(row[e])) / total * share[e];
-        for (size_t e = 0; e < kExperts; ++e) {
+        for (size_t e = 0; e < kRouterExperts; ++e) {
           const double p = std::exp(static_cast<double>(row[e])) / total;
           // n / n rows: the mean over rows is weighted by their number.
-          EXPECT_NEAR(gradients[me][r * kExperts + e], kScale * kWeight * kExperts * p * (share[e] - mean),
-                      1e-6);
+          EXPECT_NEAR(gradients[me][r * kRouterExperts + e],
+                      kScale * kWeight * kRouterExperts * p * (share[e] - mean), 1e-6);
         }
       }
     }

@@ -14,7 +14,7 @@ using nn::ModelDescription;
 using nn::SequenceRows;
 using nn::Var;
 
-ModelDescription described(const char* family) {
+ModelDescription with_large_weights(const char* family) {
   ModelDescription m = GoldenFolder(family).description;
   m.init_std = 0.2f;
   return m;
@@ -98,7 +98,7 @@ TEST(SequenceParallel, AnyNumberOfRowsTrainsAsOnOneRank) {
                         {"mistral", 2, 1, 3, 198, true},
                         {"qwen3_moe", 4, 1, 3, 21, true},
                         {"mixtral", 2, 1, 3, 21, false}}) {
-    ModelDescription m = described(c.family);
+    ModelDescription m = with_large_weights(c.family);
     m.vocab = c.vocab;
     m.hidden = 48;
     const TrainingPlan plan{.batch = c.batch, .seq = c.seq};
@@ -115,7 +115,7 @@ TEST(SequenceParallel, AnyNumberOfRowsTrainsAsOnOneRank) {
 
 TEST(SequenceParallel, StrategiesAndRecomputationHaveTheSameBits) {
   for (const char* family : {"gpt2", "qwen3_moe"}) {
-    const ModelDescription m = described(family);
+    const ModelDescription m = with_large_weights(family);
     Arrangement a{
         .name = family, .ranks = 4, .tp = 2, .ep = m.mixture.experts > 0 ? 2 : 1, .sequence_parallel = true};
     a.strategy = Strategy::no_shard;
@@ -128,7 +128,7 @@ TEST(SequenceParallel, StrategiesAndRecomputationHaveTheSameBits) {
 }
 
 TEST(SequenceParallel, ExpertsTakeTheRowsThatARankHas) {
-  ModelDescription m = described("qwen3_moe");
+  ModelDescription m = with_large_weights("qwen3_moe");
   m.mixture.balance = 0.05;
   const Outcome want = train(m, {.name = "one"});
   for (const Arrangement& a :
@@ -140,7 +140,7 @@ TEST(SequenceParallel, ExpertsTakeTheRowsThatARankHas) {
 
 // Frozen weights have no gradient to sum; the sums of the others find each other.
 TEST(SequenceParallel, FrozenNormsAreLeftAlone) {
-  const ModelDescription m = described("gpt2");
+  const ModelDescription m = with_large_weights("gpt2");
   const auto freeze = [](nn::CausalModel& model) {
     for (auto& [name, p] : model.named_parameters())
       if (name.find("ln_1") != name.npos || name.find("c_proj.bias") != name.npos) Parameter(p).freeze();
@@ -162,7 +162,7 @@ TEST(SequenceParallel, UnitsOfBf16StayNearF32) {
 
 // Rows of a cache are whole on every rank, as without.
 TEST(SequenceParallel, GenerationWithACacheHasTheSameBits) {
-  const ModelDescription m = described("gpt2");
+  const ModelDescription m = with_large_weights("gpt2");
   const auto generated = [&](bool split) {
     std::vector<float> all;
     launch(2, [&](RankContext& rank) {
@@ -219,7 +219,7 @@ Traffic one_step(const ModelDescription& m, int tp, bool split, bool recompute) 
 // An all-reduce has the bytes of a reduce-scatter and an all-gather. What comes on top are the gradients of
 // norms.
 TEST(SequenceParallel, MovesTheSameBytesAndKeepsLess) {
-  ModelDescription m = described("llama");
+  ModelDescription m = with_large_weights("llama");
   m.layers = 3, m.dim = 64, m.hidden = 64, m.heads = m.kv_heads = 4, m.head_dim = 16, m.vocab = 64,
   m.positions = 32;
   m.qkv_bias = m.out_bias = m.mlp_bias = false;

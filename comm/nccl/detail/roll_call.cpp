@@ -15,10 +15,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 // Watchdogs answer within a few polls.
-constexpr std::chrono::milliseconds kAnswerTime{1500};
+constexpr std::chrono::milliseconds kRollCallTime{1500};
 
-std::string encode(const Progress& p) { return fmt::format("{} {}", p.calls, p.last); }
-Progress decode(const std::string& text) {
+std::string encode_progress(const Progress& p) { return fmt::format("{} {}", p.calls, p.last); }
+Progress decode_progress(const std::string& text) {
   const size_t space = text.find(' ');
   return {std::strtoll(text.c_str(), nullptr, 10), space == std::string::npos ? "" : text.substr(space + 1)};
 }
@@ -59,7 +59,7 @@ std::string RollCall::key_of(const std::string& communicator, int world_rank) co
 
 void RollCall::answer_for(const std::string& communicator) {
   if (answered_.exchange(true)) return;
-  store_.set(key_of(communicator, world_rank_), encode(find_(communicator)));
+  store_.set(key_of(communicator, world_rank_), encode_progress(find_(communicator)));
 }
 
 void RollCall::answer() {
@@ -74,12 +74,12 @@ std::string RollCall::ask(const std::string& communicator, const std::vector<int
     const bool first = store_.set_once(question_, communicator) == communicator;
     answer();
     std::map<int, Progress> answers;
-    const auto deadline = Clock::now() + kAnswerTime;
+    const auto deadline = Clock::now() + kRollCallTime;
     for (Backoff backoff; !stop() && Clock::now() < deadline; backoff.sleep()) {
       if (!first) continue;  // another communicator was asked about: its report comes
       for (int rank : world_ranks) {
         if (answers.contains(rank)) continue;
-        if (const auto text = store_.get(key_of(communicator, rank))) answers[rank] = decode(*text);
+        if (const auto text = store_.get(key_of(communicator, rank))) answers[rank] = decode_progress(*text);
       }
       if (answers.size() == world_ranks.size()) break;
     }

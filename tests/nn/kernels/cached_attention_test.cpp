@@ -8,7 +8,7 @@
 namespace sherd::test {
 namespace {
 
-struct Case {
+struct CachedCase {
   int64_t length, rows, heads, kv_heads, dim;
   DType dtype = DType::f32;
   float spread = 1;
@@ -17,14 +17,14 @@ struct Case {
   int64_t columns() const { return (heads + 2 * kv_heads) * dim; }
 };
 
-std::string name(const Case& c) {
+std::string name(const CachedCase& c) {
   return "length " + std::to_string(c.length) + " rows " + std::to_string(c.rows) + " heads " +
          std::to_string(c.heads) + "/" + std::to_string(c.kv_heads) + " dim " + std::to_string(c.dim) + " " +
          name_of(c.dtype);
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<CachedCase> cached_cases() {
+  std::vector<CachedCase> all;
   for (DType t : {DType::f32, DType::bf16})
     for (auto [length, rows, heads, kv, dim] :
          std::initializer_list<std::array<int64_t, 5>>{{0, 1, 1, 1, 1},
@@ -44,7 +44,7 @@ std::vector<Case> cases() {
 
 /// Of c's keys, rows of a packed qkv whose last `rows` are new: the output, with whatever behind the keys in
 /// the cache.
-Floats attend(Lab& lab, const Case& c, const Floats& qkv, float behind = 7) {
+Floats attend(Lab& lab, const CachedCase& c, const Floats& qkv, float behind = 7) {
   const int64_t capacity = c.keys() + 3, wide = c.kv_heads * c.dim;
   Floats k(static_cast<size_t>(capacity * wide), behind), v = k;
   for (int64_t row = 0; row < c.keys(); ++row)
@@ -63,14 +63,16 @@ Floats attend(Lab& lab, const Case& c, const Floats& qkv, float behind = 7) {
   return lab.floats(out);
 }
 
-Floats packed(const Case& c) { return normal(c.keys() * c.columns(), 1, c.spread); }
+Floats packed(const CachedCase& c) { return normal(c.keys() * c.columns(), 1, c.spread); }
 
 // f32 as for attention. In bf16 nothing but the result is rounded, once, by all kernels: u |result|, for
 // which the two may take neighbouring values: one epsilon.
-double tolerance(const Case& c) { return c.dtype == DType::f32 ? 1e-5 * c.spread : epsilon(DType::bf16); }
+double tolerance(const CachedCase& c) {
+  return c.dtype == DType::f32 ? 1e-5 * c.spread : epsilon(DType::bf16);
+}
 
 TEST(CachedAttention, ReferenceIsTheEndOfTheWholeSequence) {
-  for (const Case& c : cases()) {
+  for (const CachedCase& c : cached_cases()) {
     Lab lab("reference");
     const Tensor out = lab.empty({c.keys(), c.heads * c.dim}, c.dtype),
                  lse = lab.empty({1, c.heads, c.keys()});
@@ -83,12 +85,12 @@ TEST(CachedAttention, ReferenceIsTheEndOfTheWholeSequence) {
 }
 
 TEST(CachedAttention, MatchesReference) {
-  for (const Case& c : cases())
+  for (const CachedCase& c : cached_cases())
     expect_same_as_reference([&](Lab& lab) { return attend(lab, c, packed(c)); }, tolerance(c), name(c));
 }
 
 TEST(CachedAttention, ReadsNothingBehindTheKeys) {
-  const Case c{20, 2, 4, 2, 24};
+  const CachedCase c{20, 2, 4, 2, 24};
   Lab lab;
   EXPECT_EQ(bits(attend(lab, c, packed(c), std::numeric_limits<float>::quiet_NaN())),
             bits(attend(lab, c, packed(c), 1)));
@@ -96,7 +98,7 @@ TEST(CachedAttention, ReadsNothingBehindTheKeys) {
 
 TEST(CachedAttention, SameBitsWhateverTheThreadsAndTheRowsBeside) {
   for (DType t : {DType::f32, DType::bf16}) {
-    const Case three{50, 3, 6, 2, 40, t}, last{52, 1, 6, 2, 40, t};
+    const CachedCase three{50, 3, 6, 2, 40, t}, last{52, 1, 6, 2, 40, t};
     Lab one(kFast, 1), four(kFast, 4);
     const Floats all = attend(one, three, packed(three));
     EXPECT_EQ(bits(all), bits(attend(four, three, packed(three))));

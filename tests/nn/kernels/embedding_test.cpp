@@ -5,21 +5,21 @@
 namespace sherd::test {
 namespace {
 
-struct Case {
+struct EmbeddingCase {
   int64_t batch, seq, width, vocab;
   DType dtype;
   bool positions;
 };
 
-std::vector<int32_t> tokens(const Case& c) {
+std::vector<int32_t> tokens(const EmbeddingCase& c) {
   std::vector<int32_t> t;
   for (int64_t i = 0; i < c.batch * c.seq; ++i)
     t.push_back(static_cast<int32_t>(i * i % c.vocab));  // repeats
   return t;
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<EmbeddingCase> embedding_cases() {
+  std::vector<EmbeddingCase> all;
   for (DType t : {DType::f32, DType::bf16})
     for (bool p : {false, true})
       for (auto [b, s, w, v] : std::initializer_list<std::array<int64_t, 4>>{
@@ -48,7 +48,7 @@ TEST(Embedding, PartsOfATableAddUpToAll) {
     for (DType t : {DType::f32, DType::bf16})
       for (const bool with_positions : {false, true}) {
         Lab lab(kernels);
-        const Case c{2, 7, 9, 11, t, with_positions};
+        const EmbeddingCase c{2, 7, 9, 11, t, with_positions};
         const Tensor tokens_in = lab.ints({2, 7}, tokens(c)), table = lab.random({12, 9}, 1, t),
                      dout = lab.random({14, 9}, 2, t);
         const Tensor positions = with_positions ? lab.random({7, 9}, 3, t) : Tensor();
@@ -72,7 +72,7 @@ TEST(Embedding, PartsOfATableAddUpToAll) {
 }
 
 TEST(Embedding, MatchesReferenceToTheBit) {
-  for (const Case& c : cases()) {
+  for (const EmbeddingCase& c : embedding_cases()) {
     expect_bits_of_reference([&](Lab& lab) {
       Tensor out = lab.empty({c.batch * c.seq, c.width}, c.dtype);
       Tensor positions = c.positions ? lab.random({c.seq + 2, c.width}, 2, c.dtype) : Tensor();

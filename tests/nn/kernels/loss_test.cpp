@@ -3,15 +3,10 @@
 #include <numeric>
 
 #include "kernels/lab.h"
+#include "nn/kernels/targets.h"
 
 namespace sherd::test {
 namespace {
-
-std::vector<int32_t> targets(int64_t rows, int64_t vocab) {
-  std::vector<int32_t> t;
-  for (int64_t i = 0; i < rows; ++i) t.push_back(static_cast<int32_t>((i * 7 + 1) % vocab));
-  return t;
-}
 
 // Rows of up to 130,000: more than the shared memory of a multiprocessor holds.
 const std::initializer_list<std::array<int64_t, 2>> kLongRows = {{3, 1030},  {2, 12288}, {2, 16500},

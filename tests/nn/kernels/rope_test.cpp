@@ -8,19 +8,19 @@
 namespace sherd::test {
 namespace {
 
-struct Case {
+struct RopeCase {
   int64_t batch, seq, heads, dim, rest, first;  // rest: columns that stay
   DType dtype = DType::f32;
 };
 
-std::string name(const Case& c) {
+std::string name(const RopeCase& c) {
   return "batch " + std::to_string(c.batch) + " seq " + std::to_string(c.seq) + " heads " +
          std::to_string(c.heads) + " dim " + std::to_string(c.dim) + " rest " + std::to_string(c.rest) +
          " first " + std::to_string(c.first) + " " + name_of(c.dtype);
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<RopeCase> rope_cases() {
+  std::vector<RopeCase> all;
   for (DType t : {DType::f32, DType::bf16})
     for (auto [b, s, h, d, r, f] : std::initializer_list<std::array<int64_t, 6>>{{1, 1, 1, 2, 0, 0},
                                                                                  {2, 7, 3, 6, 5, 0},
@@ -59,7 +59,7 @@ TEST(Rope, QuarterTurnSwapsTheHalves) {
 }
 
 TEST(Rope, MatchesReferenceInPlaceAndNot) {
-  for (const Case& c : cases())
+  for (const RopeCase& c : rope_cases())
     for (bool inverse : {false, true})
       expect_same_as_reference(
           [&](Lab& lab) {
@@ -81,7 +81,7 @@ TEST(Rope, MatchesReferenceInPlaceAndNot) {
 }
 
 TEST(Rope, AgreesWithComplexProductsInDouble) {
-  for (const Case& c : cases()) {
+  for (const RopeCase& c : rope_cases()) {
     Lab lab;
     const Tensor x = lab.random({c.batch * c.seq, c.heads * c.dim + c.rest}, 1, c.dtype);
     const Tensor y = lab.empty(x.shape(), c.dtype);
@@ -104,7 +104,7 @@ TEST(Rope, AgreesWithComplexProductsInDouble) {
 }
 
 TEST(Rope, InverseTurnsBack) {
-  for (const Case& c : cases()) {
+  for (const RopeCase& c : rope_cases()) {
     Lab lab;
     const Tensor x = lab.random({c.batch * c.seq, c.heads * c.dim + c.rest}, 1, c.dtype);
     const Tensor y = lab.empty(x.shape(), c.dtype), f = frequencies(lab, c.dim);

@@ -2,6 +2,7 @@
 #include <sherd/nn/ops.h>
 
 #include "kernels/lab.h"
+#include "nn/kernels/targets.h"
 
 namespace sherd::test {
 namespace {
@@ -9,12 +10,6 @@ namespace {
 struct Both {
   Floats losses, d;
 };
-
-std::vector<int32_t> targets(int64_t rows, int64_t vocab) {
-  std::vector<int32_t> t;
-  for (int64_t i = 0; i < rows; ++i) t.push_back(static_cast<int32_t>((i * 7 + 1) % vocab));
-  return t;
-}
 
 Both whole(Lab& lab, int64_t rows, const Floats& values, DType t) {
   const int64_t vocab = static_cast<int64_t>(values.size()) / std::max<int64_t>(rows, 1);
