@@ -43,15 +43,18 @@ struct Stretch {
   int64_t begin, end;
 };
 
-/// Samples of every tensor, neighbours as one range: a read from a disk costs more than its bytes.
+/// Samples of every tensor, at least its first and last block. Neighbours are one range, so that a tensor costs one read:
+/// that costs more than its bytes.
 std::vector<Stretch> samples_of(const SafetensorsReader& file, int64_t total) {
   std::vector<Stretch> ranges;
   for (const SafetensorsEntry& e : file.entries()) {
     const int64_t bytes = e.end - e.begin;
-    ContentDigest::each_sample(e.begin, bytes, sample_blocks(bytes, total), [&](int64_t offset, int64_t n) {
-      if (ranges.empty() || ranges.back().end != offset) ranges.push_back({offset, offset});
-      ranges.back().end += n;
-    });
+    ContentDigest::each_sample(e.begin, bytes, sample_blocks(bytes, total, 2),
+                               [&](int64_t offset, int64_t n) {
+                                 if (ranges.empty() || ranges.back().end != offset)
+                                   ranges.push_back({offset, offset});
+                                 ranges.back().end += n;
+                               });
   }
   return ranges;
 }

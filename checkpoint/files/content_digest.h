@@ -40,8 +40,8 @@ class ContentDigest {
 };
 
 /// Returns the number of blocks for add_samples() of `bytes` bytes out of `total` that are read together: all
-/// bytes up to a total of 16 MiB, otherwise 1 MiB shared by size, with at least `least` (odd) for each. Equal
-/// arguments give an equal, odd count.
-int64_t sample_blocks(int64_t bytes, int64_t total, int64_t least = 3);
+/// bytes up to a total of 16 MiB, otherwise 1 MiB shared by size, with at least `least` for each. Equal
+/// arguments give an equal count, which is odd or `least`.
+int64_t sample_blocks(int64_t bytes, int64_t total, int64_t least);
 
 }  // namespace sherd

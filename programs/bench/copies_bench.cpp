@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 class Weights : public Module {
  public:
   explicit Weights(const CopiesBench& b) {
-    const auto rows = static_cast<int64_t>(b.gib * (1 << 30) / 2048 / b.tensors);
+    const auto rows = static_cast<int64_t>(b.gib * (1 << 30) / (b.f32 ? 4096 : 2048) / b.tensors);
     for (int i = 0; i < b.tensors; ++i) param(fmt::format("layers.{}.weight", i), {rows, 1024}, constant(1));
   }
 
@@ -58,7 +58,7 @@ void run_copies(const CopiesBench& b) {
     Weights model(b);
     fully_shard(model, DeviceMesh(rank.world, {{"shard", ranks}}));
     export_weights(model, folder.string() + "/",
-                   {.dtype = DType::bf16, .max_shard_bytes = int64_t{256} << 20});
+                   {.dtype = b.f32 ? DType::f32 : DType::bf16, .max_shard_bytes = int64_t{256} << 20});
     const auto seconds = [&](const auto& work) {
       rank.world->barrier(rank.device->compute());
       rank.device->compute().synchronize();

@@ -7,8 +7,9 @@ namespace sherd_bench {
 
 struct CopiesBench {
   std::string folder = ".";
-  double gib = 1;  // of bf16, as weights are published
-  int ranks = 1;   // threads; of a job that mpirun started, its processes
+  double gib = 1;    // in the file
+  bool f32 = false;  // bf16 otherwise, as weights are published
+  int ranks = 1;     // threads; of a job that mpirun started, its processes
   int tensors = 192, rounds = 9;
 };
 

@@ -110,9 +110,10 @@ int main(int argc, char** argv) {
       "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
   copies_command->add_option("--folder", copies.folder, "where to write (on the disk in question)")
       ->capture_default_str();
-  copies_command->add_option("--gib", copies.gib, "size of the weights, bf16")
+  copies_command->add_option("--gib", copies.gib, "size of the file")
       ->check(CLI::Range(0.01, 1024.0))
       ->capture_default_str();
+  copies_command->add_flag("--f32", copies.f32, "store f32, not bf16");
   copies_command->add_option("--tensors", copies.tensors, "of equal sizes")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
