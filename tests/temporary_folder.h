@@ -48,14 +48,3 @@ inline std::string read_bytes(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
-
-/// The message of the E that `body` throws; "nothing was thrown" otherwise. Other exceptions pass through.
-template <class E, class Body>
-std::string message_of(Body&& body) {
-  try {
-    body();
-  } catch (const E& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}

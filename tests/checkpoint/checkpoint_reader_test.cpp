@@ -7,6 +7,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include "support/hand_written.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

@@ -12,6 +12,7 @@
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {

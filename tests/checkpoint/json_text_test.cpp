@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

@@ -13,6 +13,7 @@
 
 #include <sherd/kernels/device/error.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

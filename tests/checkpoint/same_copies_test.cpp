@@ -16,6 +16,7 @@
 #include <sherd/checkpoint/weights.h>
 #include <sherd/comm/core/require_equal.h>
 
+#include "support/message_of.h"
 #include "support/stored_model.h"
 #include "temporary_folder.h"
 

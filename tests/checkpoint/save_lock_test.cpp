@@ -19,6 +19,7 @@
 #include <sherd/checkpoint/files/save_lock.h>
 
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace {

@@ -17,6 +17,7 @@
 #include <sherd/kernels/ops.h>
 
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {

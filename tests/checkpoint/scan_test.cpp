@@ -6,6 +6,7 @@
 #include <sherd/checkpoint/safetensors/safetensors.h>
 #include <sherd/kernels/device/error.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 #include "support/stored_model.h"
 
 namespace sherd::test {

@@ -12,6 +12,7 @@
 
 #include <sherd/checkpoint/saver.h>
 
+#include "support/message_of.h"
 #include "support/stored_model.h"
 #include "temporary_folder.h"
 

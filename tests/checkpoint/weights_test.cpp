@@ -12,6 +12,7 @@
 #include <sherd/checkpoint/saver.h>
 #include <sherd/checkpoint/weights.h>
 
+#include "support/message_of.h"
 #include "support/pieces.h"
 #include "temporary_folder.h"
 

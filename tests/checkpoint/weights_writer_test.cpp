@@ -6,6 +6,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

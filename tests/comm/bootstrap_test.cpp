@@ -19,6 +19,7 @@
 #include "comm/environment_variables.h"
 #include "comm/reserved_port.h"
 #include "comm/store_lines.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {

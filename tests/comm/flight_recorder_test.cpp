@@ -9,6 +9,7 @@
 #include <sherd/comm/launcher.h>
 
 #include "comm/integer_tensors.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::comm {

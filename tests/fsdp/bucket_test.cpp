@@ -10,6 +10,7 @@
 
 #include <sherd/fsdp/accumulate.h>
 
+#include "fsdp/same_result.h"
 #include "support/rig.h"
 
 namespace sherd::test {
@@ -22,12 +23,6 @@ constexpr Strategy kBucketed[] = {Strategy::optim, Strategy::optim_grads};
 
 FullyShardOptions whole(Strategy strategy, int64_t bucket_elements) {
   return {.strategy = strategy, .layout = LayoutPolicy::whole_param, .bucket_elements = bucket_elements};
-}
-
-void expect_same_bits(const ToyResult& got, const ToyResult& want, const std::string& what) {
-  EXPECT_EQ(got.losses, want.losses) << what;
-  EXPECT_EQ(got.norms, want.norms) << what;
-  EXPECT_EQ(got.weights, want.weights) << what;
 }
 
 // Muon on three blocks of two matrices of 377 elements.

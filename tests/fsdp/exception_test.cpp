@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/chain.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
@@ -29,15 +30,6 @@ int points_of(ChainRig& rig, const std::function<void()>& run) {
   run();
   rig.model.at_point = nullptr;
   return points;
-}
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 // Steps of `batches` microbatches. With `bad`, each is preceded by aborted steps: one for every
@@ -109,18 +101,20 @@ TEST(Exception, AStepThatWasBrokenOffGoesNowhereUntilItIsReset) {
         const auto says = in_backward ? HasSubstr("the backward of unit 'links.1' ended with an exception")
                                       : HasSubstr("the forward of unit 'links.1' ended with an exception");
         const auto what_to_do = AllOf(says, HasSubstr("reset_step()"));
-        EXPECT_THAT(message_of([&] { rig.model(rig.in); }), what_to_do);
-        EXPECT_THAT(message_of([&] { rig.model.link(0)(rig.in); }), what_to_do);
-        EXPECT_THAT(message_of([&] { rig.model.run_backward(rig.dy); }), what_to_do);
-        EXPECT_THAT(message_of([&] { clip_grad_norm(rig.model, 1); }), what_to_do);
-        EXPECT_THAT(message_of([&] { rig.optimizer->step(0.1); }), what_to_do);
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model(rig.in); }), what_to_do);
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model.link(0)(rig.in); }), what_to_do);
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model.run_backward(rig.dy); }), what_to_do);
+        EXPECT_THAT(message_of<InvalidArgument>([&] { clip_grad_norm(rig.model, 1); }), what_to_do);
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.optimizer->step(0.1); }), what_to_do);
         rig.model.set_training(false);  // reading the model is allowed
         rig.model(rig.in);
         rig.model.set_training(true);
         EXPECT_EQ(rig.weights(), before);
         reset_step(rig.model);
-        EXPECT_THAT(message_of([&] { rig.optimizer->step(0.1); }), HasSubstr("needs final gradients"));
-        EXPECT_THAT(message_of([&] { rig.model.run_backward(rig.dy); }), HasSubstr("without a forward"));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.optimizer->step(0.1); }),
+                    HasSubstr("needs final gradients"));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model.run_backward(rig.dy); }),
+                    HasSubstr("without a forward"));
       }
       rig.step(1);
       EXPECT_NE(rig.weights(), before);
@@ -255,7 +249,7 @@ TEST(Exception, MissingGradientsCanBeResetToo) {
     ChainRig rig(r, {});
     rig.step(0);
     rig.model.order = {0, 2};
-    EXPECT_THAT(message_of([&] { rig.pass(1); }), HasSubstr("links.1.up.weight"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { rig.pass(1); }), HasSubstr("links.1.up.weight"));
     reset_step(rig.model);
     rig.model.order = {0, 1, 2};
     rig.step(1);
@@ -284,7 +278,8 @@ TEST(Exception, AResetInsideAPassIsRefused) {
   launch(1, [](RankContext& r) {
     ChainRig rig(r, {});
     rig.model.at_point = [&] { reset_step(rig.model); };
-    EXPECT_THAT(message_of([&] { rig.model(rig.in); }), HasSubstr("inside the forward or backward"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model(rig.in); }),
+                HasSubstr("inside the forward or backward"));
     rig.model.at_point = nullptr;
     reset_step(rig.model);
     rig.step(0);
@@ -321,15 +316,19 @@ TEST(Exception, VerbsInTheWrongOrderAreRefused) {
   launch(1, [](RankContext& r) {
     ChainRig rig(r, {});
     Unit& unit = *rig.model.link(0).unit();
-    EXPECT_THAT(message_of([&] { unit.post_forward(); }), HasSubstr("'links.0' without its pre_forward()"));
-    EXPECT_THAT(message_of([&] { unit.post_backward(); }), HasSubstr("'links.0' without its pre_backward()"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { unit.post_forward(); }),
+                HasSubstr("'links.0' without its pre_forward()"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { unit.post_backward(); }),
+                HasSubstr("'links.0' without its pre_backward()"));
     unit.cancel_forward();  // nothing to cancel
     unit.pre_forward(true);
-    EXPECT_THAT(message_of([&] { unit.post_backward(); }), HasSubstr("without its pre_backward()"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { unit.post_backward(); }),
+                HasSubstr("without its pre_backward()"));
     unit.cancel_backward();  // of another kind
     unit.post_forward();
     unit.pre_backward();
-    EXPECT_THAT(message_of([&] { unit.post_forward(); }), HasSubstr("without its pre_forward()"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { unit.post_forward(); }),
+                HasSubstr("without its pre_forward()"));
     unit.cancel_forward();
     unit.cancel_backward();
     reset_step(rig.model);
@@ -347,7 +346,7 @@ TEST(Exception, TheRootDoesNotEndWhileAnotherUnitIsInUse) {
       rig.model(rig.in);
       Unit& unit = *rig.model.link(1).unit();
       unit.pre_backward();  // and does not end it: its gradients would be left out
-      EXPECT_THAT(message_of([&] { rig.model.run_backward(rig.dy); }),
+      EXPECT_THAT(message_of<InvalidArgument>([&] { rig.model.run_backward(rig.dy); }),
                   AllOf(HasSubstr("post_backward() of the root"), HasSubstr("in use: 'links.1'")));
       unit.cancel_backward();
       reset_step(rig.model);

@@ -95,7 +95,7 @@ struct Model : Module {
   }
 };
 
-struct Case {
+struct GradientCase {
   int ranks = 1;
   FullyShardOptions options;
   int microbatches = 1;
@@ -121,7 +121,7 @@ void expect_padding_without_nan(const ParamGroup& group) {
     ASSERT_FALSE(std::isnan(cell[i])) << group.unit() << ", element " << i;
 }
 
-void check(const Case& c) {
+void check(const GradientCase& c) {
   SCOPED_TRACE(fmt::format("{} ranks, {}, layout {}, {} microbatches", c.ranks, name_of(c.options.strategy),
                            static_cast<int>(c.options.layout), c.microbatches));
   launch(c.ranks, [&](RankContext& r) {

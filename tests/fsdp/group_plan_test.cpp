@@ -236,7 +236,7 @@ std::vector<TableModel> models() {
 void on_ranks(int ranks, const std::function<void(RankContext&)>& body) {
   LaunchOptions options;
   options.device.kernels = parse_cpu_kernels(TEST_KERNELS);
-  launch(ranks, options, body);
+  sherd::launch(ranks, options, body);
 }
 
 std::map<std::string, int64_t> bytes_by_name(const ModelPlan& plan) {

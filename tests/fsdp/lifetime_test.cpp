@@ -3,21 +3,13 @@
 #include <gtest/gtest.h>
 
 #include "support/chain.h"
+#include "support/message_of.h"
 
 namespace sherd::test {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "no error";
-}
 
 // A root of blocks that others own.
 struct Borrowing : Module {
@@ -55,15 +47,16 @@ TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
         gain = model.gain;
       }
       const std::string gone = "the root that it was sharded with is gone";
-      EXPECT_THAT(message_of([&] { block(x); }), AllOf(HasSubstr("unit 'block'"), HasSubstr(gone)));
-      EXPECT_THAT(message_of([&] { block.run_backward(x); }), HasSubstr(gone));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { block(x); }),
+                  AllOf(HasSubstr("unit 'block'"), HasSubstr(gone)));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { block.run_backward(x); }), HasSubstr(gone));
       for (auto verb : {&Unit::sync, &Unit::unshard, &Unit::wait, &Unit::reshard, &Unit::post_forward,
                         &Unit::pre_backward, &Unit::post_backward})
-        EXPECT_THAT(message_of([&] { ((*unit).*verb)(); }), HasSubstr(gone));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { ((*unit).*verb)(); }), HasSubstr(gone));
       EXPECT_FALSE(unit->attached());
       EXPECT_FALSE(unit->unsharded());
       EXPECT_FALSE(gain.sharded());
-      EXPECT_THAT(message_of([&] { block.up_.data(); }), HasSubstr("has no memory"));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { block.up_.data(); }), HasSubstr("has no memory"));
       EXPECT_TRUE(block.is_root());
       EXPECT_EQ(block.named_parameters().size(), 3u);
       fully_shard(block, mesh, {.strategy = s});
@@ -83,7 +76,8 @@ TEST(Lifetime, AModelThatEndsBeforeItsOptimizerIsNamedByTheNextStep) {
       fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
       optimizer.emplace(model, routes, OptimizerOptions{});
     }
-    EXPECT_THAT(message_of([&] { optimizer->step(0.1); }), HasSubstr("the root module is gone"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { optimizer->step(0.1); }),
+                HasSubstr("the root module is gone"));
   });
 }
 
@@ -116,13 +110,13 @@ TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
       Tensor forward(const Tensor& x) override { return x; }
       Tensor backward(const Tensor& dy) override { return dy; }
     } thief(one.model.gain);
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
                   fully_shard(thief, DeviceMesh(r.world, {{"shard", 2}}));
                 }),
                 HasSubstr("parameter 'taken.weight' belongs to unit 'root' of another sharded model"));
     EXPECT_EQ(one.model.gain.name(), "gain.weight");
     one.step(2);
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
                   fully_shard(one.model, DeviceMesh(r.world, {{"shard", 2}}));
                 }),
                 HasSubstr("wrapped already"));
@@ -155,10 +149,12 @@ TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
   for (auto& [bad_name, said] : bad) {
     const std::string& name = bad_name;  // clang 14 does not capture structured bindings
     Named m, inner;
-    EXPECT_THAT(message_of([&] { m.add(name); }), AllOf(HasSubstr("parameter"), HasSubstr(said)));
-    EXPECT_THAT(message_of([&] { m.add(name, inner); }), AllOf(HasSubstr("child module"), HasSubstr(said)));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { m.add(name); }),
+                AllOf(HasSubstr("parameter"), HasSubstr(said)));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { m.add(name, inner); }),
+                AllOf(HasSubstr("child module"), HasSubstr(said)));
     m.add("good");
-    EXPECT_THAT(message_of([&] { m.add(name, m.first()); }), HasSubstr(said));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { m.add(name, m.first()); }), HasSubstr(said));
     EXPECT_EQ(m.named_parameters().size(), 1u);
     EXPECT_TRUE(inner.is_root());
   }
@@ -168,7 +164,7 @@ TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
   launch(1, [](RankContext& r) {
     Named m;
     m.add("__metadata__");
-    EXPECT_THAT(message_of([&] {
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
                   fully_shard(m, DeviceMesh(r.world, {{"shard", 1}}));
                 }),
                 HasSubstr("safetensors"));

@@ -5,17 +5,11 @@
 
 #include <cmath>
 
+#include "fsdp/same_result.h"
 #include "support/toy_model.h"
 
 namespace sherd::test {
 namespace {
-
-void expect_same_bits(const ToyResult& got, const ToyResult& want, const std::string& what) {
-  EXPECT_EQ(got.losses, want.losses) << what;
-  EXPECT_EQ(got.norms, want.norms) << what;
-  EXPECT_EQ(got.zeros, want.zeros) << what;
-  EXPECT_EQ(got.weights, want.weights) << what;
-}
 
 std::string describe(const ToyRun& r) {
   return fmt::format("ranks {} replicas {} {} outer {} layout {} prefetch {} accumulate {} {}", r.ranks,
@@ -23,8 +17,6 @@ std::string describe(const ToyRun& r) {
                      name_of(r.options.layout), r.options.prefetch, r.accumulate, name_of(r.optimizer));
 }
 
-constexpr Strategy kAll[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
-                             Strategy::optim_grads_params};
 constexpr LayoutPolicy kLayouts[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows,
                                      LayoutPolicy::whole_param};
 
@@ -38,7 +30,7 @@ TEST_P(Parity, StrategiesAndLayoutsAgreeInBits) {
   run.options.strategy = Strategy::no_shard;
   const ToyResult want = run_toy(run);
   EXPECT_TRUE(std::isfinite(want.losses.back()));
-  for (Strategy s : kAll) {
+  for (Strategy s : kEveryStrategy) {
     for (LayoutPolicy l : kLayouts) {
       run.options.strategy = s;
       run.options.layout = l;
@@ -66,7 +58,7 @@ TEST_P(Hsdp, AgreesWithFlatInBits) {
   const ToyResult want = run_toy(run);
   for (const int replicas : {2, run.ranks}) {
     for (Outer o : {Outer::no_shard, Outer::optim}) {
-      for (Strategy s : kAll) {
+      for (Strategy s : kEveryStrategy) {
         for (LayoutPolicy l : kLayouts) {
           run.replicas = replicas;
           run.options.strategy = s;
@@ -142,7 +134,7 @@ TEST(ParityOptions, Bf16ComputeAgreesInBitsAmongStrategies) {
   EXPECT_LT(want.losses.back(), want.losses.front());
   for (const int replicas : {1, 2}) {
     for (Outer o : {Outer::no_shard, Outer::optim}) {
-      for (Strategy s : kAll) {
+      for (Strategy s : kEveryStrategy) {
         for (LayoutPolicy l : kLayouts) {
           run.replicas = replicas;
           run.options.outer = o;
@@ -162,7 +154,7 @@ TEST(ParityOptions, Bf16ReductionAgreesAmongStrategiesAndNearlyWithF32) {
   run.options.reduce_dtype = DType::bf16;
   run.options.strategy = Strategy::no_shard;
   const ToyResult want = run_toy(run);
-  for (Strategy s : kAll) {
+  for (Strategy s : kEveryStrategy) {
     for (LayoutPolicy l : kLayouts) {
       run.options.strategy = s;
       run.options.layout = l;

@@ -19,11 +19,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Strategy kAll[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
-                             Strategy::optim_grads_params};
-
 TEST(Robustness, ASecondBackwardWithoutAStepIsRefused) {
-  for (Strategy s : kAll) {
+  for (Strategy s : kEveryStrategy) {
     launch(2, [s](RankContext& r) {
       FullyShardOptions o;
       o.strategy = s;
@@ -40,7 +37,7 @@ TEST(Robustness, ASecondBackwardWithoutAStepIsRefused) {
 }
 
 TEST(Robustness, WholeParametersAreNotReadableBetweenStepAndUnshard) {
-  for (Strategy s : kAll) {
+  for (Strategy s : kEveryStrategy) {
     launch(2, [s](RankContext& r) {
       FullyShardOptions o;
       o.strategy = s;
@@ -223,7 +220,7 @@ class Nest : public Module {
 
 TEST(Robustness, UnitsInsideUnitsTrainTheSame) {
   std::vector<std::vector<float>> want;
-  for (Strategy strategy : kAll) {
+  for (Strategy strategy : kEveryStrategy) {
     for (const bool nested : {false, true}) {
       std::vector<std::vector<float>> got;
       launch(2, [&](RankContext& r) {

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-struct Case {
+struct ShardCase {
   std::string name;
   Shape local;
   RowBlocks blocks;
@@ -23,7 +23,7 @@ struct Case {
   bool cut_by_block = false;  // what must come of it
 };
 
-std::vector<Case> cases() {
+std::vector<ShardCase> shard_cases() {
   return {
       {"vector", {5}, {}, 0, 3},
       {"rows", {4, 3}, {}, 0, 2},
@@ -47,7 +47,7 @@ std::vector<Case> cases() {
 }
 
 // Global flat index of every local element, coordinate by coordinate.
-std::vector<int64_t> brute_force(const Case& c, int index) {
+std::vector<int64_t> brute_force(const ShardCase& c, int index) {
   const size_t d = static_cast<size_t>(c.dim);
   Shape global = c.local;
   global[d] *= c.parts;
@@ -87,7 +87,7 @@ TEST(TensorShardMap, TheExampleOfTheHeaderIsSo) {
 }
 
 TEST(TensorShardMap, RunsAndBoxesAreWhatBruteForceSaysForEveryInterval) {
-  for (const Case& c : cases()) {
+  for (const ShardCase& c : shard_cases()) {
     std::vector<int> covered(static_cast<size_t>(numel_of(c.local) * c.parts), 0);
     for (int index = 0; index < c.parts; ++index) {
       const TensorShard shard{"tp", c.dim, c.parts, index};

@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 using Weights = std::vector<std::vector<float>>;
 
-struct Thrown : std::runtime_error {
-  Thrown() : std::runtime_error("half way") {}
+struct HalfWay : std::runtime_error {
+  HalfWay() : std::runtime_error("half way") {}
 };
 
 void fill_weights(ChainRig& rig, double value) {
@@ -41,9 +41,9 @@ void change_weights(ChainRig& rig, double value, bool throws) {
   try {
     WeightsChange change(runtime_of(rig.model));
     fill_weights(rig, value);
-    if (throws) throw Thrown();
+    if (throws) throw HalfWay();
     change.end();
-  } catch (const Thrown&) {
+  } catch (const HalfWay&) {
   }
 }
 

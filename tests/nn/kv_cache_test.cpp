@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "nets.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::test {

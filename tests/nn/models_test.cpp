@@ -56,7 +56,7 @@ std::vector<float> logits(ArrangedModel& arranged, RankContext& rank, const Gold
   return ops::to_floats(rank.device->compute(), all);
 }
 
-Steps train(const GoldenFolder& golden, const Arrangement& a, Algorithm algorithm, size_t steps) {
+Steps train_golden(const GoldenFolder& golden, const Arrangement& a, Algorithm algorithm, size_t steps) {
   return on_rank_0(a, [&](RankContext& rank) {
     ArrangedModel arranged(rank, golden.description, a);
     nn::CausalModel& model = *arranged.model;
@@ -114,7 +114,8 @@ class Families : public testing::TestWithParam<const char*> {
 
 TEST_P(Families, LogitsAreThoseOfTransformers) {
   for (const Arrangement& a : arrangements(golden.description))
-    EXPECT_LT(distance(train(golden, a, Algorithm::adamw, 0).logits_before, golden.values("logits")), 1e-5)
+    EXPECT_LT(distance(train_golden(golden, a, Algorithm::adamw, 0).logits_before, golden.values("logits")),
+              1e-5)
         << a.name;
 }
 
@@ -122,7 +123,7 @@ TEST_P(Families, LogitsAreThoseOfTransformers) {
 // some 10, and a wrong beta, decay or angle is beyond it in the third step (tests/golden/README.md).
 TEST_P(Families, AdamWTrainsAsInPyTorch) {
   for (const Arrangement& a : arrangements(golden.description)) {
-    const Steps got = train(golden, a, Algorithm::adamw, 20);
+    const Steps got = train_golden(golden, a, Algorithm::adamw, 20);
     EXPECT_LT(distance(got.losses, golden.expected.at("adamw_losses").get<std::vector<double>>()), 1e-5)
         << a.name;
     EXPECT_LT(distance(got.logits_after, golden.values("logits_after_adamw")), 2e-4) << a.name;
@@ -131,7 +132,7 @@ TEST_P(Families, AdamWTrainsAsInPyTorch) {
 
 TEST_P(Families, MuonTrainsAsOnWholeMatrices) {
   for (const Arrangement& a : arrangements(golden.description))
-    EXPECT_LT(distance(train(golden, a, Algorithm::muon, 10).losses,
+    EXPECT_LT(distance(train_golden(golden, a, Algorithm::muon, 10).losses,
                        golden.expected.at("muon_losses").get<std::vector<double>>()),
               1e-5)
         << a.name;

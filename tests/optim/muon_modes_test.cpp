@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using Weights = std::vector<std::vector<float>>;
+using WeightList = std::vector<std::vector<float>>;
 
 struct Described {
   std::string name;
@@ -83,8 +83,8 @@ struct MuonRun {
   std::function<void(RankContext&, Muon&)> look;
 };
 
-Weights train(const MuonRun& run) {
-  Weights weights;
+WeightList train(const MuonRun& run) {
+  WeightList weights;
   launch(run.ranks, [&](RankContext& r) {
     Matrices model(*run.model);
     model.poison = run.poison;
@@ -112,14 +112,14 @@ Weights train(const MuonRun& run) {
     }
     s.synchronize();
     if (run.look) run.look(r, muon);
-    Weights mine;
+    WeightList mine;
     for (auto& p : model.own_parameters()) mine.push_back(ops::to_floats(s, p.dtensor().full_tensor(s)));
     if (r.world->rank() == 0) weights = std::move(mine);
   });
   return weights;
 }
 
-void expect_equal_bits(const Weights& a, const Weights& b) {
+void expect_equal_bits(const WeightList& a, const WeightList& b) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t p = 0; p < a.size(); ++p) {
     ASSERT_EQ(a[p].size(), b[p].size());
@@ -128,12 +128,12 @@ void expect_equal_bits(const Weights& a, const Weights& b) {
   }
 }
 
-const Weights& one_rank() {
-  static const Weights w = train({});
+const WeightList& one_rank() {
+  static const WeightList w = train({});
   return w;
 }
 
-double largest_relative_difference(const Weights& a, const Weights& b) {
+double largest_relative_difference(const WeightList& a, const WeightList& b) {
   double worst = 0;
   for (size_t p = 0; p < a.size(); ++p) {
     double difference = 0, norm = 0;
@@ -146,21 +146,21 @@ double largest_relative_difference(const Weights& a, const Weights& b) {
   return worst;
 }
 
-struct Case {
+struct ModeCase {
   int ranks, replicas;
   Strategy strategy;
   Outer outer;
   LayoutPolicy layout;
 };
-void PrintTo(const Case& c, std::ostream* os) {
+void PrintTo(const ModeCase& c, std::ostream* os) {
   *os << c.ranks << " ranks, " << c.replicas << " replicas, " << name_of(c.strategy) << ", outer "
       << name_of(c.outer) << ", layout " << static_cast<int>(c.layout);
 }
 
-class BitExact : public ::testing::TestWithParam<Case> {};
+class BitExact : public ::testing::TestWithParam<ModeCase> {};
 
 TEST_P(BitExact, ModesEqualOneRank) {
-  const Case c = GetParam();
+  const ModeCase c = GetParam();
   std::vector<MuonMode> modes = {MuonMode::automatic, MuonMode::owner, MuonMode::gather};
   if (c.layout == LayoutPolicy::whole_param) modes.push_back(MuonMode::local);
   for (const MuonMode mode : modes) {
@@ -179,8 +179,8 @@ TEST_P(BitExact, ModesEqualOneRank) {
   }
 }
 
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<ModeCase> mode_cases() {
+  std::vector<ModeCase> all;
   for (const Strategy s :
        {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
     for (const LayoutPolicy l : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param}) {
@@ -194,7 +194,7 @@ std::vector<Case> cases() {
   all.push_back({16, 4, Strategy::optim_grads, Outer::no_shard, LayoutPolicy::ragged});
   return all;
 }
-INSTANTIATE_TEST_SUITE_P(Muon, BitExact, ::testing::ValuesIn(cases()));
+INSTANTIATE_TEST_SUITE_P(Muon, BitExact, ::testing::ValuesIn(mode_cases()));
 
 TEST(MuonModes, LocalEqualsOneRankWhereMatricesAreWhole) {
   // Two units' worth of equal matrices on two ranks: no boundary cuts any.
@@ -205,7 +205,7 @@ TEST(MuonModes, LocalEqualsOneRankWhereMatricesAreWhole) {
   run.look = [&](RankContext& r, Muon&) {
     if (r.world->rank() == 0) counts = r.world->counts();
   };
-  const Weights two = train(run);
+  const WeightList two = train(run);
   EXPECT_EQ(counts.count("all_to_all_v"), 0u);
   EXPECT_EQ(counts.count("all_gather_v"), 0u);
   expect_equal_bits(two, train({.model = &pair}));
@@ -244,7 +244,7 @@ TEST(MuonModes, SixteenBitPayloadsRoundAlikeInEveryMode) {
   for (const DType payload : {DType::bf16, DType::f16}) {
     MuonRun one;
     one.muon.payload = payload;
-    const Weights expected = train(one);
+    const WeightList expected = train(one);
     for (const MuonMode mode : {MuonMode::automatic, MuonMode::owner, MuonMode::gather}) {
       MuonRun run{.ranks = 4};
       run.muon.mode = mode;
@@ -328,7 +328,7 @@ TEST(MuonModes, ZeroAndNonFiniteMatricesAreReportedOnceAndUpdateNothing) {
       const std::lock_guard lock(mutex);
       for (auto& [name, status] : report) found[name].push_back(status);
     };
-    const Weights after = train(run);
+    const WeightList after = train(run);
     EXPECT_EQ(found.size(), 3u);
     EXPECT_THAT(found["square"], ::testing::ElementsAre(MatrixStatus::zero));
     EXPECT_THAT(found["wide"], ::testing::ElementsAre(MatrixStatus::not_finite));
@@ -337,7 +337,7 @@ TEST(MuonModes, ZeroAndNonFiniteMatricesAreReportedOnceAndUpdateNothing) {
     nothing.ranks = 1;
     nothing.steps = 0;
     nothing.look = nullptr;
-    const Weights before = train(nothing);
+    const WeightList before = train(nothing);
     EXPECT_EQ(after[1], before[1]);
     EXPECT_EQ(after[2], before[2]);
     for (int i = 0; i < 5 * 8; ++i)

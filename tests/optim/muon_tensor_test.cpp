@@ -23,7 +23,7 @@ struct TensorRun {
 };
 
 /// Whole weights after some steps of Muon on everything that is a matrix.
-Whole train(const TensorRun& run) {
+Whole train_tensors(const TensorRun& run) {
   Whole whole;
   std::mutex mutex;
   launch(run.spread.ranks(), [&](RankContext& r) {
@@ -85,13 +85,13 @@ const std::vector<Spread>& spreads() {
 
 TEST(MuonTensorParallel, DuplicatedEqualsOneRankInBits) {
   for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads, Strategy::optim_grads_params}) {
-    const Whole one = train({});
+    const Whole one = train_tensors({});
     ASSERT_EQ(one.size(), 4u);
     for (const Spread& spread : spreads()) {
       for (const MuonMode mode : {MuonMode::automatic, MuonMode::owner, MuonMode::gather}) {
         TensorRun run{.spread = spread, .strategy = strategy};
         run.muon.mode = mode;
-        const Whole many = train(run);
+        const Whole many = train_tensors(run);
         for (auto& [name, w] : one) {
           EXPECT_EQ(std::memcmp(w.data(), many.at(name).data(), w.size() * sizeof(float)), 0)
               << name << " " << spread.replicas << " x " << spread.shard << " x " << spread.tp << " "
@@ -107,7 +107,7 @@ TEST(MuonTensorParallel, DistributedAgreesToRounding) {
     TensorRun one;
     one.steps = 1;
     one.muon.orthogonalize.form = form;
-    const Whole expected = train(one);
+    const Whole expected = train_tensors(one);
     for (const Spread& spread : spreads()) {
       TensorRun run = one;
       run.spread = spread;
@@ -115,10 +115,10 @@ TEST(MuonTensorParallel, DistributedAgreesToRounding) {
       // Gram matrices of at most 8 x 8 whose sums round in another order, see muon_modes_test.cpp. The
       // weights are of size one and change by lr * 0.2 * sqrt(24) = 0.02, so that 1e-5 of them is 5e-4 of the
       // update.
-      EXPECT_LE(largest_relative_difference(train(run), expected), 1e-5);
+      EXPECT_LE(largest_relative_difference(train_tensors(run), expected), 1e-5);
       run.muon.orthogonalize.restarts =
           form == IterationForm::gram ? std::vector<int>{1, 3} : std::vector<int>{};
-      EXPECT_LE(largest_relative_difference(train(run), expected), 1e-5);
+      EXPECT_LE(largest_relative_difference(train_tensors(run), expected), 1e-5);
     }
   }
 }
@@ -128,7 +128,7 @@ TEST(MuonTensorParallel, ScaleIsThatOfTheWholeMatrix) {
   TensorRun run{.spread = {.tp = 2}, .steps = 1};
   TensorRun none = run;
   none.steps = 0;
-  const Whole after = train(run), before = train(none);
+  const Whole after = train_tensors(run), before = train_tensors(none);
   double squares = 0;
   for (size_t i = 0; i < 12 * 5; ++i) {
     const double change = double{after.at("qkv")[i]} - double{before.at("qkv")[i]} * (1 - 0.02 * 0.1);

@@ -12,6 +12,7 @@
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/optim/normuon.h>
 
+#include "optim/double_matrices.h"
 #include "support/pieces.h"
 #include "support/toy_model.h"
 
@@ -21,23 +22,23 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr double kLr = 0.02, kDecay = 0.1;
+constexpr double kNorMuonLr = 0.02, kNorMuonDecay = 0.1;
 
-struct Described {
+struct NorMuonMatrix {
   std::string name;
   Shape shape;
   RowBlocks blocks;
 };
 
 // Fewer rows than ranks, rows that are cut, blocks, stacks, and single rows and columns.
-const std::vector<Described>& awkward() {
-  static const std::vector<Described> list = {{"fused", {12, 8}, stacked_blocks({5, 3, 4})},
-                                              {"wide", {3, 20}, {}},
-                                              {"square", {7, 7}, {}},
-                                              {"gate_up", {10, 6}, interleaved_blocks(10, 2)},
-                                              {"stack", {3, 6, 4}, {}},
-                                              {"row", {1, 9}, {}},
-                                              {"column", {9, 1}, {}}};
+const std::vector<NorMuonMatrix>& normuon_matrices() {
+  static const std::vector<NorMuonMatrix> list = {{"fused", {12, 8}, stacked_blocks({5, 3, 4})},
+                                                  {"wide", {3, 20}, {}},
+                                                  {"square", {7, 7}, {}},
+                                                  {"gate_up", {10, 6}, interleaved_blocks(10, 2)},
+                                                  {"stack", {3, 6, 4}, {}},
+                                                  {"row", {1, 9}, {}},
+                                                  {"column", {9, 1}, {}}};
   return list;
 }
 
@@ -48,8 +49,8 @@ float gradient_at(size_t i, int step) {
 }
 
 /// Every rank has the same gradient, so that the average over 2^n ranks is exactly that.
-struct Matrices : Module {
-  explicit Matrices(const std::vector<Described>& list) {
+struct NorMuonMatrices : Module {
+  explicit NorMuonMatrices(const std::vector<NorMuonMatrix>& list) {
     for (auto& d : list) {
       Parameter p = param(d.name, d.shape, sherd::normal(0.1f));
       if (!d.blocks.empty()) p.set_row_blocks(d.blocks);
@@ -80,7 +81,7 @@ struct NorMuonRun {
   int ranks = 1, replicas = 1, steps = 3;
   FullyShardOptions shard = {};
   NorMuonOptions options = {};
-  const std::vector<Described>* model = &awkward();
+  const std::vector<NorMuonMatrix>* model = &normuon_matrices();
   CutClass cut = CutClass::row;  // element: pieces begin and end within rows
   /// State and weights to begin with, and the number of steps that were taken before.
   const Whole* from = nullptr;
@@ -93,10 +94,10 @@ Tensor local_of(const Parameter& p, const std::vector<StateTensor>& state, const
   return p.shard();
 }
 
-Whole train(const NorMuonRun& run) {
+Whole train_normuon(const NorMuonRun& run) {
   Whole whole;
   launch(run.ranks, [&](RankContext& r) {
-    Matrices model(*run.model);
+    NorMuonMatrices model(*run.model);
     const Routing routing = route(
         model, {.optimizer = Algorithm::adamw, .rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});
     for (auto& p : model.own_parameters()) Parameter(p).set_cut(run.cut);
@@ -105,7 +106,8 @@ Whole train(const NorMuonRun& run) {
                                 ? DeviceMesh(r.world, {{"shard", shard}})
                                 : DeviceMesh(r.world, {{"replicate", run.replicas}, {"shard", shard}});
     fully_shard(model, mesh, run.shard);
-    Optimizer optimizer(model, routing, {.weight_decay = kDecay, .further = {NorMuon::factory(run.options)}});
+    Optimizer optimizer(model, routing,
+                        {.weight_decay = kNorMuonDecay, .further = {NorMuon::factory(run.options)}});
     Stream& s = r.device->compute();
     const std::vector<StateTensor> state = optimizer.state();
     const auto names = [&](const Parameter& p) {
@@ -125,7 +127,7 @@ Whole train(const NorMuonRun& run) {
     for (model.step = run.first_step; model.step < run.first_step + run.steps; ++model.step) {
       model(x);
       model.run_backward({});
-      optimizer.step(kLr);
+      optimizer.step(kNorMuonLr);
     }
     for (auto& p : model.own_parameters()) {
       for (auto& name : names(p)) {
@@ -158,45 +160,11 @@ double largest_difference(const std::vector<float>& a, const std::vector<double>
 
 // The formula once more, in double, for one matrix at a time.
 
-using Doubles = std::vector<double>;
-
-Doubles product(const Doubles& a, const Doubles& b, size_t m, size_t k, size_t n) {
-  Doubles c(m * n, 0);
-  for (size_t i = 0; i < m; ++i)
-    for (size_t j = 0; j < n; ++j)
-      for (size_t l = 0; l < k; ++l) c[i * n + j] += a[i * k + l] * b[l * n + j];
-  return c;
-}
-
-Doubles transposed(const Doubles& a, size_t m, size_t n) {
-  Doubles t(a.size());
-  for (size_t i = 0; i < m; ++i)
-    for (size_t j = 0; j < n; ++j) t[j * m + i] = a[i * n + j];
-  return t;
-}
-
-double norm_of(const Doubles& x) {
-  double squares = 0;
-  for (const double v : x) squares += v * v;
-  return std::sqrt(squares);
-}
-
-Doubles newton_schulz(Doubles x, size_t m, size_t n) {
-  const double norm = norm_of(x) + 1e-7;
-  for (double& v : x) v /= norm;
-  for (auto& [a, b, c] : jordan_steps()) {
-    const Doubles r = product(x, transposed(x, m, n), m, n, m), rx = product(r, x, m, m, n),
-                  rrx = product(r, rx, m, m, n);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = double{a} * x[i] + double{b} * rx[i] + double{c} * rrx[i];
-  }
-  return x;
-}
-
-struct Plain {
+struct PlainNorMuon {
   Doubles weight, momentum, moment;  // moment: of each row
 };
 
-void plain_step(Plain& p, const Doubles& g, size_t m, size_t n, const NorMuonOptions& o) {
+void plain_step(PlainNorMuon& p, const Doubles& g, size_t m, size_t n, const NorMuonOptions& o) {
   const double mu = double{o.muon.momentum};
   Doubles u(g.size());
   for (size_t i = 0; i < g.size(); ++i) {
@@ -210,12 +178,13 @@ void plain_step(Plain& p, const Doubles& g, size_t m, size_t n, const NorMuonOpt
     p.moment[r] = o.beta2 * p.moment[r] + (1 - o.beta2) * squares / static_cast<double>(n);
     for (size_t c = 0; c < n; ++c) x[r * n + c] /= std::sqrt(p.moment[r]) + o.eps;
   }
-  const double rate = 0.2 * kLr * std::sqrt(static_cast<double>(m * n)) / norm_of(x);
-  for (size_t i = 0; i < g.size(); ++i) p.weight[i] = p.weight[i] * (1 - kLr * kDecay) - rate * x[i];
+  const double rate = 0.2 * kNorMuonLr * std::sqrt(static_cast<double>(m * n)) / norm_of(x);
+  for (size_t i = 0; i < g.size(); ++i)
+    p.weight[i] = p.weight[i] * (1 - kNorMuonLr * kNorMuonDecay) - rate * x[i];
 }
 
 /// Rows of a parameter that are one matrix, in their order.
-std::vector<std::vector<size_t>> matrices_of(const Described& d) {
+std::vector<std::vector<size_t>> matrices_of(const NorMuonMatrix& d) {
   const auto rows = static_cast<size_t>(d.shape[d.shape.size() - 2]);
   const size_t count = d.shape.size() == 3 ? static_cast<size_t>(d.shape[0]) : 1;
   std::vector<std::vector<size_t>> all;
@@ -240,14 +209,14 @@ TEST_P(NorMuonRanks, FollowsTheFormula) {
   NorMuonRun run{.ranks = GetParam()};
   NorMuonRun none = run;
   none.steps = 0;
-  const Whole before = train(none), after = train(run);
-  for (auto& d : awkward()) {
+  const Whole before = train_normuon(none), after = train_normuon(run);
+  for (auto& d : normuon_matrices()) {
     const auto cols = static_cast<size_t>(d.shape.back());
     const std::vector<float>& start = before.at(d.name);
     Doubles weight(start.size()), moment(start.size());
     for (auto& rows : matrices_of(d)) {
       const size_t m = rows.size();
-      Plain p{Doubles(m * cols), Doubles(m * cols, 0), Doubles(m, 0)};
+      PlainNorMuon p{Doubles(m * cols), Doubles(m * cols, 0), Doubles(m, 0)};
       for (size_t i = 0; i < m * cols; ++i) p.weight[i] = double{start[rows[i / cols] * cols + i % cols]};
       for (int step = 0; step < run.steps; ++step) {
         Doubles g(m * cols);
@@ -266,7 +235,8 @@ TEST_P(NorMuonRanks, FollowsTheFormula) {
     // most twice; an update has elements of 0.2 * lr, at most sqrt(m n) times that. The moment
     // is a square, of which three steps take 1 - 0.95^3 < 0.15.
     const double error = 4 * 485 * 8 * std::pow(2.0, -24);
-    EXPECT_LE(largest_difference(after.at(d.name), weight), run.steps * 0.2 * kLr * error * 4) << d.name;
+    EXPECT_LE(largest_difference(after.at(d.name), weight), run.steps * 0.2 * kNorMuonLr * error * 4)
+        << d.name;
     EXPECT_LE(largest_difference(after.at(d.name + " second_momentum_buffer"), moment), 0.15 * error)
         << d.name;
   }
@@ -275,9 +245,9 @@ TEST_P(NorMuonRanks, FollowsTheFormula) {
 INSTANTIATE_TEST_SUITE_P(Ranks, NorMuonRanks, ::testing::Values(1, 3, 4, 12));
 
 TEST(NorMuon, StrategiesLayoutsAndModesAgreeInBits) {
-  const Whole one = train({});
+  const Whole one = train_normuon({});
   for (const int ranks : {1, 3, 4, 8}) {
-    const Whole replicated = train({.ranks = ranks, .shard = {.strategy = Strategy::no_shard}});
+    const Whole replicated = train_normuon({.ranks = ranks, .shard = {.strategy = Strategy::no_shard}});
     // Three ranks' average of equal gradients rounds.
     if (ranks != 3) expect_equal_bits(replicated, one);
     for (const Strategy strategy : {Strategy::no_shard, Strategy::optim, Strategy::optim_grads_params}) {
@@ -291,9 +261,9 @@ TEST(NorMuon, StrategiesLayoutsAndModesAgreeInBits) {
           run.shard.layout = layout;
           run.options.muon.mode = mode;
           run.options.muon.transient_bytes = mode == MuonMode::owner ? 1 : 0;  // 1: every matrix alone
-          expect_equal_bits(train(run), replicated);
+          expect_equal_bits(train_normuon(run), replicated);
           run.cut = CutClass::element;
-          expect_equal_bits(train(run), replicated);
+          expect_equal_bits(train_normuon(run), replicated);
         }
       }
     }
@@ -304,7 +274,7 @@ TEST(NorMuon, TheLayoutsAboveCutRowsAndLeaveRanksWithout) {
   int cut = 0, empty = 0;
   std::mutex mutex;
   launch(8, [&](RankContext& r) {
-    Matrices model(awkward());
+    NorMuonMatrices model(normuon_matrices());
     for (auto& p : model.own_parameters()) Parameter(p).set_cut(CutClass::element);
     fully_shard(model, DeviceMesh(r.world, {{"shard", 8}}));
     const std::lock_guard lock(mutex);
@@ -319,7 +289,7 @@ TEST(NorMuon, TheLayoutsAboveCutRowsAndLeaveRanksWithout) {
 }
 
 TEST(NorMuon, ReplicasThatShareOwnersAddEveryRowOnce) {
-  const Whole one = train({});
+  const Whole one = train_normuon({});
   for (const PlanCosts costs : {PlanCosts{1e15, 1}, PlanCosts{1, 1e15}}) {
     for (const int replicas : {2, 4, 8}) {
       for (const Outer outer : {Outer::no_shard, Outer::optim}) {
@@ -327,7 +297,7 @@ TEST(NorMuon, ReplicasThatShareOwnersAddEveryRowOnce) {
         run.shard.outer = outer;
         run.options.muon.costs = costs;
         run.cut = CutClass::element;
-        expect_equal_bits(train(run), one);
+        expect_equal_bits(train_normuon(run), one);
       }
     }
   }
@@ -336,39 +306,39 @@ TEST(NorMuon, ReplicasThatShareOwnersAddEveryRowOnce) {
 TEST(NorMuon, SixteenBitPayloadsRoundAlike) {
   NorMuonRun one;
   one.options.muon.payload = DType::bf16;
-  const Whole expected = train(one);
+  const Whole expected = train_normuon(one);
   for (const MuonMode mode : {MuonMode::owner, MuonMode::gather}) {
     NorMuonRun run = one;
     run.ranks = 4;
     run.options.muon.mode = mode;
-    expect_equal_bits(train(run), expected);
+    expect_equal_bits(train_normuon(run), expected);
   }
 }
 
 TEST(NorMuon, GramEntriesAgreeToRounding) {
-  static const std::vector<Described> tall = {{"a", {37, 5}, {}},
-                                              {"fused", {24, 6}, stacked_blocks({7, 9, 8})}};
-  const Whole expected = train({.steps = 1, .model = &tall});
+  static const std::vector<NorMuonMatrix> tall = {{"a", {37, 5}, {}},
+                                                  {"fused", {24, 6}, stacked_blocks({7, 9, 8})}};
+  const Whole expected = train_normuon({.steps = 1, .model = &tall});
   for (const int ranks : {2, 4}) {
     NorMuonRun run{.ranks = ranks, .steps = 1, .model = &tall};
     run.options.muon.mode = MuonMode::gram;
-    const Whole got = train(run);
+    const Whole got = train_normuon(run);
     for (auto& d : tall) {
       const std::vector<float>& w = expected.at(d.name);
       // As in FollowsTheFormula, for one step.
       EXPECT_LE(largest_difference(got.at(d.name), Doubles(w.begin(), w.end())),
-                0.2 * kLr * 4 * 4 * 485 * 8 * std::pow(2.0, -24));
+                0.2 * kNorMuonLr * 4 * 4 * 485 * 8 * std::pow(2.0, -24));
     }
   }
 }
 
 TEST(NorMuon, ResumesInBitsOnOtherRanks) {
-  const Whole all = train({.ranks = 4, .steps = 4}), half = train({.ranks = 4, .steps = 2});
+  const Whole all = train_normuon({.ranks = 4, .steps = 4}), half = train_normuon({.ranks = 4, .steps = 2});
   for (const int ranks : {1, 2, 8}) {
     NorMuonRun rest{.ranks = ranks, .steps = 2, .from = &half, .first_step = 2};
-    expect_equal_bits(train(rest), all);
+    expect_equal_bits(train_normuon(rest), all);
     rest.shard.layout = LayoutPolicy::even_rows;
-    expect_equal_bits(train(rest), all);
+    expect_equal_bits(train_normuon(rest), all);
   }
 }
 
@@ -376,14 +346,15 @@ TEST(NorMuon, UpdatesHaveTheRmsOfMuonsWhateverTheShape) {
   NorMuonRun run{.ranks = 2, .steps = 1};
   NorMuonRun none{.ranks = 2, .steps = 0};
   run.options.muon.scale_factor = 0.5;
-  const Whole after = train(run), before = train(none);
-  for (auto& d : awkward()) {
+  const Whole after = train_normuon(run), before = train_normuon(none);
+  for (auto& d : normuon_matrices()) {
     double squares = 0;
     const std::vector<float>&a = after.at(d.name), &b = before.at(d.name);
     for (size_t i = 0; i < a.size(); ++i)
-      squares += std::pow(double{a[i]} - double{b[i]} * (1 - kLr * kDecay), 2);
+      squares += std::pow(double{a[i]} - double{b[i]} * (1 - kNorMuonLr * kNorMuonDecay), 2);
     // Weights of 0.1 round to 2^-27 of one, which is 2^-27 / (0.1 lr) = 4e-6 of an update.
-    EXPECT_NEAR(std::sqrt(squares / static_cast<double>(a.size())) / (0.5 * 0.2 * kLr), 1, 1e-5) << d.name;
+    EXPECT_NEAR(std::sqrt(squares / static_cast<double>(a.size())) / (0.5 * 0.2 * kNorMuonLr), 1, 1e-5)
+        << d.name;
   }
 }
 
@@ -398,7 +369,7 @@ TEST(NorMuon, TensorParallelRowsAndColumnsGiveTheBitsOfOneRank) {
         if (p.shape().size() < 2) continue;
         Parameter param = p;
         param.set_cut(CutClass::row);
-        items.push_back({param, kDecay});
+        items.push_back({param, kNorMuonDecay});
       }
       model.wrap({.strategy = Strategy::optim_grads_params});
       NorMuon optimizer(*r.device, items, {.muon = {.mode = mode}});
@@ -406,7 +377,7 @@ TEST(NorMuon, TensorParallelRowsAndColumnsGiveTheBitsOfOneRank) {
       for (int step = 0; step < 3; ++step) {
         model.run(*r.device);
         WeightsChange change(runtime_of(model));
-        optimizer.step(s, kLr);
+        optimizer.step(s, kNorMuonLr);
         change.end();
       }
       for (auto& item : items) {
@@ -431,7 +402,7 @@ TEST(NorMuon, TensorParallelRowsAndColumnsGiveTheBitsOfOneRank) {
 
 TEST(NorMuon, SkippedStepsChangeNothing) {
   launch(3, [](RankContext& r) {
-    Matrices model(awkward());
+    NorMuonMatrices model(normuon_matrices());
     const Routing routing = route(model, {.rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 3}}));
     Optimizer optimizer(model, routing, {.further = {NorMuon::factory()}});
@@ -440,7 +411,7 @@ TEST(NorMuon, SkippedStepsChangeNothing) {
       model.spoilt = spoilt;
       model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
       model.run_backward({});
-      optimizer.step(kLr);
+      optimizer.step(kNorMuonLr);
       std::vector<std::vector<float>> all;
       for (auto& t : optimizer.state()) all.push_back(ops::to_floats(s, t.local));
       for (auto& p : model.own_parameters()) all.push_back(ops::to_floats(s, p.shard()));
@@ -456,7 +427,7 @@ TEST(NorMuon, SkippedStepsChangeNothing) {
 
 TEST(NorMuon, MatricesOfZerosStayAsTheyAre) {
   launch(2, [](RankContext& r) {
-    Matrices model(awkward());
+    NorMuonMatrices model(normuon_matrices());
     model.factor = 0;
     const Routing routing = route(model, {.rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
@@ -467,7 +438,7 @@ TEST(NorMuon, MatricesOfZerosStayAsTheyAre) {
     for (int step = 0; step < 2; ++step) {
       model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
       model.run_backward({});
-      optimizer.step(kLr);
+      optimizer.step(kNorMuonLr);
     }
     for (size_t i = 0; i < before.size(); ++i)
       EXPECT_EQ(ops::to_floats(s, model.own_parameters()[i].shard()), before[i]);
@@ -498,7 +469,7 @@ TEST(NorMuonMisuse, OptionsThatCannotBeAreAllNamed) {
 
 TEST(NorMuonMisuse, RanksWithOtherOptionsAreTold) {
   launch(2, [](RankContext& r) {
-    Matrices model(awkward());
+    NorMuonMatrices model(normuon_matrices());
     const Routing routing = route(model, {.rules = {{.pattern = ".", .algorithm = NorMuon::kName}}});
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
     NorMuonOptions o;

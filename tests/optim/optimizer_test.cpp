@@ -8,6 +8,9 @@
 
 #include <sherd/fsdp/weights_change.h>
 
+#include "optim/double_matrices.h"
+#include "optim/whole_tensors.h"
+
 #include "support/toy_model.h"
 
 namespace sherd::test {
@@ -52,45 +55,6 @@ std::vector<double> average(const Parameter& p, int ranks, int step) {
     for (size_t i = 0; i < g.size(); ++i) sum[i] += g[i] / static_cast<double>(ranks);
   }
   return sum;
-}
-
-using Matrix = std::vector<double>;
-
-// a [n x k] times b [k x m]
-Matrix times(const Matrix& a, const Matrix& b, size_t n, size_t k, size_t m) {
-  Matrix c(n * m, 0);
-  for (size_t i = 0; i < n; ++i)
-    for (size_t j = 0; j < k; ++j)
-      for (size_t l = 0; l < m; ++l) c[i * m + l] += a[i * k + j] * b[j * m + l];
-  return c;
-}
-
-Matrix transpose(const Matrix& a, size_t rows, size_t cols) {
-  Matrix t(a.size());
-  for (size_t i = 0; i < rows; ++i)
-    for (size_t j = 0; j < cols; ++j) t[j * rows + i] = a[i * cols + j];
-  return t;
-}
-
-Matrix newton_schulz(Matrix x, size_t rows, size_t cols) {
-  if (rows > cols) return transpose(newton_schulz(transpose(x, rows, cols), cols, rows), cols, rows);
-  const double norm = std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
-  for (double& v : x) v /= norm + 1e-7;
-  for (int step = 0; step < 5; ++step) {
-    const Matrix a = times(x, transpose(x, rows, cols), rows, cols, rows);
-    Matrix b = times(a, a, rows, rows, rows);
-    for (size_t i = 0; i < b.size(); ++i) b[i] = -4.7750 * a[i] + 2.0315 * b[i];
-    const Matrix bx = times(b, x, rows, rows, cols);
-    for (size_t i = 0; i < x.size(); ++i) x[i] = 3.4445 * x[i] + bx[i];
-  }
-  return x;
-}
-
-std::vector<float> whole(const Parameter& p, const Tensor& local, Stream& s) {
-  return ops::to_floats(
-      s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
-                              std::make_shared<ShardLayout>(p.group().layout()), p.index_in_group(), local)
-             .full_tensor(s));
 }
 
 constexpr int kSteps = 3;
@@ -217,7 +181,7 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
     o.layout = layout;
     fully_shard(bag, DeviceMesh(r.world, {{"shard", ranks}}), o);
     Stream& s = r.device->compute();
-    std::vector<Matrix> w, momentum = {Matrix(66, 0), Matrix(36, 0)};
+    std::vector<Doubles> w, momentum = {Doubles(66, 0), Doubles(36, 0)};
     for (const Parameter& p : {fused, tall}) {
       const auto start = whole(p, p.shard(), s);
       w.emplace_back(start.begin(), start.end());
@@ -231,7 +195,7 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
       optimizer.step(kLr);
       for (size_t k = 0; k < 2; ++k) {
         const auto g = average(k == 0 ? fused : tall, ranks, step);
-        Matrix u(g.size());
+        Doubles u(g.size());
         for (size_t i = 0; i < g.size(); ++i) {
           momentum[k][i] = 0.95 * momentum[k][i] + 0.05 * g[i];
           u[i] = 0.05 * g[i] + 0.95 * momentum[k][i];
@@ -239,9 +203,9 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
         const size_t cols = k == 0 ? 6 : 4;
         size_t row = 0;
         for (const size_t rows : k == 0 ? std::vector<size_t>{4, 2, 5} : std::vector<size_t>{9}) {
-          const Matrix block(u.begin() + static_cast<long>(row * cols),
-                             u.begin() + static_cast<long>((row + rows) * cols));
-          const Matrix ortho = newton_schulz(block, rows, cols);
+          const Doubles block(u.begin() + static_cast<long>(row * cols),
+                              u.begin() + static_cast<long>((row + rows) * cols));
+          const Doubles ortho = newton_schulz(block, rows, cols);
           const double scale = 0.2 * std::sqrt(static_cast<double>(std::max(rows, cols)));
           for (size_t i = 0; i < ortho.size(); ++i)
             w[k][row * cols + i] = w[k][row * cols + i] * (1 - kLr * kDecay) - kLr * scale * ortho[i];

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "support/message_of.h"
 #include "support/sgd.h"
 #include "support/toy_model.h"
 
@@ -52,7 +53,7 @@ struct Attentions : GivenGradients {
 
 using Weights = std::map<std::string, std::vector<float>>;
 
-Weights train(int ranks, int replicas, const FullyShardOptions& o, bool clips, bool spoil = false) {
+Weights train_clipped(int ranks, int replicas, const FullyShardOptions& o, bool clips, bool spoil = false) {
   Weights result;
   launch(ranks, [&](RankContext& r) {
     Attentions model;
@@ -146,11 +147,11 @@ TEST(QkClip, IsThePlainComputationInBitsOnEveryMesh) {
           FullyShardOptions o;
           o.strategy = strategy;
           o.layout = layout;
-          const Weights got = train(ranks, replicas, o, true);
+          const Weights got = train_clipped(ranks, replicas, o, true);
           const auto [it, fresh] = first.try_emplace(ranks == 3, got);
           EXPECT_EQ(got, it->second) << ranks << " " << name_of(strategy) << " " << replicas;
           if (!fresh) continue;
-          const Weights without = train(ranks, replicas, o, false);
+          const Weights without = train_clipped(ranks, replicas, o, false);
           EXPECT_NE(got.at("qkv.weight"), without.at("qkv.weight"));
           EXPECT_EQ(got.at("other.weight"), without.at("other.weight"));
           const auto values = [](const Weights& w) {  // v's rows are left alone
@@ -169,13 +170,13 @@ TEST(QkClip, ModelsComputeWithTheClippedWeightsRounded) {
     FullyShardOptions o;
     o.strategy = strategy;
     o.compute_dtype = DType::bf16;
-    train(4, 1, o, true);
+    train_clipped(4, 1, o, true);
   }
 }
 
 TEST(QkClip, SkippedStepsScaleNothing) {
   FullyShardOptions o;
-  EXPECT_EQ(train(4, 1, o, true, true), train(4, 1, o, false, true));
+  EXPECT_EQ(train_clipped(4, 1, o, true, true), train_clipped(4, 1, o, false, true));
 }
 
 /// Eight query heads that are cut over the tensor-parallel ranks, while few key heads are whole on each.
@@ -253,15 +254,6 @@ TEST(QkClip, KeyHeadsThatTensorParallelRanksHoldWholeStayEqualAndAreThoseOfOneRa
   }
 }
 
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "nothing was refused";
-}
-
 TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
   Attentions model;
   const AttentionHeads bad{.name = "layer",
@@ -272,17 +264,17 @@ TEST(QkClipMisuse, HeadsThatCannotBeAreAllNamed) {
                            .head_dim = 3,
                            .normalised = true};
   EXPECT_THAT(
-      refusal([&] { LogitMaxima m(bad); }),
+      message_of<InvalidArgument>([&] { LogitMaxima m(bad); }),
       AllOf(HasSubstr("attention 'layer'"), HasSubstr("normalised"), HasSubstr("4 query heads, 3 key heads"),
             HasSubstr("'q.weight' of shape [12, 5] has no rows [9, 21)"), HasSubstr("undefined parameter")));
-  EXPECT_THAT(refusal([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
+  EXPECT_THAT(message_of<InvalidArgument>([] { LogitMaxima m({}); }), HasSubstr("no parameters"));
 }
 
 TEST(QkClipMisuse, QueriesOfWhichAPartAloneIsCutAreRefused) {
   launch(2, [](RankContext& r) {
     FewKeys model(2, r.world->rank(), 1, /*bias_cut=*/false);
     fully_shard(model, DeviceMesh(r.world, {{"shard", 1}, {"tp", 2}}));
-    EXPECT_THAT(refusal([&] { QkClip(model, {model.maxima}); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { QkClip(model, {model.maxima}); }),
                 HasSubstr("'q.weight' is cut over tp, and 'q.bias' is whole"));
   });
 }
@@ -294,7 +286,7 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
     model.k.freeze();
     const Routing unfrozen = route(model);
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
                   QkClip(model, {model.apart, other.fused}, {.tau = -1});
                 }),
                 AllOf(HasSubstr("tau -1"), HasSubstr("'k.weight' of attention 'apart' is frozen"),
@@ -305,17 +297,17 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
                                                                    .heads = 1,
                                                                    .kv_heads = 1,
                                                                    .head_dim = kDim});
-    EXPECT_THAT(refusal([&] {
+    EXPECT_THAT(message_of<InvalidArgument>([&] {
                   QkClip(model, {model.fused, model.apart, tied});
                 }),
                 AllOf(HasSubstr("rows [0, 3) of parameter 'q.weight' make heads of attention"),
                       HasSubstr("rows [3, 6) of parameter 'q.weight'"), HasSubstr("'tied'")));
-    EXPECT_THAT(refusal([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
     EXPECT_THROW(QkClip(model, {model.fused}, {.tau = 1.0 + r.world->rank()}), ShapeMismatch);
     Optimizer half(model, unfrozen.part("^other|^q.weight"), {});
-    EXPECT_THAT(
-        refusal([&] { half.after_update(std::make_shared<QkClip>(model, std::vector{model.fused})); }),
-        HasSubstr("does not update: qkv.weight, qkv.bias"));
+    EXPECT_THAT(message_of<InvalidArgument>(
+                    [&] { half.after_update(std::make_shared<QkClip>(model, std::vector{model.fused})); }),
+                HasSubstr("does not update: qkv.weight, qkv.bias"));
   });
 }
 

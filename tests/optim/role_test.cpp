@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Parameters by their full names; nothing is computed.
-struct Described : Module {
+struct NamedParameters : Module {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), constant(0)); }
 
  protected:
@@ -222,7 +222,7 @@ std::vector<Model> models() {
 class OfKnownModels : public ::testing::TestWithParam<Model> {};
 
 TEST_P(OfKnownModels, EveryParameterGetsItsOptimizerAndItsRole) {
-  Described model;
+  NamedParameters model;
   for (auto& p : GetParam().params) model.add(p.name, p.shape);
   const Routing routing = route(model);
   std::string warnings;
@@ -249,7 +249,7 @@ std::map<std::string, std::string> reasons(const Routing& routing) {
 }
 
 TEST(Role, TheTablePrintsTheEvidence) {
-  Described model;
+  NamedParameters model;
   model.add("tok.weight", {256, 64});
   model.add("token_emb.weight", {65, 384});
   model.add("blocks.0.mlp.gate.weight", {4, 64});
@@ -269,11 +269,11 @@ TEST(Role, TheTablePrintsTheEvidence) {
 }
 
 TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
-  const auto build = [](Described& model) {
+  const auto build = [](NamedParameters& model) {
     for (int i = 8; i < 11; ++i) model.add(fmt::format("blocks.{}.norm1.linear.weight", i), {8, 4});
     model.add("blocks.8.kernels", {2, 3, 4});
   };
-  Described model;
+  NamedParameters model;
   build(model);
   const Routing routing = route(model);
   ASSERT_EQ(routing.warnings.size(), 2u);
@@ -286,7 +286,7 @@ TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
               AllOf(HasSubstr("'blocks.8.kernels': ambiguous"), HasSubstr("it is a hidden matrix")));
   EXPECT_THAT(routing.format(), HasSubstr("\nwarning: 'blocks.8.norm1.linear.weight' and 2 more"));
 
-  Described again;
+  NamedParameters again;
   build(again);
   const Routing settled =
       route(again, {.rules = {{"^blocks.[0-9]+.norm[0-9]+.linear.weight$", Algorithm::muon},
@@ -296,20 +296,20 @@ TEST(Role, OneWarningSpeaksForAllLayersAndItsRuleSettlesIt) {
 }
 
 TEST(Role, NothingIsAmbiguousWhereAllGoesToAdamW) {
-  Described model;
+  NamedParameters model;
   model.add("blocks.0.kernels", {2, 3, 4});
   EXPECT_THAT(route(model, {.optimizer = Algorithm::adamw}).warnings, IsEmpty());
 }
 
 TEST(Role, RowBlocksDeclareMatrices) {
-  Described model;
+  NamedParameters model;
   model.add("blocks.0.kernels", {2, 4, 3}).set_row_blocks({2, 2});
   model.add("fused", {4, 1}).set_row_blocks({2, 2});
   for (auto& r : route(model).routes) EXPECT_EQ(r.algorithm, Algorithm::muon) << r.name;
 }
 
 TEST(Role, NotHiddenKeepsNamesFromMuon) {
-  Described model;
+  NamedParameters model;
   model.add("blocks.0.up.weight", {4, 3});
   model.add("blocks.0.down.weight", {3, 4});
   model.add("tok.weight", {4, 3});
@@ -322,10 +322,10 @@ TEST(Role, NotHiddenKeepsNamesFromMuon) {
 }
 
 TEST(Role, ATiedMatrixIsWhatAnyOfItsNamesSays) {
-  struct Holder : Described {
+  struct Holder : NamedParameters {
     void hold(const Parameter& other) { tie("weight", other); }
   };
-  struct Tree : Described {
+  struct Tree : NamedParameters {
     void place(const std::string& name, ModuleBase& m) { child(name, m); }
   };
   const auto routed = [](const std::string& first, const std::string& second) {

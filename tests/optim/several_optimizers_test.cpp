@@ -10,6 +10,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "optim/whole_tensors.h"
+#include "support/message_of.h"
 #include "support/rig.h"
 
 namespace sherd::test {
@@ -152,20 +154,6 @@ std::vector<float> weights(Module& model, Stream& s) {
   return all;
 }
 
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
-}
-
-std::string refusal(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const InvalidArgument& e) {
-    return e.what();
-  }
-  return "nothing was refused";
-}
-
 /// A wrapped pair with its two optimizers.
 struct Both {
   Both(RankContext& r, FullyShardOptions o, int replicas = 1) : device(*r.device) {
@@ -235,7 +223,8 @@ TEST_P(SeveralOptimizers, TakeTurnsAndEachPassMayLeaveTheOtherOut) {
       both.model.train(both.device, 4 * step, false);
       both.model.train(both.device, 4 * step + 1);
       EXPECT_FALSE(both.maker->updates().ready());
-      EXPECT_THAT(refusal([&] { both.maker->step(1); }), HasSubstr("needs final gradients"));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { both.maker->step(1); }),
+                  HasSubstr("needs final gradients"));
       both.judge->step(kJudgeRate);
       plain.update("judge", {4 * step, 4 * step + 1}, kJudgeRate);
       both.model.uses_maker = true;  // the maker's, through the judge
@@ -273,12 +262,13 @@ TEST_P(SeveralOptimizers, FrozenParametersAreLeftAlone) {
       both.model.uses_maker = step != 1;
       if (!frozen) both.model.judge.touches = [](const std::string&) { return true; };
       both.model.train(both.device, step);
-      EXPECT_THAT(refusal([&] { runtime.set_frozen(weight, !frozen); }), HasSubstr("gradients of this step"));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { runtime.set_frozen(weight, !frozen); }),
+                  HasSubstr("gradients of this step"));
       both.judge->step(kJudgeRate);
       for (const char* whose : {"judge.bias", "judge_gain"}) plain.update(whose, {step}, kJudgeRate);
       if (!frozen) plain.update("judge.weight", {step}, kJudgeRate);
       if (step == 1) {
-        EXPECT_THAT(refusal([&] { both.maker->step(1); }), HasSubstr("are frozen"));
+        EXPECT_THAT(message_of<InvalidArgument>([&] { both.maker->step(1); }), HasSubstr("are frozen"));
       } else {
         both.maker->step(kMakerRate);
         plain.update("maker", {step}, kMakerRate);
@@ -298,7 +288,8 @@ TEST_P(SeveralOptimizers, GradientsGivenUpLeaveNoTrace) {
     const float huge = 1e30f;
     both.model.train(both.device, 7, true, huge);  // final
     zero_grad(both.model);
-    EXPECT_THAT(refusal([&] { clip_grad_norm(both.model, 0); }), HasSubstr("needs final gradients"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { clip_grad_norm(both.model, 0); }),
+                HasSubstr("needs final gradients"));
     both.model.train(both.device, 8, false, huge);  // in the midst of microbatches
     zero_grad(both.model);
     zero_grad(both.model);
@@ -455,20 +446,23 @@ TEST(SeveralOptimizersMisuse, EveryParameterHasExactlyOne) {
   launch(2, [](RankContext& r) {
     Both both(r, {});
     both.model.train(both.device, 0);
-    EXPECT_THAT(refusal([&] { Optimizer(both.model, both.routes.part("gain"), {}); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { Optimizer(both.model, both.routes.part("gain"), {}); }),
                 HasSubstr("another optimizer of this root updates: maker_gain, judge_gain"));
-    EXPECT_THAT(refusal([&] { Optimizer(both.model, both.routes, {}); }), HasSubstr("maker.weight"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { Optimizer(both.model, both.routes, {}); }),
+                HasSubstr("maker.weight"));
     both.judge.reset();
-    EXPECT_THAT(refusal([&] { both.maker->step(1); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { both.maker->step(1); }),
                 HasSubstr("no optimizer of this root updates: judge.weight, judge.bias, judge_gain"));
     both.judge.emplace(both.model, both.routes.part("^judge"), OptimizerOptions{});
-    EXPECT_EQ(refusal([&] { both.maker->step(1), both.judge->step(1); }), "nothing was refused")
+    EXPECT_EQ(message_of<InvalidArgument>([&] { both.maker->step(1), both.judge->step(1); }),
+              "nothing was thrown")
         << "one that is made behind the backward finds its gradients";
-    EXPECT_THAT(refusal([&] { (void)both.routes.part("nobody"); }), HasSubstr("('nobody') matches"));
-    EXPECT_THAT(refusal([&] { (void)both.routes.part(std::vector<Parameter>{}); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)both.routes.part("nobody"); }),
+                HasSubstr("('nobody') matches"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)both.routes.part(std::vector<Parameter>{}); }),
                 HasSubstr("none of the 5 routes"));
     Leaf other;
-    EXPECT_THAT(refusal([&] { (void)both.routes.part({other.add("foreign", {2})}); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { (void)both.routes.part({other.add("foreign", {2})}); }),
                 HasSubstr("no route of: foreign"));
   });
 }
@@ -478,14 +472,14 @@ TEST(SeveralOptimizersMisuse, FinalGradientsAreUsedOrGivenUpBeforeTheNextBackwar
     Both both(r, {});
     both.model.train(both.device, 0);
     both.maker->step(0.1);
-    EXPECT_THAT(refusal([&] { both.maker->step(0.1); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { both.maker->step(0.1); }),
                 HasSubstr("reached the parameters of this optimizer"));
-    EXPECT_THAT(refusal([&] { both.model.train(both.device, 1); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { both.model.train(both.device, 1); }),
                 HasSubstr("give the gradients up by zero_grad()"));
     zero_grad(both.model);
     both.model.touches = [](const std::string&) -> bool { throw std::runtime_error("in the backward"); };
     EXPECT_THROW(both.model.train(both.device, 1), std::runtime_error);
-    EXPECT_THAT(refusal([&] { zero_grad(both.model); }), HasSubstr("reset_step()"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { zero_grad(both.model); }), HasSubstr("reset_step()"));
     both.model.touches = [](const std::string&) { return true; };
     reset_step(both.model);
     both.model.train(both.device, 1);
@@ -503,7 +497,8 @@ TEST(SeveralOptimizersMisuse, ASetIsReachedAsAWholeOrNotAtAll) {
     Both both(r, {});
     both.model.uses_maker = false;
     both.model.touches = [](const std::string&) { return false; };
-    EXPECT_THAT(refusal([&] { both.model.train(both.device, 0); }), HasSubstr("1 parameter(s): judge_gain"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { both.model.train(both.device, 0); }),
+                HasSubstr("1 parameter(s): judge_gain"));
   });
 }
 

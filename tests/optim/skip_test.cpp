@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "optim/whole_tensors.h"
 #include "support/rig.h"
 
 namespace sherd::test {
@@ -27,7 +28,7 @@ struct Gradients {
 };
 
 /// Parameters whose gradients the test makes.
-struct Leaf : Module {
+struct SkipLeaf : Module {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
   void use(const Gradients& gradients, int data_rank, int world_rank) {
     gradients_ = gradients;
@@ -56,16 +57,16 @@ struct Leaf : Module {
 };
 
 /// A root around one wrapped child.
-struct Net : Leaf {
-  Leaf inner;
+struct Net : SkipLeaf {
+  SkipLeaf inner;
   Net() { child("inner", inner); }
 
  protected:
   Tensor forward(const Tensor& x) override { return inner(x); }
-  Tensor backward(const Tensor& dy) override { return Leaf::backward(inner.run_backward(dy)); }
+  Tensor backward(const Tensor& dy) override { return SkipLeaf::backward(inner.run_backward(dy)); }
 };
 
-struct Setting {
+struct SkipSetting {
   const char* what;
   std::vector<MeshDim> mesh = {{"shard", 4}};
   Strategy strategy = Strategy::optim_grads_params;
@@ -84,7 +85,7 @@ struct Course {
   int64_t waits = 0;               // of rank 0, in the same
 };
 
-Course run(const Setting& setting, Algorithm algorithm, double clip, const std::vector<Gradients>& steps,
+Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const std::vector<Gradients>& steps,
            bool skip = true) {
   Course course;
   course.after.assign(steps.size() + 1, std::vector<std::vector<float>>(4));
@@ -162,19 +163,10 @@ Course run(const Setting& setting, Algorithm algorithm, double clip, const std::
   return course;
 }
 
-bool same_bits(const std::vector<std::vector<float>>& a, const std::vector<std::vector<float>>& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t r = 0; r < a.size(); ++r)
-    if (a[r].size() != b[r].size() ||
-        (!a[r].empty() && std::memcmp(a[r].data(), b[r].data(), a[r].size() * sizeof(float)) != 0))
-      return false;
-  return true;
-}
-
-std::vector<std::pair<Setting, std::vector<std::string>>> settings() {
+std::vector<std::pair<SkipSetting, std::vector<std::string>>> settings() {
   const std::vector<std::string> dense = {"inner.up.weight", "norm.weight"};
   const std::vector<std::string> ignored = {"ignored.weight"};
-  std::vector<std::pair<Setting, std::vector<std::string>>> all;
+  std::vector<std::pair<SkipSetting, std::vector<std::string>>> all;
   for (const Strategy s :
        {Strategy::no_shard, Strategy::optim, Strategy::optim_grads, Strategy::optim_grads_params}) {
     all.push_back({{.what = name_of(s), .strategy = s}, dense});
@@ -236,7 +228,7 @@ TEST(SkippedSteps, CostOneAllReduceWithoutClippingAndNoneWithIt) {
     for (auto& [call, count] : with) EXPECT_EQ(off.at(call).calls, count.calls) << setting.what << call;
     EXPECT_EQ(run(setting, Algorithm::adamw, -1, {{}}, false).counts[0]["all_reduce"].calls, 0);
   }
-  const auto calls = [](Setting s) {
+  const auto calls = [](SkipSetting s) {
     return run(s, Algorithm::adamw, 0, {{}}).counts[0]["all_reduce"].calls;
   };
   EXPECT_EQ(calls({.what = "zero0", .strategy = Strategy::no_shard}), 0);
@@ -250,7 +242,7 @@ TEST(SkippedSteps, ANormBeyondFp32IsNotFiniteEither) {
     // Averaged over four ranks, the element itself is finite and so is its square root; the square is not.
     const Course fine = run({.what = ""}, Algorithm::adamw, clip, {huge});
     EXPECT_EQ(fine.skipped, 0) << "7.5e37 is a norm";
-    struct Huge : Leaf {
+    struct Huge : SkipLeaf {
       Parameter p = add("p.weight", {4});
 
      protected:

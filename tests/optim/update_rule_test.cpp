@@ -7,6 +7,8 @@
 #include <cstring>
 #include <map>
 
+#include "optim/whole_tensors.h"
+
 #include "support/sgd.h"
 #include "support/toy_model.h"
 
@@ -18,14 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr float kMomentum = 0.75f;
-constexpr double kLr = 0.125, kDecay = 0.25;
-
-std::vector<float> whole(const Parameter& p, const Tensor& local, Stream& s) {
-  return ops::to_floats(
-      s, DTensor::from_layout(p.group().mesh(), p.group().sharded_over(),
-                              std::make_shared<ShardLayout>(p.group().layout()), p.index_in_group(), local)
-             .full_tensor(s));
-}
+constexpr double kRuleLr = 0.125, kRuleDecay = 0.25;
 
 /// One parameter for each of the three optimizers.
 struct Three : GivenGradients {
@@ -36,7 +31,9 @@ struct Three : GivenGradients {
     return route(*this,
                  {.optimizer = Algorithm::muon, .rules = {{.pattern = "^own", .algorithm = Sgd::kName}}});
   }
-  static OptimizerOptions options() { return {.weight_decay = kDecay, .further = {Sgd::factory(kMomentum)}}; }
+  static OptimizerOptions options() {
+    return {.weight_decay = kRuleDecay, .further = {Sgd::factory(kMomentum)}};
+  }
 };
 
 /// Bits of all local weights and states.
@@ -50,10 +47,6 @@ std::vector<float> everything(Module& model, const Optimizer& optimizer, Stream&
   for (auto& t : optimizer.state()) add(t.local);
   for (auto& c : optimizer.counters()) add(c.value);
   return all;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
 class OwnOptimizer : public ::testing::TestWithParam<std::tuple<int, Strategy, DType>> {
@@ -81,9 +74,9 @@ TEST_P(OwnOptimizer, UpdatesTheParametersThatAreRoutedToIt) {
       const std::vector<float> g = GivenGradients::gradient(static_cast<int64_t>(w.size()), step);
       for (size_t i = 0; i < w.size(); ++i) {
         m[i] += (1 - kMomentum) * (g[i] - m[i]);
-        w[i] = static_cast<float>(1 - kLr * kDecay) * w[i] - static_cast<float>(kLr) * m[i];
+        w[i] = static_cast<float>(1 - kRuleLr * kRuleDecay) * w[i] - static_cast<float>(kRuleLr) * m[i];
       }
-      model.train(optimizer, kLr);
+      model.train(optimizer, kRuleLr);
     }
     const auto got = whole(model.own, model.own.shard(), s);
     // Three ranks' average of equal gradients rounds; so may a fused multiply-add.
@@ -101,12 +94,12 @@ TEST_P(OwnOptimizer, SkipsTheStepsThatTheOthersSkip) {
   on_ranks([](RankContext& r, Three& model, Optimizer& optimizer) {
     Stream& s = r.device->compute();
     const bool last_rank = r.world->rank() + 1 == r.world->size();
-    model.train(optimizer, kLr);
+    model.train(optimizer, kRuleLr);
     const std::vector<float> before = everything(model, optimizer, s);
-    model.train(optimizer, kLr, last_rank);
+    model.train(optimizer, kRuleLr, last_rank);
     EXPECT_TRUE(same_bits(everything(model, optimizer, s), before));
     EXPECT_EQ(optimizer.skipped(), 1);
-    model.train(optimizer, kLr);
+    model.train(optimizer, kRuleLr);
     EXPECT_FALSE(same_bits(everything(model, optimizer, s), before));
     EXPECT_EQ(optimizer.skipped(), 1);
   });
@@ -117,7 +110,7 @@ TEST_P(OwnOptimizer, LeavesTheModelTheLatestWeightsRounded) {
     Stream& s = r.device->compute();
     Unit& unit = *runtime_of(model).units().back();
     for (int step = 0; step < 2; ++step) {
-      model.train(optimizer, kLr);
+      model.train(optimizer, kRuleLr);
       const auto master = whole(model.own, model.own.shard(), s);
       unit.unshard();
       unit.wait();

@@ -151,7 +151,4 @@ struct ChainRig {
   Tensor in, dy;
 };
 
-constexpr Strategy kEveryStrategy[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
-                                       Strategy::optim_grads_params};
-
 }  // namespace sherd::test

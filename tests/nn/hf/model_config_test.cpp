@@ -10,6 +10,7 @@
 #include <sherd/kernels/device/error.h>
 
 #include <sherd/nn/hf/model_config.h>
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::hf {

@@ -14,6 +14,7 @@
 
 #include "layout/layout_summary.h"
 #include "programs/sherd/models.h"
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 

@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/device/error.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::tools {

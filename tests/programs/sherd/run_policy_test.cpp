@@ -14,6 +14,7 @@
 #include "run/run_policy.h"
 #include "run/run_report.h"
 #include "run/run_target.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd::tools {

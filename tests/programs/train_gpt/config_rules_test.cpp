@@ -10,6 +10,7 @@
 #include "config.h"
 #include "launch_flags.h"
 #include "parse_flags.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {

@@ -13,6 +13,7 @@
 #include "launch_flags.h"
 #include "parse_flags.h"
 #include "settings.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {

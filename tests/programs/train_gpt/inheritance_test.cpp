@@ -12,6 +12,7 @@
 #include "model_source.h"
 #include "run_options.h"
 #include "saved_model.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {

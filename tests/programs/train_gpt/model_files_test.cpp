@@ -7,6 +7,7 @@
 #include <sherd/nn/hf/model_config.h>
 #include "generate.h"
 #include "model_source.h"
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 #include "trainer.h"

@@ -10,6 +10,7 @@
 #include "misfit.h"
 #include "run_options.h"
 #include "sample_text.h"
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace train_gpt {

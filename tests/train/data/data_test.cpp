@@ -12,6 +12,7 @@
 #include <sherd/checkpoint/format/manifest.h>
 #include <sherd/kernels/device/error.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 #include "train/memory_bytes.h"
 

@@ -13,6 +13,7 @@
 #include <sherd/train/data/keyed_permutation.h>
 #include <sherd/train/data/mixture.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 #include "train/memory_bytes.h"
 

@@ -19,6 +19,7 @@
 #include <sherd/train/guards/wall_limit.h>
 #include <sherd/train/settings/duration.h>
 
+#include "support/message_of.h"
 #include "support/toy_model.h"
 #include "temporary_folder.h"
 

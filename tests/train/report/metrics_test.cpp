@@ -15,6 +15,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/settings/fields.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 #include "train/report/step_results.h"
 

@@ -18,6 +18,7 @@
 #include <sherd/train/settings/config_differences.h>
 
 #include "support/fault_file_system.h"
+#include "support/message_of.h"
 #include "support/rig.h"
 #include "temporary_folder.h"
 

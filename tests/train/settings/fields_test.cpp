@@ -13,6 +13,7 @@
 #include <sherd/train/settings/command_line.h>
 #include <sherd/train/settings/config_file.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

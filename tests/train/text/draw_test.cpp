@@ -13,6 +13,7 @@
 #include <sherd/kernels/random/random.h>
 #include <sherd/train/text/context.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {

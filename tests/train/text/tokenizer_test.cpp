@@ -11,6 +11,7 @@
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/text/utf8.h>
 
+#include "support/message_of.h"
 #include "temporary_folder.h"
 
 namespace sherd {
