@@ -17,6 +17,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/train/data/data.h>
 
+#include "measure.h"
 #include "run_options.h"
 #include "trainer.h"
 
@@ -26,11 +27,6 @@ namespace {
 using namespace sherd;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();

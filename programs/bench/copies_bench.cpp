@@ -15,6 +15,8 @@
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/launcher.h>
 
+#include "measure.h"
+
 namespace sherd_bench {
 namespace {
 
@@ -40,11 +42,6 @@ void drop_from_cache(const fs::path& folder) {
     ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
     ::close(file);
   }
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 }  // namespace

@@ -25,6 +25,12 @@ double seconds_of(sherd::Device& device, int64_t calls, const std::function<void
 
 }  // namespace
 
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + std::ssize(values) / 2;
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
 Timing measure(sherd::Device& device, const MeasureOptions& options, const std::function<void()>& work) {
   seconds_of(device, 1, work);
   const double once = std::max(1e-9, seconds_of(device, 1, work));

@@ -27,6 +27,9 @@ struct MeasureOptions {
 /// each between two synchronisations, so that a batch is long beside what they cost.
 Timing measure(sherd::Device& device, const MeasureOptions& options, const std::function<void()>& work);
 
+/// The middle one, or the larger of two.
+double median(std::vector<double> values);
+
 /// What a row is held against.
 enum class Ceiling { none, copy, gemm };
 

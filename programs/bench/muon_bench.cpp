@@ -15,6 +15,7 @@
 #include <sherd/optim/muon.h>
 #include <sherd/train/data/data.h>
 
+#include "measure.h"
 #include "trainer.h"
 
 namespace sherd_bench {
@@ -26,11 +27,6 @@ using Clock = std::chrono::steady_clock;
 LaunchOptions launch_options(const MuonBench& b) {
   return {.device = {.kind = parse_device_kind(b.device),
                      .symmetric_products = parse_symmetric_products(b.symmetric_products)}};
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
 }
 
 std::string words(const MuonBench& b) {
@@ -93,7 +89,7 @@ struct Matrices : Module {
   }
 };
 
-struct Kind {
+struct MuonKind {
   MuonMode mode;
   IterationForm form;
   bool inexact;
@@ -104,13 +100,13 @@ struct Kind {
 };
 
 void phases(const MuonBench& b) {
-  const std::vector<Kind> kinds = {{MuonMode::gather, IterationForm::standard, false},
-                                   {MuonMode::gather, IterationForm::gram, false},
-                                   {MuonMode::owner, IterationForm::standard, false},
-                                   {MuonMode::owner, IterationForm::gram, false},
-                                   {MuonMode::automatic, IterationForm::standard, false},
-                                   {MuonMode::automatic, IterationForm::gram, false},
-                                   {MuonMode::automatic, IterationForm::gram, true}};
+  const std::vector<MuonKind> kinds = {{MuonMode::gather, IterationForm::standard, false},
+                                       {MuonMode::gather, IterationForm::gram, false},
+                                       {MuonMode::owner, IterationForm::standard, false},
+                                       {MuonMode::owner, IterationForm::gram, false},
+                                       {MuonMode::automatic, IterationForm::standard, false},
+                                       {MuonMode::automatic, IterationForm::gram, false},
+                                       {MuonMode::automatic, IterationForm::gram, true}};
   std::vector<std::vector<double>> times(kinds.size());
   launch(b.ranks, launch_options(b), [&](RankContext& rank) {
     Matrices model(b.dim, b.layers);

@@ -12,13 +12,13 @@ namespace {
 
 using namespace sherd;
 
-struct Matrices {
+struct MatrixShape {
   int64_t batch, rows, cols;
 };
 
 // Squares and a transformer's shapes alone, and as many of one shape as its layers are: what a step of Muon
 // has. PyTorch's side (torch_muon.py) has the same list.
-std::vector<Matrices> shapes_of(const DeviceBench& b) {
+std::vector<MatrixShape> shapes_of(const DeviceBench& b) {
   if (b.full())
     return {{1, 1024, 1024}, {1, 2048, 2048},  {1, 4096, 4096},  {1, 8192, 8192},
             {1, 2048, 7168}, {1, 4096, 11008}, {32, 1024, 1024}, {16, 2048, 2048},
@@ -34,7 +34,7 @@ DType working_of(const DeviceBench& b) {
 
 /// Of five steps, with symmetric products at half: 15a + 5, and 14 + 6a with one restart or 17 + 3a without,
 /// in n^3; n is the short side and a n the long one.
-double operations(const Matrices& m, IterationForm form, bool restart) {
+double operations(const MatrixShape& m, IterationForm form, bool restart) {
   const auto n = static_cast<double>(std::min(m.rows, m.cols));
   const double a = static_cast<double>(std::max(m.rows, m.cols)) / n;
   const double factor = form == IterationForm::standard ? 15 * a + 5 : restart ? 14 + 6 * a : 17 + 3 * a;
@@ -50,7 +50,7 @@ void run_newton_schulz(const DeviceBench& bench) {
   const DType product = working == DType::f32 ? DType::f32 : DType::bf16;  // 16-bit types are equally fast
   std::vector<Row> rows{measure_gemm(*device, bench, product)};
   const double ceiling = rows[0].tflop_per_s();
-  for (const Matrices& m : shapes_of(bench)) {
+  for (const MatrixShape& m : shapes_of(bench)) {
     const Shape shape = {m.batch, m.rows, m.cols};
     const Tensor in = Tensor::empty(*device, shape, DType::f32, "bench");
     const Tensor out = Tensor::empty(*device, shape, DType::f32, "bench");

@@ -14,12 +14,14 @@
 #include <sherd/kernels/random/random.h>
 #include <sherd/optim/optimizer.h>
 
+#include "measure.h"
 #include "model.h"
 
 namespace sherd_bench {
 namespace {
 
 using namespace sherd;
+using Clock = std::chrono::steady_clock;
 
 struct Figures {
   std::vector<float> losses;
@@ -46,7 +48,6 @@ class Training {
   }
 
   void step(Figures& f) {
-    using Clock = std::chrono::steady_clock;
     const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
     Stream& s = rank_.device->compute();
     rank_.world->barrier(s);
@@ -77,11 +78,6 @@ class Training {
   Tensor tokens_;
   nn::Tape tape_;
 };
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
 
 // Elements for each token of a sequence, in units of the model's width. A block leaves for backward: the first norm's
 // result 1, q, k and v 3, the attention's result 1, the residual stream in the middle 1, the second norm's result 1, the

@@ -23,7 +23,7 @@ using namespace sherd;
 using train_gpt::Gpt;
 
 /// What is judged, as rank 0 sees it.
-struct Figures {
+struct SoakFigures {
   int64_t settled = 0, end = 0;  // resident bytes
   MemoryGrowth growth;
   int64_t peak_work = 0, waits = 0;
@@ -44,7 +44,7 @@ Tensor tokens(Device& device, uint64_t seed, int64_t batch, int64_t seq) {
 }
 
 void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMemory& start,
-           Figures& figures) {
+           SoakFigures& figures) {
   const DeviceMesh mesh(rank.world, {{"shard", soak.ranks}});
   const int parts = experts > 0 && soak.ranks % 2 == 0 ? 2 : 1;
   const DeviceMesh expert_mesh(rank.world, {{"expert_shard", soak.ranks / parts}, {"expert", parts}});
@@ -101,7 +101,7 @@ void train(RankContext& rank, const Soak& soak, int64_t experts, const ProcessMe
   figures.loss = loss;
 }
 
-bool judge(const Soak& soak, const Figures& f) {
+bool judge(const Soak& soak, const SoakFigures& f) {
   const double grown = 100.0 * (static_cast<double>(f.end) / static_cast<double>(f.settled) - 1);
   const double unexplained = 100.0 * std::abs(static_cast<double>(f.growth.grown() - f.growth.explained())) /
                              static_cast<double>(f.growth.grown());
@@ -124,7 +124,7 @@ bool run_soak(const Soak& soak) {
     LaunchOptions options;
     options.device.threads = 1;
     options.device.max_queued_work = soak.max_queued;
-    Figures figures;
+    SoakFigures figures;
     launch(soak.ranks, options, [&](RankContext& rank) { train(rank, soak, experts, start, figures); });
     const bool held = judge(soak, figures);
     fmt::print("  {}\n", held ? "good" : "NOT good");

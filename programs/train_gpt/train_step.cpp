@@ -25,7 +25,7 @@ using Clock = PendingStep::Clock;
 double ms(Clock::duration d) { return std::chrono::duration<double, std::milli>(d).count(); }
 
 template <class... Args>
-void warn(fmt::format_string<Args...> format, Args&&... args) {
+void warn_formatted(fmt::format_string<Args...> format, Args&&... args) {
   print_error("train_gpt", fmt::format(format, std::forward<Args>(args)...));
 }
 
@@ -173,7 +173,7 @@ void Trainer::count_skipped(StepResult& r, const PendingStep& p) {
     why = fmt::format("the gradient norm is not finite ({} elements are inf or NaN)", p.stats->non_finite);
   else if (!std::isfinite(r.loss) && std::isfinite(p.stats->norm))
     why = fmt::format("the loss is {}", std::isnan(r.loss) ? "NaN" : "infinite");
-  warn(
+  warn_formatted(
       "step {} was skipped on all ranks: {}; weights and optimizer states stay as they were ({} consecutive, "
       "{} of this run)",
       r.step, why, skips_.in_a_row(), r.skipped_steps);
@@ -185,16 +185,16 @@ void Trainer::warn_about_skipped_updates(const PendingStep& p, bool whole_step) 
   for (auto& [name, status] : optimizer_->muon().report(p.statuses)) {
     if (status == MatrixStatus::not_finite && whole_step) names.push_back(name);
     if (status == MatrixStatus::not_finite && !whole_step)
-      warn("step {}: {} has no finite Muon update; it was skipped", step, name);
+      warn_formatted("step {}: {} has no finite Muon update; it was skipped", step, name);
     if (status == MatrixStatus::zero && zeros_seen_.insert(name).second)
-      warn("step {}: the Muon update of {} is zero (said once)", step, name);
+      warn_formatted("step {}: the Muon update of {} is zero (said once)", step, name);
   }
   if (names.empty()) return;
   constexpr size_t kMostNames = 3;
   const size_t more = names.size() - std::min(names.size(), kMostNames);
   names.resize(names.size() - more);
-  warn("step {}: not finite were the gradients of {}{}", step, fmt::join(names, ", "),
-       more > 0 ? fmt::format(" and {} more matrices", more) : "");
+  warn_formatted("step {}: not finite were the gradients of {}{}", step, fmt::join(names, ", "),
+                 more > 0 ? fmt::format(" and {} more matrices", more) : "");
 }
 
 }  // namespace train_gpt

@@ -41,8 +41,6 @@ struct Kept : Module {
   Tensor backward(const Tensor& dy) override { return dy; }
 };
 
-DeviceMesh mesh_of(RankContext& r) { return DeviceMesh(r.world, {{"shard", r.world->size()}}); }
-
 void set_count(Kept& model, int64_t n) {
   Stream& s = model.count.data().device().compute();
   ops::copy_from_host(s, model.count.data(), &n, 8);

@@ -6,6 +6,7 @@
 
 #include <sherd/kernels/device/error.h>
 
+#include "checkpoint/pick.h"
 #include "support/hand_written.h"
 #include "support/message_of.h"
 #include "temporary_folder.h"
@@ -45,8 +46,6 @@ void flip(const std::string& path, size_t at) {
   bytes[at] = static_cast<char>(bytes[at] ^ 1);
   std::ofstream(path, std::ios::binary) << bytes;
 }
-
-int64_t pick(int64_t from, int64_t to) { return *rc::gen::inRange<int64_t>(from, to + 1); }
 
 RC_GTEST_PROP(CheckpointReader, AnyBoxesOfAnyPieces, ()) {
   Shape shape(static_cast<size_t>(pick(1, 4)));

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "checkpoint/pick.h"
+
 namespace sherd {
 
 void showValue(const Box& box, std::ostream& out) {
@@ -45,8 +47,6 @@ void expect_same(const std::optional<CoverageFault>& got, const std::optional<Co
   RC_ASSERT(got->at == expected->at);
   RC_ASSERT(got->times == expected->times);
 }
-
-int64_t pick(int64_t from, int64_t to) { return *rc::gen::inRange<int64_t>(from, to + 1); }
 
 Shape any_shape() {
   static constexpr int64_t kLargest[] = {0, 40, 12, 6, 4, 3, 2, 2, 2};

@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 
 /// A [2, 3] f32 tensor in two files, a [1] step, an empty tensor; 24, 16 and 0 bytes of data.
 Manifest small() {
@@ -89,8 +89,8 @@ TEST(Manifest, OfNothing) { expect_equal(decode_manifest(encode_manifest({})), {
 TEST(Manifest, LargeNumbersComeBack) {
   Manifest m;
   m.sequence = ~uint64_t{0};
-  m.training = {kMax, kMax, ~uint64_t{0}, {}};
-  m.tensors = {{"empty", Section::optim, DType::f64, {kMax / 8, 0}, {}}};
+  m.training = {kLargest, kLargest, ~uint64_t{0}, {}};
+  m.tensors = {{"empty", Section::optim, DType::f64, {kLargest / 8, 0}, {}}};
   const Manifest back = decode_manifest(encode_manifest(m));
   EXPECT_EQ(back.training, m.training);
   expect_equal(m, back);
@@ -180,8 +180,8 @@ TEST(Manifest, BadFilesAreRefused) {
   EXPECT_THAT(file_0([](auto& f) { f.header_bytes = -1; }), HasSubstr("impossible"));
   EXPECT_THAT(file_0([](auto& f) { f.bytes = 99; }), HasSubstr("impossible"));
   EXPECT_THAT(file_0([](auto& f) { f.bytes = -1; }), HasSubstr("impossible"));
-  EXPECT_THAT(file_0([](auto& f) { f.bytes = kMax; }), HasSubstr("impossible"));
-  EXPECT_THAT(file_0([](auto& f) { f.bytes = kMax / 2; }), HasSubstr("1 checksums"));
+  EXPECT_THAT(file_0([](auto& f) { f.bytes = kLargest; }), HasSubstr("impossible"));
+  EXPECT_THAT(file_0([](auto& f) { f.bytes = kLargest / 2; }), HasSubstr("1 checksums"));
   EXPECT_THAT(file_0([](auto& f) { f.block_checksums = {}; }), HasSubstr("0 checksums"));
   EXPECT_THAT(file_0([](auto& f) { f.block_checksums = {1, 2}; }), HasSubstr("2 checksums"));
   EXPECT_THAT(refusal([](Manifest& m) { m.files[3].block_checksums = {1}; }), HasSubstr("1 checksums"));
@@ -196,7 +196,7 @@ TEST(Manifest, BadTensorsAreRefused) {
   EXPECT_THAT(refusal([](Manifest& m) { m.tensors[2].shape = {}; }), HasSubstr("0 dimensions"));
   EXPECT_THAT(refusal([](Manifest& m) { m.tensors[2].shape = Shape(9, 0); }), HasSubstr("9 dimensions"));
   EXPECT_THAT(refusal([](Manifest& m) { m.tensors[2].shape = {0, -1}; }), HasSubstr("negative"));
-  EXPECT_THAT(refusal([](Manifest& m) { m.tensors[2].shape = {0, kMax, 2}; }), HasSubstr("2^63"));
+  EXPECT_THAT(refusal([](Manifest& m) { m.tensors[2].shape = {0, kLargest, 2}; }), HasSubstr("2^63"));
   EXPECT_THAT(tensor_0([](auto& t) { t.shape = {int64_t{1} << 31, int64_t{1} << 30}; }), HasSubstr("2^63"));
   EXPECT_THAT(tensor_0([](auto& t) { t.pieces.pop_back(); }), HasSubstr("element [1, 0] is in no piece"));
   EXPECT_THAT(tensor_0([](auto& t) { t.pieces.push_back(t.pieces[1]); }),
@@ -214,17 +214,17 @@ TEST(Manifest, BadPiecesAreRefused) {
   EXPECT_THAT(piece([](auto& p) { p.box.size = {0, 3}; }), HasSubstr("empty or not inside"));
   EXPECT_THAT(piece([](auto& p) { p.box.size = {-1, 3}; }), HasSubstr("empty or not inside"));
   EXPECT_THAT(piece([](auto& p) { p.box.size = {2, 3}; }), HasSubstr("empty or not inside"));
-  EXPECT_THAT(piece([](auto& p) { p.box.size = {kMax, kMax}; }), HasSubstr("empty or not inside"));
+  EXPECT_THAT(piece([](auto& p) { p.box.size = {kLargest, kLargest}; }), HasSubstr("empty or not inside"));
   EXPECT_THAT(piece([](auto& p) { p.box.offset = {-1, 0}; }), HasSubstr("empty or not inside"));
   EXPECT_THAT(piece([](auto& p) { p.box.offset = {2, 0}; }), HasSubstr("empty or not inside"));
-  EXPECT_THAT(piece([](auto& p) { p.box.offset = {kMax, kMax}; }), HasSubstr("empty or not inside"));
+  EXPECT_THAT(piece([](auto& p) { p.box.offset = {kLargest, kLargest}; }), HasSubstr("empty or not inside"));
   EXPECT_THAT(piece([](auto& p) { p.file = 4; }), HasSubstr("there are 4 files"));
   EXPECT_THAT(piece([](auto& p) { p.file = std::numeric_limits<int>::max(); }),
               HasSubstr("there are 4 files"));
   EXPECT_THAT(piece([](auto& p) { p.begin = 49; }), HasSubstr("outside the data"));
   EXPECT_THAT(piece([](auto& p) { p.begin = 51; }), HasSubstr("outside the data"));
   EXPECT_THAT(piece([](auto& p) { p.begin = -1; }), HasSubstr("outside the data"));
-  EXPECT_THAT(piece([](auto& p) { p.begin = kMax; }), HasSubstr("outside the data"));
+  EXPECT_THAT(piece([](auto& p) { p.begin = kLargest; }), HasSubstr("outside the data"));
   EXPECT_THAT(piece([](auto& p) { p.file = 0, p.begin = 100; }), HasSubstr("they overlap"));
 }
 

@@ -56,8 +56,6 @@ struct TiedNet : Module {
   Tensor backward(const Tensor& dy) override { return dy; }
 };
 
-DeviceMesh mesh_of(RankContext& r) { return DeviceMesh(r.world, {{"shard", r.world->size()}}); }
-
 const char* const kNames[] = {"count", "head.mean", "head.weight", "scale", "tok.mean", "tok.weight"};
 
 fs::path save(const fs::path& folder, int ranks, const fs::path& exported = {}) {

@@ -35,14 +35,6 @@ std::string raw_file(const std::string& header, const std::string& data = "") {
   return length_prefix(header.size()) + header + data;
 }
 
-std::vector<std::string> names_in(const std::filesystem::path& folder) {
-  std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(folder))
-    names.push_back(entry.path().filename());
-  std::sort(names.begin(), names.end());
-  return names;
-}
-
 // ---- what is written is read
 // ----------------------------------------------------------------------------------------
 

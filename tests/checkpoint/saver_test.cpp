@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
 // A tensor whose elements are distributed by flat cuts: rank r holds [cuts[r], cuts[r + 1]).
-struct Whole {
+struct CutTensor {
   std::string name;
   Section section = Section::model;
   DType dtype = DType::f32;
@@ -45,7 +45,7 @@ struct Whole {
   }
 };
 
-LocalTensor piece_of(Device& device, const Whole& w, int rank) {
+LocalTensor piece_of(Device& device, const CutTensor& w, int rank) {
   const int64_t begin = w.cuts[static_cast<size_t>(rank)], end = w.cuts[static_cast<size_t>(rank) + 1];
   LocalTensor t{w.name,
                 w.section,
@@ -58,14 +58,15 @@ LocalTensor piece_of(Device& device, const Whole& w, int rank) {
   return t;
 }
 
-std::vector<LocalTensor> pieces_of(RankContext& rank, const std::vector<Whole>& all) {
+std::vector<LocalTensor> pieces_of(RankContext& rank, const std::vector<CutTensor>& all) {
   std::vector<LocalTensor> pieces;
   for (auto& w : all) pieces.push_back(piece_of(*rank.device, w, rank.world->rank()));
   return pieces;
 }
 
-Whole even(std::string name, Shape shape, int ranks, DType dtype = DType::f32, Section s = Section::model) {
-  Whole w{std::move(name), s, dtype, std::move(shape), {}};
+CutTensor even(std::string name, Shape shape, int ranks, DType dtype = DType::f32,
+               Section s = Section::model) {
+  CutTensor w{std::move(name), s, dtype, std::move(shape), {}};
   for (int r = 0; r <= ranks; ++r) w.cuts.push_back(numel_of(w.shape) * r / ranks);
   return w;
 }
@@ -73,10 +74,10 @@ Whole even(std::string name, Shape shape, int ranks, DType dtype = DType::f32, S
 RC_GTEST_PROP(SavedTensors, AnyCutOfAnyTensorComesBackInAnyBoxes, ()) {
   const int ranks = *rc::gen::inRange(1, 6);
   const DType dtypes[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i32, DType::i64, DType::u8};
-  std::vector<Whole> all;
+  std::vector<CutTensor> all;
   const int count = *rc::gen::inRange(1, 7);
   for (int i = 0; i < count; ++i) {
-    Whole w;
+    CutTensor w;
     w.name = "t" + std::to_string(i);
     w.section = *rc::gen::arbitrary<bool>() ? Section::model : Section::optim;
     w.dtype = dtypes[*rc::gen::inRange(0, 7)];
@@ -97,7 +98,7 @@ RC_GTEST_PROP(SavedTensors, AnyCutOfAnyTensorComesBackInAnyBoxes, ()) {
   const std::string path = folder / "saved/step_00000012";
   RC_ASSERT(verify_checkpoint(path).empty());
   CheckpointReader reader = CheckpointReader::open(path);
-  for (const Whole& w : all) {
+  for (const CutTensor& w : all) {
     const CheckpointTensor* t = reader.find(w.section, w.name);
     RC_ASSERT(t != nullptr);
     RC_ASSERT(t->dtype == w.dtype);
@@ -115,9 +116,9 @@ TEST(Saver, FilesAreNamedByRankAndBox) {
   const TemporaryFolder folder;
   launch(2, [&](RankContext& rank) {
     // Rank 1's piece of the matrix is the end of a row, two rows and the begin of another: three boxes.
-    Whole matrix = even("matrix", {5, 4}, 2);
+    CutTensor matrix = even("matrix", {5, 4}, 2);
     matrix.cuts = {0, 2, 20};
-    Whole vector = even("vector", {3}, 2, DType::f32, Section::optim);
+    CutTensor vector = even("vector", {3}, 2, DType::f32, Section::optim);
     vector.cuts = {0, 3, 3};
     CheckpointSaver saver(rank.world, pieces_of(rank, {matrix, vector}), {.folder = folder / "saved"});
     saver.save({.step = 1});
@@ -139,7 +140,7 @@ TEST(Saver, CollectivesDoNotGrowWithTheNumberOfTensors) {
   for (const int tensors : {1, 200}) {
     const TemporaryFolder folder;
     launch(3, [&](RankContext& rank) {
-      std::vector<Whole> all;
+      std::vector<CutTensor> all;
       for (int i = 0; i < tensors; ++i) all.push_back(even("t" + std::to_string(i), {7}, 3));
       CheckpointSaver saver(rank.world, pieces_of(rank, all), {.folder = folder / "saved"});
       saver.save({.step = 1});
@@ -156,7 +157,7 @@ TEST(Saver, CollectivesDoNotGrowWithTheNumberOfTensors) {
 TEST(Saver, AsyncSavesWhatTheTensorsHeldThen) {
   const TemporaryFolder folder;
   launch(2, [&](RankContext& rank) {
-    const std::vector<Whole> all{even("big", {512, 1024}, 2), even("small", {3}, 2)};
+    const std::vector<CutTensor> all{even("big", {512, 1024}, 2), even("small", {3}, 2)};
     const std::vector<LocalTensor> pieces = pieces_of(rank, all);
     CheckpointSaver saver(rank.world, pieces, {.folder = folder / "saved", .async = true});
     EXPECT_TRUE(saver.idle());
@@ -169,7 +170,7 @@ TEST(Saver, AsyncSavesWhatTheTensorsHeldThen) {
     EXPECT_EQ(saver.take_reports().size(), 1u);
   });
   CheckpointReader reader = CheckpointReader::open(folder / "saved/step_00000001");
-  const Whole big = even("big", {512, 1024}, 2);
+  const CutTensor big = even("big", {512, 1024}, 2);
   std::vector<char> got(static_cast<size_t>(big.bytes()));
   const Box all{{0, 0}, {512, 1024}};
   reader.read(*reader.find(Section::model, "big"), {&all, 1}, got.data());
@@ -199,7 +200,7 @@ TEST(Saver, OneThreadOfEachRankWritesAllAsyncSavesAndAFailedOneDoesNotEndIt) {
   const TemporaryFolder folder;
   Watched files;
   launch(2, [&](RankContext& rank) {
-    const std::vector<Whole> all{even("a", {300'000}, 2)};
+    const std::vector<CutTensor> all{even("a", {300'000}, 2)};
     CheckpointSaver saver(rank.world, pieces_of(rank, all),
                           {.folder = folder / "saved", .async = true, .files = &files});
     for (int step = 1; step <= 6; ++step) {
@@ -282,7 +283,8 @@ TEST(Saver, OneRanksFailureIsEveryRanksError) {
     FaultFileSystem files;
     std::atomic<int> told{0};
     launch(3, {.timeout = std::chrono::seconds(20)}, [&](RankContext& rank) {
-      const std::vector<Whole> all{even("a", {40, 10}, 3), even("b", {9}, 3, DType::bf16, Section::optim)};
+      const std::vector<CutTensor> all{even("a", {40, 10}, 3),
+                                       even("b", {9}, 3, DType::bf16, Section::optim)};
       CheckpointSaver saver(rank.world, pieces_of(rank, all),
                             {.folder = folder / "saved", .async = async, .files = &files});
       saver.save({.step = 1});
@@ -419,16 +421,16 @@ TEST(Saver, RanksThatDoNotFitTogetherAreToldBeforeAnythingIsWritten) {
   const auto saving = [&](auto change) {
     return message_of<Error>([&] {
       launch(2, [&](RankContext& rank) {
-        Whole w = even("weights", {6, 2}, 2);
+        CutTensor w = even("weights", {6, 2}, 2);
         change(w, rank.world->rank());
         CheckpointSaver(rank.world, pieces_of(rank, {w}), {.folder = folder / "saved"});
       });
     });
   };
-  EXPECT_THAT(saving([](Whole& w, int rank) { w.shape[0] += rank; }), HasSubstr("'weights'"));
-  EXPECT_THAT(saving([](Whole& w, int) { w.cuts = {0, 6, 11}; }), HasSubstr("weights"));
-  EXPECT_THAT(saving([](Whole& w, int rank) { w.cuts[1] += rank; }), HasSubstr("weights"));
-  EXPECT_THAT(saving([](Whole& w, int rank) {
+  EXPECT_THAT(saving([](CutTensor& w, int rank) { w.shape[0] += rank; }), HasSubstr("'weights'"));
+  EXPECT_THAT(saving([](CutTensor& w, int) { w.cuts = {0, 6, 11}; }), HasSubstr("weights"));
+  EXPECT_THAT(saving([](CutTensor& w, int rank) { w.cuts[1] += rank; }), HasSubstr("weights"));
+  EXPECT_THAT(saving([](CutTensor& w, int rank) {
                 if (rank == 1) w.dtype = DType::bf16;
               }),
               HasSubstr("bf16"));

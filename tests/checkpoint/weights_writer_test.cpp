@@ -22,8 +22,6 @@ const std::string kData = "a holds this,b this one";  // 12 + 10 bytes and one t
 constexpr const char* kFirst = "model-00001-of-00002.safetensors";
 constexpr const char* kSecond = "model-00002-of-00002.safetensors";
 
-std::vector<std::string> names_in(const fs::path& folder) { return FileSystem::posix().list(folder); }
-
 /// In portions that end inside, at the end of and beyond tensors and files.
 void write(const std::string& path, FileSystem& files) {
   WeightsWriter writer(path, kTensors, {}, 12, files);

@@ -26,6 +26,9 @@ inline void launch(int ranks, const std::function<void(RankContext&)>& body) {
 constexpr Strategy kEveryStrategy[] = {Strategy::no_shard, Strategy::optim, Strategy::optim_grads,
                                        Strategy::optim_grads_params};
 
+/// All ranks in one dimension, "shard".
+inline DeviceMesh mesh_of(RankContext& r) { return DeviceMesh(r.world, {{"shard", r.world->size()}}); }
+
 /// The gradient of w where y = x w^T.
 inline void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
   const auto [grad, beta] = w.grad_for_overwrite();

@@ -15,6 +15,7 @@
 #include <sherd/checkpoint/files/checkpoint_folder.h>
 
 #include "programs/runs/program.h"
+#include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
@@ -42,10 +43,6 @@ bool ends_within(pid_t child, std::chrono::milliseconds time, int* status) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  return fs::exists(folder) ? FileSystem::posix().list(folder) : std::vector<std::string>{};
 }
 
 int64_t newest_step(const fs::path& folder) {

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The last of equal flags counts: `extra` overrides.
-Flags flags_with(const Flags& extra) {
+Flags expert_flags(const Flags& extra) {
   const auto data = scratch("text");
   write_file(data, golden_text());
   return Flags{"--data",   data.string(), "--quiet", "--steps", "20",    "--dim",     "36",
@@ -24,7 +24,7 @@ Flags flags_with(const Flags& extra) {
          extra;
 }
 
-Outcome train(const Flags& extra) { return train_quietly(flags_with(extra)); }
+Outcome train_experts(const Flags& extra) { return train_quietly(expert_flags(extra)); }
 
 // Norms react to a token that changes its expert for a last bit.
 void expect_close(const Outcome& got, const Outcome& want, double tolerance, const std::string& what) {
@@ -37,43 +37,44 @@ class MoeRun : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(MoeRun, EveryDivisionOfTheExpertsAgreesWithOneRank) {
   const Flags top_k = {"--expert-top-k", GetParam()};
-  const Outcome one = train(top_k + Flags{"--ranks", "1"});
+  const Outcome one = train_experts(top_k + Flags{"--ranks", "1"});
   ASSERT_EQ(one.losses.size(), 20u);
   EXPECT_LT(one.losses.back(), one.losses.front() - 0.5);
   for (const Flags& ranks : {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"},
                              Flags{"--ranks", "4", "--expert-parallel", "4"},
                              Flags{"--ranks", "6", "--expert-parallel", "2", "--strategy", "zero0"}})
-    expect_close(train(top_k + ranks), one, 1e-4, show(ranks));
+    expect_close(train_experts(top_k + ranks), one, 1e-4, show(ranks));
 }
 
 TEST_P(MoeRun, BalancingCountsTheChoicesOfAllRanks) {
   // Strong enough that counting each rank's own would show.
   const Flags base = {"--expert-top-k", GetParam(), "--moe-aux", "0.1"};
-  const Outcome one = train(base + Flags{"--ranks", "1"});
+  const Outcome one = train_experts(base + Flags{"--ranks", "1"});
   for (const Flags& ranks : {Flags{"--ranks", "4"}, Flags{"--ranks", "4", "--expert-parallel", "2"}})
-    expect_close(train(base + ranks), one, 1e-4, show(ranks));
+    expect_close(train_experts(base + ranks), one, 1e-4, show(ranks));
 }
 
 // The balancing loss is of each microbatch: off.
 TEST_P(MoeRun, MicrobatchesAgreeWithOneBatch) {
   const Flags base = {"--expert-top-k", GetParam(), "--moe-aux", "0"};
   const Flags accumulated = {"--ranks", "2", "--expert-parallel", "2", "--grad-accum", "3"};
-  expect_close(train(base + accumulated), train(base + Flags{"--ranks", "1"}), 1e-4, show(accumulated));
+  expect_close(train_experts(base + accumulated), train_experts(base + Flags{"--ranks", "1"}), 1e-4,
+               show(accumulated));
 }
 
 TEST_P(MoeRun, StrategiesReplicasAndLayoutsHaveTheSameBits) {
   const Flags base = {"--expert-top-k", GetParam(), "--expert-parallel", "2", "--steps", "8"};
-  const Outcome want = train(base + Flags{"--strategy", "zero0"});
+  const Outcome want = train_experts(base + Flags{"--strategy", "zero0"});
   for (const Flags& replicas :
        {Flags{}, Flags{"--replicas", "2"}, Flags{"--replicas", "4", "--outer", "optim"}})
     for (const char* layout : {"ragged", "even_rows"})
       for (auto& strategy : kStrategies) {
         const Flags flags = base + replicas + Flags{"--layout", layout, "--strategy", strategy};
-        EXPECT_TRUE(train(flags) == want) << show(flags);
+        EXPECT_TRUE(train_experts(flags) == want) << show(flags);
       }
   for (const Flags& flags : {Flags{"--prefetch", "0"}, Flags{"--prefetch", "3"},
                              Flags{"--reshard-after-forward", "false"}, Flags{"--recompute", "blocks"}})
-    EXPECT_TRUE(train(base + flags) == want) << show(flags);
+    EXPECT_TRUE(train_experts(base + flags) == want) << show(flags);
 }
 
 INSTANTIATE_TEST_SUITE_P(TopK, MoeRun, ::testing::Values("1", "2"),
@@ -82,8 +83,8 @@ INSTANTIATE_TEST_SUITE_P(TopK, MoeRun, ::testing::Values("1", "2"),
 TEST(MoeRuns, MuonTrainsExpertStacksBesideDenseMatrices) {
   const Flags muon = {"--optimizer", "muon"};
   const Flags divided = muon + Flags{"--expert-parallel", "2"};
-  const Outcome one = train(muon + Flags{"--ranks", "1"}),
-                want = train(divided + Flags{"--strategy", "zero0"});
+  const Outcome one = train_experts(muon + Flags{"--ranks", "1"}),
+                want = train_experts(divided + Flags{"--strategy", "zero0"});
   expect_close_losses(want, one, 1e-4, "muon");
   for (const Flags& flags :
        {Flags{"--strategy", "zero2", "--replicas", "2"},
@@ -92,20 +93,21 @@ TEST(MoeRuns, MuonTrainsExpertStacksBesideDenseMatrices) {
         Flags{"--layout", "whole_param", "--strategy", "zero1"},
         Flags{"--layout", "whole_param", "--strategy", "zero2", "--bucket-size", "5000"},
         Flags{"--layout", "whole_param", "--strategy", "zero2", "--bucket-size", "1", "--replicas", "2"}})
-    EXPECT_TRUE(train(divided + flags) == want) << show(flags);
+    EXPECT_TRUE(train_experts(divided + flags) == want) << show(flags);
 }
 
 TEST(MoeRuns, Bf16StrategiesHaveTheSameBits) {
   const Flags base = {"--expert-parallel", "2", "--precision", "bf16", "--steps", "6"};
-  EXPECT_TRUE(train(base + Flags{"--strategy", "zero0"}) == train(base + Flags{"--replicas", "2"}));
+  EXPECT_TRUE(train_experts(base + Flags{"--strategy", "zero0"}) ==
+              train_experts(base + Flags{"--replicas", "2"}));
 }
 
 TEST(MoeRuns, InitialWeightsAreTheSameBytesOnEveryDivision) {
-  const Outcome want = train({"--steps", "0", "--ranks", "1"});
+  const Outcome want = train_experts({"--steps", "0", "--ranks", "1"});
   for (const Flags& flags :
        {Flags{}, Flags{"--expert-parallel", "2"}, Flags{"--expert-parallel", "4", "--strategy", "zero0"},
         Flags{"--expert-parallel", "2", "--replicas", "2", "--layout", "even_rows"}})
-    EXPECT_TRUE(train(Flags{"--steps", "0"} + flags).weights == want.weights) << show(flags);
+    EXPECT_TRUE(train_experts(Flags{"--steps", "0"} + flags).weights == want.weights) << show(flags);
   const auto file = scratch("moe.safetensors");
   write_file(file, want.weights);
   const SafetensorsReader reader(file);
@@ -117,16 +119,16 @@ TEST(MoeRuns, InitialWeightsAreTheSameBytesOnEveryDivision) {
 
 TEST(MoeRuns, WeightsMoveBetweenDivisions) {
   const auto file = scratch("trained.safetensors");
-  write_file(file, train({"--steps", "3", "--expert-parallel", "4"}).weights);
+  write_file(file, train_experts({"--steps", "3", "--expert-parallel", "4"}).weights);
   const Flags from = {"--steps", "0", "--seed", "77", "--init-weights", file.string()};
   for (const char* parts : {"1", "2", "4"})
-    EXPECT_TRUE(train(from + Flags{"--expert-parallel", parts}).weights == read_file(file)) << parts;
+    EXPECT_TRUE(train_experts(from + Flags{"--expert-parallel", parts}).weights == read_file(file)) << parts;
 }
 
 TEST(MoeRuns, MemoryFallsWithTheShards) {
   const auto run = [&](const char* strategy) {
-    return run_train_gpt(flags_with({"--expert-parallel", "2", "--steps", "2", "--dim", "96", "--layers", "8",
-                                     "--memory-limit", "26M", "--strategy", strategy}));
+    return run_train_gpt(expert_flags({"--expert-parallel", "2", "--steps", "2", "--dim", "96", "--layers",
+                                       "8", "--memory-limit", "26M", "--strategy", strategy}));
   };
   // With AdamW 24 MiB under zero0 (half of the experts, all the rest), 14 under zero3; activations take 8.
   const Finished whole = run("zero0"), sharded = run("zero3");
@@ -137,7 +139,7 @@ TEST(MoeRuns, MemoryFallsWithTheShards) {
 
 TEST(MoeRuns, ReplicasShardExpertsAllTheSame) {
   const auto printed = [&](const Flags& extra) {
-    Flags flags = flags_with(Flags{"--steps", "1", "--replicas", "4", "--expert-parallel", "2"} + extra);
+    Flags flags = expert_flags(Flags{"--steps", "1", "--replicas", "4", "--expert-parallel", "2"} + extra);
     std::erase(flags, "--quiet");
     const Finished f = run_train_gpt(flags);
     EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -169,7 +171,7 @@ TEST(MoeRuns, BadDivisionsAreUsageErrors) {
   for (const Flags& flags : {Flags{"--expert-parallel", "3"}, Flags{"--tp", "2"},
                              Flags{"--experts", "0", "--expert-parallel", "2"}, Flags{"--experts", "1"},
                              Flags{"--expert-top-k", "9"}}) {
-    const Finished f = run_train_gpt(flags_with(flags));
+    const Finished f = run_train_gpt(expert_flags(flags));
     EXPECT_EQ(f.exit_code, 2) << show(flags) << f.err;
     EXPECT_THAT(f.err, HasSubstr("expert")) << show(flags);
   }
@@ -177,8 +179,8 @@ TEST(MoeRuns, BadDivisionsAreUsageErrors) {
 
 TEST(MoeRuns, ExchangesAreCounted) {
   const auto metrics = scratch("metrics");
-  const Finished f = run_train_gpt(flags_with({"--steps", "2", "--expert-parallel", "2", "--metrics",
-                                               metrics.string(), "--eval-every", "2", "--sample", "5"}));
+  const Finished f = run_train_gpt(expert_flags({"--steps", "2", "--expert-parallel", "2", "--metrics",
+                                                 metrics.string(), "--eval-every", "2", "--sample", "5"}));
   ASSERT_EQ(f.exit_code, 0) << f.err;
   // In each of three blocks: counts, rows there and back, gradients there and back.
   EXPECT_EQ(read_steps(metrics)[0]["comm"]["all_to_all_v"]["calls"], 15);

@@ -15,7 +15,7 @@ namespace sherd::test {
 namespace {
 
 // d = 36 is divisible by neither 4 ranks' slices nor 64; heads of 12.
-Outcome train(const Flags& extra) {
+Outcome train_dense(const Flags& extra) {
   return train_quietly(Flags{"--steps", "20", "--dim", "36", "--layers", "3", "--heads", "3", "--seq", "24",
                              "--batch", "12", "--ranks", "4", "--seed", "5"} +
                        extra);
@@ -40,13 +40,13 @@ std::vector<Flags> arrangements(bool all) {
 class ParityRun : public ::testing::TestWithParam<Flags> {};
 
 TEST_P(ParityRun, EveryStrategyLayoutAndReplicaArrangementHasTheSameBits) {
-  const Outcome want = train(GetParam() + Flags{"--strategy", "no_shard"});
+  const Outcome want = train_dense(GetParam() + Flags{"--strategy", "no_shard"});
   ASSERT_EQ(want.losses.size(), 20u);
   EXPECT_LT(want.losses.back(), want.losses.front());
   const char* nightly = std::getenv("SHERD_NIGHTLY");
   for (const Flags& arrangement : arrangements(nightly && *nightly)) {
     const Flags flags = GetParam() + arrangement;
-    EXPECT_TRUE(train(flags) == want) << show(flags);
+    EXPECT_TRUE(train_dense(flags) == want) << show(flags);
   }
 }
 
@@ -63,7 +63,7 @@ TEST(ProgramRun, AccumulationAgreesInsideAFamilyAndNearlyAcross) {
   for (const char* optimizer : {"adamw", "muon"}) {
     std::vector<Outcome> runs;
     for (auto& s : kStrategies)
-      runs.push_back(train({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
+      runs.push_back(train_dense({"--strategy", s, "--grad-accum", "3", "--optimizer", optimizer}));
     EXPECT_TRUE(runs[0] == runs[1]);
     EXPECT_TRUE(runs[2] == runs[3]);
     for (size_t i = 0; i < runs[0].losses.size(); ++i)
@@ -78,10 +78,10 @@ TEST(ProgramRun, BucketsThatSpanBlocksHaveTheBitsOfRagged) {
     for (const Flags& ranks : {Flags{"--ranks", "1"}, Flags{"--ranks", "3", "--grad-accum", "2"},
                                Flags{"--ranks", "4", "--recompute", "blocks"}}) {
       const Flags base = muon + ranks + Flags{"--strategy", strategy};
-      const Outcome want = train(base);
+      const Outcome want = train_dense(base);
       for (const char* size : {"1", "20000", "0"}) {
         const Flags flags = base + Flags{"--layout", "whole_param", "--bucket-size", size};
-        EXPECT_TRUE(train(flags) == want) << show(flags);
+        EXPECT_TRUE(train_dense(flags) == want) << show(flags);
       }
     }
   }
@@ -89,26 +89,26 @@ TEST(ProgramRun, BucketsThatSpanBlocksHaveTheBitsOfRagged) {
 
 TEST(ProgramRun, OneRankAndFourAgreeOverTenSteps) {
   for (const char* optimizer : {"adamw", "muon"}) {
-    const Outcome four = train({"--optimizer", optimizer, "--steps", "10"});
-    const Outcome one = train({"--optimizer", optimizer, "--steps", "10", "--ranks", "1"});
+    const Outcome four = train_dense({"--optimizer", optimizer, "--steps", "10"});
+    const Outcome one = train_dense({"--optimizer", optimizer, "--steps", "10", "--ranks", "1"});
     for (size_t i = 0; i < 10; ++i) EXPECT_NEAR(one.losses[i], four.losses[i], 1e-5 * one.losses[i]) << i;
   }
 }
 
 TEST(ProgramRun, MoreRanksThanRowsOfSomeTensors) {
   const Flags flags = {"--ranks", "8", "--dim", "6", "--heads", "2", "--batch", "8", "--steps", "6"};
-  const Outcome want = train(flags + Flags{"--strategy", "no_shard"});
+  const Outcome want = train_dense(flags + Flags{"--strategy", "no_shard"});
   for (const char* layout : {"ragged", "even_rows", "whole_param"})
-    EXPECT_TRUE(train(flags + Flags{"--layout", layout, "--optimizer", "adamw"}) == want) << layout;
+    EXPECT_TRUE(train_dense(flags + Flags{"--layout", layout, "--optimizer", "adamw"}) == want) << layout;
 }
 
 TEST(ProgramRun, WeightsGoOutAndComeBack) {
   const auto weights = scratch("first");
-  const Outcome start = train({"--steps", "0"});
+  const Outcome start = train_dense({"--steps", "0"});
   write_file(weights, start.weights);
-  const Outcome direct = train({"--steps", "5"});
+  const Outcome direct = train_dense({"--steps", "5"});
   const Outcome again =
-      train({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
+      train_dense({"--steps", "5", "--init-weights", weights.string(), "--seed", "99", "--replicas", "2"});
   EXPECT_TRUE(direct == again);
 }
 

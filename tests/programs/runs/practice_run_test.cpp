@@ -17,12 +17,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-fs::path fresh(const std::string& name) {
-  const fs::path folder = scratch(name);
-  fs::remove_all(folder);
-  return folder;
-}
-
 Flags settings() {
   return {"--dim",      "36",    "--layers",    "2",    "--heads",       "4",    "--seq",         "24",
           "--batch",    "8",     "--seed",      "5",    "--lr-schedule", "wsd",  "--decay-steps", "3",

@@ -49,6 +49,12 @@ fs::path scratch(const std::string& name) {
   return folder / name;
 }
 
+fs::path fresh(const std::string& name) {
+  const fs::path folder = scratch(name);
+  fs::remove_all(folder);
+  return folder;
+}
+
 std::string read_file(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   if (!in) throw std::runtime_error("cannot read " + path.string());

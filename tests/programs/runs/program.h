@@ -21,6 +21,8 @@ Finished run_train_gpt(const std::vector<std::string>& arguments);
 
 /// The folder of this test's files; made on first use, unique to the process.
 std::filesystem::path scratch(const std::string& name);
+/// The same, without what was there.
+std::filesystem::path fresh(const std::string& name);
 
 std::string read_file(const std::filesystem::path& path);
 void write_file(const std::filesystem::path& path, const std::string& bytes);

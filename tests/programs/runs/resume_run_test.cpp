@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "programs/runs/outcome.h"
+#include "temporary_folder.h"
 
 namespace sherd::test {
 namespace {
@@ -19,12 +20,6 @@ using ::testing::Not;
 Flags model() {
   return {"--dim",   "36", "--layers", "2", "--heads",       "4",     "--seq", "24",
           "--batch", "24", "--seed",   "5", "--lr-schedule", "cosine"};
-}
-
-fs::path fresh(const std::string& name) {
-  const fs::path folder = scratch(name);
-  fs::remove_all(folder);
-  return folder;
 }
 
 Finished run_small(const Flags& extra) {
@@ -45,13 +40,6 @@ int diff(const fs::path& a, const fs::path& b) {
   const std::string command = std::string(SHERD_TOOL) + " ckpt diff " + a.string() + " " + b.string() + " >" +
                               scratch("diff").string();
   return std::system(command.c_str());
-}
-
-std::vector<std::string> names_in(const fs::path& folder) {
-  std::vector<std::string> names;
-  for (auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename().string());
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 class ResumeRun : public ::testing::TestWithParam<Flags> {};

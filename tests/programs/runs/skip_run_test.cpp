@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Flags small(const Flags& extra) {
+Flags small_quiet(const Flags& extra) {
   const auto data = scratch("text");
   write_file(data, golden_text());
   return Flags{"--data",  data.string(), "--ranks", "4",  "--dim",   "16", "--layers", "1",
@@ -24,7 +24,7 @@ Flags small(const Flags& extra) {
 /// Initial weights of this model, all of them `value`.
 std::string poisoned_weights(float value = std::numeric_limits<float>::quiet_NaN()) {
   const std::string path = scratch("nan.safetensors").string();
-  EXPECT_EQ(run_train_gpt(small({"--steps", "0", "--export-weights", path})).exit_code, 0);
+  EXPECT_EQ(run_train_gpt(small_quiet({"--steps", "0", "--export-weights", path})).exit_code, 0);
   std::string bytes = read_file(path);
   uint64_t header = 0;
   std::memcpy(&header, bytes.data(), sizeof header);
@@ -40,8 +40,8 @@ TEST(SkipRun, StepsThatAreNotFiniteAreCountedAndEndTheRunAtTheLimit) {
   for (const char* optimizer : {"adamw", "muon"}) {
     std::filesystem::remove(metrics);
     const Finished f =
-        run_train_gpt(small({"--steps", "9", "--init-weights", weights, "--optimizer", optimizer,
-                             "--max-skipped-steps", "3", "--metrics", metrics.string()}));
+        run_train_gpt(small_quiet({"--steps", "9", "--init-weights", weights, "--optimizer", optimizer,
+                                   "--max-skipped-steps", "3", "--metrics", metrics.string()}));
     EXPECT_EQ(f.exit_code, 1);
     EXPECT_THAT(f.err, HasSubstr("step 1 was skipped on all ranks: the gradient norm is not finite"));
     EXPECT_THAT(f.err, HasSubstr("3 consecutive, 3 of this run"));
@@ -64,10 +64,11 @@ TEST(SkipRun, AtTheLimitTheRunSavesAndWhatIsBeingSavedIsKept) {
   const std::string weights = poisoned_weights(1e30f);
   for (const bool async : {false, true}) {
     std::filesystem::remove_all(folder);
-    const Finished f = run_train_gpt(small({"--steps", "9", "--init-weights", weights, "--max-skipped-steps",
-                                            "3", "--save", folder.string(), "--save-every", "2", "--metrics",
-                                            metrics.string(), "--timeline", scratch("skip.svg").string()}) +
-                                     (async ? Flags{"--async-save"} : Flags{}));
+    const Finished f =
+        run_train_gpt(small_quiet({"--steps", "9", "--init-weights", weights, "--max-skipped-steps", "3",
+                                   "--save", folder.string(), "--save-every", "2", "--metrics",
+                                   metrics.string(), "--timeline", scratch("skip.svg").string()}) +
+                      (async ? Flags{"--async-save"} : Flags{}));
     EXPECT_EQ(f.exit_code, 1);
     EXPECT_THAT(f.err, HasSubstr("3 consecutive steps, up to step 3, were not finite"));
     EXPECT_THAT(f.err, Not(HasSubstr("missing")));
@@ -78,8 +79,8 @@ TEST(SkipRun, AtTheLimitTheRunSavesAndWhatIsBeingSavedIsKept) {
   }
   // The very first step may be the last: nothing was traced, and nothing is missing.
   const Finished first =
-      run_train_gpt(small({"--steps", "9", "--init-weights", weights, "--max-skipped-steps", "1",
-                           "--timeline", scratch("skip.svg").string()}));
+      run_train_gpt(small_quiet({"--steps", "9", "--init-weights", weights, "--max-skipped-steps", "1",
+                                 "--timeline", scratch("skip.svg").string()}));
   EXPECT_EQ(first.exit_code, 1);
   EXPECT_THAT(first.err, HasSubstr("1 consecutive step, up to step 1"));
 }
@@ -89,9 +90,9 @@ TEST(SkipRun, WithoutLimitOrSwitchedOffTheRunGoesOn) {
   const std::string weights = poisoned_weights();
   for (const bool off : {false, true}) {
     std::filesystem::remove(metrics);
-    const Finished f =
-        run_train_gpt(small({"--steps", "12", "--init-weights", weights, "--metrics", metrics.string()}) +
-                      (off ? Flags{"--skip-non-finite", "false"} : Flags{"--max-skipped-steps", "0"}));
+    const Finished f = run_train_gpt(
+        small_quiet({"--steps", "12", "--init-weights", weights, "--metrics", metrics.string()}) +
+        (off ? Flags{"--skip-non-finite", "false"} : Flags{"--max-skipped-steps", "0"}));
     const auto steps = read_steps(metrics);
     ASSERT_EQ(steps.size(), 12u) << f.err;
     EXPECT_EQ(steps[11]["skipped_steps"], off ? 0 : 12);

@@ -29,7 +29,7 @@ fs::path fresh(const std::string& name) {
   return path;
 }
 
-Flags small(const Flags& extra) {
+Flags stop_flags(const Flags& extra) {
   const fs::path data = scratch("text");
   write_file(data, golden_text());
   return Flags{"--data", data.string(),   "--dim",   "16",      "--layers", "1",       "--heads",
@@ -116,7 +116,7 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
     const fs::path folder = fresh("preempted"), metrics = fresh("preempted.jsonl"),
                    weights = fresh("weights.a"), whole_metrics = fresh("whole.jsonl"),
                    whole_weights = fresh("weights.b");
-    const Flags flags = small(arrangement + Flags{"--steps", "1000000"});
+    const Flags flags = stop_flags(arrangement + Flags{"--steps", "1000000"});
     const Flags outputs = {"--metrics", metrics.string(),   "--save",        folder.string(), "--save-every",
                            "70",        "--export-weights", weights.string()};
     int64_t step = 0;
@@ -157,7 +157,7 @@ TEST(StopRun, PreemptedAgainAndAgainTheRunIsBitIdentical) {
 
 TEST(StopRun, WithoutSaveItStopsAndSaysThatNothingWasKept) {
   const fs::path metrics = fresh("stopped.jsonl");
-  Running training(small({"--ranks", "2", "--steps", "1000000", "--metrics", metrics.string()}));
+  Running training(stop_flags({"--ranks", "2", "--steps", "1000000", "--metrics", metrics.string()}));
   ASSERT_TRUE(training.wrote(metrics, 3));
   training.signal(SIGUSR1);
   const Finished f = training.finish();
@@ -171,7 +171,7 @@ TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToARunThatGoesOn) {
     const fs::path folder = fresh("last"), metrics = fresh("last.jsonl"), weights = fresh("last.weights");
     const Flags outputs = {"--save",         folder.string(),    "--metrics",
                            metrics.string(), "--export-weights", weights.string()};
-    Running training(small({"--ranks", "2", "--steps", "1", "--batch", "4096", "--grad-accum", "2048"}) +
+    Running training(stop_flags({"--ranks", "2", "--steps", "1", "--batch", "4096", "--grad-accum", "2048"}) +
                      outputs);
     ASSERT_TRUE(training.wrote(metrics, 1));
     training.signal(SIGUSR1);
@@ -192,8 +192,8 @@ TEST(StopRun, AskedToStopInTheLastStepItLeavesTheRestToARunThatGoesOn) {
 TEST(StopRun, ASecondSignalEndsItAtOnceAndTheGraceIsKept) {
   // A step of too many microbatches to wait for its end: the save cannot begin.
   const fs::path folder = fresh("slow");
-  const Flags slow = small({"--ranks", "2", "--steps", "1000000", "--batch", "262144", "--grad-accum",
-                            "131072", "--save", folder.string()});
+  const Flags slow = stop_flags({"--ranks", "2", "--steps", "1000000", "--batch", "262144", "--grad-accum",
+                                 "131072", "--save", folder.string()});
   {
     Running training(slow + Flags{"--metrics", fresh("slow.jsonl").string()});
     ASSERT_TRUE(training.wrote(scratch("slow.jsonl"), 1));
@@ -220,14 +220,14 @@ TEST(StopRun, TheLimitOfTimeStopsItSaved) {
   const fs::path folder = fresh("limited"), metrics = fresh("limited.jsonl");
   const auto begin = std::chrono::steady_clock::now();
   const Finished f =
-      run_train_gpt(small({"--ranks", "2", "--steps", "1000000", "--max-wall", "2s", "--save",
-                           folder.string(), "--save-every", "20", "--metrics", metrics.string()}));
+      run_train_gpt(stop_flags({"--ranks", "2", "--steps", "1000000", "--max-wall", "2s", "--save",
+                                folder.string(), "--save-every", "20", "--metrics", metrics.string()}));
   EXPECT_EQ(f.exit_code, 0) << f.err;
   EXPECT_GT(step_of_the_end(folder, metrics), 0);
   // No upper bound: the machine may be loaded. It stops long before a million steps, and not at the first.
   EXPECT_GT(std::chrono::steady_clock::now() - begin, 100ms);
-  const Finished tiny = run_train_gpt(small({"--ranks", "2", "--steps", "1000", "--max-wall", "00:00:01",
-                                             "--resume", folder.string(), "--steps", "2000000"}));
+  const Finished tiny = run_train_gpt(stop_flags({"--ranks", "2", "--steps", "1000", "--max-wall", "00:00:01",
+                                                  "--resume", folder.string(), "--steps", "2000000"}));
   EXPECT_EQ(tiny.exit_code, 0) << tiny.err;
   EXPECT_THAT(tiny.err, AllOf(HasSubstr("the limit of 1.0s is near: stopped after step"),
                               HasSubstr("nothing was saved")));
@@ -242,7 +242,7 @@ TEST(StopRun, AVerifiedStepChangesNoBit) {
         Flags{"--ranks", "4", "--replicas", "2", "--outer", "optim"},
         Flags{"--ranks", "4", "--experts", "4", "--expert-parallel", "2"},
         Flags{"--ranks", "4", "--tp", "2", "--check-replicas", "3"}}) {
-    Flags model = small(flags + Flags{"--steps", "7"});
+    Flags model = stop_flags(flags + Flags{"--steps", "7"});
     std::erase(model, "--quiet");
     const fs::path metrics[] = {fresh("once.jsonl"), fresh("twice.jsonl")},
                    weights[] = {fresh("once.weights"), fresh("twice.weights")};
@@ -280,8 +280,8 @@ TEST(StopRun, ASpikeIsReportedWithWhereItCameFrom) {
   for (int i = 0; i < 16 * 8; ++i) add(200 + i * 7 % 50);
   for (int i = 0; i < 16 * 8 * 10; ++i) add(i % 2 == 0 ? 'a' : 'b');
   write_file(tokens, bytes);
-  Flags flags = small({"--ranks", "2", "--tokens", tokens.string(), "--token-format", "u16", "--order",
-                       "sequential", "--steps", "65", "--lr", "0.02", "--metrics", metrics.string()});
+  Flags flags = stop_flags({"--ranks", "2", "--tokens", tokens.string(), "--token-format", "u16", "--order",
+                            "sequential", "--steps", "65", "--lr", "0.02", "--metrics", metrics.string()});
   flags.erase(flags.begin(), flags.begin() + 2);  // --data
   const Finished f = run_train_gpt(flags);
   EXPECT_EQ(f.exit_code, 0) << f.err;
@@ -306,10 +306,10 @@ TEST(StopRun, GuardsThatCannotWorkAreRefused) {
   for (const char* time : {"90", "3h50", "0s", "1.5h"})
     refused({"--max-wall", time}, std::string("--max-wall ") + time + ": must be a time greater than 0");
   refused({"--grace", "-1"}, "--grace");
-  const Finished late = run_train_gpt(small({"--steps", "2", "--save", fresh("late").string()}));
+  const Finished late = run_train_gpt(stop_flags({"--steps", "2", "--save", fresh("late").string()}));
   ASSERT_EQ(late.exit_code, 0);
   const Finished after =
-      run_train_gpt(small({"--steps", "3", "--resume", scratch("late").string(), "--verify-step", "1"}));
+      run_train_gpt(stop_flags({"--steps", "3", "--resume", scratch("late").string(), "--verify-step", "1"}));
   EXPECT_EQ(after.exit_code, 0);
   EXPECT_THAT(after.err,
               HasSubstr("--verify-step 1: this run begins with step 3, so that nothing is verified"));

@@ -21,8 +21,6 @@
 namespace sherd::tools {
 namespace {
 
-using test::entry;
-using test::transformer;
 using ::testing::HasSubstr;
 
 constexpr auto kMuon = Algorithm::muon, kAdamW = Algorithm::adamw;

@@ -6,7 +6,7 @@
 
 #include "layout/param_file.h"
 
-namespace sherd::tools::test {
+namespace sherd::tools {
 
 inline ParamEntry entry(std::string name, Shape shape, Algorithm optimizer, std::string unit,
                         std::vector<int64_t> blocks = {}) {
@@ -32,4 +32,4 @@ inline std::vector<ParamEntry> transformer(int layers, int64_t d, int64_t ffn, i
   return model;
 }
 
-}  // namespace sherd::tools::test
+}  // namespace sherd::tools

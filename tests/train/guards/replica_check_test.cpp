@@ -13,6 +13,7 @@
 #include <sherd/train/guards/replica_check.h>
 
 #include "support/toy_model.h"
+#include "train/guards/flip_bit.h"
 
 namespace sherd::test {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-struct Arrangement {
+struct ReplicaArrangement {
   Strategy strategy;
   int weight_copies, state_copies;  // ranks that hold the same elements
   int replicas = 1;
@@ -30,7 +31,7 @@ struct Arrangement {
 };
 
 // Of four ranks.
-const Arrangement kArrangements[] = {
+const ReplicaArrangement kArrangements[] = {
     {Strategy::no_shard, 4, 4},
     {Strategy::optim, 4, 1},
     {Strategy::optim, 4, 2, 2},
@@ -46,7 +47,7 @@ const Arrangement kArrangements[] = {
     {Strategy::optim_grads_params, 2, 2, 1, Outer::no_shard, 2},
 };
 
-std::string show(const Arrangement& a, DType compute) {
+std::string show(const ReplicaArrangement& a, DType compute) {
   return fmt::format("{} replicas {} outer {} tp {} layout {} {}", name_of(a.strategy), a.replicas,
                      name_of(a.outer), a.tp, static_cast<int>(a.layout), name_of(compute));
 }
@@ -65,7 +66,7 @@ class Model : public ToyModel {
 
 /// A trained model whose matrices go to NorMuon and Muon, and the rest to AdamW.
 struct Trained {
-  Trained(RankContext& r, const Arrangement& a, DType compute)
+  Trained(RankContext& r, const ReplicaArrangement& a, DType compute)
       : rank(r),
         mesh(r.world, {{"replicate", a.replicas}, {"shard", 4 / a.replicas / a.tp}, {"tp", a.tp}}),
         model(mesh) {
@@ -98,15 +99,6 @@ struct Trained {
   std::optional<Optimizer> optimizer;
 };
 
-void flip_lowest_bit(Stream& s, const Tensor& t, int64_t element) {
-  const Tensor at = t.flat(element, element + 1).bytes();
-  std::vector<uint8_t> bytes(static_cast<size_t>(at.numel()));
-  ops::copy_to_host(s, bytes.data(), at);
-  bytes.front() ^= 1;
-  ops::copy_from_host(s, at, bytes.data(), bytes.size());
-  s.synchronize();
-}
-
 /// What this rank holds, by what the check calls it: the parameter, the memory, and by how many ranks it is held.
 struct Memory {
   std::string what, parameter;
@@ -115,12 +107,12 @@ struct Memory {
 };
 
 /// `cut.weight` is spread over the tensor-parallel ranks; all other parameters are whole on each.
-int copies_of(const Parameter& p, int copies, const Arrangement& a) {
+int copies_of(const Parameter& p, int copies, const ReplicaArrangement& a) {
   return p.tensor_shard() ? copies / a.tp : copies;
 }
 
 /// Weights of all units are where unshard() reads them, or that memory itself where they rest whole.
-std::vector<Memory> memory_of(Trained& t, const Arrangement& a, DType compute) {
+std::vector<Memory> memory_of(Trained& t, const ReplicaArrangement& a, DType compute) {
   std::vector<Memory> all;
   const bool whole = a.weight_copies == 4;
   for (auto& unit : runtime_of(t.model).units()) {
@@ -145,7 +137,7 @@ std::vector<Memory> memory_of(Trained& t, const Arrangement& a, DType compute) {
 
 TEST(ReplicaCheck, AFlippedBitOfEachKindIsFoundUnderEveryStrategyLayoutAndPrecision) {
   constexpr int kRank = 2;
-  for (const Arrangement& a : kArrangements)
+  for (const ReplicaArrangement& a : kArrangements)
     for (const DType compute : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(show(a, compute));
       std::set<std::string> found;

@@ -14,6 +14,7 @@
 #include <sherd/train/guards/replica_check.h>
 
 #include "support/rig.h"
+#include "train/guards/flip_bit.h"
 
 namespace sherd::test {
 namespace {
@@ -69,15 +70,6 @@ std::string bits_of(Rig& rig) {
   for (auto& t : rig.optimizer->state()) add(t.local);
   for (auto& c : rig.optimizer->counters()) add(c.value);
   return bits + std::to_string(rig.optimizer->steps()) + " " + std::to_string(rig.optimizer->skipped());
-}
-
-void flip_lowest_bit(Stream& s, const Tensor& t, int64_t element) {
-  uint32_t word = 0;
-  const Tensor at = t.flat(element, element + 1);
-  ops::copy_to_host(s, &word, at);
-  word ^= 1;
-  ops::copy_from_host(s, at, &word, sizeof word);
-  s.synchronize();
 }
 
 std::vector<Tensor> weights_of(Rig& rig) {

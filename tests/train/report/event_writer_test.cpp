@@ -65,16 +65,16 @@ class Bytes {
   size_t at_ = 0;
 };
 
-struct Field {
+struct WireField {
   uint64_t number = 0;
   std::string bytes;  // of a message or text
 };
 /// Fields by number: numbers as their bits, texts and messages as bytes.
-std::multimap<uint64_t, Field> fields_of(const std::string& message) {
-  std::multimap<uint64_t, Field> fields;
+std::multimap<uint64_t, WireField> wire_fields_of(const std::string& message) {
+  std::multimap<uint64_t, WireField> fields;
   for (Bytes bytes(message); !bytes.empty();) {
     const uint64_t key = bytes.varint();
-    Field field;
+    WireField field;
     if (key % 8 == 0) field.number = bytes.varint();
     if (key % 8 == 1) field.number = bytes.fixed(8);
     if (key % 8 == 2) field.bytes = bytes.take(bytes.varint());
@@ -103,14 +103,14 @@ std::vector<Event> read_events(const std::string& path) {
     };
     const std::string data = checked(8);
     Event event;
-    for (const auto& [number, field] : fields_of(checked(Bytes(data).fixed(8)))) {
+    for (const auto& [number, field] : wire_fields_of(checked(Bytes(data).fixed(8)))) {
       if (number == 1) event.wall_time = std::bit_cast<double>(field.number);
       if (number == 2) event.step = static_cast<int64_t>(field.number);
       if (number == 3) event.version = field.bytes;
-      if (number == 7) event.starts = fields_of(field.bytes).find(1)->second.number == 1;
+      if (number == 7) event.starts = wire_fields_of(field.bytes).find(1)->second.number == 1;
       if (number != 5) continue;
-      for (const auto& [one, value] : fields_of(field.bytes)) {
-        const auto scalar = fields_of(value.bytes);
+      for (const auto& [one, value] : wire_fields_of(field.bytes)) {
+        const auto scalar = wire_fields_of(value.bytes);
         if (!scalar.contains(1) || !scalar.contains(2))
           throw std::runtime_error("a scalar lacks its name or value");
         // Zeros, too, are to be there: readers drop scalars without a value.

@@ -1,7 +1,5 @@
 #include <sherd/train/report/loss_svg.h>
 
-#include <limits>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,6 +7,7 @@
 
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train/report/non_finite.h"
 
 namespace sherd {
 namespace {
@@ -17,8 +16,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr const char* kUnit = "nats per byte";
 
 size_t count_of(const std::string& text, const std::string& part) {

@@ -17,6 +17,7 @@
 
 #include "support/message_of.h"
 #include "temporary_folder.h"
+#include "train/report/non_finite.h"
 #include "train/report/step_results.h"
 
 namespace sherd {
@@ -28,9 +29,6 @@ using test::result_of;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 TEST(Metrics, OneObjectPerLineAfterTheConfig) {
   const TemporaryFolder folder;

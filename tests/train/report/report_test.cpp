@@ -1,11 +1,11 @@
 #include <sherd/train/report/report.h>
 
-#include <limits>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sherd/kernels/ops.h>
+
+#include "train/report/non_finite.h"
 
 namespace sherd {
 namespace {
@@ -13,8 +13,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 TEST(Summary, ShowsMemoryOfEveryRankBesideReplication) {
   const int64_t mib = 1 << 20;

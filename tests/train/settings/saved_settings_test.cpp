@@ -21,7 +21,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-struct Settings {
+struct RunSettings {
   std::string text = "a";
   int64_t steps = 4;
   uint64_t seed = 1;
@@ -30,7 +30,7 @@ struct Settings {
   bool quiet = false;
 };
 
-std::vector<FieldGroup> fields_of(Settings& s) {
+std::vector<FieldGroup> fields_of(RunSettings& s) {
   return {{"All",
            {{"text", &s.text, "a|b", "words"},
             {"steps", &s.steps, "N", "", 0, 10},
@@ -54,13 +54,13 @@ void write_checkpoint(const TemporaryFolder& folder, const std::string& name, ui
 }
 
 TEST(SavedSettings, ValuesOfEveryTypeComeBackBitForBit) {
-  Settings before{.text = "b",
-                  .steps = 9,
-                  .seed = 18446744073709551615u,
-                  .lr = 0.1234567890123456789,
-                  .least = 0.1,
-                  .quiet = true};
-  Settings after;
+  RunSettings before{.text = "b",
+                     .steps = 9,
+                     .seed = 18446744073709551615u,
+                     .lr = 0.1234567890123456789,
+                     .least = 0.1,
+                     .quiet = true};
+  RunSettings after;
   const std::vector<FieldGroup> fields = fields_of(after);
   std::vector<std::string> problems;
   const std::string_view names[] = {"quiet", "text", "steps", "seed", "lr", "least", "unknown"};
@@ -75,7 +75,7 @@ TEST(SavedSettings, ValuesOfEveryTypeComeBackBitForBit) {
 }
 
 TEST(SavedSettings, WhatIsNotAskedForOrNotKnownStays) {
-  Settings s;
+  RunSettings s;
   const std::vector<FieldGroup> fields = fields_of(s);
   std::vector<std::string> problems;
   const std::string_view names[] = {"lr", "least"};
@@ -92,7 +92,7 @@ TEST(SavedSettings, WhatIsNotAskedForOrNotKnownStays) {
 
 // Dumping such a value into a message once took a stack frame for each level.
 TEST(SavedSettings, DeepAndLongValuesMakeShortLines) {
-  Settings s;
+  RunSettings s;
   const std::vector<FieldGroup> fields = fields_of(s);
   std::vector<std::string> problems;
   const std::string_view names[] = {"steps", "lr"};
@@ -108,7 +108,7 @@ TEST(SavedSettings, DeepAndLongValuesMakeShortLines) {
 }
 
 TEST(SavedSettings, ValuesThatCannotBeAreNamed) {
-  Settings s;
+  RunSettings s;
   const std::vector<FieldGroup> fields = fields_of(s);
   std::vector<std::string> problems;
   const std::string_view names[] = {"text", "steps", "lr", "seed", "least", "quiet"};
@@ -123,7 +123,7 @@ TEST(SavedSettings, ValuesThatCannotBeAreNamed) {
                   HasSubstr("--steps 11: must be from 0 to 10"), HasSubstr("--seed -1"),
                   HasSubstr("--lr \"fast\""), HasSubstr("--least 2"), HasSubstr("--quiet \"yes\"")));
   EXPECT_EQ(config_text(fields), config_text([] {
-              static Settings standard;
+              static RunSettings standard;
               return fields_of(standard);
             }()));
 }

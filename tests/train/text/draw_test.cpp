@@ -22,7 +22,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kInfinityF32 = std::numeric_limits<float>::infinity();
 
 std::vector<double> frequencies(const std::vector<float>& logits, const DrawOptions& options, int draws) {
   std::vector<double> all(logits.size());
@@ -32,12 +32,12 @@ std::vector<double> frequencies(const std::vector<float>& logits, const DrawOpti
 
 TEST(Draw, GreedyTakesTheFirstOfTheLargest) {
   EXPECT_EQ(draw_token(std::vector<float>{1, 3, -2, 3}, {.temperature = 0}, 1, 1), 1);
-  EXPECT_EQ(draw_token(std::vector<float>{-kInfinity, -5}, {.temperature = 0}, 1, 1), 1);
+  EXPECT_EQ(draw_token(std::vector<float>{-kInfinityF32, -5}, {.temperature = 0}, 1, 1), 1);
 }
 
 // A frequency's deviation is at most sqrt(1 / 4 n); four of them.
 TEST(Draw, FollowsTheSoftmaxOfTheTemperature) {
-  const std::vector<float> logits = {0, 1, -1, 2, -kInfinity};
+  const std::vector<float> logits = {0, 1, -1, 2, -kInfinityF32};
   constexpr int kDraws = 20000;
   for (const float temperature : {0.5f, 1.0f, 3.0f}) {
     const std::vector<double> got = frequencies(logits, {.temperature = temperature}, kDraws);
@@ -110,9 +110,9 @@ TEST(Draw, SaysWhatIsWrong) {
     return message_of<InvalidArgument>([&] { draw_token(logits, options, 1, 1); });
   };
   EXPECT_THAT(message({1, std::nanf("")}), HasSubstr("the logit of token 1 is nan"));
-  EXPECT_THAT(message({kInfinity, 1}, {.temperature = 0}), HasSubstr("token 0 is inf"));
+  EXPECT_THAT(message({kInfinityF32, 1}, {.temperature = 0}), HasSubstr("token 0 is inf"));
   EXPECT_THAT(message({}), HasSubstr("of 0 logits"));
-  EXPECT_THAT(message({-kInfinity, -kInfinity}), HasSubstr("none is above"));
+  EXPECT_THAT(message({-kInfinityF32, -kInfinityF32}), HasSubstr("none is above"));
   EXPECT_THAT(message({1}, {.temperature = -1}), HasSubstr("--temperature -1"));
   EXPECT_THAT(message({1}, {.temperature = std::nanf("")}), HasSubstr("--temperature"));
   EXPECT_THAT(message({1}, {.top_p = 0}), HasSubstr("--top-p 0"));

@@ -107,16 +107,16 @@ std::string refusal(const json& file) {
   return message_of<IoError>([&] { Tokenizer::parse(file.dump(), "t.json"); });
 }
 
-json small() {
+json small_file() {
   return {{"decoder", {{"type", "ByteLevel"}}},
           {"model", {{"type", "BPE"}, {"vocab", {{"a", 0}, {"b", 1}}}}},
           {"added_tokens", json::array({{{"id", 2}, {"content", "<eos>"}, {"special", true}}})}};
 }
 
 TEST(Tokenizer, OtherFilesAreRefusedByName) {
-  EXPECT_EQ(Tokenizer::parse(small().dump(), "t")->decode({0, 1, 2, 0}, true), "aba");
+  EXPECT_EQ(Tokenizer::parse(small_file().dump(), "t")->decode({0, 1, 2, 0}, true), "aba");
   const auto with = [](const char* pointer, const json& value) {
-    json file = small();
+    json file = small_file();
     file[json::json_pointer(pointer)] = value;
     return refusal(file);
   };
@@ -151,17 +151,17 @@ TEST(Tokenizer, OtherFilesAreRefusedByName) {
 TEST(Tokenizer, HostileNumbersAreRefused) {
   for (const json& number :
        {json(-1), json(1.5), json("7"), json(2'000'000'000), json(18446744073709551615u), json(nullptr)}) {
-    json file = small();
+    json file = small_file();
     file["model"]["vocab"]["b"] = number;
     EXPECT_THAT(refusal(file), AllOf(HasSubstr("the token 'b'"), HasSubstr(number.dump()))) << number;
-    file = small();
+    file = small_file();
     file["added_tokens"][0]["id"] = number;
     EXPECT_THAT(refusal(file), HasSubstr("the token '<eos>'")) << number;
   }
-  json twice = small();
+  json twice = small_file();
   twice["model"]["vocab"]["b"] = 0;
   EXPECT_THAT(refusal(twice), HasSubstr("the number 0 to 'a' and to 'b'"));
-  json special = small();
+  json special = small_file();
   special["added_tokens"][0]["special"] = "yes";
   EXPECT_THAT(refusal(special), HasSubstr("'special'"));
 }
@@ -175,7 +175,7 @@ TEST(Tokenizer, DeeplyNestedFilesAreRefusedInAShortLine) {
     EXPECT_THAT(message, HasSubstr("nested more than 64 deep"));
     EXPECT_LT(message.size(), 200u);
   }
-  json file = small();
+  json file = small_file();
   file["decoder"]["type"] = std::string(10'000, 'x') + "\x1b[2J";
   EXPECT_LT(refusal(file).size(), 400u);
   file["decoder"]["type"] = "a\x1b[2J\n";
@@ -187,7 +187,7 @@ TEST(Tokenizer, ReplaceStepsDoNotMultiplyAFile) {
     return json{{"type", "Replace"}, {"pattern", {{"String", what}}}, {"content", with}};
   };
   const auto with = [](std::vector<json> steps) {
-    json file = small();
+    json file = small_file();
     for (int i = 0; i < 500; ++i) file["model"]["vocab"][std::to_string(i) + "aa"] = i + 3;
     steps.push_back({{"type", "Fuse"}});
     file["decoder"] = {{"type", "Sequence"}, {"decoders", steps}};
@@ -207,7 +207,7 @@ TEST(Tokenizer, ReplaceStepsDoNotMultiplyAFile) {
 }
 
 TEST(Tokenizer, BrokenFilesAreRefused) {
-  const std::string whole = small().dump();
+  const std::string whole = small_file().dump();
   for (size_t size = 0; size < whole.size(); ++size)
     EXPECT_THROW(Tokenizer::parse(whole.substr(0, size), "t"), IoError) << size;
   for (const char* text : {"[]", "3", "null", "{}", "{\"decoder\":{}}",
