@@ -55,13 +55,15 @@ check_format() {
     echo "format: SKIPPED, clang-format is not installed"
     return
   fi
-  local count=0 bad=0
-  while IFS= read -r file; do
-    count=$((count + 1))
-    clang-format --dry-run -Werror "$file" >/dev/null 2>&1 || { bad=$((bad + 1)); echo "format: $file"; }
-  done < <(files '*.h' '*.cpp' '*.cu')
+  local sources count bad
+  sources=$(files '*.h' '*.cpp' '*.cu')
+  count=$(grep -c . <<<"$sources" || true)
+  bad=$(xargs -r -P "$(nproc)" -n 40 clang-format --dry-run <<<"$sources" 2>&1 |
+    sed -nE 's/^([^:]+):[0-9]+:[0-9]+: .*clang-format-violations.*/\1/p' | sort -u)
+  [ -z "$bad" ] || sed 's/^/format: /' <<<"$bad"
+  bad=$(grep -c . <<<"$bad" || true)
   echo "format: $bad of $count files differ from .clang-format (clang-format -i FILE)"
-  [ $bad -eq 0 ] || failed=1
+  [ "$bad" -eq 0 ] || failed=1
 }
 
 check_words() {

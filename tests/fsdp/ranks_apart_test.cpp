@@ -127,7 +127,8 @@ TEST(RanksApart, EveryOptionAndShapeMustBeAlike) {
 TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
   struct Case {
     const char* what;
-    std::function<void(ToyModel&, const DeviceMesh&, FullyShardOptions)> wrap;  // of rank 2
+    // Of rank 2; `pair` is the mesh of its replica alone.
+    std::function<void(ToyModel&, const DeviceMesh& mesh, const DeviceMesh& pair, FullyShardOptions)> wrap;
     const char* want;
   };
   const auto wrap_all = [](ToyModel& m, const DeviceMesh& mesh, FullyShardOptions o) {
@@ -135,18 +136,18 @@ TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
     fully_shard(m, mesh, o);
   };
   const Case cases[] = {
-      {"no unit", [](auto& m, auto& mesh, auto o) { fully_shard(m, mesh, o); },
+      {"no unit", [](auto& m, auto& mesh, auto&, auto o) { fully_shard(m, mesh, o); },
        "rank 2 has unit 'root' (optim_grads_params, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.0' "
        "(optim_grads_params"},
       {"a unit less",
-       [](auto& m, auto& mesh, auto o) {
+       [](auto& m, auto& mesh, auto&, auto o) {
          fully_shard(*m.blocks_[0], mesh, o);
          fully_shard(m, mesh, o);
        },
        "rank 2 has unit 'root' (optim_grads_params, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.1' "
        "(optim_grads_params"},
       {"a strategy",
-       [](auto& m, auto& mesh, auto o) {
+       [](auto& m, auto& mesh, auto&, auto o) {
          fully_shard(*m.blocks_[0], mesh, o);
          o.strategy = Strategy::no_shard;
          fully_shard(*m.blocks_[1], mesh, o);
@@ -156,12 +157,20 @@ TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
        "rank 2 has unit 'blocks.1' (no_shard, mesh replicate 2 x shard 2), rank 0 has unit 'blocks.1' "
        "(optim_grads_params"},
       {"a dtype",
-       [](auto& m, auto& mesh, auto o) {
+       [](auto& m, auto& mesh, auto&, auto o) {
          m.blocks_[1]->up_.set_compute_dtype(DType::bf16);
          for (auto& block : m.blocks_) fully_shard(*block, mesh, o);
          fully_shard(m, mesh, o);
        },
        "rank 2 has parameter 'blocks.1.up.weight' of unit 'blocks.1' ([8, 8] bf16), rank 0 has"},
+      {"another mesh",
+       [](auto& m, auto& mesh, auto& pair, auto o) {
+         fully_shard(*m.blocks_[0], mesh, o);
+         fully_shard(*m.blocks_[1], pair, o);
+         fully_shard(m, mesh, o);
+       },
+       "rank 2 has unit 'blocks.1' (optim_grads_params, mesh shard 2), rank 0 has unit 'blocks.1' "
+       "(optim_grads_params, mesh replicate 2 x shard 2)"},
   };
   for (const Case& c : cases) {
     SCOPED_TRACE(c.what);
@@ -172,9 +181,9 @@ TEST(RanksApart, OtherWrapsAreNamedBeforeAnyRankWaits) {
     try {
       test::launch(4, options, [&](RankContext& r) {
         ToyModel model(8, 8, 2);
-        const DeviceMesh mesh(r.world, {{"replicate", 2}, {"shard", 2}});
+        const DeviceMesh mesh(r.world, {{"replicate", 2}, {"shard", 2}}), pair = mesh.submesh({"shard"});
         try {
-          r.world->rank() == 2 ? c.wrap(model, mesh, {}) : wrap_all(model, mesh, {});
+          r.world->rank() == 2 ? c.wrap(model, mesh, pair, {}) : wrap_all(model, mesh, {});
         } catch (const std::exception& e) {
           std::lock_guard lock(mutex);
           texts.emplace_back(e.what());
