@@ -2,7 +2,7 @@
 # Installs what is missing, builds, runs all tests. Usage: scripts/test.sh [preset] [ctest arguments...]
 #        scripts/test.sh quick [ctest arguments...]     the folders' own tests in release: no programs, no package
 # Presets: release (default), debug, asan, tsan. TARGETS="..." builds those alone; CONFIGURE="-DNAME=VALUE ..." goes to
-# cmake. A new build folder compiles several sources as one (unity build), from precompiled headers, in half the time.
+# cmake.
 #
 # Root may read and write everything, so that tests of file permissions need an ordinary user: started by root (as in a
 # container), this runs the tests as TEST_USER (an id; default 65534, the unprivileged user), to whom it gives the build
@@ -18,11 +18,7 @@ if [ "$preset" = quick ]; then
   set -- -L '^(kernels|comm|dtensor|fsdp|nn|optim|checkpoint|train|misuse)$' "$@"
 fi
 scripts/install_deps.sh
-configure=()
-[ -f "build/$preset/CMakeCache.txt" ] ||
-  configure=(-DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12 -DSHERD_PCH=ON)
-read -ra more <<<"${CONFIGURE:-}"
-configure+=("${more[@]}")
+read -ra configure <<<"${CONFIGURE:-}"
 cmake --preset "$preset" "${configure[@]}" >/dev/null
 read -ra targets <<<"${TARGETS:-all}"
 cmake --build --preset "$preset" --target "${targets[@]}"
