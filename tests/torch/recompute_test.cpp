@@ -15,7 +15,15 @@ using sherd::torch::recompute;
 using torch::Tensor;
 
 /// What runs twice.
-enum class Again { nothing, around_blocks, inside_blocks, around_two, nested, shared_block, all_in_call };
+enum class Recomputed {
+  nothing,
+  around_blocks,
+  inside_blocks,
+  around_two,
+  nested,
+  shared_block,
+  all_in_call
+};
 
 struct DropBlockImpl : torch::nn::Module {
   explicit DropBlockImpl(int64_t width)
@@ -44,7 +52,7 @@ struct DropNetImpl : torch::nn::Module {
   auto block(size_t i) { return blocks[i]->as<DropBlock>(); }
   Tensor two(size_t i, const Tensor& x) { return block(i + 1)->forward(block(i)->forward(x)); }
   Tensor forward(const Tensor& x) {
-    if (again == Again::all_in_call) return recompute([this](const Tensor& t) { return all(t); }, x);
+    if (again == Recomputed::all_in_call) return recompute([this](const Tensor& t) { return all(t); }, x);
     return all(x);
   }
   Tensor all(const Tensor& x) {
@@ -53,14 +61,14 @@ struct DropNetImpl : torch::nn::Module {
       const auto one = [this, i](const Tensor& y) { return block(i)->forward(y); };
       const auto pair = [this, i](const Tensor& y) { return two(i, y); };
       switch (again) {
-        case Again::around_blocks:
+        case Recomputed::around_blocks:
           h = recompute(one, h);
           break;
-        case Again::around_two:
+        case Recomputed::around_two:
           h = recompute(pair, h);
           ++i;
           break;
-        case Again::nested:
+        case Recomputed::nested:
           h = recompute(
               [this, i](const Tensor& y) {
                 const Tensor z = recompute([this, i](const Tensor& a) { return block(i)->forward(a); }, y);
@@ -73,7 +81,7 @@ struct DropNetImpl : torch::nn::Module {
           h = one(h);
       }
       if (three_times) {
-        for (int k = 0; k < 2; ++k) h = again == Again::shared_block ? recompute(one, h) : one(h);
+        for (int k = 0; k < 2; ++k) h = again == Recomputed::shared_block ? recompute(one, h) : one(h);
       }
     }
     return head(h);
@@ -81,7 +89,7 @@ struct DropNetImpl : torch::nn::Module {
   torch::nn::Embedding tokens{11, kWidth};
   torch::nn::ModuleList blocks;
   torch::nn::Linear head{kWidth, 3};
-  Again again = Again::nothing;
+  Recomputed again = Recomputed::nothing;
   bool three_times = false;
 };
 SHERD_TORCH_MODULE(DropNet);
@@ -96,15 +104,15 @@ Tensor drop_loss(DropNet& m, int r) {
   return m(tokens_of(r)).square().mean();
 }
 
-void set_again(DropNet& m, Again again) {
+void set_again(DropNet& m, Recomputed again) {
   m->again = again;
-  for (size_t i = 0; i < 4; ++i) m->block(i)->inside = again == Again::inside_blocks;
+  for (size_t i = 0; i < 4; ++i) m->block(i)->inside = again == Recomputed::inside_blocks;
 }
 
 // The plain model recomputes nothing, and the sharded one does.
 TEST(TorchRecompute, SameBitsUnderAllStrategies) {
-  for (const Again again :
-       {Again::around_blocks, Again::inside_blocks, Again::around_two, Again::nested, Again::all_in_call}) {
+  for (const Recomputed again : {Recomputed::around_blocks, Recomputed::inside_blocks, Recomputed::around_two,
+                                 Recomputed::nested, Recomputed::all_in_call}) {
     Comparison<DropNet>{drop_loss,
                         [again](DropNet& m, const auto& mesh, const auto& o) {
                           set_again(m, again);
@@ -122,13 +130,13 @@ TEST(TorchRecompute, OneUnitInSeveralScopes) {
                         return drop_loss(m, r);
                       },
                       [](DropNet& m, const auto& mesh, const auto& o) {
-                        set_again(m, Again::shared_block);
+                        set_again(m, Recomputed::shared_block);
                         for (const auto& block : *m->blocks) sherd::torch::wrap(*block, mesh, o);
                       }}
       .run();
 }
 
-DropNet sharded_drop(const DropNet& first, const RankContext& rank, Strategy strategy, Again again) {
+DropNet sharded_drop(const DropNet& first, const RankContext& rank, Strategy strategy, Recomputed again) {
   DropNet model;
   copy_weights(*first, *model);
   FullyShardOptions o;
@@ -168,7 +176,7 @@ TEST(TorchRecompute, AroundTheRoot) {
     });
     for (const Strategy strategy : strategies()) {
       launch(ranks, [&](RankContext& rank) {
-        for (const Again again : {Again::nothing, Again::around_blocks}) {
+        for (const Recomputed again : {Recomputed::nothing, Recomputed::around_blocks}) {
           DropNet model = sharded_drop(first, rank, strategy, again);
           const int r = rank.world->rank();
           loss(model, 5, true);  // a graph that is dropped owes nothing
@@ -197,7 +205,7 @@ TEST(TorchRecompute, ScopesOfSeveralObjectives) {
   });
   for (const Strategy strategy : strategies()) {
     launch(1, [&](RankContext& rank) {
-      for (const Again again : {Again::around_blocks, Again::nested}) {
+      for (const Recomputed again : {Recomputed::around_blocks, Recomputed::nested}) {
         DropNet model = sharded_drop(first, rank, strategy, again);
         const Tensor a = drop_loss(model, 0), b = drop_loss(model, 1);
         a.backward();
@@ -226,12 +234,14 @@ TEST(TorchRecompute, KeepsLess) {
   const Tensor x = torch::zeros({512, 3}, torch::kLong);
   int64_t plain = 0;
   launch(1, [&](RankContext& rank) {
-    const std::pair<Again, int64_t> least[] = {
-        {Again::nothing, 0}, {Again::inside_blocks, 3}, {Again::around_blocks, 6}, {Again::around_two, 8}};
+    const std::pair<Recomputed, int64_t> least[] = {{Recomputed::nothing, 0},
+                                                    {Recomputed::inside_blocks, 3},
+                                                    {Recomputed::around_blocks, 6},
+                                                    {Recomputed::around_two, 8}};
     for (const auto& [again, times_less] : least) {
       DropNet model = sharded_drop(first, rank, Strategy::optim_grads_params, again);
       const int64_t bytes = held([&] { return model(x); });
-      if (again == Again::nothing) plain = bytes;
+      if (again == Recomputed::nothing) plain = bytes;
       EXPECT_LE(times_less * bytes, plain) << static_cast<int>(again);
     }
   });
@@ -311,7 +321,7 @@ TEST(TorchRecompute, Misuse) {
   DropNet first;
   const Values want = mean_of_drop(first, 1, [](DropNet& m, int) { drop_loss(m, 0).backward(); });
   launch(1, [&](RankContext& rank) {
-    DropNet model = sharded_drop(first, rank, Strategy::optim_grads_params, Again::nothing);
+    DropNet model = sharded_drop(first, rank, Strategy::optim_grads_params, Recomputed::nothing);
     int runs = 0;
     const Tensor y = sherd::torch::call(
         *model,
@@ -328,7 +338,7 @@ TEST(TorchRecompute, Misuse) {
     expect("in the second run", [&] { y.sum().backward(); });
     expect("reset_step", [&] { drop_loss(model, 0).backward(); });
     sherd::torch::reset_step(*model);
-    set_again(model, Again::around_blocks);
+    set_again(model, Recomputed::around_blocks);
     drop_loss(model, 0).backward();
     expect_gradients(*model, want, where(rank, Strategy::optim_grads_params));
   });
