@@ -10,7 +10,7 @@
 namespace sherd::test {
 namespace {
 
-Outcome train(const Flags& extra, int late = 0) {
+Outcome train_nccl(const Flags& extra, int late = 0) {
   if (late > 0) ::setenv("SHERD_HOST_CUDA_LATE", std::to_string(late).c_str(), 1);
   Outcome outcome =
       train_quietly(Flags{"--steps", "4", "--dim", "32", "--layers", "2", "--heads", "2", "--seq", "16",
@@ -40,37 +40,39 @@ TEST_P(NcclTraining, ExactOrderHasTheBitsOfLocal) {
   int order = 0;
   for (const Flags& way : ways()) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way;
-    const Outcome want = train(flags);
+    const Outcome want = train_nccl(flags);
     ASSERT_EQ(want.losses.size(), 4u);
-    EXPECT_TRUE(train(flags + kExact) == want) << show(flags);
-    EXPECT_TRUE(train(flags + kExact, ++order) == want) << show(flags) << ", late streams " << order;
+    EXPECT_TRUE(train_nccl(flags + kExact) == want) << show(flags);
+    EXPECT_TRUE(train_nccl(flags + kExact, ++order) == want) << show(flags) << ", late streams " << order;
   }
 }
 
 TEST_P(NcclTraining, ItsOwnOrderAgreesToRounding) {
   for (const Flags& way : {Flags{}, Flags{"--replicas", "2"}}) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way;
-    expect_close_losses(train(flags + kNccl), train(flags), 1e-5, show(flags));
+    expect_close_losses(train_nccl(flags + kNccl), train_nccl(flags), 1e-5, show(flags));
   }
 }
 
 TEST_P(NcclTraining, CallsAreComparedAndBuffersRegistered) {
   const Flags flags = Flags{"--optimizer", GetParam()} + kNccl;
-  EXPECT_TRUE(train(flags + Flags{"--nccl-check-calls", "--nccl-register-buffers"}) == train(flags));
+  EXPECT_TRUE(train_nccl(flags + Flags{"--nccl-check-calls", "--nccl-register-buffers"}) ==
+              train_nccl(flags));
 }
 
 TEST_P(NcclTraining, BuffersLieInSymmetricWindows) {
   for (const Flags& way : ways()) {
     const Flags flags = Flags{"--optimizer", GetParam()} + way + kNccl;
-    EXPECT_TRUE(train(flags + Flags{"--nccl-windows"}) == train(flags)) << show(flags);
+    EXPECT_TRUE(train_nccl(flags + Flags{"--nccl-windows"}) == train_nccl(flags)) << show(flags);
   }
 }
 
 TEST_P(NcclTraining, SavesAndGoesOnInTheSameBits) {
   const Flags flags = Flags{"--optimizer", GetParam()} + kNccl;
   const auto folder = scratch(std::string("nccl_saved_") + GetParam());
-  const Outcome whole = train(flags + Flags{"--save", folder.string(), "--save-every", "2", "--async-save"});
-  const Outcome rest = train(flags + Flags{"--resume", (folder / "step_00000002").string()}, 1);
+  const Outcome whole =
+      train_nccl(flags + Flags{"--save", folder.string(), "--save-every", "2", "--async-save"});
+  const Outcome rest = train_nccl(flags + Flags{"--resume", (folder / "step_00000002").string()}, 1);
   ASSERT_EQ(rest.losses.size(), 2u);
   EXPECT_EQ(rest.losses, (std::vector(whole.losses.begin() + 2, whole.losses.end())));
 }
@@ -82,7 +84,7 @@ TEST(NcclRun, EveryModeOfMuonTrainsAlike) {
   const Flags muon = {"--optimizer", "muon", "--ns-form", "gram"};
   for (const char* mode : {"owner", "gather", "auto"}) {
     const Flags flags = muon + Flags{"--muon-mode", mode};
-    EXPECT_TRUE(train(flags + kExact, 3) == train(flags)) << mode;
+    EXPECT_TRUE(train_nccl(flags + kExact, 3) == train_nccl(flags)) << mode;
   }
 }
 
