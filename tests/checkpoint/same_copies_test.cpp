@@ -270,10 +270,10 @@ TEST(SameCopies, OfAGigabyteLessThanAPercentIsRead) {
   fs::resize_file(path, static_cast<uintmax_t>(data + kBytes));  // sparse
   int64_t read = 0;
   const uint64_t before = weights_copies(folder.path(), FileSystem::posix(), &read).front().digest;
-  EXPECT_GT(read, kTensors * 3 * 4096);
+  EXPECT_GT(read, kTensors * 2 * 4096);
   EXPECT_LT(read, kBytes / 100);
-  // Whatever the size, the first, the last and the middle bytes of every tensor are among them.
-  for (const int64_t at : {int64_t{0}, kBytes / kTensors / 2, kBytes / kTensors - 1}) {
+  // Whatever the size, the first and the last bytes of every tensor are among them.
+  for (const int64_t at : {int64_t{0}, kBytes / kTensors - 1}) {
     flip(path, data + 77 * (kBytes / kTensors) + at);
     EXPECT_NE(weights_copies(folder.path()).front().digest, before) << at;
     flip(path, data + 77 * (kBytes / kTensors) + at);
