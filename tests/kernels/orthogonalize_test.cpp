@@ -143,13 +143,13 @@ TEST(Orthogonalize, TheTransposedMatrixGivesTheTransposedResult) {
 // Relative errors on a spectrum from 1e-3 to 1 and on a Gaussian matrix, as published for these forms: .05 to
 // .10 in bf16 (8 bits), an eighth of it in f16 (11 bits); gram in f16 with one restart .010 to .035.
 TEST(Orthogonalize, SixteenBitTypesStayWithinTheirPublishedErrors) {
-  struct Case {
+  struct Bound {
     OrthogonalizeOptions options;
     double error;
   };
-  const Case cases[] = {{form(IterationForm::standard, kJordan, {}, DType::bf16), 0.10},
-                        {form(IterationForm::standard, kJordan, {}, DType::f16), 0.10 / 8},
-                        {form(IterationForm::gram, kJordan, {2}, DType::f16), 0.035}};
+  const Bound cases[] = {{form(IterationForm::standard, kJordan, {}, DType::bf16), 0.10},
+                         {form(IterationForm::standard, kJordan, {}, DType::f16), 0.10 / 8},
+                         {form(IterationForm::gram, kJordan, {2}, DType::f16), 0.035}};
   for (const char* kernels : {kFast, "reference"}) {
     Lab lab(kernels);
     for (Size s : {Size{64, 64}, {70, 130}, {200, 50}}) {
@@ -158,7 +158,7 @@ TEST(Orthogonalize, SixteenBitTypesStayWithinTheirPublishedErrors) {
                                     with_singular_values(s.rows, s.cols, log_uniform(k, 1e-3), 2).matrix}) {
         const Floats values = narrowed(matrix);
         const Doubles want = iterated(widened(s.rows, s.cols, values), kJordan);
-        for (const Case& c : cases) {
+        for (const Bound& c : cases) {
           const auto got = orthogonalized(lab, s.rows, s.cols, values, c.options);
           const double error = relative_error(got.values, want);
           EXPECT_LE(error, c.error) << kernels << " " << print(s) << " " << &c - cases;
