@@ -61,6 +61,8 @@ function(sherd_cuda_sources library)
   list(FILTER sources EXCLUDE REGEX "_hopper\\.cu$")
   list(FILTER hopper INCLUDE REGEX "_hopper\\.cu$")
   target_sources(${library} PRIVATE ${sources})
+  # Objects of their own: the emulation's take their place in its programs.
+  set_source_files_properties(${sources} TARGET_DIRECTORY ${library} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_link_libraries(${library} PRIVATE CUDA::cudart)
   if(hopper)
     add_library(sherd_hopper OBJECT ${hopper})
