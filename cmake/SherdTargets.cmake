@@ -17,8 +17,8 @@ function(sherd_own_target target)
     # GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
     list(APPEND host -Wno-restrict)
     if(CMAKE_UNITY_BUILD)
-      # It takes a source's anonymous namespace for that of a header when another source includes it, and sees members
-      # without a value where there are none. A build with -DSHERD_UNITY=OFF has these warnings.
+      # It takes a source's anonymous namespace for that of a header when another source includes it, and warns of
+      # members without a value that have one. A build with -DSHERD_UNITY=OFF has these warnings.
       list(APPEND host -Wno-subobject-linkage -Wno-maybe-uninitialized)
     endif()
     if(SHERD_SANITIZE)
