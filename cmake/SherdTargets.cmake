@@ -17,12 +17,11 @@ function(sherd_own_target target)
     # GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
     list(APPEND host -Wno-restrict)
     if(CMAKE_UNITY_BUILD)
-      # It takes a source's anonymous namespace for that of a header when another source includes it, and warns of
-      # members without a value that have one. A build with -DSHERD_UNITY=OFF has these warnings.
-      list(APPEND host -Wno-subobject-linkage -Wno-maybe-uninitialized)
+      # It takes a source's anonymous namespace for that of a header when another source includes it.
+      list(APPEND host -Wno-subobject-linkage)
     endif()
-    if(SHERD_SANITIZE)
-      # Instrumented standard headers (std::regex) make GCC 12 see uninitialised members that are not.
+    if(CMAKE_UNITY_BUILD OR SHERD_SANITIZE)
+      # Large or instrumented sources make GCC 12 see uninitialised members that are not.
       list(APPEND host -Wno-maybe-uninitialized)
     endif()
   else()

@@ -59,7 +59,8 @@ check_format() {
   sources=$(files '*.h' '*.cpp' '*.cu')
   count=$(grep -c . <<<"$sources" || true)
   bad=$(xargs -r -P "$(nproc)" -n 40 clang-format --dry-run <<<"$sources" 2>&1 |
-    sed -nE 's/^([^:]+):[0-9]+:[0-9]+: .*clang-format-violations.*/\1/p' | sort -u)
+    sed -nE 's/^([^:]+):[0-9]+:[0-9]+: .*clang-format-violations.*/\1/p' | sort -u) ||
+    { echo "format: clang-format failed; try it on one file"; failed=1; return; }
   [ -z "$bad" ] || sed 's/^/format: /' <<<"$bad"
   bad=$(grep -c . <<<"$bad" || true)
   echo "format: $bad of $count files differ from .clang-format (clang-format -i FILE)"

@@ -1,4 +1,4 @@
-// The mark by which a process knows what it wrote. Private to checkpoint/.
+// The mark by which a process knows what it wrote. Private to checkpoint/ and the programs.
 #pragma once
 
 #include <cstdint>

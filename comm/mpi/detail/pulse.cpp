@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <utility>
 
+#include <sherd/comm/core/detail/timeouts.h>
+
 namespace sherd::mpi {
 namespace {
 
 using std::chrono::milliseconds;
 
 constexpr milliseconds kInterval{1000};
-// A store that does not answer for so long is lost.
-constexpr milliseconds kStoreTime{10'000};
 
 }  // namespace
 
@@ -29,8 +29,9 @@ std::optional<milliseconds> Pulse::look(Clock::time_point now) {
   if (last_ && now - *last_ < interval_) return {};
   const Clock::duration passed = last_ ? std::min(now - *last_, 2 * interval_) : Clock::duration{};
   last_ = now;
-  store_->set(fmt::format("{}/{}", prefix_, process_), std::to_string(++beats_), kStoreTime);
-  const std::string heard = store_->get(fmt::format("{}/{}", prefix_, neighbour_), kStoreTime).value_or("");
+  store_->set(fmt::format("{}/{}", prefix_, process_), std::to_string(++beats_), comm::kStoreAnswers);
+  const std::string heard =
+      store_->get(fmt::format("{}/{}", prefix_, neighbour_), comm::kStoreAnswers).value_or("");
   silence_ = heard == heard_ ? silence_ + passed : Clock::duration{};
   heard_ = heard;
   if (silence_ <= limit_) return {};

@@ -6,15 +6,13 @@
 #include <algorithm>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
+#include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/kernels/device/program.h>
 
 namespace sherd::mpi {
 namespace {
 
 using std::chrono::milliseconds;
-
-// A store that does not answer the watch for so long is lost, whatever the timeout of calls.
-constexpr std::chrono::seconds kAnswerTime{10};
 
 // So much later than a call that waits would: that one can say what it waited for, and with which data.
 constexpr std::chrono::seconds kLongerThanCalls{10};
@@ -41,7 +39,7 @@ Session::Session(std::span<const int> process_of,
                                  .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
                                  .joining =
                                      [this] {
-                                       if (const auto notice = announced(*store_, kAnswerTime))
+                                       if (const auto notice = announced(*store_, comm::kStoreAnswers))
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
   pulse_ = std::make_unique<Pulse>(store_, options_.name + "/alive", engine_->process(), engine_->processes(),
@@ -238,7 +236,8 @@ void Session::watch() {
 void Session::look_at_store() {
   try {
     if (!domain_.aborted())
-      if (const auto notice = announced(*store_, kAnswerTime)) domain_.abort(notice->rank, notice->cause);
+      if (const auto notice = announced(*store_, comm::kStoreAnswers))
+        domain_.abort(notice->rank, notice->cause);
     if (!domain_.aborted()) look_at_neighbour();
     if (!domain_.aborted()) return;
     announced_ = true;

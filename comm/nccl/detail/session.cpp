@@ -6,12 +6,10 @@
 #include <sstream>
 #include <utility>
 
+#include <sherd/comm/core/detail/timeouts.h>
+
 namespace sherd::nccl {
 namespace {
-
-// A store that does not answer the watchdog for so long is lost, whatever the timeout of calls: the watchdog
-// checks nothing else meanwhile.
-constexpr std::chrono::seconds kAnswerTime{10};
 
 // How long the notice of a process's end may take after NCCL's own error.
 constexpr std::chrono::milliseconds kNoticeTime{1500};
@@ -140,7 +138,7 @@ void Session::poll_peers() {
 }
 
 bool Session::adopt_peer_failure() {
-  const auto notice = announced(*store_, kAnswerTime);
+  const auto notice = announced(*store_, comm::kStoreAnswers);
   if (notice) domain_.abort(notice->rank, notice->cause);
   return domain_.aborted();
 }
@@ -169,7 +167,7 @@ void Session::announce_departure() {
 void Session::poll_departures() {
   announce_departure();
   while (const auto text =
-             store_->get(fmt::format("{}/ended/{}", options_.name, departures_seen_), kAnswerTime)) {
+             store_->get(fmt::format("{}/ended/{}", options_.name, departures_seen_), comm::kStoreAnswers)) {
     ++departures_seen_;
     std::istringstream lines(*text);
     int rank = -1;

@@ -10,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <utility>
 
@@ -19,6 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <sherd/checkpoint/files/detail/random_token.h>
 #include <sherd/checkpoint/files/save_lock.h>
 #include <sherd/kernels/device/error.h>
 
@@ -30,11 +30,6 @@
 
 namespace sherd::tools {
 namespace {
-
-std::string random_mark() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}", static_cast<uint32_t>(random()), static_cast<uint32_t>(random()));
-}
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(std::llround(seconds * 1e3));
@@ -53,7 +48,7 @@ std::pair<std::string, uint64_t> job_of_this_process() {
 class Run {
  public:
   Run(const RunOptions& options, std::ostream& err)
-      : options_(options), err_(err), target_(options.command), mark_(random_mark()) {}
+      : options_(options), err_(err), target_(options.command), mark_(random_token()) {}
 
   int run() {
     hold_save_folder();
