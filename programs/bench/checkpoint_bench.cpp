@@ -1,5 +1,3 @@
-#include "checkpoint_bench.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,6 +15,7 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/train/data/data.h>
 
+#include "commands.h"
 #include "measure.h"
 #include "run_options.h"
 #include "trainer.h"
@@ -27,6 +26,15 @@ namespace {
 using namespace sherd;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
+
+struct CheckpointBench {
+  std::string folder = ".";
+  int ranks = 4;
+  double gib = 1;
+  int rounds = 3;
+  bool async = false;  // of the saves beside dd
+  int steps = 60, save_every = 10, step_ranks = 2;
+};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -194,12 +202,35 @@ void whole_steps(const CheckpointBench& b, const fs::path& folder) {
   }
 }
 
-}  // namespace
-
+/// Prints tables of medians and ratios. Writes below `folder` (a folder of its own, removed at the end).
 void run_checkpoint(const CheckpointBench& bench) {
   const Scratch scratch(bench.folder);
   if (bench.rounds > 0) bytes_per_second(bench, scratch.path());
   if (bench.steps > 0) whole_steps(bench, scratch.path());
+}
+
+}  // namespace
+
+Command checkpoint_command(CLI::App& program) {
+  const auto b = std::make_shared<CheckpointBench>();
+  CLI::App* app =
+      program.add_subcommand("checkpoint", "saving beside dd; a step with saves beside one without");
+  app->add_option("--folder", b->folder, "where to write (on the disk in question)")->capture_default_str();
+  app->add_option("--gib", b->gib, "size of the checkpoint")
+      ->check(CLI::Range(0.03, 1024.0))
+      ->capture_default_str();
+  app->add_option("--ranks", b->ranks, "ranks that write")->check(CLI::Range(1, 64))->capture_default_str();
+  app->add_flag("--async", b->async, "save those from a copy in memory");
+  app->add_option("--rounds", b->rounds, "of dd and saving in turn; 0 skips them")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app->add_option("--steps", b->steps, "training steps of each kind; 0 skips them")
+      ->check(CLI::Range(0, 100000))
+      ->capture_default_str();
+  app->add_option("--save-every", b->save_every, "steps between checkpoints")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  return {app, [b] { return run_checkpoint(*b), true; }};
 }
 
 }  // namespace sherd_bench

@@ -1,8 +1,7 @@
-#include "copies_bench.h"
-
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include <sherd/comm/bootstrap/bootstrap.h>
 #include <sherd/comm/launcher.h>
 
+#include "commands.h"
 #include "measure.h"
 
 namespace sherd_bench {
@@ -22,6 +22,14 @@ namespace {
 
 using namespace sherd;
 namespace fs = std::filesystem;
+
+struct CopiesBench {
+  std::string folder = ".";
+  double gib = 1;    // in the file
+  bool f32 = false;  // bf16 otherwise, as weights are published
+  int ranks = 1;     // threads; of a job that mpirun started, its processes
+  int tensors = 192, rounds = 9;
+};
 
 class Weights : public Module {
  public:
@@ -44,8 +52,8 @@ void drop_from_cache(const fs::path& folder) {
   }
 }
 
-}  // namespace
-
+/// Prints medians of the comparison and of loading in turn, from the disk and from the system's cache. Writes below
+/// `folder` (a folder of its own, removed at the end).
 void run_copies(const CopiesBench& b) {
   const bool job = job_in_environment().present;
   const int ranks = job ? job_in_environment().processes : b.ranks;
@@ -89,6 +97,30 @@ void run_copies(const CopiesBench& b) {
     rank.device->compute().synchronize();
     if (first) fs::remove_all(folder);
   });
+}
+
+}  // namespace
+
+Command copies_command(CLI::App& program) {
+  const auto b = std::make_shared<CopiesBench>();
+  CLI::App* app = program.add_subcommand(
+      "copies",
+      "comparison of the ranks' copies of weights beside loading them; under mpirun, its processes");
+  app->add_option("--folder", b->folder, "where to write (on the disk in question)")->capture_default_str();
+  app->add_option("--gib", b->gib, "size of the file")
+      ->check(CLI::Range(0.01, 1024.0))
+      ->capture_default_str();
+  app->add_flag("--f32", b->f32, "store f32, not bf16");
+  app->add_option("--tensors", b->tensors, "of equal sizes")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  app->add_option("--ranks", b->ranks, "threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--rounds", b->rounds, "of both in turn; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  return {app, [b] { return run_copies(*b), true; }};
 }
 
 }  // namespace sherd_bench

@@ -199,6 +199,7 @@ Row measure_gemm(Device& device, const DeviceBench& bench, DType dtype) {
           0};
 }
 
+/// Prints a table: copy, products, and the kernels of a training step.
 void run_device(const DeviceBench& bench) {
   const auto device = make_device(bench);
   Suite suite(bench, *device);
@@ -209,6 +210,30 @@ void run_device(const DeviceBench& bench) {
   fmt::print("{}; GB/s beside copy's, TFLOP/s beside gemm bf16's\n{}", title_of(bench),
              format_rows(suite.rows()));
   if (!bench.json.empty()) write_rows(bench.json, "device", title_of(bench), suite.rows());
+}
+
+void add_device_options(CLI::App& command, DeviceBench& bench) {
+  command.add_option("--device", bench.device, "what to measure")
+      ->check(CLI::IsMember({"cuda", "cpu"}))
+      ->capture_default_str();
+  command.add_option("--threads", bench.threads, "of a CPU kernel; 0: all cores")
+      ->check(CLI::Range(0, 1024))
+      ->capture_default_str();
+  command.add_option("--size", bench.size, "of the data; full on a GPU, small elsewhere")
+      ->check(CLI::IsMember({"small", "full"}));
+  command.add_option("--rounds", bench.rounds, "batches of calls; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--json", bench.json, "file for the same figures");
+  command.add_flag("--tf32", bench.tf32, "products of fp32 matrices in tf32 (GPU)");
+}
+
+Command device_command(CLI::App& program) {
+  const auto b = std::make_shared<DeviceBench>();
+  CLI::App* app =
+      program.add_subcommand("device", "kernels beside a copy and a matrix product of the same device");
+  add_device_options(*app, *b);
+  return {app, [b] { return run_device(*b), true; }};
 }
 
 }  // namespace sherd_bench

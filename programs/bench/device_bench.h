@@ -8,6 +8,7 @@
 
 #include <sherd/kernels/device/dtype.h>
 
+#include "commands.h"
 #include "measure.h"
 
 namespace sherd_bench {
@@ -33,11 +34,6 @@ std::string title_of(const DeviceBench& bench);
 Row measure_gemm(sherd::Device& device, const DeviceBench& bench, sherd::DType dtype);
 Row measure_copy(sherd::Device& device, const DeviceBench& bench);
 
-/// Prints a table: copy, products, and the kernels of a training step.
-void run_device(const DeviceBench& bench);
-
-/// Prints a table: five of Jordan's steps on the shapes of transformers' matrices, alone and in batches, in
-/// both forms.
-void run_newton_schulz(const DeviceBench& bench);
+void add_device_options(CLI::App& command, DeviceBench& bench);
 
 }  // namespace sherd_bench

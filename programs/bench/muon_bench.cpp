@@ -1,5 +1,3 @@
-#include "muon_bench.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@
 #include <sherd/optim/muon.h>
 #include <sherd/train/data/data.h>
 
+#include "commands.h"
 #include "measure.h"
 #include "trainer.h"
 
@@ -23,6 +22,13 @@ namespace {
 
 using namespace sherd;
 using Clock = std::chrono::steady_clock;
+
+struct MuonBench {
+  int ranks = 4, dim = 384, layers = 6, rounds = 5;
+  int step_ranks = 2, tokens = 16384, step_rounds = 3;
+  std::string device = "cpu";                 // or "cuda", whose ranks share the GPUs there are
+  std::string symmetric_products = "blocks";  // as in DeviceOptions
+};
 
 LaunchOptions launch_options(const MuonBench& b) {
   return {.device = {.kind = parse_device_kind(b.device),
@@ -198,11 +204,42 @@ void whole_steps(const MuonBench& b) {
   }
 }
 
-}  // namespace
-
+/// Prints a table of medians and ratios.
 void run_muon(const MuonBench& bench) {
   phases(bench);
   whole_steps(bench);
+}
+
+}  // namespace
+
+Command muon_command(CLI::App& program) {
+  const auto b = std::make_shared<MuonBench>();
+  CLI::App* app =
+      program.add_subcommand("muon", "Muon's plan entries and forms; a step of Muon beside one of AdamW");
+  app->add_option("--ranks", b->ranks, "ranks of the optimizer phase")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--dim", b->dim, "width of the transformer")
+      ->check(CLI::Range(8, 8192))
+      ->capture_default_str();
+  app->add_option("--layers", b->layers, "its blocks")->check(CLI::Range(1, 256))->capture_default_str();
+  app->add_option("--rounds", b->rounds, "measurements of each kind; medians are printed")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--step-ranks", b->step_ranks, "ranks of the whole steps")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--tokens", b->tokens, "tokens of a whole step, a multiple of 256 x --step-ranks")
+      ->check(CLI::Range(512, 1 << 24))
+      ->capture_default_str();
+  app->add_option("--step-rounds", b->step_rounds, "whole steps of each kind; 0 skips them")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  app->add_option("--device", b->device, "what to measure; ranks share the GPUs there are")
+      ->check(CLI::IsMember({"cuda", "cpu"}))
+      ->capture_default_str();
+  add_symmetric_products(*app, b->symmetric_products, b->device);
+  return {app, [b] { return run_muon(*b), true; }};
 }
 
 }  // namespace sherd_bench

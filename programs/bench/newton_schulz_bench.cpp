@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <memory>
 
 #include <string>
 #include <vector>
@@ -41,8 +42,7 @@ double operations(const MatrixShape& m, IterationForm form, bool restart) {
   return static_cast<double>(m.batch) * factor * n * n * n;
 }
 
-}  // namespace
-
+/// Prints a table: five of Jordan's steps on the shapes of transformers' matrices, alone and in batches, in both forms.
 void run_newton_schulz(const DeviceBench& bench) {
   const auto device = make_device(bench);
   Stream& s = device->compute();
@@ -76,6 +76,19 @@ void run_newton_schulz(const DeviceBench& bench) {
       "five Newton-Schulz steps, {}; operations counted with symmetric products at half, beside gemm's\n{}",
       title_of(bench), format_rows(rows));
   if (!bench.json.empty()) write_rows(bench.json, "newton_schulz", title_of(bench), rows);
+}
+
+}  // namespace
+
+Command newton_schulz_command(CLI::App& program) {
+  const auto b = std::make_shared<DeviceBench>();
+  CLI::App* app =
+      program.add_subcommand("newton_schulz", "Muon's iteration beside a matrix product of the same device");
+  add_device_options(*app, *b);
+  app->add_option("--working", b->working, "type between products; fp16 on a GPU, fp32 elsewhere")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+  add_symmetric_products(*app, b->symmetric_products, b->device);
+  return {app, [b] { return run_newton_schulz(*b), true; }};
 }
 
 }  // namespace sherd_bench

@@ -1,6 +1,5 @@
-#include "soak.h"
-
 #include <fmt/format.h>
+#include <memory>
 
 #include <cmath>
 #include <string>
@@ -14,6 +13,7 @@
 #include <sherd/optim/optimizer.h>
 #include <sherd/train/report/process_memory.h>
 
+#include "commands.h"
 #include "model.h"
 
 namespace sherd_bench {
@@ -21,6 +21,13 @@ namespace {
 
 using namespace sherd;
 using train_gpt::Gpt;
+
+struct Soak {
+  int ranks = 4, steps = 3000, settled = 200;
+  int64_t dim = 32, layers = 2, seq = 48, max_queued = 1024;
+  /// What is tolerated, in percent: growth after `settled` steps; memory without an account.
+  double growth = 5, unexplained = 10;
+};
 
 /// What is judged, as rank 0 sees it.
 struct SoakFigures {
@@ -114,8 +121,11 @@ bool judge(const Soak& soak, const SoakFigures& f) {
   return grown <= soak.growth && unexplained <= soak.unexplained && f.peak_work <= soak.max_queued;
 }
 
-}  // namespace
-
+/// Trains a small GPT twice, dense and with experts, each batch of another size, and waits for the device
+/// only every 500 steps and where the experts do. Prints resident memory every so often, and the figures that
+/// are judged: growth after `settled` steps, how much of what the process has taken since its start is
+/// accounted for, how far the host was ahead. @returns whether these keep to what is tolerated, and the host
+/// to `max_queued`.
 bool run_soak(const Soak& soak) {
   bool good = true;
   const ProcessMemory start = ProcessMemory::now();
@@ -131,6 +141,34 @@ bool run_soak(const Soak& soak) {
     good = good && held;
   }
   return good;
+}
+
+}  // namespace
+
+Command soak_command(CLI::App& program) {
+  const auto b = std::make_shared<Soak>();
+  CLI::App* app = program.add_subcommand(
+      "soak", "memory and queues over many steps of varying shapes; exit code 1 if they grow");
+  app->add_option("--ranks", b->ranks, "threads of this process")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app->add_option("--steps", b->steps, "of each run")->check(CLI::Range(2, 1000000))->capture_default_str();
+  app->add_option("--settled", b->settled, "steps after which memory may not grow")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app->add_option("--dim", b->dim, "width of the model, a multiple of 4")
+      ->check(CLI::Range(8, 8192))
+      ->capture_default_str();
+  app->add_option("--max-queued", b->max_queued, "operations the host may be ahead on a stream")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app->add_option("--growth", b->growth, "most percent of growth after --settled steps")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  app->add_option("--unexplained", b->unexplained, "most percent of memory without an account")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  return {app, [b] { return run_soak(*b); }};
 }
 
 }  // namespace sherd_bench

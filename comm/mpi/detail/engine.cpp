@@ -15,6 +15,7 @@
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
 #include <sherd/comm/mpi/detail/process_group.h>
+#include <sherd/comm/mpi/detail/requests.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd::mpi {
@@ -28,14 +29,6 @@ constexpr int kLetterTag = 0;
 // longest pause takes half a percent of a core, and adds to the latency of a call that has waited for long
 // anyway.
 constexpr std::chrono::microseconds kShortestPause{10}, kLongestPause{200};
-
-/// What is under way, beside its request.
-struct Open {
-  std::shared_ptr<std::string> letter;  // that is sent
-  std::shared_ptr<Batch> batch;         // or what a transfer belongs to
-  bool receives = false;
-  int process = 0;  // of a transfer
-};
 
 /// A received control message, or data of an abandoned batch.
 struct Incoming {
@@ -169,8 +162,8 @@ class Engine::Impl {
         std::unique_lock lock(mutex_);
         // Without pending requests the thread sleeps for a whole poll interval; otherwise it polls with
         // growing pauses.
-        const auto told = [&] { return !orders_.empty() || (closing_ && open_.empty()); };
-        if (open_.empty() && incoming_.empty() && attention_ == 0 && !draining_.load()) {
+        const auto told = [&] { return !orders_.empty() || (closing_ && requests_.empty()); };
+        if (requests_.empty() && incoming_.empty() && attention_ == 0 && !draining_.load()) {
           changed_.wait_for(lock, options_.poll, [&] { return told() || closing_ || attention_ > 0; });
         } else if (!moved_) {
           changed_.wait_for(lock, pause, told);
@@ -178,7 +171,7 @@ class Engine::Impl {
         }
         // Orders are taken in one swap, so that callers never wait for MPI.
         orders.swap(orders_);
-        const bool nothing = orders.empty() && open_.empty() && incoming_.empty();
+        const bool nothing = orders.empty() && requests_.empty() && incoming_.empty();
         if (closing_ && (nothing || Clock::now() > give_up_)) {
           ended_well_ = nothing;
           break;
@@ -187,7 +180,7 @@ class Engine::Impl {
       moved_ = !orders.empty();
       for (Order& o : orders) attempt([&] { carry_out(o); });
       attempt([&] { take_letters(); });
-      attempt([&] { test(); });
+      attempt([&] { moved_ = requests_.test() || moved_; });
       if (moved_) pause = kShortestPause;
     }
     end();
@@ -205,17 +198,17 @@ class Engine::Impl {
   }
 
   void carry_out(Order& o) {
-    if (o.abandon) return cancel(o.batch);
+    if (o.abandon) return requests_.cancel(o.batch);
     MPI_Request request = MPI_REQUEST_NULL;
     if (o.letter) {
       check_mpi(MPI_Isend(o.letter->data(), static_cast<int>(o.letter->size()), MPI_BYTE, o.process,
                           kLetterTag, comm_, &request),
                 "MPI_Isend");
-      return add(request, {.letter = o.letter, .process = o.process});
+      return requests_.add(request, {.letter = o.letter, .process = o.process});
     }
     if (o.group) {  // the request of a collective cannot be cancelled: it is not a receive
-      add(o.group->start(o.reduction), {.batch = o.batch, .process = process});
-      note(*o.batch, process, true, 1);
+      requests_.add(o.group->start(o.reduction), {.batch = o.batch, .process = process});
+      o.batch->count(process, true, 1);
       return;  // the request replaces the order itself
     }
     for (const Transfer& t : o.transfers) {
@@ -227,35 +220,11 @@ class Engine::Impl {
           check_mpi(MPI_Isend(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Isend");
         else
           check_mpi(MPI_Irecv(t.data + at, count, MPI_BYTE, t.process, t.tag, comm_, &request), "MPI_Irecv");
-        note(*o.batch, t.process, t.sends, 1);
-        add(request, {.batch = o.batch, .receives = !t.sends, .process = t.process});
+        o.batch->count(t.process, t.sends, 1);
+        requests_.add(request, {.batch = o.batch, .receives = !t.sends, .process = t.process});
       }
     }
-    finish_one_of(o.batch);  // releases the count that the order itself held
-  }
-
-  void add(MPI_Request request, Open what) {
-    open_.push_back(request);
-    what_.push_back(std::move(what));
-  }
-
-  static void note(Batch& batch, int process, bool sends, int change) {
-    const std::lock_guard lock(batch.mutex_);
-    Batch::Open& open = batch.by_process_[process];
-    (sends ? open.sends : open.receives) += change;
-  }
-
-  static void finish_one_of(const std::shared_ptr<Batch>& batch) {
-    // The last one releases the kept buffers before it reports completion.
-    if (batch->open_.load() == 1) batch->keep_.reset();
-    const std::function<void()> on_done = batch->on_done_;
-    if (batch->open_.fetch_sub(1, std::memory_order_acq_rel) == 1 && on_done) on_done();
-  }
-
-  void cancel(const std::shared_ptr<Batch>& batch) {
-    // A cancelled receive ends. A send cannot be cancelled in practice, and ends when its receiver drains.
-    for (size_t i = 0; i < open_.size(); ++i)
-      if (what_[i].batch == batch && what_[i].receives) check_mpi(MPI_Cancel(&open_[i]), "MPI_Cancel");
+    Batch::end_one(o.batch);  // releases the count that the order itself held
   }
 
   void take_letters() {
@@ -286,56 +255,10 @@ class Engine::Impl {
     }
   }
 
-  void test() {
-    if (open_.empty()) return;
-    const int n = static_cast<int>(open_.size());
-    indices_.resize(open_.size());
-    statuses_.resize(open_.size());
-    int count = 0;
-    const int result = MPI_Testsome(n, open_.data(), &count, indices_.data(), statuses_.data());
-    if (result != MPI_SUCCESS && result != MPI_ERR_IN_STATUS) check_mpi(result, "MPI_Testsome");
-    if (count == MPI_UNDEFINED || count == 0) return;
-    moved_ = true;
-    for (int i = 0; i < count; ++i) {
-      const Open& what = what_[static_cast<size_t>(indices_[static_cast<size_t>(i)])];
-      const int error =
-          result == MPI_ERR_IN_STATUS ? statuses_[static_cast<size_t>(i)].MPI_ERROR : MPI_SUCCESS;
-      if (error == MPI_SUCCESS || error == MPI_ERR_PENDING) continue;
-      // The launch fails before any rank treats the transfer as received.
-      if (what.batch) what.batch->failed_.store(true, std::memory_order_release);
-      handlers_.failed(fmt::format("MPI: a message {} process {} failed: {}", what.receives ? "from" : "to",
-                                   what.process, text_of(error)));
-    }
-    for (int i = 0; i < count; ++i) {
-      const auto at = static_cast<size_t>(indices_[static_cast<size_t>(i)]);
-      if (const Open& what = what_[at]; what.batch) {
-        note(*what.batch, what.process, !what.receives, -1);
-        finish_one_of(what.batch);
-      }
-      what_[at] = {};
-    }
-    // Completed requests are null; the others are compacted.
-    size_t kept = 0;
-    for (size_t i = 0; i < open_.size(); ++i) {
-      if (open_[i] == MPI_REQUEST_NULL) continue;
-      open_[kept] = open_[i];
-      what_[kept++] = std::move(what_[i]);
-    }
-    open_.resize(kept);
-    what_.resize(kept);
-  }
-
-  static std::string text_of(int error) {
-    char text[MPI_MAX_ERROR_STRING] = "";
-    int length = 0;
-    MPI_Error_string(error, text, &length);
-    return text;
-  }
-
   void end() {
     if (!ended_well_) {
-      // MPI may still read or write this memory, so it is never freed.
-      static_cast<void>(new std::vector<Open>(std::move(what_)));
+      // MPI may still use this memory.
+      requests_.leak();
       static_cast<void>(new std::deque<Incoming>(std::move(incoming_)));
       return;
     }
@@ -362,10 +285,7 @@ class Engine::Impl {
 
   // The thread's own.
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::vector<MPI_Request> open_;
-  std::vector<Open> what_;
-  std::vector<int> indices_;
-  std::vector<MPI_Status> statuses_;
+  Requests requests_{handlers_.failed};
   std::deque<Incoming> incoming_;
   bool moved_ = false;  // in the last look
   bool ended_well_ = false;
@@ -373,6 +293,19 @@ class Engine::Impl {
 
   std::thread thread_;  // last: it uses all of these
 };
+
+void Batch::count(int process, bool sends, int change) {
+  const std::lock_guard lock(mutex_);
+  Open& open = by_process_[process];
+  (sends ? open.sends : open.receives) += change;
+}
+
+void Batch::end_one(const std::shared_ptr<Batch>& batch) {
+  // The last one releases the kept buffers before it reports completion.
+  if (batch->open_.load() == 1) batch->keep_.reset();
+  const std::function<void()> on_done = batch->on_done_;
+  if (batch->open_.fetch_sub(1, std::memory_order_acq_rel) == 1 && on_done) on_done();
+}
 
 std::vector<int> Batch::late() const {
   const std::lock_guard lock(mutex_);

@@ -44,9 +44,15 @@ class Batch {
 
  private:
   friend class Engine;
+  friend class Requests;
   struct Open {
     int64_t receives = 0, sends = 0;
   };
+  /// Changes the number of transfers that are open with a process.
+  void count(int process, bool sends, int change);
+  /// Ends one transfer, or the order that started them; the last one ends the batch.
+  static void end_one(const std::shared_ptr<Batch>& batch);
+
   mutable std::mutex mutex_;
   std::map<int, Open> by_process_;  // under it
   std::vector<int> everybody_;      // of a reduction: MPI does not name the ranks that it waits for
