@@ -235,22 +235,7 @@ void initial_values(Stream& stream, const std::string& name, const Init& init, c
   }
   if (direct) return;
   const std::vector<float> host = ops::to_floats(stream, values);
-  switch (whole.dtype()) {
-    case DType::f32:
-      break;
-    case DType::bf16:
-      return put_as<bf16>(stream, name, whole, host);
-    case DType::f16:
-      return put_as<f16>(stream, name, whole, host);
-    case DType::f64:
-      return put_as<double>(stream, name, whole, host);
-    case DType::i32:
-      return put_as<int32_t>(stream, name, whole, host);
-    case DType::i64:
-      return put_as<int64_t>(stream, name, whole, host);
-    case DType::u8:
-      return put_as<uint8_t>(stream, name, whole, host);
-  }
+  with_dtype(whole.dtype(), [&]<class T>(T) { put_as<T>(stream, name, whole, host); });
 }
 
 }  // namespace sherd

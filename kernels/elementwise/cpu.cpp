@@ -31,26 +31,11 @@ void with_float_type(DType t, F&& f) {
 }
 
 void fill(ExecutionContext& ctx, Ref dst, int64_t count, double value) {
-  auto fill_as = [&]<class T>(T v) {
-    parallel_for(ctx, count, kGrain,
-                 [=, p = dst.as<T>()](int64_t begin, int64_t end) { std::fill(p + begin, p + end, v); });
-  };
-  switch (dst.dtype) {
-    case DType::f32:
-      return fill_as(static_cast<float>(value));
-    case DType::bf16:
-      return fill_as(bf16(static_cast<float>(value)));
-    case DType::f16:
-      return fill_as(f16(static_cast<float>(value)));
-    case DType::f64:
-      return fill_as(value);
-    case DType::i32:
-      return fill_as(static_cast<int32_t>(value));
-    case DType::i64:
-      return fill_as(static_cast<int64_t>(value));
-    case DType::u8:
-      return fill_as(static_cast<uint8_t>(value));
-  }
+  with_dtype(dst.dtype, [&]<class T>(T) {
+    parallel_for(ctx, count, kGrain, [p = dst.as<T>(), v = to_element<T>(value)](int64_t begin, int64_t end) {
+      std::fill(p + begin, p + end, v);
+    });
+  });
 }
 
 void cast(ExecutionContext& ctx, Ref dst, Ref src, int64_t count) {

@@ -81,23 +81,12 @@ void reduce_typed(void* dst, std::span<const void* const> sources, int64_t begin
 
 template <class Op>
 void reduce_any(DType dtype, void* dst, std::span<const void* const> sources, int64_t begin, int64_t count) {
-  switch (dtype) {
-    case DType::f32:
-      return reduce_typed<float, Op>(dst, sources, begin, count);
-    case DType::bf16:
-      return reduce_typed<bf16, Op>(dst, sources, begin, count);
-    case DType::f16:
-      return reduce_typed<f16, Op>(dst, sources, begin, count);
-    case DType::f64:
-      return reduce_typed<double, Op>(dst, sources, begin, count);
-    case DType::i32:
-      return reduce_typed<int32_t, Op>(dst, sources, begin, count);
-    case DType::i64:
-      return reduce_typed<int64_t, Op>(dst, sources, begin, count);
-    case DType::u8:
-      break;
-  }
-  throw InvalidArgument("u8 cannot be reduced");
+  with_dtype(dtype, [&]<class T>(T) {
+    if constexpr (std::is_same_v<T, uint8_t>)
+      throw InvalidArgument("reduce: u8 cannot be reduced; use f32, bf16, f16, f64, i32 or i64");
+    else
+      reduce_typed<T, Op>(dst, sources, begin, count);
+  });
 }
 
 void reduce(ExecutionContext&, const ReduceArgs& r) {

@@ -12,37 +12,11 @@ namespace sherd::test {
 
 using Ints = std::vector<int>;
 
-template <class F>
-auto dispatch(DType dtype, F f) {
-  switch (dtype) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(int32_t{});
-    case DType::i64:
-      return f(int64_t{});
-    case DType::u8:
-      break;
-  }
-  return f(uint8_t{});
-}
-
 inline Tensor make_tensor(Device& device, DType dtype, const Ints& values) {
   const Tensor t = Tensor::empty(device, {static_cast<int64_t>(values.size())}, dtype, "test");
-  dispatch(dtype, [&](auto zero) {
+  with_dtype(dtype, [&](auto zero) {
     using T = decltype(zero);
-    for (size_t i = 0; i < values.size(); ++i) {
-      if constexpr (std::is_class_v<T>)
-        t.data<T>()[i] = T(static_cast<float>(values[i]));
-      else
-        t.data<T>()[i] = static_cast<T>(values[i]);
-    }
+    for (size_t i = 0; i < values.size(); ++i) t.data<T>()[i] = to_element<T>(values[i]);
   });
   return t;
 }
@@ -51,7 +25,7 @@ inline Tensor make_tensor(Device& device, DType dtype, const Ints& values) {
 inline Ints read_tensor(Stream& stream, const Tensor& t) {
   stream.synchronize();
   Ints values(static_cast<size_t>(t.numel()));
-  dispatch(t.dtype(), [&](auto zero) {
+  with_dtype(t.dtype(), [&](auto zero) {
     using T = decltype(zero);
     for (size_t i = 0; i < values.size(); ++i) {
       if constexpr (std::is_class_v<T>)

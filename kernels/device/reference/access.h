@@ -8,51 +8,18 @@ namespace sherd::reference {
 
 /// Element i, widened to double (exact for every dtype but i64).
 inline double get(Ref r, int64_t i) {
-  switch (r.dtype) {
-    case DType::f32:
-      return r.as<float>()[i];
-    case DType::bf16:
-      return float(r.as<bf16>()[i]);
-    case DType::f16:
-      return float(r.as<f16>()[i]);
-    case DType::f64:
-      return r.as<double>()[i];
-    case DType::i32:
-      return r.as<int32_t>()[i];
-    case DType::i64:
-      return static_cast<double>(r.as<int64_t>()[i]);
-    case DType::u8:
-      return r.as<uint8_t>()[i];
-  }
-  throw InvalidArgument("reference kernels: unknown dtype");
+  return with_dtype(r.dtype, [&]<class T>(T) {
+    const T element = r.as<T>()[i];
+    if constexpr (std::is_class_v<T>)
+      return static_cast<double>(static_cast<float>(element));
+    else
+      return static_cast<double>(element);
+  });
 }
 
 /// Stores v as element i; the 16-bit formats round through f32.
 inline void put(Ref r, int64_t i, double v) {
-  switch (r.dtype) {
-    case DType::f32:
-      r.as<float>()[i] = static_cast<float>(v);
-      return;
-    case DType::bf16:
-      r.as<bf16>()[i] = bf16(static_cast<float>(v));
-      return;
-    case DType::f16:
-      r.as<f16>()[i] = f16(static_cast<float>(v));
-      return;
-    case DType::f64:
-      r.as<double>()[i] = v;
-      return;
-    case DType::i32:
-      r.as<int32_t>()[i] = static_cast<int32_t>(v);
-      return;
-    case DType::i64:
-      r.as<int64_t>()[i] = static_cast<int64_t>(v);
-      return;
-    case DType::u8:
-      r.as<uint8_t>()[i] = static_cast<uint8_t>(v);
-      return;
-  }
-  throw InvalidArgument("reference kernels: unknown dtype");
+  with_dtype(r.dtype, [&]<class T>(T) { r.as<T>()[i] = to_element<T>(v); });
 }
 
 /// Element i += v, one addition in its dtype, f32 or f64.

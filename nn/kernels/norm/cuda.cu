@@ -43,70 +43,34 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) forward_rows(RmsNormA
       [&](int pack) { y.store(pack, normalised(x.row.load(pack), w.load(pack), rstd)); });
 }
 
-template <class T>
-__device__ float dot_of(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x) {
-  float sum = 0;
-#pragma unroll
-  for (int k = 0; k < Pack<T>::kCount; ++k) sum = fmaf(dy[k] * w[k], x[k], sum);
-  return sum;
-}
+/// A row of the backward: add() sums dy * w * x, whose mean with rstd^2 is in every element's dx.
+struct RmsRow {
+  float rstd, dot = 0, mean = 0;
 
-/// dx; adds the row's share of dw.
-template <class T>
-__device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float rstd, float mean,
-                            float (&dw)[Pack<T>::kCount]) {
-  return pack_of<T>([&](int k) {
-    dw[k] = fmaf(dy[k], x[k] * rstd, dw[k]);
-    return rstd * fmaf(-x[k], mean, dy[k] * w[k]);
-  });
-}
+  __device__ RmsRow(const RmsNormArgs& a, int64_t row) : rstd(static_cast<const float*>(a.rstd.data)[row]) {}
 
-/// Group p takes rows p, p + parts, ... and leaves their sum for dw in row p of `sums` [parts, cols].
-template <class T, int kThreads, bool kAligned>
-__global__ void __launch_bounds__(kBlockThreads<kThreads>)
-    backward_rows(RmsNormArgs a, float* sums, int64_t parts) {
-  constexpr int kCount = Pack<T>::kCount;
-  const RowThread<kThreads> me;
-  if (me.row >= parts) return;
-  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols);
-  const int packs = w.packs();
-  float* const mine = sums + me.row * a.cols;
-  // Its elements [pack * kCount, ...) are this thread's alone.
-  const auto keep = [&](int pack, const float(&dw)[kCount]) {
+  template <class T>
+  __device__ void add(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x) {
+    float sum = 0;
 #pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      if (pack * kCount + k < a.cols) mine[pack * kCount + k] = dw[k];
-  };
-  float sum[kHeld][kCount] = {};
-  for (int64_t row = me.row; row < a.rows; row += parts) {
-    const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
-    const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
-    const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
-    const float rstd = static_cast<const float*>(a.rstd.data)[row];
-    float dot = 0;
-    each_pack<kThreads>(
-        packs, me.thread, [&](int k, int pack) { dot += dot_of(dy.held[k], w.load(pack), x.held[k]); },
-        [&](int pack) { dot += dot_of(dy.row.load(pack), w.load(pack), x.row.load(pack)); });
-    dot = group_reduce<kThreads>(dot, Add{});
-    const float mean = dot * rstd * rstd / static_cast<float>(a.cols);
-    each_pack<kThreads>(
-        packs, me.thread,
-        [&](int k, int pack) {
-          dx.store(pack, gradient(dy.held[k], w.load(pack), x.held[k], rstd, mean, sum[k]));
-        },
-        [&](int pack) {
-          float dw[kCount];
-#pragma unroll
-          for (int k = 0; k < kCount; ++k)
-            dw[k] = row == me.row || pack * kCount + k >= a.cols ? 0 : mine[pack * kCount + k];
-          // dx may be dy or x: all of a pack is read before it is written.
-          dx.store(pack, gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), rstd, mean, dw));
-          keep(pack, dw);
-        });
+    for (int k = 0; k < Pack<T>::kCount; ++k) sum = fmaf(dy[k] * w[k], x[k], sum);
+    dot += sum;
   }
-  each_pack<kThreads>(
-      packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
-}
+
+  template <int kThreads>
+  __device__ void reduce(int64_t cols) {
+    mean = group_reduce<kThreads>(dot, Add{}) * rstd * rstd / static_cast<float>(cols);
+  }
+
+  template <class T>
+  __device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x,
+                              float (&dw)[Pack<T>::kCount]) const {
+    return pack_of<T>([&](int k) {
+      dw[k] = fmaf(dy[k], x[k] * rstd, dw[k]);
+      return rstd * fmaf(-x[k], mean, dy[k] * w[k]);
+    });
+  }
+};
 
 void rms_norm_forward(ExecutionContext& context, const RmsNormArgs& a) {
   with_f32_bf16(a.x.dtype, [&](auto type) {
@@ -119,17 +83,7 @@ void rms_norm_forward(ExecutionContext& context, const RmsNormArgs& a) {
 }
 
 void rms_norm_backward(ExecutionContext& context, const RmsNormArgs& a) {
-  if (a.rows == 0 || a.cols == 0) return;
-  with_f32_bf16(a.x.dtype, [&](auto type) {
-    using T = decltype(type);
-    with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
-      add_row_sums<threads()>(context, "rms_norm_backward", a.dw.as<float>(), a.rows, a.cols,
-                              [&](const Grid& grid, float* sums, int64_t parts) {
-                                launch(context, "rms_norm_backward", backward_rows<T, threads(), aligned()>,
-                                       grid, a, sums, parts);
-                              });
-    });
-  });
+  norm_backward<RmsRow>(context, "rms_norm_backward", a);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Rows that their threads keep in registers, and sums over rows, for the normalisations. Private to CUDA kernels.
+// Rows that their threads keep in registers, and the backward over rows, for the normalisations. Private to CUDA kernels.
 #pragma once
 
 #include <sherd/kernels/device/cuda/rows.h>
@@ -63,18 +63,68 @@ void with_form(int64_t cols, std::initializer_list<const void*> matrices, F&& f)
   });
 }
 
-/// dw[c] += the sums of groups of kThreads threads, at most a chip's full of them, which `backward` leaves in
-/// memory [parts, cols] that it is given: group p has taken rows p, p + parts, ...
-template <int kThreads, class Backward>
-void add_row_sums(ExecutionContext& context, const char* what, float* dw, int64_t rows, int64_t cols,
-                  Backward backward) {
-  // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
-  constexpr int64_t kMost = 65536 / kThreads;
-  const int64_t parts = rows < kMost ? rows : kMost;
-  auto* sums = static_cast<float*>(context.scratch(parts * cols * 4));
-  backward(grid_of_rows<kThreads>(parts), sums, parts);
-  const Grid columns{dim3(static_cast<unsigned>((cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
-  launch(context, what, add_columns, columns, dw, sums, parts, cols);
+/// Group p takes rows p, p + parts, ... and leaves their sum for dw in row p of `sums` [parts, cols]. `Row` is
+/// one row of the normalisation: constructed from (a, row); add(dy, w, x) adds a pack to its sums,
+/// reduce<kThreads>(cols) completes them, and gradient(dy, w, x, dw) returns dx and adds the row's share of dw.
+template <class Row, class T, int kThreads, bool kAligned, class Args>
+__global__ void __launch_bounds__(kBlockThreads<kThreads>) backward_rows(Args a, float* sums, int64_t parts) {
+  constexpr int kCount = Pack<T>::kCount;
+  const RowThread<kThreads> me;
+  if (me.row >= parts) return;
+  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols);
+  const int packs = w.packs();
+  float* const mine = sums + me.row * a.cols;
+  // Its elements [pack * kCount, ...) are this thread's alone.
+  const auto keep = [&](int pack, const float(&dw)[kCount]) {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k)
+      if (pack * kCount + k < a.cols) mine[pack * kCount + k] = dw[k];
+  };
+  float sum[kHeld][kCount] = {};
+  for (int64_t row = me.row; row < a.rows; row += parts) {
+    const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
+    const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
+    const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
+    Row of(a, row);
+    each_pack<kThreads>(
+        packs, me.thread, [&](int k, int pack) { of.add(dy.held[k], w.load(pack), x.held[k]); },
+        [&](int pack) { of.add(dy.row.load(pack), w.load(pack), x.row.load(pack)); });
+    of.template reduce<kThreads>(a.cols);
+    each_pack<kThreads>(
+        packs, me.thread,
+        [&](int k, int pack) { dx.store(pack, of.gradient(dy.held[k], w.load(pack), x.held[k], sum[k])); },
+        [&](int pack) {
+          float dw[kCount];
+#pragma unroll
+          for (int k = 0; k < kCount; ++k)
+            dw[k] = row == me.row || pack * kCount + k >= a.cols ? 0 : mine[pack * kCount + k];
+          // dx may be dy or x: all of a pack is read before it is written.
+          dx.store(pack, of.gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), dw));
+          keep(pack, dw);
+        });
+  }
+  each_pack<kThreads>(
+      packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
+}
+
+/// Queues the backward of a normalisation of rows, at most a chip's full of groups of threads: dx, and
+/// dw[c] += the sums of the groups.
+template <class Row, class Args>
+void norm_backward(ExecutionContext& context, const char* what, const Args& a) {
+  if (a.rows == 0 || a.cols == 0) return;
+  with_f32_bf16(a.x.dtype, [&](auto type) {
+    using T = decltype(type);
+    with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
+      // About 500 threads on each multiprocessor of the largest chips, whose registers are then full.
+      constexpr int64_t kMost = 65536 / threads();
+      const int64_t parts = a.rows < kMost ? a.rows : kMost;
+      auto* sums = static_cast<float*>(context.scratch(parts * a.cols * 4));
+      launch(context, what, backward_rows<Row, T, threads(), aligned(), Args>, grid_of_rows<threads()>(parts),
+             a, sums, parts);
+      const Grid columns{dim3(static_cast<unsigned>((a.cols + kWarp - 1) / kWarp)), dim3(kWarp, kSlices)};
+      launch(context, what, add_columns, columns, a.dw.template as<float>(), sums, parts, a.cols);
+    });
+  });
 }
 
 }  // namespace sherd::cuda

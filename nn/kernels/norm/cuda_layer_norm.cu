@@ -61,81 +61,41 @@ __global__ void __launch_bounds__(kBlockThreads<kThreads>) layer_norm_rows(Layer
       [&](int pack) { result(pack, x.row.load(pack)); });
 }
 
-/// Adds to the row's sums of g = dy * w and of g * xhat. Behind the row's end dy is 0.
-template <class T>
-__device__ void add_sums(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, float mean, float rstd,
-                         float& sum, float& dot) {
-#pragma unroll
-  for (int k = 0; k < Pack<T>::kCount; ++k) {
-    const float g = dy[k] * w[k];
-    sum += g;
-    dot = fmaf(g, (x[k] - mean) * rstd, dot);
-  }
-}
+/// A row of the backward: its moments, and the sums, then the means, of g = dy * w and of g * xhat.
+struct LayerRow {
+  float mean, rstd, g = 0, dot = 0;
 
-/// What a row's gradient is made of: its moments, and the means of g and of g * xhat.
-struct RowOf {
-  float mean, rstd, mean_g, mean_dot;
+  __device__ LayerRow(const LayerNormArgs& a, int64_t row)
+      : mean(static_cast<const float*>(a.mean.data)[row]),
+        rstd(static_cast<const float*>(a.rstd.data)[row]) {}
+
+  /// Behind the row's end dy is 0.
+  template <class T>
+  __device__ void add(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x) {
+#pragma unroll
+    for (int k = 0; k < Pack<T>::kCount; ++k) {
+      const float gk = dy[k] * w[k];
+      g += gk;
+      dot = fmaf(gk, (x[k] - mean) * rstd, dot);
+    }
+  }
+
+  template <int kThreads>
+  __device__ void reduce(int64_t cols) {
+    g = group_reduce<kThreads>(g, Add{}) / static_cast<float>(cols);
+    dot = group_reduce<kThreads>(dot, Add{}) / static_cast<float>(cols);
+  }
+
+  template <class T>
+  __device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x,
+                              float (&dw)[Pack<T>::kCount]) const {
+    return pack_of<T>([&](int k) {
+      const float xhat = (x[k] - mean) * rstd;
+      dw[k] = fmaf(dy[k], xhat, dw[k]);
+      return rstd * (fmaf(dy[k], w[k], -g) - xhat * dot);
+    });
+  }
 };
-
-/// dx; adds the row's share of dw.
-template <class T>
-__device__ Pack<T> gradient(const Pack<T>& dy, const Pack<T>& w, const Pack<T>& x, const RowOf& of,
-                            float (&dw)[Pack<T>::kCount]) {
-  return pack_of<T>([&](int k) {
-    const float xhat = (x[k] - of.mean) * of.rstd;
-    dw[k] = fmaf(dy[k], xhat, dw[k]);
-    return of.rstd * (fmaf(dy[k], w[k], -of.mean_g) - xhat * of.mean_dot);
-  });
-}
-
-/// Group p takes rows p, p + parts, ... and leaves their sum for dw in row p of `sums` [parts, cols].
-template <class T, int kThreads, bool kAligned>
-__global__ void __launch_bounds__(kBlockThreads<kThreads>)
-    layer_norm_backward_rows(LayerNormArgs a, float* sums, int64_t parts) {
-  constexpr int kCount = Pack<T>::kCount;
-  const RowThread<kThreads> me;
-  if (me.row >= parts) return;
-  const PackedRow<T, kAligned> w = row_of<T, kAligned>(a.w, 0, a.cols);
-  const int packs = w.packs();
-  float* const mine = sums + me.row * a.cols;
-  // Its elements [pack * kCount, ...) are this thread's alone.
-  const auto keep = [&](int pack, const float(&dw)[kCount]) {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k)
-      if (pack * kCount + k < a.cols) mine[pack * kCount + k] = dw[k];
-  };
-  float sum[kHeld][kCount] = {};
-  for (int64_t row = me.row; row < a.rows; row += parts) {
-    const HeldRow<T, kThreads, kAligned> x(row_of<T, kAligned>(a.x, row, a.cols), me.thread);
-    const HeldRow<T, kThreads, kAligned> dy(row_of<T, kAligned>(a.dy, row, a.cols), me.thread);
-    const PackedRow<T, kAligned> dx = row_of<T, kAligned>(a.dx, row, a.cols);
-    RowOf of{static_cast<const float*>(a.mean.data)[row], static_cast<const float*>(a.rstd.data)[row], 0, 0};
-    float g = 0, dot = 0;
-    each_pack<kThreads>(
-        packs, me.thread,
-        [&](int k, int pack) { add_sums(dy.held[k], w.load(pack), x.held[k], of.mean, of.rstd, g, dot); },
-        [&](int pack) {
-          add_sums(dy.row.load(pack), w.load(pack), x.row.load(pack), of.mean, of.rstd, g, dot);
-        });
-    of.mean_g = group_reduce<kThreads>(g, Add{}) / static_cast<float>(a.cols);
-    of.mean_dot = group_reduce<kThreads>(dot, Add{}) / static_cast<float>(a.cols);
-    each_pack<kThreads>(
-        packs, me.thread,
-        [&](int k, int pack) { dx.store(pack, gradient(dy.held[k], w.load(pack), x.held[k], of, sum[k])); },
-        [&](int pack) {
-          float dw[kCount];
-#pragma unroll
-          for (int k = 0; k < kCount; ++k)
-            dw[k] = row == me.row || pack * kCount + k >= a.cols ? 0 : mine[pack * kCount + k];
-          // dx may be dy or x: all of a pack is read before it is written.
-          dx.store(pack, gradient(dy.row.load(pack), w.load(pack), x.row.load(pack), of, dw));
-          keep(pack, dw);
-        });
-  }
-  each_pack<kThreads>(
-      packs, me.thread, [&](int k, int pack) { keep(pack, sum[k]); }, [](int) {});
-}
 
 }  // namespace
 
@@ -150,18 +110,7 @@ void layer_norm_forward(ExecutionContext& context, const LayerNormArgs& a) {
 }
 
 void layer_norm_backward(ExecutionContext& context, const LayerNormArgs& a) {
-  if (a.rows == 0 || a.cols == 0) return;
-  with_f32_bf16(a.x.dtype, [&](auto type) {
-    using T = decltype(type);
-    with_form<T>(a.cols, {a.x.data, a.w.data, a.dy.data, a.dx.data}, [&](auto threads, auto aligned) {
-      add_row_sums<threads()>(context, "layer_norm_backward", a.dw.as<float>(), a.rows, a.cols,
-                              [&](const Grid& grid, float* sums, int64_t parts) {
-                                launch(context, "layer_norm_backward",
-                                       layer_norm_backward_rows<T, threads(), aligned()>, grid, a, sums,
-                                       parts);
-                              });
-    });
-  });
+  norm_backward<LayerRow>(context, "layer_norm_backward", a);
 }
 
 }  // namespace sherd::cuda

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include <sherd/kernels/device/dtype.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd::tools {
@@ -15,28 +16,6 @@ T element(const void* data, int64_t i) {
   T v;
   std::memcpy(&v, static_cast<const char*>(data) + i * static_cast<int64_t>(sizeof(T)), sizeof(T));
   return v;
-}
-
-// Calls f with a value of the dtype's type.
-template <class F>
-auto with_type(DType t, F f) {
-  switch (t) {
-    case DType::f32:
-      return f(float{});
-    case DType::bf16:
-      return f(bf16{});
-    case DType::f16:
-      return f(f16{});
-    case DType::f64:
-      return f(double{});
-    case DType::i32:
-      return f(int32_t{});
-    case DType::i64:
-      return f(int64_t{});
-    case DType::u8:
-      return f(uint8_t{});
-  }
-  throw InvalidArgument("an element type that sherd does not know");
 }
 
 // Exact for every dtype: 64-bit integers need more than double holds.
@@ -101,15 +80,15 @@ Shape index_of(const Shape& shape, int64_t element) {
 std::optional<int64_t> convert(const void* from, DType from_type, void* to, DType to_type, int64_t count) {
   if (!is_float(from_type) || !is_float(to_type) || to_type == DType::f64)
     throw InvalidArgument(std::string("convert: ") + name_of(from_type) + " to " + name_of(to_type));
-  return with_type(from_type, [&](auto f) {
-    return with_type(to_type, [&](auto t) { return convert_as<decltype(f), decltype(t)>(from, to, count); });
+  return with_dtype(from_type, [&](auto f) {
+    return with_dtype(to_type, [&](auto t) { return convert_as<decltype(f), decltype(t)>(from, to, count); });
   });
 }
 
 void compare(const void* a, DType a_type, const void* b, DType b_type, int64_t count, Difference& into) {
   if (a_type != b_type || std::memcmp(a, b, static_cast<size_t>(count * size_of(a_type))) != 0)
-    with_type(a_type, [&](auto x) {
-      with_type(b_type, [&](auto y) { compare_as<decltype(x), decltype(y)>(a, b, count, into); });
+    with_dtype(a_type, [&](auto x) {
+      with_dtype(b_type, [&](auto y) { compare_as<decltype(x), decltype(y)>(a, b, count, into); });
     });
   into.elements += count;
 }
