@@ -6,14 +6,14 @@
 #include <fmt/ranges.h>
 
 #include <sherd/dtensor/layout.h>
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
 namespace {
 
-constexpr LayoutPolicy kPolicies[] = {LayoutPolicy::ragged, LayoutPolicy::even_rows,
-                                      LayoutPolicy::whole_param};
-constexpr Packing kPackings[] = {Packing::lpt, Packing::size_match, Packing::ping_pong};
+constexpr EnumTable<LayoutPolicy, 3> kPolicies{"ragged", "even_rows", "whole_param"};
+constexpr EnumTable<Packing, 3> kPackings{"lpt", "size_match", "ping_pong"};
 
 double matrix_cost(int64_t rows, int64_t cols) {
   const auto small = static_cast<double>(std::min(rows, cols));
@@ -22,27 +22,8 @@ double matrix_cost(int64_t rows, int64_t cols) {
 
 }  // namespace
 
-const char* name_of(LayoutPolicy policy) {
-  switch (policy) {
-    case LayoutPolicy::ragged:
-      return "ragged";
-    case LayoutPolicy::even_rows:
-      return "even_rows";
-    default:
-      return "whole_param";
-  }
-}
-
-const char* name_of(Packing packing) {
-  switch (packing) {
-    case Packing::lpt:
-      return "lpt";
-    case Packing::size_match:
-      return "size_match";
-    default:
-      return "ping_pong";
-  }
-}
+const char* name_of(LayoutPolicy policy) { return kPolicies.name(policy); }
+const char* name_of(Packing packing) { return kPackings.name(packing); }
 
 std::string to_string(LayoutChoice choice) {
   const std::string policy = name_of(choice.policy);
@@ -55,9 +36,9 @@ LayoutChoice parse_layout(std::string_view text) {
     legal.push_back(name);
     return name == text;
   };
-  for (LayoutPolicy policy : kPolicies)
+  for (LayoutPolicy policy : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param})
     if (offer(name_of(policy))) return {policy, Packing::lpt};
-  for (Packing packing : kPackings) {
+  for (Packing packing : {Packing::lpt, Packing::size_match, Packing::ping_pong}) {
     const LayoutChoice choice{LayoutPolicy::whole_param, packing};
     if (offer(to_string(choice))) return choice;
   }

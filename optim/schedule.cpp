@@ -1,19 +1,18 @@
 #include <sherd/optim/schedule.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/enum_table.h>
 
 namespace sherd {
 namespace {
 
-constexpr RateDecay kAll[] = {RateDecay::constant, RateDecay::cosine, RateDecay::linear, RateDecay::wsd};
+constexpr EnumTable<RateDecay, 4> kRateDecays{"constant", "cosine", "linear", "wsd"};
 
 // Of steps [begin, schedule.steps], as far as `step` has come: 0 to 1.
 double progress_of(const Schedule& s, int64_t begin, int64_t step) {
@@ -22,29 +21,8 @@ double progress_of(const Schedule& s, int64_t begin, int64_t step) {
 
 }  // namespace
 
-const char* name_of(RateDecay d) {
-  switch (d) {
-    case RateDecay::cosine:
-      return "cosine";
-    case RateDecay::linear:
-      return "linear";
-    case RateDecay::wsd:
-      return "wsd";
-    case RateDecay::constant:
-      break;
-  }
-  return "constant";
-}
-
-RateDecay parse_rate_decay(std::string_view name) {
-  std::vector<std::string> names;
-  for (const RateDecay d : kAll) {
-    if (name == name_of(d)) return d;
-    names.emplace_back(name_of(d));
-  }
-  throw InvalidArgument(
-      fmt::format("learning rate decay '{}' is unknown; use {}", name, fmt::join(names, ", ")));
-}
+const char* name_of(RateDecay d) { return kRateDecays.name(d); }
+RateDecay parse_rate_decay(std::string_view name) { return kRateDecays.parse("learning rate decay", name); }
 
 std::vector<std::string> problems_of(const Schedule& s) {
   std::vector<std::string> wrong;

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd {
 
 enum class DType : uint8_t { f32, bf16, f16, f64, i32, i64, u8 };
@@ -28,26 +30,9 @@ constexpr int64_t size_of(DType t) {
   return 0;
 }
 
-/// Short name as printed in messages: "f32", "bf16", ...
-constexpr const char* name_of(DType t) {
-  switch (t) {
-    case DType::f32:
-      return "f32";
-    case DType::bf16:
-      return "bf16";
-    case DType::f16:
-      return "f16";
-    case DType::f64:
-      return "f64";
-    case DType::i32:
-      return "i32";
-    case DType::i64:
-      return "i64";
-    case DType::u8:
-      return "u8";
-  }
-  return "?";
-}
+/// Short names as printed in messages.
+inline constexpr EnumTable<DType, 7> kDTypeNames{"f32", "bf16", "f16", "f64", "i32", "i64", "u8"};
+constexpr const char* name_of(DType t) { return kDTypeNames.name(t); }
 
 /// The upper half of an IEEE binary32; conversions round to nearest, ties to even, and keep NaN a NaN.
 struct bf16 {

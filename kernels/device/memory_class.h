@@ -4,6 +4,8 @@
 #include <array>
 #include <string_view>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd {
 
 /// What an allocation holds. Planners, memory tables and tests ask for bytes by class; names are
@@ -26,29 +28,8 @@ inline constexpr std::array kMemoryClasses = {
     MemoryClass::gathered,   MemoryClass::optimizer, MemoryClass::buffer,
     MemoryClass::activation, MemoryClass::message,   MemoryClass::scratch};
 
-/// "parameter", "master", ...
-inline std::string_view name_of(MemoryClass c) {
-  switch (c) {
-    case MemoryClass::parameter:
-      return "parameter";
-    case MemoryClass::master:
-      return "master";
-    case MemoryClass::gradient:
-      return "gradient";
-    case MemoryClass::gathered:
-      return "gathered";
-    case MemoryClass::optimizer:
-      return "optimizer";
-    case MemoryClass::buffer:
-      return "buffer";
-    case MemoryClass::activation:
-      return "activation";
-    case MemoryClass::message:
-      return "message";
-    case MemoryClass::scratch:
-      return "scratch";
-  }
-  return "?";
-}
+inline constexpr EnumTable<MemoryClass, kMemoryClasses.size()> kMemoryClassNames{
+    "parameter", "master", "gradient", "gathered", "optimizer", "buffer", "activation", "message", "scratch"};
+inline std::string_view name_of(MemoryClass c) { return kMemoryClassNames.name(c); }
 
 }  // namespace sherd

@@ -1,25 +1,13 @@
 #include <sherd/nn/models/description.h>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd::nn {
 
 std::string_view to_string(ModelFamily family) {
-  switch (family) {
-    case ModelFamily::gpt2:
-      return "gpt2";
-    case ModelFamily::llama:
-      return "llama";
-    case ModelFamily::mistral:
-      return "mistral";
-    case ModelFamily::qwen2:
-      return "qwen2";
-    case ModelFamily::qwen3:
-      return "qwen3";
-    case ModelFamily::qwen3_moe:
-      return "qwen3_moe";
-    case ModelFamily::mixtral:
-      return "mixtral";
-  }
-  return "?";
+  constexpr EnumTable<ModelFamily, 7> kFamilies{"gpt2",  "llama",     "mistral", "qwen2",
+                                                "qwen3", "qwen3_moe", "mixtral"};
+  return kFamilies.name(family);
 }
 
 }  // namespace sherd::nn

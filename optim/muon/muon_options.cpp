@@ -1,45 +1,32 @@
 #include <sherd/optim/muon/muon_options.h>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
-#include <sherd/kernels/device/error.h>
+#include <sherd/kernels/device/enum_table.h>
 
 namespace sherd {
 namespace {
 
-constexpr const char* kScales[] = {"original", "match_rms_adamw", "spectral", "unit_rms_norm",
-                                   "shape_scaling"};
-constexpr const char* kDecays[] = {"decoupled", "independent", "l2", "palm"};
-constexpr const char* kTensorModes[] = {"duplicated", "distributed"};
-
-template <class E>
-E parse(const char* what, E last, std::string_view name) {
-  std::vector<std::string> names;
-  for (int i = 0; i <= static_cast<int>(last); ++i) {
-    names.push_back(name_of(static_cast<E>(i)));
-    if (name == names.back()) return static_cast<E>(i);
-  }
-  throw InvalidArgument(fmt::format("{} '{}' is unknown; use one of {}", what, name, fmt::join(names, ", ")));
-}
+constexpr EnumTable<MuonScale, 5> kScales{"original", "match_rms_adamw", "spectral", "unit_rms_norm",
+                                          "shape_scaling"};
+constexpr EnumTable<MuonDecay, 4> kDecays{"decoupled", "independent", "l2", "palm"};
+constexpr EnumTable<MuonTensorMode, 2> kTensorModes{"duplicated", "distributed"};
 
 }  // namespace
 
-const char* name_of(MuonScale s) { return kScales[static_cast<int>(s)]; }
-const char* name_of(MuonDecay d) { return kDecays[static_cast<int>(d)]; }
-const char* name_of(MuonTensorMode m) { return kTensorModes[static_cast<int>(m)]; }
+const char* name_of(MuonScale s) { return kScales.name(s); }
+const char* name_of(MuonDecay d) { return kDecays.name(d); }
+const char* name_of(MuonTensorMode m) { return kTensorModes.name(m); }
 
-MuonMode parse_muon_mode(std::string_view name) { return parse("Muon mode", MuonMode::gather, name); }
-MuonScale parse_muon_scale(std::string_view name) {
-  return parse("Muon scale", MuonScale::shape_scaling, name);
-}
-MuonDecay parse_muon_decay(std::string_view name) { return parse("Muon decay", MuonDecay::palm, name); }
+MuonMode parse_muon_mode(std::string_view name) { return kMatrixModes.parse("Muon mode", name); }
+MuonScale parse_muon_scale(std::string_view name) { return kScales.parse("Muon scale", name); }
+MuonDecay parse_muon_decay(std::string_view name) { return kDecays.parse("Muon decay", name); }
 MuonTensorMode parse_muon_tensor_mode(std::string_view name) {
-  return parse("tensor-parallel Muon mode", MuonTensorMode::distributed, name);
+  return kTensorModes.parse("tensor-parallel Muon mode", name);
 }
 
 std::vector<std::string> problems_of(const MuonOptions& o) {

@@ -35,16 +35,16 @@
 #include <cstdint>
 #include <vector>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd {
 
 /// local: the matrix is stored on one rank, which computes it. owner: one rank receives it, computes it and
 /// sends the pieces of the result back. gram: each owner holds a range of its rows; Gram matrices are summed
 /// over them. gather: every rank receives all of it.
 enum class PlanMode { local, owner, gram, gather };
-inline const char* name_of(PlanMode m) {
-  constexpr const char* kNames[] = {"local", "owner", "gram", "gather"};
-  return kNames[static_cast<int>(m)];
-}
+inline constexpr EnumTable<PlanMode, 4> kPlanModes{"local", "owner", "gram", "gather"};
+inline const char* name_of(PlanMode m) { return kPlanModes.name(m); }
 
 struct PlanEntry {
   PlanMode mode = PlanMode::local;

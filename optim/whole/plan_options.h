@@ -3,15 +3,15 @@
 
 #include <cstdint>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd {
 
 /// Mode by which matrices reach the ranks that compute them. `automatic` decides for each matrix. The others
 /// force one kind of plan entry for all, and throw where that is impossible.
 enum class MatrixMode { automatic, local, owner, gram, gather };
-inline const char* name_of(MatrixMode m) {
-  constexpr const char* kNames[] = {"auto", "local", "owner", "gram", "gather"};
-  return kNames[static_cast<int>(m)];
-}
+inline constexpr EnumTable<MatrixMode, 5> kMatrixModes{"auto", "local", "owner", "gram", "gather"};
+inline const char* name_of(MatrixMode m) { return kMatrixModes.name(m); }
 
 /// Plan's model of the machine; only ratios matter. Defaults: one CPU core and memory copies.
 struct PlanCosts {

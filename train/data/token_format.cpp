@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/train/data/megatron_index.h>
 
@@ -15,11 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::pair<std::string_view, TokenFormat> kFormats[] = {{"auto", TokenFormat::automatic},
-                                                                 {"u16", TokenFormat::u16},
-                                                                 {"u32", TokenFormat::u32},
-                                                                 {"llmc", TokenFormat::llmc},
-                                                                 {"megatron", TokenFormat::megatron}};
+constexpr EnumTable<TokenFormat, 5> kFormats{"auto", "u16", "u32", "llmc", "megatron"};
 constexpr int32_t kLlmcU16 = 20240520, kLlmcU32 = 20240801;
 constexpr int64_t kLlmcHeader = 256 * 4;
 
@@ -130,12 +127,7 @@ TokenFile opened(const fs::path& path, TokenFormat format) {
 
 }  // namespace
 
-TokenFormat parse_token_format(std::string_view name) {
-  for (const auto& [known, format] : kFormats)
-    if (name == known) return format;
-  throw InvalidArgument(
-      fmt::format("--token-format '{}' is unknown; it is auto, u16, u32, llmc or megatron", name));
-}
+TokenFormat parse_token_format(std::string_view name) { return kFormats.parse("--token-format", name); }
 
 TokenFile open_token_file(const fs::path& path, TokenFormat format) {
   TokenFile file = opened(path, format);

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/content_digest.h>
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
@@ -52,8 +53,8 @@ void add_facts(ContentDigest& digest, const TokenFile& file) {
 }  // namespace
 
 const char* name_of(TokenType type) {
-  constexpr const char* kNames[] = {"u8", "u16", "u32", "i32"};
-  return kNames[static_cast<size_t>(type)];
+  constexpr EnumTable<TokenType, 4> kNames{"u8", "u16", "u32", "i32"};
+  return kNames.name(type);
 }
 
 int64_t bytes_of(TokenType type) { return type == TokenType::u8 ? 1 : type == TokenType::u16 ? 2 : 4; }

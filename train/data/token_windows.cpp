@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <sherd/checkpoint/files/content_digest.h>
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 #include <sherd/kernels/random/random.h>
 #include <sherd/train/data/keyed_permutation.h>
@@ -14,7 +15,7 @@
 namespace sherd {
 namespace {
 
-constexpr const char* kOrders[] = {"sequential", "hashed", "shuffled"};
+constexpr EnumTable<TokenOrder, 3> kOrders{"sequential", "hashed", "shuffled"};
 
 std::vector<int64_t> shares_of(const std::vector<SharedTokens>& data) {
   std::vector<int64_t> shares;
@@ -38,13 +39,8 @@ void require_windows(const TokenStream& tokens, int64_t windows, int64_t seq, bo
 
 }  // namespace
 
-TokenOrder parse_token_order(std::string_view name) {
-  for (size_t i = 0; i < std::size(kOrders); ++i)
-    if (name == kOrders[i]) return static_cast<TokenOrder>(i);
-  throw InvalidArgument(fmt::format("--order '{}' is unknown; it is sequential, hashed or shuffled", name));
-}
-
-const char* name_of(TokenOrder order) { return kOrders[static_cast<size_t>(order)]; }
+TokenOrder parse_token_order(std::string_view name) { return kOrders.parse("--order", name); }
+const char* name_of(TokenOrder order) { return kOrders.name(order); }
 
 TokenWindows::TokenWindows(std::vector<SharedTokens> data, std::shared_ptr<const TokenStream> validation,
                            const TokenWindowsOptions& options)

@@ -8,6 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <sherd/kernels/device/enum_table.h>
+
 namespace sherd {
 namespace {
 
@@ -89,21 +91,8 @@ double common(const Spans& a, const Spans& b) {
 }  // namespace
 
 const char* name_of(WorkKind kind) {
-  switch (kind) {
-    case WorkKind::compute:
-      return "compute";
-    case WorkKind::gather:
-      return "gather";
-    case WorkKind::reduce:
-      return "reduce";
-    case WorkKind::exchange:
-      return "exchange";
-    case WorkKind::optimizer:
-      return "optimizer";
-    case WorkKind::copy:
-      break;
-  }
-  return "copy";
+  constexpr EnumTable<WorkKind, 6> kNames{"compute", "gather", "reduce", "exchange", "optimizer", "copy"};
+  return kNames.name(kind);
 }
 
 WorkKind kind_of(std::string_view what) {

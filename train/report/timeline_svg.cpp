@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/train/report/timeline.h>
 
 namespace sherd {
@@ -17,23 +18,8 @@ constexpr double kWidth = 1600, kLeft = 150, kRight = 70, kTop = 104, kBottom = 
 constexpr double kLane = 22, kBar = 16, kGroupGap = 12;
 constexpr double kLetter = 6.2;  // width of one in a label
 
-const char* color_of(WorkKind kind) {
-  switch (kind) {
-    case WorkKind::compute:
-      return "#4477aa";
-    case WorkKind::gather:
-      return "#ccbb44";
-    case WorkKind::reduce:
-      return "#ee6677";
-    case WorkKind::exchange:
-      return "#aa3377";
-    case WorkKind::optimizer:
-      return "#228833";
-    case WorkKind::copy:
-      break;
-  }
-  return "#888888";
-}
+// In the order of WorkKind.
+constexpr EnumTable<WorkKind, 6> kColors{"#4477aa", "#ccbb44", "#ee6677", "#aa3377", "#228833", "#888888"};
 
 std::string escaped(const std::string& text) {
   std::string out;
@@ -164,7 +150,7 @@ std::string draw_lane(const Lane& lane, const Axis& axis, double y) {
       labels += text_at((b.begin + b.end) / 2, y + 12, "middle", *b.what, " font-size=\"11\" fill=\"white\"");
   }
   for (const auto& [kind, path] : paths)
-    svg += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", color_of(kind), path);
+    svg += fmt::format("<path fill=\"{}\" d=\"{}\"/>\n", kColors.name(kind), path);
   return svg + labels;
 }
 
@@ -208,7 +194,7 @@ std::string draw_legend() {
   double x = kLeft;
   for (const WorkKind kind : kWorkKinds) {
     svg += fmt::format("<rect x=\"{:.0f}\" y=\"62\" width=\"14\" height=\"14\" fill=\"{}\"/>\n", x,
-                       color_of(kind));
+                       kColors.name(kind));
     svg += text_at(x + 20, 74, "start", name_of(kind));
     x += 110;
   }

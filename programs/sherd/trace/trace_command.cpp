@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <sherd/kernels/device/enum_table.h>
 #include <sherd/kernels/device/error.h>
 
 #include "arguments.h"
@@ -68,15 +69,8 @@ int64_t written_last(const std::vector<FlightFile>& files) {
 }
 
 const char* name_of(OperationKey::Lane lane) {
-  switch (lane) {
-    case OperationKey::Lane::collective:
-      return "collective";
-    case OperationKey::Lane::split:
-      return "split";
-    case OperationKey::Lane::message:
-      break;
-  }
-  return "message";
+  constexpr EnumTable<OperationKey::Lane, 3> kNames{"collective", "split", "message"};
+  return kNames.name(lane);
 }
 
 ordered_json json_of(const Operation& op, int64_t written) {

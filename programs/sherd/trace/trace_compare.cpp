@@ -7,6 +7,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <sherd/kernels/device/enum_table.h>
+
 #include "text.h"
 
 namespace sherd::tools {
@@ -148,23 +150,9 @@ void look_at_files(const std::vector<FlightFile>& files, Comparison& result) {
 }  // namespace
 
 const char* name_of(DivergenceKind kind) {
-  switch (kind) {
-    case DivergenceKind::communicator:
-      return "communicator";
-    case DivergenceKind::operation:
-      return "operation";
-    case DivergenceKind::purpose:
-      return "purpose";
-    case DivergenceKind::bytes:
-      return "bytes";
-    case DivergenceKind::arguments:
-      return "arguments";
-    case DivergenceKind::never_came:
-      return "never_came";
-    case DivergenceKind::queued:
-      break;
-  }
-  return "queued";
+  constexpr EnumTable<DivergenceKind, 7> kNames{"communicator", "operation",  "purpose", "bytes",
+                                                "arguments",    "never_came", "queued"};
+  return kNames.name(kind);
 }
 
 Comparison compare(const std::vector<FlightFile>& files) {
