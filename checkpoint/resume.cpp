@@ -42,7 +42,7 @@ std::vector<std::string> candidates(const std::filesystem::path& given, FileSyst
   };
   const auto path = bare(given);
   const FileSystem::Kind kind = files.kind(path);
-  if (kind == FileSystem::Kind::none) refuse("there is nothing of that name");
+  if (kind == FileSystem::Kind::none) refuse("it is missing");
   if (kind != FileSystem::Kind::folder) refuse("it is not a folder");
   if (is_checkpoint_name(path.filename().string()) ||
       files.kind(path / kManifestName) != FileSystem::Kind::none)

@@ -190,7 +190,7 @@ void CheckpointSaver::Impl::exchange_plans(Communicator& world) {
     whole.checksums = true;
     for (CheckpointFile& file : whole.files)
       file.block_checksums.assign(static_cast<size_t>(file.blocks()), 0);
-    encode_manifest(whole);  // too large ones are better refused now
+    (void)encode_manifest(whole);  // too large ones are better refused now
     pieces.resize(whole.files.size());
     for (CheckpointTensor& t : whole.tensors)
       for (CheckpointPiece& p : t.pieces) pieces[static_cast<size_t>(p.file)].push_back(&p);
@@ -367,7 +367,8 @@ Event CheckpointSaver::snapshot(const TrainingState& state) {
 
 void CheckpointSaver::write() {
   Impl& s = *impl_;
-  if (!s.snapshot) throw InvalidArgument("CheckpointSaver::write: there is no snapshot to write");
+  if (!s.snapshot)
+    throw InvalidArgument("CheckpointSaver::write: the snapshot is missing; call snapshot() before");
   auto taken = *std::exchange(s.snapshot, {});
   s.copied = taken.copied;
   s.done = false;

@@ -138,7 +138,7 @@ class Verifier {
       if (!expected.insert(tensor.name).second) {
         differs(tensor.name, "the manifest puts two pieces of it into this file, which can hold one");
       } else if (entry == nullptr) {
-        differs(tensor.name, "the manifest puts a piece of it into this file, whose header does not know it");
+        differs(tensor.name, "the manifest puts a piece of it into this file, whose header does not list it");
       } else if (entry->dtype != tensor.dtype ||
                  entry->shape != (tensor.scalar ? Shape{} : placed.piece->box.size) ||
                  entry->global_shape != tensor.stored_shape() || offset == offsets.end() ||
@@ -234,7 +234,7 @@ class Verifier {
         if (folders.contains(path) && files_.kind(root_ / path) == FileSystem::Kind::folder) {
           find_unknown(path, known, folders);
         } else if (!known.contains(path)) {
-          add(path, "the manifest does not know it");
+          add(path, "the manifest does not list it");
         }
       }
     } catch (const IoError& e) {
@@ -259,7 +259,7 @@ class Verifier {
 Verification verify_contents(const fs::path& path, const std::function<void(int64_t, int64_t)>& progress,
                              FileSystem& files) {
   if (files.kind(path) != FileSystem::Kind::folder)
-    throw IoError(fmt::format("cannot verify '{}': there is no folder of that name", path.string()));
+    throw IoError(fmt::format("cannot verify '{}': the folder is missing", path.string()));
   return Verifier(path, progress, files).run();
 }
 

@@ -1,5 +1,5 @@
 # libtorch for adapters/torch, as imported targets of our own: the package files that come with the wheels end the
-# configuration where there is no CUDA toolkit, so they are never read. Included by the build and by the installed package.
+# configuration without a CUDA toolkit, so they are never read. Included by the build and by the installed package.
 #
 #   SHERD_TORCH      whether the adapter is built; off unless asked for
 #   SHERD_TORCH_DIR  folder with include/ and lib/ of PyTorch 2.11 or newer: site-packages/torch, or libtorch unpacked

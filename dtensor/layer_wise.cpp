@@ -24,7 +24,7 @@ std::vector<LayoutParam> layout_params(const std::vector<LayerWiseParam>& params
 void check(const std::vector<LayerWiseParam>& params, int world, const LayerWiseOptions& options) {
   std::string bad;
   if (world < 1) bad += fmt::format("\n  world is {}; it must be at least 1", world);
-  if (params.empty()) bad += "\n  there are no parameters; pass at least one";
+  if (params.empty()) bad += "\n  the list of parameters is empty; pass at least one";
   if (options.align < 1) bad += fmt::format("\n  align is {}; it must be at least 1", options.align);
   if (options.bucket_elements < 0)
     bad += fmt::format("\n  bucket_elements is {}; it must be at least 1, or 0 for one bucket",

@@ -18,7 +18,7 @@ namespace {
 void check(const std::vector<LayoutParam>& params, int world, const LayoutOptions& options) {
   std::string bad;
   if (world < 1) bad += fmt::format("\n  world is {}; it must be at least 1", world);
-  if (params.empty()) bad += "\n  there are no parameters; pass at least one";
+  if (params.empty()) bad += "\n  the list of parameters is empty; pass at least one";
   if (options.align < 1) bad += fmt::format("\n  align is {}; it must be at least 1", options.align);
   if (!(options.padding_budget >= 0 && options.padding_budget <= 1))
     bad += fmt::format("\n  padding_budget is {}; it must lie in [0, 1]", options.padding_budget);

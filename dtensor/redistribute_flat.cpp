@@ -14,9 +14,9 @@ void redistribute_flat(Stream& stream, Communicator& comm, Placement from, Place
   const bool reduce = from.is_partial() && to.is_replicate();
   const bool cut = from.is_replicate() && to == Shard(0);
   if (!flat(from) || !flat(to) || !(gather || reduce_to_slice || reduce || cut || from == to))
-    throw NotSupported(
-        fmt::format("redistribute_flat from {} to {}; it knows S(0)->R, P->S(0), P->R and R->S(0)",
-                    to_string(from), to_string(to)));
+    throw NotSupported(fmt::format(
+        "redistribute_flat from {} to {} is not supported; use S(0)->R, P->S(0), P->R and R->S(0)",
+        to_string(from), to_string(to)));
   if (from == to) return;
   if (reduce) {
     if (comm.size() > 1 && full.numel() > 0) comm.all_reduce(stream, full.flat());

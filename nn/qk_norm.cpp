@@ -22,7 +22,7 @@ struct Heads {
   int64_t first, count;   // in heads
   int64_t width;
 
-  /// From the first of them on. (Without rows there is no first.)
+  /// From the first of them on. (An empty one has no first row.)
   Tensor in(const Tensor& packed) const {
     return packed.flat(std::min(first * width, packed.numel()), packed.numel());
   }

@@ -55,8 +55,7 @@ std::vector<Var> Tape::record(std::vector<Var> inputs, std::vector<Tensor> outpu
     if (x.requires_grad() && x.run_ != run_)
       throw InvalidArgument(
           fmt::format("{}: a value from before the latest backward() or clear() of its tape: the operations "
-                      "behind it are "
-                      "forgotten; compute it again, or detach() it",
+                      "behind it are released; compute it again, or detach() it",
                       function));
   }
   std::vector<Var> values;

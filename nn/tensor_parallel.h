@@ -64,8 +64,8 @@ struct TensorParallel {
   Tensor gather_columns(Stream& s, const Tensor& x) const;
 };
 
-/// Returns `residual` plus the sum of linear() of x over the ranks, in one product where there is nothing to
-/// sum.
+/// Returns `residual` plus the sum of linear() of x over the ranks, in one product on a single
+/// rank.
 Var add_row_parallel(const TensorParallel& tp, const Var& residual, const Var& x, const Parameter& w);
 
 /// Returns nn::cross_entropy() of logits [rows, vocab] with columns sharded over the ranks of `tp`. Backward

@@ -107,7 +107,7 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
 
 GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats) {
   if (stats == nullptr)
-    throw InvalidArgument("read_stats(): there are no GradientStats; pass what clip_grad_norm() returned");
+    throw InvalidArgument("read_stats(): the GradientStats are null; pass what clip_grad_norm() returned");
   runtime_of(root).device().compute().synchronize();
   return *stats;
 }

@@ -182,7 +182,7 @@ void Optimizer::make_rules(const Routing& routing, double weight_decay,
 UpdateRule& Optimizer::rule(const Algorithm& algorithm) const {
   for (const Rule& r : rules_)
     if (r.algorithm == algorithm) return *r.update;
-  throw InvalidArgument(fmt::format("{}: Optimizer::rule(): there is no optimizer '{}'",
+  throw InvalidArgument(fmt::format("{}: Optimizer::rule(): no parameter is routed to optimizer '{}'",
                                     runtime_.device().label(), name_of(algorithm)));
 }
 

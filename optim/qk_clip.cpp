@@ -91,7 +91,7 @@ QkClip::QkClip(ModuleBase& root, std::vector<std::shared_ptr<LogitMaxima>> layer
   std::vector<std::string> wrong;
   if (!(tau_ > 0 && std::isfinite(tau_)))
     wrong.push_back(fmt::format("tau {} must be positive and finite", tau_));
-  if (layers.empty()) wrong.push_back("there are no layers");
+  if (layers.empty()) wrong.push_back("the list of layers is empty");
   const std::vector<ParamGroup*> groups = runtime_.groups();
   int64_t heads = 0;
   std::vector<HeadRows> rows;

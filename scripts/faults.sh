@@ -32,7 +32,7 @@ if ! [[ $runs =~ ^[0-9]+$ && -x $train_gpt && -x $sherd ]]; then
   echo "usage: [BUILD=FOLDER] $0 [RUNS]; $build/bin must have train_gpt and sherd" >&2
   exit 2
 fi
-mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: there is no mpirun (apt-get install openmpi-bin)" >&2; exit 77; }
+mpirun=$(command -v mpirun) || { echo "SKIPPED, ALL OF IT: mpirun is missing (apt-get install openmpi-bin)" >&2; exit 77; }
 RANDOM=${SEED:=$RANDOM}
 export SEED
 # All of it among the hosts, where they can be: their processes have a namespace of their own, and are seen from here.
@@ -74,9 +74,9 @@ END
 if unshare --uts hostname node1 2>/dev/null && cc -shared -fPIC "-DBELOW=\"$scratch\"" -o "$scratch/nfs.so" "$scratch/nfs.c" -ldl 2>/dev/null; then
   kinds+=(requeued)
 else
-  echo "SKIPPED: requeued jobs, for host names cannot be changed here (that takes root), or there is no cc" >&2
+  echo "SKIPPED: requeued jobs, for host names cannot be changed here (that takes root), or cc is missing" >&2
 fi
-command -v prlimit >/dev/null || { echo "SKIPPED: throws, for there is no prlimit" >&2; kinds=("${kinds[@]/throws/killed}"); }
+command -v prlimit >/dev/null || { echo "SKIPPED: throws, for prlimit is missing" >&2; kinds=("${kinds[@]/throws/killed}"); }
 if [[ -n ${KINDS:-} ]]; then
   read -ra wanted <<<"$KINDS"
   for kind in "${wanted[@]}"; do

@@ -14,7 +14,7 @@
 # and a timeline, so that a run that is ended has left both. All else is written elsewhere and removed at the end. Ctrl-C,
 # TERM and HUP end the running step with all its programs, list the others as not run, and leave both files, too. The
 # exit code is 1 when anything failed or nothing passed, 2 for a wrong call, 128 and the signal's number after a signal.
-# GPU_CHECK_DEVICE=cpu tries the script itself where there is no GPU; GPU_CHECK_BIN=DIR has it run the programs there.
+# GPU_CHECK_DEVICE=cpu tries the script itself without a GPU; GPU_CHECK_BIN=DIR has it run the programs there.
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)

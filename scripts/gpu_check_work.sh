@@ -39,7 +39,7 @@ kernel_tests() {
     found=1
     gtest "$program" || failed=1
   done
-  [ $found = 1 ] || skip "there are no CUDA test programs in $bin"
+  [ $found = 1 ] || skip "$bin has no CUDA test programs"
   return $failed
 }
 

@@ -24,11 +24,11 @@ network=10.77.0
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$self" >&2; exit 2; }
 skip() { echo "SKIPPED: hosts.sh: $*" >&2; exit 77; }
-inside() { [[ -e $base/count ]] || { echo "hosts.sh $1: there are no hosts here; start it by \`scripts/hosts.sh N COMMAND\`" >&2; exit 2; }; }
+inside() { [[ -e $base/count ]] || { echo "hosts.sh $1: the hosts are missing; start it by \`scripts/hosts.sh N COMMAND\`" >&2; exit 2; }; }
 count() { cat "$base/count"; }
 is_host() {
   if [[ ! $1 =~ ^[1-9][0-9]*$ ]] || (($1 > $(count))); then
-    echo "hosts.sh: there is no host $1; they are 1 to $(count)" >&2
+    echo "hosts.sh: host $1 is missing; hosts are 1 to $(count)" >&2
     exit 2
   fi
 }
@@ -98,7 +98,7 @@ case ${1:-} in
   launcher)
     inside launcher
     (($# >= 2)) || usage
-    command -v mpirun >/dev/null || skip "there is no mpirun; install openmpi-bin"
+    command -v mpirun >/dev/null || skip "mpirun is missing; install openmpi-bin"
     # Shared memory is left out, for hosts have none in common. A host that falls silent is noticed after 10 + 3 * 5 s by
     # mpirun as by the job's store, instead of after minutes.
     enter 1 env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 \
@@ -120,7 +120,7 @@ case ${1:-} in
     [[ ! -e $base/count ]] || { echo "hosts.sh: there are hosts here already" >&2; exit 2; }
     [[ $(id -u) == 0 ]] || skip "only root may make network namespaces"
     for tool in ip unshare nsenter hostname; do
-      command -v $tool >/dev/null || skip "there is no $tool; install iproute2, util-linux and hostname"
+      command -v $tool >/dev/null || skip "$tool is missing; install iproute2, util-linux and hostname"
     done
     own=(unshare --net --mount --pid --fork --kill-child --mount-proc)
     # shellcheck disable=SC2016  # expanded there

@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 rounds=${1:-5} train_gpt=${BUILD:-build/release/bin}/train_gpt
 [[ -x $train_gpt ]] || { echo "mpi_overlap.sh: $train_gpt is missing: build it, or set BUILD to its folder" >&2; exit 2; }
-command -v mpirun >/dev/null || { echo "mpi_overlap.sh: there is no mpirun; install openmpi-bin" >&2; exit 2; }
+command -v mpirun >/dev/null || { echo "mpi_overlap.sh: mpirun is missing; install openmpi-bin" >&2; exit 2; }
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT

@@ -51,7 +51,7 @@ inline std::string read_bytes(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(file), {});
 }
 
-/// Names of what the folder holds, in order; none where there is no folder.
+/// Names of what the folder holds, in order; none where it is missing.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   if (!std::filesystem::exists(folder)) return names;

@@ -17,7 +17,7 @@ namespace sherd::torch {
 
 /// One call of a module that may be wrapped: its unit's weights are there from the constructor to end().
 /// Destroyed without end(), an exception has ended the forward. For call(), which people use.
-class CallScope {
+class [[nodiscard]] CallScope {
  public:
   explicit CallScope(::torch::nn::Module& module);
   ~CallScope();
@@ -70,7 +70,7 @@ template <class F, class... Args>
 decltype(auto) call(::torch::nn::Module& module, F&& f, Args&&... args) {
   using Result = std::invoke_result_t<F, std::add_lvalue_reference_t<detail::Held<Args>>...>;
   static_assert(detail::complete<std::decay_t<Result>>(),
-                "sherd does not know where the tensors are in what this module returns, or in a member of a "
+                "sherd cannot find the tensors in what this module returns, or in a member of a "
                 "tuple or pair in it: "
                 "specialize sherd::torch::Tensors for that type");
   CallScope scope(module);

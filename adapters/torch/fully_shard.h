@@ -69,7 +69,7 @@ void fully_shard(::torch::nn::Module& root, const DeviceMesh& mesh, const FullyS
   }
   if (found == 0)
     throw InvalidArgument(
-        "fully_shard: no module below the root is of the type that was asked for; register modules by "
+        "fully_shard: no module below the root has the given type; register modules by "
         "register_module(), and name the type of the module itself (BlockImpl), not that of its holder "
         "(Block)");
   fully_shard(root, mesh, options, init);

@@ -53,7 +53,7 @@ template <class F, class... Args>
 auto recompute(F f, Args... args) -> std::decay_t<std::invoke_result_t<F&, Args&...>> {
   using Result = std::decay_t<std::invoke_result_t<F&, Args&...>>;
   static_assert(Tensors<Result>::known,
-                "sherd does not know where the tensors are in what this function returns: specialize "
+                "sherd cannot find the tensors in what this function returns: specialize "
                 "sherd::torch::Tensors for it");
   if (!at::GradMode::is_enabled()) return f(args...);
   const auto tensors_of = [](auto& value) {

@@ -223,10 +223,10 @@ void SaveLock::replace(const std::string& before) {
   if (!lock) throw IoError(fmt::format("cannot lock '{}': another process holds it", made.string()));
   if (const LockHolder now = read(); now.token != before) {
     files_.remove_all(made);
-    throw LostFolder(fmt::format(
-        "cannot save checkpoints in '{}': while {} took '{}', it came to be of {}; save in another "
-        "folder, or start this run again once that one has ended",
-        folder_.string(), self_.describe(), path_.string(), now.describe()));
+    throw LostFolder(
+        fmt::format("cannot save checkpoints in '{}': while {} took '{}', {} took it over; save in another "
+                    "folder, or start this run again once that one has ended",
+                    folder_.string(), self_.describe(), path_.string(), now.describe()));
   }
   rename_durably(files_, made, path_);
   lock_ = std::move(lock);

@@ -194,9 +194,9 @@ Manifest scan_safetensors(const fs::path& path, FileSystem& files, const Opaque&
     return std::move(scan).finish();
   }
   if (kind != FileSystem::Kind::folder) {
-    throw IoError(fmt::format("cannot read '{}': {}", path.string(),
-                              kind == FileSystem::Kind::none ? "there is nothing of that name"
-                                                             : "it is neither a folder nor a file"));
+    throw IoError(
+        fmt::format("cannot read '{}': {}", path.string(),
+                    kind == FileSystem::Kind::none ? "it is missing" : "it is neither a folder nor a file"));
   }
   if (files.kind(path / kWeightsIndex) == FileSystem::Kind::file) {
     require_inside(path, kWeightsIndex);

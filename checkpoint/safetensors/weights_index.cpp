@@ -23,7 +23,7 @@ std::map<std::string, std::string> read_weights_index(const fs::path& path, File
   const nlohmann::json index = parse_json(read_whole(files, path, kMaxIndexBytes), "the index");
   const auto weights = index.is_object() ? index.find("weight_map") : index.end();
   if (weights == index.end() || !weights->is_object())
-    throw CorruptCheckpoint("there is no object \"weight_map\"");
+    throw CorruptCheckpoint("its object \"weight_map\" is missing");
   std::map<std::string, std::string> map;
   for (const auto& [name, file] : weights->items()) {
     if (!file.is_string() || !is_plain_path(file.get_ref<const std::string&>()))

@@ -53,7 +53,7 @@ struct UnitContext {
   std::vector<Unit*> units;
   std::vector<Bucket*> buckets;
   /// Completes the gradients that other units still owe the step, before the root's outermost backward ends.
-  /// Returns false when there are no gradients because everything is frozen.
+  /// Returns false without gradients, when everything is frozen.
   std::function<bool()> complete_backward;
   bool root_backward = false;  // a backward of the root has ended in this step
   // The last microbatch's backward has ended while recorded forwards of the root still had a pending backward.

@@ -232,7 +232,7 @@ void read_llama_kind(ConfigObject& c, const Family& family, ModelConfig& config)
   d.head_dim = columns(c, "head_dim", family.head_dim.value_or(std::max<int64_t>(1, d.dim / d.heads)));
   if (!c.has("head_dim") && !family.head_dim && !divides)
     c.refuse("num_attention_heads",
-             fmt::format("hidden_size is {}, no multiple of it, and there is no head_dim", d.dim));
+             fmt::format("hidden_size is {}, not a multiple of it, and head_dim is missing", d.dim));
   else if (d.head_dim % 2 != 0)
     c.refuse("head_dim", fmt::format("heads of {} columns have no two halves to rotate", d.head_dim));
   if (d.heads * d.head_dim > kMaxColumns)

@@ -147,7 +147,7 @@ ModelDescription preset(std::string_view name) {
   for (const Preset& p : presets())
     if (p.name == name) return p.model;
   throw InvalidArgument(
-      fmt::format("there is no preset '{}'; known are {}", name, fmt::join(preset_names(), ", ")));
+      fmt::format("preset '{}' is unknown; use one of {}", name, fmt::join(preset_names(), ", ")));
 }
 
 }  // namespace sherd::nn

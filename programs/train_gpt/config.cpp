@@ -121,7 +121,7 @@ CommandLine parse_config(int argc, const char* const* argv) {
   check_rules(line.config, sherd::check_values(fields, given, problems), {given, is_given}, problems);
   if (!problems.empty() && !unread.empty())
     problems.push_back(
-        fmt::format("--resume {}: its settings are not known: {}", line.config.resume, unread));
+        fmt::format("--resume {}: its settings cannot be read: {}", line.config.resume, unread));
   sherd::throw_problems(problems);
   if (line.config.eval_only || line.config.sample_only) drop_outputs_of_training(line.config);
   return line;

@@ -85,7 +85,7 @@ void Rules::check_ranks() const {
   if (good("bucket_size", "strategy", "layout") && given.by_anyone("bucket_size") &&
       c.bucket_size != TrainConfig().bucket_size && !has_buckets(c))
     refuse(
-        "--bucket-size {}: there are no buckets that span blocks; give --layout whole_param and --strategy "
+        "--bucket-size {}: no bucket spans blocks; give --layout whole_param and --strategy "
         "optim or "
         "optim_grads",
         c.bucket_size);
@@ -104,7 +104,7 @@ void Rules::check_ranks() const {
 void Rules::check_experts() const {
   if (c.experts == 0) {
     if (const std::string idle = idle_flags(c, bad, proto::NEEDS_EXPERTS); !idle.empty())
-      refuse("{}: there are no experts; give --experts", idle);
+      refuse("{}: the model has no experts; give --experts", idle);
     return;
   }
   if (good("experts", "expert_top_k") && c.expert_top_k > c.experts)
@@ -148,9 +148,9 @@ void Rules::check_checkpoints() const {
   if (!c.resume.empty() && !c.init_weights.empty() && c.resume_parts != "optimizer")
     refuse("--init-weights: --resume brings weights, too; give one of the two");
   if (!c.resume.empty() && c.resume_parts == "optimizer" && c.steps == 0)
-    refuse("--resume-parts optimizer: with --steps 0 there is no optimizer to load into");
+    refuse("--resume-parts optimizer: with --steps 0 the run has no optimizer to load into");
   if (c.resume.empty() && (c.allow_new_state || c.resume_parts != "all"))
-    refuse("--{}: there is nothing to resume without --resume PATH",
+    refuse("--{}: nothing is resumed without --resume PATH",
            c.allow_new_state ? "allow-new-state" : "resume-parts");
 }
 
@@ -199,7 +199,7 @@ void check_data_and_model(const TrainConfig& c, const Given& given, std::vector<
                     c.model));
   if (c.tokens.empty() && c.valid_tokens.empty() && c.token_format != TrainConfig().token_format)
     problems.push_back(
-        fmt::format("--token-format {}: there are no token files; give --tokens", c.token_format));
+        fmt::format("--token-format {}: token files are missing; give --tokens", c.token_format));
   std::vector<std::string> own;
   for (const std::string_view name :
        settings_where([](const proto::Setting& s) { return needs(s, proto::NEEDS_BYTE_MODEL); }))

@@ -114,8 +114,8 @@ void say_stopped(const Trainer& trainer, const TrainConfig& config, const std::s
   const std::string rest =
       left_out.empty() ? "" : fmt::format("; {} left to the run that ends", fmt::join(left_out, ", "));
   if (config.save.empty()) {
-    warn(fmt::format("{}: stopped after step {}; nothing was saved, for there is no --save{}", why,
-                     trainer.step(), rest));
+    warn(fmt::format("{}: stopped after step {}; nothing was saved: --save is missing{}", why, trainer.step(),
+                     rest));
   } else {
     out.say("{}: stopped after step {}; --resume {} continues from there{}\n", why, trainer.step(),
             config.save, rest);

@@ -107,8 +107,7 @@ void choose_model_text(TrainConfig& c, const std::optional<SavedModel>& saved, b
   if (same_name && is_absent_folder(c.model)) {
     require_described(*saved);
     notes.push_back(fmt::format(
-        "--model {}: there is no such folder any more; the model is as the checkpoint describes it",
-        c.model));
+        "--model {}: the folder is missing; the model is as the checkpoint describes it", c.model));
     return follow(saved->text, saved->source);
   }
   ModelSource here;

@@ -65,7 +65,7 @@ inline constexpr int kHighestPriority = -5;
 
 }  // namespace cuda_host::runtime
 
-// A function's first line: counts the call, fails if a test says so, or if there is no device.
+// A function's first line: counts the call, fails if a test says so, or if the device is missing.
 #define ENTER(function)                                                                            \
   if (const int code = cuda_host::enter(#function)) return report(static_cast<cudaError_t>(code)); \
   if (device_count() == 0) return report(cudaErrorNoDevice)

@@ -69,7 +69,7 @@ TEST_F(TapeTest, ASecondBackwardOverFreedOperationsSaysSo) {
   tape.backward(loss);
   EXPECT_THAT(message_of<InvalidArgument>([&] { tape.backward(loss); }), HasSubstr("a second backward()"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { nn::sum(y); }),
-              HasSubstr("the operations behind it are forgotten"));
+              HasSubstr("the operations behind it are released"));
   EXPECT_THAT(message_of<InvalidArgument>([&] { nn::backward(Var(tensor({1}))); }), HasSubstr("on no tape"));
   Tape other;
   EXPECT_THAT(message_of<InvalidArgument>([&] { other.backward(tape.leaf(tensor({1}))); }),

@@ -302,7 +302,8 @@ TEST(QkClipMisuse, ModelsAndOptionsThatCannotBeAreAllNamed) {
                 }),
                 AllOf(HasSubstr("rows [0, 3) of parameter 'q.weight' make heads of attention"),
                       HasSubstr("rows [3, 6) of parameter 'q.weight'"), HasSubstr("'tied'")));
-    EXPECT_THAT(message_of<InvalidArgument>([&] { QkClip(model, {}); }), HasSubstr("there are no layers"));
+    EXPECT_THAT(message_of<InvalidArgument>([&] { QkClip(model, {}); }),
+                HasSubstr("the list of layers is empty"));
     EXPECT_THROW(QkClip(model, {model.fused}, {.tau = 1.0 + r.world->rank()}), ShapeMismatch);
     Optimizer half(model, unfrozen.part("^other|^q.weight"), {});
     EXPECT_THAT(message_of<InvalidArgument>(

@@ -103,7 +103,7 @@ echo "slurm_gpu: $([[ -x $MEET ]] && echo "two tasks met by Slurm's variables" |
 
 # CPUs.
 if [[ -z $mpirun || ! -x $mpirun ]]; then
-  echo "slurm_cpu: SKIPPED, there is no mpirun"
+  echo "slurm_cpu: SKIPPED, mpirun is missing"
   exit 0
 fi
 small=(--dim 16 --layers 1 --heads 2 --seq 16 --batch 8 --threads 1 --save-every 2 --quiet)

@@ -15,7 +15,7 @@ fail() { echo "FAILED: $*" >&2; failures=$((failures + 1)); }
 
 if [[ ! -e /run/sherd-hosts/count ]]; then  # not yet among hosts
   if ! command -v mpirun >/dev/null; then
-    echo "SKIPPED: there is no mpirun; install openmpi-bin" >&2
+    echo "SKIPPED: mpirun is missing; install openmpi-bin" >&2
     exit 77
   fi
   if [[ $extent == quick ]]; then

@@ -11,7 +11,7 @@ import sys
 try:
     import yaml
 except ImportError:
-    print("SKIPPED: there is no PyYAML; install python3-yaml")
+    print("SKIPPED: PyYAML is missing; install python3-yaml")
     sys.exit(77)
 
 folder, train_gpt = pathlib.Path(sys.argv[1]), sys.argv[2]

@@ -2,7 +2,7 @@
 # libtorch_gpt as processes that mpirun starts has the bits of as many threads: losses, norms and weights; a checkpoint of
 # processes is gone on from by threads, and the other way round.
 #   libtorch_mpi_test.sh BIN_FOLDER DATA_FOLDER [MPIRUN]
-# 77 (skipped, and says so) where there is no mpirun.
+# 77 (skipped, and says so) where mpirun is missing.
 set -uo pipefail
 program=$1/libtorch_gpt data=$2
 source "$(dirname "$0")/../programs/runs/mpi_environment.sh" "${3:-}"

@@ -78,7 +78,7 @@ void check_sequences(const FileBytes& index, const FileBytes& bin, int64_t count
                       i, end, bin.path().string(), bin.size(), kRemake));
   });
   if (end != bin.size())
-    refuse_index(index, fmt::format("knows {} bytes of '{}', which has {}; the .bin is another one's{}", end,
+    refuse_index(index, fmt::format("lists {} bytes of '{}', which has {}; the .bin is another one's{}", end,
                                     bin.path().string(), bin.size(), kRemake));
 }
 

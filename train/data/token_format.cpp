@@ -104,9 +104,8 @@ TokenFile guessed(const fs::path& path) {
   if (is_megatron_index(*bytes))
     refuse_tokens(*bytes, "is an index of Megatron's; name it X.idx, with its tokens beside it as X.bin");
   refuse_tokens(*bytes,
-                "does not say what its tokens are; tell it with --token-format u16 or u32 (llm.c's files and "
-                "Megatron's "
-                ".bin with .idx are known by themselves)");
+                "does not name the type of its tokens; choose --token-format u16 or u32 (files of llm.c and "
+                "Megatron are detected)");
 }
 
 TokenFile opened(const fs::path& path, TokenFormat format) {

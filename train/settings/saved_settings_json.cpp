@@ -53,7 +53,7 @@ std::string take(const Field& field, const json& saved) {
   return std::visit(
       [&](auto* value) -> std::string {
         const auto before = *value;
-        if (!set_from_json(field, saved)) return "no such value is known";
+        if (!set_from_json(field, saved)) return "the value is unknown";
         std::string wrong = check_value(field);
         if (!wrong.empty()) *value = before;
         return wrong;

@@ -191,8 +191,7 @@ void Description::describe_buffer(Mirror& mirror, const std::string& name, const
   if (!dtype || tensor.layout() != at::kStrided || !known_place(tensor) || !tensor.is_leaf()) {
     wrong_.push_back(
         fmt::format("buffer '{}' ({}) is not a dense tensor on the CPU (or a GPU, or the meta device) of a "
-                    "type that sherd knows (f32, "
-                    "bf16, f16, f64, i32, i64, u8, bool)",
+                    "supported type (f32, bf16, f16, f64, i32, i64, u8, bool)",
                     full, at::toString(tensor.scalar_type())));
     return;
   }

@@ -97,8 +97,7 @@ void FirstValues::require_known() const {
         for (const auto& [name, tensor] : m.tensors) unknown.push_back(full_name(m.name, name));
   if (unknown.empty()) return;
   throw InvalidArgument(fmt::format(
-      "sherd::torch::fully_shard: on the meta device, and nothing is known that gives them values: {}; let "
-      "their "
+      "sherd::torch::fully_shard: on the meta device, without a source of first values: {}; let their "
       "modules be sherd::torch::Resettable, give fully_shard() a ParameterInit, or make them on the CPU",
       fmt::join(unknown, ", ")));
 }

@@ -6,7 +6,8 @@ namespace sherd::torch::detail {
 
 std::shared_ptr<TorchDevice> torch_cuda_device(Device&) {
   throw NotCompiled(
-      "sherd::torch: the ranks' devices are GPUs, and this build of the adapter knows CPUs alone; configure "
+      "sherd::torch: the ranks' devices are GPUs, and this build of the adapter supports CPUs alone; "
+      "configure "
       "with "
       "-DSHERD_TORCH_CUDA=ON (a PyTorch for CUDA in SHERD_TORCH_DIR) and build again, or use the cpu device");
 }

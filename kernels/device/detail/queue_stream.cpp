@@ -161,7 +161,7 @@ void QueueStream::wait(const Event& event) {
   if (!event.state()) return;
   push({"wait",
         [state = event.state()](ExecutionContext& context) {
-          // Every event with a state comes from a QueueStream: there is no other stream.
+          // Every event with a state comes from a QueueStream, the only kind of stream.
           const auto& other = static_cast<const QueueEventState&>(*state);
           other.wait_reached();
           if (other.failure) throw Inherited{other.failure};

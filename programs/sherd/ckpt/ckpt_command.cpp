@@ -91,7 +91,7 @@ void CkptCommand::add_verify(CLI::App& app) {
   sub->add_flag("--all", verify_.all, "every checkpoint of a save folder");
   sub->add_flag("--quiet", quiet_, "no progress");
   sub->footer(std::string(kPathHelp) +
-              "Without a manifest there are no checksums: then only the structure is checked.\n"
+              "A folder without a manifest has no checksums: then only the structure is checked.\n"
               "Exit code: 0 sound, 1 damaged (or not readable) or with weights that are not finite, 2 wrong "
               "arguments.\n");
 }

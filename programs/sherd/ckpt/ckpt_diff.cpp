@@ -87,8 +87,8 @@ void compare_elements(Side& a, Side& b, Finding& f, Progress& progress) {
 Report compare_all(Side& a, Side& b, const DiffOptions& options, const Console& console) {
   std::vector<Finding> pairs = pairs_of(a, b);
   if (pairs.empty())
-    throw InvalidArgument(fmt::format("there is nothing to compare: neither {} nor {} holds {}",
-                                      options.a.string(), options.b.string(),
+    throw InvalidArgument(fmt::format("nothing to compare: neither {} nor {} has {}", options.a.string(),
+                                      options.b.string(),
                                       options.model && options.optim ? "a tensor"
                                       : options.model                ? "a tensor of a model"
                                                                      : "optimizer state"));

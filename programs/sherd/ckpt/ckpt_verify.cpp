@@ -93,9 +93,8 @@ void verify(const VerifyOptions& options, const Console& console) {
   if (place.kind == Place::Kind::plain_folder || place.kind == Place::Kind::file) {
     CheckpointReader reader = CheckpointReader::open(place.path);
     reader.check_files();
-    console.out << fmt::format(
-        "{}: structure sound ({}); there are no checksums, the data was not verified\n",
-        printable(place.path.string()), size_text(reader.manifest()));
+    console.out << fmt::format("{}: structure sound ({}); checksums are missing, the data was not verified\n",
+                               printable(place.path.string()), size_text(reader.manifest()));
     console.finish();
     return;
   }

@@ -16,7 +16,7 @@ class RunProgress {
   /// Whether a step was finished since: there is a new checkpoint, or a new line of --metrics has a "step".
   /// False where the program has neither.
   bool made() const;
-  /// From the newest checkpoint of this run, or from the construction where there is no later one, until now.
+  /// From the newest checkpoint of this run, or from the construction if that is later, until now.
   double seconds_since_checkpoint() const;
 
  private:

@@ -118,7 +118,7 @@ void find_divergences(const Operation& op, std::vector<Divergence>& all) {
   for (const auto& [rank, entry] : op.entries)
     if (entry->waits()) ranks.push_back(rank);
   const std::string who =
-      fmt::format("{}: {} came to {}", describe(op.key), ranks_text(ranks), describe(*waiting->second));
+      fmt::format("{}: {} called {}", describe(op.key), ranks_text(ranks), describe(*waiting->second));
   if (!op.never_came.empty())
     all.push_back({DivergenceKind::never_came, op.key.group, op.key.sequence, op.never_came,
                    fmt::format("{}, but {} never called it", who, ranks_text(op.never_came)), op.first_ns});
@@ -136,7 +136,7 @@ void look_at_files(const std::vector<FlightFile>& files, Comparison& result) {
     if (!file_of(files, rank)) result.without_file.push_back(rank);
   if (!result.without_file.empty())
     result.remarks.push_back(
-        fmt::format("no file of {} is here: what they did is not known", ranks_text(result.without_file)));
+        fmt::format("the files of {} are missing: their calls are unknown", ranks_text(result.without_file)));
   const auto [first, last] =
       std::minmax_element(files.begin(), files.end(),
                           [](const auto& a, const auto& b) { return a.written_wall_ns < b.written_wall_ns; });

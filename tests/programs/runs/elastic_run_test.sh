@@ -2,13 +2,13 @@
 # Under `sherd run` a random rank's process is killed: the run comes back from its newest checkpoint, and ends with the
 # bits of an undisturbed run resumed from that checkpoint, on the same number of ranks, and on fewer.
 #   elastic_run_test.sh TRAIN_GPT SHERD [MPIRUN]
-# 77 (skipped, and says so) where there is no Open MPI. ELASTIC_SEED=N kills as an earlier test did.
+# 77 (skipped, and says so) where Open MPI is missing. ELASTIC_SEED=N kills as an earlier test did.
 set -uo pipefail
 train_gpt=$1
 sherd=$2
 mpirun=${3:-$(command -v mpirun)}
 if [[ -z $mpirun || ! -x $mpirun ]] || ! [[ $("$mpirun" --version 2>&1) =~ (Open MPI|OpenRTE)\)\ 4 ]]; then
-  echo "SKIPPED: there is no mpirun of Open MPI 4; install openmpi-bin to test sherd run" >&2
+  echo "SKIPPED: mpirun of Open MPI 4 is missing; install openmpi-bin to test sherd run" >&2
   exit 77
 fi
 RANDOM=${ELASTIC_SEED:=$RANDOM}

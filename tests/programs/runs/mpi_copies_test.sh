@@ -3,7 +3,7 @@
 # that reads files, with one and several files, on 2 and 3 ranks, under zero0 and zero3. Every process ends within 10 s with
 # the odd rank and both digests. Equal copies under different paths are accepted.
 #   mpi_copies_test.sh BIN_FOLDER train_gpt|libtorch_gpt|copies_ranks [MPIRUN]
-# SHERD_NIGHTLY=1: all combinations; otherwise each flag once. 77 (skipped, and says so) where there is no mpirun.
+# SHERD_NIGHTLY=1: all combinations; otherwise each flag once. 77 (skipped, and says so) where mpirun is missing.
 set -uo pipefail
 bin=$(cd "$1" && pwd) program=$2
 models=$(cd "$(dirname "$0")/../../golden/models" && pwd)

@@ -2,7 +2,7 @@
 # Training as processes that mpirun starts has the bits of training with as many threads (--comm local): losses, norms
 # and weights; checkpoints go from one to the other; a failure is named by every rank, and nothing hangs.
 #   mpi_run_test.sh TRAIN_GPT [MPIRUN]
-# 77 (skipped, and says so) where there is no mpirun.
+# 77 (skipped, and says so) where mpirun is missing.
 set -uo pipefail
 train_gpt=$1
 source "$(dirname "$0")/mpi_environment.sh" "${2:-}"

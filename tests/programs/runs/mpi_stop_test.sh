@@ -2,7 +2,7 @@
 # One process of a job gets SIGTERM: all end after the same step, saved, with exit code 0, and the resumed job has the bits
 # of an uninterrupted one.
 #   mpi_stop_test.sh TRAIN_GPT [MPIRUN]
-# 77 (skipped, and says so) where there is no mpirun.
+# 77 (skipped, and says so) where mpirun is missing.
 set -uo pipefail
 train_gpt=$1
 source "$(dirname "$0")/mpi_environment.sh" "${2:-}"

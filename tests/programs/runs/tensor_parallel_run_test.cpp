@@ -27,7 +27,7 @@ TEST(TensorParallelRun, LossesAreThoseOfOneRankAndStrategiesAgreeInBits) {
     expect_close_losses(want, one, 1e-4, show(arrangement));
     for (size_t i = 0; i < one.norms.size(); ++i)
       EXPECT_NEAR(want.norms[i], one.norms[i], 1e-3 * one.norms[i]) << show(arrangement) << i;
-    // With one data-parallel rank there is nothing to shard, and one strategy stands for all.
+    // With one data-parallel rank nothing is sharded, and one strategy stands for all.
     const bool shards = arrangement[1] != arrangement[3];
     for (const char* layout : {"ragged", "even_rows"}) {
       for (auto& strategy : kStrategies) {

@@ -151,8 +151,8 @@ TEST_F(CkptDiff, SectionsApart) {
   const std::string a = make("c", 2);
   const Finished none = ckpt("diff --optim-only " + a + "/model " + a + "/model");
   EXPECT_EQ(none.exit_code, 1);
-  EXPECT_THAT(none.err, AllOf(StartsWith("sherd ckpt diff: there is nothing to compare"),
-                              HasSubstr("optimizer state")));
+  EXPECT_THAT(none.err,
+              AllOf(StartsWith("sherd ckpt diff: nothing to compare"), HasSubstr("optimizer state")));
   // `optim` by itself is known for what it is; so is `model`, which has no file with the empty tensor.
   EXPECT_EQ(ckpt("diff --optim-only " + a + " " + a + "/optim").exit_code, 0);
   EXPECT_THAT(ckpt("diff --model-only " + a + " " + a + "/model").out, HasSubstr("nothing: only in A"));

@@ -155,7 +155,7 @@ TEST_F(Trace, MatchesMessagesOfTwoRanks) {
   const json absent = first({from, file_of(2, {"barrier"})});
   EXPECT_EQ(absent["kind"], "never_came");
   EXPECT_THAT(absent["text"].get<std::string>(),
-              HasSubstr("world #1 from rank 0 to rank 2: rank 0 came to send"));
+              HasSubstr("world #1 from rank 0 to rank 2: rank 0 called send"));
 }
 
 TEST_F(Trace, TellsDifferentCommunicatorsAndFilesThatAreNotThere) {

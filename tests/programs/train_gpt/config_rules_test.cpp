@@ -106,7 +106,7 @@ TEST(Config, BucketsNeedALayoutAndAStrategyThatHaveThem) {
                             Flags{"--layout", "whole_param", "--strategy", "zero0"}}) {
     Flags flags = none;
     flags.insert(flags.end(), {"--bucket-size", "5"});
-    EXPECT_THAT(refusal(flags), AllOf(HasSubstr("--bucket-size 5: there are no buckets"),
+    EXPECT_THAT(refusal(flags), AllOf(HasSubstr("--bucket-size 5: no bucket spans blocks"),
                                       HasSubstr("--layout whole_param and --strategy optim or optim_grads")));
   }
   EXPECT_EQ(
@@ -123,7 +123,7 @@ TEST(Config, ExpertsFitTheRanks) {
               AllOf(HasSubstr("--expert-parallel 2"), HasSubstr("give --experts")));
   EXPECT_THAT(refusal({"--expert-parallel", "2", "--ranks", "2", "--expert-top-k", "1", "--moe-aux", "0"}),
               AllOf(HasSubstr("a problem"), HasSubstr("--expert-parallel 2, --expert-top-k 1, --moe-aux 0: "
-                                                      "there are no experts; give --experts")));
+                                                      "the model has no experts; give --experts")));
   EXPECT_EQ(parse({"--expert-top-k", "2", "--moe-aux", "0.01"}).experts, 0);
   EXPECT_THAT(refusal({"--experts", "1"}), HasSubstr("--expert-top-k 2: there are only --experts 1"));
   const std::string both = refusal({"--experts", "4", "--expert-parallel", "3", "--ranks", "4"});

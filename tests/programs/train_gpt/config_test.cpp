@@ -275,7 +275,7 @@ TEST(Config, ModelsHaveSizesOfTheirOwn) {
   EXPECT_THAT(refusal({"--from-scratch", "--export-hf", "o", "--tokenizer", "t", "--prompt-tokens", "1"}),
               AllOf(HasSubstr("--from-scratch:"), HasSubstr("--export-hf:"), HasSubstr("--tokenizer:"),
                     HasSubstr("--prompt-tokens:")));
-  EXPECT_THAT(refusal({"--token-format", "u16"}), HasSubstr("there are no token files"));
+  EXPECT_THAT(refusal({"--token-format", "u16"}), HasSubstr("token files are missing"));
 
   // A size is refused wherever it stands, for it would not be used.
   const TemporaryFolder folder;

@@ -174,7 +174,7 @@ TEST_F(ModelInheritance, FlagsWinOverWhatContradictsThem) {
   EXPECT_EQ(parse_line({"--resume", path(), "--strategy", "zero3"}).config.strategy, "optim_grads_params");
   EXPECT_EQ(parse_line({"--resume", path()}).config.bucket_size, 5);
   EXPECT_THAT(refusal({"--resume", path(), "--strategy", "zero3", "--bucket-size", "7"}),
-              HasSubstr("--bucket-size 7: there are no buckets"));
+              HasSubstr("--bucket-size 7: no bucket spans blocks"));
   saved_.model = "";
   saved_.from_scratch = false;
   saved_.moe_aux = TrainConfig().moe_aux;
@@ -209,7 +209,7 @@ TEST_F(Inheritance, RulesHoldForWhatComesAlong) {
 TEST_F(Inheritance, ACheckpointThatIsNotThereIsNamedBesideOtherProblems) {
   EXPECT_THAT(parse_line({"--resume", "/nowhere"}).inherited, IsEmpty());
   EXPECT_THAT(refusal({"--resume", "/nowhere", "--ranks", "3"}),
-              AllOf(HasSubstr("--batch 16"), HasSubstr("--resume /nowhere: its settings are not known")));
+              AllOf(HasSubstr("--batch 16"), HasSubstr("--resume /nowhere: its settings cannot be read")));
 }
 
 TEST(Schedules, EndWhereTheyAreToldTo) {
@@ -347,8 +347,8 @@ TEST_F(InheritedModel, TheCheckpointHasItWhereTheFolderIsGone) {
     std::vector<std::string> flags = {"--resume", path()};
     flags.insert(flags.end(), more.begin(), more.end());
     const CommandLine line = parse_line(flags);
-    EXPECT_THAT(line.notes, ElementsAre(AllOf(HasSubstr("--model " + saved_.model),
-                                              HasSubstr("no such folder any more"))));
+    EXPECT_THAT(line.notes,
+                ElementsAre(AllOf(HasSubstr("--model " + saved_.model), HasSubstr("the folder is missing"))));
     EXPECT_EQ(line.config.dim, 64);
     EXPECT_EQ(vocabulary(line.config), 97);
     EXPECT_EQ(theta(line), 500000);

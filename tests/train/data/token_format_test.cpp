@@ -33,7 +33,7 @@ std::vector<int32_t> tokens_of(const TokenFile& file) {
 }
 
 std::string refusal(const std::string& path, TokenFormat format = TokenFormat::automatic) {
-  return message_of<IoError>([&] { open_token_file(path, format); });
+  return message_of<IoError>([&] { (void)open_token_file(path, format); });
 }
 
 std::string llmc(int32_t magic, int32_t version, int32_t count, const std::string& tokens) {
@@ -43,7 +43,7 @@ std::string llmc(int32_t magic, int32_t version, int32_t count, const std::strin
 TEST(TokenFormat, NamesAreThoseOfTheFlag) {
   EXPECT_EQ(parse_token_format("auto"), TokenFormat::automatic);
   EXPECT_EQ(parse_token_format("megatron"), TokenFormat::megatron);
-  EXPECT_THAT(message_of<InvalidArgument>([] { parse_token_format("u8"); }),
+  EXPECT_THAT(message_of<InvalidArgument>([] { (void)parse_token_format("u8"); }),
               AllOf(HasSubstr("--token-format 'u8'"), HasSubstr("u16, u32, llmc or megatron")));
 }
 
@@ -152,7 +152,7 @@ TEST(TokenFormat, MegatronIndexesThatDoNotFitAreRefused) {
   EXPECT_THAT(changed([](Index& i) { i.offsets[1] = 6; }), HasSubstr("sequence 1 begin at byte 6"));
   EXPECT_THAT(changed([](Index& i) { i.lengths[2] = 4; }),
               AllOf(HasSubstr("sequence 2 end at byte 12"), HasSubstr("has 10")));
-  EXPECT_THAT(changed([](Index& i) { i.lengths[2] = 2; }), HasSubstr("knows 8 bytes"));
+  EXPECT_THAT(changed([](Index& i) { i.lengths[2] = 2; }), HasSubstr("lists 8 bytes"));
   EXPECT_THAT(changed([](Index& i) { i.bounds[0] = 1; }), HasSubstr("bound 0"));
   EXPECT_THAT(changed([](Index& i) { i.bounds[2] = 2; }), HasSubstr("documents of 2 of its 3 sequences"));
   EXPECT_THAT(changed([](Index& i) { i.bounds[1] = 4; }), HasSubstr("4 as bound 1"));
@@ -161,7 +161,8 @@ TEST(TokenFormat, MegatronIndexesThatDoNotFitAreRefused) {
   EXPECT_THAT(refusal_of(""), HasSubstr("does not begin"));
   const std::string whole = Index().bytes();
   for (size_t size = 0; size < whole.size(); ++size)
-    EXPECT_THROW(open_token_file((folder.write("a.idx", whole.substr(0, size)), folder / "a.bin")), IoError);
+    EXPECT_THROW((void)open_token_file((folder.write("a.idx", whole.substr(0, size)), folder / "a.bin")),
+                 IoError);
   folder.write("b.idx", whole);
   EXPECT_THAT(refusal(folder / "b.idx"), HasSubstr("X.bin"));
 }
@@ -191,10 +192,11 @@ TEST(TokenList, ColonsBeforeNumbersAreWeights) {
                     HasSubstr("use fewer decimal places")));
   EXPECT_EQ(parse_unweighted_token_list("a,b", "--valid-tokens").size(), 2);
   EXPECT_THAT(
-      message_of<InvalidArgument>([&] { parse_unweighted_token_list("a,v.bin:1", "--valid-tokens"); }),
+      message_of<InvalidArgument>([&] { (void)parse_unweighted_token_list("a,v.bin:1", "--valid-tokens"); }),
       HasSubstr("--valid-tokens"));
-  EXPECT_THAT(message_of<InvalidArgument>([&] { parse_unweighted_token_list("v.bin:1", "--valid-tokens"); }),
-              HasSubstr("--valid-tokens: 'v.bin' has a weight"));
+  EXPECT_THAT(
+      message_of<InvalidArgument>([&] { (void)parse_unweighted_token_list("v.bin:1", "--valid-tokens"); }),
+      HasSubstr("--valid-tokens: 'v.bin' has a weight"));
 }
 
 TEST(TokenList, WeightsMakeStreams) {
