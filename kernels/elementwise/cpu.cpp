@@ -1,7 +1,6 @@
 #include <sherd/kernels/elementwise/elementwise.h>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
-#include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/map.h>
 
 // `omp simd` tells the compiler what it cannot see: outputs are inputs themselves or do not overlap them.
 
@@ -52,14 +51,8 @@ void cast(ExecutionContext& ctx, Ref dst, Ref src, int64_t count) {
 }
 
 void scale(ExecutionContext& ctx, Ref x, int64_t count, float factor) {
-  with_activation(x.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* p = x.as<T>();
-    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(p[i], float(p[i]) * factor);
-    });
-  });
+  map_elements(
+      ctx, count, [=](float v) { return v * factor; }, x, x);
 }
 
 void scaled_add(ExecutionContext& ctx, float* dst, float alpha, Ref src, int64_t count) {
@@ -81,27 +74,13 @@ void scale_and_add(ExecutionContext& ctx, float* dst, float decay, float alpha, 
 }
 
 void add(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
-  with_activation(out.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* o = out.as<T>();
-    const T *x = a.as<T>(), *y = b.as<T>();
-    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(o[i], float(x[i]) + float(y[i]));
-    });
-  });
+  map_elements(
+      ctx, count, [](float x, float y) { return x + y; }, out, a, b);
 }
 
 void multiply(ExecutionContext& ctx, Ref out, Ref a, Ref b, int64_t count) {
-  with_activation(out.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* o = out.as<T>();
-    const T *x = a.as<T>(), *y = b.as<T>();
-    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(o[i], float(x[i]) * float(y[i]));
-    });
-  });
+  map_elements(
+      ctx, count, [](float x, float y) { return x * y; }, out, a, b);
 }
 
 }  // namespace

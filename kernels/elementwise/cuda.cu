@@ -1,5 +1,6 @@
 #include <sherd/kernels/elementwise/elementwise.h>
 
+#include <sherd/kernels/device/cuda/map.h>
 #include <sherd/kernels/device/cuda/segments.h>
 
 // Single fp32 operations, rounded one by one: the bits of the reference.
@@ -54,19 +55,9 @@ struct Cast {
   }
 };
 
-template <class T>
 struct Scale {
-  static constexpr int kVec = kVecOf<T>;
-  T* x;
   float factor;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    Vec<T, N> v = load<N>(x, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(v[k], __fmul_rn(to_float(v[k]), factor));
-    store(x, i, v);
-  }
+  __device__ float operator()(float x) const { return __fmul_rn(x, factor); }
 };
 
 struct Factor {
@@ -106,7 +97,7 @@ struct ScaleBy {
 
   template <int N>
   __device__ void run(int64_t i, const Factor& f) const {
-    Scale<float>{x, *f.factor}.run<N>(i);
+    Map<float, Scale, 1>{x, {x}, {*f.factor}}.run<N>(i);
   }
 };
 
@@ -143,36 +134,12 @@ struct ScaleAndAdd {
   }
 };
 
-template <class T>
 struct Add {
-  static constexpr int kVec = kVecOf<T>;
-  T* out;
-  const T *a, *b;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const Vec<T, N> x = load<N>(a, i), y = load<N>(b, i);
-    Vec<T, N> z;
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(z[k], __fadd_rn(to_float(x[k]), to_float(y[k])));
-    store(out, i, z);
-  }
+  __device__ float operator()(float x, float y) const { return __fadd_rn(x, y); }
 };
 
-template <class T>
 struct Multiply {
-  static constexpr int kVec = kVecOf<T>;
-  T* out;
-  const T *a, *b;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const Vec<T, N> x = load<N>(a, i), y = load<N>(b, i);
-    Vec<T, N> z;
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(z[k], __fmul_rn(to_float(x[k]), to_float(y[k])));
-    store(out, i, z);
-  }
+  __device__ float operator()(float x, float y) const { return __fmul_rn(x, y); }
 };
 
 void fill(ExecutionContext& context, Ref dst, int64_t count, double value) {
@@ -208,9 +175,7 @@ void cast(ExecutionContext& context, Ref dst, Ref src, int64_t count) {
 }
 
 void scale(ExecutionContext& context, Ref x, int64_t count, float factor) {
-  with_f32_bf16(x.dtype, [&]<class T>(T) {
-    for_elements(context, "scale", Scale<T>{x.as<T>(), factor}, count, x.as<T>());
-  });
+  map_elements(context, "scale", count, Scale{factor}, x, x);
 }
 
 void scale_by(ExecutionContext& context, const std::vector<ScaleSegment>& segments, const float* factor) {
@@ -236,19 +201,11 @@ void scale_and_add(ExecutionContext& context, float* dst, float decay, float alp
 }
 
 void add(ExecutionContext& context, Ref out, Ref a, Ref b, int64_t count) {
-  with_f32_bf16(out.dtype, [&]<class T>(T) {
-    T* o = out.as<T>();
-    const T *x = a.as<T>(), *y = b.as<T>();
-    for_elements(context, "add", Add<T>{o, x, y}, count, o, x, y);
-  });
+  map_elements(context, "add", count, Add{}, out, a, b);
 }
 
 void multiply(ExecutionContext& context, Ref out, Ref a, Ref b, int64_t count) {
-  with_f32_bf16(out.dtype, [&]<class T>(T) {
-    T* o = out.as<T>();
-    const T *x = a.as<T>(), *y = b.as<T>();
-    for_elements(context, "multiply", Multiply<T>{o, x, y}, count, o, x, y);
-  });
+  map_elements(context, "multiply", count, Multiply{}, out, a, b);
 }
 
 }  // namespace

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
-#include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/map.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 // 0.5 (1 + tanh(u)) is sigmoid(2u), which needs one exponential and loses no digits where tanh is near -1.
@@ -35,27 +34,13 @@ inline float gelu_slope(float x) {
 int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
 
 void gelu_forward(ExecutionContext& ctx, Ref y, Ref x, int64_t count) {
-  with_activation(x.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* out = y.as<T>();
-    const T* in = x.as<T>();
-    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(out[i], gelu(float(in[i])));
-    });
-  });
+  map_elements(
+      ctx, count, [](float v) { return gelu(v); }, y, x);
 }
 
 void gelu_backward(ExecutionContext& ctx, Ref dx, Ref dy, Ref x, int64_t count) {
-  with_activation(x.dtype, [&](auto type) {
-    using T = decltype(type);
-    T* out = dx.as<T>();
-    const T *grad = dy.as<T>(), *in = x.as<T>();
-    parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-      for (int64_t i = begin; i < end; ++i) store(out[i], float(grad[i]) * gelu_slope(float(in[i])));
-    });
-  });
+  map_elements(
+      ctx, count, [](float d, float v) { return d * gelu_slope(v); }, dx, dy, x);
 }
 
 void add_bias(ExecutionContext& ctx, Ref y, Ref bias, int64_t rows, int64_t cols) {

@@ -1,6 +1,6 @@
 #include <sherd/kernels/epilogue/epilogue.h>
 
-#include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/kernels/device/cuda/map.h>
 
 // 0.5 (1 + tanh(u)) is sigmoid(2u), which needs one exponential and loses no digits where tanh is near -1.
 
@@ -28,35 +28,12 @@ __device__ float gelu_slope(float x) {
   return fmaf(c * s * (1.0f - s), du, s);
 }
 
-template <class T>
 struct Gelu {
-  static constexpr int kVec = 16 / sizeof(T);
-  T* y;
-  const T* x;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    Vec<T, N> v = load<N>(x, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(v[k], gelu(to_float(v[k])));
-    store(y, i, v);
-  }
+  __device__ float operator()(float x) const { return gelu(x); }
 };
 
-template <class T>
 struct GeluBackward {
-  static constexpr int kVec = 16 / sizeof(T);
-  T* dx;
-  const T *dy, *x;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const Vec<T, N> v = load<N>(x, i);
-    Vec<T, N> d = load<N>(dy, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(d[k], to_float(d[k]) * gelu_slope(to_float(v[k])));
-    store(dx, i, d);
-  }
+  __device__ float operator()(float dy, float x) const { return dy * gelu_slope(x); }
 };
 
 /// y[r][c] += bias[c] for groups of N columns; block.y rows at once.
@@ -108,19 +85,11 @@ __global__ void __launch_bounds__(kStrip* kLanes)
 }
 
 void gelu_forward(ExecutionContext& context, Ref y, Ref x, int64_t count) {
-  with_f32_bf16(x.dtype, [&]<class T>(T) {
-    T* out = y.as<T>();
-    const T* in = x.as<T>();
-    for_elements(context, "gelu_forward", Gelu<T>{out, in}, count, out, in);
-  });
+  map_elements(context, "gelu_forward", count, Gelu{}, y, x);
 }
 
 void gelu_backward(ExecutionContext& context, Ref dx, Ref dy, Ref x, int64_t count) {
-  with_f32_bf16(x.dtype, [&]<class T>(T) {
-    T* out = dx.as<T>();
-    const T *grad = dy.as<T>(), *in = x.as<T>();
-    for_elements(context, "gelu_backward", GeluBackward<T>{out, grad, in}, count, out, grad, in);
-  });
+  map_elements(context, "gelu_backward", count, GeluBackward{}, dx, dy, x);
 }
 
 void add_bias(ExecutionContext& context, Ref y, Ref bias, int64_t rows, int64_t cols) {

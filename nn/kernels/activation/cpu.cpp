@@ -2,8 +2,7 @@
 
 #include <cmath>
 
-#include <sherd/kernels/device/cpu/dispatch.h>
-#include <sherd/kernels/device/cpu/parallel.h>
+#include <sherd/kernels/device/cpu/map.h>
 #include <sherd/kernels/device/cpu/vector_math.h>
 
 namespace sherd::cpu {
@@ -54,30 +53,16 @@ void for_parts(ExecutionContext& ctx, int64_t rows, int64_t cols, F f) {
 }
 
 void activation_forward(ExecutionContext& ctx, Activation f, Ref y, Ref x, int64_t count) {
-  with_activation_function(f, [&](auto function) {
-    with_activation(x.dtype, [&](auto type) {
-      using T = decltype(type);
-      T* out = y.as<T>();
-      const T* in = x.as<T>();
-      parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) store(out[i], function.value(float(in[i])));
-      });
-    });
+  with_activation_function(f, [&]<class F>(F) {
+    map_elements(
+        ctx, count, [](float v) { return F::value(v); }, y, x);
   });
 }
 
 void activation_backward(ExecutionContext& ctx, Activation f, Ref dx, Ref dy, Ref x, int64_t count) {
-  with_activation_function(f, [&](auto function) {
-    with_activation(x.dtype, [&](auto type) {
-      using T = decltype(type);
-      T* out = dx.as<T>();
-      const T *grad = dy.as<T>(), *in = x.as<T>();
-      parallel_for(ctx, count, kGrain, [=](int64_t begin, int64_t end) {
-#pragma omp simd
-        for (int64_t i = begin; i < end; ++i) store(out[i], float(grad[i]) * function.slope(float(in[i])));
-      });
-    });
+  with_activation_function(f, [&]<class F>(F) {
+    map_elements(
+        ctx, count, [](float d, float v) { return d * F::slope(v); }, dx, dy, x);
   });
 }
 

@@ -1,6 +1,6 @@
 #include <sherd/nn/kernels/activation/activation.h>
 
-#include <sherd/kernels/device/cuda/vector.h>
+#include <sherd/kernels/device/cuda/map.h>
 
 // Activations other than gelu by tanh, and the gated product.
 
@@ -43,35 +43,14 @@ void with_function(Activation f, F&& call) {
   throw InvalidArgument("cuda kernels: unknown activation");
 }
 
-template <class T, class F>
+template <class F>
 struct Value {
-  static constexpr int kVec = 16 / sizeof(T);
-  T* y;
-  const T* x;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    Vec<T, N> v = load<N>(x, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(v[k], F::value(to_float(v[k])));
-    store(y, i, v);
-  }
+  __device__ float operator()(float x) const { return F::value(x); }
 };
 
-template <class T, class F>
+template <class F>
 struct Slope {
-  static constexpr int kVec = 16 / sizeof(T);
-  T* dx;
-  const T *dy, *x;
-
-  template <int N>
-  __device__ void run(int64_t i) const {
-    const Vec<T, N> v = load<N>(x, i);
-    Vec<T, N> d = load<N>(dy, i);
-#pragma unroll
-    for (int k = 0; k < N; ++k) put(d[k], to_float(d[k]) * F::slope(to_float(v[k])));
-    store(dx, i, d);
-  }
+  __device__ float operator()(float dy, float x) const { return dy * F::slope(x); }
 };
 
 /// Pointers of SwigluArgs; backward unless dy is null.
@@ -127,23 +106,12 @@ void run_swiglu(ExecutionContext& context, const char* what, const SwigluArgs& a
 }
 
 void activation_forward(ExecutionContext& context, Activation f, Ref y, Ref x, int64_t count) {
-  with_function(f, [&]<class F>(F) {
-    with_f32_bf16(x.dtype, [&]<class T>(T) {
-      T* out = y.as<T>();
-      const T* in = x.as<T>();
-      for_elements(context, "activation_forward", Value<T, F>{out, in}, count, out, in);
-    });
-  });
+  with_function(f, [&]<class F>(F) { map_elements(context, "activation_forward", count, Value<F>{}, y, x); });
 }
 
 void activation_backward(ExecutionContext& context, Activation f, Ref dx, Ref dy, Ref x, int64_t count) {
-  with_function(f, [&]<class F>(F) {
-    with_f32_bf16(x.dtype, [&]<class T>(T) {
-      T* out = dx.as<T>();
-      const T *grad = dy.as<T>(), *in = x.as<T>();
-      for_elements(context, "activation_backward", Slope<T, F>{out, grad, in}, count, out, grad, in);
-    });
-  });
+  with_function(
+      f, [&]<class F>(F) { map_elements(context, "activation_backward", count, Slope<F>{}, dx, dy, x); });
 }
 
 void swiglu_forward(ExecutionContext& context, const SwigluArgs& a) {
