@@ -42,11 +42,12 @@ class CheckpointReader {
  public:
   /// Opens `path`: reads the manifest or the headers, no tensor data.
   /// @throws IoError when the path is missing or none of the above, CorruptCheckpoint when it is damaged.
-  static CheckpointReader open(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+  [[nodiscard]] static CheckpointReader open(const std::filesystem::path& path,
+                                             FileSystem& files = FileSystem::posix());
   /// Opens `path` with the tensors that `opaque` selects as u8 tensors of their bytes; sherd may lack their
   /// dtype. Not for a committed checkpoint.
-  static CheckpointReader open(const std::filesystem::path& path, const Opaque& opaque,
-                               FileSystem& files = FileSystem::posix());
+  [[nodiscard]] static CheckpointReader open(const std::filesystem::path& path, const Opaque& opaque,
+                                             FileSystem& files = FileSystem::posix());
   CheckpointReader(CheckpointReader&&) noexcept;
   ~CheckpointReader();
 
@@ -76,8 +77,8 @@ class CheckpointReader {
 
 /// Returns a manifest without checksums, made from headers. `path` is one safetensors file or a folder of
 /// them (see CheckpointReader). File paths are relative to the folder. @throws as CheckpointReader::open().
-Manifest scan_safetensors(const std::filesystem::path& path, FileSystem& files = FileSystem::posix(),
-                          const Opaque& opaque = {});
+[[nodiscard]] Manifest scan_safetensors(const std::filesystem::path& path,
+                                        FileSystem& files = FileSystem::posix(), const Opaque& opaque = {});
 
 /// One damage of a checkpoint.
 struct Damage {
@@ -91,9 +92,9 @@ struct Damage {
 /// manifest; missing, unknown, short, long and flipped files (a damaged block is reported once for each
 /// tensor with bytes in it); headers that differ from the manifest. Empty = sound. Never writes. Throws
 /// IoError only when `path` is absent. Calls `progress` from time to time with bytes done and total bytes.
-std::vector<Damage> verify_checkpoint(const std::filesystem::path& path,
-                                      const std::function<void(int64_t, int64_t)>& progress = {},
-                                      FileSystem& files = FileSystem::posix());
+[[nodiscard]] std::vector<Damage> verify_checkpoint(
+    const std::filesystem::path& path, const std::function<void(int64_t, int64_t)>& progress = {},
+    FileSystem& files = FileSystem::posix());
 
 /// Non-finite values of a tensor; `first` is in row-major order of the whole tensor.
 struct TensorNotFinite {
@@ -109,8 +110,8 @@ struct Verification {
 };
 /// Calls verify_checkpoint() and also returns the non-finite values, since it reads every byte. They are no
 /// damage, but a run cannot resume from them.
-Verification verify_contents(const std::filesystem::path& path,
-                             const std::function<void(int64_t, int64_t)>& progress = {},
-                             FileSystem& files = FileSystem::posix());
+[[nodiscard]] Verification verify_contents(const std::filesystem::path& path,
+                                           const std::function<void(int64_t, int64_t)>& progress = {},
+                                           FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

@@ -27,12 +27,13 @@ struct FileCopy {
 /// file: its header and samples of every tensor (sample_blocks()). `read`, if not null, receives the number
 /// of bytes read. Equal weights that are split into files in another way differ. @throws IoError,
 /// CorruptCheckpoint.
-std::vector<FileCopy> weights_copies(const std::filesystem::path& path,
-                                     FileSystem& files = FileSystem::posix(), int64_t* read = nullptr);
+[[nodiscard]] std::vector<FileCopy> weights_copies(const std::filesystem::path& path,
+                                                   FileSystem& files = FileSystem::posix(),
+                                                   int64_t* read = nullptr);
 
 /// Returns the copies of the files that import_weights() with StoredForms reads. In a folder without an index
 /// that is model.safetensors alone.
-std::vector<FileCopy> stored_weights_copies(const std::filesystem::path& path,
-                                            FileSystem& files = FileSystem::posix());
+[[nodiscard]] std::vector<FileCopy> stored_weights_copies(const std::filesystem::path& path,
+                                                          FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

@@ -19,13 +19,13 @@ namespace sherd {
 /// collective only where a mesh has no communicator for a list of dimensions yet. `optimizer` may be null.
 /// The tensors refer to the model and the optimizers, which outlive them. A save records Optimizer::steps(),
 /// and fails where ShardRuntime::require_whole_weights() throws.
-std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
+[[nodiscard]] std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root, const Optimizer* optimizer);
 /// Returns the tensors of a root with several optimizers, with all of their states. The tensors do not record
 /// which optimizer a state belongs to.
 /// @throws InvalidArgument unless these are all optimizers of the root, or none, since state would be lost
 /// silently.
-std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
-                                            const std::vector<const Optimizer*>& optimizers);
+[[nodiscard]] std::vector<LocalTensor> checkpoint_tensors(ModuleBase& root,
+                                                          const std::vector<const Optimizer*>& optimizers);
 
 struct LoadOptions {
   bool model = true;

@@ -43,7 +43,7 @@ Resumed resume(const std::filesystem::path& path, ModuleBase& root, const std::v
 /// Returns this rank's copy of the checkpoint that resume() tries first, for require_same_copies(): a program
 /// compares it with its other files before it builds a model. Collective. @throws IoError on every rank as
 /// resume().
-FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path,
-                         FileSystem& files = FileSystem::posix());
+[[nodiscard]] FileCopy checkpoint_copy(Communicator& ranks, const std::filesystem::path& path,
+                                       FileSystem& files = FileSystem::posix());
 
 }  // namespace sherd

@@ -15,8 +15,6 @@
 namespace sherd {
 namespace {
 
-Shape stored_shape(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
-
 bool inside(const Box& box, const Shape& shape) {
   if (box.offset.size() != shape.size() || box.size.size() != shape.size()) return false;
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -27,7 +25,7 @@ bool inside(const Box& box, const Shape& shape) {
 
 // What is wrong with a tensor by itself; empty = nothing.
 std::string problem(const LocalTensor& t) {
-  const Shape shape = stored_shape(t.shape);
+  const Shape shape = at_least_1d(t.shape);
   int64_t elements = 0;
   for (const Box& box : t.boxes) {
     if (!inside(box, shape))
@@ -144,7 +142,7 @@ std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tenso
 Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors) {
   Manifest part;
   for (const LocalTensor& t : tensors)
-    part.tensors.push_back({t.name, t.section, t.dtype, stored_shape(t.shape), {}, t.tied, t.shape.empty()});
+    part.tensors.push_back({t.name, t.section, t.dtype, at_least_1d(t.shape), {}, t.tied, t.shape.empty()});
   for (size_t f = 0; f < files.size(); ++f) {
     part.files.push_back(files[f].record);
     int64_t begin = files[f].record.header_bytes;

@@ -62,16 +62,16 @@ struct PlannedFile {
 /// Returns the files of a rank (counted from 0): box k of a tensor goes to file k of its section. Empty boxes
 /// are left out. A scalar has no dimensions in the files either.
 /// @throws InvalidArgument naming all tensors that are named twice or whose boxes do not fit shape or data.
-std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
+[[nodiscard]] std::vector<PlannedFile> plan_files(int rank, std::span<const LocalTensor> tensors);
 
 /// Returns files and pieces of a plan as a part of a manifest, with the non-finite counts of the writing.
-Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
+[[nodiscard]] Manifest part_of(std::span<const PlannedFile> files, std::span<const LocalTensor> tensors);
 /// Merger of the parts of all ranks, in rank order.
 class PartMerger {
  public:
   /// @throws ShapeMismatch when ranks disagree about a tensor's shape or dtype.
   void add(Manifest part);
-  Manifest take() { return std::move(whole_); }
+  [[nodiscard]] Manifest take() { return std::move(whole_); }
 
  private:
   Manifest whole_;

@@ -369,7 +369,8 @@ void CheckpointSaver::write() {
   Impl& s = *impl_;
   if (!s.snapshot)
     throw InvalidArgument("CheckpointSaver::write: the snapshot is missing; call snapshot() before");
-  auto taken = *std::exchange(s.snapshot, {});
+  auto taken = std::move(*s.snapshot);
+  s.snapshot.reset();
   s.copied = taken.copied;
   s.done = false;
   s.background.start([&s, taken = std::move(taken)] {

@@ -91,7 +91,7 @@ class CheckpointSaver {
   /// First half of save(), with `async`: queues the copies beside the compute stream's next operations.
   /// @returns the event after the copies: no operation may change the tensors before it.
   /// @throws InvalidArgument without `async`.
-  Event snapshot(const TrainingState& state);
+  [[nodiscard]] Event snapshot(const TrainingState& state);
   /// Second half: writes the latest snapshot in the background. The next snapshot drops one that was not
   /// written.
   /// @throws InvalidArgument without a snapshot.
@@ -104,7 +104,7 @@ class CheckpointSaver {
   /// Waits until no background save runs.
   void wait();
   /// Returns the saves finished since the last call.
-  std::vector<SaveReport> take_reports();
+  [[nodiscard]] std::vector<SaveReport> take_reports();
   /// Returns the bytes of host memory for the copy; 0 without `async`, when two blocks (1 MiB each) are held
   /// at a time.
   int64_t staging_bytes() const;

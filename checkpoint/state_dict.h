@@ -23,10 +23,10 @@ struct HostTensor {
 
   /// Returns all of a tensor, in row-major order. @throws ShapeMismatch unless `values` has as many elements.
   template <class T>
-  static HostTensor of(Shape shape, std::span<const T> values) {
+  [[nodiscard]] static HostTensor of(Shape shape, std::span<const T> values) {
     return of(dtype_of<T>(), std::move(shape), std::as_bytes(values));
   }
-  static HostTensor of(DType dtype, Shape shape, std::span<const std::byte> values);
+  [[nodiscard]] static HostTensor of(DType dtype, Shape shape, std::span<const std::byte> values);
 
   int64_t elements() const { return static_cast<int64_t>(data.size()) / size_of(dtype); }
   /// Returns whether `data` is all of it, in row-major order.
@@ -72,7 +72,7 @@ enum class DictKind {
 /// sharded takes each rank's own.
 /// @throws ShapeMismatch on every rank when ranks pass different kinds; NotSupported when a unit's mesh
 /// orders the ranks differently from the root's.
-StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind);
+[[nodiscard]] StateDict state_dict(ModuleBase& root, const Optimizer* optimizer, DictKind kind);
 
 /// Fills a model and, unless options.optimizer is false, its optimizer from dicts of that kind. on_first is
 /// sent from rank 0 in pieces of 16 MiB. on_all is cut by each rank from its own dict. sharded requires equal

@@ -21,8 +21,8 @@ class StoredFolder {
   /// which the folder is a snapshot. Files named by an index must be in the folder itself.
   /// @throws IoError when it is not a folder, when weights are a link that leads elsewhere, or a file of it
   /// cannot be read; CorruptCheckpoint for damaged weights.
-  static std::shared_ptr<const StoredFolder> open(const std::filesystem::path& path,
-                                                  FileSystem& files = FileSystem::posix());
+  [[nodiscard]] static std::shared_ptr<const StoredFolder> open(const std::filesystem::path& path,
+                                                                FileSystem& files = FileSystem::posix());
 
   const std::filesystem::path& path() const { return path_; }
   /// Returns the weights: the files of the index, or model.safetensors, or every safetensors file; by name.
@@ -34,13 +34,13 @@ class StoredFolder {
 
   /// Returns others() without the index of the weights, for a folder whose weights are unused and may be
   /// absent: files to accompany new weights of the same model (ExportOptions::files). @throws IoError.
-  static std::map<std::string, std::string> files_beside_weights(const std::filesystem::path& path,
-                                                                 FileSystem& files = FileSystem::posix());
+  [[nodiscard]] static std::map<std::string, std::string> files_beside_weights(
+      const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
 
   /// Returns the names of links in the folder that lead elsewhere, which others() excludes: their targets are
   /// outside the published folder and may be private. @throws IoError.
-  static std::vector<std::string> links_outside(const std::filesystem::path& path,
-                                                FileSystem& files = FileSystem::posix());
+  [[nodiscard]] static std::vector<std::string> links_outside(const std::filesystem::path& path,
+                                                              FileSystem& files = FileSystem::posix());
 
  private:
   StoredFolder() = default;

@@ -10,11 +10,7 @@
 #include <sherd/kernels/device/error.h>
 
 namespace sherd {
-namespace {
-
-Shape at_least_1d(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
-
-}  // namespace
+namespace {}  // namespace
 
 DTensor::DTensor(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local)
     : mesh_(std::move(mesh)),

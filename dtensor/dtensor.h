@@ -17,7 +17,7 @@ namespace sherd {
 struct EvenChunk {
   int64_t offset = 0, size = 0;
 };
-EvenChunk even_chunk(int64_t n, int parts, int index);
+[[nodiscard]] EvenChunk even_chunk(int64_t n, int parts, int index);
 
 /// Distributed tensor: global shape, one placement per mesh dimension, and this rank's local tensor.
 ///
@@ -30,14 +30,16 @@ class DTensor {
  public:
   /// Wraps a local tensor. @throws ShapeMismatch when its shape is not the even shard's, InvalidArgument for
   /// bad placements (count, dim out of range).
-  static DTensor from_local(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local);
+  [[nodiscard]] static DTensor from_local(DeviceMesh mesh, Shape global, std::vector<Placement> placements,
+                                          Tensor local);
   /// Wraps the flat local interval of parameter `param` of `layout`; `over` names the mesh dimensions.
-  static DTensor from_layout(DeviceMesh mesh, std::vector<std::string> over,
-                             std::shared_ptr<const ShardLayout> layout, int param, Tensor local);
+  [[nodiscard]] static DTensor from_layout(DeviceMesh mesh, std::vector<std::string> over,
+                                           std::shared_ptr<const ShardLayout> layout, int param,
+                                           Tensor local);
   /// Returns this rank's shards of a tensor that every rank holds unsharded. No communication. Partial puts
   /// the value on coordinate 0 and zeros elsewhere.
-  static DTensor distribute(Stream& stream, DeviceMesh mesh, const Tensor& full,
-                            std::vector<Placement> placements);
+  [[nodiscard]] static DTensor distribute(Stream& stream, DeviceMesh mesh, const Tensor& full,
+                                          std::vector<Placement> placements);
 
   const DeviceMesh& mesh() const { return mesh_; }
   const Shape& shape() const { return global_; }
@@ -51,16 +53,16 @@ class DTensor {
   Shape global_offset() const;
   /// Returns the local piece as global boxes, in the order of its elements; none when it is empty. A scalar
   /// counts as [1].
-  std::vector<Box> boxes() const;
+  [[nodiscard]] std::vector<Box> boxes() const;
 
   /// Returns the same tensor under other placements (even shards): any of R, S, P to any of R, S, P, per mesh
   /// dimension; to P puts the value on coordinate 0. Collective over the mesh; queued on `stream`. The result
   /// shares memory with this tensor where no data moves. A ragged tensor is gathered first. @throws
   /// InvalidArgument for bad placements.
-  DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
+  [[nodiscard]] DTensor redistribute(Stream& stream, std::vector<Placement> to) const;
   /// Returns the unsharded tensor on every rank; the local one itself when it is unsharded already.
   /// Collective over the mesh.
-  Tensor full_tensor(Stream& stream) const;
+  [[nodiscard]] Tensor full_tensor(Stream& stream) const;
 
  private:
   DTensor(DeviceMesh mesh, Shape global, std::vector<Placement> placements, Tensor local);

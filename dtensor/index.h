@@ -33,7 +33,7 @@ struct Range {
 };
 
 template <class Tag>
-Range<Tag> intersect(Range<Tag> a, Range<Tag> b) {
+[[nodiscard]] Range<Tag> intersect(Range<Tag> a, Range<Tag> b) {
   const auto begin = std::max(a.begin, b.begin);
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
@@ -72,6 +72,6 @@ struct Box {
 
 /// Splits a flat row-major interval of a tensor of `shape` into at most 2*(ndim-1)+1 boxes, in order.
 /// A scalar is treated as shape [1]; an empty interval gives no box.
-std::vector<Box> boxes_of(const Shape& shape, ParamRange range);
+[[nodiscard]] std::vector<Box> boxes_of(const Shape& shape, ParamRange range);
 
 }  // namespace sherd

@@ -47,8 +47,8 @@ struct LayerWiseLayout {
   /// @param params in model order.
   /// @throws InvalidArgument naming all errors: world < 1, no parameters, a negative size or cost, align < 1,
   /// bucket_elements < 0. Naming the sizes: a buffer that passes 64-bit arithmetic.
-  static LayerWiseLayout make(const std::vector<LayerWiseParam>& params, int world,
-                              const LayerWiseOptions& options);
+  [[nodiscard]] static LayerWiseLayout make(const std::vector<LayerWiseParam>& params, int world,
+                                            const LayerWiseOptions& options);
   /// Returns each rank's cost over all buckets, in units of packing_cost().
   const std::vector<double>& rank_cost() const { return buckets.back().layout.rank_cost(); }
   /// Returns a 64-bit digest of everything above.

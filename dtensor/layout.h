@@ -34,7 +34,7 @@ struct LayoutChoice {
 /// Parses "ragged", "even_rows", or "whole_param", which may be followed by ":lpt" (default), ":size_match"
 /// or ":ping_pong".
 /// @throws InvalidArgument listing the legal names.
-LayoutChoice parse_layout(std::string_view text);
+[[nodiscard]] LayoutChoice parse_layout(std::string_view text);
 const char* name_of(LayoutPolicy policy);
 const char* name_of(Packing packing);
 /// Returns the form that parse_layout() reads; it always names the packing rule of whole_param.
@@ -54,7 +54,7 @@ struct LayoutParam {
 double packing_cost(const LayoutParam& param);
 
 /// Returns "" or lines ("\n ...") with the errors of a size or the cost.
-std::string complaints_about(const LayoutParam& param);
+[[nodiscard]] std::string complaints_about(const LayoutParam& param);
 
 struct LayoutOptions {
   LayoutPolicy policy = LayoutPolicy::ragged;
@@ -113,7 +113,8 @@ class ShardLayout {
   /// Makes the layout.
   /// @throws InvalidArgument for world < 1, no parameters, a negative size, align < 1, a budget outside [0,
   /// 1], costs that are negative, non-finite or not one for each rank, or sizes that pass 64-bit arithmetic.
-  static ShardLayout make(std::vector<LayoutParam> params, int world, const LayoutOptions& options = {});
+  [[nodiscard]] static ShardLayout make(std::vector<LayoutParam> params, int world,
+                                        const LayoutOptions& options = {});
 
   const std::vector<LayoutParam>& params() const { return params_; }
   int world() const { return world_; }
@@ -133,7 +134,7 @@ class ShardLayout {
   /// Returns the start of that piece in rank r's slice.
   SliceIndex local_begin(ParamId p, RankId r) const;
   /// Returns piece(p, r) as boxes of the global tensor.
-  std::vector<Box> boxes(ParamId p, RankId r) const;
+  [[nodiscard]] std::vector<Box> boxes(ParamId p, RankId r) const;
   /// Returns all rows of CutClass::row parameters that a rank boundary cuts.
   const std::vector<CutRow>& cut_rows() const { return cut_rows_; }
   /// whole_param: returns options.carried_cost plus the packing_cost() of each rank's parameters, to carry to

@@ -38,10 +38,10 @@ class DeviceMesh {
   /// Returns the group of ranks that differ from this one only along `names`; the first name is outermost in
   /// the order. Collective at the first request of a list, cached afterwards. An empty list gives a group of
   /// one rank.
-  std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names) const;
+  [[nodiscard]] std::shared_ptr<Communicator> flatten(const std::vector<std::string>& names) const;
   /// Returns the mesh of the named dimensions only, in this mesh's order; the other coordinates stay fixed.
   /// Collective.
-  DeviceMesh submesh(const std::vector<std::string>& names) const;
+  [[nodiscard]] DeviceMesh submesh(const std::vector<std::string>& names) const;
   /// Returns, for example, "replicate 2 x shard 4".
   std::string describe() const;
 

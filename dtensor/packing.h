@@ -43,6 +43,7 @@ int64_t shard_divisor(int world);
 /// carried from earlier buckets, and is increased by the cost of its items. The slice is at least one divisor
 /// long.
 /// @pre numel and cost are not negative, world >= 1, cost.size() == world.
-Packed pack(std::span<const PackItem> items, int world, Packing rule, std::vector<double>& cost);
+[[nodiscard]] Packed pack(std::span<const PackItem> items, int world, Packing rule,
+                          std::vector<double>& cost);
 
 }  // namespace sherd

@@ -31,7 +31,7 @@ enum class GradientSync {
 /// Gradients are sums over microbatches; for their mean, divide the losses. All ranks open the same scopes.
 /// Scopes are not nested. The model may be destroyed first. One rank's thread uses it, between forwards and
 /// backwards.
-class Accumulate {
+class [[nodiscard]] Accumulate {
  public:
   /// @throws InvalidArgument before fully_shard(root), or inside another scope or set_last_microbatch(false).
   explicit Accumulate(ModuleBase& root, GradientSync sync = GradientSync::by_strategy);

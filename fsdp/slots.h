@@ -20,7 +20,7 @@ namespace sherd {
 class SlotPool {
  public:
   /// Lease of a slot, held while a unit uses its buffer. The pool's destruction ends it at the latest.
-  class Lease {
+  class [[nodiscard]] Lease {
    public:
     Lease() = default;
     Lease(Lease&& other) noexcept;

@@ -30,7 +30,7 @@ class UpdateSet;
 ///
 /// One change is open at a time, on the rank's thread, outside forwards and backwards, and on all ranks at
 /// the same point. ShardRuntime::recovered() closes the open one; its end() then does nothing.
-class WeightsChange {
+class [[nodiscard]] WeightsChange {
  public:
   /// @throws InvalidArgument while another change of these weights is open.
   explicit WeightsChange(ShardRuntime& runtime) : WeightsChange(runtime, nullptr) {}

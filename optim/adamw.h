@@ -14,7 +14,7 @@ struct AdamWOptions {
 };
 
 /// Returns all invalid options, each with its value; empty when valid.
-std::vector<std::string> problems_of(const AdamWOptions& options);
+[[nodiscard]] std::vector<std::string> problems_of(const AdamWOptions& options);
 
 /// AdamW: updates this rank's shard of each parameter from its grad_shard(); no communication. Formula and
 /// order of operations: PyTorch's torch.optim.AdamW (Loshchilov & Hutter 2019), see AdamWArgs.
@@ -22,7 +22,7 @@ class AdamW : public UpdateRule {
  public:
   using Item = UpdateItem;
   /// Returns the factory for Optimizer.
-  static UpdateRuleFactory factory(const AdamWOptions& options);
+  [[nodiscard]] static UpdateRuleFactory factory(const AdamWOptions& options);
   /// Allocates exp_avg and exp_avg_sq (f32, zero) for the local pieces.
   /// @throws InvalidArgument naming all invalid options and weight decays.
   AdamW(Device& device, std::vector<Item> items, AdamWOptions options);

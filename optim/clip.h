@@ -57,7 +57,7 @@ std::shared_ptr<const GradientStats> clip_grad_norm(const Optimizer& optimizer, 
                                                     const ClipOptions& options = {});
 
 /// Returns the statistics; waits until the compute stream has reached them. The same on every rank.
-GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats);
+[[nodiscard]] GradientStats read_stats(ModuleBase& root, const std::shared_ptr<const GradientStats>& stats);
 
 /// Skips the next step, as for non-finite gradients, when `loss` is infinite or NaN, even where its gradients
 /// are finite. Call it after clip_grad_norm() of the root and before Optimizer::step(). Queued on the compute

@@ -33,7 +33,7 @@ class Muon : public UpdateRule {
  public:
   using Item = UpdateItem;
   /// Returns the factory for Optimizer.
-  static UpdateRuleFactory factory(const MuonOptions& options);
+  [[nodiscard]] static UpdateRuleFactory factory(const MuonOptions& options);
   /// Makes communicators, and compares the plans' fingerprints once. Collective.
   /// @throws ShapeMismatch naming every item that is neither a matrix nor a stack of them; InvalidArgument
   /// naming all invalid options and weight decays, or when a forced mode is not possible; ShapeMismatch on
@@ -54,7 +54,7 @@ class Muon : public UpdateRule {
   const std::vector<MatrixPlan>& plans() const { return plans_; }
   /// Queues a device-to-host copy of the latest step's status of every matrix. Pass it to report() after the
   /// compute stream has passed this point.
-  std::vector<Tensor> copy_statuses();
+  [[nodiscard]] std::vector<Tensor> copy_statuses();
   /// Returns the logical matrices whose update in that step was zero because the matrix was zero or
   /// non-finite. One rank of its team reports each matrix.
   std::vector<std::pair<std::string, MatrixStatus>> report(const std::vector<Tensor>& statuses) const;

@@ -19,7 +19,7 @@ struct NorMuonOptions {
 };
 
 /// Returns all invalid options, each with its value; empty when valid.
-std::vector<std::string> problems_of(const NorMuonOptions& options);
+[[nodiscard]] std::vector<std::string> problems_of(const NorMuonOptions& options);
 
 /// NorMuon (Li et al. 2025, arXiv 2510.05491), an UpdateRule made of Muon and a MuonRefinement. O is the
 /// orthogonalized momentum of a logical matrix of m rows and n columns. For every row:
@@ -40,7 +40,7 @@ class NorMuon : public UpdateRule, private MuonRefinement {
  public:
   static constexpr Algorithm kName{"normuon", CutClass::row, true};
   /// Returns the factory for OptimizerOptions::further.
-  static UpdateRuleFactory factory(const NorMuonOptions& options = {});
+  [[nodiscard]] static UpdateRuleFactory factory(const NorMuonOptions& options = {});
   /// @throws as Muon does; InvalidArgument naming all invalid options.
   NorMuon(Device& device, std::vector<UpdateItem> items, NorMuonOptions options);
   void step(Stream& compute, double lr, const Tensor& skip = {}) override { muon_.step(compute, lr, skip); }

@@ -82,7 +82,7 @@ class Optimizer {
   /// Returns the number of this optimizer's skipped steps. Waits for the compute stream.
   int64_t skipped() const;
   /// Queues a copy of that number to host memory (i64 [1]); read it once the compute stream has reached it.
-  Tensor copy_skipped() const;
+  [[nodiscard]] Tensor copy_skipped() const;
   /// Returns the steps so far, including skipped ones and those before a resume.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
@@ -96,7 +96,7 @@ class Optimizer {
   /// Returns the Muon rule, with its plan and its report (it exists without matrices, too).
   Muon& muon() const { return dynamic_cast<Muon&>(rule(Algorithm::muon)); }
   /// Returns the rule that updates the parameters routed to `algorithm`.
-  /// @throws InvalidArgument when there is no such optimizer.
+  /// @throws InvalidArgument when that has no parameters.
   UpdateRule& rule(const Algorithm& algorithm) const;
 
  private:

@@ -42,6 +42,6 @@ struct RoleGuess {
 
 /// Returns one guess for each parameter of a model. It needs all parameters at once: siblings distinguish a
 /// router from a gated layer's gate, and embeddings give the vocabulary size. Pure.
-std::vector<RoleGuess> guess_roles(const std::vector<RoleQuestion>& model);
+[[nodiscard]] std::vector<RoleGuess> guess_roles(const std::vector<RoleQuestion>& model);
 
 }  // namespace sherd

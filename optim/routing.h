@@ -68,18 +68,18 @@ struct Routing {
   /// Returns the routes for which `takes` returns true, for an Optimizer beside others of the same root:
   ///    Optimizer generator(root, routing.part("^generator"), a), critic(root, routing.part("^critic"), b);
   /// @throws InvalidArgument when no route is taken.
-  Routing part(const std::function<bool(const Route&)>& takes) const;
+  [[nodiscard]] Routing part(const std::function<bool(const Route&)>& takes) const;
   /// Returns the routes whose name matches a regular expression (std::regex, ECMAScript, searched anywhere).
-  Routing part(const std::string& pattern) const;
-  Routing part(const char* pattern) const { return part(std::string(pattern)); }
+  [[nodiscard]] Routing part(const std::string& pattern) const;
+  [[nodiscard]] Routing part(const char* pattern) const { return part(std::string(pattern)); }
   /// Returns the routes of some parameters. @throws InvalidArgument also naming parameters that have no
   /// route.
-  Routing part(const std::vector<Parameter>& params) const;
+  [[nodiscard]] Routing part(const std::vector<Parameter>& params) const;
 };
 
 /// Routes by rule, else by role (guess_roles()): hidden matrices and stacks of them to Muon, ambiguous ones
 /// to AdamW with a warning. Sets each parameter's cut class by its algorithm: Muon's are cut between rows (a
 /// stack: between its matrices), AdamW's anywhere. Call it before fully_shard() of the root.
-Routing route(ModuleBase& root, const RoutingOptions& options = {});
+[[nodiscard]] Routing route(ModuleBase& root, const RoutingOptions& options = {});
 
 }  // namespace sherd

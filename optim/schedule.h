@@ -18,7 +18,7 @@ enum class RateDecay {
 
 const char* name_of(RateDecay d);
 /// @throws InvalidArgument listing the legal names.
-RateDecay parse_rate_decay(std::string_view name);
+[[nodiscard]] RateDecay parse_rate_decay(std::string_view name);
 
 struct Schedule {
   double lr = 1e-3;
@@ -35,11 +35,11 @@ struct Schedule {
 };
 
 /// Returns all invalid options, each with its value; empty when valid.
-std::vector<std::string> problems_of(const Schedule& schedule);
+[[nodiscard]] std::vector<std::string> problems_of(const Schedule& schedule);
 
 /// Returns the learning rate of a step counted from 0: lr * (step + 1) / warmup during the first `warmup`
 /// steps, then as RateDecay says: lr, or from lr down to least * lr, which step `steps` would have. Without
 /// steps after warm-up (steps <= warmup), it stays lr.
-double learning_rate(const Schedule& schedule, int64_t step);
+[[nodiscard]] double learning_rate(const Schedule& schedule, int64_t step);
 
 }  // namespace sherd

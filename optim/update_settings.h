@@ -22,7 +22,7 @@ struct UpdateSettings {
 };
 
 /// Returns all invalid settings, each with its value; empty when valid.
-std::vector<std::string> problems_of(const UpdateSettings& settings);
+[[nodiscard]] std::vector<std::string> problems_of(const UpdateSettings& settings);
 /// Returns the set fields, e.g. "lr x 0.1, weight decay 0"; empty when none is set.
 std::string to_string(const UpdateSettings& settings);
 

@@ -22,7 +22,7 @@ class DefaultsScope;
 ///
 /// Numbers on a GPU come from libtorch's generator of that GPU. What names a generator itself keeps that. Scopes nest, and end in the opposite order on the thread that made them.
 /// The numbers are those that the default generator would give after torch::manual_seed(seed).
-class ThreadGenerator {
+class [[nodiscard]] ThreadGenerator {
  public:
   explicit ThreadGenerator(uint64_t seed);
   /// Of the CPU; it continues from its state.

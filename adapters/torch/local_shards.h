@@ -25,7 +25,7 @@ namespace sherd::torch {
 ///
 /// Their state is sharded alike, and is the program's to save: checkpoints of sherd's know that of
 /// sherd::Optimizer. A model has sherd's optimizers or these.
-class LocalShards {
+class [[nodiscard]] LocalShards {
  public:
   /// @param skip_non_finite whether step() checks the gradients itself, with one all-reduce over the ranks
   /// that hold them in pieces, unless clip_grad_norm() has; as of sherd::OptimizerOptions.

@@ -19,7 +19,7 @@ class DefaultsScope;
 ///     sherd::torch::fully_shard<BlockImpl>(*model, mesh);
 ///
 /// What a constructor writes to its tensors is lost: see ParameterInit (reset_parameters.h).
-class MetaDevice {
+class [[nodiscard]] MetaDevice {
  public:
   MetaDevice();
   ~MetaDevice();

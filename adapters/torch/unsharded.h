@@ -19,7 +19,7 @@ namespace sherd::torch {
 /// point, where what was written is compared. Units that share gather memory get memory of their own for it, which the
 /// model then keeps.
 /// @throws InvalidArgument for a module that is not wrapped.
-class Unsharded {
+class [[nodiscard]] Unsharded {
  public:
   explicit Unsharded(::torch::nn::Module& module);
   /// end(), unless an exception ends the scope. It may throw: where it is in a std::optional or std::unique_ptr, whose

@@ -15,8 +15,6 @@ namespace {
 
 constexpr size_t kMaxDims = 8;  // coverage_fault()
 
-Shape at_least_1d(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
-
 Shape without_ones(const Shape& shape) {
   Shape left;
   std::copy_if(shape.begin(), shape.end(), std::back_inserter(left), [](int64_t n) { return n != 1; });
@@ -31,7 +29,7 @@ bool is_inside(const Box& box, const Shape& shape) {
 }
 
 // A box of a tensor without dimensions is one of [1].
-Box at_least_1d(const Box& box) { return box.offset.empty() && box.size.empty() ? Box{{0}, {1}} : box; }
+Box box_of_1d(const Box& box) { return box.offset.empty() && box.size.empty() ? Box{{0}, {1}} : box; }
 
 // Builds the form of some names; problems are collected.
 class Builder {
@@ -54,7 +52,7 @@ class Builder {
       }
       std::vector<Box> covered;
       for (const StoredPiece& piece : found->second) {
-        const StoredPart part{i, at_least_1d(piece.in_parameter), at_least_1d(piece.in_tensor)};
+        const StoredPart part{i, box_of_1d(piece.in_parameter), box_of_1d(piece.in_tensor)};
         if (!is_inside(part.in_parameter, w.shape) || w.shape.size() > kMaxDims) {
           problem(w.name, fmt::format("has shape {}, which does not hold its box in '{}'", to_string(w.shape),
                                       piece.tensor));

@@ -14,8 +14,6 @@ namespace {
 
 constexpr int64_t kUploadBytes = int64_t{16} << 20;
 
-Shape stored(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
-
 }  // namespace
 
 std::vector<Box> Wanted::boxes() const {
@@ -35,10 +33,11 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   const TiedNames tied(root);
   if (model) {
     for (auto& [name, p] : root.named_parameters())
-      all.push_back({Section::model, name, p, stored(p.global_shape()), p.shard(), false, tied.of(name)});
+      all.push_back(
+          {Section::model, name, p, at_least_1d(p.global_shape()), p.shard(), false, tied.of(name)});
     for (auto& [name, b] : root.named_buffers())
       if (b.persistent())
-        all.push_back({Section::model, name, {}, stored(b.shape()), b.data(), false, tied.of(name)});
+        all.push_back({Section::model, name, {}, at_least_1d(b.shape()), b.data(), false, tied.of(name)});
   }
   const auto add_state = [&](const Parameter& p, const std::string& key, const Shape& shape,
                              const Tensor& local, bool count) {
@@ -48,7 +47,7 @@ std::vector<Wanted> wanted(ModuleBase& root, bool model, const std::vector<const
   };
   for (const Optimizer* optimizer : optimizers) {
     for (const StateTensor& s : optimizer->state())
-      add_state(s.param, s.key, stored(s.param.global_shape()), s.local, false);
+      add_state(s.param, s.key, at_least_1d(s.param.global_shape()), s.local, false);
     for (const StateCounter& c : optimizer->counters()) add_state(c.param, c.key, {1}, c.value, true);
   }
   return all;

@@ -37,8 +37,9 @@ struct CommittedCheckpoint {
 };
 /// Returns the committed checkpoints below `folder`, newest (largest sequence number) first. Folders with a
 /// missing or torn manifest are left out, and named in `unusable` with the reason where given. Reads only.
-std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder, FileSystem& files,
-                                                  std::vector<std::string>* unusable = nullptr);
+[[nodiscard]] std::vector<CommittedCheckpoint> list_checkpoints(const std::filesystem::path& folder,
+                                                                FileSystem& files,
+                                                                std::vector<std::string>* unusable = nullptr);
 
 /// Checkpoints that pruning counts and removes; an empty function means all of them.
 struct PruneRule {

@@ -35,7 +35,7 @@ class WritableFile {
 };
 
 /// Lock, held until destroyed or until the process ends, even when it is killed.
-class FileLock {
+class [[nodiscard]] FileLock {
  public:
   virtual ~FileLock() = default;
 };
@@ -49,9 +49,9 @@ class FileSystem {
   virtual ~FileSystem() = default;
 
   /// Opens a file. @throws IoError when missing, unreadable or not a regular file (links are followed).
-  virtual std::unique_ptr<ReadableFile> open(const std::filesystem::path& path) = 0;
+  [[nodiscard]] virtual std::unique_ptr<ReadableFile> open(const std::filesystem::path& path) = 0;
   /// Creates a file; returns null when the name exists. Permissions follow the umask.
-  virtual std::unique_ptr<WritableFile> create_new(const std::filesystem::path& path) = 0;
+  [[nodiscard]] virtual std::unique_ptr<WritableFile> create_new(const std::filesystem::path& path) = 0;
   /// Makes one folder. @returns false when it exists already and stays as it is.
   virtual bool create_folder(const std::filesystem::path& path) = 0;
   /// Renames in one step. At `to` a file replaces a file and a folder replaces an empty folder; no other
@@ -65,16 +65,16 @@ class FileSystem {
   /// missing.
   virtual void remove_all(const std::filesystem::path& path) = 0;
   /// Returns the names in a folder, sorted.
-  virtual std::vector<std::string> list(const std::filesystem::path& path) = 0;
+  [[nodiscard]] virtual std::vector<std::string> list(const std::filesystem::path& path) = 0;
   /// Kind of the path's present target, links followed; `none` when missing.
   enum class Kind { none, file, folder, other };
   virtual Kind kind(const std::filesystem::path& path) = 0;
   /// Locks the file that has this name on return; a missing file is created, and the file is not removed.
   /// Returns null while another holder has it (in this process, too).
-  virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& path) = 0;
+  [[nodiscard]] virtual std::unique_ptr<FileLock> lock(const std::filesystem::path& path) = 0;
   /// Locks an existing file or folder. Returns null while another holder has it, and when the path no longer
   /// names the locked object (it was removed or replaced meanwhile).
-  virtual std::unique_ptr<FileLock> lock_existing(const std::filesystem::path& path) = 0;
+  [[nodiscard]] virtual std::unique_ptr<FileLock> lock_existing(const std::filesystem::path& path) = 0;
   /// Returns whether this host surely sees locks on files in this folder that processes of other hosts hold.
   /// True on a host's own disk, false on shared file systems, where flock may be local to each host.
   virtual bool sees_all_locks(const std::filesystem::path& folder);
@@ -83,6 +83,6 @@ class FileSystem {
 /// Renames a file over another in the same folder and returns when the folder is on the medium.
 void rename_durably(FileSystem& files, const std::filesystem::path& from, const std::filesystem::path& to);
 /// Returns the whole contents. @throws IoError also for a file of more than `limit` bytes.
-std::string read_whole(FileSystem& files, const std::filesystem::path& path, int64_t limit);
+[[nodiscard]] std::string read_whole(FileSystem& files, const std::filesystem::path& path, int64_t limit);
 
 }  // namespace sherd

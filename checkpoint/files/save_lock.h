@@ -53,8 +53,8 @@ struct LockHolder {
 };
 
 /// Encode and decode the file's text; unreadable fields keep their defaults.
-std::string encode_lock(const LockHolder& holder);
-LockHolder decode_lock(std::string_view text);
+[[nodiscard]] std::string encode_lock(const LockHolder& holder);
+[[nodiscard]] LockHolder decode_lock(std::string_view text);
 
 /// Error: another process has taken the folder over, and this one may not save there any more. It is not an
 /// IoError, since a retry cannot succeed.
@@ -71,7 +71,7 @@ class LostFolder : public Error {
 /// unreachable host. A later start of the same `sherd run`, or of the same job of a batch system, takes the
 /// folder over from an earlier one (LockHolder::is_earlier_than()). It replaces the old file by a new one,
 /// and the old holder detects this before it commits anything (require()).
-class SaveLock {
+class [[nodiscard]] SaveLock {
  public:
   /// Takes the lock of `folder`, which exists. `temporary` returns names in it for a file that becomes the
   /// lock by one rename. `name` is the lock's own: a name other than "lock" guards something else there.

@@ -20,9 +20,9 @@ struct CoverageFault {
 /// ignored. Exact, in the time of sorting the boxes: they tile the tensor if and only if their signed corners
 /// add up to the tensor's own (the mixed difference of the sum of their indicator functions).
 /// @pre 1 to 8 dimensions, fewer than 2^63 elements, every box inside the tensor.
-std::optional<CoverageFault> coverage_fault(const Shape& shape, std::span<const Box> boxes);
+[[nodiscard]] std::optional<CoverageFault> coverage_fault(const Shape& shape, std::span<const Box> boxes);
 
 /// Returns the part of a that is in b, in global coordinates; nullopt when they do not meet.
-std::optional<Box> intersect(const Box& a, const Box& b);
+[[nodiscard]] std::optional<Box> intersect(const Box& a, const Box& b);
 
 }  // namespace sherd

@@ -88,7 +88,7 @@ struct Manifest {
 
 /// Returns the manifest's non-finite counts over a tensor's pieces; `first` in row-major order of the whole
 /// tensor.
-NotFinite not_finite_of(const CheckpointTensor& tensor);
+[[nodiscard]] NotFinite not_finite_of(const CheckpointTensor& tensor);
 /// Returns the number of non-finite values of the model's tensors; 0 also where they were not counted.
 int64_t model_not_finite(const Manifest& manifest);
 /// Returns element `at` of a box in row-major order as an index of the whole tensor in row-major order.
@@ -96,7 +96,7 @@ int64_t index_in_whole(const Shape& shape, const Box& box, int64_t at);
 
 /// Returns the bytes of manifest.binpb, the same for equal manifests. @throws InvalidArgument when the
 /// message would pass 2 GiB, and for text that is not UTF-8.
-std::string encode_manifest(const Manifest& manifest);
+[[nodiscard]] std::string encode_manifest(const Manifest& manifest);
 /// Returns the sequence number; only the first bytes of a manifest file are needed. @throws
 /// CorruptCheckpoint.
 uint64_t decode_sequence(std::string_view first_48_bytes);
@@ -107,12 +107,12 @@ constexpr int64_t kManifestPrefix = 48;
 /// Decodes a manifest and checks all that FORMAT.md requires of a manifest by itself (rules 1 to 4 of section
 /// 4). Memory stays proportional to bytes.size() (about 100 times for the worst messages). @throws
 /// CorruptCheckpoint with the error and its place; the caller adds the file's name.
-Manifest decode_manifest(std::string_view bytes);
+[[nodiscard]] Manifest decode_manifest(std::string_view bytes);
 
 /// Encode and decode parts of a manifest, as ranks exchange them: files and tensors only, without checksums
 /// or rules.
-std::string encode_part(const Manifest& part);
-Manifest decode_part(std::string_view bytes);
+[[nodiscard]] std::string encode_part(const Manifest& part);
+[[nodiscard]] Manifest decode_part(std::string_view bytes);
 
 /// Checks rules 2 to 4 of FORMAT.md section 4. @throws CorruptCheckpoint for the first violation.
 void check_manifest(const Manifest& manifest);

@@ -27,7 +27,7 @@ std::string some_of(const std::vector<std::string>& all) {
 }
 
 /// Tensors without dimensions are taken for [1].
-Shape at_least_1d(Shape shape, int64_t value) { return shape.empty() ? Shape{value} : std::move(shape); }
+Shape or_vector(Shape shape, int64_t value) { return shape.empty() ? Shape{value} : std::move(shape); }
 
 /// What the files say about one tensor.
 struct Found {
@@ -99,8 +99,8 @@ class Scan {
           fmt::format("{} ({} {})", shown(entry.name), entry.dtype_name, to_string(entry.shape)));
       return;
     }
-    const Shape size = at_least_1d(entry.shape, 1);
-    const Shape offset = saved_offset == nullptr ? Shape(size.size(), 0) : at_least_1d(*saved_offset, 0);
+    const Shape size = or_vector(entry.shape, 1);
+    const Shape offset = saved_offset == nullptr ? Shape(size.size(), 0) : or_vector(*saved_offset, 0);
     const auto [at, is_new] = found_.try_emplace(entry.name);
     Found& found = at->second;
     CheckpointTensor& tensor = found.tensor;
@@ -108,7 +108,7 @@ class Scan {
       tensor.dtype = *entry.dtype;
       tensor.scalar = entry.shape.empty() && (!entry.global_shape || entry.global_shape->empty());
       found.shape_known = entry.global_shape.has_value();
-      tensor.shape = found.shape_known ? at_least_1d(*entry.global_shape, 1) : Shape(size.size(), 0);
+      tensor.shape = found.shape_known ? or_vector(*entry.global_shape, 1) : Shape(size.size(), 0);
     }
     found.placed = found.placed && saved_offset != nullptr;
     if (!is_new && !found.placed)
@@ -118,7 +118,7 @@ class Scan {
           fmt::format("it is {} here and {} in another file", name_of(*entry.dtype), name_of(tensor.dtype)));
     }
     if (tensor.shape.size() != size.size() || found.shape_known != entry.global_shape.has_value() ||
-        (found.shape_known && at_least_1d(*entry.global_shape, 1) != tensor.shape)) {
+        (found.shape_known && or_vector(*entry.global_shape, 1) != tensor.shape)) {
       throw CorruptCheckpoint(fmt::format(
           "it is a piece {} of {} here, which does not agree with {} before", to_string(size),
           entry.global_shape ? to_string(*entry.global_shape) : "a tensor whose shape is not written",

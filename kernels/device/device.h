@@ -191,7 +191,7 @@ inline void follow_compute(Stream& stream) {
 }
 
 /// @throws InvalidArgument for unknown kernels, threads < 1 or bounds of queued work below 1.
-std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
+[[nodiscard]] std::shared_ptr<Device> make_cpu_device(const DeviceOptions& options = {});
 
 /// Makes one rank's share of GPU number options.ordinal: several ranks of a process may use the same one.
 /// `kernels` and `threads` are unused.

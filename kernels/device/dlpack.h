@@ -17,7 +17,7 @@ namespace sherd {
 /// @param read_only sets DLPack's flag of that name, which forbids writes by the other side. PyTorch refuses
 /// such tensors.
 /// @throws InvalidArgument for an undefined tensor.
-DLManagedTensorVersioned* to_dlpack(Stream& stream, const Tensor& t, bool read_only = false);
+[[nodiscard]] DLManagedTensorVersioned* to_dlpack(Stream& stream, const Tensor& t, bool read_only = false);
 
 /// Returns another library's memory as a tensor of `device`, without a copy. The allocator does not own it,
 /// so that no memory table or limit counts it. The last tensor that shares it calls the deleter, on the
@@ -31,6 +31,7 @@ DLManagedTensorVersioned* to_dlpack(Stream& stream, const Tensor& t, bool read_o
 /// dtype that DType does not have (bool is none: give it as uint8), strides other than those of a row-major
 /// tensor without gaps (make it contiguous first), memory that is not aligned to its elements, and read-only
 /// memory that is not allowed. `given` then still belongs to the caller, and its deleter is not called.
-Tensor from_dlpack(DLManagedTensorVersioned* given, Device& device, bool allow_read_only = false);
+[[nodiscard]] Tensor from_dlpack(DLManagedTensorVersioned* given, Device& device,
+                                 bool allow_read_only = false);
 
 }  // namespace sherd

@@ -29,6 +29,6 @@ void print_error(const std::string& program, const std::string& text) noexcept;
 
 /// Returns whether everything printed to stdout was written; if not, prints an error to stderr. Call it last,
 /// and turn false into a failure.
-bool finish_stdout(const char* program);
+[[nodiscard]] bool finish_stdout(const char* program);
 
 }  // namespace sherd

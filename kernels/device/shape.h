@@ -16,6 +16,9 @@ inline int64_t numel_of(const Shape& shape) {
   return n;
 }
 
+/// The shape, or {1} for a scalar's.
+inline Shape at_least_1d(const Shape& shape) { return shape.empty() ? Shape{1} : shape; }
+
 /// Elements of one row (everything but the first dimension); 1 for scalars and vectors.
 inline int64_t row_size(const Shape& shape) {
   int64_t n = 1;

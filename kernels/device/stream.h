@@ -41,9 +41,9 @@ class NativeQueue {
   virtual void finish() noexcept = 0;
   /// cudaStream_t. Any thread.
   virtual void* handle() const = 0;
-  virtual std::shared_ptr<NativeEvent> record() = 0;
+  [[nodiscard]] virtual std::shared_ptr<NativeEvent> record() = 0;
   /// Records an event with a time, for traces.
-  virtual std::shared_ptr<NativeStamp> stamp() = 0;
+  [[nodiscard]] virtual std::shared_ptr<NativeStamp> stamp() = 0;
   /// Operations issued from push_range to pop_range appear under that name in the device's profilers.
   virtual void push_range(const char*) noexcept {}
   virtual void pop_range() noexcept {}
@@ -89,7 +89,7 @@ struct ExecutionContext {
 
 /// Completion of everything that was queued on a stream when the event was recorded.
 /// A cheap handle; a default-constructed event counts as complete.
-class Event {
+class [[nodiscard]] Event {
  public:
   struct State {
     virtual ~State() = default;

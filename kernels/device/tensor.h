@@ -21,17 +21,19 @@ class Tensor {
   Tensor() = default;
   /// Allocates uninitialised memory of `device`, counted under `kind` and `name`. The device must outlive the
   /// tensor.
-  static Tensor empty(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
+  [[nodiscard]] static Tensor empty(Device& device, Shape shape, DType dtype, MemoryClass kind,
+                                    std::string_view name);
   /// The same as an activation: for the code of models.
-  static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name) {
+  [[nodiscard]] static Tensor empty(Device& device, Shape shape, DType dtype, std::string_view name) {
     return empty(device, std::move(shape), dtype, MemoryClass::activation, name);
   }
 
   /// Allocates memory of Device::staging(), which the host and the device's streams read and write. No queued
   /// operation uses it: the host may write at once.
-  static Tensor host(Device& device, Shape shape, DType dtype, MemoryClass kind, std::string_view name);
+  [[nodiscard]] static Tensor host(Device& device, Shape shape, DType dtype, MemoryClass kind,
+                                   std::string_view name);
   /// The same as an activation.
-  static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name) {
+  [[nodiscard]] static Tensor host(Device& device, Shape shape, DType dtype, std::string_view name) {
     return host(device, std::move(shape), dtype, MemoryClass::activation, name);
   }
 
@@ -42,7 +44,8 @@ class Tensor {
   /// Wraps memory that another library owns as a tensor of `device`, which can reach it. sherd's allocator
   /// does not count it. The host releases `owner` with the last tensor that shares the memory: queued
   /// operations must no longer use it then, as with any memory that other streams use (see Device).
-  static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape, DType dtype);
+  [[nodiscard]] static Tensor of_others(std::shared_ptr<void> owner, void* data, Device& device, Shape shape,
+                                        DType dtype);
 
   bool defined() const { return storage_ != nullptr; }
   /// Whether this tensor alone owns the memory, so that its content may be overwritten: no other tensor or
@@ -57,21 +60,21 @@ class Tensor {
   Device& device() const;
 
   /// Same memory, other shape. @throws ShapeMismatch when the element counts differ.
-  Tensor view(Shape shape) const;
+  [[nodiscard]] Tensor view(Shape shape) const;
   /// Same memory, elements [begin, end) in row-major order, as a 1-D tensor.
   /// @throws InvalidArgument outside [0, numel].
-  Tensor flat(int64_t begin, int64_t end) const;
-  Tensor flat() const { return flat(0, numel_); }
+  [[nodiscard]] Tensor flat(int64_t begin, int64_t end) const;
+  [[nodiscard]] Tensor flat() const { return flat(0, numel_); }
   /// Rows [begin, end) of the first dimension.
-  Tensor rows(int64_t begin, int64_t end) const;
+  [[nodiscard]] Tensor rows(int64_t begin, int64_t end) const;
   /// Same memory as nbytes() elements of u8.
-  Tensor bytes() const;
+  [[nodiscard]] Tensor bytes() const;
   /// Same memory as elements of another type, 1-D. @throws ShapeMismatch when the bytes are not a multiple of
   /// its size, or their start is not aligned for it.
-  Tensor as(DType dtype) const;
+  [[nodiscard]] Tensor as(DType dtype) const;
   /// A view that does not own the memory. Use it where stream order already keeps the owner alive, e.g. for a
   /// collective's buffer that is released only after compute() has waited for the collective (see Device).
-  Tensor unowned_view() const;
+  [[nodiscard]] Tensor unowned_view() const;
 
   void* raw() const { return data_; }
   /// @throws ShapeMismatch when T is not the tensor's dtype.

@@ -38,12 +38,12 @@ class Trace {
   /// Returns the records, by streams in the order in which they first worked, each in the order of its
   /// operations. Streams must have been synchronised; a device's times are read here. @throws the device's
   /// failure.
-  std::vector<TraceRecord> records();
+  [[nodiscard]] std::vector<TraceRecord> records();
   /// Operations that the limit left out.
   int64_t left_out() const { return left_out_.load(std::memory_order_relaxed); }
 
   /// Reserves a record; false when the limit is reached.
-  bool reserve();
+  [[nodiscard]] bool reserve();
   /// The records of one stream; written by its worker alone, and by records().
   class Lane {
    public:

@@ -31,8 +31,6 @@ inline float gelu_slope(float x) {
   return mul_add(c * s * (1.0f - s), du, s);
 }
 
-int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
-
 void gelu_forward(ExecutionContext& ctx, Ref y, Ref x, int64_t count) {
   map_elements(
       ctx, count, [](float v) { return gelu(v); }, y, x);

@@ -26,12 +26,12 @@ namespace sherd {
 /// Instead of a name, `a,b,c;a,b,c;...` gives the rows themselves; more steps repeat the last.
 /// @throws InvalidArgument for an unknown name (listing the legal ones), text that is not rows of three
 /// finite numbers, or a negative number of steps.
-std::vector<Coefficients> coefficient_steps(std::string_view name, int steps = 0);
+[[nodiscard]] std::vector<Coefficients> coefficient_steps(std::string_view name, int steps = 0);
 
 /// Restarts of the gram form that keep the rounding errors of R small: between two of them they grow by the
 /// product of a^2 over all steps but the last, which stays below 1e6 in f32 and 150 in f16. Five of Jordan's
 /// steps need none in f32, and one after the third in f16.
-std::vector<int> safe_restarts(const std::vector<Coefficients>& steps, DType working);
+[[nodiscard]] std::vector<int> safe_restarts(const std::vector<Coefficients>& steps, DType working);
 
 /// The names above, in that order.
 std::vector<std::string> coefficient_set_names();

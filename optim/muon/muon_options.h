@@ -63,11 +63,11 @@ struct MuonOptions {
 };
 
 /// Returns all invalid options, each with its value; empty when valid.
-std::vector<std::string> problems_of(const MuonOptions& options);
+[[nodiscard]] std::vector<std::string> problems_of(const MuonOptions& options);
 
 /// Returns scale_factor * the mode's formula.
-double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
+[[nodiscard]] double update_scale(const MuonOptions& options, int64_t rows, int64_t cols);
 /// Returns the factor of the weights for one step; 1 under l2.
-double decay_factor(MuonDecay decay, double lr, double weight_decay);
+[[nodiscard]] double decay_factor(MuonDecay decay, double lr, double weight_decay);
 
 }  // namespace sherd

@@ -40,9 +40,9 @@ class MuonWork : public MatrixWork {
 };
 
 /// Returns the plan of make_plan() and the text of explain() for MuonWork.
-MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
-                     const PlanOptions& options);
-std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices,
-                    const PlanOptions& options);
+[[nodiscard]] MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
+                                   const PlanOptions& options);
+[[nodiscard]] std::string explain(const MatrixPlan& plan, std::span<const LogicalMatrix> matrices,
+                                  const PlanOptions& options);
 
 }  // namespace sherd

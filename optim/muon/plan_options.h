@@ -19,8 +19,8 @@ struct PlanOptions {
   PlanCosts costs = {};
 };
 /// Returns the part of the options that a plan depends on.
-PlanOptions plan_options(const MuonOptions& options);
+[[nodiscard]] PlanOptions plan_options(const MuonOptions& options);
 /// Returns the part of them that does not concern the iteration.
-MatrixPlanOptions matrix_plan_options(const PlanOptions& options);
+[[nodiscard]] MatrixPlanOptions matrix_plan_options(const PlanOptions& options);
 
 }  // namespace sherd

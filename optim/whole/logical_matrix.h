@@ -63,8 +63,9 @@ struct LogicalMatrix {
 
 /// Returns the logical matrices of a parameter that is routed to Muon, in row order of their blocks.
 /// @param blocks of one matrix of the stack; empty = one block. `shape` has two or three dimensions.
-std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape& shape,
-                                            const RowBlocks& blocks, const std::optional<TensorShard>& tensor,
-                                            const ShardLayout& layout, int param);
+[[nodiscard]] std::vector<LogicalMatrix> logical_matrices(const std::string& name, const Shape& shape,
+                                                          const RowBlocks& blocks,
+                                                          const std::optional<TensorShard>& tensor,
+                                                          const ShardLayout& layout, int param);
 
 }  // namespace sherd

@@ -20,7 +20,7 @@ namespace sherd {
 /// within 5 % of the bound. `automatic` assigns local matrices, too, where they alone break the balance,
 /// spreads owners over replicas where that is faster, and uses gram only if allowed and faster.
 /// @throws InvalidArgument naming all matrices for which a forced mode is not possible.
-MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas, const MatrixWork& work,
-                     const MatrixPlanOptions& options);
+[[nodiscard]] MatrixPlan make_plan(std::span<const LogicalMatrix> matrices, int cells, int replicas,
+                                   const MatrixWork& work, const MatrixPlanOptions& options);
 
 }  // namespace sherd

@@ -11,6 +11,7 @@
 namespace sherd {
 
 /// Returns the modes with their number of matrices, and what each rank receives, sends and computes.
-std::string explain(const MatrixPlan& plan, const MatrixWork& work, std::span<const LogicalMatrix> matrices);
+[[nodiscard]] std::string explain(const MatrixPlan& plan, const MatrixWork& work,
+                                  std::span<const LogicalMatrix> matrices);
 
 }  // namespace sherd

@@ -222,18 +222,18 @@ TEST(CheckpointReader, TornManifestIsRefused) {
   const TemporaryFolder folder;
   write_by_hand(folder.path(), {spread("w", {4}, {whole({4})})});
   flip(folder / "manifest.binpb", 60);
-  EXPECT_THAT(message_of<CorruptCheckpoint>([&] { CheckpointReader::open(folder.path()); }),
+  EXPECT_THAT(message_of<CorruptCheckpoint>([&] { (void)CheckpointReader::open(folder.path()); }),
               HasSubstr("manifest.binpb"));
 }
 
 TEST(CheckpointReader, WhatIsNoCheckpointIsRefused) {
   const TemporaryFolder folder;
-  EXPECT_THROW(CheckpointReader::open(folder.path() / "missing"), IoError);
-  EXPECT_THROW(CheckpointReader::open("/dev/null"), IoError);
-  EXPECT_THAT(message_of<IoError>([&] { CheckpointReader::open(folder.path()); }),
+  EXPECT_THROW((void)CheckpointReader::open(folder.path() / "missing"), IoError);
+  EXPECT_THROW((void)CheckpointReader::open("/dev/null"), IoError);
+  EXPECT_THAT(message_of<IoError>([&] { (void)CheckpointReader::open(folder.path()); }),
               HasSubstr("neither manifest.binpb nor"));
   folder.write("text", "hello, world");
-  EXPECT_THROW(CheckpointReader::open(folder.path() / "text"), CorruptCheckpoint);
+  EXPECT_THROW((void)CheckpointReader::open(folder.path() / "text"), CorruptCheckpoint);
 }
 
 TEST(CheckpointReader, BoxesOutsideAreRefused) {

@@ -43,8 +43,8 @@ std::string refusal(const std::function<void(Manifest&)>& change) {
   Manifest m = small();
   change(m);
   const std::string bytes = encode_manifest(m);
-  EXPECT_NO_THROW(decode_part(encode_part(m)));
-  return message_of<CorruptCheckpoint>([&] { decode_manifest(bytes); });
+  EXPECT_NO_THROW((void)decode_part(encode_part(m)));
+  return message_of<CorruptCheckpoint>([&] { (void)decode_manifest(bytes); });
 }
 
 /// A manifest of any message, with the right prefix.
@@ -110,9 +110,9 @@ TEST(Manifest, EveryFlippedBitIsRefused) {
     for (int bit = 0; bit < 8; ++bit) {
       std::string bytes = sound;
       bytes[at] = static_cast<char>(bytes[at] ^ (1 << bit));
-      EXPECT_THROW(decode_manifest(bytes), CorruptCheckpoint) << at;
+      EXPECT_THROW((void)decode_manifest(bytes), CorruptCheckpoint) << at;
       if (at < 48) {
-        EXPECT_THROW(decode_sequence(bytes), CorruptCheckpoint) << at;
+        EXPECT_THROW((void)decode_sequence(bytes), CorruptCheckpoint) << at;
       }
     }
   }
@@ -121,44 +121,45 @@ TEST(Manifest, EveryFlippedBitIsRefused) {
 TEST(Manifest, EveryOtherLengthIsRefused) {
   const std::string sound = encode_manifest(small());
   for (size_t length = 0; length < sound.size(); ++length)
-    EXPECT_THROW(decode_manifest(sound.substr(0, length)), CorruptCheckpoint) << length;
-  EXPECT_THROW(decode_manifest(sound + '\0'), CorruptCheckpoint);
-  EXPECT_THROW(decode_manifest(sound + sound), CorruptCheckpoint);
+    EXPECT_THROW((void)decode_manifest(sound.substr(0, length)), CorruptCheckpoint) << length;
+  EXPECT_THROW((void)decode_manifest(sound + '\0'), CorruptCheckpoint);
+  EXPECT_THROW((void)decode_manifest(sound + sound), CorruptCheckpoint);
 }
 
 TEST(Manifest, OtherVersionsAreRefusedByNumber) {
-  EXPECT_NO_THROW(decode_manifest(with_prefix("")));
-  EXPECT_THAT(message_of<CorruptCheckpoint>([] { decode_manifest(with_prefix("", 2)); }),
+  EXPECT_NO_THROW((void)decode_manifest(with_prefix("")));
+  EXPECT_THAT(message_of<CorruptCheckpoint>([] { (void)decode_manifest(with_prefix("", 2)); }),
               HasSubstr("version 2"));
-  EXPECT_THROW(decode_manifest(with_prefix("", 0)), CorruptCheckpoint);
-  EXPECT_THROW(decode_manifest(with_prefix("", 1, 1)), CorruptCheckpoint);
+  EXPECT_THROW((void)decode_manifest(with_prefix("", 0)), CorruptCheckpoint);
+  EXPECT_THROW((void)decode_manifest(with_prefix("", 1, 1)), CorruptCheckpoint);
 }
 
 TEST(Manifest, MessagesThatAreNoneAreRefused) {
-  EXPECT_THROW(decode_manifest(with_prefix("\x12")), CorruptCheckpoint);  // cut off
-  EXPECT_THROW(decode_manifest(with_prefix("\x12\x7f"
-                                           "a")),
-               CorruptCheckpoint);                                                            // too long
-  EXPECT_THROW(decode_manifest(with_prefix("\x12\x04\x0a\x02\xff\xff")), CorruptCheckpoint);  // no UTF-8
-  EXPECT_NO_THROW(decode_manifest(with_prefix("\x98\x06\x01")));  // field 99, of a later sherd
-  EXPECT_THROW(decode_part("\x12\x7f"), CorruptCheckpoint);
+  EXPECT_THROW((void)decode_manifest(with_prefix("\x12")), CorruptCheckpoint);  // cut off
+  EXPECT_THROW((void)decode_manifest(with_prefix("\x12\x7f"
+                                                 "a")),
+               CorruptCheckpoint);  // too long
+  EXPECT_THROW((void)decode_manifest(with_prefix("\x12\x04\x0a\x02\xff\xff")),
+               CorruptCheckpoint);                                      // no UTF-8
+  EXPECT_NO_THROW((void)decode_manifest(with_prefix("\x98\x06\x01")));  // field 99, of a later sherd
+  EXPECT_THROW((void)decode_part("\x12\x7f"), CorruptCheckpoint);
   // A key that ends within its entry, an entry that ends behind the message that holds it.
-  EXPECT_NO_THROW(decode_part("\x0a\x05\x22\x03\x0a\x01k"));
-  EXPECT_THROW(decode_part("\x0a\x05\x22\x04\x0a\x02kk"), CorruptCheckpoint);
-  EXPECT_THROW(decode_part("\x1a\x02\x1a\x00"), CorruptCheckpoint);  // a tensor without dtype
-  EXPECT_THROW(decode_part("\x1a\x07\x10\x05\x1a\x03"
-                           "F32"),
+  EXPECT_NO_THROW((void)decode_part("\x0a\x05\x22\x03\x0a\x01k"));
+  EXPECT_THROW((void)decode_part("\x0a\x05\x22\x04\x0a\x02kk"), CorruptCheckpoint);
+  EXPECT_THROW((void)decode_part("\x1a\x02\x1a\x00"), CorruptCheckpoint);  // a tensor without dtype
+  EXPECT_THROW((void)decode_part("\x1a\x07\x10\x05\x1a\x03"
+                                 "F32"),
                CorruptCheckpoint);  // section 5
 }
 
 TEST(Manifest, TextThatIsNotUtf8IsNotWritten) {
   Manifest m = small();
   m.tensors[1].name = "a\xff";
-  EXPECT_THROW(encode_manifest(m), InvalidArgument);
-  EXPECT_THROW(encode_part(m), InvalidArgument);
+  EXPECT_THROW((void)encode_manifest(m), InvalidArgument);
+  EXPECT_THROW((void)encode_part(m), InvalidArgument);
   m = small();
   m.training.info["\xc0\x80"] = "";
-  EXPECT_THROW(encode_manifest(m), InvalidArgument);
+  EXPECT_THROW((void)encode_manifest(m), InvalidArgument);
 }
 
 TEST(Manifest, BadPathsAreRefused) {

@@ -156,15 +156,15 @@ TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
   folder.write("nested/" + std::string(kStoredIndex), below);
   EXPECT_THAT(refusal(corrupt, "nested"),
               AllOf(HasSubstr(kStoredIndex), HasSubstr("part"), HasSubstr("a folder below")));
-  EXPECT_THAT(message_of<CorruptCheckpoint>([&] { StoredFolder::open(folder / "nested"); }),
+  EXPECT_THAT(message_of<CorruptCheckpoint>([&] { (void)StoredFolder::open(folder / "nested"); }),
               AllOf(HasSubstr(folder / "nested"), HasSubstr("move that file beside the index")));
 
   folder.write("empty/config.json", "{}");
   EXPECT_THAT(refusal(io, "empty"), HasSubstr("safetensors"));
   EXPECT_THAT(refusal(io, "nowhere"), HasSubstr("nowhere"));
-  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "nowhere"); }),
+  EXPECT_THAT(message_of<IoError>([&] { (void)StoredFolder::open(folder / "nowhere"); }),
               HasSubstr("not a folder"));
-  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "empty"); }),
+  EXPECT_THAT(message_of<IoError>([&] { (void)StoredFolder::open(folder / "empty"); }),
               HasSubstr("no .safetensors"));
 
   // The hub's cache: every file is a link to one outside of the folder, and is copied as a file.
@@ -176,7 +176,7 @@ TEST(StoredRefusals, DamagedFoldersAreRefusedOnEveryRank) {
   EXPECT_EQ(contents(folder / "out"), contents(folder / "blobs"));
   EXPECT_FALSE(fs::is_symlink(folder / "out/config.json"));
   fs::remove(folder / "blobs/tokenizer.json");
-  EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / "snapshots/0f3a"); }),
+  EXPECT_THAT(message_of<IoError>([&] { (void)StoredFolder::open(folder / "snapshots/0f3a"); }),
               HasSubstr("tokenizer.json"));
 }
 
@@ -200,7 +200,7 @@ TEST(StoredRefusals, LinksOutOfAFolderAreNotFollowed) {
     fs::create_directories(folder / place);
     fs::create_symlink(folder / "own/model.safetensors",
                        folder / (std::string(place) + "/model.safetensors"));
-    EXPECT_THAT(message_of<IoError>([&] { StoredFolder::open(folder / place); }),
+    EXPECT_THAT(message_of<IoError>([&] { (void)StoredFolder::open(folder / place); }),
                 HasSubstr("outside of its folder"));
     EXPECT_THAT(message_of<IoError>([&] { through({.shard = 2}, n, folder / place, {}); }),
                 HasSubstr("outside of its folder"));

@@ -85,8 +85,8 @@ int main(int argc, char** argv) {
     if (dict.model.at("steps").values<float>()[0] != static_cast<float>(steps))
       throw Error("a buffer is lost");
     load_state_dict(model, &optimizer, dict, DictKind::on_all);
-    from_dlpack(to_dlpack(s, model.steps.data()), *rank.device);
-    checkpoint_tensors(model, &optimizer);
+    (void)from_dlpack(to_dlpack(s, model.steps.data()), *rank.device);
+    (void)checkpoint_tensors(model, &optimizer);
     s.synchronize();
   });
   std::printf("consumer: loss %.4f -> %.6f\n", first, last);

@@ -48,9 +48,9 @@ TEST(Boxes, ScalarsAndEmptyIntervals) {
 }
 
 TEST(Boxes, OutsideTheTensorIsAnError) {
-  EXPECT_THROW(boxes_of({4, 3}, range(0, 13)), InvalidArgument);
-  EXPECT_THROW(boxes_of({4, 3}, range(-1, 2)), InvalidArgument);
-  EXPECT_THROW(boxes_of({4, 3}, range(3, 2)), InvalidArgument);
+  EXPECT_THROW((void)boxes_of({4, 3}, range(0, 13)), InvalidArgument);
+  EXPECT_THROW((void)boxes_of({4, 3}, range(-1, 2)), InvalidArgument);
+  EXPECT_THROW((void)boxes_of({4, 3}, range(3, 2)), InvalidArgument);
 }
 
 RC_GTEST_PROP(Boxes, CoverTheIntervalInOrderExactlyOnce, ()) {
@@ -81,9 +81,9 @@ TEST(EvenChunk, FollowsTheCeilConvention) {
   EXPECT_EQ(chunk(2, 7, 6), std::pair(int64_t{2}, int64_t{0}));
   EXPECT_EQ(chunk(0, 3, 1), std::pair(int64_t{0}, int64_t{0}));
   EXPECT_EQ(chunk(6, 1, 0), std::pair(int64_t{0}, int64_t{6}));
-  EXPECT_THROW(even_chunk(3, 0, 0), InvalidArgument);
-  EXPECT_THROW(even_chunk(3, 2, 2), InvalidArgument);
-  EXPECT_THROW(even_chunk(-1, 2, 0), InvalidArgument);
+  EXPECT_THROW((void)even_chunk(3, 0, 0), InvalidArgument);
+  EXPECT_THROW((void)even_chunk(3, 2, 2), InvalidArgument);
+  EXPECT_THROW((void)even_chunk(-1, 2, 0), InvalidArgument);
 }
 
 }  // namespace

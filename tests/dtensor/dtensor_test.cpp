@@ -80,7 +80,7 @@ TEST(DTensor, ScalarsReplicateOrSum) {
     const auto t = DTensor::from_local(mesh, {}, {Partial()}, make_tensor(rank, {}, {2}));
     EXPECT_EQ(ops::to_floats(stream, t.full_tensor(stream)), std::vector<float>{6});
     EXPECT_EQ(t.boxes(), (std::vector<Box>{{{0}, {1}}}));
-    EXPECT_THROW(t.redistribute(stream, {Shard(0)}), InvalidArgument);
+    EXPECT_THROW((void)t.redistribute(stream, {Shard(0)}), InvalidArgument);
   });
 }
 
@@ -161,33 +161,33 @@ TEST(DTensor, BadArgumentsAreNamed) {
     const DeviceMesh mesh(rank.world, {{"x", 2}});
     const Tensor local = Tensor::empty(*rank.device, {2, 3}, DType::f32, "local");
     try {
-      DTensor::from_local(mesh, {5, 3}, {Shard(1)}, local);
+      (void)DTensor::from_local(mesh, {5, 3}, {Shard(1)}, local);
       ADD_FAILURE();
     } catch (const ShapeMismatch& e) {
       EXPECT_THAT(e.what(),
                   testing::HasSubstr(rank.world->rank() == 0 ? "local shape [5, 2]" : "local shape [5, 1]"));
       EXPECT_THAT(e.what(), testing::HasSubstr("has [2, 3]"));
     }
-    EXPECT_THROW(DTensor::from_local(mesh, {4, 3}, {}, local), InvalidArgument);
-    EXPECT_THROW(DTensor::from_local(mesh, {4, 3}, {Shard(0), Shard(0)}, local), InvalidArgument);
-    EXPECT_THROW(DTensor::from_local(mesh, {4, 3}, {Shard(2)}, local), InvalidArgument);
-    EXPECT_THROW(DTensor::from_local(mesh, {4, 3}, {Shard(-1)}, local), InvalidArgument);
-    EXPECT_THROW(DTensor::from_local(mesh, {4, -3}, {Shard(0)}, local), InvalidArgument);
-    EXPECT_THROW(DTensor::from_local(mesh, {4, 3}, {Shard(0)}, Tensor()), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, 3}, {}, local), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, 3}, {Shard(0), Shard(0)}, local), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, 3}, {Shard(2)}, local), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, 3}, {Shard(-1)}, local), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, -3}, {Shard(0)}, local), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_local(mesh, {4, 3}, {Shard(0)}, Tensor()), InvalidArgument);
     const auto t = DTensor::from_local(mesh, {4, 3}, {Shard(0)}, local);
-    EXPECT_THROW(t.redistribute(rank.device->compute(), {Shard(2)}), InvalidArgument);
-    EXPECT_THROW(t.redistribute(rank.device->compute(), {}), InvalidArgument);
+    EXPECT_THROW((void)t.redistribute(rank.device->compute(), {Shard(2)}), InvalidArgument);
+    EXPECT_THROW((void)t.redistribute(rank.device->compute(), {}), InvalidArgument);
 
     const auto layout = std::make_shared<const ShardLayout>(ShardLayout::make({{"w", {4, 3}}}, 2));
     const Tensor piece = Tensor::empty(
         *rank.device, {layout->piece(ParamId(0), RankId(rank.world->rank())).size()}, DType::f32, "p");
-    EXPECT_NO_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, piece));
-    EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 0, local), ShapeMismatch);
-    EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, layout, 1, piece), InvalidArgument);
-    EXPECT_THROW(DTensor::from_layout(mesh, {"y"}, layout, 0, piece), InvalidArgument);
-    EXPECT_THROW(DTensor::from_layout(mesh, {"x", "x"}, layout, 0, piece), InvalidArgument);
-    EXPECT_THROW(DTensor::from_layout(mesh, {}, layout, 0, piece), InvalidArgument);
-    EXPECT_THROW(DTensor::from_layout(mesh, {"x"}, nullptr, 0, piece), InvalidArgument);
+    EXPECT_NO_THROW((void)DTensor::from_layout(mesh, {"x"}, layout, 0, piece));
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {"x"}, layout, 0, local), ShapeMismatch);
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {"x"}, layout, 1, piece), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {"y"}, layout, 0, piece), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {"x", "x"}, layout, 0, piece), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {}, layout, 0, piece), InvalidArgument);
+    EXPECT_THROW((void)DTensor::from_layout(mesh, {"x"}, nullptr, 0, piece), InvalidArgument);
   });
 }
 

@@ -168,13 +168,13 @@ TEST(LayerWise, BucketsAgreeWithAPlainRewritingOnRandomModels) {
 
 TEST(LayerWise, ErrorsNameAllOffenders) {
   try {
-    LayerWiseLayout::make({{{"w", {-3}}}}, 0, {.bucket_elements = -1, .align = 0});
+    (void)LayerWiseLayout::make({{{"w", {-3}}}}, 0, {.bucket_elements = -1, .align = 0});
     FAIL();
   } catch (const InvalidArgument& e) {
     for (const char* part : {"world is 0", "align is 0", "bucket_elements is -1", "'w' of shape [-3]"})
       EXPECT_THAT(e.what(), HasSubstr(part));
   }
-  EXPECT_THROW(LayerWiseLayout::make({}, 2, {}), InvalidArgument);
+  EXPECT_THROW((void)LayerWiseLayout::make({}, 2, {}), InvalidArgument);
 }
 
 TEST(LayerWise, SizesThatPass64BitsAreRefused) {
@@ -182,7 +182,7 @@ TEST(LayerWise, SizesThatPass64BitsAreRefused) {
   for (auto& p : params) p.tied = true;
   const auto message = [&](int world, int64_t align) -> std::string {
     try {
-      LayerWiseLayout::make(params, world, {.align = align});
+      (void)LayerWiseLayout::make(params, world, {.align = align});
     } catch (const InvalidArgument& e) {
       return e.what();
     }

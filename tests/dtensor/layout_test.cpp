@@ -262,16 +262,16 @@ TEST(Layout, ErrorsNameAllOffenders) {
   options.align = 0;
   options.padding_budget = 2;
   try {
-    ShardLayout::make({{"w", {3, -4}, kRow}}, 0, options);
+    (void)ShardLayout::make({{"w", {3, -4}, kRow}}, 0, options);
     FAIL();
   } catch (const InvalidArgument& e) {
     for (const char* part : {"world is 0", "align is 0", "padding_budget is 2", "'w' of shape [3, -4]"})
       EXPECT_THAT(e.what(), testing::HasSubstr(part));
   }
-  EXPECT_THROW(ShardLayout::make({}, 2), InvalidArgument);
+  EXPECT_THROW((void)ShardLayout::make({}, 2), InvalidArgument);
   options = {};
   options.padding_budget = std::nan("");
-  EXPECT_THROW(ShardLayout::make({{"w", {3}}}, 2, options), InvalidArgument);
+  EXPECT_THROW((void)ShardLayout::make({{"w", {3}}}, 2, options), InvalidArgument);
 }
 
 TEST(Layout, SizesThatPass64BitsAreRefusedUnderEveryPolicy) {
@@ -279,7 +279,7 @@ TEST(Layout, SizesThatPass64BitsAreRefusedUnderEveryPolicy) {
   for (LayoutPolicy policy : {LayoutPolicy::ragged, LayoutPolicy::even_rows, LayoutPolicy::whole_param}) {
     const auto message = [&](const Shape& shape, int world, int64_t align) -> std::string {
       try {
-        ShardLayout::make({{"w", shape, kRow}}, world, {.policy = policy, .align = align});
+        (void)ShardLayout::make({{"w", shape, kRow}}, world, {.policy = policy, .align = align});
       } catch (const InvalidArgument& e) {
         return e.what();
       }
@@ -301,7 +301,7 @@ TEST(Layout, TheSearchIsFast) {
   // Generous limits (sanitizers, busy machines); a Release build takes under a millisecond and about 40.
   const auto ms = [](const Params& params, int world) {
     const auto start = std::chrono::steady_clock::now();
-    ShardLayout::make(params, world);
+    (void)ShardLayout::make(params, world);
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   };
   Params twenty, thousand;

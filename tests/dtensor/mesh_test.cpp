@@ -83,9 +83,9 @@ TEST(DeviceMesh, ErrorsNameAllOffendersAndTheKnownDimensions) {
     }
     EXPECT_THROW(mesh.size("x"), InvalidArgument);
     EXPECT_THROW(mesh.coordinate("x"), InvalidArgument);
-    EXPECT_THROW(mesh.flatten({"data", "x"}), InvalidArgument);
-    EXPECT_THROW(mesh.flatten({"data", "data"}), InvalidArgument);
-    EXPECT_THROW(mesh.submesh({"x"}), InvalidArgument);
+    EXPECT_THROW((void)mesh.flatten({"data", "x"}), InvalidArgument);
+    EXPECT_THROW((void)mesh.flatten({"data", "data"}), InvalidArgument);
+    EXPECT_THROW((void)mesh.submesh({"x"}), InvalidArgument);
   });
 }
 

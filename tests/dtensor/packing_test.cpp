@@ -196,8 +196,8 @@ TEST(WholeParam, SmallBucketsLoadTheRanksWithLeastCarriedCostIfAsked) {
 TEST(WholeParam, BadCostsAreRefusedTogether) {
   const std::string message = [] {
     try {
-      ShardLayout::make({{"w", {2}, CutClass::row, -1}, {"v", {2}, CutClass::row, NAN}}, 2,
-                        {.policy = LayoutPolicy::whole_param, .carried_cost = {1, -2, 3}});
+      (void)ShardLayout::make({{"w", {2}, CutClass::row, -1}, {"v", {2}, CutClass::row, NAN}}, 2,
+                              {.policy = LayoutPolicy::whole_param, .carried_cost = {1, -2, 3}});
     } catch (const InvalidArgument& e) {
       return std::string(e.what());
     }
@@ -215,7 +215,7 @@ TEST(ParseLayout, ReadsWhatItWrites) {
   EXPECT_EQ(parse_layout("whole_param"), (LayoutChoice{LayoutPolicy::whole_param, Packing::lpt}));
   for (const char* text : {"", "Ragged", "ragged:lpt", "whole_param:", "whole_param:fifo", "lpt"}) {
     try {
-      parse_layout(text);
+      (void)parse_layout(text);
       ADD_FAILURE() << text;
     } catch (const InvalidArgument& e) {
       EXPECT_THAT(e.what(),

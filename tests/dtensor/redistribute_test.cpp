@@ -210,10 +210,10 @@ TEST(Redistribute, MovesNoMoreThanItMust) {
     EXPECT_EQ(whole.redistribute(stream, {Replicate()}).local().raw(), whole.local().raw());
     const auto partial =
         DTensor::from_local(mesh, {4, 3}, {Partial()}, make_tensor(rank, {4, 3}, counting(12)));
-    partial.redistribute(stream, {Shard(0)});
+    (void)partial.redistribute(stream, {Shard(0)});
     EXPECT_EQ(calls("reduce_scatter"), 1);
     EXPECT_EQ(rank.device->copied_bytes(), 0);
-    sharded.redistribute(stream, {Shard(1)});
+    (void)sharded.redistribute(stream, {Shard(1)});
     EXPECT_EQ(calls("all_to_all_v"), 1);
     EXPECT_EQ(calls("all_gather") + calls("all_gather_v") + calls("all_reduce"), 1);
     stream.synchronize();

@@ -360,7 +360,7 @@ TEST(Bucket, ErrorsNameTheUnitOfTheParameter) {
     }
     rig.sync();
     ToyModel wrong(16, 32, 1);
-    route(wrong);
+    (void)route(wrong);
     try {
       fully_shard(wrong, DeviceMesh(r.world, {{"shard", 2}}), whole(Strategy::optim_grads, -1));
       ADD_FAILURE();

@@ -87,7 +87,7 @@ TEST(Robustness, ARankThatFailsInsideAStepEndsAllWithItsOwnError) {
 TEST(Robustness, AFailedWrapLeavesTheModelAsItWas) {
   launch(2, {.device = {.memory_limit = 1'800'000}}, [](RankContext& r) {
     ToyModel model(96, 384, 2);
-    route(model, {.optimizer = Algorithm::adamw});
+    (void)route(model, {.optimizer = Algorithm::adamw});
     const DeviceMesh mesh(r.world, {{"shard", 2}});
     FullyShardOptions o;
     o.strategy = Strategy::no_shard;

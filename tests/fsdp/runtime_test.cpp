@@ -212,7 +212,7 @@ TEST(Runtime, PeakBytesFollowTheFormula) {
 TEST(Runtime, WholeParamKeepsMatricesApartAndCarriesTheirCostOn) {
   launch(4, [](RankContext& r) {
     ToyModel model(16, 32, 3);
-    route(model);
+    (void)route(model);
     const DeviceMesh mesh(r.world, {{"shard", 4}});
     FullyShardOptions options;
     options.layout = LayoutPolicy::whole_param;

@@ -35,7 +35,7 @@ struct Foreign {
 std::string refusal(Foreign& foreign) {
   const auto device = make_cpu_device();
   try {
-    from_dlpack(&foreign.managed, *device);
+    (void)from_dlpack(&foreign.managed, *device);
   } catch (const Error& e) {
     EXPECT_EQ(foreign.deleted, 0) << "still the caller's";
     return e.what();
@@ -144,8 +144,8 @@ TEST(Dlpack, WhatDoesNotFitIsRefusedAndStaysTheCallers) {
               HasSubstr("not aligned for elements"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {-2, 3}; }), HasSubstr("[-2, 3]"));
   EXPECT_THAT(changed([](Foreign& f) { f.shape = {int64_t{1} << 60, 64}; }), HasSubstr("cannot be"));
-  EXPECT_THROW(from_dlpack(nullptr, *make_cpu_device()), InvalidArgument);
-  EXPECT_THROW(to_dlpack(make_cpu_device()->compute(), Tensor()), InvalidArgument);
+  EXPECT_THROW((void)from_dlpack(nullptr, *make_cpu_device()), InvalidArgument);
+  EXPECT_THROW((void)to_dlpack(make_cpu_device()->compute(), Tensor()), InvalidArgument);
 }
 
 }  // namespace

@@ -174,7 +174,7 @@ Case recovery(Dice& dice) {
                     if (!due || rank.world->rank() != who || step != at.step || where != at.where) return;
                     due = false;
                     if (out_of_memory)
-                      Tensor::empty(*rank.device, {int64_t{1} << 30}, DType::f32, "too much");
+                      (void)Tensor::empty(*rank.device, {int64_t{1} << 30}, DType::f32, "too much");
                     throw OwnError("a hiccup");
                   });
                 results.put(rank.world->rank(), t.weights());

@@ -212,13 +212,13 @@ Case description_case(Dice& dice) {
          s.gain.set_tensor_shard({"tp", 5, 2, 0});
        })},
       {"a pattern that is none", on([](Loose& s) {
-         route(s, {.rules = {{"(", Algorithm::muon}}});
+         (void)route(s, {.rules = {{"(", Algorithm::muon}}});
        })},
       {"a rule for nothing", on([](Loose& s) {
-         route(s, {.rules = {{"^absent$", Algorithm::muon}}});
+         (void)route(s, {.rules = {{"^absent$", Algorithm::muon}}});
        })},
       {"a vector for Muon", on([](Loose& s) {
-         route(s, {.rules = {{"gain", Algorithm::muon}}});
+         (void)route(s, {.rules = {{"gain", Algorithm::muon}}});
        })},
       {"an optimizer before the wrap", on([](Loose& s) { Optimizer(s, route(s), {}); })},
   });

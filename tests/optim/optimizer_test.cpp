@@ -232,7 +232,7 @@ TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
     bag.rank = 0;  // the same gradient everywhere: averaging keeps it exactly when ranks is a power of two
     const Parameter a = bag.add("a.weight", {7, 3}), b = bag.add("b.weight", {1}),
                     c = bag.add("c.weight", {130});
-    route(bag);
+    (void)route(bag);
     FullyShardOptions o;
     o.strategy = strategy;
     o.layout = layout;
@@ -287,7 +287,7 @@ TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
         return {};
       }
     } bag;
-    route(bag);
+    (void)route(bag);
     fully_shard(bag, DeviceMesh(r.world, {{"shard", 2}}));
     bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));
     bag.run_backward({});
@@ -362,9 +362,9 @@ TEST(Routing, RulesOverrideAndMistakesAreExplained) {
       EXPECT_EQ(e.algorithm, Algorithm::adamw);
     }
   }
-  EXPECT_THROW(route(model, {.rules = {{"(", Algorithm::adamw}}}), InvalidArgument);
+  EXPECT_THROW((void)route(model, {.rules = {{"(", Algorithm::adamw}}}), InvalidArgument);
   try {
-    route(model, {.rules = {{"norm", Algorithm::muon}}});
+    (void)route(model, {.rules = {{"norm", Algorithm::muon}}});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("blocks.0.norm.weight"));

@@ -159,7 +159,7 @@ TEST(OwnOptimizerRouting, GivesOneForMatricesOnlyTheHiddenMatrices) {
   EXPECT_EQ(got["gain.weight"], Algorithm::adamw);
   EXPECT_EQ(model.hidden.cut(), CutClass::row);
   try {
-    route(model, {.optimizer = Algorithm::adamw, .rules = {{.pattern = "gain", .algorithm = soap}}});
+    (void)route(model, {.optimizer = Algorithm::adamw, .rules = {{.pattern = "gain", .algorithm = soap}}});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), AllOf(HasSubstr("gain"), HasSubstr("to soap, which updates matrices")));

@@ -14,7 +14,7 @@ namespace sherd {
 /// mapped; the files of a folder are opened when windows of them are read.
 struct ByteData {
   /// @throws IoError naming the path that is missing or unreadable.
-  static std::shared_ptr<const TokenStream> load(const std::filesystem::path& path);
+  [[nodiscard]] static std::shared_ptr<const TokenStream> load(const std::filesystem::path& path);
 };
 
 /// Windows of text for training programs.

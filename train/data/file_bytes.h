@@ -15,10 +15,10 @@ class FileBytes {
   /// a medium that fails under the mapping, ends the process by SIGBUS.)
   /// @throws IoError naming the path that is missing, unreadable or not a regular file, or that could not be
   /// mapped.
-  static std::shared_ptr<const FileBytes> map(const std::filesystem::path& path);
+  [[nodiscard]] static std::shared_ptr<const FileBytes> map(const std::filesystem::path& path);
   /// Opens the file anew at each read(): for folders of more files than a process may map or hold open.
   /// @throws IoError as map() does.
-  static std::shared_ptr<const FileBytes> open_on_use(const std::filesystem::path& path);
+  [[nodiscard]] static std::shared_ptr<const FileBytes> open_on_use(const std::filesystem::path& path);
 
   virtual ~FileBytes() = default;
   virtual const std::filesystem::path& path() const = 0;

@@ -23,9 +23,10 @@ struct TokenPath {
 /// name.
 /// @throws InvalidArgument naming `flag`: no file, weights for some of the files, a weight of 0, weights so
 /// fine that their smallest whole numbers are more than a Mixture takes.
-std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag);
+[[nodiscard]] std::vector<TokenPath> parse_token_list(std::string_view list, std::string_view flag);
 /// Parses a list whose files are all used as they are: throws also for any weight.
-std::vector<TokenPath> parse_unweighted_token_list(std::string_view list, std::string_view flag);
+[[nodiscard]] std::vector<TokenPath> parse_unweighted_token_list(std::string_view list,
+                                                                 std::string_view flag);
 
 /// Tokens, and their share of the sequences.
 struct SharedTokens {
@@ -36,10 +37,12 @@ struct SharedTokens {
 /// Opens the files. Without weights they are one stream in the given order, with weights each is one of its
 /// own.
 /// @throws as open_token_file().
-std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths, TokenFormat format);
+[[nodiscard]] std::vector<SharedTokens> open_token_streams(const std::vector<TokenPath>& paths,
+                                                           TokenFormat format);
 
 /// All files as one stream. @throws InvalidArgument, naming `flag`, when there are weights.
-std::shared_ptr<const TokenStream> open_one_token_stream(const std::vector<TokenPath>& paths,
-                                                         TokenFormat format, std::string_view flag);
+[[nodiscard]] std::shared_ptr<const TokenStream> open_one_token_stream(const std::vector<TokenPath>& paths,
+                                                                       TokenFormat format,
+                                                                       std::string_view flag);
 
 }  // namespace sherd

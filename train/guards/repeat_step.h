@@ -37,6 +37,7 @@ struct RepeatedStep {
 /// The copy is in the device's host memory (Device::staging(), counted there as "repeated step"): as much
 /// as this rank's weights, states and buffers, and 4 MiB. Between steps; collective over the root's mesh;
 /// blocks the host.
-RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer, const std::function<StepFigures()>& step);
+[[nodiscard]] RepeatedStep repeat_step(ModuleBase& root, Optimizer& optimizer,
+                                       const std::function<StepFigures()>& step);
 
 }  // namespace sherd

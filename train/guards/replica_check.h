@@ -45,7 +45,7 @@ struct ReplicaCheck {
 /// reads its copies once (on a GPU through host memory, 4 MiB at a time) and sends 16 bytes for each set of holders
 /// (XXH3, 64 bits) in one all-gather. Only when these differ does a second one of 16 bytes a tensor name the tensors.
 /// Nothing is kept. @returns the same on every rank.
-ReplicaCheck check_replicas(ModuleBase& root, const std::vector<const Optimizer*>& optimizers);
-ReplicaCheck check_replicas(ModuleBase& root, const Optimizer* optimizer = nullptr);
+[[nodiscard]] ReplicaCheck check_replicas(ModuleBase& root, const std::vector<const Optimizer*>& optimizers);
+[[nodiscard]] ReplicaCheck check_replicas(ModuleBase& root, const Optimizer* optimizer = nullptr);
 
 }  // namespace sherd

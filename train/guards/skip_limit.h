@@ -16,7 +16,7 @@ class SkipLimit {
 
   /// Counts the end of `step`; called in the order of steps. `skipped_steps`: of this run up to it.
   /// @returns whether `step` was skipped.
-  bool count(int64_t step, int64_t skipped_steps);
+  [[nodiscard]] bool count(int64_t step, int64_t skipped_steps);
   /// Returns the number of consecutive skipped steps up to now.
   int64_t in_a_row() const { return in_a_row_; }
   /// Returns whether the next step can reach the limit: it must be counted before another step is issued.

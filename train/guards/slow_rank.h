@@ -17,10 +17,10 @@ struct ArrivalFigures {
 };
 
 /// Returns the figures; nothing without a collective.
-std::optional<ArrivalFigures> arrival_figures(const ArrivalTotals& step);
+[[nodiscard]] std::optional<ArrivalFigures> arrival_figures(const ArrivalTotals& step);
 
 /// Returns the arrivals since `before`, which may be empty.
-ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
+[[nodiscard]] ArrivalTotals since(const ArrivalTotals& before, ArrivalTotals now);
 
 /// Searches stretches of steps for one rank that is the last to reach most collectives, by more than a part
 /// of the step's time.
@@ -37,7 +37,7 @@ class SlowRank {
 
   /// Adds a step. @returns "rank 3 arrives last in 94 % of the collectives, 120 ms per step after the median
   /// (steps 1 to 50)" when its window ends and has such a rank.
-  std::optional<std::string> step(const StepResult& result);
+  [[nodiscard]] std::optional<std::string> step(const StepResult& result);
 
  private:
   const Options options_;

@@ -32,7 +32,7 @@ struct StopRequestOptions {
 /// A handler can reach process-wide memory alone, so the atomics are globals; each StopRequest resets them,
 /// and a process has one at a time. All ranks of a process see the same signal. Processes of a job have one
 /// each, and may receive signals at different times or not at all: StopAgreement makes them agree.
-class StopRequest {
+class [[nodiscard]] StopRequest {
  public:
   /// @throws InvalidArgument when another one exists, without a signal, for a signal that cannot be handled;
   /// IoError when the system gives no eventfd.

@@ -12,6 +12,6 @@ namespace sherd {
 /// ceiling. Takes a quarter of a second and at most an eighth of the memory limit, and restores the peaks of
 /// memory. Collective; the same number on every rank. Call it before a model exists: memory limits and kept
 /// blocks belong to the model afterwards.
-double gemm_ceiling(Communicator& world, Device& device, DType dtype);
+[[nodiscard]] double gemm_ceiling(Communicator& world, Device& device, DType dtype);
 
 }  // namespace sherd

@@ -18,11 +18,11 @@ struct RankMemory {
 };
 
 /// Returns the peaks so far of every rank, in rank order. Collective over `world`.
-std::vector<RankMemory> rank_memory(Communicator& world);
+[[nodiscard]] std::vector<RankMemory> rank_memory(Communicator& world);
 
 /// Returns what one rank would hold under no_shard: parameters, gradients, optimizer states.
 /// @param compute dtype of gathered parameters; other than f32 it is a copy beside the f32 master weights.
-RankMemory replicated_memory(const Routing& routing, DType compute);
+[[nodiscard]] RankMemory replicated_memory(const Routing& routing, DType compute);
 
 /// Formats aligned lines: all ranks, `replicated` (its other_peak is not used), and the largest rank's part
 /// of it.

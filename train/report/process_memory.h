@@ -14,7 +14,7 @@ struct ProcessMemory {
   int64_t resident = 0;
   int64_t files = 0;  // of these, pages of programs, libraries and other files
   int64_t heap = 0;   // taken by malloc from the system
-  static ProcessMemory now();
+  [[nodiscard]] static ProcessMemory now();
 };
 
 /// Growth of a process's memory since its start, by kind.
@@ -32,7 +32,7 @@ int64_t held_by(Device& device);
 
 /// Returns the growth of the calling rank's process; `held` of all ranks that are threads of it. Collective
 /// over `world`.
-MemoryGrowth memory_growth(const ProcessMemory& start, Communicator& world);
+[[nodiscard]] MemoryGrowth memory_growth(const ProcessMemory& start, Communicator& world);
 
 /// Formats one line: "process: 123.4 MiB resident, 12.3 at start; ..."
 std::string format_growth(const MemoryGrowth& growth);

@@ -19,7 +19,7 @@ class StepProgress {
   using Mode = ProgressLine::Mode;
 
   /// Makes it for stdout, a terminal or not. `first`: steps done before this run.
-  static StepProgress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
+  [[nodiscard]] static StepProgress on_stdout(bool quiet, int64_t steps, int64_t first = 0);
   /// `columns` is the width that a bar may take. `out` must outlive this.
   StepProgress(std::ostream& out, Mode mode, int64_t steps, int columns, int64_t first = 0);
   /// Ends the bar's line, so that later output (a summary, an error) starts on a new line.

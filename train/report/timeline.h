@@ -37,7 +37,7 @@ struct Lane {
 };
 /// Returns the streams by rank, in the order in which ranks appear; first those that compute, gather and
 /// reduce.
-std::vector<Lane> lanes_of(const Timeline& timeline);
+[[nodiscard]] std::vector<Lane> lanes_of(const Timeline& timeline);
 
 /// Milliseconds of a timeline, summed over ranks.
 struct Overlap {
@@ -46,14 +46,14 @@ struct Overlap {
   /// Part of these in which the same rank's compute stream is busy.
   double hidden = 0;
 };
-Overlap overlap_of(const Timeline& timeline);
+[[nodiscard]] Overlap overlap_of(const Timeline& timeline);
 
 /// Returns the Chrome trace format (a JSON object; chrome://tracing and ui.perfetto.dev open it): one process
 /// per rank, one thread per stream, microseconds since the first record or mark.
-std::string chrome_trace(const Timeline& timeline);
+[[nodiscard]] std::string chrome_trace(const Timeline& timeline);
 
 /// Draws an SVG picture, 1600 pixels wide: a lane per stream, grouped by rank, coloured by kind of operation.
 /// Operations less than a pixel apart are drawn as one.
-std::string draw_timeline(const Timeline& timeline);
+[[nodiscard]] std::string draw_timeline(const Timeline& timeline);
 
 }  // namespace sherd

@@ -15,7 +15,7 @@ struct StepRange {
 };
 /// Returns `count` steps of a run of steps [first, last], from its third on, after the warm-up; the last ones
 /// of a shorter run.
-StepRange traced_steps(int64_t first, int64_t last, int64_t count);
+[[nodiscard]] StepRange traced_steps(int64_t first, int64_t last, int64_t count);
 
 struct TraceOptions {
   /// Files for chrome://tracing or Perfetto, and of a picture (SVG); empty: no such file.

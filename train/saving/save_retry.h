@@ -31,7 +31,7 @@ class SaveRetry {
   /// that ends or receives a stop request ends the wait of all.
   /// @param useless this rank knows that another attempt would fail, too.
   /// @throws CommError when a rank has failed.
-  bool again(const std::string& failure, bool useless);
+  [[nodiscard]] bool again(const std::string& failure, bool useless);
 
  private:
   using Clock = std::chrono::steady_clock;

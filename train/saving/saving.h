@@ -92,10 +92,10 @@ class Saving {
   void save_now();
   /// Returns one line for each save that has finished since the last call; failures after the commit become
   /// warnings.
-  std::vector<std::string> take_lines();
+  [[nodiscard]] std::vector<std::string> take_lines();
   /// Returns a warning for each failed save, and for what take_lines() found. With `async` ranks may receive
   /// it after different steps.
-  std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
+  [[nodiscard]] std::vector<std::string> take_warnings() { return std::exchange(warnings_, {}); }
   /// Returns the longest of the saves that take_lines() reported, in seconds from the call to the commit.
   std::optional<double> longest_save() const { return longest_save_; }
   /// Returns whether checkpoints are saved at all.

@@ -15,8 +15,9 @@ namespace sherd {
 /// flags: "--heads 4 (here 2)". Empty where all agree or the saved settings are unknown.
 /// @param saved with the saving run's config_text() as its info "config".
 /// @param config this run's config_text().
-std::vector<std::string> config_differences(const TrainingState& saved, const std::string& config,
-                                            std::span<const std::string_view> names);
+[[nodiscard]] std::vector<std::string> config_differences(const TrainingState& saved,
+                                                          const std::string& config,
+                                                          std::span<const std::string_view> names);
 
 /// Formats the list: the first `most` entries and the number of others: "--a 1 (here 2), --b 3 (here 4) and 2
 /// more".

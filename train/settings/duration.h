@@ -14,7 +14,7 @@ inline constexpr std::string_view kDurationForms = "such as 3h50m, 90m, 7200s, 1
 /// in this order; whole numbers), or of "HH:MM:SS" with two digits of minutes and seconds below 60. Nothing
 /// for other texts, also for a number without a unit: batch systems disagree on whether it means minutes or
 /// seconds.
-std::optional<double> parse_duration(std::string_view text);
+[[nodiscard]] std::optional<double> parse_duration(std::string_view text);
 
 /// Formats "3h50m0s", "1m30s", "12.5s": to a tenth of a second below a minute, to a second above.
 std::string show_duration(double seconds);

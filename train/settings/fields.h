@@ -54,11 +54,11 @@ std::string flag_of(std::string_view name);
 std::string flag_of(const Field& field);
 
 /// Sets the field from text; returns the error, empty on success.
-std::string set_from_text(const Field& field, const std::string& text);
+[[nodiscard]] std::string set_from_text(const Field& field, const std::string& text);
 
 /// Checks that the value is one of the allowed words and inside the bounds; returns the error, empty on
 /// success.
-std::string check_value(const Field& field);
+[[nodiscard]] std::string check_value(const Field& field);
 
 /// Returns the value as flags and messages show it.
 std::string show_value(const Field& field);

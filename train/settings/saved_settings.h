@@ -24,7 +24,8 @@ struct SavedTraining {
 /// are not read, so resume() may still skip a newest checkpoint that is damaged. Writes nothing; call it on
 /// one process.
 /// @throws IoError without such a checkpoint, CorruptCheckpoint when the one that `path` names is damaged.
-SavedTraining saved_training(const std::filesystem::path& path, FileSystem& files = FileSystem::posix());
+[[nodiscard]] SavedTraining saved_training(const std::filesystem::path& path,
+                                           FileSystem& files = FileSystem::posix());
 
 /// Sets the fields with these names from the saving run's config_text(), its info "config". Fields that are
 /// missing there keep their values, as do all when it is missing. An invalid value is a line in `problems`,

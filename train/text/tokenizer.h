@@ -20,9 +20,10 @@ class Tokenizer {
   /// @throws IoError naming the file: unreadable, no tokenizer.json, a model or decoder of other types (by
   /// name), numbers of tokens that are negative, double or far above their count, JSON beyond the limits of all files, more
   /// than 64 Replace steps, and steps that would make the texts of all tokens larger than 4 times the file.
-  static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
+  [[nodiscard]] static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& path);
   /// The same of a file's contents; `source` names it in messages.
-  static std::shared_ptr<const Tokenizer> parse(std::string_view json, const std::string& source);
+  [[nodiscard]] static std::shared_ptr<const Tokenizer> parse(std::string_view json,
+                                                              const std::string& source);
 
   /// Returns the largest token plus one. A model's vocabulary may be larger (padded).
   int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
@@ -30,7 +31,7 @@ class Tokenizer {
   int64_t find(std::string_view token) const;
 
   /// Returns the text of all tokens. @param skip_special leaves out special tokens.
-  std::string decode(const std::vector<int32_t>& tokens, bool skip_special = false) const;
+  [[nodiscard]] std::string decode(const std::vector<int32_t>& tokens, bool skip_special = false) const;
 
  private:
   friend class TextStream;
@@ -54,9 +55,9 @@ class TextStream {
 
   /// The text that became certain with this token. One that the tokenizer does not know (a model's vocabulary
   /// may be padded) is U+FFFD. @throws InvalidArgument for a negative one.
-  std::string add(int32_t token);
+  [[nodiscard]] std::string add(int32_t token);
   /// The bytes still held back; bytes that make no character are U+FFFD. The stream starts over.
-  std::string finish();
+  [[nodiscard]] std::string finish();
 
  private:
   std::string stripped(std::string text);

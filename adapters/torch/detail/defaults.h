@@ -14,7 +14,7 @@ namespace sherd::torch::detail {
 /// argument `generator` (on the CPU) or `device` (where tensors are made of none) that was left out: a fallback of
 /// libtorch's dispatcher fills it in, under a key that its own operations do not use. That makes each call of an
 /// operation about a microsecond slower. Scopes nest, and end in the opposite order.
-class DefaultsScope {
+class [[nodiscard]] DefaultsScope {
  public:
   explicit DefaultsScope(const at::Generator& generator);
   explicit DefaultsScope(at::Device device);

@@ -24,7 +24,7 @@ class Pass;
 /// A unit and the tensors of libtorch's that its parameters are. A tensor keeps one storage for good, and so
 /// do all views that autograd has saved; the address in it is that of the unit's buffer while the unit is in
 /// use, and none otherwise: reading it then throws an error that names the parameter.
-class UnitUse {
+class [[nodiscard]] UnitUse {
  public:
   struct Weight {
     Parameter parameter;

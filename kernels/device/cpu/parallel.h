@@ -13,6 +13,8 @@ namespace sherd::cpu {
 
 /// Elements per block of simple elementwise loops: enough work to pay for waking a thread.
 constexpr int64_t kGrain = 16384;
+/// Rows of as many elements.
+inline int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
 
 /// One compiled body for every caller: all threads run the same code, and since f is a private copy, what it
 /// captured cannot alias what it writes (which would keep its loops from being vectorised).

@@ -8,7 +8,7 @@
 namespace sherd::cpu {
 
 /// While it lives, libraries called on this thread use one thread.
-class OneThread {
+class [[nodiscard]] OneThread {
  public:
   OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
   ~OneThread() { omp_set_num_threads(before_); }

@@ -17,7 +17,7 @@ struct BadIndex {
 
 /// Of one queue. Its worker issues the looks; what they find lies in pinned memory, so that polling waits for
 /// nothing.
-class IndexGuard {
+class [[nodiscard]] IndexGuard {
  public:
   explicit IndexGuard(cudaStream_t stream);
   ~IndexGuard();

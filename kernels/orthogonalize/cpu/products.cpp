@@ -22,12 +22,6 @@ float rounded(float v) {
   }
 }
 
-template <class F>
-void with_working(DType t, F&& f) {
-  if (t == DType::f16) return f(f16{});
-  with_activation(t, f);
-}
-
 /// Rows per panel. The work beyond half is height/n of it; low panels make sgemm slower. (Measured on Zen 3.)
 int64_t panel_height(int64_t n) { return n <= 192 ? 32 : n < 512 ? 48 : 64; }
 
@@ -103,7 +97,7 @@ int64_t padded_stride(int64_t cols) {
 void symmetric_product(const ExecutionContext& ctx, int64_t n, int64_t k, Block a, Block b, bool trans_b,
                        const Epilogue& epilogue, Block c) {
   const int64_t height = panel_height(n), panels = (n + height - 1) / height;
-  with_working(epilogue.working, [&](auto type) {
+  with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, panels, [&](int64_t task) {
       const int64_t i0 = (panels - 1 - task) * height, i1 = std::min(n, i0 + height);  // largest first
       sgemm(false, trans_b, i1 - i0, i1, k, 1, a.data + i0 * a.ld, a.ld, b.data, b.ld, 0, c.data + i0 * c.ld,
@@ -117,7 +111,7 @@ void product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block
              const Epilogue& epilogue, Block c) {
   const bool by_rows = m > 2 * n;
   const int64_t length = by_rows ? m : n, size = tile_size(length);
-  with_working(epilogue.working, [&](auto type) {
+  with_payload(epilogue.working, [&](auto type) {
     for_tasks(ctx, (length + size - 1) / size, [&](int64_t task) {
       const int64_t begin = task * size, count = std::min(size, length - begin);
       const int64_t rows = by_rows ? count : m, cols = by_rows ? n : count;
@@ -136,7 +130,7 @@ void product(const ExecutionContext& ctx, int64_t m, int64_t n, int64_t k, Block
 void scaled_copy(const ExecutionContext& ctx, int64_t rows, int64_t cols, Block from, double factor,
                  bool transposed, DType working, Block to) {
   constexpr int64_t kRows = 32;
-  with_working(working, [&](auto type) {
+  with_payload(working, [&](auto type) {
     using T = decltype(type);
     for_tasks(ctx, (rows + kRows - 1) / kRows, [&](int64_t task) {
       const int64_t i0 = task * kRows, count = std::min(kRows, rows - i0);

@@ -46,8 +46,7 @@ template <class F>
 void for_parts(ExecutionContext& ctx, int64_t rows, int64_t cols, F f) {
   if (rows == 1)
     return parallel_for(ctx, cols, kGrain, [=](int64_t begin, int64_t end) { f(0, begin, end); });
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols));
-  parallel_for(ctx, rows, grain, [=](int64_t begin, int64_t end) {
+  parallel_for(ctx, rows, row_grain(cols), [=](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) f(r, 0, cols);
   });
 }

@@ -9,8 +9,6 @@
 namespace sherd::cpu {
 namespace {
 
-int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
-
 // A row of logits widened to f32: E is small, so this file's routing loops need no vector code.
 struct Row {
   Ref logits;

@@ -8,8 +8,6 @@
 namespace sherd::cpu {
 namespace {
 
-int64_t row_grain(int64_t cols) { return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols)); }
-
 template <class T>
 float forward_row(T* y, const T* x, const T* w, int64_t cols, float eps) {
   float squares = 0;

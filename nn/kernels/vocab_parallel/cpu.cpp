@@ -10,14 +10,10 @@
 namespace sherd::cpu {
 namespace {
 
-int64_t row_grain(const VocabParallelArgs& a) {
-  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, a.cols));
-}
-
 void vocab_parallel_partial(ExecutionContext& ctx, const VocabParallelArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
+    parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* x = a.logits.as<T>() + i * a.cols;
         float max = -std::numeric_limits<float>::infinity();
@@ -57,7 +53,7 @@ void vocab_parallel_combine(ExecutionContext& ctx, const VocabParallelArgs& a) {
 void vocab_parallel_backward(ExecutionContext& ctx, const VocabParallelArgs& a) {
   with_activation(a.logits.dtype, [&](auto type) {
     using T = decltype(type);
-    parallel_for(ctx, a.rows, row_grain(a), [&](int64_t begin, int64_t end) {
+    parallel_for(ctx, a.rows, row_grain(a.cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const T* x = a.logits.as<T>() + i * a.cols;
         T* dx = a.dlogits.as<T>() + i * a.cols;

@@ -32,10 +32,6 @@ auto checked(Parse parse) {
   };
 }
 
-auto range(int64_t low, int64_t high) {
-  return [=](const std::string& text) { return in_range(text, low, high); };
-}
-
 DType parse_dtype(const std::string& text) {
   if (text == "fp32") return DType::f32;
   if (text == "bf16") return DType::bf16;
@@ -152,7 +148,7 @@ void CkptCommand::add_import(CLI::App& app) {
   sub->add_option("--step", import_.step, "the step that it is named by")
       ->type_name("N")
       ->capture_default_str()
-      ->check(range(0, std::numeric_limits<int64_t>::max()));
+      ->check(whole_number(0, std::numeric_limits<int64_t>::max()));
   sub->add_flag("--quiet", quiet_, "no progress");
 }
 
@@ -163,7 +159,7 @@ void CkptCommand::add_reshard(CLI::App& app) {
   sub->add_option("--world", reshard_.world, "ranks; each gets a nearly even range of rows of every tensor")
       ->required()
       ->type_name("N")
-      ->check(range(1, kMaxWorld));
+      ->check(whole_number(1, kMaxWorld));
   sub->add_flag("--quiet", quiet_, "no progress");
 }
 
@@ -173,7 +169,7 @@ void CkptCommand::add_prune(CLI::App& app) {
   sub->add_option("--keep", prune_.keep, "how many stay")
       ->required()
       ->type_name("N")
-      ->check(range(1, std::numeric_limits<int64_t>::max()));
+      ->check(whole_number(1, std::numeric_limits<int64_t>::max()));
   sub->footer(
       "Stays: the newest N, and the newest N whose weights are finite, which are the same ones as long as\n"
       "training goes well: a checkpoint of a run that diverged never makes a good one go. Damaged ones do\n"

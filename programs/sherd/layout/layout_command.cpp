@@ -36,14 +36,11 @@ puts it.
 
 CLI::App* LayoutCommand::add_to(CLI::App& app) {
   CLI::App* sub = app.add_subcommand("layout", "print where a model's parameters would lie, and Muon's plan");
-  const auto range = [&](int64_t low, int64_t high) {
-    return [=](const std::string& text) { return in_range(text, low, high); };
-  };
   sub->add_option("--params", params, "the model, see below")->required()->type_name("FILE");
   sub->add_option("--world", world, "ranks that shard the model")
       ->required()
       ->type_name("N")
-      ->check(range(1, kMaxLayoutWorld));
+      ->check(whole_number(1, kMaxLayoutWorld));
   sub->add_option("--policy", policy,
                   "ragged, even_rows, whole_param, whole_param:lpt, whole_param:size_match or "
                   "whole_param:ping_pong")
@@ -51,7 +48,7 @@ CLI::App* LayoutCommand::add_to(CLI::App& app) {
       ->capture_default_str()
       ->check([](const std::string& text) -> std::string {
         try {
-          parse_layout(text);
+          (void)parse_layout(text);
           return "";
         } catch (const InvalidArgument& e) {
           return e.what();
@@ -60,13 +57,13 @@ CLI::App* LayoutCommand::add_to(CLI::App& app) {
   sub->add_option("--bucket-elements", bucket_elements,
                   "whole_param: least elements of a bucket; without it there is one bucket")
       ->type_name("K")
-      ->check(range(1, std::numeric_limits<int64_t>::max()));
+      ->check(whole_number(1, std::numeric_limits<int64_t>::max()));
   sub->add_flag("--per-unit", per_unit,
                 "whole_param: pack the matrices of each unit by themselves, as zero3 does");
   sub->add_option("--align-elements", align, "slices are a multiple of this many elements")
       ->type_name("A")
       ->capture_default_str()
-      ->check(range(1, kMaxAlign));
+      ->check(whole_number(1, kMaxAlign));
   sub->add_flag("--json", json, "print JSON instead of a summary");
   sub->footer(std::string(kInputHelp) + kLayoutJsonHelp);
   return sub;

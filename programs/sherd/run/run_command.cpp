@@ -42,10 +42,6 @@ at once. All processes on a host end with this program, even when it is killed.
 Exit code: 0 ended well, 1 aborted or stopped, 2 wrong arguments (of this program or COMMAND).
 )";
 
-auto whole(int64_t low, int64_t high) {
-  return [=](const std::string& text) { return in_range(text, low, high); };
-}
-
 }  // namespace
 
 CLI::App* RunCommand::add_to(CLI::App& app) {
@@ -53,7 +49,7 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
       app.add_subcommand("run", "start a program's ranks, again when one fails, from the newest checkpoint");
   PolicyOptions& policy = options_.policy;
   const auto number = [&](const char* name, int64_t& value, int64_t low, int64_t high, const char* help) {
-    return app_->add_option(name, value, help)->type_name("N")->check(whole(low, high));
+    return app_->add_option(name, value, help)->type_name("N")->check(whole_number(low, high));
   };
   number("--nproc", policy.ranks, 1, kMaxRanks, "ranks, each a process");
   number("--max-restarts", policy.max_restarts, 0, kMaxRestarts, "restarts, of whatever cause [3]");
@@ -61,7 +57,7 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
   app_->add_flag("--shrink", policy.shrink, "do not start a rank again that was killed or is suspended");
   app_->add_option("--lost-code", policy.lost_code, "neither is one that ends with this exit code")
       ->type_name("CODE")
-      ->check(whole(1, 255));
+      ->check(whole_number(1, 255));
   CLI::Option* hosts =
       app_->add_option("--hosts", options_.hosts, "h1,h2:4: where to; behind a colon how many ranks")
           ->type_name("LIST");
@@ -81,7 +77,7 @@ CLI::App* RunCommand::add_to(CLI::App& app) {
     app_->add_option_function<int64_t>(
             name, [&value](int64_t s) { value = static_cast<double>(s); }, help)
         ->type_name("SECONDS")
-        ->check(whole(1, kMaxSeconds));
+        ->check(whole_number(1, kMaxSeconds));
   };
   seconds("--begin-within", options_.begin_within, "longest time until all ranks have begun [120]");
   seconds("--grace", options_.grace, "that the others have to report a failure [15]");

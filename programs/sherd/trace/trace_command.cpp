@@ -195,7 +195,7 @@ CLI::App* TraceCommand::add_to(CLI::App& app) {
   sub->add_option("--last", last, "operations to show")
       ->type_name("N")
       ->capture_default_str()
-      ->check([](const std::string& text) { return in_range(text, 1, std::numeric_limits<int32_t>::max()); });
+      ->check(whole_number(1, std::numeric_limits<int32_t>::max()));
   sub->add_flag("--json", json, "print JSON instead of a table");
   sub->footer(kTraceHelp);
   return sub;

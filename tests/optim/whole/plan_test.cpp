@@ -146,14 +146,14 @@ TEST(Plan, LocalWorkThatBreaksTheBalanceMoves) {
 TEST(Plan, ImpossibleModesNameTheMatrices) {
   const Model model(transformer(2, 64, 160), 4, LayoutPolicy::ragged);
   try {
-    make_plan(model.matrices, 4, 1, {.mode = MatrixMode::local});
+    (void)make_plan(model.matrices, 4, 1, {.mode = MatrixMode::local});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("gate_up 0"));
     EXPECT_THAT(e.what(), HasSubstr("whole_param"));
   }
   try {
-    make_plan(model.matrices, 4, 1, {.mode = MatrixMode::gram});
+    (void)make_plan(model.matrices, 4, 1, {.mode = MatrixMode::gram});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("blocks.1.down 64 x 160"));
@@ -249,7 +249,7 @@ TEST(Plan, AnotherOptimizerBalancesItsOwnCost) {
   EXPECT_THAT(explain(plan, work, model.matrices),
               HasSubstr("Inverse plan: 3 matrices over 2 ranks; no options"));
   try {
-    make_plan(model.matrices, 2, 1, work, {.mode = MatrixMode::gram});
+    (void)make_plan(model.matrices, 2, 1, work, {.mode = MatrixMode::gram});
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_THAT(e.what(), HasSubstr("Inverse mode gram: 3 of 3 matrices"));

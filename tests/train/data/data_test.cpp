@@ -90,10 +90,11 @@ TEST(ByteData, ThePathItselfMayBeALink) {
 
 TEST(ByteData, MissingIsNamed) {
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder / "missing"); }),
+  EXPECT_THAT(message_of<IoError>([&] { (void)ByteData::load(folder / "missing"); }),
               AllOf(HasSubstr(folder / "missing"), HasSubstr("No such file")));
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
-  EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder / "pipe"); }), HasSubstr("not a regular file"));
+  EXPECT_THAT(message_of<IoError>([&] { (void)ByteData::load(folder / "pipe"); }),
+              HasSubstr("not a regular file"));
 }
 
 TEST(ByteData, UnreadableBelowAFolderIsNamed) {
@@ -101,10 +102,11 @@ TEST(ByteData, UnreadableBelowAFolderIsNamed) {
   const TemporaryFolder folder;
   folder.write("sub/secret", "s");
   fs::permissions(folder.path() / "sub", fs::perms::none);
-  EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder.path()); }), HasSubstr(folder / "sub"));
+  EXPECT_THAT(message_of<IoError>([&] { (void)ByteData::load(folder.path()); }), HasSubstr(folder / "sub"));
   fs::permissions(folder.path() / "sub", fs::perms::owner_all);
   fs::permissions(folder.path() / "sub/secret", fs::perms::none);
-  EXPECT_THAT(message_of<IoError>([&] { ByteData::load(folder.path()); }), HasSubstr(folder / "sub/secret"));
+  EXPECT_THAT(message_of<IoError>([&] { (void)ByteData::load(folder.path()); }),
+              HasSubstr(folder / "sub/secret"));
 }
 
 TEST(ByteData, ThatBecameShorterIsNamed) {

@@ -218,8 +218,8 @@ TEST(TokenList, WeightsMakeStreams) {
                 ->size(),
             5);
   EXPECT_THAT(message_of<InvalidArgument>([&] {
-                open_one_token_stream(parse_token_list(a + ":1", "--valid-tokens"), TokenFormat::u16,
-                                      "--valid-tokens");
+                (void)open_one_token_stream(parse_token_list(a + ":1", "--valid-tokens"), TokenFormat::u16,
+                                            "--valid-tokens");
               }),
               AllOf(HasSubstr("--valid-tokens"), HasSubstr("weight")));
 }

@@ -91,7 +91,7 @@ struct Trained {
       clip_grad_norm(model, 1.0);
       optimizer->step(0.01);
     }
-    check_replicas(model, &*optimizer);  // brings weights that rest elsewhere up to date
+    (void)check_replicas(model, &*optimizer);  // brings weights that rest elsewhere up to date
   }
   RankContext& rank;
   DeviceMesh mesh;

@@ -26,7 +26,7 @@ TEST(SkipLimit, CountsInARowAndSaysWhichWeightsAreLeft) {
 
 TEST(SkipLimit, NoneIsNoLimit) {
   SkipLimit limit(0);
-  for (int64_t step = 1; step <= 100; ++step) limit.count(step, step);
+  for (int64_t step = 1; step <= 100; ++step) (void)limit.count(step, step);
   EXPECT_EQ(limit.in_a_row(), 100);
   EXPECT_FALSE(limit.next_is_the_last());
   EXPECT_EQ(limit.reached(), "");

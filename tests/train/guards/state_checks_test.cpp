@@ -192,7 +192,7 @@ std::vector<ReplicaCheck> flipped(const Arrangement& a, int on, const char* name
   launch(4, {.device = {.threads = 1}}, [&](RankContext& r) {
     Rig rig(r, options_of(a), a.replicas);
     rig.step();
-    check_replicas(rig.model);  // brings weights that rest whole up to date
+    (void)check_replicas(rig.model);  // brings weights that rest whole up to date
     const int rank = r.world->rank();
     for (auto& [full_name, p] : rig.model.named_parameters()) {
       if (full_name != name || rank != on) continue;
