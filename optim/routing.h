@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/fsdp/module.h>
+#include <sherd/fsdp/module_base.h>
 #include <sherd/optim/algorithm.h>
 #include <sherd/optim/role.h>
 #include <sherd/optim/update_settings.h>
