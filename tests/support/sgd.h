@@ -84,7 +84,7 @@ class Sgd : public UpdateRule {
 
 /// Parameters whose gradients follow from `step` alone: element i of each has sin(0.7 i + step), on every
 /// rank.
-struct GivenGradients : nn::Module<GivenGradients> {
+struct GivenGradients : MadeGradients {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
   static std::vector<float> gradient(int64_t elements, int step) {
     std::vector<float> g(static_cast<size_t>(elements));
@@ -100,13 +100,9 @@ struct GivenGradients : nn::Module<GivenGradients> {
     optimizer.step(lr);
     ++step;
   }
-  nn::Var forward(const nn::Var& x) {
-    return with_gradients(x, own_parameters(), [this] { put(); });
-  }
   int step = 0;
 
- private:
-  void put() {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       const Tensor g = p.grad();
       std::vector<float> values = gradient(g.numel(), step);
@@ -115,6 +111,7 @@ struct GivenGradients : nn::Module<GivenGradients> {
     }
   }
 
+ private:
   bool spoilt_ = false;
 };
 

@@ -46,4 +46,12 @@ inline nn::Var with_gradients(const nn::Var& x, const std::vector<Parameter>& pa
       parameters);
 }
 
+/// Parameters alone, whose gradients put_gradients() adds in backward. Gives its input.
+struct MadeGradients : nn::Module<MadeGradients> {
+  virtual nn::Var forward(const nn::Var& x) {
+    return with_gradients(x, own_parameters(), [this] { put_gradients(); });
+  }
+  virtual void put_gradients() = 0;
+};
+
 }  // namespace sherd::test
