@@ -52,7 +52,7 @@ struct Route {
 /// One route for every trainable parameter, in named_parameters() order.
 struct Routing {
   std::vector<Route> routes = {};
-  /// Module::tied_names(): one tensor, one update.
+  /// ModuleBase::tied_names(): one tensor, one update.
   std::vector<std::pair<std::string, std::string>> tied = {};
   /// Parameters kept from Muon because their name is ambiguous: one line for all layers' parameters of one
   /// name, with the rule that assigns them. Rules settle it.
