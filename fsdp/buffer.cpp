@@ -22,7 +22,7 @@ Buffer::Buffer(std::string name, Shape shape, DType dtype, Init init, bool persi
 }
 
 Buffer::State& Buffer::state() const {
-  if (!state_) throw InvalidArgument("an undefined Buffer was used; make buffers with Module::buffer()");
+  if (!state_) throw InvalidArgument("an undefined Buffer was used; make buffers with ModuleBase::buffer()");
   return *state_;
 }
 

@@ -103,10 +103,7 @@ int fully_shard_all(ModuleBase& root, const std::function<bool(const std::string
   return static_cast<int>(chosen.size());
 }
 
-void reset_step(ModuleBase& root) {
-  runtime_of(root).reset_step();
-  root.visit([](const std::string&, ModuleBase& m) { m.drop_activations(); });
-}
+void reset_step(ModuleBase& root) { runtime_of(root).reset_step(); }
 
 void zero_grad(ModuleBase& root) { runtime_of(root).zero_grad(); }
 

@@ -59,9 +59,8 @@ int fully_shard_all(ModuleBase& root, const DeviceMesh& mesh, const FullyShardOp
 }
 
 /// Aborts the current step, for example because an exception ended a forward or backward and the batch is to
-/// be skipped. Calls ShardRuntime::reset_step(); every module then drops its saved activations
-/// (ModuleBase::drop_activations()). The owner of a tape that holds operations of the step clears it
-/// (nn::Tape::clear()). Collective, after the exception has left the model.
+/// be skipped. Calls ShardRuntime::reset_step(). The owner of a tape that holds operations of the step clears
+/// it (nn::Tape::clear()). Collective, after the exception has left the model.
 void reset_step(ModuleBase& root);
 
 /// Drops the gradients of a finished backward without a step (for example after an exploding batch),

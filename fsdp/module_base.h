@@ -17,8 +17,8 @@ class ShardRuntime;
 struct FullyShardOptions;
 struct Wrap;
 
-/// Module tree of a model. Two kinds of modules derive from it: Module, with a hand-written backward, and
-/// nn::Module, whose forwards a tape records. One tree may hold both.
+/// Module tree of a model. It has no forward: nn::Module adds one, which a tape records. Clients with module
+/// systems of their own derive from it, too.
 ///
 /// Registered children and parameters are kept by address resp. handle, so modules can be neither copied nor
 /// moved. A std::vector of modules can be made with its final size only; the compiler refuses to let it grow.
@@ -59,9 +59,6 @@ class ModuleBase {
   const std::shared_ptr<Unit>& unit() const { return unit_; }
 
  protected:
-  /// Drops the activations that forwards saved for backwards that will not run (reset_step()).
-  virtual void drop_activations() {}
-
   /// Registers a parameter. Names of parameters and children become parts of full names, which checkpoints
   /// store.
   /// @throws InvalidArgument for a name that is empty, not UTF-8, has control characters, or is already
@@ -83,7 +80,6 @@ class ModuleBase {
   friend class ShardRuntime;
   friend void fully_shard(ModuleBase& module, const DeviceMesh& mesh, const FullyShardOptions& options);
   friend ShardRuntime& runtime_of(const ModuleBase& root);
-  friend void reset_step(ModuleBase& root);
   friend void assign_names(ModuleBase& root);
   template <class Handle>
   std::vector<std::pair<std::string, std::string>> tied_in(

@@ -24,7 +24,8 @@ Parameter::Parameter(std::string name, Shape shape, ParameterViews& views, int i
 }
 
 Parameter::State& Parameter::state() const {
-  if (!state_) throw InvalidArgument("an undefined Parameter was used; make parameters with Module::param()");
+  if (!state_)
+    throw InvalidArgument("an undefined Parameter was used; make parameters with ModuleBase::param()");
   return *state_;
 }
 

@@ -19,7 +19,7 @@ class ModuleBase;
 class ParamGroup;
 void assign_names(ModuleBase& root);
 
-/// Handle of a parameter; copies refer to the same parameter. Module::param() makes it as a description only;
+/// Handle of a parameter; copies refer to the same parameter. ModuleBase::param() makes it as a description only;
 /// fully_shard() of the root allocates memory. One rank's thread uses it.
 class Parameter {
  public:

@@ -28,21 +28,18 @@ PrefetchOrder::Use PrefetchOrder::close_use(int unit) {
   return use;
 }
 
-std::vector<int> PrefetchOrder::begin_forward(int unit, bool training, ForwardKind kind) {
+std::vector<int> PrefetchOrder::begin_forward(int unit, ForwardKind kind) {
   const bool recomputes = open_backwards_ > 0 || kind == ForwardKind::recomputed;
-  const bool recorded = kind == ForwardKind::recorded;
   const int due_before = due(unit);
-  if (training && unit == root_ && !recomputes && !recorded)
-    for (Unit& u : units_) u.due = 0;
   std::vector<int> ahead;
   if (!recomputes) ahead = ahead_of_forward(unit);
-  // Unless each is recorded the root has one backward however often it runs; a recomputation is for one that
-  // is due.
+  // A recorded forward inside a backward is a recomputation for one that is due.
   int& due = at(unit).due;
-  const bool one = (unit == root_ && !recorded) || recomputes;
-  if (training && kind != ForwardKind::recomputed) due = one ? std::max(due, 1) : due + 1;
-  open_use(unit,
-           {.backward = false, .training = training, .recomputes = recomputes, .due_before = due_before});
+  if (kind == ForwardKind::recorded) due = recomputes ? std::max(due, 1) : due + 1;
+  open_use(unit, {.backward = false,
+                  .training = kind != ForwardKind::evaluation,
+                  .recomputes = recomputes,
+                  .due_before = due_before});
   return ahead;
 }
 
@@ -106,7 +103,7 @@ void PrefetchOrder::forget() {
 std::vector<int> PrefetchOrder::ahead_of_forward(int unit) {
   if (unit == root_) {
     recording_.clear();
-    // Of an earlier forward, unless a tape holds that, too: then backward goes through both.
+    // Of an earlier forward, unless its backward is due, too: then backward goes through both.
     if (due(root_) == 0) {
       ended_.clear();
       backward_at_ = 0;

@@ -8,11 +8,11 @@
 
 namespace sherd {
 
-/// Kind of backward of a forward in training mode.
+/// Kind of a forward, by the backward that follows it.
 enum class ForwardKind {
-  single,      // of the root, only the latest forward may have a backward
-  recorded,    // by a tape: every forward has its own, including the root's, until give_up_backward()
-  recomputed,  // this forward runs again for a pending backward
+  evaluation,  // none
+  recorded,    // one of its own, unless drop_backward() drops it
+  recomputed,  // runs again for a pending backward, and adds none
 };
 
 /// State machine without devices or ranks. It receives the start and end of each unit's forward and backward,
@@ -58,17 +58,16 @@ class PrefetchOrder {
   /// Returns the units by the start of their forward, in the root's latest completed forward.
   const std::vector<int>& recorded() const { return order_; }
 
-  /// Begins a forward; in training mode its backward becomes due. A `single` forward of the root in training
-  /// mode also drops the pending backwards of an earlier forward.
+  /// Begins a forward; the backward of a recorded one becomes due.
   /// @return the units to gather now, in this order; they may be unsharded already.
-  std::vector<int> begin_forward(int unit, bool training, ForwardKind kind = ForwardKind::single);
+  std::vector<int> begin_forward(int unit, ForwardKind kind);
   void end_forward(int unit);
   /// Begins a backward. @return as begin_forward().
   std::vector<int> begin_backward(int unit);
   /// Ends a backward; one less is due.
   void end_backward(int unit);
   /// Drops a pending backward of one of the unit's forwards.
-  void give_up_backward(int unit) { at(unit).due = at(unit).due > 0 ? at(unit).due - 1 : 0; }
+  void drop_backward(int unit) { at(unit).due = at(unit).due > 0 ? at(unit).due - 1 : 0; }
 
   /// Takes back the innermost use of the unit, which could not begin, for example because a gather failed.
   void take_back(int unit);

@@ -514,8 +514,13 @@ void ShardRuntime::enable_trace(bool on) { context_->log.keep_lines(on); }
 
 void ShardRuntime::empty_backward(Unit& unit) {
   context_->order.owe_backward(unit.root() ? context_->order.root() : unit.index());
-  BackwardScope scope(unit);
-  scope.end();
+  unit.pre_backward();
+  try {
+    unit.post_backward();
+  } catch (...) {
+    unit.cancel_backward();
+    throw;
+  }
 }
 
 bool ShardRuntime::complete_backward() {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <sherd/fsdp/model_plan.h>
-#include <sherd/fsdp/module.h>
+#include <sherd/fsdp/module_base.h>
 #include <sherd/fsdp/unit.h>
 #include <sherd/fsdp/update_set.h>
 #include <sherd/fsdp/wrap.h>

@@ -18,8 +18,8 @@ namespace sherd {
 /// - optim_grads and optim_grads_params with one number of replicas: each gradient is summed over the shard group
 ///   when its backward ends, then those sums, then replicas. A shard group of one rank has nothing to scatter and
 ///   belongs to the first family. A matrix in a bucket that spans units (LayoutPolicy::whole_param) is summed when
-///   the backwards of all its units have ended. The bits are the same, except for a unit that a hand-written
-///   backward runs several times in one microbatch, which agrees to rounding.
+///   the backwards of all its units have ended. The bits are the same, except for a unit whose client reduces
+///   several backwards of it in one microbatch (tapes do not), which agrees to rounding.
 /// A 16-bit FullyShardOptions::reduce_dtype rounds in the shard group: bits then agree only for equal
 /// replicas.
 enum class Strategy { no_shard, optim, optim_grads, optim_grads_params };

@@ -142,17 +142,13 @@ ForwardRecorder* Unit::recorder() const noexcept {
   return context_ != nullptr ? context_->recorder : nullptr;
 }
 
-void Unit::pre_recorded_forward(const char* how_to_drop) {
-  context().how_to_drop = how_to_drop;
-  begin_forward(true, ForwardKind::recorded);
-}
-
-void Unit::begin_forward(bool training, ForwardKind kind) {
+void Unit::pre_forward(ForwardKind kind, const char* how_to_drop) {
   UnitContext& context = this->context();
-  if (training) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
+  if (kind == ForwardKind::recorded) context.how_to_drop = how_to_drop;
+  if (kind != ForwardKind::evaluation) context.require_whole_step(fmt::format("forward of unit '{}'", name_));
   // This unit's own gather precedes those of the units after it.
   unshard();
-  gather_ahead(context.order.begin_forward(number_, training, kind));
+  gather_ahead(context.order.begin_forward(number_, kind));
   context.log.add(context.order.innermost(number_)->recomputes ? "recompute" : "forward", name_);
 }
 
@@ -229,7 +225,7 @@ void Unit::open_gradients() {
   for (Bucket* b : buckets_) b->unit_begins(number_);
 }
 
-void Unit::end_backward(bool reduce) {
+void Unit::post_backward(bool reduce) {
   UnitContext& context = this->context();
   PrefetchOrder& order = context.order;
   require_use(true, "post_backward");
@@ -270,14 +266,14 @@ void Unit::reduce_gradients() {
   if (finished_) context.device.compute().wait(context.reduced);
 }
 
-void Unit::give_up_backward(bool reduce) {
+void Unit::drop_backward(bool reduce) {
   UnitContext& context = this->context();
   // The suspended backwards were the last of this pass, so their open gradients are reduced now.
   if (reduce && gradients_open_ && context.order.open(number_) == 0) {
     reduce_gradients();
     reshard();
   }
-  context.order.give_up_backward(number_);
+  context.order.drop_backward(number_);
 }
 
 void Unit::break_step() noexcept {

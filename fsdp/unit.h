@@ -28,11 +28,10 @@ struct CallPrecision {
 /// for its own buckets alone. Its gradient is summed over ranks when the backwards of all units of the bucket
 /// have ended.
 ///
-/// The verbs are public; sherd's Module is one client of them. A client calls, on one thread and in the same
-/// order on every rank: pre_forward, forward operations, post_forward; pre_backward, backward operations,
+/// The verbs are public; the tape is one client of them. A client calls, on one thread and in the same order
+/// on every rank: pre_forward, forward operations, post_forward; pre_backward, backward operations,
 /// post_backward; or the single verbs unshard, wait, reshard. Operations are queued on the device's compute
-/// stream. After an exception in the operations, call cancel_forward or cancel_backward in place of post_;
-/// ForwardScope and BackwardScope do so.
+/// stream. After an exception in the operations, call cancel_forward or cancel_backward in place of post_.
 ///
 /// Uses may nest, including those of one unit (a module that calls itself, or that two wrapped modules call):
 /// the outermost backward reduces. A forward inside the backward of any unit is a recomputation for a pending
@@ -96,37 +95,33 @@ class Unit {
   /// Reshards the parameters (when the strategy stores them sharded). Operations queued so far may use them.
   void reshard();
 
-  /// Begin and end uses of the unit.
+  /// Begin and end uses of the unit. Any number of recorded forwards may precede their backwards, including
+  /// the root's. Each is followed by one backward or by drop_backward() while step() is unchanged, and by
+  /// neither afterwards. A recomputed one comes directly before its backward.
+  /// @param how_to_drop for errors, of recorded forwards: what a user of the client does to drop one without
+  /// a backward
   /// @throws InvalidArgument: pre_ verbs when an exception has ended the step (ShardRuntime::reset_step());
   /// post_ verbs when the innermost use is not of their kind; the root's post_ verbs when another unit's use
   /// has not ended, since its gradients would be left out.
-  void pre_forward(bool training) { begin_forward(training, ForwardKind::single); }
-  /// Begins a forward in training mode that a tape records. Any number may precede their backwards, including
-  /// the root's: it drops no earlier one. Each is followed by one backward or by give_up_backward() while step() is
-  /// unchanged, and by neither afterwards.
-  /// @param how_to_drop for errors: what a user of the client does to drop a forward without a backward
-  void pre_recorded_forward(const char* how_to_drop);
+  void pre_forward(ForwardKind kind, const char* how_to_drop = "run its backward, or call drop_backward()");
   /// Sets the recorder of this unit's running forward or backward, for functions with parameters of the model. Returns the
   /// previous one (or null), which the caller restores at the end.
   ForwardRecorder* exchange_recorder(ForwardRecorder* recorder) noexcept;
   ForwardRecorder* recorder() const noexcept;
-  /// Begins the same forward again, directly before its backward, which is due already.
-  void pre_recomputed_forward() { begin_forward(true, ForwardKind::recomputed); }
   void post_forward();
   void pre_backward();
   /// Reduces the gradients that backward added, while later operations continue, and reshards. In the last
   /// microbatch the root's call makes the compute stream wait for all reductions. Where gradients are held
   /// until then (ShardRuntime::set_hold_gradients()) they stay open instead, as if suspended.
-  void post_backward() { end_backward(true); }
-  /// Ends a backward when a further backward of this unit follows in the same pass. Its gradients stay open
-  /// in a buffer that no other unit gets meanwhile; a unit that needs one gets an additional buffer, which
-  /// the model then keeps. The last backward reduces all gradients at once. The weights stay unsharded until
-  /// another unit needs their memory.
-  void suspend_backward() { end_backward(false); }
+  /// @param reduce false suspends: a further backward of this unit follows in the same pass. Its gradients stay
+  /// open in a buffer that no other unit gets meanwhile; a unit that needs one gets an additional buffer,
+  /// which the model then keeps. The last backward reduces all gradients at once. The weights stay unsharded
+  /// until another unit needs their memory.
+  void post_backward(bool reduce = true);
   /// Drops the pending backward of a recorded forward because no gradient of its results was requested.
   /// @param reduce true: no further backward of the unit comes in this pass; gradients that suspended ones
   /// left open are reduced now.
-  void give_up_backward(bool reduce);
+  void drop_backward(bool reduce = false);
   /// Marks the step as ended by an exception in a pass through this unit while none of its uses was open. It
   /// does not continue without ShardRuntime::reset_step().
   void break_step() noexcept;
@@ -156,8 +151,6 @@ class Unit {
 
  private:
   UnitContext& context() const;
-  void begin_forward(bool training, ForwardKind kind);
-  void end_backward(bool reduce);
   /// Reduces after the last backward of a pass.
   void reduce_gradients();
   /// Gathers the predicted units while the use that has begun waits for its own weights. When that fails, the
@@ -193,43 +186,6 @@ class Unit {
   bool stale_ = true;      // master weights are newer than the stored weights
   bool finished_ = false;  // gradients of this step are final
   Event ready_;            // on gather: the unsharded parameters are complete
-};
-
-/// Scope of one forward of a unit: pre_forward() in the constructor, post_forward() at end(). The destructor
-/// calls cancel_forward() when end() was not reached.
-class ForwardScope {
- public:
-  ForwardScope(Unit& unit, bool training) : unit_(&unit) { unit_->pre_forward(training); }
-  ~ForwardScope() {
-    if (unit_ != nullptr) unit_->cancel_forward();
-  }
-  ForwardScope(const ForwardScope&) = delete;
-  ForwardScope& operator=(const ForwardScope&) = delete;
-  void end() {
-    unit_->post_forward();
-    unit_ = nullptr;
-  }
-
- private:
-  Unit* unit_;
-};
-
-/// Scope of one backward, likewise.
-class BackwardScope {
- public:
-  explicit BackwardScope(Unit& unit) : unit_(&unit) { unit_->pre_backward(); }
-  ~BackwardScope() {
-    if (unit_ != nullptr) unit_->cancel_backward();
-  }
-  BackwardScope(const BackwardScope&) = delete;
-  BackwardScope& operator=(const BackwardScope&) = delete;
-  void end() {
-    unit_->post_backward();
-    unit_ = nullptr;
-  }
-
- private:
-  Unit* unit_;
 };
 
 }  // namespace sherd

@@ -11,9 +11,10 @@ ModuleCall::ModuleCall(const ModuleBase& module, Tape* tape) : unit_(module.unit
   if (unit_ == nullptr) return;
   precision_ = unit_->precision();
   if (tape_ == nullptr) {
-    unit_->pre_forward(false);
+    unit_->pre_forward(ForwardKind::evaluation);
   } else {
-    tape_->recomputing() ? unit_->pre_recomputed_forward() : unit_->pre_recorded_forward(Tape::kHowToDrop);
+    unit_->pre_forward(tape_->recomputing() ? ForwardKind::recomputed : ForwardKind::recorded,
+                       Tape::kHowToDrop);
     tape_->begin_call(module.unit());
     around_ = unit_->exchange_recorder(tape_);
   }
@@ -39,41 +40,4 @@ ModuleCall::~ModuleCall() {
 }
 
 }  // namespace detail
-
-namespace {
-
-// A module keeps nothing for a backward that does not come.
-class Evaluation {
- public:
-  Evaluation(ModuleBase& module, bool on) : module_(on ? &module : nullptr) {
-    if (module_ != nullptr) module_->set_training(false);
-  }
-  ~Evaluation() {
-    if (module_ != nullptr) module_->set_training(true);
-  }
-  Evaluation(const Evaluation&) = delete;
-  Evaluation& operator=(const Evaluation&) = delete;
-
- private:
-  ModuleBase* module_;
-};
-
-}  // namespace
-
-Var call(sherd::Module& module, const Var& x) {
-  Tape* tape = x.tape();
-  if (tape == nullptr)
-    for (auto& [name, p] : module.named_parameters())
-      if (tape == nullptr) tape = dynamic_cast<Tape*>(p.recorder());
-  const bool trains = tape != nullptr && tape->training() && module.training();
-  // In the first run of a scope that is recomputed it is noted that the result has a gradient, and no more.
-  const bool kept = trains && tape->recording();
-  const Evaluation evaluation(module, !kept && module.training());
-  Tensor y = module(x.value());
-  if (!trains) return tape != nullptr ? tape->input(std::move(y)) : Var(std::move(y));
-  return tape->record({x}, {y}, true, [&module, y](const BackwardCall& call) -> std::vector<Gradient> {
-    return {module.run_backward(call.output().tensor(y))};
-  })[0];
-}
-
 }  // namespace sherd::nn

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/fsdp/module.h>
+#include <sherd/fsdp/module_base.h>
 #include <sherd/nn/elementwise.h>
 #include <sherd/nn/recompute.h>
 
@@ -130,11 +130,5 @@ class Module : public ModuleBase {
  private:
   bool recomputes_ = false;
 };
-
-/// A module with a hand-written backward as one operation on x's tape. In a scope that is recomputed its first run is in
-/// evaluation mode, which keeps nothing: training() must decide on nothing else there, and a wrapped one is called once
-/// a step. Its calls and their backwards must come in
-/// reverse order, as the module keeps them: every call's result has to be used.
-Var call(sherd::Module& module, const Var& x);
 
 }  // namespace sherd::nn

@@ -16,7 +16,7 @@ bool Tape::Forward::stale() const { return unit->step() != step; }
 
 void Tape::Forward::give_up() noexcept {
   try {
-    if (!stale()) unit->give_up_backward(false);
+    if (!stale()) unit->drop_backward();
   } catch (...) {  // the model is gone
   }
 }
@@ -94,7 +94,7 @@ Tape::Scope::Call& Tape::Scope::innermost() {
 
 void Tape::leave_out(const Forward& call) {
   // A second run adds no backward that is due, and so takes none away.
-  if (!recomputing_) call.unit->give_up_backward(false);
+  if (!recomputing_) call.unit->drop_backward();
 }
 
 void Tape::end_call() {

@@ -94,9 +94,8 @@ class Tape : public ForwardRecorder {
   /// backward() or clear(), or depends on nothing that has a gradient; ShapeMismatch for a seed, or a
   /// gradient that a function returns, of another shape or dtype than its value.
   void backward(const Var& objective, Gradient seed = Gradient::constant(1));
-  /// Forgets everything, and tells the units that no backward comes; nothing is reduced. (A module with a
-  /// hand-written backward, see call(), needs reset_step() as well.) Without effect inside a module's forward or a
-  /// function's backward on this tape.
+  /// Forgets everything, and drops the units' pending backwards; nothing is reduced. Without effect inside a
+  /// module's forward or a function's backward on this tape.
   void clear() noexcept;
   /// Returns the number of operations that wait for backward.
   int64_t size() const { return static_cast<int64_t>(nodes_.size()); }

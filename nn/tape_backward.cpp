@@ -135,7 +135,7 @@ class Tape::Pass {
     if (!reached(scope)) {
       // Units inside of others before those, as where the calls are walked through.
       for (auto call = scope.hidden.rbegin(); call != scope.hidden.rend(); ++call)
-        if (!call->stale()) call->unit->give_up_backward(--outstanding_[call->unit] == 0);
+        if (!call->stale()) call->unit->drop_backward(--outstanding_[call->unit] == 0);
       return;
     }
     for (const Forward& call : scope.hidden) require_current(call);
@@ -184,13 +184,7 @@ class Tape::Pass {
     if (call.reached) call.unit->exchange_recorder(call.around);
     if (call.stale) return open_.pop_back();
     const bool more = --outstanding_[call.unit] > 0;
-    if (!call.reached) {
-      call.unit->give_up_backward(!more);
-    } else if (more) {
-      call.unit->suspend_backward();
-    } else {
-      call.unit->post_backward();
-    }
+    call.reached ? call.unit->post_backward(!more) : call.unit->drop_backward(!more);
     open_.pop_back();
   }
 

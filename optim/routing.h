@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/fsdp/module.h>
+#include <sherd/fsdp/module_base.h>
 #include <sherd/optim/algorithm.h>
 #include <sherd/optim/role.h>
 #include <sherd/optim/update_settings.h>
@@ -52,7 +52,7 @@ struct Route {
 /// One route for every trainable parameter, in named_parameters() order.
 struct Routing {
   std::vector<Route> routes = {};
-  /// Module::tied_names(): one tensor, one update.
+  /// ModuleBase::tied_names(): one tensor, one update.
   std::vector<std::pair<std::string, std::string>> tied = {};
   /// Parameters kept from Muon because their name is ambiguous: one line for all layers' parameters of one
   /// name, with the rule that assigns them. Rules settle it.

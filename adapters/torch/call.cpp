@@ -34,7 +34,7 @@ class Forward {
   Forward(std::shared_ptr<UnitUse> unit, bool recorded, OwedBackwards* owed)
       : unit_(std::move(unit)), model_(unit_->model()), owed_(owed) {
     Unit& u = unit_->unit();
-    if (!model_) u.pre_forward(false);  // says what is wrong
+    if (!model_) u.pre_forward(ForwardKind::evaluation);  // says what is wrong
     if (model_->updating)
       throw InvalidArgument(
           fmt::format("a call of unit '{}', or an Unsharded of it, inside of the function that "
@@ -47,12 +47,12 @@ class Forward {
     // Of an outermost forward alone, and of a root's that runs again later. None other begins with a switch.
     const bool outermost = second == nullptr && model_->forwards.empty() && model_->pass.expired();
     if (outermost && (recorded || (owed != nullptr && u.root()))) model_->follow_requires_grad();
-    again_ = (recorded || owed != nullptr) && second != nullptr && second->take(*unit_);
-    if (recorded) {
-      again_ ? u.pre_recomputed_forward() : u.pre_recorded_forward(kHowToDrop);
-    } else {
-      owed != nullptr && !again_ ? u.pre_recorded_forward(kHowToDrop) : u.pre_forward(false);
-    }
+    const bool noted = recorded || owed != nullptr;
+    again_ = noted && second != nullptr && second->take(*unit_);
+    if (again_)
+      u.pre_forward(recorded ? ForwardKind::recomputed : ForwardKind::evaluation);
+    else
+      u.pre_forward(noted ? ForwardKind::recorded : ForwardKind::evaluation, kHowToDrop);
     try {
       unit_->bind();
       bound_ = true;
@@ -95,7 +95,7 @@ class Forward {
     if (wanted) {
       call_->recorded();
     } else {
-      unit_->unit().give_up_backward(false);
+      unit_->unit().drop_backward();
     }
   }
 

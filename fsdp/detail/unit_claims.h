@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <sherd/fsdp/group_plan.h>
-#include <sherd/fsdp/module.h>
+#include <sherd/fsdp/module_base.h>
 
 namespace sherd {
 

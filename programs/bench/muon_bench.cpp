@@ -10,6 +10,7 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/weights_change.h>
 #include <sherd/kernels/ops.h>
+#include <sherd/nn/nn.h>
 #include <sherd/optim/muon.h>
 #include <sherd/train/data/data.h>
 
@@ -53,9 +54,21 @@ double timed(RankContext& rank, F f) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+/// x itself, as a function of parameters whose gradients become random.
+nn::Var with_random_gradients(const nn::Var& x, const std::vector<Parameter>& parameters) {
+  return nn::function(
+      {x}, [&](Stream&) { return x.value(); },
+      [parameters](Stream& s, const nn::BackwardCall& call) -> std::vector<nn::Gradient> {
+        for (const Parameter& p : parameters)
+          ops::random_normal(s, p.grad().flat(0, p.numel()), 0, 1, p.name(), 0, 1);
+        return {call.output()};
+      },
+      parameters);
+}
+
 /// A transformer's matrices without a transformer: gradients are random and stay.
-struct Matrices : Module {
-  struct Layer : Module {
+struct Matrices : nn::Module<Matrices> {
+  struct Layer : nn::Module<Layer> {
     explicit Layer(int64_t d) {
       qkv = param("qkv.weight", {3 * d, d}, normal(0.02f)).set_row_blocks({d, d, d});
       proj = param("proj.weight", {d, d}, normal(0.02f));
@@ -63,15 +76,8 @@ struct Matrices : Module {
       out = param("out.weight", {d, 4 * d}, normal(0.02f));
       for (Parameter* p : {&qkv, &proj, &fc, &out}) p->set_cut(CutClass::row);
     }
+    nn::Var forward(const nn::Var& x) { return with_random_gradients(x, own_parameters()); }
     Parameter qkv, proj, fc, out;
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override {
-      for (Parameter* p : {&qkv, &proj, &fc, &out})
-        ops::random_normal(dy.device().compute(), p->grad().flat(0, p->numel()), 0, 1, p->name(), 0, 1);
-      return dy;
-    }
   };
   Matrices(int64_t d, int layers) {
     for (int i = 0; i < layers; ++i) {
@@ -80,19 +86,13 @@ struct Matrices : Module {
     }
     gain = param("gain", {1}, constant(1));
   }
-  std::vector<std::unique_ptr<Layer>> all;
-  Parameter gain;
-
- protected:
-  Tensor forward(const Tensor& x) override {
-    for (auto& l : all) (*l)(x);
+  nn::Var forward(const nn::Var& in) {
+    nn::Var x = with_random_gradients(in, {gain});
+    for (auto& l : all) x = (*l)(x);
     return x;
   }
-  Tensor backward(const Tensor&) override {
-    const Tensor dy = Tensor::empty(gain.grad().device(), {1}, DType::f32, "bench");
-    for (size_t i = all.size(); i-- > 0;) all[i]->run_backward(dy);
-    return {};
-  }
+  std::vector<std::unique_ptr<Layer>> all;
+  Parameter gain;
 };
 
 struct MuonKind {
@@ -131,8 +131,8 @@ void phases(const MuonBench& b) {
       muons.push_back(std::make_unique<Muon>(*rank.device, items, o));
     }
     const Tensor x = Tensor::empty(*rank.device, {1}, DType::f32, "bench");
-    model(x);
-    model.run_backward({});
+    nn::Tape tape;
+    tape.backward(model(tape.input(x)));
     ShardRuntime& runtime = runtime_of(model);
     WeightsChange change(runtime);
     for (int round = -1; round < b.rounds; ++round) {  // the first warms up

@@ -1,5 +1,5 @@
-// A model of its own, with hand-written backwards: Muon updates the hidden matrices, AdamW the embedding and
-// the head. It learns to add modulo 16. Each block is a unit, gathered and reduced by itself.
+// A model of its own, whose blocks have a hand-written backward: Muon updates the hidden matrices, AdamW the
+// embedding and the head. It learns to add modulo 16. Each block is a unit, gathered and reduced by itself.
 //
 //   sample_02_own_model_muon [zero0, zero1, zero2 or zero3]     prints the same whatever the strategy
 #include <array>
@@ -21,66 +21,47 @@ void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tens
   ops::gemm(s, dw.grad, dy, true, x, false, 1, dw.beta);
 }
 
-// y = x + gelu(x up^T) down^T
-struct Block : Module {
+// y = x + gelu(x up^T) down^T, one operation on the tape. Its backward owns what it reads: the input, and what
+// is before and after gelu.
+struct Block : nn::Module<Block> {
   Parameter up = param("up.weight", {kHidden, kWidth}, normal(0.1f));
   Parameter down = param("down.weight", {kWidth, kHidden}, normal(0.1f));
-  Tensor x, before, after;  // for backward: the input, and what is before and after gelu
- protected:
-  Tensor forward(const Tensor& in) override {
-    Stream& s = in.device().compute();
-    x = in;
-    before = make(x, {kBatch, kHidden}), after = make(x, {kBatch, kHidden});
-    ops::gemm_gelu(s, after, before, x, false, up.data(), true);
-    Tensor y = make(x, {kBatch, kWidth});
-    ops::gemm_add(s, y, after, false, down.data(), true, x);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    Stream& s = dy.device().compute();
-    weight_backward(s, down, dy, after);
-    const Tensor dbefore = make(x, {kBatch, kHidden}), dx = make(x, {kBatch, kWidth});
-    ops::gemm_gelu_backward(s, dbefore, dy, false, down.data(), false, before);
-    weight_backward(s, up, dbefore, x);
-    ops::gemm_add(s, dx, dbefore, false, up.data(), false, dy);
-    return dx;
+  nn::Var forward(const nn::Var& in) {
+    const Tensor x = in.value(), before = make(x, {kBatch, kHidden}), after = make(x, {kBatch, kHidden});
+    return nn::function(
+        {in},
+        [&](Stream& s) {
+          ops::gemm_gelu(s, after, before, x, false, up.data(), true);
+          Tensor y = make(x, {kBatch, kWidth});
+          ops::gemm_add(s, y, after, false, down.data(), true, x);
+          return y;
+        },
+        [=, this](Stream& s, const nn::BackwardCall& call) -> std::vector<nn::Gradient> {
+          const Tensor dy = call.output().tensor(x);
+          weight_backward(s, down, dy, after);
+          const Tensor dbefore = make(x, {kBatch, kHidden}), dx = make(x, {kBatch, kWidth});
+          ops::gemm_gelu_backward(s, dbefore, dy, false, down.data(), false, before);
+          weight_backward(s, up, dbefore, x);
+          ops::gemm_add(s, dx, dbefore, false, up.data(), false, dy);
+          return {dx};
+        },
+        {up, down});  // the parameters that it trains
   }
 };
 
-// Two tokens -> the losses of predicting their sum.
-struct Adder : Module {
+// Two tokens -> the losses of predicting their sum. The functions of nn/ have their derivatives with them.
+struct Adder : nn::Module<Adder> {
   Parameter token = param("tok.weight", {kVocab, kTable}, normal(0.5f));
   std::array<Block, 2> blocks;
   Parameter head = param("head.weight", {kVocab, kWidth}, normal(0.1f));
-  Tensor targets;             // i32 [batch], set before each call
-  Tensor tokens, x, dlogits;  // for backward
   Adder() {
     child("blocks.0", blocks[0]);  // full names: blocks.0.up.weight and so on
     child("blocks.1", blocks[1]);
   }
-
- protected:
-  Tensor forward(const Tensor& in) override {  // i32 [batch, 2]
-    Stream& s = in.device().compute();
-    tokens = in;
-    Tensor table = make(in, {2 * kBatch, kTable});
-    ops::embedding_forward(s, table, tokens, token.data(), {});
-    x = table.view({kBatch, kWidth});
+  nn::CrossEntropy forward(const nn::Var& tokens, const Tensor& targets) {  // i32 [batch, 2], i32 [batch]
+    nn::Var x = nn::view(nn::embedding(tokens, token), {kBatch, kWidth});
     for (Block& b : blocks) x = b(x);  // called, not b.forward(x): the call gathers the unit around it
-    const Tensor losses = make(in, {kBatch});
-    dlogits = make(in, {kBatch, kVocab});  // the logits first, then their gradient
-    ops::gemm(s, dlogits, x, false, head.data(), true);
-    ops::cross_entropy_forward_backward(s, losses, dlogits, dlogits, targets, 1.0f / kBatch);
-    return losses;
-  }
-  Tensor backward(const Tensor&) override {
-    Stream& s = x.device().compute();
-    weight_backward(s, head, dlogits, x);
-    Tensor dx = make(x, {kBatch, kWidth});
-    ops::gemm(s, dx, dlogits, false, head.data(), false);
-    for (size_t i = blocks.size(); i-- > 0;) dx = blocks[i].run_backward(dx);
-    ops::embedding_backward(s, token.grad(), {}, dx.view({2 * kBatch, kTable}), tokens);
-    return {};
+    return nn::linear_cross_entropy(x, head, targets, 1.0f / kBatch);
   }
 };
 
@@ -95,6 +76,7 @@ int main(int argc, char** argv) {
     fully_shard(model, mesh, {.strategy = strategy});         // the root comes last
     Optimizer optimizer(model, routing, {.weight_decay = 0.01});
     Stream& s = rank.device->compute();
+    nn::Tape tape;
     for (int step = 0; step <= 60; ++step) {
       std::vector<int> pairs, sums;
       for (int i = 0; i < kBatch; ++i) {  // a step has half of the 256 pairs, each rank a quarter of these
@@ -104,10 +86,10 @@ int main(int argc, char** argv) {
       }
       const Tensor tokens = Tensor::empty(*rank.device, {kBatch, 2}, DType::i32, "data");
       ops::copy_from_host(s, tokens, pairs.data(), tokens.nbytes());
-      model.targets = Tensor::empty(*rank.device, {kBatch}, DType::i32, "data");
-      ops::copy_from_host(s, model.targets, sums.data(), model.targets.nbytes());
-      const Tensor losses = model(tokens);
-      model.run_backward({});
+      const Tensor targets = Tensor::empty(*rank.device, {kBatch}, DType::i32, "data");
+      ops::copy_from_host(s, targets, sums.data(), targets.nbytes());
+      const auto [objective, losses] = model(tape.input(tokens), targets);
+      tape.backward(objective);
       clip_grad_norm(model, 1);
       optimizer.step(1e-2);
       rank.world->all_reduce(s, losses);

@@ -12,21 +12,9 @@ using namespace sherd;
 
 constexpr int64_t kWidth = 48, kRows = 64;  // rows of a step, over all ranks
 
-struct Linear : Module {
+struct Linear : nn::Module<Linear> {
   Parameter w = param("weight", {kWidth, kWidth}, normal(0.1f));
-  Tensor x;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    x = in;
-    Tensor y = Tensor::empty(x.device(), x.shape(), DType::f32, "activations");
-    ops::gemm(x.device().compute(), y, x, false, w.data(), true);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    ops::gemm(x.device().compute(), w.grad(), dy, true, x, false, 1, 1);
-    return {};
-  }
+  nn::Var forward(const nn::Var& x) { return nn::linear(x, w); }
 };
 
 struct Run {
@@ -51,25 +39,22 @@ std::vector<float> train(const Run& run) {
     if (!run.resume.empty()) resume(run.resume, model, &optimizer);
 
     Stream& stream = rank.device->compute();
+    nn::Tape tape;
     const int64_t rows = kRows / run.ranks;
     Tensor x = Tensor::empty(*rank.device, {rows, kWidth}, DType::f32, "data");
     for (int64_t step = optimizer.steps(); step < run.steps; ++step) {
       // Ranks divide the rows of a step among them, so that the batch is the same on any number of ranks.
       const int64_t first_row = step * kRows + rank.world->rank() * rows;
       ops::random_normal(stream, x, first_row * kWidth, 1, "data", 0, 1);
-      Tensor error = model(x);
-      ops::scaled_add(stream, error, -1, x);
-      float sum = 0;
-      for (const float e : ops::to_floats(stream, error)) sum += e * e / 2;
-      ops::scale(stream, error, 1.0f / static_cast<float>(rows));  // gradients are averaged over ranks, too
-      model.run_backward(error);
+      // Half the squared error of a row, averaged over this rank's rows. Gradients are averaged over ranks, too.
+      const nn::Var error = nn::mean_squared_error(model(tape.input(x)), x);
+      const nn::Var loss = nn::scale(error, kWidth / 2.0f);
+      tape.backward(loss);
       optimizer.step(0.02);
 
-      Tensor total = Tensor::empty(*rank.device, {1}, DType::f32, "loss");
-      ops::copy_from_host(stream, total, &sum, sizeof sum);
-      rank.world->all_reduce(stream, total);
-      const float loss = ops::to_floats(stream, total)[0] / kRows;
-      if (rank.world->rank() == 0) losses.push_back(loss);
+      rank.world->all_reduce(stream, loss.value());
+      const float sum = ops::to_floats(stream, loss.value())[0];
+      if (rank.world->rank() == 0) losses.push_back(sum / static_cast<float>(run.ranks));
     }
     if (!run.save.empty()) {
       CheckpointSaver saver(rank.world, checkpoint_tensors(model, &optimizer),

@@ -1,7 +1,6 @@
 // The verbs of a unit by hand, as another module system would call them, in a training loop of its own with
 // gradient accumulation and clipping. Nothing here calls a module: modules only describe parameters.
 #include <cstdio>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -12,16 +11,11 @@ using namespace sherd;
 constexpr int64_t kWidth = 64, kRows = 16;
 constexpr int kLayers = 4, kMicrobatches = 3, kRanks = 4;
 
-// Describes parameters, under the full names that checkpoints and messages use, and computes nothing.
-struct Holder : Module {
- protected:
-  Tensor forward(const Tensor&) override { throw std::logic_error("the loop below computes"); }
-  Tensor backward(const Tensor&) override { throw std::logic_error("the loop below computes"); }
-};
-struct Layer : Holder {
+// Describe parameters, under the full names that checkpoints and messages use, and compute nothing.
+struct Layer : ModuleBase {
   Parameter w = param("weight", {kWidth, kWidth}, normal(0.1f));
 };
-struct Net : Holder {
+struct Net : ModuleBase {
   Layer layers[kLayers];
   Net() {
     for (int i = 0; i < kLayers; ++i) child("layers." + std::to_string(i), layers[i]);
@@ -54,15 +48,15 @@ void evaluate(Net& net, Tensor& x) {
   }
 }
 
-// One microbatch. After an exception between pre_ and post_ the cancel_ verb takes the place of post_:
-// ForwardScope and BackwardScope of fsdp/unit.h see to it.
+// One microbatch. After an exception between pre_ and post_ the cancel_ verb takes the place of post_.
 void train(Net& net, const Tensor& input) {
   Unit& root = *net.unit();
   Stream& s = input.device().compute();
-  std::vector<Tensor> x{input};  // the input of each layer, and the last one's output
-  root.pre_forward(true);        // training: a backward will come
+  std::vector<Tensor> x{input};             // the input of each layer, and the last one's output
+  root.pre_forward(ForwardKind::recorded);  // a backward will come
   for (Layer& layer : net.layers) {
-    layer.unit()->pre_forward(true);  // unshard and wait; gathers the unit after it, as far as it is known
+    // Unshard and wait; gathers the unit after it, as far as it is known.
+    layer.unit()->pre_forward(ForwardKind::recorded);
     x.push_back(apply(layer.w, x.back()));
     layer.unit()->post_forward();  // reshard
   }

@@ -98,8 +98,7 @@ TEST(SeveralOptimizersCheckpoint, AreSavedTogetherAndComeBackInOneOrInMany) {
       for (auto& optimizer : owned) optimizers.push_back(optimizer.get());
       const auto train_to = [&](int end) {
         for (; model.step < end; ++model.step) {
-          model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-          model.run_backward({});
+          run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
           for (Optimizer* optimizer : optimizers) optimizer->step(kLr);
         }
       };
@@ -143,8 +142,7 @@ TEST(SeveralOptimizersCheckpoint, EachGoesOnWithItsOwnCount) {
     Optimizer matrix(model, routing.part("matrix"), {}), gain(model, routing.part("gain"), {});
     const std::vector<const Optimizer*> both = {&matrix, &gain};
     for (model.step = 0; model.step < 4; ++model.step) {
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       matrix.step(kLr);
       model.step % 2 == 0 ? gain.step(kLr) : gain.zero_grad();
     }

@@ -67,13 +67,9 @@ std::map<std::string, std::string> tensors_in(const fs::path& file) {
 }
 
 /// One parameter of chosen values, which fill all its rows.
-class Line : public Module {
+class Line : public ModuleBase {
  public:
   explicit Line(Shape shape) { param("line", std::move(shape), constant(0)); }
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
 };
 
 void write_line(const fs::path& path, const Shape& shape, const std::vector<float>& values) {

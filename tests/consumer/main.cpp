@@ -9,33 +9,22 @@
 
 using namespace sherd;
 
-// Fits y = W x to a fixed rotation; loss = mean squared error.
-struct Regression : Module {
+// Fits y = W x to a fixed rotation: forward gives the mean squared error.
+struct Regression : nn::Module<Regression> {
   static constexpr int64_t kRows = 32, kWidth = 6;
   Parameter w = param("w.weight", {kWidth, kWidth}, xavier_uniform(0.3f));
   Buffer steps = buffer("steps", {}, DType::f32, constant(0));
-  Tensor x, error;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    Stream& s = in.device().compute();
-    x = in;
-    error = Tensor::empty(in.device(), in.shape(), DType::f32, "activations");
-    ops::gemm(s, error, in, false, w.data(), true);
+  nn::Var forward(const nn::Var& x) {
     // target: coordinates shifted by one
-    std::vector<float> values = ops::to_floats(s, in), target(values.size());
+    const std::vector<float> values = ops::to_floats(x.stream(), x.value());
+    std::vector<float> shifted(values.size());
     for (int64_t r = 0; r < kRows; ++r)
       for (int64_t c = 0; c < kWidth; ++c)
-        target[static_cast<size_t>(r * kWidth + c)] =
+        shifted[static_cast<size_t>(r * kWidth + c)] =
             values[static_cast<size_t>(r * kWidth + (c + 1) % kWidth)];
-    Tensor t = Tensor::empty(in.device(), in.shape(), DType::f32, "activations");
-    ops::copy_from_host(s, t, target.data(), t.nbytes());
-    ops::scaled_add(s, error, -1.0f, t);
-    return error;
-  }
-  Tensor backward(const Tensor&) override {
-    ops::gemm(x.device().compute(), w.grad(), error, true, x, false, 2.0f / kRows, 1);
-    return {};
+    const Tensor target = Tensor::empty(x.device(), x.shape(), DType::f32, "activations");
+    ops::copy_from_host(x.stream(), target, shifted.data(), target.nbytes());
+    return nn::mean_squared_error(nn::linear(x, w), target);
   }
 };
 
@@ -68,15 +57,15 @@ int main(int argc, char** argv) {
     fully_shard(model, mesh, chosen.shard);
     Optimizer optimizer(model, routing, chosen.optimizer);
     Stream& s = rank.device->compute();
+    nn::Tape tape;
     for (int64_t step = 0; step < steps; ++step) {
       Tensor x = Tensor::empty(*rank.device, {Regression::kRows, Regression::kWidth}, DType::f32, "data");
       ops::random_normal(s, x, 1000 * step, 1, "data " + std::to_string(rank.world->rank()), 0, 1);
-      const std::vector<float> e = ops::to_floats(s, model(x));
-      model.run_backward({});
+      const nn::Var error = model(tape.input(x));
+      const float loss = ops::to_floats(s, error.value())[0];
+      tape.backward(error);
       clip_grad_norm(model, 1.0);
       optimizer.step(learning_rate({.lr = 0.02}, step));
-      double loss = 0;
-      for (float v : e) loss += v * v / Regression::kRows;
       if (rank.world->rank() == 0) (step == 0 ? first : last) = loss;
     }
     ops::fill(s, model.steps.data(), static_cast<double>(steps));

@@ -129,9 +129,11 @@ struct MuonModel {
     ops::fill(r.device->compute(), tokens, 3 + r.world->rank());
     ops::fill(r.device->compute(), model.targets, 4);
   }
+  void forward() { taped.forward(model, tokens); }
+  void backward() { taped.backward(); }
   void pass() {
-    model(tokens);
-    model.run_backward({});
+    forward();
+    backward();
   }
   void step() {
     pass();
@@ -163,6 +165,7 @@ struct MuonModel {
   ToyModel model;
   std::optional<Optimizer> optimizer;
   Tensor tokens;
+  Taped taped;
 };
 
 TEST(Bucket, IsReducedAndGatheredWhileOthersCompute) {
@@ -170,14 +173,14 @@ TEST(Bucket, IsReducedAndGatheredWhileOthersCompute) {
     MuonModel rig(r, whole(Strategy::optim_grads, 1));
     rig.step();
     rig.runtime().enable_trace(true);
-    rig.model(rig.tokens);
+    rig.forward();
     EXPECT_THAT(rig.runtime().trace(),
                 ElementsAre("unshard root", "unshard blocks.0", "gather bucket 2 (blocks.0)",
                             "gather bucket 1 (blocks.1)", "gather bucket 0 (blocks.2)", "forward root",
                             "unshard blocks.1", "forward blocks.0", "unshard blocks.2", "forward blocks.1",
                             "forward blocks.2"));
     rig.runtime().clear_trace();
-    rig.model.run_backward({});
+    rig.backward();
     EXPECT_THAT(
         rig.runtime().trace(),
         ElementsAre("backward root", "backward blocks.2", "post blocks.2", "reduce bucket 0 (blocks.2)",
@@ -262,9 +265,9 @@ TEST(Bucket, NamesTheParametersThatNoBackwardTouched) {
     rig.step();
     const auto kept = rig.model.blocks_[1];
     rig.model.blocks_.erase(rig.model.blocks_.begin() + 1);
-    rig.model(rig.tokens);
+    rig.forward();
     try {
-      rig.model.run_backward({});
+      rig.backward();
       ADD_FAILURE();
     } catch (const InvalidArgument& e) {
       EXPECT_THAT(e.what(), HasSubstr("blocks.1.up.weight"));
@@ -371,43 +374,21 @@ TEST(Bucket, ErrorsNameTheUnitOfTheParameter) {
 }
 
 // A matrix in two places, which makes it the root's.
-struct TwoPlaces : Module {
-  struct Square : Module {
+struct TwoPlaces : nn::Module<TwoPlaces> {
+  struct Square : nn::Module<Square> {
     explicit Square(const Square* other = nullptr) {
       w = other == nullptr ? param("weight", {12, 12}, normal(0.2f)) : tie("weight", other->w);
       own = param("own", {12, 12}, normal(0.2f));
     }
+    nn::Var forward(const nn::Var& x) { return nn::linear(nn::linear(x, w), own); }
     Parameter w, own;
-    Tensor x, h;
-
-   protected:
-    static Tensor times(const Tensor& a, const Parameter& p, bool transpose) {
-      Tensor y = Tensor::empty(a.device(), a.shape(), DType::f32, "test");
-      ops::gemm(a.device().compute(), y, a, false, p.data(), transpose);
-      return y;
-    }
-    Tensor forward(const Tensor& in) override {
-      x = in;
-      h = times(x, w, true);
-      return times(h, own, true);
-    }
-    Tensor backward(const Tensor& dy) override {
-      Stream& s = dy.device().compute();
-      weight_backward(s, own, dy, h);
-      const Tensor dh = times(dy, own, false);
-      weight_backward(s, w, dh, x);
-      return times(dh, w, false);
-    }
   };
   TwoPlaces() : b(&a) {
     child("a", a);
     child("b", b);
   }
+  nn::Var forward(const nn::Var& x) { return b(a(x)); }
   Square a, b;
-
- protected:
-  Tensor forward(const Tensor& x) override { return b(a(x)); }
-  Tensor backward(const Tensor& dy) override { return a.run_backward(b.run_backward(dy)); }
 };
 
 TEST(Bucket, OfATiedMatrixIsReducedOnceBothPlacesAreThrough) {
@@ -434,8 +415,7 @@ TEST(Bucket, OfATiedMatrixIsReducedOnceBothPlacesAreThrough) {
           ops::random_normal(stream, x, (3 * step + r.world->rank()) * x.numel(), 1, "in", 0, 1);
           for (const bool last : {false, true}) {
             runtime_of(model).set_last_microbatch(last);
-            model(x);
-            model.run_backward(x);
+            run_pass(model, x, x);
           }
           clip_grad_norm(model, 0.5);
           optimizer.step(0.02);
@@ -453,41 +433,20 @@ TEST(Bucket, OfATiedMatrixIsReducedOnceBothPlacesAreThrough) {
 }
 
 // A unit within another, which is called twice and uses it the first time alone.
-struct CalledTwice : Module {
-  struct Outer : Module {
+struct CalledTwice : nn::Module<CalledTwice> {
+  struct Outer : nn::Module<Outer> {
     Outer() {
       w = param("weight", {12, 12}, normal(0.2f));
       child("inner", inner);
     }
     Parameter w;
     TwoPlaces::Square inner;
-    std::vector<Tensor> inputs;
-
-   protected:
-    Tensor forward(const Tensor& x) override {
-      inputs.push_back(inputs.empty() ? inner(x) : x);
-      Tensor y = Tensor::empty(x.device(), x.shape(), DType::f32, "test");
-      ops::gemm(x.device().compute(), y, inputs.back(), false, w.data(), true);
-      return y;
-    }
-    Tensor backward(const Tensor& dy) override {
-      Stream& s = dy.device().compute();
-      const Tensor in = inputs.back();
-      inputs.pop_back();
-      Tensor dx = Tensor::empty(dy.device(), dy.shape(), DType::f32, "test");
-      ops::gemm(s, dx, dy, false, w.data(), false);
-      // The inner unit ends here, when the second call of this one has ended and the first has not.
-      if (inputs.empty()) dx = inner.run_backward(dx);
-      weight_backward(s, w, dy, in);
-      return dx;
-    }
+    // The backward of the inner unit begins when that of the second call has ended, and the first's has not.
+    nn::Var forward(const nn::Var& x, bool first) { return nn::linear(first ? inner(x) : x, w); }
   };
   CalledTwice() { child("outer", outer); }
+  nn::Var forward(const nn::Var& x) { return outer(outer(x, true), false); }
   Outer outer;
-
- protected:
-  Tensor forward(const Tensor& x) override { return outer(outer(x)); }
-  Tensor backward(const Tensor& dy) override { return outer.run_backward(outer.run_backward(dy)); }
 };
 
 TEST(Bucket, WaitsForAUnitWhoseBackwardHasBegunAgain) {
@@ -507,8 +466,7 @@ TEST(Bucket, WaitsForAUnitWhoseBackwardHasBegunAgain) {
         Stream& stream = r.device->compute();
         const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
         ops::random_normal(stream, x, r.world->rank() * x.numel(), 1, "in", 0, 1);
-        model(x);
-        model.run_backward(x);
+        run_pass(model, x, x);
         // The squares of each parameter's elements, wherever they lie.
         std::vector<float> got;
         for (auto& [name, p] : model.named_parameters()) {

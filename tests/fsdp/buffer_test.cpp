@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // y = x * 1; its buffers are what is looked at.
-struct Kept : Module {
+struct Kept : ModuleBase {
   explicit Kept(float stddev = 1, bool persistent = true) {
     weight = param("weight", {3, 2}, normal(1));
     table = buffer("table", {4, 3}, DType::f32,
@@ -23,20 +23,12 @@ struct Kept : Module {
     count = buffer("count", {}, DType::i64, constant(7));
     child("inner", inner);
   }
-  struct Inner : Module {
+  struct Inner : ModuleBase {
     Buffer mask = buffer("mask", {2, 2}, DType::u8, constant(255)),
            none = buffer("none", {0, 3}, DType::f64, constant(1));
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   } inner;
   Parameter weight;
   Buffer table, mean, count;
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
 };
 
 template <class T>
@@ -107,10 +99,8 @@ TEST(Buffers, KeepWhatTheProgramWritesUntilTheRootIsGone) {
 }
 
 TEST(Buffers, WhatCannotBeIsRefusedWithTheName) {
-  struct Twice : Module {
+  struct Twice : ModuleBase {
     Twice() { buffer("a", {1}, DType::f32, constant(0)), buffer("a", {1}, DType::f32, constant(0)); }
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
   EXPECT_THROW(Twice(), InvalidArgument);
   EXPECT_THROW(Buffer("a", {-1}, DType::f32, constant(0), true), InvalidArgument);
@@ -123,7 +113,7 @@ TEST(Buffers, WhatCannotBeIsRefusedWithTheName) {
       TooLarge() { buffer("large", {1}, DType::u8, constant(256)); }
     } large;
     const DeviceMesh mesh(r.world, {{"shard", 1}});
-    const auto refused = [&](Module& model) {
+    const auto refused = [&](ModuleBase& model) {
       try {
         fully_shard(model, mesh);
       } catch (const InvalidArgument& e) {

@@ -15,7 +15,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t kRows = 2;
 
 // Matrices whose gradients are written in every order. One product adds kRows times the rank's value.
-class Writers : public Module {
+class Writers : public nn::Module<Writers> {
  public:
   /// Odd sizes: the buffers of two of them, which share memory, are divided and padded differently.
   explicit Writers(int64_t n) {
@@ -36,34 +36,32 @@ class Writers : public Module {
   /// What was there at the first write of `twice`.
   float found = 0;
   Parameter never_, twice_, asked_, mixed_, empty_;
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& d) override {
-    Stream& s = d.device().compute();
-    if (poison)
-      for (auto& p : own_parameters()) ops::fill(s, p.grad(), kNan);
-    if (poison || idle) return d;
-    multiply(s, d, overwrite(s, twice_));
-    multiply(s, d, overwrite(s, twice_));
-    asked_.grad();
-    multiply(s, d, {mixed_.grad(), 1});
-    multiply(s, d, overwrite(s, mixed_));
-    multiply(s, d, {mixed_.grad(), 1});
-    empty_.grad_for_overwrite();
-    return d;
+  nn::Var forward(const nn::Var& x) {
+    return with_gradients(x, own_parameters(), [this, s = &x.stream()] { write(*s); });
   }
 
  private:
+  void write(Stream& s) {
+    if (poison)
+      for (auto& p : own_parameters()) ops::fill(s, p.grad(), kNan);
+    if (poison || idle) return;
+    multiply(s, overwrite(s, twice_));
+    multiply(s, overwrite(s, twice_));
+    asked_.grad();
+    multiply(s, {mixed_.grad(), 1});
+    multiply(s, overwrite(s, mixed_));
+    multiply(s, {mixed_.grad(), 1});
+    empty_.grad_for_overwrite();
+  }
   GradTarget overwrite(Stream& s, const Parameter& p) {
     const GradTarget target = p.grad_for_overwrite();
     if (betas.empty()) found = ops::to_floats(s, target.grad).front();
     betas.push_back(target.beta);
     return target;
   }
-  void multiply(Stream& s, const Tensor& beside, const GradTarget& to) const {
+  void multiply(Stream& s, const GradTarget& to) const {
     const auto filled = [&](Shape shape, double v) {
-      Tensor t = Tensor::empty(beside.device(), std::move(shape), DType::f32, "test");
+      Tensor t = Tensor::empty(s.device(), std::move(shape), DType::f32, "test");
       ops::fill(s, t, v);
       return t;
     };
@@ -72,7 +70,7 @@ class Writers : public Module {
   }
 };
 
-struct Model : Module {
+struct Model : nn::Module<Model> {
   Model() {
     for (const int64_t n : {11, 3, 7, 1, 5}) {
       parts.push_back(std::make_unique<Writers>(n));
@@ -82,16 +80,9 @@ struct Model : Module {
   }
   std::vector<std::unique_ptr<Writers>> parts;
   Parameter scale;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    Tensor x = in;
+  nn::Var forward(nn::Var x) {
     for (auto& p : parts) x = (*p)(x);
     return x;
-  }
-  Tensor backward(const Tensor& dy) override {
-    for (size_t i = parts.size(); i-- > 0;) parts[i]->run_backward(dy);
-    return dy;
   }
 };
 
@@ -139,8 +130,7 @@ void check(const GradientCase& c) {
       for (int m = 0; m < microbatches; ++m) {
         for (auto& p : model.parts) p->betas.clear(), p->idle = m == idle;
         runtime.set_last_microbatch(m + 1 == microbatches);
-        model(x);
-        model.run_backward(x);
+        run_pass(model, x, x);
       }
       runtime.wait_gradients();
     };
@@ -195,8 +185,7 @@ TEST(Gradient, TheFirstWriterIsToldToOverwriteAndNothingIsWrittenBefore) {
         const auto betas = [&](bool last) {
           runtime.set_last_microbatch(last);
           model.betas.clear();
-          model(x);
-          model.run_backward(x);
+          run_pass(model, x, x);
           return model.betas;
         };
         model.poison = true;

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using Values = std::map<std::string, std::vector<float>>;
 
 // Parameters of every kind, of awkward shapes, some of them cut over `tp` and some over `expert`.
-class EveryKind : public Module {
+class EveryKind : public ModuleBase {
  public:
   EveryKind(RankContext& r, const Spread& spread)
       : mesh_(spread.mesh(r)), expert_mesh_(spread.expert_mesh(r)), experts_(expert_mesh_) {
@@ -54,12 +54,8 @@ class EveryKind : public Module {
     fully_shard(*this, mesh_, options);
   }
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
-
  private:
-  struct Experts : Module {
+  struct Experts : ModuleBase {
     explicit Experts(const DeviceMesh& mesh) {
       const Cutter cutter(mesh, "expert");
       const auto cut = [&](const char* name, Init init) {
@@ -71,10 +67,6 @@ class EveryKind : public Module {
       cut("blocks", orthogonal(1, true)).set_row_blocks({2, 4});
       cut("interleaved", orthogonal(1, true)).set_row_blocks(interleaved_blocks(6, 2));
     }
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
 
   DeviceMesh mesh_, expert_mesh_;
@@ -198,13 +190,9 @@ TEST(Init, FansAreThoseOfTheWholeParameter) {
 
 TEST(Init, NormalKindsHaveTheStddevOfTheirFan) {
   launch(1, [](RankContext& r) {
-    struct Wide : Module {
+    struct Wide : ModuleBase {
       Parameter in = param("in", {200, 300}, kaiming_normal(Fan::in, 1)),
                 average = param("average", {200, 300}, xavier_normal());
-
-     protected:
-      Tensor forward(const Tensor& x) override { return x; }
-      Tensor backward(const Tensor& dy) override { return dy; }
     } model;
     fully_shard(model, DeviceMesh(r.world, {{"shard", 1}}));
     const auto variance = [&](const Parameter& p) {

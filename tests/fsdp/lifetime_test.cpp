@@ -12,19 +12,15 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // A root of blocks that others own.
-struct Borrowing : Module {
+struct Borrowing : nn::Module<Borrowing> {
   explicit Borrowing(ToyBlock& b) : block(b) {
     child("block", block);
     gain = param("gain.weight", {1}, constant(1));
   }
   ToyBlock& block;
   Parameter gain;
-
- protected:
-  Tensor forward(const Tensor& x) override { return block(x); }
-  Tensor backward(const Tensor& dy) override {
-    gain.grad();
-    return block.run_backward(dy);
+  nn::Var forward(const nn::Var& x) {
+    return block(with_gradients(x, {gain}, [this] { gain.grad(); }));
   }
 };
 
@@ -37,11 +33,12 @@ TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
       ops::fill(r.device->compute(), x, 1);
       std::shared_ptr<Unit> unit;
       Parameter gain;
+      Taped taped;
       for (int life = 0; life < 2; ++life) {
         Borrowing model(block);
         fully_shard(block, mesh, {.strategy = s});
         fully_shard(model, mesh, {.strategy = s});
-        model(x);
+        taped.forward(model, x);
         if (life == 1) break;
         unit = block.unit();
         gain = model.gain;
@@ -49,10 +46,10 @@ TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
       const std::string gone = "the root that it was sharded with is gone";
       EXPECT_THAT(message_of<InvalidArgument>([&] { block(x); }),
                   AllOf(HasSubstr("unit 'block'"), HasSubstr(gone)));
-      EXPECT_THAT(message_of<InvalidArgument>([&] { block.run_backward(x); }), HasSubstr(gone));
       for (auto verb : {&Unit::sync, &Unit::unshard, &Unit::wait, &Unit::reshard, &Unit::post_forward,
-                        &Unit::pre_backward, &Unit::post_backward})
+                        &Unit::pre_backward})
         EXPECT_THAT(message_of<InvalidArgument>([&] { ((*unit).*verb)(); }), HasSubstr(gone));
+      EXPECT_THAT(message_of<InvalidArgument>([&] { unit->post_backward(); }), HasSubstr(gone));
       EXPECT_FALSE(unit->attached());
       EXPECT_FALSE(unit->unsharded());
       EXPECT_FALSE(gain.sharded());
@@ -60,7 +57,7 @@ TEST(Lifetime, PartsThatOutliveTheRootSaySoAndMayBeWrappedAgain) {
       EXPECT_TRUE(block.is_root());
       EXPECT_EQ(block.named_parameters().size(), 3u);
       fully_shard(block, mesh, {.strategy = s});
-      block(x);
+      taped.forward(block, x);
       r.device->compute().synchronize();
     });
   }
@@ -100,15 +97,11 @@ TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
       two.step(step);
     }
     EXPECT_EQ(one.weights(), two.weights());
-    struct Thief : Module {
+    struct Thief : ModuleBase {
       explicit Thief(const Parameter& p) {
         param("own.weight", {3}, constant(0));
         tie("taken.weight", p);
       }
-
-     protected:
-      Tensor forward(const Tensor& x) override { return x; }
-      Tensor backward(const Tensor& dy) override { return dy; }
     } thief(one.model.gain);
     EXPECT_THAT(message_of<InvalidArgument>([&] {
                   fully_shard(thief, DeviceMesh(r.world, {{"shard", 2}}));
@@ -123,15 +116,11 @@ TEST(Lifetime, TwoModelsTrainSideBySideButShareNoParameter) {
   });
 }
 
-struct Named : Module {
+struct Named : ModuleBase {
   void add(const std::string& name) { param(name, {2}, constant(0)); }
   void add(const std::string& name, ModuleBase& m) { child(name, m); }
   void add(const std::string& name, const Parameter& p) { tie(name, p); }
   Parameter first() { return own_parameters().front(); }
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
 };
 
 TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
@@ -173,25 +162,21 @@ TEST(Names, ThatCheckpointsCannotHoldAreRefusedWhereTheyAreGiven) {
 
 TEST(Empty, ParametersUnitsAndRootsWithoutElementsTrain) {
   // A unit of empty parameters, one without any parameter, and a root that has none of its own.
-  struct Nothing : Module {
+  struct Nothing : nn::Module<Nothing> {
     explicit Nothing(bool has) {
       if (!has) return;
       matrix = param("matrix.weight", {0, 4}, normal(1));
       vector = param("vector.weight", {0}, constant(1));
     }
     Parameter matrix, vector;
-
-   protected:
-    Tensor forward(const Tensor& x) override {
+    nn::Var forward(const nn::Var& x) {
       EXPECT_TRUE(!matrix.defined() || matrix.data().numel() + vector.data().numel() == 0);
-      return x;
-    }
-    Tensor backward(const Tensor& dy) override {
-      EXPECT_TRUE(!matrix.defined() || matrix.grad().numel() + vector.grad().numel() == 0);
-      return dy;
+      return with_gradients(x, own_parameters(), [this] {
+        EXPECT_TRUE(!matrix.defined() || matrix.grad().numel() + vector.grad().numel() == 0);
+      });
     }
   };
-  struct Root : Module {
+  struct Root : nn::Module<Root> {
     Root() : empty(true), bare(false), block(12, 20) {
       child("empty", empty);
       child("bare", bare);
@@ -199,12 +184,7 @@ TEST(Empty, ParametersUnitsAndRootsWithoutElementsTrain) {
     }
     Nothing empty, bare;
     ToyBlock block;
-
-   protected:
-    Tensor forward(const Tensor& x) override { return block(bare(empty(x))); }
-    Tensor backward(const Tensor& dy) override {
-      return empty.run_backward(bare.run_backward(block.run_backward(dy)));
-    }
+    nn::Var forward(const nn::Var& x) { return block(bare(empty(x))); }
   };
   std::vector<float> want;
   for (Strategy s : kEveryStrategy) {
@@ -216,16 +196,15 @@ TEST(Empty, ParametersUnitsAndRootsWithoutElementsTrain) {
           const Routing routes = route(model, {.optimizer = algorithm});
           const DeviceMesh mesh(r.world, {{"shard", 2}});
           const FullyShardOptions o{.strategy = s, .layout = layout};
-          for (Module* m : {static_cast<Module*>(&model.empty), static_cast<Module*>(&model.bare),
-                            static_cast<Module*>(&model.block), static_cast<Module*>(&model)})
+          for (ModuleBase* m :
+               std::initializer_list<ModuleBase*>{&model.empty, &model.bare, &model.block, &model})
             fully_shard(*m, mesh, o);
           Optimizer optimizer(model, routes, {});
           const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
           Stream& stream = r.device->compute();
           ops::random_normal(stream, x, 48 * r.world->rank(), 1, "x", 0, 1);
           for (int step = 0; step < 2; ++step) {
-            model(x);
-            model.run_backward(x);
+            run_pass(model, x, x);
             clip_grad_norm(model, 1);
             optimizer.step(0.01);
           }

@@ -16,27 +16,20 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Adds its weight's sum to nothing: only names and units matter here.
-struct Leaf : Module {
+// Never run: only names and units matter here.
+struct Part : ModuleBase {};
+struct Leaf : Part {
   explicit Leaf(int64_t width = 3) { weight = param("weight", {width}, constant(1)); }
   Parameter weight;
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
 };
-struct Pair : Module {
+struct Pair : Part {
   explicit Pair(int64_t width) : left(width), right(width) {
     child("left", left);
     child("right", right);
   }
   Leaf left, right;
-
- protected:
-  Tensor forward(const Tensor& x) override { return right(left(x)); }
-  Tensor backward(const Tensor& dy) override { return left.run_backward(right.run_backward(dy)); }
 };
-struct Net : Module {
+struct Net : ModuleBase {
   explicit Net(int count) {
     child("pairs", pairs);
     for (int i = 0; i < count; ++i) pairs.emplace_back(i + 2);
@@ -44,10 +37,6 @@ struct Net : Module {
   }
   ModuleList<Pair> pairs;
   Parameter head;
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
 };
 
 std::vector<std::string> units_of(const ModuleBase& root) {
@@ -95,17 +84,13 @@ static_assert(!std::is_move_constructible_v<ModuleList<Pair>> &&
               !std::is_move_assignable_v<ModuleList<Pair>>);
 
 TEST(ModuleList, OtherContainersThatMoveNothingDoAsWell) {
-  struct Own : Module {
+  struct Own : ModuleBase {
     Own() : fixed(2) {
       for (size_t i = 0; i < fixed.size(); ++i) child("fixed." + std::to_string(i), fixed[i]);
       for (int i = 0; i < 2; ++i) child("grown." + std::to_string(i), grown.emplace_back(4));
     }
     std::vector<Leaf> fixed;
     std::deque<Leaf> grown;
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
   launch(1, [](RankContext& r) {
     Own net;
@@ -128,8 +113,8 @@ TEST(FullyShardAll, WrapsEveryModuleOfATypeBelowTheRoot) {
     fully_shard(by_leaf, mesh);
     EXPECT_THAT(units_of(by_leaf),
                 ElementsAre("pairs.0.left", "pairs.0.right", "pairs.1.left", "pairs.1.right", "root"));
-    // All with a forward: pairs and leaves are units inside of each other; the list itself is none.
-    EXPECT_EQ(fully_shard_all<Module>(nested, mesh), 3);
+    // All of a base: pairs and leaves are units inside of each other; the list itself is none.
+    EXPECT_EQ(fully_shard_all<Part>(nested, mesh), 3);
     fully_shard(nested, mesh);
     EXPECT_THAT(units_of(nested), ElementsAre("pairs.0", "pairs.0.left", "pairs.0.right", "root"));
   });

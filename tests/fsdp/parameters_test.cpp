@@ -71,8 +71,7 @@ TEST(Parameters, AUnitCalledTwiceSumsItsGradients) {
       ops::fill(s, in, 2 + r.world->rank());
       model.targets = in;
       for (int i = 0; i < 2; ++i) {
-        model(in);
-        model.run_backward({});
+        run_pass(model, in);
         runtime_of(model).wait_gradients();
         if (i == 0) WeightsChange(runtime_of(model)).end();
       }
@@ -98,35 +97,16 @@ TEST(Parameters, AUnitCalledTwiceSumsItsGradients) {
 }
 
 // The head uses the embedding's matrix.
-class Tied : public Module {
+class Tied : public nn::Module<Tied> {
  public:
-  struct Table : Module {
+  struct Table : ModuleBase {
     explicit Table(int64_t width) { weight = param("weight", {ToyModel::kVocab, width}, normal(0.3f)); }
     Parameter weight;
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
-  struct Head : Module {
+  struct Head : nn::Module<Head> {
     explicit Head(const Parameter& p) { weight = tie("weight", p); }
+    nn::Var forward(const nn::Var& x) { return nn::linear(x, weight); }
     Parameter weight;
-    Tensor x;
-
-   protected:
-    Tensor forward(const Tensor& in) override {
-      x = in;
-      Tensor y = Tensor::empty(in.device(), {in.size(0), ToyModel::kVocab}, in.dtype(), "test");
-      ops::gemm(in.device().compute(), y, in, false, weight.data(), true);
-      return y;
-    }
-    Tensor backward(const Tensor& dy) override {
-      Stream& s = dy.device().compute();
-      weight_backward(s, weight, dy, x);
-      Tensor dx = Tensor::empty(dy.device(), x.shape(), x.dtype(), "test");
-      ops::gemm(s, dx, dy, false, weight.data(), false);
-      return dx;
-    }
   };
   explicit Tied(int64_t width) : table(width), head(table.weight), block(width, 17) {
     child("embed", table);
@@ -136,25 +116,11 @@ class Tied : public Module {
   Table table;
   Head head;
   ToyBlock block;
-  Tensor targets, logits, tokens;
-
- protected:
-  Tensor forward(const Tensor& t) override {
-    tokens = t;
-    Tensor x = Tensor::empty(t.device(), {t.numel(), table.weight.shape()[1]}, DType::f32, "test");
-    ops::embedding_forward(t.device().compute(), x, t, table.weight.data(), {});
-    logits = head(block(x));
-    Tensor losses = Tensor::empty(t.device(), {t.numel()}, DType::f32, "test");
-    ops::cross_entropy_forward(t.device().compute(), losses, logits, targets);
-    return losses;
+  nn::Var forward(const nn::Var& tokens) {
+    const nn::Var x = block(nn::embedding(tokens, table.weight));
+    return nn::cross_entropy(head(x), targets, 1).objective;
   }
-  Tensor backward(const Tensor&) override {
-    Stream& s = logits.device().compute();
-    ops::cross_entropy_backward(s, logits, logits, targets, 1.0f);
-    const Tensor dx = block.run_backward(head.run_backward(logits));
-    ops::embedding_backward(s, table.weight.grad(), {}, dx, tokens);
-    return {};
-  }
+  Tensor targets;
 };
 
 TEST(Parameters, TiedWeightsBelongToTheCommonAncestorAndGetBothGradients) {
@@ -175,8 +141,7 @@ TEST(Parameters, TiedWeightsBelongToTheCommonAncestorAndGetBothGradients) {
       const Tensor in = Tensor::empty(*r.device, {1, 5}, DType::i32, "test");
       ops::fill(s, in, 6);
       model.targets = in;
-      model(in);
-      model.run_backward({});
+      run_pass(model, in);
       runtime_of(model).wait_gradients();
       const auto p = model.table.weight;
       const auto g = ops::to_floats(s, DTensor::from_layout(mesh, p.group().sharded_over(),
@@ -194,11 +159,11 @@ TEST(Parameters, MissingGradientsAreAnErrorThatNamesAllOfThem) {
   try {
     launch(2, [](RankContext& r) {
       Rig rig(r, {});
-      rig.forward();
-      // Only the root's backward runs: no block contributes.
+      // No block is called, nor contributes.
       auto blocks = std::move(rig.model.blocks_);
       rig.model.blocks_.clear();
       try {
+        rig.forward();
         rig.backward();
       } catch (...) {
         rig.model.blocks_ = std::move(blocks);
@@ -269,7 +234,7 @@ TEST(Parameters, EvaluationBetweenStepsChangesNothing) {
   const ToyResult want = run_toy(run);
   run.after_step = [](ToyModel& m) {
     m.set_training(false);
-    m(m.targets);
+    Taped().forward(m, m.targets);
     m.set_training(true);
   };
   const ToyResult got = run_toy(run);
@@ -302,7 +267,7 @@ TEST(Parameters, MisuseIsExplained) {
     EXPECT_THROW(rig.optimizer->step(0.1), InvalidArgument);
     EXPECT_THROW(clip_grad_norm(rig.model, 1), InvalidArgument);
     EXPECT_THROW(rig.model.head_.freeze(), InvalidArgument);
-    EXPECT_THROW(rig.model.run_backward({}), InvalidArgument);
+    EXPECT_THROW(rig.model.unit()->pre_backward(), InvalidArgument);
     EXPECT_THROW(fully_shard(rig.model, runtime_of(rig.model).mesh()), InvalidArgument);
   });
 }

@@ -20,13 +20,13 @@ struct Ahead {
 };
 
 void forward(PrefetchOrder& order, const Units& units, std::vector<Units>* ahead = nullptr,
-             bool training = true) {
+             ForwardKind kind = ForwardKind::recorded) {
   const auto note = [&](Units u) {
     if (ahead != nullptr) ahead->push_back(std::move(u));
   };
-  note(order.begin_forward(order.root(), training));
+  note(order.begin_forward(order.root(), kind));
   for (const int u : units) {
-    note(order.begin_forward(u, training));
+    note(order.begin_forward(u, kind));
     order.end_forward(u);
   }
   order.end_forward(order.root());
@@ -100,9 +100,9 @@ TEST(PrefetchOrder, NestedUnitsGoForwardByTheirBeginAndBackwardByTheirEnd) {
   PrefetchOrder order(2, 1);  // 1 calls 0
   const auto run = [&] {
     std::vector<Units> ahead;
-    ahead.push_back(order.begin_forward(order.root(), true));
-    ahead.push_back(order.begin_forward(1, true));
-    ahead.push_back(order.begin_forward(0, true));
+    ahead.push_back(order.begin_forward(order.root(), ForwardKind::recorded));
+    ahead.push_back(order.begin_forward(1, ForwardKind::recorded));
+    ahead.push_back(order.begin_forward(0, ForwardKind::recorded));
     for (const int u : {0, 1, order.root()}) order.end_forward(u);
     for (const int u : {order.root(), 1, 0}) ahead.push_back(order.begin_backward(u));
     for (const int u : {0, 1, order.root()}) order.end_backward(u);
@@ -129,7 +129,7 @@ TEST(PrefetchOrder, ABackwardGoesOnBehindTheUnitsThatItSkipsAndPredictsNothingFo
 TEST(PrefetchOrder, AForwardOutsideOfTheRootsIsNoPartOfTheOrder) {
   PrefetchOrder order(2, 1);
   pass(order, {0, 1});
-  EXPECT_THAT(order.begin_forward(1, true), IsEmpty());
+  EXPECT_THAT(order.begin_forward(1, ForwardKind::recorded), IsEmpty());
   order.end_forward(1);
   EXPECT_THAT(pass(order, {0, 1}).forward, ElementsAre(Units{0}, Units{1}, Units{}));
 }
@@ -140,7 +140,7 @@ TEST(PrefetchOrder, AForwardInsideABackwardIsARecomputation) {
   forward(order, {0, 1, 2});
   order.begin_backward(order.root());
   for (const int u : {2, 1, 0}) {
-    EXPECT_THAT(order.begin_forward(u, true), IsEmpty());
+    EXPECT_THAT(order.begin_forward(u, ForwardKind::recorded), IsEmpty());
     EXPECT_TRUE(order.innermost(u)->recomputes);
     EXPECT_EQ(order.due(u), 1) << "no backward more";
     order.end_forward(u);
@@ -158,19 +158,22 @@ TEST(PrefetchOrder, EachForwardInTrainingMakesOneBackwardDue) {
   EXPECT_EQ(order.due(0), 2);
   EXPECT_EQ(order.due(1), 1);
   EXPECT_EQ(order.due(order.root()), 1);
-  forward(order, {1}, nullptr, false);
+  forward(order, {1}, nullptr, ForwardKind::evaluation);
   EXPECT_EQ(order.due(0), 2) << "an evaluation changes nothing";
   EXPECT_EQ(order.due(1), 1);
   forward(order, {1});
-  EXPECT_EQ(order.due(0), 0) << "the backward of the root's latest forward alone may come";
+  EXPECT_EQ(order.due(0), 2) << "those of an earlier forward are due, too";
+  EXPECT_EQ(order.due(1), 2);
+  EXPECT_EQ(order.due(order.root()), 2);
+  order.drop_backward(1);
   EXPECT_EQ(order.due(1), 1);
 }
 
 TEST(PrefetchOrder, KnowsWhatIsOpen) {
   PrefetchOrder order(1, 1);
-  order.begin_forward(order.root(), true);
-  order.begin_forward(0, true);
-  order.begin_forward(0, true);  // it calls itself
+  order.begin_forward(order.root(), ForwardKind::recorded);
+  order.begin_forward(0, ForwardKind::recorded);
+  order.begin_forward(0, ForwardKind::recorded);  // it calls itself
   EXPECT_EQ(order.open(), 3);
   EXPECT_EQ(order.open(0), 2);
   EXPECT_FALSE(order.innermost(0)->backward);
@@ -179,7 +182,7 @@ TEST(PrefetchOrder, KnowsWhatIsOpen) {
   EXPECT_EQ(order.innermost(0), nullptr);
   order.begin_backward(order.root());
   order.begin_backward(0);
-  order.begin_forward(0, true);
+  order.begin_forward(0, ForwardKind::recorded);
   EXPECT_EQ(order.open_backwards(0), 1);
   EXPECT_EQ(order.open(0), 2);
 }
@@ -202,8 +205,8 @@ TEST(PrefetchOrder, AnExceptionInABackwardBreaksTheStep) {
 
 TEST(PrefetchOrder, AnExceptionInAForwardBreaksTheStepOnceItHasLeftTheModel) {
   PrefetchOrder order(2, 1);
-  order.begin_forward(order.root(), true);
-  order.begin_forward(0, true);
+  order.begin_forward(order.root(), ForwardKind::recorded);
+  order.begin_forward(0, ForwardKind::recorded);
   order.cancel(0);
   EXPECT_FALSE(order.broken()) << "the module around it may catch it and try again";
   EXPECT_EQ(order.due(0), 0);
@@ -215,12 +218,12 @@ TEST(PrefetchOrder, AnExceptionInAForwardBreaksTheStepOnceItHasLeftTheModel) {
 
 TEST(PrefetchOrder, AnExceptionThatWasCaughtInsideIsForgotten) {
   PrefetchOrder order(2, 1);
-  order.begin_forward(order.root(), true);
-  order.begin_forward(0, true);
+  order.begin_forward(order.root(), ForwardKind::recorded);
+  order.begin_forward(0, ForwardKind::recorded);
   order.cancel(0);
-  order.begin_forward(0, true);
+  order.begin_forward(0, ForwardKind::recorded);
   order.end_forward(0);
-  order.begin_forward(1, true);
+  order.begin_forward(1, ForwardKind::recorded);
   order.cancel(1);
   order.cancel(order.root());
   EXPECT_EQ(order.broken()->unit, 1) << "another exception ended the step";
@@ -229,8 +232,8 @@ TEST(PrefetchOrder, AnExceptionThatWasCaughtInsideIsForgotten) {
 TEST(PrefetchOrder, AnExceptionInAnEvaluationBreaksNothing) {
   PrefetchOrder order(1, 1);
   forward(order, {0});
-  order.begin_forward(order.root(), false);
-  order.begin_forward(0, false);
+  order.begin_forward(order.root(), ForwardKind::evaluation);
+  order.begin_forward(0, ForwardKind::evaluation);
   order.cancel(0);
   order.cancel(order.root());
   EXPECT_FALSE(order.broken());
@@ -239,8 +242,8 @@ TEST(PrefetchOrder, AnExceptionInAnEvaluationBreaksNothing) {
 
 TEST(PrefetchOrder, AUseThatCouldNotBeginLeavesNoTrace) {
   PrefetchOrder order(1, 1);
-  order.begin_forward(order.root(), true);
-  order.begin_forward(0, true);
+  order.begin_forward(order.root(), ForwardKind::recorded);
+  order.begin_forward(0, ForwardKind::recorded);
   order.take_back(0);
   EXPECT_EQ(order.open(0), 0);
   EXPECT_EQ(order.due(0), 0);
@@ -253,8 +256,8 @@ TEST(PrefetchOrder, AUseThatCouldNotBeginLeavesNoTrace) {
 TEST(PrefetchOrder, AResetKeepsTheOrderOfTheLatestWholeForward) {
   PrefetchOrder order(3, 1);
   pass(order, {0, 1, 2});
-  order.begin_forward(order.root(), true);
-  order.begin_forward(2, true);
+  order.begin_forward(order.root(), ForwardKind::recorded);
+  order.begin_forward(2, ForwardKind::recorded);
   order.cancel(2);
   order.cancel(order.root());
   order.reset();

@@ -89,42 +89,26 @@ TEST(Recompute, OfAUnitThatRanTwiceIsRightAsWell) {
 }
 
 // y = norm(shared(own(x))): a wrapped block that calls a module which others call, too.
-class Caller : public Module {
- public:
+struct Caller : nn::Module<Caller> {
   explicit Caller(ToyBlock& shared) : shared_(shared), own_(12, 20) {
     child("own", own_);
     gain_ = param("gain.weight", {12}, constant(1));
   }
   void adopt() { child("shared", shared_); }
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    const Tensor x = shared_(own_(in));
-    Tensor y = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    Tensor rstd = Tensor::empty(x.device(), {x.size(0)}, DType::f32, "test");
-    ops::rms_norm_forward(x.device().compute(), y, rstd, x, gain_.data(), 1e-6f);
-    saved_.emplace_back(x, rstd);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    const auto [x, rstd] = saved_.back();
-    saved_.pop_back();
-    const Tensor d = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    ops::rms_norm_backward(x.device().compute(), d, gain_.grad(), dy, x, gain_.data(), rstd);
-    const Tensor dx = own_.run_backward(shared_.run_backward(d));
-    // The whole parameters of this unit are still there and may be added to.
-    EXPECT_TRUE(gain_.data().defined() && gain_.grad().defined());
-    return dx;
+  nn::Var forward(const nn::Var& in) {
+    // The whole parameters of this unit are still there after the others' backward, and may be added to.
+    const nn::Var x = with_gradients(
+        in, {gain_}, [this] { EXPECT_TRUE(gain_.data().defined() && gain_.grad().defined()); });
+    return nn::rms_norm(shared_(own_(x)), gain_);
   }
 
  private:
   ToyBlock& shared_;
   ToyBlock own_;
   Parameter gain_;
-  std::vector<std::pair<Tensor, Tensor>> saved_;
 };
 
-struct Sharing : Module {
+struct Sharing : nn::Module<Sharing> {
   explicit Sharing(bool inside_the_first) : shared(12, 20) {
     for (int i = 0; i < 3; ++i) callers.push_back(std::make_unique<Caller>(shared));
     if (inside_the_first) {
@@ -138,18 +122,10 @@ struct Sharing : Module {
   ToyBlock shared;
   std::vector<std::unique_ptr<Caller>> callers;
   Parameter scale;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    Tensor x = in;
+  nn::Var forward(const nn::Var& in) {
+    nn::Var x = with_gradients(in, {scale}, [this] { scale.grad(); });
     for (auto& c : callers) x = (*c)(x);
     return x;
-  }
-  Tensor backward(const Tensor& dy) override {
-    scale.grad();
-    Tensor d = dy;
-    for (size_t i = callers.size(); i-- > 0;) d = callers[i]->run_backward(d);
-    return d;
   }
 };
 
@@ -170,8 +146,7 @@ Weights train_sharing(Strategy s, bool inside_the_first, int prefetch, bool resh
     int64_t held = 0;
     for (int step = 0; step < 4; ++step) {
       ops::random_normal(stream, x, 48 * (2 * step + r.world->rank()), 1, "x", 0, 1);
-      model(x);
-      model.run_backward(x);
+      run_pass(model, x, x);
       optimizer.step(0.01);
       stream.synchronize();
       const int64_t now = r.device->allocator().peak_bytes(MemoryClass::gathered) +
@@ -203,32 +178,15 @@ TEST(SharedUnit, OfSeveralWrappedModulesTrainsUnderEveryStrategy) {
 }
 
 // Runs itself once more inside: two uses of one unit are open.
-struct Echo : Module {
+struct Echo : nn::Module<Echo> {
   Echo() { weight = param("weight", {12}, constant(1)); }
   Parameter weight;
   int depth = 0;
-  std::vector<std::pair<Tensor, Tensor>> saved;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    Tensor x = in;
-    if (depth++ < 2) x = (*this)(in);
+  nn::Var forward(const nn::Var& in) {
+    nn::Var x = with_gradients(in, {weight}, [this] { EXPECT_TRUE(weight.grad().defined()); });
+    if (depth++ < 2) x = (*this)(x);
     --depth;
-    Tensor y = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    Tensor rstd = Tensor::empty(x.device(), {x.size(0)}, DType::f32, "test");
-    ops::rms_norm_forward(x.device().compute(), y, rstd, x, weight.data(), 1e-6f);
-    saved.emplace_back(x, rstd);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    const auto [x, rstd] = saved.back();
-    saved.pop_back();
-    const Tensor d = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    ops::rms_norm_backward(x.device().compute(), d, weight.grad(), dy, x, weight.data(), rstd);
-    if (saved.empty()) return d;
-    const Tensor dx = run_backward(d);
-    EXPECT_TRUE(weight.grad().defined());
-    return dx;
+    return nn::rms_norm(x, weight);
   }
 };
 
@@ -236,13 +194,10 @@ TEST(SharedUnit, MayCallItself) {
   std::vector<float> want;
   for (Strategy s : kEveryStrategy) {
     launch(2, [&](RankContext& r) {
-      struct Root : Module {
+      struct Root : nn::Module<Root> {
         Root() { child("echo", echo); }
         Echo echo;
-
-       protected:
-        Tensor forward(const Tensor& x) override { return echo(x); }
-        Tensor backward(const Tensor& dy) override { return echo.run_backward(dy); }
+        nn::Var forward(const nn::Var& x) { return echo(x); }
       } model;
       const DeviceMesh mesh(r.world, {{"shard", 2}});
       fully_shard(model.echo, mesh, {.strategy = s});
@@ -250,8 +205,7 @@ TEST(SharedUnit, MayCallItself) {
       const Tensor x = Tensor::empty(*r.device, {4, 12}, DType::f32, "test");
       Stream& stream = r.device->compute();
       ops::random_normal(stream, x, 48 * r.world->rank(), 1, "x", 0, 1);
-      model(x);
-      model.run_backward(x);
+      run_pass(model, x, x);
       runtime_of(model).wait_gradients();
       const Parameter& w = model.echo.weight;
       const auto g =

@@ -260,7 +260,7 @@ TEST(Runtime, PublicVerbsGiveWholeParametersOutsideForward) {
 
 TEST(Runtime, OnlyMatricesAndTheirStacksCostWhatTheirBlocksCost) {
   launch(2, [](RankContext& r) {
-    struct Blocks : Module {
+    struct Blocks : ModuleBase {
       Blocks() {
         const auto add = [&](const char* name, Shape shape, const std::vector<int64_t>& rows) {
           param(name, std::move(shape), constant(0)).set_row_blocks(rows).set_cut(CutClass::row);
@@ -270,10 +270,6 @@ TEST(Runtime, OnlyMatricesAndTheirStacksCostWhatTheirBlocksCost) {
         add("stack", {3, 8, 4}, {2, 6});
         add("kernel", {2, 3, 4, 5}, {1, 1});
       }
-
-     protected:
-      Tensor forward(const Tensor& x) override { return x; }
-      Tensor backward(const Tensor& dy) override { return dy; }
     } model;
     fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}), {.layout = LayoutPolicy::whole_param});
     std::map<std::string, double> cost;

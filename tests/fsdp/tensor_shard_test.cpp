@@ -233,17 +233,12 @@ TEST(TensorShardCheck, ADimensionThatShardsOrReducesCannotCutAsWell) {
 }
 
 // Gradients of `value` everywhere.
-struct Constant : Module {
+struct Constant : nn::Module<Constant> {
   Constant(Shape shape, float v) : weight(param("weight", std::move(shape), normal(1))), value(v) {}
   Parameter weight;
   float value;
-
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override {
-    const Tensor g = weight.grad();
-    ops::fill(g.device().compute(), g, value);
-    return {};
+  virtual nn::Var forward(const nn::Var& x) {
+    return with_gradients(x, {weight}, [this, s = &x.stream()] { ops::fill(*s, weight.grad(), value); });
   }
 };
 
@@ -252,13 +247,7 @@ TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
     struct Root : Constant {
       explicit Root(float v) : Constant({10}, v), experts({3, 4}, v) { child("experts", experts); }
       Constant experts;
-
-     protected:
-      Tensor forward(const Tensor& x) override { return experts(x); }
-      Tensor backward(const Tensor& dy) override {
-        experts.run_backward(dy);
-        return Constant::backward(dy);
-      }
+      nn::Var forward(const nn::Var& x) override { return experts(Constant::forward(x)); }
     };
     const DeviceMesh mesh(r.world, {{"expert", 2}, {"shard", 2}});
     for (const Strategy strategy : {Strategy::no_shard, Strategy::optim_grads_params}) {
@@ -266,8 +255,7 @@ TEST(TensorShardReduce, UnitsOfOneMeshMayReduceOverDifferentDimensions) {
       model.experts.weight.set_tensor_shard({"expert", 0, 2, mesh.coordinate("expert")});
       fully_shard(model.experts, mesh, {.strategy = strategy, .gradient_ranks = 4});
       fully_shard(model, mesh, {.strategy = strategy, .replicate_dim = "expert"});
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       Stream& s = r.device->compute();
       for (float g : ops::to_floats(s, model.weight.grad_shard()))
         EXPECT_EQ(g, (1 + 2 + 3 + 4) / 4.0f) << "over both dimensions";
@@ -319,8 +307,7 @@ TEST(UnevenTensorShard, StartsAndIsClippedAsWhole) {
       fully_shard(model, mesh, {.seed = 3});
       Stream& s = r.device->compute();
       const std::vector<float> mine = ops::to_floats(s, model.weight.shard());
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       const GradientStats stats = read_stats(model, clip_grad_norm(model, 0));
       EXPECT_EQ(model.weight.grad_shard().numel(), model.weight.shard().numel());
       const std::lock_guard lock(mutex);

@@ -338,7 +338,7 @@ Case gone(Dice& dice) {
                   (*block)(t.in);
                   break;
                 case 1:
-                  block->run_backward(t.dy);
+                  unit->pre_backward();
                   break;
                 case 2:
                   block->up_.data();

@@ -183,8 +183,8 @@ Case description_case(Dice& dice) {
   };
   struct Loose : Stack {
     Loose() : Stack(1) {}
-    using Module::child;
-    using Module::param;
+    using ModuleBase::child;
+    using ModuleBase::param;
   };
   const auto on = [](std::function<void(Loose&)> f) {
     return [f = std::move(f)](Stack& s) { f(static_cast<Loose&>(s)); };

@@ -23,7 +23,11 @@ std::vector<Stray> strays() {
   return {
       {"a step", [](Training& t) { t.update(); }, false, true},
       {"a backward", [](Training& t) { t.backward(); }},
-      {"a backward of a block", [](Training& t) { t.stack->block(0).run_backward(t.dy); }},
+      {"a backward of a block",
+       [](Training& t) {
+         t.stack->block(0).unit()->pre_backward();
+         t.stack->block(0).unit()->post_backward();
+       }},
       {"clipping", [](Training& t) { clip_grad_norm(*t.stack, 0.5); }, false, true},
       {"clipping to -1", [](Training& t) { clip_grad_norm(*t.stack, -1); }},
       {"reading whole weights", [](Training& t) { t.stack->block(0).up_.data(); }},
@@ -49,7 +53,8 @@ std::vector<Stray> strays() {
       {"an optimizer without routing", [](Training& t) { Optimizer wrong(*t.stack, Routing(), {}); }},
       {"ending a unit's forward", [](Training& t) { t.stack->block(0).unit()->post_forward(); }},
       {"ending a unit's backward", [](Training& t) { t.stack->block(0).unit()->post_backward(); }},
-      {"beginning a unit's forward", [](Training& t) { t.stack->block(1).unit()->pre_forward(true); }},
+      {"beginning a unit's forward",
+       [](Training& t) { t.stack->block(1).unit()->pre_forward(ForwardKind::recorded); }},
       {"beginning a unit's backward", [](Training& t) { t.stack->block(1).unit()->pre_backward(); }},
       {"a step of a rate below 0", [](Training& t) { t.optimizer->step(-0.5); }},
       {"unsharding a block",
@@ -61,7 +66,7 @@ std::vector<Stray> strays() {
       {"an evaluation",
        [](Training& t) {
          t.stack->set_training(false);
-         t.forward();
+         (*t.stack)(t.in);
          t.stack->set_training(true);
        },
        true},

@@ -62,30 +62,16 @@ Stack::Stack(int blocks) {
   gain = param("gain.weight", {kWidth}, constant(1));
 }
 
-Tensor Stack::forward(const Tensor& x) {
+nn::Var Stack::forward(const nn::Var& in) {
   point("forward begins");
-  Tensor h = x;
+  nn::Var x = in;
   for (size_t i : order) {
-    h = (*blocks_[i])(h);
+    x = (*blocks_[i])(backward_point(x, "backward between blocks"));
     point("forward between blocks");
   }
-  x_ = h;
-  Tensor y = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-  rstd_ = Tensor::empty(x.device(), {x.size(0)}, DType::f32, "test");
-  ops::rms_norm_forward(x.device().compute(), y, rstd_, h, gain.data(), 1e-6f);
+  x = nn::rms_norm(x, gain);
   point("forward ends");
-  return y;
-}
-
-Tensor Stack::backward(const Tensor& dy) {
-  point("backward begins");
-  Tensor d = Tensor::empty(dy.device(), dy.shape(), dy.dtype(), "test");
-  ops::rms_norm_backward(dy.device().compute(), d, gain.grad(), dy, x_, gain.data(), rstd_);
-  for (size_t k = order.size(); k-- > 0;) {
-    d = blocks_[order[k]]->run_backward(d);
-    point("backward between blocks");
-  }
-  return d;
+  return backward_point(x, "backward begins");
 }
 
 Training::Training(RankContext& r, const Plan& p) : Training(r, p, mesh_of(r, p), p.options) {}
@@ -123,7 +109,10 @@ void Training::step(int number) {
   update();
 }
 
-void Training::give_up() { reset_step(*stack); }
+void Training::give_up() {
+  taped.tape.clear();
+  reset_step(*stack);
+}
 
 Weights Training::weights() {
   Weights all;

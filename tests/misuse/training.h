@@ -29,7 +29,7 @@ LaunchOptions watched(int milliseconds = 1500);
 
 /// A stack of blocks on inputs and output gradients that are given. Calls `at_point` where a user's forward
 /// or backward may do something of its own.
-class Stack : public Module {
+class Stack : public nn::Module<Stack> {
  public:
   static constexpr int64_t kWidth = 8, kRows = 4;
   explicit Stack(int blocks);
@@ -40,17 +40,17 @@ class Stack : public Module {
   const std::shared_ptr<test::ToyBlock>& shared_block(size_t i) { return blocks_[i]; }
   size_t blocks() const { return blocks_.size(); }
   Parameter gain;
-
- protected:
-  Tensor forward(const Tensor& x) override;
-  Tensor backward(const Tensor& dy) override;
+  nn::Var forward(const nn::Var& in);
 
  private:
   void point(const char* where) const {
     if (at_point) at_point(where);
   }
+  /// x itself: calls at_point in backward.
+  nn::Var backward_point(const nn::Var& x, const char* where) const {
+    return test::with_gradients(x, {}, [this, where] { point(where); });
+  }
   std::vector<std::shared_ptr<test::ToyBlock>> blocks_;
-  Tensor x_, rstd_;
 };
 
 using Weights = std::vector<std::vector<float>>;
@@ -64,8 +64,8 @@ class Training {
            const DeviceMesh* of_last_block = nullptr);
 
   void load(int batch);
-  void forward() { stack->operator()(in); }
-  void backward() { stack->run_backward(dy); }
+  void forward() { taped.forward(*stack, in); }
+  void backward() { taped.backward(dy); }
   void clip();
   void update() { optimizer->step(plan.lr); }
   /// All verbs of one step on its batches.
@@ -82,6 +82,7 @@ class Training {
   Routing routing;
   std::optional<Optimizer> optimizer;
   Tensor in, dy;
+  test::Taped taped;
 };
 
 /// Collects every rank's weights and says whether all are the same and as wanted.

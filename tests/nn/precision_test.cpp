@@ -13,8 +13,8 @@ using nn::Var;
 // Block 0 in f32, block 1 in bf16 with its norm in f32 and a frozen matrix, block 2 in bf16 with results in
 // f32.
 void prepare(TapeNet& net) {
-  net.block(1).norm.set_compute_dtype(DType::f32);
-  net.block(1).up.freeze();
+  net.block(1).norm_.set_compute_dtype(DType::f32);
+  net.block(1).up_.freeze();
 }
 
 void shard_mixed(TapeNet& net, RankContext& rank, FullyShardOptions o) {

@@ -229,42 +229,6 @@ TEST(Recompute, AnExceptionInEitherRunLeavesTheModelUsable) {
     }
 }
 
-TEST(Recompute, AHandWrittenModuleRunsAgainAsWell) {
-  struct Mixed : nn::Module<Mixed> {
-    ToyBlock hand{kWidth, kHidden};
-    TapeBlock tape;
-    bool scope = false;
-    Mixed() {
-      child("hand", hand);
-      child("tape", tape);
-    }
-    Var forward(const Var& x) {
-      const auto f = [this](const Var& in) { return nn::call(hand, tape(in)); };
-      return tape(scope ? nn::recompute(f, x) : f(x));
-    }
-  };
-  std::map<bool, std::map<std::string, std::vector<float>>> weights;
-  for (const bool scope : {false, true})
-    launch(3, [&](RankContext& rank) {
-      Mixed net;
-      net.scope = scope;
-      const Routing routing = route(net, {.optimizer = Algorithm::adamw});
-      const DeviceMesh mesh(rank.world, {{"shard", 3}});
-      fully_shard(net.hand, mesh);
-      fully_shard(net.tape, mesh);
-      fully_shard(net, mesh);
-      Optimizer optimizer(net, routing, {});
-      Tape tape;
-      for (int i = 0; i < 3; ++i) {
-        tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
-        optimizer.step(0.05);
-      }
-      auto w = whole_weights(net, rank);
-      if (rank.world->rank() == 0) weights[scope] = std::move(w);
-    });
-  EXPECT_EQ(weights[true], weights[false]);
-}
-
 TEST(Recompute, AScopeAroundTheModelThatNobodyUsesIsGivenUp) {
   for (const Strategy strategy : kStrategies) {
     const auto step = [](bool scope) {

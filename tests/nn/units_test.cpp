@@ -16,8 +16,8 @@ using nn::Tape;
 using nn::Var;
 using testing::HasSubstr;
 
-// The same model with the backward written by hand.
-struct HandNet : Module {
+// The same model, whose units' verbs are called by hand: each block has a tape of its own that knows no unit.
+struct HandNet : ModuleBase {
   HandNet() {
     for (int i = 0; i < 3; ++i) {
       blocks.push_back(std::make_unique<ToyBlock>(kWidth, kHidden));
@@ -25,26 +25,32 @@ struct HandNet : Module {
     }
     head = param("head.weight", {4, kWidth}, normal(0.3f));
   }
+  void step(const Tensor& in) {
+    std::vector<Taped> tapes(blocks.size());
+    Tensor x = in;
+    unit()->pre_forward(ForwardKind::recorded);
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      blocks[i]->unit()->pre_forward(ForwardKind::recorded);
+      tapes[i].x = tapes[i].tape.leaf(x);
+      tapes[i].y = blocks[i]->forward(tapes[i].x);  // not called, which its unit would notice
+      x = tapes[i].y.value();
+      blocks[i]->unit()->post_forward();
+    }
+    Taped last;
+    last.x = last.tape.leaf(x);
+    last.y = loss_of(nn::linear(last.x, head), 0);
+    unit()->post_forward();
+    unit()->pre_backward();
+    Tensor dx = last.backward();
+    for (size_t i = blocks.size(); i-- > 0;) {
+      blocks[i]->unit()->pre_backward();
+      dx = tapes[i].backward(dx);
+      blocks[i]->unit()->post_backward();
+    }
+    unit()->post_backward();
+  }
   std::vector<std::unique_ptr<ToyBlock>> blocks;
   Parameter head;
-  Tensor x, y;
-
- protected:
-  Tensor forward(const Tensor& in) override {
-    x = in;
-    for (auto& b : blocks) x = (*b)(x);
-    y = Tensor::empty(x.device(), {x.size(0), 4}, DType::f32, "activations");
-    ops::gemm(x.device().compute(), y, x, false, head.data(), true);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    Stream& s = dy.device().compute();
-    weight_backward(s, head, dy, x);
-    Tensor dx = Tensor::empty(x.device(), x.shape(), DType::f32, "activations");
-    ops::gemm(s, dx, dy, false, head.data(), false);
-    for (size_t i = blocks.size(); i-- > 0;) dx = blocks[i]->run_backward(dx);
-    return {};
-  }
 };
 
 TEST(TapeUnits, TrainTheBitsAndIssueTheCollectivesOfTheHandWrittenBackward) {
@@ -60,10 +66,7 @@ TEST(TapeUnits, TrainTheBitsAndIssueTheCollectivesOfTheHandWrittenBackward) {
       CommCounts before;
       for (int i = 0; i < 3; ++i) {
         before = rank.world->counts();
-        Tape tape;  // for the objective alone
-        const Var y = tape.leaf(net(rows(rank, static_cast<uint64_t>(i))));
-        tape.backward(loss_of(y, 0));
-        net.run_backward(tape.gradient(y));
+        net.step(rows(rank, static_cast<uint64_t>(i)));
         clip_grad_norm(net, 1);
         optimizer.step(0.05);
       }
@@ -375,7 +378,7 @@ struct Positions : nn::Module<Positions> {
 struct NetWithPositions : nn::Module<NetWithPositions> {
   NetWithPositions() {
     child("positions", positions);
-    child("hand", hand);
+    child("block", block);
   }
   Var forward(const Var& x) {
     Tensor index = Tensor::empty(x.device(), {1, kRows}, DType::i32, "index");
@@ -385,13 +388,13 @@ struct NetWithPositions : nn::Module<NetWithPositions> {
     const auto constant_of = [&](const Tensor& t) { return on_tape ? x.tape()->input(t) : Var(t); };
     const Var y = constant_of(index);
     const auto extra = [this, ones = constant_of(x.value())](const Var& i) {
-      return positions(i) + nn::embedding(i, own) + nn::linear(nn::call(hand, ones), square);
+      return positions(i) + nn::embedding(i, own) + nn::linear(block(ones), square);
     };
     return nn::linear(x, square) +
            (recomputed ? nn::recompute([extra, y](const Var& v) { return v + extra(y); }, x) : extra(y));
   }
   Positions positions;
-  ToyBlock hand{kWidth, kHidden};
+  ToyBlock block{kWidth, kHidden};
   Parameter own = param("own", {kRows, kWidth}, normal(0.3f)),
             square = param("square", {kWidth, kWidth}, normal(0.3f));
   bool on_tape = false, recomputed = false;
@@ -409,7 +412,7 @@ TEST(TapeUnits, ParametersOfFunctionsWhoseInputsAreOnNoTapeTrain) {
           const Routing routing = route(net, {.optimizer = Algorithm::adamw});
           const DeviceMesh mesh(rank.world, {{"shard", 2}});
           if (wrapped) fully_shard(net.positions, mesh, {});
-          if (wrapped) fully_shard(net.hand, mesh, {});
+          if (wrapped) fully_shard(net.block, mesh, {});
           fully_shard(net, mesh, {});
           Optimizer optimizer(net, routing, {});
           Tape tape;
@@ -477,37 +480,6 @@ TEST(TapeUnits, TwoModelsWithTapesOfTheirOwnPlayAgainstEachOther) {
         for (const float v : values) ASSERT_TRUE(std::isfinite(v));
     });
   }
-}
-
-TEST(TapeUnits, AHandWrittenModuleIsOneOperation) {
-  struct Mixed : nn::Module<Mixed> {
-    ToyBlock hand{kWidth, kHidden};
-    TapeBlock tape;
-    Mixed() {
-      child("hand", hand);
-      child("tape", tape);
-    }
-    Var forward(const Var& x) { return tape(nn::call(hand, tape(x))); }
-  };
-  std::map<Strategy, Weights> weights;
-  for (const Strategy strategy : kStrategies)
-    launch(3, [&](RankContext& rank) {
-      Mixed net;
-      const Routing routing = route(net, {.optimizer = Algorithm::adamw});
-      const DeviceMesh mesh(rank.world, {{"shard", 3}});
-      fully_shard(net.hand, mesh, {.strategy = strategy});
-      fully_shard(net.tape, mesh, {.strategy = strategy});
-      fully_shard(net, mesh, {.strategy = strategy});
-      Optimizer optimizer(net, routing, {});
-      Tape tape;
-      for (int i = 0; i < 3; ++i) {
-        tape.backward(loss_of(net(tape.input(rows(rank, static_cast<uint64_t>(i)))), 0));
-        optimizer.step(0.05);
-      }
-      const Weights w = whole_weights(net, rank);
-      if (rank.world->rank() == 0) weights[strategy] = w;
-    });
-  for (const Strategy strategy : kStrategies) EXPECT_EQ(weights[strategy], weights[Strategy::no_shard]);
 }
 
 TEST(TapeUnits, EvaluationKeepsNothing) {

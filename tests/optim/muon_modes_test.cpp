@@ -25,7 +25,7 @@ struct Described {
 };
 
 /// Parameters only; every rank has the same gradient, so that the average over 2^n ranks is exactly that.
-struct Matrices : Module {
+struct Matrices : MadeGradients {
   explicit Matrices(const std::vector<Described>& list) {
     for (auto& d : list) {
       Parameter p = param(d.name, d.shape, normal(0.1f));
@@ -36,9 +36,7 @@ struct Matrices : Module {
   int step = 0, accumulate = 1;  // each microbatch adds its share: exact for powers of two
   std::function<void(const Parameter&, std::vector<float>&)> poison;
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       std::vector<float> g(static_cast<size_t>(p.numel()));
       for (size_t i = 0; i < g.size(); ++i)
@@ -52,7 +50,6 @@ struct Matrices : Module {
       ops::copy_from_host(stream, mine, g.data(), grad.nbytes());
       ops::scaled_add(stream, grad, 1, mine);
     }
-    return {};
   }
 };
 
@@ -103,8 +100,7 @@ WeightList train(const MuonRun& run) {
     for (model.step = 0; model.step < run.steps; ++model.step) {
       for (int micro = 0; micro < run.accumulate; ++micro) {
         runtime.set_last_microbatch(micro + 1 == run.accumulate);
-        model(x);
-        model.run_backward({});
+        run_pass(model, x);
       }
       WeightsChange change(runtime);
       muon.step(s, 0.02);

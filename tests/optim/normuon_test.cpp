@@ -49,7 +49,7 @@ float gradient_at(size_t i, int step) {
 }
 
 /// Every rank has the same gradient, so that the average over 2^n ranks is exactly that.
-struct NorMuonMatrices : Module {
+struct NorMuonMatrices : MadeGradients {
   explicit NorMuonMatrices(const std::vector<NorMuonMatrix>& list) {
     for (auto& d : list) {
       Parameter p = param(d.name, d.shape, sherd::normal(0.1f));
@@ -60,9 +60,7 @@ struct NorMuonMatrices : Module {
   float factor = 1;     // of all gradients
   bool spoilt = false;  // one element of the last gradient is NaN
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       const Tensor grad = p.grad();
       std::vector<float> g(static_cast<size_t>(grad.numel()));
@@ -70,7 +68,6 @@ struct NorMuonMatrices : Module {
       if (spoilt && p == own_parameters().back()) g[0] = std::numeric_limits<float>::quiet_NaN();
       ops::copy_from_host(grad.device().compute(), grad, g.data(), grad.nbytes());
     }
-    return {};
   }
 };
 
@@ -125,8 +122,7 @@ Whole train_normuon(const NorMuonRun& run) {
     }
     const Tensor x = Tensor::empty(*r.device, {1}, DType::f32, "test");
     for (model.step = run.first_step; model.step < run.first_step + run.steps; ++model.step) {
-      model(x);
-      model.run_backward({});
+      run_pass(model, x);
       optimizer.step(kNorMuonLr);
     }
     for (auto& p : model.own_parameters()) {
@@ -409,8 +405,7 @@ TEST(NorMuon, SkippedStepsChangeNothing) {
     Stream& s = r.device->compute();
     const auto step = [&](bool spoilt) {
       model.spoilt = spoilt;
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       optimizer.step(kNorMuonLr);
       std::vector<std::vector<float>> all;
       for (auto& t : optimizer.state()) all.push_back(ops::to_floats(s, t.local));
@@ -436,8 +431,7 @@ TEST(NorMuon, MatricesOfZerosStayAsTheyAre) {
     std::vector<std::vector<float>> before;
     for (auto& p : model.own_parameters()) before.push_back(ops::to_floats(s, p.shard()));
     for (int step = 0; step < 2; ++step) {
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       optimizer.step(kNorMuonLr);
     }
     for (size_t i = 0; i < before.size(); ++i)

@@ -19,17 +19,14 @@ namespace {
 using ::testing::HasSubstr;
 
 // Parameters only: gradients are put in by the test.
-struct Bag : Module {
+struct Bag : MadeGradients {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       const Tensor g = p.grad();
       ops::copy_from_host(g.device().compute(), g, gradient(p).data(), g.nbytes());
     }
-    return {};
   }
 
  public:
@@ -81,8 +78,7 @@ TEST_P(OnMeshes, AdamWIsPyTorchs) {
     const Tensor in = Tensor::empty(*r.device, {1}, DType::f32, "test");
     for (int step = 0; step < kSteps; ++step) {
       bag.step = step;
-      bag(in);
-      bag.run_backward({});
+      run_pass(bag, in);
       optimizer.step(kLr);
       for (size_t k = 0; k < 2; ++k) {
         const auto g = average(k == 0 ? matrix : vector, ranks, step);
@@ -149,8 +145,7 @@ TEST_P(OnMeshes, TheModelComputesWithTheLatestWeightsRounded) {
         change.end();
       };
       const auto step = [&] {
-        bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-        bag.run_backward({});
+        run_pass(bag, Tensor::empty(*r.device, {1}, DType::f32, "test"));
         optimizer.step(kLr);
         ++bag.step;
       };
@@ -190,8 +185,7 @@ TEST_P(OnMeshes, MuonOrthogonalizesWholeLogicalBlocks) {
     const Tensor in = Tensor::empty(*r.device, {1}, DType::f32, "test");
     for (int step = 0; step < kSteps; ++step) {
       bag.step = step;
-      bag(in);
-      bag.run_backward({});
+      run_pass(bag, in);
       optimizer.step(kLr);
       for (size_t k = 0; k < 2; ++k) {
         const auto g = average(k == 0 ? fused : tall, ranks, step);
@@ -238,8 +232,7 @@ TEST_P(OnMeshes, NormCountsEveryElementOnceAndClippingScalesAll) {
     o.layout = layout;
     fully_shard(bag, DeviceMesh(r.world, {{"shard", ranks}}), o);
     Stream& s = r.device->compute();
-    bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-    bag.run_backward({});
+    run_pass(bag, Tensor::empty(*r.device, {1}, DType::f32, "test"));
     double square = 0;
     int64_t zeros = 0;
     for (const Parameter& p : {a, b, c})
@@ -278,19 +271,15 @@ TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
   launch(2, [](RankContext& r) {
     struct Bad : Bag {
       Parameter p = add("p.weight", {5});
-
-     protected:
-      Tensor backward(const Tensor&) override {
+      void put_gradients() override {
         const Tensor g = p.grad();
         const float v[5] = {1, INFINITY, 2, 0, 3};
         ops::copy_from_host(g.device().compute(), g, v, sizeof v);
-        return {};
       }
     } bag;
     (void)route(bag);
     fully_shard(bag, DeviceMesh(r.world, {{"shard", 2}}));
-    bag(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-    bag.run_backward({});
+    run_pass(bag, Tensor::empty(*r.device, {1}, DType::f32, "test"));
     const auto stats = clip_grad_norm(bag, 1);
     Stream& s = r.device->compute();
     s.synchronize();
@@ -303,10 +292,8 @@ TEST(Clip, NonFiniteGradientsAreReportedAndLeftAlone) {
 }
 
 TEST(Routing, TiedNamesStandBelowTheTable) {
-  struct Pair : Module {
+  struct Pair : ModuleBase {
     Pair() { tie("head", param("tok", {4, 4}, normal(0.1f))); }
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   } model;
   const Routing r = route(model);
   EXPECT_EQ(r.routes.size(), 1u);

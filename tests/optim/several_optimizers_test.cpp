@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 constexpr double kMakerRate = 0.125, kJudgeRate = 0.25;
 
 /// Parameters whose gradients the test makes: element i of parameter p has scale * sin(0.7 i + p + pass).
-struct Leaf : Module {
+struct Leaf : MadeGradients {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
   static std::vector<float> gradient(const std::string& name, int64_t elements, int pass, float scale) {
     std::vector<float> g(static_cast<size_t>(elements));
@@ -35,9 +35,7 @@ struct Leaf : Module {
   int pass = 0;
   float scale = 1;
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       if (!touches(p.name())) continue;
       const Tensor g = p.grad();
@@ -47,7 +45,6 @@ struct Leaf : Module {
       ops::copy_from_host(g.device().compute(), g, sum.data(), g.nbytes());
       g.device().compute().synchronize();
     }
-    return dy;
   }
 };
 
@@ -66,27 +63,22 @@ struct Pair : Leaf {
   }
   bool uses_maker = true, uses_judge = true;
 
-  void forward_pass(Device& device) { (*this)(Tensor::empty(device, {1}, DType::f32, "test")); }
+  void forward_pass(Device& device) { taped.forward(*this, Tensor::empty(device, {1}, DType::f32, "test")); }
   /// One backward whose gradients follow from `pass` alone.
   void train(Device& device, int number, bool last = true, float factor = 1) {
     for (Leaf* l : {static_cast<Leaf*>(this), &maker, &judge}) l->pass = number, l->scale = factor;
     runtime_of(*this).set_last_microbatch(last);
     forward_pass(device);
-    run_backward({});
+    taped.backward();
     runtime_of(*this).set_last_microbatch(true);
   }
-
- protected:
-  Tensor forward(const Tensor& x) override {
-    if (uses_maker) maker(x);
-    if (uses_judge) judge(x);
+  nn::Var forward(const nn::Var& in) override {
+    nn::Var x = Leaf::forward(in);
+    if (uses_maker) x = maker(x);
+    if (uses_judge) x = judge(x);
     return x;
   }
-  Tensor backward(const Tensor& dy) override {
-    if (uses_judge) judge.run_backward(dy);
-    if (uses_maker) maker.run_backward(dy);
-    return Leaf::backward(dy);
-  }
+  Taped taped;
 };
 
 /// The same updates of whole parameters on one rank, by the kernel alone.
@@ -145,7 +137,7 @@ class Plain {
   std::map<std::string, One> all_;
 };
 
-std::vector<float> weights(Module& model, Stream& s) {
+std::vector<float> weights(ModuleBase& model, Stream& s) {
   std::vector<float> all;
   for (auto& [name, p] : model.named_parameters()) {
     const std::vector<float> values = ops::to_floats(s, p.shard());
@@ -307,7 +299,7 @@ TEST_P(SeveralOptimizers, GradientsGivenUpLeaveNoTrace) {
     both.model.forward_pass(both.device);  // a forward is due: it stays so
     zero_grad(both.model);
     both.model.pass = both.model.maker.pass = both.model.judge.pass = 5;
-    both.model.run_backward({});
+    both.model.taped.backward();
     both.maker->step(kMakerRate);
     both.judge->step(kJudgeRate);
     plain.update("maker", {5}, kMakerRate);
@@ -409,8 +401,7 @@ TEST(SeveralOptimizersOfOneModel, GiveTheBitsOfOne) {
           ops::fill(r.device->compute(), tokens, 3 + r.world->rank());
           ops::fill(r.device->compute(), model.targets, 4);
           for (int step = 0; step < 3; ++step) {
-            model(tokens);
-            model.run_backward({});
+            run_pass(model, tokens);
             clip_grad_norm(model, 0.5);
             for (auto& optimizer : all) optimizer->step(0.02);
           }
@@ -474,7 +465,7 @@ TEST(SeveralOptimizersMisuse, FinalGradientsAreUsedOrGivenUpBeforeTheNextBackwar
     both.maker->step(0.1);
     EXPECT_THAT(message_of<InvalidArgument>([&] { both.maker->step(0.1); }),
                 HasSubstr("reached the parameters of this optimizer"));
-    EXPECT_THAT(message_of<InvalidArgument>([&] { both.model.train(both.device, 1); }),
+    EXPECT_THAT(message_of<InvalidArgument>([&] { both.model.unit()->pre_backward(); }),
                 HasSubstr("give the gradients up by zero_grad()"));
     zero_grad(both.model);
     both.model.touches = [](const std::string&) -> bool { throw std::runtime_error("in the backward"); };

@@ -28,7 +28,7 @@ struct Gradients {
 };
 
 /// Parameters whose gradients the test makes.
-struct SkipLeaf : Module {
+struct SkipLeaf : MadeGradients {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
   void use(const Gradients& gradients, int data_rank, int world_rank) {
     gradients_ = gradients;
@@ -36,9 +36,7 @@ struct SkipLeaf : Module {
     world_rank_ = world_rank;
   }
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       std::vector<float> g(static_cast<size_t>(p.numel()));
       for (size_t i = 0; i < g.size(); ++i)
@@ -48,7 +46,6 @@ struct SkipLeaf : Module {
       const Tensor grad = p.grad();
       ops::copy_from_host(grad.device().compute(), grad, g.data(), grad.nbytes());
     }
-    return dy;
   }
 
  private:
@@ -60,10 +57,7 @@ struct SkipLeaf : Module {
 struct Net : SkipLeaf {
   SkipLeaf inner;
   Net() { child("inner", inner); }
-
- protected:
-  Tensor forward(const Tensor& x) override { return inner(x); }
-  Tensor backward(const Tensor& dy) override { return SkipLeaf::backward(inner.run_backward(dy)); }
+  nn::Var forward(const nn::Var& x) override { return inner(SkipLeaf::forward(x)); }
 };
 
 struct SkipSetting {
@@ -138,8 +132,7 @@ Course run(const SkipSetting& setting, Algorithm algorithm, double clip, const s
     for (size_t i = 0; i < steps.size(); ++i) {
       net.use(steps[i], data_rank, rank);
       net.inner.use(steps[i], data_rank, rank);
-      net(in);
-      net.run_backward({});
+      run_pass(net, in);
       runtime_of(net).wait_gradients();
       s.synchronize();
       const CommCounts before = r.world->counts();
@@ -244,20 +237,14 @@ TEST(SkippedSteps, ANormBeyondFp32IsNotFiniteEither) {
     EXPECT_EQ(fine.skipped, 0) << "7.5e37 is a norm";
     struct Huge : SkipLeaf {
       Parameter p = add("p.weight", {4});
-
-     protected:
-      Tensor backward(const Tensor& dy) override {
-        ops::fill(p.grad().device().compute(), p.grad(), 3e38);
-        return dy;
-      }
+      void put_gradients() override { ops::fill(p.grad().device().compute(), p.grad(), 3e38); }
     };
     launch(2, [&](RankContext& r) {
       Huge model;
       const Routing routes = route(model);
       fully_shard(model, DeviceMesh(r.world, {{"shard", 2}}));
       Optimizer optimizer(model, routes, {});
-      model(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      model.run_backward({});
+      run_pass(model, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       if (clip >= 0) clip_grad_norm(model, clip);
       optimizer.step(0.1);
       EXPECT_EQ(optimizer.skipped(), 1) << clip;
@@ -328,8 +315,7 @@ TEST(SkippedSteps, BadGradientsAndABadLossAreOneSkippedStep) {
     const Gradients bad{.bad = "w.weight", .on = 1, .value = kInf};
     for (const double value : {1.0, double{kNan}}) {
       net.use(bad, r.world->rank(), r.world->rank());
-      net(Tensor::empty(*r.device, {1}, DType::f32, "test"));
-      net.run_backward({});
+      run_pass(net, Tensor::empty(*r.device, {1}, DType::f32, "test"));
       clip_grad_norm(net, 0);
       const Tensor loss = Tensor::empty(*r.device, {1}, DType::f64, "test");
       ops::fill(r.device->compute(), loss, value);
@@ -380,8 +366,7 @@ TEST(OptimizerMisuse, OptionsThatCannotBeAreAllNamed) {
                 HasSubstr("weight decay -1 of inner.v.weight"));
 
     Optimizer optimizer(net, routes, {});
-    net(Tensor::empty(device, {1}, DType::f32, "test"));
-    net.run_backward({});
+    run_pass(net, Tensor::empty(device, {1}, DType::f32, "test"));
     for (const double lr : {-0.1, double{kNan}, double{kInf}})
       EXPECT_THAT(refusal([&] { optimizer.step(lr); }), HasSubstr(fmt::format("learning rate {}", lr)));
     EXPECT_EQ(optimizer.steps(), 0);

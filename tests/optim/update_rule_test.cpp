@@ -37,7 +37,7 @@ struct Three : GivenGradients {
 };
 
 /// Bits of all local weights and states.
-std::vector<float> everything(Module& model, const Optimizer& optimizer, Stream& s) {
+std::vector<float> everything(ModuleBase& model, const Optimizer& optimizer, Stream& s) {
   std::vector<float> all;
   const auto add = [&](const Tensor& t) {
     const std::vector<float> values = ops::to_floats(s, t);

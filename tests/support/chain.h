@@ -13,28 +13,14 @@
 
 namespace sherd::test {
 
-class Chain : public Module {
+class Chain : public nn::Module<Chain> {
  public:
   static constexpr int64_t kWidth = 12, kRows = 4;
 
   class Link : public ToyBlock {
    public:
     explicit Link(Chain& chain) : ToyBlock(kWidth, 20), chain_(chain) {}
-    void forget() { drop_activations(); }
-
-   protected:
-    Tensor forward(const Tensor& x) override {
-      chain_.pass();
-      Tensor y = ToyBlock::forward(x);
-      chain_.pass();
-      return y;
-    }
-    Tensor backward(const Tensor& dy) override {
-      chain_.pass();
-      Tensor dx = ToyBlock::backward(dy);
-      chain_.pass();
-      return dx;
-    }
+    nn::Var forward(const nn::Var& x) override { return chain_.point(ToyBlock::forward(chain_.point(x))); }
 
    private:
     Chain& chain_;
@@ -47,6 +33,19 @@ class Chain : public Module {
       order.push_back(static_cast<size_t>(i));
     }
     gain = param("gain.weight", {kWidth}, constant(1));
+  }
+  nn::Var forward(const nn::Var& in) {
+    nn::Var x = point(in);
+    for (size_t i : order) {
+      const auto call = [this, i](const nn::Var& y) { return (*links_[i])(y); };
+      x = point(recompute ? nn::recompute(call, x) : call(x));
+    }
+    return point(nn::rms_norm(x, gain));
+  }
+  /// x itself: calls at_point in forward, and again in backward.
+  nn::Var point(const nn::Var& x) const {
+    pass();
+    return with_gradients(x, {}, [this] { pass(); });
   }
   /// Called at the begin and end of everything that runs.
   std::function<void()> at_point;
@@ -61,42 +60,8 @@ class Chain : public Module {
   size_t links() const { return links_.size(); }
   Parameter gain;
 
- protected:
-  Tensor forward(const Tensor& in) override {
-    pass();
-    inputs_ = {in};
-    for (size_t i : order) {
-      inputs_.push_back((*links_[i])(inputs_.back()));
-      if (recompute && training()) links_[i]->forget();
-      pass();
-    }
-    const Tensor& x = inputs_.back();
-    Tensor y = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    rstd_ = Tensor::empty(x.device(), {x.size(0)}, DType::f32, "test");
-    ops::rms_norm_forward(x.device().compute(), y, rstd_, x, gain.data(), 1e-6f);
-    pass();
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    pass();
-    const Tensor& x = inputs_.back();
-    Tensor d = Tensor::empty(x.device(), x.shape(), x.dtype(), "test");
-    ops::rms_norm_backward(x.device().compute(), d, gain.grad(), dy, x, gain.data(), rstd_);
-    pass();
-    for (size_t k = order.size(); k-- > 0;) {
-      Link& link = *links_[order[k]];
-      if (recompute) link(inputs_[k]);
-      d = link.run_backward(d);
-      pass();
-    }
-    return d;
-  }
-  void drop_activations() override { inputs_.clear(); }
-
  private:
   std::vector<std::unique_ptr<Link>> links_;
-  std::vector<Tensor> inputs_;
-  Tensor rstd_;
 };
 
 /// A wrapped chain with its optimizer and batches that depend on their number.
@@ -119,10 +84,12 @@ struct ChainRig {
     ops::random_normal(stream(), in, at, 1, "in", 0, 1);
     ops::random_normal(stream(), dy, at, 1, "dy", 0, 1);
   }
+  void forward() { taped.forward(model, in); }
+  Tensor backward() { return taped.backward(dy); }
   void pass(int batch) {
     load(batch);
-    model(in);
-    model.run_backward(dy);
+    forward();
+    backward();
   }
   /// Batches of one step, and its update.
   void step(int first, int batches = 1) {
@@ -149,6 +116,7 @@ struct ChainRig {
   Chain model;
   std::optional<Optimizer> optimizer;
   Tensor in, dy;
+  Taped taped;
 };
 
 }  // namespace sherd::test

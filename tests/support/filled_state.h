@@ -29,7 +29,7 @@ struct Piece {
   Tensor local;
 };
 
-inline std::vector<Piece> pieces_of(Module& root, const Optimizer* optimizer) {
+inline std::vector<Piece> pieces_of(ModuleBase& root, const Optimizer* optimizer) {
   std::vector<Piece> pieces;
   const auto add = [&](const std::string& name, const Parameter& p, const Tensor& local) {
     pieces.push_back({name, p.global_runs(p.shard_range()), local});
@@ -41,7 +41,7 @@ inline std::vector<Piece> pieces_of(Module& root, const Optimizer* optimizer) {
 }
 
 /// Gives every element of weights and states the value that its name, index and `salt` decide.
-inline void fill_state(Module& root, Optimizer* optimizer, uint64_t salt) {
+inline void fill_state(ModuleBase& root, Optimizer* optimizer, uint64_t salt) {
   ShardRuntime& runtime = runtime_of(root);
   WeightsChange change(runtime);
   for (const Piece& piece : pieces_of(root, optimizer)) {
@@ -60,7 +60,7 @@ inline void fill_state(Module& root, Optimizer* optimizer, uint64_t salt) {
 }
 
 /// Names of local pieces (and counters) that do not hold exactly that.
-inline std::vector<std::string> wrong_state(Module& root, Optimizer* optimizer, uint64_t salt) {
+inline std::vector<std::string> wrong_state(ModuleBase& root, Optimizer* optimizer, uint64_t salt) {
   std::vector<std::string> wrong;
   Stream& stream = runtime_of(root).device().compute();
   for (const Piece& piece : pieces_of(root, optimizer)) {
@@ -82,7 +82,7 @@ inline std::vector<std::string> wrong_state(Module& root, Optimizer* optimizer, 
 }
 
 /// Parameters of awkward shapes in a root and two inner units. Never run.
-class Awkward : public Module {
+class Awkward : public ModuleBase {
  public:
   Awkward() {
     for (size_t i = 0; i < 2; ++i) child("inner" + std::to_string(i), inner_[i]);
@@ -96,12 +96,8 @@ class Awkward : public Module {
     fully_shard(*this, mesh, options);
   }
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor& dy) override { return dy; }
-
  private:
-  struct Inner : Module {
+  struct Inner : ModuleBase {
     Inner() {
       param("tall.weight", {17, 4}, normal(1));
       param("small.weight", {2, 2}, normal(1));
@@ -109,10 +105,6 @@ class Awkward : public Module {
       param("stack.weight", {2, 3, 5}, normal(1));
       param("odd.weight", {29, 13}, normal(1));
     }
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
   Inner inner_[2];
 };

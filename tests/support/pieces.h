@@ -43,7 +43,7 @@ class Cutter {
   int parts_, index_;
 };
 
-class Pieces : public Module {
+class Pieces : public nn::Module<Pieces> {
  public:
   Pieces(RankContext& r, const Spread& spread)
       : mesh_(spread.mesh(r)), expert_mesh_(spread.expert_mesh(r)), experts_(expert_mesh_) {
@@ -68,24 +68,16 @@ class Pieces : public Module {
   const DeviceMesh& mesh() const { return mesh_; }
 
   /// Forward and backward: every gradient element is gradient(its index in the whole parameter) afterwards.
-  void run(Device& device) {
-    (*this)(Tensor::empty(device, {1}, DType::f32, "test"));
-    run_backward({});
+  void run(Device& device) { run_pass(*this, Tensor::empty(device, {1}, DType::f32, "test")); }
+  nn::Var forward(const nn::Var& x) {
+    return experts_(with_gradients(x, own_parameters(), [this] { put_gradients(*this, 1); }));
   }
   /// Some are zero.
   static float gradient(int64_t i) { return i % 7 == 3 ? 0 : static_cast<float>(std::sin(0.7 * double(i))); }
 
- protected:
-  Tensor forward(const Tensor& x) override { return experts_(x); }
-  Tensor backward(const Tensor&) override {
-    experts_.run_backward({});
-    put_gradients(*this, 1);
-    return {};
-  }
-
  private:
   // Every rank's contribution: the factor times what the whole gradient shall be.
-  static void put_gradients(Module& m, float factor) {
+  static void put_gradients(ModuleBase& m, float factor) {
     for (auto& p : m.own_parameters()) {
       const Tensor g = p.grad();
       std::vector<float> values(static_cast<size_t>(p.numel()));
@@ -96,19 +88,16 @@ class Pieces : public Module {
     }
   }
 
-  struct Experts : Module {
+  struct Experts : nn::Module<Experts> {
     explicit Experts(const DeviceMesh& mesh) : ranks(mesh.size("expert_shard")) {
       Cutter(mesh, "expert")
           .cut([&](const Shape& s) { return param("up", s, normal(1)); }, {4, 3, 2}, 0, {1, 2});
     }
-    int ranks;
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor&) override {
-      put_gradients(*this, 1.0f / static_cast<float>(ranks));
-      return {};
+    nn::Var forward(const nn::Var& x) {
+      return with_gradients(x, own_parameters(),
+                            [this] { put_gradients(*this, 1.0f / static_cast<float>(ranks)); });
     }
+    int ranks;
   };
 
   DeviceMesh mesh_, expert_mesh_;

@@ -11,6 +11,8 @@
 #include <sherd/fsdp/fully_shard.h>
 #include <sherd/fsdp/model_plan.h>
 
+#include "support/taped.h"
+
 namespace sherd::test {
 
 /// A parameter of a table: its full name, "UNIT.NAME", says which module has it.
@@ -119,22 +121,18 @@ inline std::vector<PlanUnit> describe(const TableModel& m, int rank) {
 }
 
 /// A module of a table: its forward and backward call its children, and every gradient is asked for.
-struct TableModule : Module {
-  using Module::child;
-  using Module::param;
-  using Module::tie;
-  std::vector<Module*> inner;
-
- protected:
-  Tensor forward(const Tensor& x) override {
-    for (auto* m : inner) (*m)(x);
+struct TableModule : nn::Module<TableModule> {
+  using ModuleBase::child;
+  using ModuleBase::param;
+  using ModuleBase::tie;
+  std::vector<TableModule*> inner;
+  nn::Var forward(const nn::Var& in) {
+    nn::Var x = with_gradients(in, own_parameters(), [this] {
+      for (auto& p : own_parameters())
+        if (p.trainable()) p.grad();
+    });
+    for (auto* m : inner) x = (*m)(x);
     return x;
-  }
-  Tensor backward(const Tensor& dy) override {
-    for (size_t i = inner.size(); i-- > 0;) inner[i]->run_backward(dy);
-    for (auto& p : own_parameters())
-      if (p.trainable()) p.grad();
-    return dy;
   }
 };
 

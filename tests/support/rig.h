@@ -38,8 +38,8 @@ struct Rig {
     ops::fill(r.device->compute(), tokens, 3);
     ops::fill(r.device->compute(), model.targets, 4);
   }
-  void forward() { losses = model(tokens); }
-  void backward() { model.run_backward({}); }
+  void forward() { taped.forward(model, tokens); }
+  void backward() { taped.backward(); }
   void step() {
     forward();
     backward();
@@ -63,7 +63,8 @@ struct Rig {
   ToyModel model;
   Routing routes;
   std::optional<Optimizer> optimizer;
-  Tensor tokens, losses;
+  Tensor tokens;
+  Taped taped;
 };
 
 }  // namespace sherd::test

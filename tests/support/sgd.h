@@ -14,6 +14,8 @@
 #include <sherd/kernels/ops.h>
 #include <sherd/optim/optimizer.h>
 
+#include "support/taped.h"
+
 namespace sherd::test {
 
 /// Per element: m += (1 - mu) * (g - m); w = (1 - lr * weight_decay) * w - lr * m.
@@ -82,7 +84,7 @@ class Sgd : public UpdateRule {
 
 /// Parameters whose gradients follow from `step` alone: element i of each has sin(0.7 i + step), on every
 /// rank.
-struct GivenGradients : Module {
+struct GivenGradients : MadeGradients {
   Parameter add(const std::string& name, Shape shape) { return param(name, std::move(shape), normal(1)); }
   static std::vector<float> gradient(int64_t elements, int step) {
     std::vector<float> g(static_cast<size_t>(elements));
@@ -94,23 +96,19 @@ struct GivenGradients : Module {
   void train(Optimizer& optimizer, double lr, bool spoilt = false) {
     spoilt_ = spoilt;
     Device& device = runtime_of(*this).device();
-    (*this)(Tensor::empty(device, {1}, DType::f32, "test"));
-    run_backward({});
+    run_pass(*this, Tensor::empty(device, {1}, DType::f32, "test"));
     optimizer.step(lr);
     ++step;
   }
   int step = 0;
 
- protected:
-  Tensor forward(const Tensor& x) override { return x; }
-  Tensor backward(const Tensor&) override {
+  void put_gradients() override {
     for (auto& p : own_parameters()) {
       const Tensor g = p.grad();
       std::vector<float> values = gradient(g.numel(), step);
       if (spoilt_ && p == own_parameters().back()) values[0] = std::numeric_limits<float>::quiet_NaN();
       ops::copy_from_host(g.device().compute(), g, values.data(), g.nbytes());
     }
-    return {};
   }
 
  private:

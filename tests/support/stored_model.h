@@ -23,7 +23,7 @@ struct StoredSizes {
 };
 
 /// A trunk that tp cuts (q, k and v as GPT-2 has them, [in, out]), experts that their mesh distributes.
-class StoredModel : public Module {
+class StoredModel : public ModuleBase {
  public:
   StoredModel(RankContext& r, const Spread& spread, const StoredSizes& n)
       : mesh_(spread.mesh(r)), expert_mesh_(spread.expert_mesh(r)), experts_(expert_mesh_, n) {
@@ -48,12 +48,8 @@ class StoredModel : public Module {
     fully_shard(*this, mesh_, options);
   }
 
- protected:
-  Tensor forward(const Tensor& x) override { return experts_(x); }
-  Tensor backward(const Tensor& dy) override { return dy; }
-
  private:
-  struct Experts : Module {
+  struct Experts : ModuleBase {
     Experts(const DeviceMesh& mesh, const StoredSizes& n) {
       const Cutter ep(mesh, "expert");
       const auto named = [&](const char* name) {
@@ -63,10 +59,6 @@ class StoredModel : public Module {
       ep.cut(named("up"), {n.experts, n.hidden, n.dim}, 0);
       ep.cut(named("down"), {n.experts, n.dim, n.hidden}, 0);
     }
-
-   protected:
-    Tensor forward(const Tensor& x) override { return x; }
-    Tensor backward(const Tensor& dy) override { return dy; }
   };
 
   DeviceMesh mesh_, expert_mesh_;

@@ -21,6 +21,7 @@ ToyResult run_toy(const ToyRun& run) {
     fully_shard(model, mesh, run.options);
     Optimizer optimizer(model, routes, {.adamw = {}, .muon = run.muon, .weight_decay = 0.1});
     const int64_t micro = run.rows / (run.ranks * run.accumulate);
+    Taped taped;
     model.loss_scale = 1.0f / static_cast<float>(run.rows / run.ranks);
     for (int step = 0; step < run.steps; ++step) {
       const Tensor sum = Tensor::empty(*rank.device, {1}, DType::f64, "test");
@@ -38,9 +39,9 @@ ToyResult run_toy(const ToyRun& run) {
         ops::copy_from_host(s, in, tokens.data(), in.nbytes());
         ops::copy_from_host(s, model.targets, targets.data(), in.nbytes());
         runtime_of(model).set_last_microbatch(m + 1 == run.accumulate);
-        const Tensor losses = model(in);
-        ops::accumulate_sum(s, sum, losses);
-        model.run_backward({});
+        taped.forward(model, in);
+        ops::accumulate_sum(s, sum, model.losses);
+        taped.backward();
       }
       const auto stats = clip_grad_norm(model, run.clip);
       optimizer.step(0.02);

@@ -8,9 +8,10 @@
 
 #include <sherd/comm/launcher.h>
 #include <sherd/kernels/ops.h>
-#include <sherd/nn/ops.h>
 #include <sherd/optim/clip.h>
 #include <sherd/optim/optimizer.h>
+
+#include "support/taped.h"
 
 namespace sherd::test {
 
@@ -29,78 +30,23 @@ constexpr Strategy kEveryStrategy[] = {Strategy::no_shard, Strategy::optim, Stra
 /// All ranks in one dimension, "shard".
 inline DeviceMesh mesh_of(RankContext& r) { return DeviceMesh(r.world, {{"shard", r.world->size()}}); }
 
-/// The gradient of w where y = x w^T.
-inline void weight_backward(Stream& s, const Parameter& w, const Tensor& dy, const Tensor& x) {
-  const auto [grad, beta] = w.grad_for_overwrite();
-  ops::gemm(s, grad, dy, true, x, false, 1, beta);
-}
-
 /// y = x + down(gelu(up(norm(x)))), widths chosen by the caller.
-class ToyBlock : public Module {
- public:
-  ToyBlock(int64_t width, int64_t hidden) : width_(width), hidden_(hidden) {
-    norm_ = param("norm.weight", {width}, constant(1));
-    up_ = param("up.weight", {hidden, width}, normal(0.2f));
-    down_ = param("down.weight", {width, hidden}, normal(0.2f));
+struct ToyBlock : nn::Module<ToyBlock> {
+  ToyBlock(int64_t width, int64_t hidden)
+      : norm_(param("norm.weight", {width}, constant(1))),
+        up_(param("up.weight", {hidden, width}, normal(0.2f))),
+        down_(param("down.weight", {width, hidden}, normal(0.2f))) {}
+  virtual nn::Var forward(const nn::Var& x) {
+    return nn::add_linear(x, nn::linear_gelu(nn::rms_norm(x, norm_), up_), down_);
   }
   Parameter norm_, up_, down_;
-
- protected:
-  Tensor forward(const Tensor& x) override {
-    Device& dev = x.device();
-    Stream& s = dev.compute();
-    const int64_t rows = x.size(0);
-    auto make = [&](Shape shape, DType t) { return Tensor::empty(dev, std::move(shape), t, "activations"); };
-    Saved v{x, make({rows}, DType::f32), make({rows, width_}, x.dtype()), make({rows, hidden_}, x.dtype()),
-            make({rows, hidden_}, x.dtype())};
-    ops::rms_norm_forward(s, v.n, v.rstd, x, norm_.data(), 1e-6f);
-    ops::gemm(s, v.h, v.n, false, up_.data(), true);
-    ops::gelu_forward(s, v.a, v.h);
-    Tensor y = make({rows, width_}, x.dtype());
-    ops::gemm(s, y, v.a, false, down_.data(), true);
-    ops::add(s, y, y, x);
-    if (training()) saved_.push_back(v);
-    return y;
-  }
-  Tensor backward(const Tensor& dy) override {
-    Device& dev = dy.device();
-    Stream& s = dev.compute();
-    const Saved v = saved_.back();
-    saved_.pop_back();
-    auto like = [&](const Tensor& t) { return Tensor::empty(dev, t.shape(), t.dtype(), "activations"); };
-    if (down_.trainable()) weight_backward(s, down_, dy, v.a);
-    const Tensor da = like(v.a);
-    ops::gemm(s, da, dy, false, down_.data(), false);
-    ops::gelu_backward(s, da, da, v.h);
-    if (up_.trainable()) weight_backward(s, up_, da, v.n);
-    const Tensor dn = like(v.n);
-    ops::gemm(s, dn, da, false, up_.data(), false);
-    const Tensor dx = like(v.x);
-    if (norm_.trainable()) {
-      ops::rms_norm_backward(s, dx, norm_.grad(), dn, v.x, norm_.data(), v.rstd);
-    } else {
-      const Tensor scratch = Tensor::empty(dev, {width_}, DType::f32, "activations");
-      ops::fill(s, scratch, 0);
-      ops::rms_norm_backward(s, dx, scratch, dn, v.x, norm_.data(), v.rstd);
-    }
-    ops::add(s, dx, dx, dy);
-    return dx;
-  }
-  void drop_activations() override { saved_.clear(); }
-
- private:
-  struct Saved {
-    Tensor x, rstd, n, h, a;
-  };
-  int64_t width_, hidden_;
-  std::vector<Saved> saved_;
 };
 
-/// Input i32 tokens [1, rows] -> embedding -> blocks -> head -> cross-entropy losses [rows].
-class ToyModel : public Module {
- public:
+/// Input i32 tokens [1, rows] -> embedding -> blocks -> head -> loss_scale * the sum of the cross-entropy
+/// losses [rows].
+struct ToyModel : nn::Module<ToyModel> {
   static constexpr int64_t kVocab = 11;
-  ToyModel(int64_t width, int64_t hidden, int blocks) : width_(width) {
+  ToyModel(int64_t width, int64_t hidden, int blocks) {
     table_ = param("embed.weight", {kVocab, width}, normal(0.5f));
     for (int i = 0; i < blocks; ++i) {
       blocks_.push_back(std::make_shared<ToyBlock>(width, hidden));
@@ -109,43 +55,22 @@ class ToyModel : public Module {
     gain_ = param("gain.weight", {1}, constant(1));
     head_ = param("head.weight", {kVocab, width}, normal(0.2f));
   }
+  nn::Var forward(const nn::Var& tokens) {
+    nn::Var x = nn::embedding(tokens, table_);
+    // One element, whose gradient is zero.
+    x = with_gradients(x, {gain_}, [this] {
+      if (gain_.trainable()) gain_.grad();
+    });
+    for (auto& b : blocks_) x = (*b)(x);
+    const nn::CrossEntropy loss = nn::cross_entropy(nn::linear(x, head_), targets, loss_scale);
+    losses = loss.losses;
+    return loss.objective;
+  }
   Tensor targets;
   float loss_scale = 1;
+  Tensor losses;  // of the latest forward
   std::vector<std::shared_ptr<ToyBlock>> blocks_;
   Parameter table_, gain_, head_;
-
- protected:
-  Tensor forward(const Tensor& tokens) override {
-    Device& dev = tokens.device();
-    Stream& s = dev.compute();
-    tokens_ = tokens;
-    const int64_t rows = tokens.numel();
-    Tensor x = Tensor::empty(dev, {rows, width_}, table_.data().dtype(), "activations");
-    ops::embedding_forward(s, x, tokens, table_.data(), {});
-    for (auto& b : blocks_) x = (*b)(x);
-    x_ = x;
-    logits_ = Tensor::empty(dev, {rows, kVocab}, x.dtype(), "activations");
-    ops::gemm(s, logits_, x, false, head_.data(), true);
-    Tensor losses = Tensor::empty(dev, {rows}, DType::f32, "activations");
-    ops::cross_entropy_forward(s, losses, logits_, targets);
-    return losses;
-  }
-  Tensor backward(const Tensor&) override {
-    Device& dev = x_.device();
-    Stream& s = dev.compute();
-    ops::cross_entropy_backward(s, logits_, logits_, targets, loss_scale);
-    weight_backward(s, head_, logits_, x_);
-    Tensor dx = Tensor::empty(dev, x_.shape(), x_.dtype(), "activations");
-    ops::gemm(s, dx, logits_, false, head_.data(), false);
-    for (size_t i = blocks_.size(); i-- > 0;) dx = blocks_[i]->run_backward(dx);
-    if (gain_.trainable()) gain_.grad();  // one element, gradient zero
-    if (table_.trainable()) ops::embedding_backward(s, table_.grad(), {}, dx, tokens_);
-    return {};
-  }
-
- private:
-  int64_t width_;
-  Tensor tokens_, x_, logits_;
 };
 
 struct ToyRun {

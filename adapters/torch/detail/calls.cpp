@@ -109,7 +109,7 @@ void Call::give_up() noexcept {
     const auto model = unit_->model();
     if (!model || model->step() != step_) return;
     --unit_->due;
-    unit_->unit().give_up_backward(false);
+    unit_->unit().drop_backward();
   } catch (...) {  // the model is gone
   }
 }
@@ -216,11 +216,7 @@ void Pass::close(size_t at, bool more) {
   try {
     unit.require_unwritten("the backward");
     model_->device().before_compute();
-    if (more) {
-      unit.unit().suspend_backward();
-    } else {
-      unit.unit().post_backward();
-    }
+    unit.unit().post_backward(!more);
   } catch (...) {
     unit.unit().cancel_backward();
     throw;

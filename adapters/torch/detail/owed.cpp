@@ -40,7 +40,7 @@ void OwedBackwards::give_up() noexcept {
       const auto model = o.unit->model();
       if (!model || model->step() != o.step) continue;
       --o.unit->due;
-      o.unit->unit().give_up_backward(false);
+      o.unit->unit().drop_backward();
     } catch (...) {  // the model is gone
     }
   }

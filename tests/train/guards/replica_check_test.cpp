@@ -86,8 +86,7 @@ struct Trained {
     ops::fill(s, model.targets, 4);
     ops::fill(s, model.statistics.data(), r.world->rank());
     for (int step = 0; step < 2; ++step) {
-      model(tokens);
-      model.run_backward({});
+      run_pass(model, tokens);
       clip_grad_norm(model, 1.0);
       optimizer->step(0.01);
     }
