@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/local/detail/local_group.h>
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 namespace sherd::local {
 

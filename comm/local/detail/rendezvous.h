@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/abort_domain.h>
+#include <sherd/comm/watch/reports.h>
 
 namespace sherd::local {
 

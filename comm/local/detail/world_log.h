@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include <sherd/comm/core/detail/arrival_board.h>
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/arrival_board.h>
+#include <sherd/comm/watch/flight_recorder.h>
 
 namespace sherd::local {
 

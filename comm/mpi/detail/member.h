@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/core/detail/arrival_board.h>
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/arrival_board.h>
+#include <sherd/comm/watch/reports.h>
 #include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/comm/mpi/detail/session.h>
 #include <sherd/kernels/device/device.h>

@@ -6,7 +6,7 @@
 #include <set>
 
 #include <sherd/comm/bootstrap/detail/mpi_process.h>
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/mpi/detail/collectives.h>
 #include <sherd/comm/mpi/detail/mpi_world.h>

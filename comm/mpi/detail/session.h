@@ -15,8 +15,8 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/core/detail/abort_domain.h>
-#include <sherd/comm/core/detail/flight_recorder.h>
+#include <sherd/comm/watch/abort_domain.h>
+#include <sherd/comm/watch/flight_recorder.h>
 #include <sherd/comm/mpi/detail/engine.h>
 #include <sherd/comm/mpi/detail/letter.h>
 #include <sherd/comm/mpi/detail/pulse.h>

@@ -9,7 +9,7 @@
 #include <thread>
 #include <tuple>
 
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 #include <sherd/comm/core/detail/timeouts.h>
 #include <sherd/comm/nccl/detail/call_check.h>
 #include <sherd/comm/nccl/detail/collectives.h>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 #include <sherd/comm/nccl/detail/api.h>
 #include <sherd/comm/nccl/detail/roll_call.h>
 #include <sherd/comm/nccl/detail/watched.h>

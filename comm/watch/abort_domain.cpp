@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/abort_domain.h>
+#include <sherd/comm/watch/abort_domain.h>
 
 #include <fmt/format.h>
 

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include <sherd/comm/core/detail/argument_check.h>
+#include <sherd/comm/backend/argument_check.h>
 #include <sherd/comm/core/detail/call.h>
-#include <sherd/comm/core/detail/counters.h>
+#include <sherd/comm/backend/counters.h>
 
 namespace sherd::comm {
 

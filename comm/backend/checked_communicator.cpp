@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/checked_communicator.h>
+#include <sherd/comm/backend/checked_communicator.h>
 
 #include <fmt/format.h>
 

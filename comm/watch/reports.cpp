@@ -1,4 +1,4 @@
-#include <sherd/comm/core/detail/reports.h>
+#include <sherd/comm/watch/reports.h>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
