@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kAfterFailure{2};
 constexpr std::chrono::seconds kCauseTime{10};
 
 /// Returns the receiver's index of the call that a control message refers to.
-CallNumber number_of(const Letter& l) {
+CallNumber number_of(const ControlMessage& l) {
   switch (l.lane) {
     case Lane::send:
       return {Lane::receive, l.from, l.sequence};
@@ -61,30 +61,30 @@ std::string Member::place(const std::string& what) const {
   return fmt::format("{} on rank {}", what, world_rank());
 }
 
-void Member::deliver(Letter letter) {
-  const CallNumber number = number_of(letter);
-  letter.came = std::chrono::steady_clock::now();
-  if (letter.kind == Letter::Kind::call) {
-    if (letter.lane == Lane::split) letter.call = {.op = "split", .sequence = letter.sequence};
-    session_->heard(world_ranks_[static_cast<size_t>(letter.from)], name_, letter.call);
+void Member::deliver(ControlMessage message) {
+  const CallNumber number = number_of(message);
+  message.came = std::chrono::steady_clock::now();
+  if (message.kind == ControlMessage::Kind::call) {
+    if (message.lane == Lane::split) message.call = {.op = "split", .sequence = message.sequence};
+    session_->heard(world_ranks_[static_cast<size_t>(message.from)], name_, message.call);
   }
   std::lock_guard lock(point_->mutex);
   if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that this rank has abandoned
   Arrivals& arrivals = arrivals_[number];
-  if (letter.kind == Letter::Kind::withdraw)
-    arrivals.withdrawn.push_back(letter.from);
+  if (message.kind == ControlMessage::Kind::withdraw)
+    arrivals.withdrawn.push_back(message.from);
   else
-    arrivals.letters[letter.from] = std::move(letter);
+    arrivals.messages[message.from] = std::move(message);
   // The meeting of this call waits for it.
   point_->changed.notify_all();
 }
 
 std::vector<int> Member::missing(const Meeting& meeting, bool left) {
-  const auto& letters = arrivals_[meeting.number_].letters;
+  const auto& messages = arrivals_[meeting.number_].messages;
   std::vector<int> ranks;
   for (const int p : meeting.peers_) {
     const int world = world_ranks_[static_cast<size_t>(p)];
-    if (!letters.contains(p) && (!left || session_->domain().has_left(world))) ranks.push_back(world);
+    if (!messages.contains(p) && (!left || session_->domain().has_left(world))) ranks.push_back(world);
   }
   std::sort(ranks.begin(), ranks.end());
   return ranks;
@@ -92,8 +92,8 @@ std::vector<int> Member::missing(const Meeting& meeting, bool left) {
 
 std::vector<comm::Waiting> Member::waiting(const Meeting& meeting) {
   std::vector<comm::Waiting> ranks{{world_rank(), meeting.since_}};
-  for (const auto& [rank, letter] : arrivals_[meeting.number_].letters)
-    ranks.push_back({world_ranks_[static_cast<size_t>(rank)], letter.came});
+  for (const auto& [rank, message] : arrivals_[meeting.number_].messages)
+    ranks.push_back({world_ranks_[static_cast<size_t>(rank)], message.came});
   return ranks;
 }
 
@@ -104,7 +104,7 @@ std::string Member::last_calls(const std::vector<int>& world_ranks) const {
 void Member::count_arrivals(const Meeting& meeting) {
   // Waiting times of the previous call: its ranks leave it together, so a longer wait is an earlier arrival.
   std::vector<int64_t> times(world_ranks_.size(), -waited_ns_);
-  for (const auto& [rank, letter] : meeting.letters_) times[static_cast<size_t>(rank)] = -letter.waited_ns;
+  for (const auto& [rank, message] : meeting.messages_) times[static_cast<size_t>(rank)] = -message.waited_ns;
   arrivals_seen_->add(world_ranks_, times);
 }
 
@@ -119,15 +119,15 @@ std::vector<int> Member::ranks_of(const Meeting& meeting, const std::vector<int>
 }
 
 void Member::withdraw(const Meeting& meeting) {
-  Letter letter{.kind = Letter::Kind::withdraw,
-                .group = id_,
-                .from = rank_,
-                .lane = meeting.number_.lane,
-                .sequence = meeting.number_.sequence};
+  ControlMessage message{.kind = ControlMessage::Kind::withdraw,
+                         .group = id_,
+                         .from = rank_,
+                         .lane = meeting.number_.lane,
+                         .sequence = meeting.number_.sequence};
   // Notifies every peer, so that none waits for this rank in vain.
   for (const int p : meeting.peers_) {
-    letter.to = p;
-    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(letter));
+    message.to = p;
+    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(message));
   }
 }
 
@@ -144,14 +144,14 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   domain.raise(where);
 }
 
-std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, Letter mine,
+std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int> peers, ControlMessage mine,
                                               std::string where, const Purpose& purpose) {
   comm::AbortDomain& domain = session_->domain();
   if (domain.aborted()) domain.raise(where);
   auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
   // Tags of data messages are drawn from the session, so that consecutive calls do not mix.
   meeting->tags_ = session_->take_tags(size());
-  mine.kind = Letter::Kind::call;
+  mine.kind = ControlMessage::Kind::call;
   mine.group = id_;
   mine.from = rank_;
   mine.lane = number.lane;
@@ -166,7 +166,7 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   const Engine::Attention attention(session_->engine());
   std::unique_lock lock(point_->mutex);
   Arrivals& arrivals = arrivals_[number];
-  const auto all = [&] { return arrivals.letters.size() == meeting->peers_.size(); };
+  const auto all = [&] { return arrivals.messages.size() == meeting->peers_.size(); };
   std::vector<int> gone;
   const auto ready = [&] {
     if (all() || !arrivals.withdrawn.empty()) return true;
@@ -202,8 +202,8 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
                       *point_, where, late, comm::waiting_clause(waiting(*meeting)) + last_calls(late)));
     }
   }
-  meeting->letters_ = std::move(arrivals.letters);
-  arrivals.letters.clear();
+  meeting->messages_ = std::move(arrivals.messages);
+  arrivals.messages.clear();
   return meeting;
 }
 
@@ -220,7 +220,7 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   const auto waited = std::chrono::steady_clock::now() - meeting->since_;
   // A missing entry is this rank's own call.
   std::vector<const comm::Call*> calls(static_cast<size_t>(size()), &call);
-  for (const auto& [rank, letter] : meeting->letters_) calls[static_cast<size_t>(rank)] = &letter.call;
+  for (const auto& [rank, message] : meeting->messages_) calls[static_cast<size_t>(rank)] = &message.call;
   if (const std::string reason = comm::disagreement(calls, world_ranks_); !reason.empty())
     session_->domain().fail(-1, where, reason);
   // The first call has no previous one with waiting times.
@@ -236,7 +236,7 @@ std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool 
                                         world_ranks_[static_cast<size_t>(peer)]);
   auto meeting = meet({sends ? Lane::send : Lane::receive, peer, call.sequence}, {peer},
                       {.call = std::move(plain)}, where, call.purpose);
-  if (const std::string reason = comm::message_disagreement(where, call, meeting->letters_.at(peer).call);
+  if (const std::string reason = comm::message_disagreement(where, call, meeting->messages_.at(peer).call);
       !reason.empty())
     session_->domain().fail(-1, where, reason);
   return meeting;
@@ -262,8 +262,8 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
   const auto meeting = meet({Lane::split, -1, sequence}, std::move(peers), {.color = color, .key = key},
                             place(comm::split_text(color, key, purpose)), purpose);
   std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
-  for (const auto& [rank, letter] : meeting->letters_)
-    if (letter.color == color) members.emplace_back(letter.key, rank);
+  for (const auto& [rank, message] : meeting->messages_)
+    if (message.color == color) members.emplace_back(message.key, rank);
   // The new group is ordered by (key, rank).
   std::sort(members.begin(), members.end());
   std::vector<int> world_ranks;
@@ -298,7 +298,7 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
     if (recvs[at].bytes > 0)
       transfers.push_back({false, recvs[at].data, recvs[at].bytes, process, tags_ + p});
     if (sends[at].bytes > 0)
-      transfers.push_back({true, sends[at].data, sends[at].bytes, process, letters_.at(p).tag});
+      transfers.push_back({true, sends[at].data, sends[at].bytes, process, messages_.at(p).tag});
   }
   if (transfers.empty()) return nullptr;
   return started(member_.session_->engine().start(transfers, std::move(keep), on_done()));

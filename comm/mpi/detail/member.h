@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include <sherd/comm/watch/arrival_board.h>
-#include <sherd/comm/watch/reports.h>
 #include <sherd/comm/mpi/detail/process_group.h>
 #include <sherd/comm/mpi/detail/session.h>
+#include <sherd/comm/watch/arrival_board.h>
+#include <sherd/comm/watch/reports.h>
 #include <sherd/kernels/device/device.h>
 
 namespace sherd::mpi {
@@ -81,8 +81,8 @@ class Member final : public Recipient {
     const std::vector<int> peers_;  // other ranks
     const std::string where_;
     const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-    int tags_ = 0;                   // the peers' data come with tags_ + rank
-    std::map<int, Letter> letters_;  // of the peers
+    int tags_ = 0;                            // the peers' data come with tags_ + rank
+    std::map<int, ControlMessage> messages_;  // of the peers
     std::vector<std::shared_ptr<Batch>> started_;
   };
 
@@ -99,12 +99,12 @@ class Member final : public Recipient {
 
  private:
   struct Arrivals {
-    std::map<int, Letter> letters;
+    std::map<int, ControlMessage> messages;
     std::vector<int> withdrawn;
   };
-  void deliver(Letter letter) override;
-  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, Letter mine, std::string where,
-                                const Purpose& purpose);
+  void deliver(ControlMessage message) override;
+  std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, ControlMessage mine,
+                                std::string where, const Purpose& purpose);
   void withdraw(const Meeting& meeting);
   /// Returns the peers of a meeting that have not come, as world ranks; with `left`, only those that have
   /// left.

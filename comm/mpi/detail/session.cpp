@@ -20,7 +20,7 @@ constexpr std::chrono::seconds kLongerThanCalls{10};
 // How long a process that has nothing more to do waits for the others at least: who leaves earlier ends
 // without MPI_Finalize, and MPI's launcher takes that for a failure and kills those that still work. A
 // process that has failed never comes.
-constexpr std::chrono::seconds kShortestFarewell{10}, kFarewellAfterFailure{2};
+constexpr std::chrono::seconds kShortestShutdown{10}, kShutdownAfterFailure{2};
 
 }  // namespace
 
@@ -35,7 +35,7 @@ Session::Session(std::span<const int> process_of,
   for (const auto& recorder : recorders_)
     domain_.on_failure([recorder](const std::string& cause) { recorder->write(cause); });
   engine_ = std::make_unique<Engine>(
-      options_, Engine::Handlers{.letter = [this](const std::string& bytes) { read(bytes); },
+      options_, Engine::Handlers{.message = [this](const std::string& bytes) { read(bytes); },
                                  .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
                                  .joining =
                                      [this] {
@@ -48,7 +48,7 @@ Session::Session(std::span<const int> process_of,
 }
 
 Session::~Session() {
-  say_goodbye();
+  shut_down();
   {
     std::lock_guard lock(point_->mutex);
     stop_ = true;
@@ -57,23 +57,23 @@ Session::~Session() {
   watch_.join();
 }
 
-void Session::say_goodbye() {
+void Session::shut_down() {
   if (domain_.aborted()) engine_->drain();
-  write_to_all({.kind = Letter::Kind::goodbye, .from = engine_->process()});
+  write_to_all({.kind = ControlMessage::Kind::shutdown, .from = engine_->process()});
   using Clock = std::chrono::steady_clock;
   // Nothing is wrong with ranks that end at different times: one may still write files, for as long as it may
   // stay away from any other call.
-  auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestFarewell);
+  auto until = Clock::now() + std::max<milliseconds>(options_.timeout, kShortestShutdown);
   bool failed = false;
   const Engine::Attention attention(*engine_);
   bool together = false;
   {
     std::unique_lock lock(point_->mutex);
-    const auto all = [&] { return goodbyes_.size() == static_cast<size_t>(engine_->processes()); };
+    const auto all = [&] { return shutdowns_.size() == static_cast<size_t>(engine_->processes()); };
     for (;;) {
       if (!failed && domain_.aborted()) {
         failed = true;
-        until = std::min(until, Clock::now() + kFarewellAfterFailure);
+        until = std::min(until, Clock::now() + kShutdownAfterFailure);
       }
       if (failed) engine_->drain();
       point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
@@ -82,26 +82,26 @@ void Session::say_goodbye() {
     }
   }
   const bool ended =
-      engine_->close(together, together ? milliseconds(kFarewellAfterFailure) : milliseconds(0));
+      engine_->close(together, together ? milliseconds(kShutdownAfterFailure) : milliseconds(0));
   if (!together || !ended) mpi_ends_without_finalize();
-  if (!together && !failed) tell_who_did_not_end();
+  if (!together && !failed) report_missing_shutdowns();
 }
 
 // All calls were done, so no call throws any more; still, a suspended or unreachable process has not
 // completed.
-void Session::tell_who_did_not_end() {
+void Session::report_missing_shutdowns() {
   std::vector<int> missing;
   {
     std::lock_guard lock(point_->mutex);
     for (int p = 0; p < engine_->processes(); ++p)
-      if (!goodbyes_.contains(p)) missing.push_back(p);
+      if (!shutdowns_.contains(p)) missing.push_back(p);
   }
   if (missing.empty()) return;  // it came in the last moment
   const std::string text = fmt::format(
       "process{} {} did not end within {} ms of process {}: stopped, cut off, or at work for longer (raise "
       "the timeout)",
       missing.size() > 1 ? "es" : "", fmt::join(missing, ", "),
-      std::max<milliseconds>(options_.timeout, kShortestFarewell).count(), engine_->process());
+      std::max<milliseconds>(options_.timeout, kShortestShutdown).count(), engine_->process());
   print_error("sherd", text);
   mpi_ends_badly();
   try {
@@ -123,7 +123,7 @@ void Session::enter(uint64_t group, int rank, Recipient& recipient) {
   recipients_[{group, rank}] = &recipient;
   const auto early = early_.find({group, rank});
   if (early == early_.end()) return;
-  for (Letter& letter : early->second) recipient.deliver(std::move(letter));
+  for (ControlMessage& message : early->second) recipient.deliver(std::move(message));
   early_.erase(early);
 }
 
@@ -133,34 +133,34 @@ void Session::forget(uint64_t group, int rank) {
 }
 
 void Session::read(const std::string& bytes) {
-  Letter letter = decode(bytes);
-  switch (letter.kind) {
-    case Letter::Kind::left: {
+  ControlMessage message = decode(bytes);
+  switch (message.kind) {
+    case ControlMessage::Kind::left: {
       std::lock_guard lock(heard_mutex_);
-      last_words_[letter.from] = letter.last;
+      last_words_[message.from] = message.last;
     }
-      // Letters of one process come in order: what is not here by now will not come.
-      return domain_.leave(letter.from);
-    case Letter::Kind::goodbye: {
+      // Control messages of one process come in order: what is not here by now will not come.
+      return domain_.leave(message.from);
+    case ControlMessage::Kind::shutdown: {
       std::lock_guard lock(point_->mutex);
-      goodbyes_.insert(letter.from);
+      shutdowns_.insert(message.from);
       point_->changed.notify_all();
       return;
     }
-    case Letter::Kind::call:
-    case Letter::Kind::withdraw:
+    case ControlMessage::Kind::call:
+    case ControlMessage::Kind::withdraw:
       break;
   }
   std::lock_guard lock(recipients_mutex_);
-  const std::pair to{letter.group, letter.to};
+  const std::pair to{message.group, message.to};
   if (const auto found = recipients_.find(to); found != recipients_.end())
-    found->second->deliver(std::move(letter));
+    found->second->deliver(std::move(message));
   else if (!domain_.aborted())
-    early_[to].push_back(std::move(letter));  // of a group that is not divided yet here
+    early_[to].push_back(std::move(message));  // of a group that is not divided yet here
 }
 
-void Session::write_to_all(const Letter& letter) {
-  const std::string bytes = encode(letter);
+void Session::write_to_all(const ControlMessage& message) {
+  const std::string bytes = encode(message);
   for (int p = 0; p < engine_->processes(); ++p) engine_->write(p, bytes);
 }
 
@@ -190,7 +190,7 @@ void Session::tell_if_gone(int world_rank, Presence& presence) {
   std::string last;
   for (const auto& recorder : recorders_)
     if (recorder->world_rank() == world_rank) last = recorder->last("before it left");
-  write_to_all({.kind = Letter::Kind::left, .from = world_rank, .last = std::move(last)});
+  write_to_all({.kind = ControlMessage::Kind::left, .from = world_rank, .last = std::move(last)});
 }
 
 void Session::heard(int world_rank, const std::string& group, const comm::Call& call) {
@@ -256,7 +256,7 @@ void Session::look_at_neighbour() {
   const int process = pulse_->neighbour();
   {
     const std::lock_guard lock(point_->mutex);
-    if (goodbyes_.contains(process)) return;
+    if (shutdowns_.contains(process)) return;
   }
   const auto rank = std::ranges::find(process_of_, process);
   const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());

@@ -15,12 +15,12 @@
 #include <vector>
 
 #include <sherd/comm/bootstrap/store.h>
-#include <sherd/comm/watch/abort_domain.h>
-#include <sherd/comm/watch/flight_recorder.h>
+#include <sherd/comm/mpi/detail/control_message.h>
 #include <sherd/comm/mpi/detail/engine.h>
-#include <sherd/comm/mpi/detail/letter.h>
 #include <sherd/comm/mpi/detail/pulse.h>
 #include <sherd/comm/mpi/mpi_options.h>
+#include <sherd/comm/watch/abort_domain.h>
+#include <sherd/comm/watch/flight_recorder.h>
 
 namespace sherd::mpi {
 
@@ -28,7 +28,7 @@ namespace sherd::mpi {
 class Recipient {
  public:
   /// Called on the engine's thread.
-  virtual void deliver(Letter letter) = 0;
+  virtual void deliver(ControlMessage message) = 0;
 
  protected:
   ~Recipient() = default;
@@ -81,13 +81,13 @@ class Session {
     bool leaving = false, told = false;
   };
   void read(const std::string& bytes);
-  void write_to_all(const Letter& letter);
+  void write_to_all(const ControlMessage& message);
   void tell_if_gone(int world_rank, Presence& presence);
   void watch();
   void look_at_store();
   void look_at_neighbour();
-  void say_goodbye();
-  void tell_who_did_not_end();
+  void shut_down();
+  void report_missing_shutdowns();
 
   const MpiOptions options_;
   const std::vector<int> process_of_;
@@ -101,7 +101,7 @@ class Session {
 
   std::mutex recipients_mutex_;  // before a recipient's
   std::map<std::pair<uint64_t, int>, Recipient*> recipients_;
-  std::map<std::pair<uint64_t, int>, std::vector<Letter>> early_;
+  std::map<std::pair<uint64_t, int>, std::vector<ControlMessage>> early_;
 
   std::mutex presence_mutex_;
   std::map<int, Presence> presence_;
@@ -110,7 +110,7 @@ class Session {
   std::map<int, Heard> heard_;             // by world rank
   std::map<int, std::string> last_words_;  // of ranks that have left
 
-  std::set<int> goodbyes_;  // processes; this and the next under point_'s mutex
+  std::set<int> shutdowns_;  // processes; this and the next under point_'s mutex
   bool stop_ = false;
   bool announced_ = false;  // used by the watchdog alone
 
