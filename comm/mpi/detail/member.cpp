@@ -66,39 +66,17 @@ void Member::deliver(ControlMessage message) {
   message.came = std::chrono::steady_clock::now();
   if (message.kind == ControlMessage::Kind::call) {
     if (message.lane == Lane::split) message.call = {.op = "split", .sequence = message.sequence};
-    session_->heard(world_ranks_[static_cast<size_t>(message.from)], name_, message.call);
+    session_->watch().received(world_ranks_[static_cast<size_t>(message.from)], name_, message.call);
   }
   std::lock_guard lock(point_->mutex);
   if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that this rank has abandoned
-  Arrivals& arrivals = arrivals_[number];
+  Meeting::Arrivals& arrivals = arrivals_[number];
   if (message.kind == ControlMessage::Kind::withdraw)
     arrivals.withdrawn.push_back(message.from);
   else
     arrivals.messages[message.from] = std::move(message);
   // The meeting of this call waits for it.
   point_->changed.notify_all();
-}
-
-std::vector<int> Member::missing(const Meeting& meeting, bool left) {
-  const auto& messages = arrivals_[meeting.number_].messages;
-  std::vector<int> ranks;
-  for (const int p : meeting.peers_) {
-    const int world = world_ranks_[static_cast<size_t>(p)];
-    if (!messages.contains(p) && (!left || session_->domain().has_left(world))) ranks.push_back(world);
-  }
-  std::sort(ranks.begin(), ranks.end());
-  return ranks;
-}
-
-std::vector<comm::Waiting> Member::waiting(const Meeting& meeting) {
-  std::vector<comm::Waiting> ranks{{world_rank(), meeting.since_}};
-  for (const auto& [rank, message] : arrivals_[meeting.number_].messages)
-    ranks.push_back({world_ranks_[static_cast<size_t>(rank)], message.came});
-  return ranks;
-}
-
-std::string Member::last_calls(const std::vector<int>& world_ranks) const {
-  return comm::last_calls_clause(world_ranks, [this](int rank) { return session_->last_call(rank); });
 }
 
 void Member::count_arrivals(const Meeting& meeting) {
@@ -118,19 +96,6 @@ std::vector<int> Member::ranks_of(const Meeting& meeting, const std::vector<int>
   return ranks;
 }
 
-void Member::withdraw(const Meeting& meeting) {
-  ControlMessage message{.kind = ControlMessage::Kind::withdraw,
-                         .group = id_,
-                         .from = rank_,
-                         .lane = meeting.number_.lane,
-                         .sequence = meeting.number_.sequence};
-  // Notifies every peer, so that none waits for this rank in vain.
-  for (const int p : meeting.peers_) {
-    message.to = p;
-    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(message));
-  }
-}
-
 void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& where, int withdrawn) {
   // The rank that withdrew reports the cause; wait for it before reporting the withdrawal alone.
   comm::AbortDomain& domain = session_->domain();
@@ -148,7 +113,7 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
                                               std::string where, const Purpose& purpose) {
   comm::AbortDomain& domain = session_->domain();
   if (domain.aborted()) domain.raise(where);
-  auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where);
+  auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where, purpose);
   // Tags of data messages are drawn from the session, so that consecutive calls do not mix.
   meeting->tags_ = session_->take_tags(size());
   mine.kind = ControlMessage::Kind::call;
@@ -165,42 +130,11 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
 
   const Engine::Attention attention(session_->engine());
   std::unique_lock lock(point_->mutex);
-  Arrivals& arrivals = arrivals_[number];
-  const auto all = [&] { return arrivals.messages.size() == meeting->peers_.size(); };
-  std::vector<int> gone;
-  const auto ready = [&] {
-    if (all() || !arrivals.withdrawn.empty()) return true;
-    // A rank that has left can never arrive: fail at once, without waiting for the timeout.
-    gone = missing(*meeting, true);
-    return !gone.empty();
-  };
-  const auto notice = [&] {
-    const std::vector<int> late = missing(*meeting, false);
-    comm::notice_lone_call(purpose, world_rank(), where, late, waiting(*meeting), point_->timeout,
-                           last_calls(late));
-  };
-  switch (domain.wait(*point_, lock, ready, notice)) {
-    case comm::Wait::ready:
-      if (!arrivals.withdrawn.empty()) {
-        withdraw(*meeting);
-        raise_cause(lock, where, arrivals.withdrawn.front());
-      }
-      if (all()) break;
-      withdraw(*meeting);
-      domain.fail(lock, gone.front(), where,
-                  comm::AbortDomain::left_message(
-                      where, gone, last_calls(gone) + comm::waiting_clause(waiting(*meeting))));
-    case comm::Wait::aborted:
-      withdraw(*meeting);
-      lock.unlock();
-      domain.raise(where);
-    case comm::Wait::timed_out: {
-      const std::vector<int> late = missing(*meeting, false);
-      withdraw(*meeting);
-      domain.fail(lock, late.front(), where,
-                  comm::AbortDomain::timeout_message(
-                      *point_, where, late, comm::waiting_clause(waiting(*meeting)) + last_calls(late)));
-    }
+  session_->watch().await(*point_, lock, *meeting);
+  Meeting::Arrivals& arrivals = meeting->arrivals();
+  if (!arrivals.withdrawn.empty()) {
+    meeting->withdraw();
+    raise_cause(lock, where, arrivals.withdrawn.front());
   }
   meeting->messages_ = std::move(arrivals.messages);
   arrivals.messages.clear();
@@ -277,8 +211,13 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
                                   new_rank, timeout.count() > 0 ? timeout : point_->timeout);
 }
 
-Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where)
-    : member_(member), number_(number), peers_(std::move(peers)), where_(std::move(where)) {}
+Member::Meeting::Meeting(Member& member, CallNumber number, std::vector<int> peers, std::string where,
+                         const Purpose& purpose)
+    : member_(member),
+      number_(number),
+      peers_(std::move(peers)),
+      where_(std::move(where)),
+      purpose_(purpose) {}
 
 Member::Meeting::~Meeting() {
   for (const auto& batch : started_)
@@ -286,6 +225,41 @@ Member::Meeting::~Meeting() {
   std::lock_guard lock(member_.point_->mutex);
   member_.arrivals_.erase(number_);
   member_.over_[{number_.lane, number_.peer}] = number_.sequence;
+}
+
+bool Member::Meeting::complete() {
+  return arrivals().messages.size() == peers_.size() || !arrivals().withdrawn.empty();
+}
+
+std::vector<int> Member::Meeting::missing(bool gone) {
+  std::vector<int> ranks;
+  for (const int p : peers_) {
+    const int world = member_.world_ranks_[static_cast<size_t>(p)];
+    if (!arrivals().messages.contains(p) && (!gone || member_.session_->domain().has_left(world)))
+      ranks.push_back(world);
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+comm::PendingCall::Description Member::Meeting::describe() {
+  Description d{member_.world_rank(), where_, purpose_, {{member_.world_rank(), since_}}};
+  for (const auto& [rank, message] : arrivals().messages)
+    d.waiting.push_back({member_.world_ranks_[static_cast<size_t>(rank)], message.came});
+  return d;
+}
+
+void Member::Meeting::withdraw() {
+  ControlMessage message{.kind = ControlMessage::Kind::withdraw,
+                         .group = member_.id_,
+                         .from = member_.rank_,
+                         .lane = number_.lane,
+                         .sequence = number_.sequence};
+  for (const int p : peers_) {
+    message.to = p;
+    member_.session_->engine().write(
+        member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]), encode(message));
+  }
 }
 
 std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
@@ -328,7 +302,7 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
   comm::AbortDomain& domain = member_.session_->domain();
   comm::WaitPoint& point = *member_.point_;
   std::unique_lock lock(point.mutex);
-  const std::vector<int>& withdrawn = member_.arrivals_[number_].withdrawn;
+  const std::vector<int>& withdrawn = arrivals().withdrawn;
   // All have arrived. They move their data even when the launch fails meanwhile, so that no rank holds half
   // of it, unless a rank withdraws: one that received the failure before the call of the last to arrive.
   const auto over = [&] { return batch->done() || !withdrawn.empty(); };
@@ -342,7 +316,7 @@ void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {
     lock.unlock();
     domain.raise(where_);
   }
-  member_.withdraw(*this);
+  withdraw();
   if (!withdrawn.empty()) member_.raise_cause(lock, where_, withdrawn.front());
   if (!domain.aborted()) {
     const std::vector<int> late = member_.ranks_of(*this, batch->late());

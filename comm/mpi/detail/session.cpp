@@ -29,36 +29,37 @@ Session::Session(std::span<const int> process_of,
                  const MpiOptions& options)
     : options_(options),
       process_of_(process_of.begin(), process_of.end()),
-      recorders_(std::move(recorders)),
       store_(std::move(store)),
-      point_(domain_.make_wait_point(options.poll)) {
-  for (const auto& recorder : recorders_)
-    domain_.on_failure([recorder](const std::string& cause) { recorder->write(cause); });
+      watch_(std::move(recorders)),
+      queued_(domain(), [this](int rank) { announce_departure(rank); }),
+      shutdown_point_(domain().make_wait_point(options.poll)) {
   engine_ = std::make_unique<Engine>(
       options_, Engine::Handlers{.message = [this](const std::string& bytes) { read(bytes); },
-                                 .failed = [this](const std::string& cause) { domain_.abort(-1, cause); },
+                                 .failed = [this](const std::string& cause) { domain().abort(-1, cause); },
                                  .joining =
                                      [this] {
                                        if (const auto notice = announced(*store_, comm::kStoreAnswers))
                                          throw comm::PeerFailure(notice->cause, notice->rank);
                                      }});
-  pulse_ = std::make_unique<Pulse>(store_, options_.name + "/alive", engine_->process(), engine_->processes(),
-                                   options_.timeout + kLongerThanCalls);
-  watch_ = std::thread([this] { watch(); });
+  heartbeat_ = std::make_unique<comm::Heartbeat>(store_, options_.name + "/alive", engine_->process(),
+                                                 engine_->processes(), options_.timeout + kLongerThanCalls);
+  watchdog_ =
+      std::make_unique<comm::Watchdog>(domain(), store_, rank_in(engine_->process()), options_.poll,
+                                       comm::Watchdog::Duties{.check = [this] { check_successor(); }});
 }
 
 Session::~Session() {
   shut_down();
-  {
-    std::lock_guard lock(point_->mutex);
-    stop_ = true;
-  }
-  point_->changed.notify_all();
-  watch_.join();
+  watchdog_.reset();
+}
+
+int Session::rank_in(int process) const {
+  const auto rank = std::ranges::find(process_of_, process);
+  return rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
 }
 
 void Session::shut_down() {
-  if (domain_.aborted()) engine_->drain();
+  if (domain().aborted()) engine_->drain();
   write_to_all({.kind = ControlMessage::Kind::shutdown, .from = engine_->process()});
   using Clock = std::chrono::steady_clock;
   // Nothing is wrong with ranks that end at different times: one may still write files, for as long as it may
@@ -68,15 +69,15 @@ void Session::shut_down() {
   const Engine::Attention attention(*engine_);
   bool together = false;
   {
-    std::unique_lock lock(point_->mutex);
+    std::unique_lock lock(shutdown_point_->mutex);
     const auto all = [&] { return shutdowns_.size() == static_cast<size_t>(engine_->processes()); };
     for (;;) {
-      if (!failed && domain_.aborted()) {
+      if (!failed && domain().aborted()) {
         failed = true;
         until = std::min(until, Clock::now() + kShutdownAfterFailure);
       }
       if (failed) engine_->drain();
-      point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
+      shutdown_point_->changed.wait_until(lock, std::min(until, Clock::now() + options_.poll), all);
       together = all();
       if (together || Clock::now() >= until) break;
     }
@@ -92,7 +93,7 @@ void Session::shut_down() {
 void Session::report_missing_shutdowns() {
   std::vector<int> missing;
   {
-    std::lock_guard lock(point_->mutex);
+    std::lock_guard lock(shutdown_point_->mutex);
     for (int p = 0; p < engine_->processes(); ++p)
       if (!shutdowns_.contains(p)) missing.push_back(p);
   }
@@ -135,16 +136,13 @@ void Session::forget(uint64_t group, int rank) {
 void Session::read(const std::string& bytes) {
   ControlMessage message = decode(bytes);
   switch (message.kind) {
-    case ControlMessage::Kind::left: {
-      std::lock_guard lock(heard_mutex_);
-      last_words_[message.from] = message.last;
-    }
+    case ControlMessage::Kind::left:
       // Control messages of one process come in order: what is not here by now will not come.
-      return domain_.leave(message.from);
+      return watch_.left(message.from, std::move(message.last));
     case ControlMessage::Kind::shutdown: {
-      std::lock_guard lock(point_->mutex);
+      std::lock_guard lock(shutdown_point_->mutex);
       shutdowns_.insert(message.from);
-      point_->changed.notify_all();
+      shutdown_point_->changed.notify_all();
       return;
     }
     case ControlMessage::Kind::call:
@@ -155,7 +153,7 @@ void Session::read(const std::string& bytes) {
   const std::pair to{message.group, message.to};
   if (const auto found = recipients_.find(to); found != recipients_.end())
     found->second->deliver(std::move(message));
-  else if (!domain_.aborted())
+  else if (!domain().aborted())
     early_[to].push_back(std::move(message));  // of a group that is not divided yet here
 }
 
@@ -164,107 +162,40 @@ void Session::write_to_all(const ControlMessage& message) {
   for (int p = 0; p < engine_->processes(); ++p) engine_->write(p, bytes);
 }
 
-void Session::queued(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  ++presence_[world_rank].queued;
-}
-
-void Session::ran(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  Presence& presence = presence_[world_rank];
-  --presence.queued;
-  tell_if_gone(world_rank, presence);
-}
-
 void Session::leave(int world_rank) {
-  std::lock_guard lock(presence_mutex_);
-  Presence& presence = presence_[world_rank];
-  presence.leaving = true;
-  tell_if_gone(world_rank, presence);
-}
-
-void Session::tell_if_gone(int world_rank, Presence& presence) {
-  // After a failure the others wait for its cause; the end of this rank as well adds nothing.
-  if (!presence.leaving || presence.told || presence.queued > 0 || domain_.aborted()) return;
-  presence.told = true;
-  std::string last;
-  for (const auto& recorder : recorders_)
-    if (recorder->world_rank() == world_rank) last = recorder->last("before it left");
-  write_to_all({.kind = ControlMessage::Kind::left, .from = world_rank, .last = std::move(last)});
-}
-
-void Session::heard(int world_rank, const std::string& group, const comm::Call& call) {
-  std::lock_guard lock(heard_mutex_);
-  Heard& last = heard_[world_rank];
-  if (last.group != group) last.group = group;
-  last.call.op = call.op;
-  last.call.sequence = call.sequence;
-  last.call.dtype = call.dtype;
-  last.call.elements = call.elements;
-  last.call.root = call.root;
-  last.call.reduce = call.reduce;
-  last.call.purpose = call.purpose;
-  last.time = std::chrono::steady_clock::now();
-}
-
-std::string Session::last_call(int world_rank) const {
-  for (const auto& recorder : recorders_)
-    if (recorder->world_rank() == world_rank) return recorder->last();
-  std::lock_guard lock(heard_mutex_);
-  if (const auto words = last_words_.find(world_rank); words != last_words_.end()) return words->second;
-  const auto last = heard_.find(world_rank);
-  if (last == heard_.end()) return "";
-  const auto ago =
-      std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - last->second.time);
-  return fmt::format("{} of '{}', received {} ms ago", describe(last->second.call), last->second.group,
-                     ago.count());
-}
-
-void Session::watch() {
-  std::unique_lock lock(point_->mutex);
-  while (!stop_) {
-    if (announced_)
-      point_->changed.wait(lock, [&] { return stop_; });
-    else
-      domain_.wait(*point_, lock, [&] { return stop_; });
-    lock.unlock();
-    if (!announced_) look_at_store();
-    lock.lock();
-  }
-}
-
-void Session::look_at_store() {
-  try {
-    if (!domain_.aborted())
-      if (const auto notice = announced(*store_, comm::kStoreAnswers))
-        domain_.abort(notice->rank, notice->cause);
-    if (!domain_.aborted()) look_at_neighbour();
-    if (!domain_.aborted()) return;
-    announced_ = true;
-    const auto [rank, cause] = domain_.first_failure();
-    announce(*store_, {rank, cause});
-  } catch (const CommError& e) {
-    domain_.abort(e.failed_rank(), e.what());
-  } catch (const std::exception& e) {
-    domain_.abort(-1, e.what());
-  }
-}
-
-void Session::look_at_neighbour() {
-  const auto silence = pulse_->look(std::chrono::steady_clock::now());
-  if (!silence) return;
-  const int process = pulse_->neighbour();
   {
-    const std::lock_guard lock(point_->mutex);
+    std::lock_guard lock(leaving_mutex_);
+    leaving_.insert(world_rank);
+  }
+  announce_departure(world_rank);
+}
+
+void Session::announce_departure(int world_rank) {
+  {
+    std::lock_guard lock(leaving_mutex_);
+    // After a failure the others wait for its cause; the end of this rank as well adds nothing.
+    if (!leaving_.contains(world_rank) || !queued_.none(world_rank) || domain().aborted()) return;
+    leaving_.erase(world_rank);
+  }
+  write_to_all({.kind = ControlMessage::Kind::left,
+                .from = world_rank,
+                .last = watch_.last_call(world_rank, "before it left")});
+}
+
+void Session::check_successor() {
+  const auto silence = heartbeat_->check(std::chrono::steady_clock::now());
+  if (!silence) return;
+  const int process = heartbeat_->successor();
+  {
+    const std::lock_guard lock(shutdown_point_->mutex);
     if (shutdowns_.contains(process)) return;
   }
-  const auto rank = std::ranges::find(process_of_, process);
-  const int world = rank == process_of_.end() ? -1 : static_cast<int>(rank - process_of_.begin());
-  const std::string last = last_call(world);
-  domain_.abort(
-      world, fmt::format("no heartbeat from rank {} (process {}) for {} ms: the process or its host is "
-                         "suspended, or the network is cut; raise the timeout if such pauses are normal{}{}",
-                         world, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
+  const int rank = rank_in(process);
+  const std::string last = watch_.last_call(rank);
+  domain().abort(
+      rank, fmt::format("no heartbeat from rank {} (process {}) for {} ms: the process or its host is "
+                        "suspended, or the network is cut; raise the timeout if such pauses are normal{}{}",
+                        rank, process, silence->count(), last.empty() ? "" : "; it called last: ", last));
 }
 
 }  // namespace sherd::mpi

@@ -112,14 +112,6 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
                                   group->rank, std::move(device), std::move(counters)),
         group_(std::move(group)) {}
 
-  void abort(const std::string& cause) noexcept override {
-    try {
-      group_->session->abort(world_rank(), fmt::format("rank {} failed: {}", world_rank(), cause));
-    } catch (const std::exception&) {
-      group_->session->abort(world_rank(), cause);  // no memory for the longer text
-    }
-  }
-
   void leave() noexcept override { group_->session->leave(); }
 
   std::vector<std::string> recover(milliseconds) override {
@@ -148,6 +140,8 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
         WindowGroup{group_->session, group_->handle, group_->name, group_->world_ranks, group_->rank,
                     group_->timeout, [device = &device()](const auto& work) { on_device(*device, work); }});
   }
+
+  comm::AbortDomain& domain() override { return group_->session->domain(); }
 
   void queue(Stream& stream, Verb verb, Call call, int peer) override {
     stream.submit(call.op, Queued{group_, group_->handle.queued(), recorder(), verb, call, peer});
@@ -250,8 +244,7 @@ std::shared_ptr<Communicator> make_world(const NcclApi& api, std::shared_ptr<Dev
   std::vector<int> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto recorder = std::make_shared<comm::FlightRecorder>(options.flight_recorder, rank, size);
-  const auto session = std::make_shared<Session>(api, *device, std::move(store), rank, options);
-  session->on_failure([recorder](const std::string& cause) { recorder->write(cause); });
+  const auto session = std::make_shared<Session>(api, *device, std::move(store), recorder, options);
   const Deadline deadline(options.timeout);
   // All ranks are there before NCCL begins: ncclCommInit blocks without naming a missing rank.
   session->collect(options.name + "/here", static_cast<size_t>(rank), "", ranks, where, deadline);
@@ -287,15 +280,15 @@ std::vector<std::shared_ptr<Communicator>> make_world(const NcclApi& api,
       });
   }
   // A failure of a rank itself says more than those that follow from another's.
-  std::exception_ptr told;
+  std::exception_ptr reported;
   for (const auto& failure : failures) {
     try {
       if (failure) std::rethrow_exception(failure);
     } catch (const comm::PeerFailure&) {
-      told = failure;
+      reported = failure;
     }
   }
-  if (told) std::rethrow_exception(told);
+  if (reported) std::rethrow_exception(reported);
   return world;
 }
 
