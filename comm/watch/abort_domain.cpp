@@ -38,13 +38,8 @@ void AbortDomain::wake_all() noexcept {
     std::lock_guard lock(mutex_);
     points.swap(points_);  // those made meanwhile see what has happened before they wait
   }
-  for (const auto& weak : points) {
-    if (const auto point = weak.lock()) {
-      // A waiter is either before its check of what has happened, or asleep.
-      { std::lock_guard lock(point->mutex); }
-      point->changed.notify_all();
-    }
-  }
+  for (const auto& weak : points)
+    if (const auto point = weak.lock()) point->wake();
   // The points made meanwhile come first; the swapped ones are appended.
   std::lock_guard lock(mutex_);
   points_.splice(points_.end(), points);
@@ -107,18 +102,16 @@ void AbortDomain::abort(int failed_rank, const std::string& cause) noexcept {
 void AbortDomain::fail(std::unique_lock<std::mutex>& lock, int failed_rank, const std::string& where,
                        const std::string& cause) {
   const bool first = declare(failed_rank, cause);
-  lock.unlock();
+  if (lock.owns_lock()) lock.unlock();
   wake_all();
-  if (first) report(cause);
-  if (first) throw CommError(cause, failed_rank);
-  raise(where);
+  if (!first) raise(where);
+  report(cause);
+  throw CommError(cause, failed_rank);
 }
 
 void AbortDomain::fail(int failed_rank, const std::string& where, const std::string& cause) {
-  // For callers without a wait point: fail() needs a locked mutex to release.
-  std::mutex unused;
-  std::unique_lock lock(unused);
-  fail(lock, failed_rank, where, cause);
+  std::unique_lock<std::mutex> none;
+  fail(none, failed_rank, where, cause);
 }
 
 std::pair<int, std::string> AbortDomain::first_failure() const {

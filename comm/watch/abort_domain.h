@@ -26,6 +26,13 @@ class PeerFailure final : public CommError {
 
 /// Mutex and condition on which the ranks of a group wait for each other.
 struct WaitPoint {
+  /// Wakes all that wait, after a change that was not made under the mutex: a waiter is either before its check or
+  /// asleep.
+  void wake() {
+    { std::lock_guard lock(mutex); }
+    changed.notify_all();
+  }
+
   std::mutex mutex;
   std::condition_variable changed;
   std::chrono::milliseconds timeout{0};  // longest wait

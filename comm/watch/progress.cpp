@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <sstream>
 #include <utility>
@@ -22,15 +23,13 @@ constexpr int64_t kPollsPerAnswer = 4;
 }  // namespace
 
 Progress::Progress(std::shared_ptr<Store> store, std::string world, int world_rank)
-    : store_(std::move(store)),
-      departures_(world + "/ended"),
-      question_(world + "/late"),
-      world_rank_(world_rank) {}
+    : store_(std::move(store)), world_(std::move(world)), world_rank_(world_rank) {}
 
 int64_t Progress::begin(const std::string& key, const std::string& where) {
   std::lock_guard lock(mutex_);
   Count& count = counts_[key];
   count.last = where;
+  std::ranges::replace(count.last, '\n', ' ');  // text() has a line for it
   return ++count.number;
 }
 
@@ -40,29 +39,43 @@ std::string Progress::last(const std::string& key) const {
   return count == counts_.end() ? "" : count->second.last;
 }
 
+std::string Progress::text() const {
+  std::lock_guard lock(mutex_);
+  std::string lines;
+  for (const auto& [key, count] : counts_) lines += fmt::format("{} {}\n{}\n", count.number, key, count.last);
+  return lines;
+}
+
+Progress::Counts Progress::parse(std::istream& text) {
+  Counts counts;
+  Count count;
+  for (std::string key;
+       text >> count.number && text.get() && std::getline(text, key) && std::getline(text, count.last);)
+    counts[key] = count;
+  return counts;
+}
+
 void Progress::leave() {
-  std::string text = fmt::format("{}\n", world_rank_);
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [key, count] : counts_) text += fmt::format("{} {}\n", count.number, key);
-  }
   // Departures have consecutive numbers in the store, so that each rank reads only those it has not seen.
-  const int64_t place = store_->add(departures_, 1) - 1;
-  store_->set(fmt::format("{}/{}", departures_, place), text);
+  const int64_t place = store_->add(world_ + "/ended", 1) - 1;
+  store_->set(fmt::format("{}/ended/{}", world_, place), fmt::format("{}\n{}", world_rank_, text()));
 }
 
 void Progress::poll() {
-  while (const auto text = store_->get(fmt::format("{}/{}", departures_, departures_seen_), kStoreAnswers)) {
+  while (const auto departure =
+             store_->get(fmt::format("{}/ended/{}", world_, departures_seen_), kStoreAnswers)) {
     ++departures_seen_;
-    std::istringstream lines(*text);
+    std::istringstream lines(*departure);
     int rank = -1;
     lines >> rank;
     std::lock_guard lock(mutex_);
-    auto& numbers = left_[rank];
-    int64_t number = 0;
-    for (std::string key; lines >> number && lines.get() && std::getline(lines, key);) numbers[key] = number;
+    left_[rank] = parse(lines);
   }
-  if (++polls_ % kPollsPerAnswer == 0) answer();
+  if (++polls_ % kPollsPerAnswer == 0 && !answered_.load() && store_->get(world_ + "/late")) answer();
+}
+
+void Progress::answer() {
+  if (!answered_.exchange(true)) store_->set(fmt::format("{}/progress/{}", world_, world_rank_), text());
 }
 
 std::vector<int> Progress::left_before(const std::vector<int>& ranks, const std::string& key,
@@ -73,25 +86,9 @@ std::vector<int> Progress::left_before(const std::vector<int>& ranks, const std:
     const auto left = left_.find(rank);
     if (left == left_.end()) continue;
     const auto begun = left->second.find(key);
-    if (number == 0 || begun == left->second.end() || begun->second < number) gone.push_back(rank);
+    if (number == 0 || begun == left->second.end() || begun->second.number < number) gone.push_back(rank);
   }
   return gone;
-}
-
-std::string Progress::answer_key(const std::string& key, int world_rank) const {
-  return fmt::format("{}/progress/{}", key, world_rank);
-}
-
-void Progress::answer() {
-  if (answered_.load()) return;
-  const auto key = store_->get(question_);
-  if (!key || answered_.exchange(true)) return;
-  Count count;
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = counts_.find(*key); found != counts_.end()) count = found->second;
-  }
-  store_->set(answer_key(*key, world_rank_), fmt::format("{} {}", count.number, count.last));
 }
 
 std::string Progress::find_stragglers(const std::string& key, const std::vector<int>& world_ranks,
@@ -99,22 +96,18 @@ std::string Progress::find_stragglers(const std::string& key, const std::vector<
   if (number == 0 || world_ranks.size() < 2) return "";
   std::map<int, Count> answers;
   try {
-    const bool first = store_->set_once(question_, key) == key;
+    store_->set(world_ + "/late", "");
     answer();
     const auto deadline = std::chrono::steady_clock::now() + kAnswerTime;
-    for (Backoff backoff; !stop() && std::chrono::steady_clock::now() < deadline; backoff.sleep()) {
-      if (!first) continue;  // the question is about another communicator: its report comes
+    for (Backoff backoff; answers.size() < world_ranks.size(); backoff.sleep()) {
+      if (stop()) return "";
+      if (std::chrono::steady_clock::now() > deadline) break;
       for (const int rank : world_ranks)
-        if (const auto text = answers.contains(rank) ? std::nullopt : store_->get(answer_key(key, rank))) {
-          std::istringstream line(*text);
-          Count& count = answers[rank];
-          line >> count.number;
-          line.get();
-          std::getline(line, count.last);
+        if (const auto its_text = store_->get(fmt::format("{}/progress/{}", world_, rank))) {
+          std::istringstream lines(*its_text);
+          answers[rank] = parse(lines)[key];
         }
-      if (answers.size() == world_ranks.size()) break;
     }
-    if (!first || stop()) return "";
   } catch (const CommError&) {  // the store is lost, which is a failure of its own
     return "";
   }

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <istream>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,8 +37,8 @@ class Progress {
   std::vector<int> left_before(const std::vector<int>& ranks, const std::string& key, int64_t number) const;
 
   /// Finds the ranks that operation `number` waits for: asks by a key of the store which every rank polls, and waits
-  /// a little for the answers, or until `stop`. Each rank answers once, for the first key in question. Returns a
-  /// clause that names ranks that have begun less or do not answer; "" when unknown.
+  /// a little for the answers, or until `stop`. Each rank answers once. Returns a clause that names ranks that have
+  /// begun less or do not answer; "" when unknown.
   std::string find_stragglers(const std::string& key, const std::vector<int>& world_ranks, int64_t number,
                               const std::function<bool()>& stop);
 
@@ -46,17 +47,20 @@ class Progress {
     int64_t number = 0;
     std::string last;
   };
-  std::string answer_key(const std::string& key, int world_rank) const;
+  using Counts = std::map<std::string, Count>;
+  /// This rank's counts as text.
+  std::string text() const;
+  static Counts parse(std::istream& text);
   void answer();
 
   const std::shared_ptr<Store> store_;
-  const std::string departures_, question_;  // keys of the store
+  const std::string world_;
   const int world_rank_;
   std::atomic<bool> answered_{false};
   int64_t polls_ = 0, departures_seen_ = 0;  // used by poll() alone
   mutable std::mutex mutex_;
-  std::map<std::string, Count> counts_;                 // under mutex_, as the next
-  std::map<int, std::map<std::string, int64_t>> left_;  // numbers of the ranks that have left
+  Counts counts_;               // under mutex_, as the next
+  std::map<int, Counts> left_;  // of the ranks that have left
 };
 
 }  // namespace sherd::comm

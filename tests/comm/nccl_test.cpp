@@ -282,7 +282,8 @@ TEST(NcclAgreement, CallsSurviveTheStoreAndDamagedOnesDoNot) {
   for (size_t n = 0; n < bytes.size(); ++n) EXPECT_FALSE(comm::decode_call(bytes.substr(0, n)));
   EXPECT_FALSE(comm::decode_call(bytes + "x"));
   std::string huge = bytes;
-  huge[6 * 8 + 7] = 0x70;  // a promise of 2^62 counts
+  const size_t counts = 3 * sizeof(int64_t) + sizeof(DType) + sizeof(int) + sizeof(ReduceOp);
+  huge[counts + 7] = 0x70;  // a promise of 2^62 counts
   EXPECT_FALSE(comm::decode_call(huge));
 }
 

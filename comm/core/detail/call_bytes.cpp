@@ -1,5 +1,6 @@
 #include <sherd/comm/core/detail/call_bytes.h>
 
+#include <algorithm>
 #include <array>
 
 namespace sherd::comm {
@@ -13,71 +14,71 @@ constexpr std::array kOperations{"all_gather", "all_gather_v", "reduce_scatter",
 // A corrupt count must not allocate gigabytes.
 constexpr size_t kMostNumbers = size_t{1} << 24;
 
-bool equal(const std::vector<int64_t>& numbers) {
-  return std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end();
+/// What both directions have in common. `Bytes`: a writer of a const call, or a reader.
+template <class Bytes, class SomeCall>
+void plain_fields(Bytes& bytes, SomeCall& c) {
+  bytes(c.sequence);
+  bytes(c.dtype);
+  bytes(c.elements);
+  bytes(c.root);
+  bytes(c.reduce);
+  bytes(c.counts);
+  bytes(c.send_counts);
+  bytes(c.recv_counts);
 }
 
 }  // namespace
 
-void ByteWriter::put_text(std::string_view text) {
-  put(static_cast<int64_t>(text.size()));
+void ByteWriter::operator()(const std::string& text) {
+  (*this)(text.size());
   bytes_.append(text);
 }
 
-void ByteWriter::put_all(const std::vector<int64_t>& numbers) {
-  put(static_cast<int64_t>(numbers.size()));
-  put(static_cast<uint8_t>(equal(numbers)));
-  const size_t stored = equal(numbers) ? std::min<size_t>(numbers.size(), 1) : numbers.size();
-  for (size_t i = 0; i < stored; ++i) put(numbers[i]);
+void ByteWriter::operator()(const std::vector<int64_t>& numbers) {
+  const bool equal =
+      std::adjacent_find(numbers.begin(), numbers.end(), std::not_equal_to<>()) == numbers.end();
+  (*this)(numbers.size());
+  (*this)(static_cast<char>(equal));
+  const size_t stored = equal ? std::min<size_t>(numbers.size(), 1) : numbers.size();
+  for (size_t i = 0; i < stored; ++i) (*this)(numbers[i]);
 }
 
-void ByteWriter::put_call(const Call& c) {
-  const auto op = std::ranges::find(kOperations, std::string_view(c.op));
-  put(static_cast<int64_t>(op - kOperations.begin()));
-  put(c.sequence);
-  put(static_cast<int64_t>(c.dtype));
-  put(c.elements);
-  put(static_cast<int64_t>(c.root));
-  put(static_cast<int64_t>(c.reduce));
-  put_all(c.counts);
-  put_all(c.send_counts);
-  put_all(c.recv_counts);
-  put_text(c.purpose.text());
+void ByteWriter::operator()(const Call& call) {
+  (*this)(std::ranges::find(kOperations, std::string_view(call.op)) - kOperations.begin());
+  plain_fields(*this, call);
+  (*this)(std::string(call.purpose.text()));
 }
 
-std::vector<int64_t> ByteReader::get_all() {
-  const size_t count = get_size();
-  const bool same = get<uint8_t>() != 0;
+void ByteReader::operator()(std::string& text) {
+  size_t size = 0;
+  (*this)(size);
+  text = take(size);
+}
+
+void ByteReader::operator()(std::vector<int64_t>& numbers) {
+  size_t count = 0;
+  char equal = 0;
+  (*this)(count);
+  (*this)(equal);
   // Checked before the allocation.
-  good_ = good_ && (same ? count <= kMostNumbers : count <= rest_.size() / sizeof(int64_t));
-  if (!good_ || count == 0) return {};
-  std::vector<int64_t> numbers(count, get<int64_t>());
-  if (!same)
-    for (size_t i = 1; i < count; ++i) numbers[i] = get<int64_t>();
-  return numbers;
+  good_ = good_ && count <= (equal ? kMostNumbers : rest_.size() / sizeof(int64_t));
+  numbers.assign(good_ ? count : 0, 0);
+  for (size_t i = 0; i < numbers.size(); ++i)
+    if (equal && i > 0)
+      numbers[i] = numbers[0];
+    else
+      (*this)(numbers[i]);
 }
 
-Call ByteReader::get_call() {
-  Call c;
-  const auto op = get<int64_t>();
+void ByteReader::operator()(Call& call) {
+  std::ptrdiff_t op = 0;
+  (*this)(op);
   good_ = good_ && op >= 0 && op < std::ssize(kOperations);
-  if (good_) c.op = kOperations[static_cast<size_t>(op)];
-  c.sequence = get<int64_t>();
-  c.dtype = static_cast<DType>(get<int64_t>());
-  c.elements = get<int64_t>();
-  c.root = static_cast<int>(get<int64_t>());
-  c.reduce = static_cast<ReduceOp>(get<int64_t>());
-  c.counts = get_all();
-  c.send_counts = get_all();
-  c.recv_counts = get_all();
-  if (const std::string purpose = get_text(); !purpose.empty()) c.purpose = Purpose(purpose);
-  return c;
-}
-
-size_t ByteReader::get_size() {
-  const auto size = get<int64_t>();
-  good_ = good_ && size >= 0;
-  return good_ ? static_cast<size_t>(size) : 0;
+  if (good_) call.op = kOperations[static_cast<size_t>(op)];
+  plain_fields(*this, call);
+  std::string purpose;
+  (*this)(purpose);
+  if (!purpose.empty()) call.purpose = Purpose(purpose);
 }
 
 std::string_view ByteReader::take(size_t bytes) {
@@ -89,15 +90,16 @@ std::string_view ByteReader::take(size_t bytes) {
 }
 
 std::string encode(const Call& call) {
-  ByteWriter w;
-  w.put_call(call);
-  return w.take();
+  ByteWriter bytes;
+  bytes(call);
+  return bytes.take();
 }
 
 std::optional<Call> decode_call(std::string_view bytes) {
-  ByteReader r(bytes);
-  Call call = r.get_call();
-  if (!r.at_end()) return std::nullopt;
+  ByteReader reader(bytes);
+  Call call;
+  reader(call);
+  if (!reader.at_end()) return std::nullopt;
   return call;
 }
 

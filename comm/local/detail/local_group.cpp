@@ -18,9 +18,7 @@ LocalGroup::LocalGroup(std::shared_ptr<LocalWorld> world, std::vector<int> world
       point_(domain().make_wait_point(timeout)),
       queued_(domain(),
               [this](int rank) {  // a rank that waits for one that has left checks again
-                if (!domain().has_left(rank)) return;
-                { std::lock_guard lock(point_->mutex); }
-                point_->changed.notify_all();
+                if (domain().has_left(rank)) point_->wake();
               }),
       calls_(world_->watch, *point_, world_ranks_, [this](int rank) { return gone(rank); }),
       sends_(world_ranks_.size()),

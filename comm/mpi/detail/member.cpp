@@ -49,7 +49,7 @@ Member::Member(std::shared_ptr<Session> session, std::shared_ptr<Device> device,
   if (session_->options().library_order && size() > 1) {
     std::vector<int> processes;
     // MPI's own reductions need an MPI communicator for the group.
-    for (const int r : world_ranks_) processes.push_back(session_->process_of(r));
+    for (int r = 0; r < size(); ++r) processes.push_back(process_of(r));
     group_ = session_->engine().make_group(processes, id_, timeout, name_);
   }
   session_->enter(id_, rank_, *this);
@@ -66,7 +66,7 @@ void Member::deliver(ControlMessage message) {
   message.came = std::chrono::steady_clock::now();
   if (message.kind == ControlMessage::Kind::call) {
     if (message.lane == Lane::split) message.call = {.op = "split", .sequence = message.sequence};
-    session_->watch().received(world_ranks_[static_cast<size_t>(message.from)], name_, message.call);
+    session_->watch().received(world_rank(message.from), name_, message.call);
   }
   std::lock_guard lock(point_->mutex);
   if (number.sequence <= over_[{number.lane, number.peer}]) return;  // of a call that this rank has abandoned
@@ -88,10 +88,8 @@ void Member::count_arrivals(const Meeting& meeting) {
 
 std::vector<int> Member::ranks_of(const Meeting& meeting, const std::vector<int>& processes) const {
   std::vector<int> ranks;
-  for (const int p : meeting.peers_) {
-    const int world = world_ranks_[static_cast<size_t>(p)];
-    if (std::ranges::find(processes, session_->process_of(world)) != processes.end()) ranks.push_back(world);
-  }
+  for (const int p : meeting.peers_)
+    if (std::ranges::find(processes, process_of(p)) != processes.end()) ranks.push_back(world_rank(p));
   std::sort(ranks.begin(), ranks.end());
   return ranks;
 }
@@ -101,7 +99,7 @@ void Member::raise_cause(std::unique_lock<std::mutex>& lock, const std::string& 
   comm::AbortDomain& domain = session_->domain();
   point_->changed.wait_until(lock, std::chrono::steady_clock::now() + kCauseTime,
                              [&] { return domain.aborted(); });
-  const int world = world_ranks_[static_cast<size_t>(withdrawn)];
+  const int world = world_rank(withdrawn);
   if (!domain.aborted())
     domain.fail(lock, world, where,
                 fmt::format("{}: rank {} aborted it without reporting a cause", where, world));
@@ -116,17 +114,8 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   auto meeting = std::make_unique<Meeting>(*this, number, std::move(peers), where, purpose);
   // Tags of data messages are drawn from the session, so that consecutive calls do not mix.
   meeting->tags_ = session_->take_tags(size());
-  mine.kind = ControlMessage::Kind::call;
-  mine.group = id_;
-  mine.from = rank_;
-  mine.lane = number.lane;
-  mine.sequence = number.sequence;
   // Each rank sends its call to all others. When all have arrived, each rank can compare them on its own.
-  for (const int p : meeting->peers_) {
-    mine.to = p;
-    mine.tag = meeting->tags_ + p;
-    session_->engine().write(session_->process_of(world_ranks_[static_cast<size_t>(p)]), encode(mine));
-  }
+  meeting->write(std::move(mine));
 
   const Engine::Attention attention(session_->engine());
   std::unique_lock lock(point_->mutex);
@@ -141,15 +130,19 @@ std::unique_ptr<Member::Meeting> Member::meet(CallNumber number, std::vector<int
   return meeting;
 }
 
-std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
-  std::vector<int> peers;
+std::vector<int> Member::others() const {
+  std::vector<int> ranks;
   // Ranks start with different peers, which spreads the messages.
-  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
+  for (int step = 1; step < size(); ++step) ranks.push_back((rank_ + step) % size());
+  return ranks;
+}
+
+std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
   // Tensors stay local; the other ranks compare the description of the call only.
   comm::Call plain = call;
   plain.send = plain.recv = {};
   const std::string where = place(describe(call));
-  auto meeting = meet({Lane::collective, -1, call.sequence}, std::move(peers),
+  auto meeting = meet({Lane::collective, -1, call.sequence}, others(),
                       {.call = std::move(plain), .waited_ns = waited_ns_}, where, call.purpose);
   const auto waited = std::chrono::steady_clock::now() - meeting->since_;
   // A missing entry is this rank's own call.
@@ -166,8 +159,8 @@ std::unique_ptr<Member::Meeting> Member::meet(const comm::Call& call) {
 std::unique_ptr<Member::Meeting> Member::meet_peer(const comm::Call& call, bool sends, int peer) {
   comm::Call plain = call;
   plain.send = plain.recv = {};
-  const std::string where = fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from",
-                                        world_ranks_[static_cast<size_t>(peer)]);
+  const std::string where =
+      fmt::format("{} {} rank {}", place(describe(call)), sends ? "to" : "from", world_rank(peer));
   auto meeting = meet({sends ? Lane::send : Lane::receive, peer, call.sequence}, {peer},
                       {.call = std::move(plain)}, where, call.purpose);
   if (const std::string reason = comm::message_disagreement(where, call, meeting->messages_.at(peer).call);
@@ -191,9 +184,7 @@ std::shared_ptr<char> Member::scratch(int64_t bytes) {
 
 std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, const Purpose& purpose) {
   const int64_t sequence = ++splits_;
-  std::vector<int> peers;
-  for (int step = 1; step < size(); ++step) peers.push_back((rank_ + step) % size());
-  const auto meeting = meet({Lane::split, -1, sequence}, std::move(peers), {.color = color, .key = key},
+  const auto meeting = meet({Lane::split, -1, sequence}, others(), {.color = color, .key = key},
                             place(comm::split_text(color, key, purpose)), purpose);
   std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
   for (const auto& [rank, message] : meeting->messages_)
@@ -204,7 +195,7 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
   int new_rank = 0;
   for (const auto& [its_key, rank] : members) {
     if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
-    world_ranks.push_back(world_ranks_[static_cast<size_t>(rank)]);
+    world_ranks.push_back(world_rank(rank));
   }
   return std::make_shared<Member>(session_, device_, arrivals_seen_,
                                   fmt::format("{}/{}.{}", name_, sequence, color), std::move(world_ranks),
@@ -234,7 +225,7 @@ bool Member::Meeting::complete() {
 std::vector<int> Member::Meeting::missing(bool gone) {
   std::vector<int> ranks;
   for (const int p : peers_) {
-    const int world = member_.world_ranks_[static_cast<size_t>(p)];
+    const int world = member_.world_rank(p);
     if (!arrivals().messages.contains(p) && (!gone || member_.session_->domain().has_left(world)))
       ranks.push_back(world);
   }
@@ -245,20 +236,21 @@ std::vector<int> Member::Meeting::missing(bool gone) {
 comm::PendingCall::Description Member::Meeting::describe() {
   Description d{member_.world_rank(), where_, purpose_, {{member_.world_rank(), since_}}};
   for (const auto& [rank, message] : arrivals().messages)
-    d.waiting.push_back({member_.world_ranks_[static_cast<size_t>(rank)], message.came});
+    d.waiting.push_back({member_.world_rank(rank), message.came});
   return d;
 }
 
-void Member::Meeting::withdraw() {
-  ControlMessage message{.kind = ControlMessage::Kind::withdraw,
-                         .group = member_.id_,
-                         .from = member_.rank_,
-                         .lane = number_.lane,
-                         .sequence = number_.sequence};
+void Member::Meeting::withdraw() { write({.kind = ControlMessage::Kind::withdraw}); }
+
+void Member::Meeting::write(ControlMessage message) {
+  message.group = member_.id_;
+  message.from = member_.rank_;
+  message.lane = number_.lane;
+  message.sequence = number_.sequence;
   for (const int p : peers_) {
     message.to = p;
-    member_.session_->engine().write(
-        member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]), encode(message));
+    message.tag = tags_ + p;
+    member_.session_->engine().write(member_.process_of(p), encode(message));
   }
 }
 
@@ -268,7 +260,7 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
   std::vector<Transfer> transfers;
   for (const int p : peers_) {
     const auto at = static_cast<size_t>(p);
-    const int process = member_.session_->process_of(member_.world_ranks_[at]);
+    const int process = member_.process_of(p);
     if (recvs[at].bytes > 0)
       transfers.push_back({false, recvs[at].data, recvs[at].bytes, process, tags_ + p});
     if (sends[at].bytes > 0)
@@ -280,8 +272,7 @@ std::shared_ptr<Batch> Member::Meeting::start(const std::vector<Piece>& sends,
 
 std::shared_ptr<Batch> Member::Meeting::start(const Reduction& reduction, std::shared_ptr<const void> keep) {
   std::vector<int> processes;
-  for (const int p : peers_)
-    processes.push_back(member_.session_->process_of(member_.world_ranks_[static_cast<size_t>(p)]));
+  for (const int p : peers_) processes.push_back(member_.process_of(p));
   return started(member_.session_->engine().start(member_.group_, reduction, std::move(processes),
                                                   std::move(keep), on_done()));
 }
@@ -291,10 +282,7 @@ std::shared_ptr<Batch> Member::Meeting::started(std::shared_ptr<Batch> batch) {
 }
 
 std::function<void()> Member::Meeting::on_done() const {
-  return [point = member_.point_] {
-    { std::lock_guard lock(point->mutex); }
-    point->changed.notify_all();
-  };
+  return [point = member_.point_] { point->wake(); };
 }
 
 void Member::Meeting::finish(const std::shared_ptr<Batch>& batch) {

@@ -43,7 +43,8 @@ class Member final : public Recipient {
   const std::shared_ptr<Device>& shared_device() const { return device_; }
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(world_ranks_.size()); }
-  int world_rank() const { return world_ranks_[static_cast<size_t>(rank_)]; }
+  int world_rank(int rank) const { return world_ranks_[static_cast<size_t>(rank)]; }
+  int world_rank() const { return world_rank(rank_); }
   const std::vector<int>& world_ranks() const { return world_ranks_; }
   const comm::ArrivalBoard& arrivals() const { return *arrivals_seen_; }
   /// Null unless MpiOptions::library_order.
@@ -85,6 +86,8 @@ class Member final : public Recipient {
     Description describe() override;
     /// Notifies every peer, so that none waits for this rank in vain.
     void withdraw() override;
+    /// Sends the message about this call to every peer.
+    void write(ControlMessage message);
     std::shared_ptr<Batch> started(std::shared_ptr<Batch> batch);
     std::function<void()> on_done() const;
     Member& member_;
@@ -111,6 +114,8 @@ class Member final : public Recipient {
 
  private:
   void deliver(ControlMessage message) override;
+  int process_of(int rank) const { return session_->process_of(world_rank(rank)); }
+  std::vector<int> others() const;
   std::unique_ptr<Meeting> meet(CallNumber number, std::vector<int> peers, ControlMessage mine,
                                 std::string where, const Purpose& purpose);
   /// Adds the arrivals at the collective before that one: each rank's call carries how long it waited there;

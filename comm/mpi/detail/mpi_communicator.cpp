@@ -102,32 +102,27 @@ void check_library_order(std::span<const int> process_of) {
         "MPI_THREAD_MULTIPLE, or leave the option");
 }
 
-/// Waits for all processes; who is missing, and who has failed before, is known by the store alone.
+/// Waits for all processes through the store, which alone names missing and failed ones, and compares the options that
+/// must be equal before the first message of MPI is sent.
 void gather(Store& store, const MpiPlace& place, const MpiOptions& options) {
-  // All processes publish the settings that must be equal before the first message of MPI is sent.
-  const std::string prefix = options.name + "/here";
   const std::string settings =
       fmt::format("{}, {} and {}", options.max_message, options.reduction_piece, options.library_order);
-  store.set(fmt::format("{}/{}", prefix, place.rank), settings);
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
-  for (Backoff backoff;; backoff.sleep()) {
-    if (const auto all = store.all(prefix, place.size)) {
-      for (size_t p = 0; p < all->size(); ++p)
-        if ((*all)[p] != settings)
-          throw InvalidArgument(
-              fmt::format("mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} "
-                          "but {} on process {}; give "
-                          "all processes the same",
-                          settings, place.rank, (*all)[p], p));
-      return;
-    }
-    // A process that failed before it came is named by its own cause, not by the timeout.
-    if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
-    if (std::chrono::steady_clock::now() > deadline)
-      throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
-                                  place.rank, place.size, options.timeout.count(),
-                                  fmt::join(store.absent(prefix, place.size), ", ")));
-  }
+  const auto all = store.collect(
+      options.name + "/here", place.rank, settings, place.size, comm::deadline_after(options.timeout),
+      [&] {  // a process that failed before it came is named by its own cause, not by the timeout
+        if (const auto notice = announced(store)) throw comm::PeerFailure(notice->cause, notice->rank);
+      },
+      [&](const std::vector<int>& missing) {
+        throw CommError(fmt::format("making the world on process {} of {}: waited {} ms for processes {}",
+                                    place.rank, place.size, options.timeout.count(),
+                                    fmt::join(missing, ", ")));
+      });
+  for (size_t p = 0; p < all.size(); ++p)
+    if (all[p] != settings)
+      throw InvalidArgument(fmt::format(
+          "mpi.max_message, mpi.reduction_piece and mpi.library_order are {} on process {} but {} on "
+          "process {}; give all processes the same",
+          settings, place.rank, all[p], p));
 }
 
 }  // namespace

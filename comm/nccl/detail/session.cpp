@@ -60,36 +60,31 @@ void Session::fail(const std::string& where, const std::string& cause, int faile
   domain().fail(failed_rank, where, cause);
 }
 
-// Puts this rank's value into the store and waits for those of all members. Fails with the missing ranks at
-// the deadline, and at once with members that have left. Runs on the calling rank's thread; the watchdog may
-// end it through check().
+// Fails with the missing ranks at the deadline, and at once with members that have left. Runs on the calling rank's
+// thread; the watchdog may end it through check().
 std::vector<std::string> Session::collect(const std::string& prefix, size_t index, const std::string& value,
                                           const std::vector<int>& members, const std::string& where,
                                           const Deadline& deadline) {
   check(where);
-  store_->set(prefix + "/" + std::to_string(index), value);
-  for (Backoff backoff;; backoff.sleep()) {
-    const std::vector<int> gone =
-        progress_.left_before(members, "", 0);  // what those have put is there by now
-    if (auto values = store_->all(prefix, static_cast<int64_t>(members.size()))) return std::move(*values);
-    check(where);
-    if (!gone.empty()) {
-      // Only members that have left *and* whose value is missing are an error: a rank may leave after its
-      // last call.
-      std::vector<int> awaited;
-      for (int i : store_->absent(prefix, static_cast<int>(members.size())))
-        if (const int rank = members[static_cast<size_t>(i)]; std::ranges::find(gone, rank) != gone.end())
-          awaited.push_back(rank);
-      if (!awaited.empty()) fail(where, comm::left_message(where, awaited), awaited.front());
-    }
-    if (!deadline.passed()) continue;
-    std::vector<int> missing;
-    for (int i : store_->absent(prefix, static_cast<int>(members.size())))
-      missing.push_back(members[static_cast<size_t>(i)]);
-    // A value that arrived between the two reads is taken by the next turn.
-    if (missing.empty()) continue;
-    fail(where, comm::timeout_message(where, deadline.timeout, missing), missing.front());
-  }
+  const int count = static_cast<int>(members.size());
+  const auto member = [&](int i) { return members[static_cast<size_t>(i)]; };
+  return store_->collect(
+      prefix, static_cast<int>(index), value, count, deadline.time,
+      [&] {
+        check(where);
+        const std::vector<int> left = progress_.left_before(members, "", 0);
+        if (left.empty()) return;
+        // A rank may leave after its last call: the error is of those that have left and whose value is missing.
+        std::vector<int> awaited;
+        for (const int i : store_->absent(prefix, count))
+          if (std::ranges::find(left, member(i)) != left.end()) awaited.push_back(member(i));
+        if (!awaited.empty()) fail(where, comm::left_message(where, awaited), awaited.front());
+      },
+      [&](const std::vector<int>& missing) {
+        std::vector<int> ranks;
+        for (const int i : missing) ranks.push_back(member(i));
+        fail(where, comm::timeout_message(where, deadline.timeout, ranks), ranks.front());
+      });
 }
 
 void Session::poll() {
