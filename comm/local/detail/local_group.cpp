@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <map>
-#include <tuple>
 
 #include <sherd/kernels/copy/copy.h>
 
@@ -205,20 +203,18 @@ std::pair<std::shared_ptr<LocalGroup>, int> LocalGroup::split(int rank, const Sp
 }
 
 std::string LocalGroup::make_groups() {
-  std::map<int, std::vector<std::pair<int, int>>> members;  // color -> (key, rank)
+  std::vector<comm::SplitWish> wishes;
+  for (const SplitRequest* s : splits_.slots()) wishes.push_back({s->color, s->key});
   for (int r = 0; r < size(); ++r) {
-    const SplitRequest& s = *splits_.slots()[static_cast<size_t>(r)];
-    members[s.color].emplace_back(s.key, r);
-  }
-  for (auto& [color, ranks] : members) {
-    std::sort(ranks.begin(), ranks.end());
+    const std::vector<int> ranks = comm::split_group(wishes, wishes[static_cast<size_t>(r)].color);
+    if (r != ranks.front()) continue;  // the first of them makes the group
     std::vector<int> world;
-    for (auto [key, r] : ranks) world.push_back(world_rank(r));
-    const auto asked = splits_.slots()[static_cast<size_t>(ranks.front().second)]->timeout;
+    for (const int member : ranks) world.push_back(world_rank(member));
+    const auto asked = splits_.slots()[static_cast<size_t>(r)]->timeout;
     const auto timeout = asked.count() > 0 ? asked : point_->timeout;
     const auto group = std::make_shared<LocalGroup>(world_, std::move(world), timeout);
     for (size_t i = 0; i < ranks.size(); ++i)
-      split_results_[static_cast<size_t>(ranks[i].second)] = {group, static_cast<int>(i)};
+      split_results_[static_cast<size_t>(ranks[i])] = {group, static_cast<int>(i)};
   }
   return "";
 }

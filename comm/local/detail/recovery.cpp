@@ -45,16 +45,16 @@ void Recovery::meet(int world_rank, const std::string& obstacle, std::chrono::mi
     return;
   }
   const auto met = [&, before = meetings_] { return meetings_ != before; };
-  const bool told = point_->changed.wait_until(lock, std::chrono::steady_clock::now() + timeout, [&] {
+  const bool ended = point_->changed.wait_until(lock, std::chrono::steady_clock::now() + timeout, [&] {
     return met() || !refused_.empty() || !missing(true).empty();
   });
   if (met()) return;
   if (refused_.empty()) {
-    const std::vector<int> ranks = missing(told);
+    const std::vector<int> ranks = missing(ended);
     const bool several = ranks.size() > 1;
     const std::string who = fmt::format("rank{} {}", several ? "s" : "", fmt::join(ranks, ", "));
     refuse(
-        told ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
+        ended ? fmt::format("{} {} ended and will not call it; {}", who, several ? "have" : "has", kAdvice)
              : fmt::format("waited {} ms for {}, which did not call it; {}", timeout.count(), who, kAdvice));
   }
   raise(world_rank);

@@ -287,7 +287,7 @@ class Engine::Impl {
   MPI_Comm comm_ = MPI_COMM_NULL;
   Requests requests_{handlers_.failed};
   std::deque<Incoming> incoming_;
-  bool moved_ = false;  // in the last look
+  bool moved_ = false;  // in the last poll
   bool ended_well_ = false;
   std::exception_ptr failure_;
 

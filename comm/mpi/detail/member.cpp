@@ -186,17 +186,13 @@ std::shared_ptr<Member> Member::split(int color, int key, milliseconds timeout, 
   const int64_t sequence = ++splits_;
   const auto meeting = meet({Lane::split, -1, sequence}, others(), {.color = color, .key = key},
                             place(comm::split_text(color, key, purpose)), purpose);
-  std::vector<std::pair<int, int>> members{{key, rank_}};  // key, rank
+  std::vector<comm::SplitWish> wishes(world_ranks_.size(), {color, key});
   for (const auto& [rank, message] : meeting->messages_)
-    if (message.color == color) members.emplace_back(message.key, rank);
-  // The new group is ordered by (key, rank).
-  std::sort(members.begin(), members.end());
+    wishes[static_cast<size_t>(rank)] = {message.color, message.key};
+  const std::vector<int> ranks = comm::split_group(wishes, color);
   std::vector<int> world_ranks;
-  int new_rank = 0;
-  for (const auto& [its_key, rank] : members) {
-    if (rank == rank_) new_rank = static_cast<int>(world_ranks.size());
-    world_ranks.push_back(world_rank(rank));
-  }
+  for (const int r : ranks) world_ranks.push_back(world_rank(r));
+  const int new_rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
   return std::make_shared<Member>(session_, device_, arrivals_seen_,
                                   fmt::format("{}/{}.{}", name_, sequence, color), std::move(world_ranks),
                                   new_rank, timeout.count() > 0 ? timeout : point_->timeout);

@@ -161,20 +161,13 @@ class NcclCommunicator final : public comm::CheckedCommunicator {
     // All ranks have put this split's wishes, so all have read those of the split before.
     session.store().erase(fmt::format("{}/split/{}/{}", group_->name, splits_ - 1, rank()));
 
-    std::vector<std::pair<int, int>> members;  // key, rank
-    for (size_t r = 0; r < wishes.size(); ++r) {
-      int its_color = 0, its_key = 0;
-      std::sscanf(wishes[r].c_str(), "%d %d", &its_color, &its_key);
-      if (its_color == color) members.emplace_back(its_key, static_cast<int>(r));
-    }
-    // The new ranks are ordered by key, then by the old rank.
-    std::sort(members.begin(), members.end());
+    std::vector<comm::SplitWish> parsed(wishes.size());
+    for (size_t r = 0; r < wishes.size(); ++r)
+      std::sscanf(wishes[r].c_str(), "%d %d", &parsed[r].color, &parsed[r].key);
+    const std::vector<int> ranks = comm::split_group(parsed, color);
     std::vector<int> world_ranks;
-    int new_rank = 0;
-    for (const auto& [its_key, r] : members) {
-      if (r == rank()) new_rank = static_cast<int>(world_ranks.size());
-      world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
-    }
+    for (const int r : ranks) world_ranks.push_back(group_->world_ranks[static_cast<size_t>(r)]);
+    const int new_rank = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
 
     wait_until_idle(where, deadline);
     std::string name = fmt::format("{}.{}", prefix, color);
